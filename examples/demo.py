@@ -19,11 +19,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from demo_jobs import Job, JobError, run, swept_shared_memory
+from demo_telling import Telling, committed_steps, read_losses
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -56,35 +57,19 @@ class Plan:
 QUICK = Plan(steps=50, every=10, megabytes=60, rounds=3)
 
 
-@dataclass
-class Demo:
+@dataclass(kw_only=True)
+class Demo(Telling):
     """What the parts of the demo share.
 
     Attributes:
         plan: how much.
         disk: temporary folder, for everything persistent.
         memory: temporary folder that stands for the nodes' own storage.
-        console: where it is told.
-        broken: claims that turned out not to be true.
     """
 
     plan: Plan
     disk: Path
     memory: Path
-    console: Console
-    broken: list[str] = field(default_factory=list)
-
-    def heading(self, text: str) -> None:
-        self.console.print(f"\n[bold]{text}[/]")
-
-    def say(self, text: str) -> None:
-        self.console.print(f"   {text}")
-
-    def claim(self, true: bool, text: str) -> None:
-        """Something the demo shows; said either way, and remembered if it is not so."""
-        self.console.print(f"   [bold green]✓[/] {text}" if true else f"   [bold red]✗ not so:[/] {text}")
-        if not true:
-            self.broken.append(text)
 
     def arguments(self, name: str, *more: str) -> list[str]:
         """The command line of examples/train_lm.py for a run of that name."""
@@ -103,18 +88,12 @@ class Demo:
         return output
 
     def losses(self, name: str) -> dict[int, str]:
-        """Step -> loss as hexadecimal digits, so that equal means equal in every bit."""
-        entries = {}
-        for line in (self.disk / name / "losses.jsonl").read_text().splitlines():
-            with contextlib.suppress(ValueError):  # a killed process may leave half a line
-                entry = json.loads(line)
-                entries[int(entry["step"])] = str(entry["hex"])
-        return entries
+        """As :func:`read_losses`, of a run."""
+        return read_losses(self.disk / name / "losses.jsonl")
 
     def committed(self, name: str) -> list[int]:
-        """Steps with a manifest."""
-        manifests = (self.disk / name / "persistent").glob("step-*/manifest")
-        return sorted(int(path.parent.name.split("-")[1]) for path in manifests)
+        """Steps of a run with a manifest."""
+        return committed_steps(self.disk / name / "persistent")
 
 
 @dataclass(frozen=True)
@@ -307,7 +286,7 @@ def main() -> int:
     began = time.monotonic()
     args.out.mkdir(parents=True, exist_ok=True)
     with temporary_folders(args.keep, plan.megabytes) as (disk, memory), swept_shared_memory():
-        demo = Demo(plan, disk, memory, console)
+        demo = Demo(plan=plan, disk=disk, memory=memory, console=console)
         try:
             curves = tell_story(demo)
             costs = measure_costs(demo)

@@ -27,6 +27,7 @@ from typing import Any
 
 from demo_fsdp_states import Costs, differences, leaves_of, load_with_dcp
 from demo_jobs import JobError, TorchJob, run
+from demo_telling import Telling, committed_steps, read_losses
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -58,36 +59,19 @@ class Plan:
 QUICK = Plan(steps=30, every=5, bandwidth=8e6, model=("--layers", "2", "--width", "128", "--batch", "2"))
 
 
-@dataclass
-class Demo:
+@dataclass(kw_only=True)
+class Demo(Telling):
     """What the parts of the demo share.
 
     Attributes:
         plan: how much.
         folder: temporary, for everything.
-        console: where it is told.
         rows: of the table at the end.
-        broken: claims that turned out not to be true.
     """
 
     plan: Plan
     folder: Path
-    console: Console
     rows: list[tuple[str, ...]] = field(default_factory=list)
-    broken: list[str] = field(default_factory=list)
-
-    def heading(self, text: str) -> None:
-        self.console.print(f"\n[bold]{text}[/]")
-
-    def say(self, text: str) -> None:
-        self.console.print(f"   {text}")
-
-    def claim(self, true: bool, text: str) -> bool:
-        """Something the demo shows; said either way, and remembered if it is not so."""
-        self.console.print(f"   [bold green]✓[/] {text}" if true else f"   [bold red]✗ not so:[/] {text}")
-        if not true:
-            self.broken.append(text)
-        return true
 
     def row(self, what: str, true: bool | None, result: str, seconds: str = "", beside: str = "") -> None:
         """A line of the table."""
@@ -111,18 +95,12 @@ class Demo:
         return result
 
     def losses(self, name: str) -> dict[int, str]:
-        """Step -> loss as hexadecimal digits, so that equal means equal in every bit."""
-        entries = {}
-        for line in (self.folder / name / "losses.jsonl").read_text().splitlines():
-            with contextlib.suppress(ValueError):  # a killed process may leave half a line
-                entry = json.loads(line)
-                entries[int(entry["step"])] = str(entry["hex"])
-        return entries
+        """As :func:`read_losses`, of a run."""
+        return read_losses(self.folder / name / "losses.jsonl")
 
     def committed(self, name: str) -> list[int]:
-        """Steps with a manifest."""
-        manifests = (self.folder / name / "deeppart").glob("step-*/manifest")
-        return sorted(int(path.parent.name.split("-")[1]) for path in manifests)
+        """Steps of a run with a manifest."""
+        return committed_steps(self.folder / name / "deeppart")
 
 
 def load_with_deeppart(folder: Path) -> dict[str, Tensor]:
@@ -305,7 +283,7 @@ def main() -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="deeppart-demo-"))
-    demo = Demo(QUICK if args.quick else Plan(), folder, console)
+    demo = Demo(plan=QUICK if args.quick else Plan(), folder=folder, console=console)
     try:
         tell_story(demo)
     except JobError as error:
