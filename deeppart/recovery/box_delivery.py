@@ -20,7 +20,7 @@ from deeppart.comm.base import Operation
 from deeppart.comm.exchange import exchange
 from deeppart.model.boxes import Box
 from deeppart.nodes.exchange.memory import Bytes
-from deeppart.recovery.distribute import Attempts, chunk_in_memory, copiers
+from deeppart.recovery.distribute import Attempts, bytes_here, chunk_in_memory, copiers, nothing_left
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered
 from deeppart.recovery.tables import PartIndexView, Tables
@@ -80,7 +80,7 @@ class BoxDelivery:
         with copiers(self._ranks.threads) as copy:
             for index in self._tables.indexes:
                 for chunk, wants in _wanted_of(index, scatter):
-                    here = self._bytes_here(index, chunk)
+                    here = bytes_here(self._recovered, self._tables, index, chunk)
                     if here is None:
                         orders[index.reader].append(_Order(index.part, chunk, wants))
                     else:
@@ -103,7 +103,7 @@ class BoxDelivery:
     def _sending(self, asked: list[Any], to: int) -> Iterator[tuple[Operation[None], Callable[[], None]]]:
         for part, chunk, wants in asked:
             data = self._cut(part, chunk, wants)
-            yield self._ranks.comm.send(data, to, _TAG), _nothing
+            yield self._ranks.comm.send(data, to, _TAG), nothing_left
 
     def _receiving(
         self, orders: list[_Order], source: int, scatter: BoxScatter
@@ -134,16 +134,6 @@ class BoxDelivery:
 
         self._attempts.result(pack)
         return packed
-
-    def _bytes_here(self, index: PartIndexView, chunk: int) -> Callable[[], Bytes] | None:
-        """Gives the raw bytes of a chunk, if they are in this rank's memory, or in its node's."""
-        if index.part in self._recovered.mine:
-            loaded = self._recovered.mine[index.part]
-            return lambda: chunk_in_memory(loaded, chunk)
-        if index.part in self._tables.copies.mine:
-            found, start = self._tables.copies.mine[index.part], index.starts[chunk]
-            return lambda: found.stretch(start, start + index.lengths[chunk])
-        return None
 
 
 def _wanted_of(index: PartIndexView, scatter: BoxScatter) -> Iterator[tuple[int, list[tuple[int, Wanted]]]]:
@@ -229,7 +219,3 @@ def _advanced(flying: deque[tuple[Operation[None], Callable[[], None]]]) -> bool
             flying.popleft()
             moved = True
     return moved
-
-
-def _nothing() -> None:
-    """Nothing is left to be done."""

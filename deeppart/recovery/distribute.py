@@ -149,7 +149,7 @@ class Distributor:
             while flying and (len(flying) >= WINDOW or number - flying[0].number >= _TAGS):
                 yield _advanced(flying)
             tag = _OWN_TAG if only_owner else number % _TAGS
-            here, hop = self._bytes_here(item), hop_of(item, number)
+            here, hop = bytes_here(self._recovered, self._tables, item.index, item.chunk), hop_of(item, number)
             if hop is not None:
                 operation, land = self._start(item, hop, here, tag, attempts)
                 flying.append(_Flight(number, operation, land))
@@ -159,18 +159,6 @@ class Distributor:
                     yield _advanced(flying)
         while flying:
             yield _advanced(flying)
-
-    def _bytes_here(self, item: _Item) -> Callable[[], Bytes] | None:
-        """Gives the raw bytes of a chunk, if they are in this rank's memory, or in its node's."""
-        part = item.index.part
-        if part in self._recovered.mine:
-            loaded = self._recovered.mine[part]
-            return lambda: chunk_in_memory(loaded, item.chunk)
-        if part in self._tables.copies.mine:
-            found = self._tables.copies.mine[part]
-            start = item.index.starts[item.chunk]
-            return lambda: found.stretch(start, start + item.index.lengths[item.chunk])
-        return None
 
     def _filling(self, item: _Item, data: Callable[[], Bytes]) -> Callable[[], None]:
         """Puts a chunk that is here where it belongs; straight from a mate's file if it holds bytes of one leaf."""
@@ -207,11 +195,11 @@ class Distributor:
         nbytes = item.index.lengths[item.chunk]
         if hop.source is None:
             sent = None if here is None else attempts.result(here)
-            return self._sending(np.zeros(nbytes, dtype=np.uint8) if sent is None else sent, hop, tag), _nothing
+            return self._sending(np.zeros(nbytes, dtype=np.uint8) if sent is None else sent, hop, tag), nothing_left
         target = attempts.result(lambda: item.scatter.direct(item.pieces))
         data = np.empty(nbytes, dtype=np.uint8) if target is None else target
         receiving = self._ranks.comm.receive_into(data, hop.source, tag)
-        land = attempts.at(_writing(item, lambda: data)) if target is None else _nothing
+        land = attempts.at(_writing(item, lambda: data)) if target is None else nothing_left
         return self._passing_on(receiving, data, hop, tag), land
 
     def _passing_on(self, receiving: Operation[None], data: Bytes, hop: Hop, tag: int) -> Operation[None]:
@@ -246,6 +234,17 @@ class Attempts:
         return None
 
 
+def bytes_here(recovered: Recovered, tables: Tables, index: PartIndexView, chunk: int) -> Callable[[], Bytes] | None:
+    """Gives the raw bytes of a chunk, if they are in this rank's memory, or in its node's; None if they are not."""
+    if index.part in recovered.mine:
+        loaded = recovered.mine[index.part]
+        return lambda: chunk_in_memory(loaded, chunk)
+    if index.part in tables.copies.mine:
+        found, start = tables.copies.mine[index.part], index.starts[chunk]
+        return lambda: found.stretch(start, start + index.lengths[chunk])
+    return None
+
+
 def chunk_in_memory(loaded: LoadedPart, chunk: int) -> Bytes:
     """A chunk that this rank has read; of a file that was cut since, an error where an access would end the process."""
     data = loaded.chunk(chunk)
@@ -273,7 +272,7 @@ def _writing(item: _Item, data: Callable[[], Bytes]) -> Callable[[], None]:
     return lambda: item.scatter.write(item.pieces, data())
 
 
-def _nothing() -> None:
+def nothing_left() -> None:
     """Nothing is left to be done."""
 
 

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.errors import CorruptFileError, FreedMemoryError
+from deeppart.errors import CorruptFileError
 from deeppart.model.boxes import Box
 from deeppart.part import OWN_TABLE, SPAN_DTYPE
 from deeppart.state.document.whole import ShardSource, WholeTensor
 from deeppart.state.memory.held import HeldMemory
 from deeppart.state.restore.patches import BoxWriter, Patch, cut_patch, packed_patch, patch_bytes, patches
-from deeppart.state.restore.scatter import LeafPiece
+from deeppart.state.restore.scatter import LeafPiece, freed_error
 from deeppart.state.tree.leaves import Array, Bytes
 
 
@@ -64,6 +64,7 @@ class BoxScatter:
     def __init__(self, wanted: Mapping[int, tuple[WholeTensor, Sequence[LiveBox]]]) -> None:
         self._wants: dict[int, dict[int, list[Wanted]]] = {}
         self._writers: list[BoxWriter] = []
+        self._names: list[str] = []
         arrays: list[Array] = []
         for tensor, live in wanted.values():
             for each in live:
@@ -75,6 +76,7 @@ class BoxScatter:
                         self._wants.setdefault(source.part, {}).setdefault(source.leaf, []).append(want)
                 arrays.append(each.array)
                 self._writers.append(BoxWriter(each.array, tensor.kind))
+                self._names.append(tensor.name)
         self._memory = HeldMemory(arrays)
 
     def leaves(self, part: int) -> frozenset[int]:
@@ -126,12 +128,7 @@ class BoxScatter:
 
     def _check_place(self, place: int) -> None:
         if self._memory.moved([place]):
-            raise FreedMemoryError(
-                "memory of the live state was freed or replaced while it was being restored",
-                expected="a state that nobody else changes until restore() returns",
-                found="another address or length of a tensor's storage",
-                todo="parts of the live state already hold the checkpoint's bytes: restore again",
-            )
+            raise freed_error(self._names[place])
 
 
 def by_leaf(spans: npt.NDArray[np.void]) -> dict[int, npt.NDArray[np.void]]:

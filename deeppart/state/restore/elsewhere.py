@@ -115,8 +115,7 @@ def _pruned(saved: SavedNode, live: Node, gone: set[int], elsewhere: frozenset[i
         if name in mine:
             kept.append((key, _pruned(child, mine[name], gone, elsewhere)))
             continue
-        leaves = [leaf for _, leaf in walk_tree(child, ())]
-        arrays = {leaf.index for leaf in leaves if isinstance(leaf, SavedArray)}
+        arrays = _arrays(child)
         if saved.kind in DICTS and arrays and (elsewhere is None or elsewhere.issuperset(arrays)):
             gone |= arrays
         else:

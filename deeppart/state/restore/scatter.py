@@ -118,14 +118,7 @@ class Scatter:
 
     def _check_places(self, places: list[int]) -> None:
         if moved := self._memory.moved(places):
-            leaves = list(self._arrays)
-            raise FreedMemoryError(
-                "memory of the live state was freed or replaced while it was being restored",
-                expected="a state that nobody else changes until restore() returns",
-                found="another address or length of a tensor's storage, or of an array",
-                where=f"leaf {leaves[moved[0]]}",
-                todo="parts of the live state already hold the checkpoint's bytes: restore again",
-            )
+            raise freed_error(f"leaf {list(self._arrays)[moved[0]]}")
 
     def _flat(self, place: int) -> bool:
         """True if the leaf lies in host memory as bytes in order."""
@@ -133,6 +126,17 @@ class Scatter:
         if known is None:
             known = self._lies_flat[place] = lies_flat_on_host(self._items[place])
         return known
+
+
+def freed_error(where: str) -> FreedMemoryError:
+    """Memory of the live state was freed or replaced while it was being restored."""
+    return FreedMemoryError(
+        "memory of the live state was freed or replaced while it was being restored",
+        expected="a state that nobody else changes until restore() returns",
+        found="another address or length of a tensor's storage, or of an array",
+        where=where,
+        todo="parts of the live state already hold the checkpoint's bytes: restore again",
+    )
 
 
 def _write_elements(array: Any, start: int, source: Bytes) -> None:
