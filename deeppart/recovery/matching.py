@@ -37,12 +37,10 @@ from deeppart.state.restore.elsewhere import lacking_leaves, without_leaves, wit
 from deeppart.state.restore.leaf_matching import find_targets
 from deeppart.state.restore.target import DROPPED, Target, decode_values
 from deeppart.state.tree.flat import FlatState
+from deeppart.state.tree.naming import some_names
 from deeppart.state.tree.paths import readable
 from deeppart.state.tree.per_rank import DROP, MAP, STRICT, PerRank, dropped_notice, strict_error, way_of
 from deeppart.state.tree.sharded import read_shards
-
-#: Of the tensors that an error is about.
-_MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +114,18 @@ def match(saved: SavedStep, flat: FlatState, places: Places, per_rank: PerRank, 
     """
     way = way_of(per_rank)
     matched = Matched(saved, flat, _target(saved, way, rank), way, rank)
-    target = matched.target
+    target, sharded = matched.target, frozenset(saved.tensors())
     if places.elsewhere:
         tree, gone = without_leaves(target.structure.tree, flat.root, places.elsewhere)
         target.structure, target.dropped = replace(target.structure, tree=tree), target.dropped | gone
-    tree, left, target.unplaced = without_unplaced(target.structure.tree, flat.root, frozenset(saved.tensors()))
+    tree, left, target.unplaced = without_unplaced(target.structure.tree, flat.root, sharded)
     target.structure, target.dropped = replace(target.structure, tree=tree), target.dropped | left
-    target.boxed |= places.split | saved.tensors().keys()
+    target.boxed |= places.split | sharded
     placed = {node.index for _, node in walk_tree(target.structure.tree, ()) if isinstance(node, SavedArray)}
-    target.dropped |= saved.tensors().keys() - placed  # in what is another rank's own
+    target.dropped |= sharded - placed  # in what is another rank's own
     try:
         find_targets(target, flat)
-        create_sharded(target, flat, frozenset(saved.tensors()))
+        create_sharded(target, flat, sharded)
         target.untie_shards()
     except (StructureMismatchError, LeafMismatchError) as error:
         _advise(error, saved.structure, flat)
@@ -161,10 +159,9 @@ def _torn_shards(matched: Matched) -> list[int]:
 
 def _torn_error(saved: SavedStep, torn: Sequence[int]) -> PerRankError:
     names = [saved.tensors()[index].name for index in torn]
-    more = f" ... ({len(names)} in all)" if len(names) > _MOST_NAMED else ""
     return PerRankError(
         "ranks had different bytes for the same part of a sharded tensor, and it is restored to another layout",
-        found=", ".join(names[:_MOST_NAMED]) + more,
+        found=some_names(names),
         where=f"step {saved.attempt.step}",
         todo='pass per_rank="rank0" to take the bytes of the lowest rank, or "drop" to keep the live ones; or restore '
         "the layout that was saved, or a step from before they differed",
@@ -205,11 +202,10 @@ def notices(matched: Matched, size: int) -> list[DeeppartWarning]:
         found.append(PerRankNotice(notice))
     if target.unplaced:
         names = [readable(path) for path in target.unplaced]
-        more = f" ... ({len(names)} in all)" if len(names) > _MOST_NAMED else ""
         found.append(
             DeeppartWarning(
                 f"restored step {attempt.step} without what the live state has no place for, since it has sharded "
-                f"tensors in it: {', '.join(names[:_MOST_NAMED])}{more}"
+                f"tensors in it: {some_names(names)}"
             )
         )
     tree, root = target.structure.tree, matched.flat.root

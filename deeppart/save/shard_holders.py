@@ -22,6 +22,7 @@ from deeppart.state.compare.state_layout import StateLayout
 from deeppart.state.document.encoding import encode_path
 from deeppart.state.tree.fingerprint import hash63
 from deeppart.state.tree.flat import FlatState, ShardedLeaf
+from deeppart.state.tree.naming import some_names
 from deeppart.state.tree.paths import readable
 
 _SHOWN = 4
@@ -134,11 +135,10 @@ def _key(leaf: ShardedLeaf) -> str:
 def _fault(faults: list[str], what: str) -> StructureMismatchError | None:
     if not faults:
         return None
-    more = f" ... ({len(faults)} in all)" if len(faults) > _SHOWN else ""
     return StructureMismatchError(
         f"{what}: the ranks' shards of a tensor are not that tensor",
         expected="each element in one shard, or in equal ones of several ranks; one dtype and whole shape on all ranks",
-        found="; ".join(faults[:_SHOWN]) + more,
+        found=some_names(faults, "; ", _SHOWN),
         todo="give every rank that has a part of the tensor to checkpoint(), from meshes that hold all of it; "
         "nothing was saved",
     )

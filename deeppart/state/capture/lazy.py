@@ -23,6 +23,7 @@ from deeppart.state.memory.held import place_of
 from deeppart.state.tree.fingerprint import SMALL_LEAF_BYTES, Sampler
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.leaves import LeafType, lies_flat_on_host
+from deeppart.state.tree.naming import some_names
 from deeppart.state.tree.paths import Path, readable
 
 #: A notice is given where more than this much that is large belongs to no optimizer.
@@ -128,7 +129,7 @@ class LazyCapture:
         """Say what is new."""
         new, self._untold = self._untold, []
         if new:
-            names = ", ".join(map(readable, new[:8])) + (f" ... ({len(new)} in all)" if len(new) > 8 else "")
+            names = some_names(list(map(readable, new)))
             warn_caller(
                 f'capture="lazy": these tensors are written to outside of optimizer.step(), and are copied before '
                 f"checkpoint() returns from now on: {names}",

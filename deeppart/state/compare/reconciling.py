@@ -19,7 +19,7 @@ from deeppart.state.document.encoding import encode_path
 from deeppart.state.document.structure import DICTS
 from deeppart.state.tree.composites import COMPOSITES, branch_name
 from deeppart.state.tree.flat import Apart, ArrayLeaf, Branch, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
-from deeppart.state.tree.naming import name_kind
+from deeppart.state.tree.naming import name_kind, some_names
 from deeppart.state.tree.paths import ExactPath, Path, exact, id_key, readable
 from deeppart.state.tree.replication import ALL, NONE, Replication
 from deeppart.state.tree.runs import run_kind
@@ -85,7 +85,7 @@ def reconcile(comm: Comm, root: Node, replication: Replication, what: str, timeo
         raise StructureMismatchError(
             f"{what}: the state's structure differs between ranks",
             expected="the same containers, keys and leaves on every rank, as on rank 0",
-            found="; ".join(refused[:6]) + (f" ... ({len(refused)} in all)" if len(refused) > 6 else ""),
+            found=some_names(refused, "; ", 6),
             where=f"reported to rank {comm.rank}",
             todo="give every rank the same keys, with None where one has nothing (shapes, dtypes and the lengths of "
             'lists may differ); or declare what is there per rank: replicated={"the/path/*": "none"}',

@@ -10,6 +10,7 @@ import torch
 from deeppart.errors import StructureMismatchError
 from deeppart.state.document.structure import SavedBranch, SavedValue
 from deeppart.state.tree.flat import Branch, ValueLeaf
+from deeppart.state.tree.naming import some_names
 from deeppart.state.tree.paths import Path, readable
 
 
@@ -89,5 +90,4 @@ def _run_group_sizes(groups: Any) -> list[int]:
 
 def some(keys: Any) -> str:
     """The first keys, and how many there are."""
-    names = [repr(key) for key in keys[:6]]
-    return ", ".join(names) + (f" ... ({len(keys)} in all)" if len(keys) > 6 else "")
+    return some_names(list(map(repr, keys)), most=6)

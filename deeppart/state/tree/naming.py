@@ -50,7 +50,7 @@ def pattern_of(name: str) -> str:
     return _NUMBER.sub("*", name)
 
 
-def some_names(names: Sequence[str], separator: str = ", ") -> str:
-    """The first eight, and how many there are."""
-    more = f"{separator}... ({len(names)} in all)" if len(names) > _MOST_NAMES else ""
-    return separator.join(names[:_MOST_NAMES]) + more
+def some_names(names: Sequence[str], separator: str = ", ", most: int = _MOST_NAMES) -> str:
+    """The first of them, and how many there are."""
+    more = f"{separator}... ({len(names)} in all)" if len(names) > most else ""
+    return separator.join(names[:most]) + more
