@@ -49,6 +49,10 @@ class Wanted(NamedTuple):
         """The patches that it wants of a piece of the leaf."""
         return patches(self.source.box, piece.start, piece.length, self.itemsize, self.live.box)
 
+    def has_any_of(self, piece: LeafPiece) -> bool:
+        """True if it wants anything of a piece."""
+        return next(self.of(piece), None) is not None
+
     def nbytes_of(self, piece: LeafPiece) -> int:
         """How many bytes it wants of a piece."""
         return sum(patch_bytes(patch, self.itemsize) for patch in self.of(piece))
@@ -85,7 +89,7 @@ class BoxScatter:
 
     def wants_of(self, part: int, piece: LeafPiece) -> list[Wanted]:
         """Those that want something of a piece of a leaf."""
-        return [want for want in self._wants.get(part, {}).get(piece.leaf, ()) if want.nbytes_of(piece)]
+        return [want for want in self._wants.get(part, {}).get(piece.leaf, ()) if want.has_any_of(piece)]
 
     def write(self, part: int, piece: LeafPiece, data: Bytes) -> None:
         """Put what a chunk holds of a leaf where it is wanted.
