@@ -26,7 +26,8 @@ def test_what_the_demo_claims_is_so(tmp_path: Path, memory: Path, monkeypatch: p
     monkeypatch.setattr(module, "run", run)
     plan = module.Plan(steps=24, every=4, megabytes=4, rounds=1, bandwidth=250e3, model=TINY)
     with (tmp_path / "printed").open("w") as printed:
-        demo = module.Demo(plan, tmp_path, memory, Console(file=printed, highlight=False, width=110))
+        console = Console(file=printed, highlight=False, width=110)
+        demo = module.Demo(plan=plan, disk=tmp_path, memory=memory, console=console)
         curves = module.tell_story(demo)
         costs = module.measure_costs(demo)
     assert demo.broken == [], (tmp_path / "printed").read_text()
