@@ -18,7 +18,7 @@ from deeppart.comm.waiting import finish
 from deeppart.errors import CheckpointError, RestoreError, as_error, lacks_descriptors
 from deeppart.model import LEVELS, Attempt
 from deeppart.nodes.exchange.memory import Arena, Bytes, NoExchangeMemoryError
-from deeppart.nodes.exchange.rebuild import rebuild_parts
+from deeppart.nodes.exchange.rebuild import Rebuilt, rebuild_parts
 from deeppart.nodes.exchange.rebuild_steps import Wanted, padded_bytes
 from deeppart.part import FileSource, MemorySource, Signing
 from deeppart.plan.restart import (
@@ -163,10 +163,10 @@ def read_candidate(
         if not failed and any(read.source.rebuild for read in reads):
             for careful in (False, True):  # nearly always, the files are as good as they look
                 what = f"{label}, rebuilding{' once more, block by block' if careful else ''}"
-                rebuilt, failures = _rebuild_mine(
+                rebuilt, failures, shortage = _rebuild_mine(
                     comm, candidate.attempt, reads, space, arena, careful, what, run, signing, threads
                 )
-                failed = _gather_failures(comm, failures, what, run)
+                failed = _gather_failures(comm, failures, what, run, shortage if careful else "")
                 mine |= rebuilt
                 if not failed:
                     break
@@ -180,16 +180,22 @@ def read_candidate(
         candidate = rest
 
 
-def _gather_failures(comm: Comm, failures: list[_Failure], what: str, run: Run) -> list[_Failure]:
+def _gather_failures(comm: Comm, failures: list[_Failure], what: str, run: Run, shortage: str = "") -> list[_Failure]:
     """Everyone's, on every rank.
+
+    Args:
+        shortage: why this rank may not open more files, where that may be why a part failed on another one.
 
     Raises:
         RestoreError: some rank may not open more files, which no other source and no older step mends.
     """
     message = [(part, location.rank, location.path, reason, lacks) for part, location, reason, lacks in failures]
-    texts = run(comm.allgather(json.dumps(message).encode()), what)
-    told = [(rank, each) for rank, text in enumerate(texts) for each in json.loads(text)]
-    if lines := [f"rank {rank}: {reason}" for rank, (_, _, _, reason, lacks) in told if lacks]:
+    texts = [json.loads(text) for text in run(comm.allgather(json.dumps([message, shortage]).encode()), what)]
+    told = [(rank, each) for rank, (sent, _) in enumerate(texts) for each in sent]
+    lines = [f"rank {rank}: {reason}" for rank, (_, _, _, reason, lacks) in told if lacks]
+    if told:
+        lines += [f"rank {rank}: {reason}" for rank, (_, reason) in enumerate(texts) if reason]
+    if lines:
         raise no_more_files(f"{what}: the files of a checkpoint cannot be opened", lines)
     return [(part, Location(rank, path), reason, lacks) for _, (part, rank, path, reason, lacks) in told]
 
@@ -274,24 +280,28 @@ def _rebuild_mine(
     run: Run,
     signing: Signing | None,
     threads: int,
-) -> tuple[dict[int, LoadedPart], list[_Failure]]:
-    """Rebuild what has no copy left (collective); this rank's parts, and its failures."""
+) -> tuple[dict[int, LoadedPart], list[_Failure], str]:
+    """Rebuild what has no copy left (collective).
+
+    Returns:
+        This rank's parts, its failures, and why it may not open more files, if it met that: others may have had enough.
+    """
     wanted = [Wanted(read.part, read.reader, read.source.rebuild) for read in reads if read.source.rebuild]
     try:
-        refused = run(rebuild_parts(comm, wanted, space, arena, careful=careful), what)
+        rebuilt = run(rebuild_parts(comm, wanted, space, arena, careful=careful), what)
     except NoExchangeMemoryError as error:  # on all ranks
-        refused = dict.fromkeys((each.part for each in wanted), one_line(error))
+        rebuilt = Rebuilt(dict.fromkeys((each.part for each in wanted), one_line(error)))
     mine: dict[int, LoadedPart] = {}
     failures: list[_Failure] = []
     for read in reads:
         if read.source.rebuild is None or read.reader != comm.rank:
             continue
         try:
-            if read.part in refused:
-                raise CheckpointError(refused[read.part], where=read.source.path)
+            if read.part in rebuilt.refused:
+                raise CheckpointError(rebuilt.refused[read.part], where=read.source.path)
             name = f"part {read.part}, rebuilt from {read.source.path}"
             data = space[read.part][: read.source.nbytes]
             mine[read.part] = load_part(MemorySource(data.data, name), read, attempt, signing, threads)
         except Exception as error:
             failures.append(_failure(read, error))
-    return mine, failures
+    return mine, failures, one_line(rebuilt.shortage) if rebuilt.shortage is not None else ""

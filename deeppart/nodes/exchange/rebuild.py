@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from deeppart.comm.base import Comm, Operation, interleaved
+from deeppart.errors import StorageError
 from deeppart.model import ParityIdentity
 from deeppart.nodes.erasure import ReedSolomon
 from deeppart.nodes.exchange.memory import Arena, Bytes, reserve_together
@@ -30,9 +31,23 @@ _INPUT_TAG, _RESULT_TAG = 0, 1
 _SLICE_BYTES = 128 << 10
 
 
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What became of the parts that were to be rebuilt.
+
+    Attributes:
+        refused: part -> why it could not be rebuilt; the same on every rank.
+        shortage: this rank could not read all that it was to read, since it may not open more files. A part that is
+            refused, or wrong, on whichever rank, then says nothing of the files. None where it could.
+    """
+
+    refused: dict[int, str]
+    shortage: StorageError | None = None
+
+
 def rebuild_parts(
     comm: Comm, wanted: Sequence[Wanted], memory: Mapping[int, Bytes], arena: Arena, *, careful: bool
-) -> Operation[dict[int, str]]:
+) -> Operation[Rebuilt]:
     """Rebuild parts (collective; every rank gives the same ``wanted``).
 
     Args:
@@ -40,8 +55,8 @@ def rebuild_parts(
         careful: find out first which blocks are good; otherwise the files are taken for good.
 
     Returns:
-        part -> why it could not be rebuilt; the same on every rank. The bytes of the others are in ``memory`` and are
-        still to be checked as a part.
+        What became of them. The bytes of those that are not refused are in ``memory`` and are still to be checked as a
+        part.
     """
     yield from reserve_together(
         comm, arena, max((_lengths(each.rebuild.identity) for each in wanted), key=sum, default=[])
@@ -64,7 +79,7 @@ def rebuild_parts(
             failures |= refused
             if steps:
                 yield from _Moving(comm, entry, files, arena, memory).run(steps)
-        return failures
+        return Rebuilt(failures, files.shortage)
     finally:
         files.close()
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from deeppart.comm.base import Comm, Operation
-from deeppart.errors import DeeppartError
+from deeppart.errors import DeeppartError, StorageError, lacks_descriptors
 from deeppart.model import ParityIdentity
 from deeppart.nodes.exchange.blocks import Blocks
 from deeppart.nodes.exchange.memory import Bytes
@@ -24,6 +24,7 @@ _DIGEST_BYTES = 16
 #: A block that cannot be read, for whatever of these reasons, is not good; the other ranks wait to hear of it.
 READ_ERRORS = (DeeppartError, OSError, MemoryError)
 Bits = npt.NDArray[np.bool_]
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -91,10 +92,16 @@ def holder_of(piece: BlockFile) -> int:
 
 
 class SetFiles:
-    """Files of the sets that this rank reads, open."""
+    """Files of the sets that this rank reads, open.
+
+    Attributes:
+        shortage: the first error that says nothing of the file, but that this process may not open more of them; None
+            if there was none.
+    """
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
+        self.shortage: StorageError | None = None
         self._sources: dict[str, Blocks] = {}
         self._readers: dict[str, ParityReader] = {}
 
@@ -110,8 +117,16 @@ class SetFiles:
     def parity(self, piece: BlockFile) -> ParityReader:
         """A parity file, its header and tables checked."""
         if piece.path not in self._readers:
-            self._readers[piece.path] = ParityReader(self._open(piece).source, where=piece.path)
+            self._readers[piece.path] = self._noting(lambda: ParityReader(self._open(piece).source, where=piece.path))
         return self._readers[piece.path]
+
+    def _noting(self, read: Callable[[], T]) -> T:
+        try:
+            return read()
+        except StorageError as error:
+            if self.shortage is None and lacks_descriptors(error):
+                self.shortage = error
+            raise
 
     def close(self) -> None:
         """Close all of them."""
@@ -124,6 +139,9 @@ class SetFiles:
         Raises:
             StorageError, FormatError: it cannot be read.
         """
+        return self._noting(lambda: self._get(entry, kind, piece, row, index, memory))
+
+    def _get(self, entry: ParitySetFiles, kind: str, piece: BlockFile, row: int, index: int, memory: Bytes) -> Bytes:
         length = entry.stripes.length(row)
         if kind == "parity":
             return self._open(piece).get(self.parity(piece).offset(row, index), length, memory)

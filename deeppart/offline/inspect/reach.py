@@ -182,9 +182,11 @@ class Reach:
         comm = SingleComm()
         wanted = [Wanted(read.part, 0, read.source.rebuild)]
         operation = rebuild_parts(comm, wanted, {read.part: room}, self._arena, careful=True)
-        refused = finish(comm, operation, "repairing from parity", _TIMEOUT_S)
-        if refused:
-            raise CorruptFileError(refused[read.part], where=read.source.path)
+        rebuilt = finish(comm, operation, "repairing from parity", _TIMEOUT_S)
+        if rebuilt.refused and rebuilt.shortage is not None:
+            raise rebuilt.shortage
+        if rebuilt.refused:
+            raise CorruptFileError(rebuilt.refused[read.part], where=read.source.path)
         return load_part(MemorySource(room[: read.source.nbytes].data), read, attempt, self._signing)
 
     def record(self, attempt: Attempt, rank: int) -> PartRecord | None:
