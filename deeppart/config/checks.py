@@ -23,7 +23,7 @@ MOST_PARITY_GROUP = 127
 #: Steps, ranks, threads: what is counted fits into 32 bits.
 _MOST_COUNT = 2**31 - 1
 #: Ways to treat leaves of which ranks may hold the same.
-REPLICATED = ("auto", "all", "none", "verify")
+REPLICATED = ("auto", "all", "none", "verify", "parts")
 _PLACEHOLDERS = ("node", "rank", "job")
 
 

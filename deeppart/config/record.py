@@ -96,8 +96,9 @@ class Config:
         capture: "eager": the state is copied before ``checkpoint()`` returns. "lazy": what only an optimizer changes is
             copied in the background meanwhile, and ``optimizer.step()`` is held back until that is done.
         replicated: "auto" compares leaves across ranks, "verify" all of them in full every time, "all" trusts that all
-            are equal, "none" saves all per rank. Or a mapping from globs over paths, as ``load(keys=...)`` takes them,
-            to one of these or to "rank0", which saves what rank 0 has for all; the first that matches decides.
+            are equal, "none" saves all per rank, "parts" is as "auto", but dicts may have other keys on other ranks, as
+            pipeline stages have. Or a mapping from globs over paths, as ``load(keys=...)`` takes them, to one of these
+            or to "rank0", which saves what rank 0 has for all; the first that matches decides.
         on_busy: what ``checkpoint()`` does while the pipeline is full: "wait" for it or "skip" this checkpoint.
         flush_bandwidth: most bytes per second that one node sends to ``persistent_dir`` and to other nodes; None for no
             limit.

@@ -130,10 +130,10 @@ class OpenCheckpoint:
             of_ranks.append(own[number].complete(shared, where))
             places = reader.spans, reader.raw_starts, reader.marked_per_rank
             check_places(of_ranks[number], own[number].types, *places, where)
-        self._wholes = gather_wholes(of_ranks, self._where)
+        self._wholes = gather_wholes(of_ranks, [(each.trees, each.values) for each in own], self._where)
         self._wholes.check(self._where)
-        self.structure = with_wholes(of_ranks[rank], [tree for each in own for tree in each.trees], self._wholes)
-        self.target = _target(self.structure, own[rank], self._where)
+        self.structure = with_wholes(of_ranks[rank], self._wholes)
+        self.target = _target(self.structure, own[rank], self._wholes.contents(rank), self._where)
         #: Number of a leaf -> the sharded tensor that it is.
         tensors = [tensor.for_rank(rank) for tensor in self._wholes.tensors.values()]
         self._sharded = dict(enumerate(tensors, start=len(of_ranks[rank].types)))
@@ -230,8 +230,9 @@ def _open_part(
     )
 
 
-def _target(structure: Structure, own: OwnDocument, where: str) -> Target:
+def _target(structure: Structure, own: OwnDocument, in_parts: list[Any], where: str) -> Target:
     values = decode_values(structure, where)
     for index, value in own.values.items():
         values[index] = value
+    values[len(values) - len(in_parts) :] = in_parts
     return Target(structure, own.all_types(structure), values)

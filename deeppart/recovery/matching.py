@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from deeppart.comm import Comm
 from deeppart.comm.agreement import unequal
@@ -22,7 +23,7 @@ from deeppart.recovery.live import check_writable
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.saved import SavedStep, check_spans
 from deeppart.recovery.tables import PartIndexView
-from deeppart.state.document.structure import SavedArray, Structure, walk_tree
+from deeppart.state.document.structure import SavedArray, SavedValue, Structure, walk_tree
 from deeppart.state.document.ties import alias_digests
 from deeppart.state.document.units import Unit, units_of
 from deeppart.state.restore.advice import (
@@ -33,7 +34,7 @@ from deeppart.state.restore.advice import (
     unreached_optimizers,
 )
 from deeppart.state.restore.creating import create_sharded
-from deeppart.state.restore.elsewhere import lacking_leaves, without_leaves, without_unplaced
+from deeppart.state.restore.elsewhere import Lacking, lacking_leaves, without_leaves, without_unplaced
 from deeppart.state.restore.leaf_matching import find_targets
 from deeppart.state.restore.target import DROPPED, Target, decode_values
 from deeppart.state.tree.flat import FlatState
@@ -67,26 +68,37 @@ class Places:
     """Which leaves of a step have a place in the live states of the ranks.
 
     Attributes:
-        elsewhere: numbers of the leaves that have none here, but on another rank.
+        elsewhere: the leaves and values that have none here, but on another rank.
         split: numbers of the shared leaves that have none on some rank: not all ranks are to get them.
     """
 
-    elsewhere: frozenset[int] = frozenset()
+    elsewhere: Lacking = field(default_factory=Lacking)
     split: frozenset[int] = frozenset()
 
 
 def find_places(saved: SavedStep, flat: FlatState, ranks: Ranks, what: str) -> Places:
     """Find out who has a place for what (collective)."""
-    shared, tensors = len(saved.documents.structure.types), len(saved.wholes.tensors)
-    numbers = np.concatenate([np.arange(shared), np.arange(saved.first_whole, saved.first_whole + tensors)])
-    lacking = np.isin(numbers, list(lacking_leaves(saved.structure.tree, flat.root)))
+    shared = saved.documents.structure
+    arrays = _in_common(len(shared.types), saved.first_whole, len(saved.wholes.tensors))
+    values = _in_common(len(shared.values), saved.first_value, len(saved.wholes.values))
+    here = lacking_leaves(saved.structure.tree, flat.root)
+    lacking = np.concatenate([np.isin(arrays, list(here.arrays)), np.isin(values, list(here.values))])
     told = np.concatenate([lacking, ~lacking]).astype(np.int64)
     most = ranks.finish(ranks.comm.maximum(told), what).astype(np.bool_)
-    anywhere_lacking, anywhere = most[: len(numbers)], most[len(numbers) :]
+    anywhere_lacking, anywhere = most[: len(lacking)], most[len(lacking) :]
+    elsewhere = lacking & anywhere
     return Places(
-        frozenset(numbers[lacking & anywhere].tolist()),
-        frozenset(np.flatnonzero(anywhere_lacking[:shared] & anywhere[:shared]).tolist()),
+        Lacking(
+            set(arrays[elsewhere[: len(arrays)]].tolist()),
+            set(values[elsewhere[len(arrays) :]].tolist()),
+        ),
+        frozenset(np.flatnonzero((anywhere_lacking & anywhere)[: len(shared.types)]).tolist()),
     )
+
+
+def _in_common(shared: int, first: int, added: int) -> npt.NDArray[np.int64]:
+    """The numbers that mean the same on all ranks: of what all share, and of what is behind everything else."""
+    return np.concatenate([np.arange(shared), np.arange(first, first + added)])
 
 
 def check_step(saved: SavedStep, indexes: Sequence[PartIndexView], per_rank: PerRank, size: int) -> None:
@@ -115,9 +127,9 @@ def match(saved: SavedStep, flat: FlatState, places: Places, per_rank: PerRank, 
     way = way_of(per_rank)
     matched = Matched(saved, flat, _target(saved, way, rank), way, rank)
     target, sharded = matched.target, frozenset(saved.tensors())
-    if places.elsewhere:
+    if places.elsewhere.any():
         tree, gone = without_leaves(target.structure.tree, flat.root, places.elsewhere)
-        target.structure, target.dropped = replace(target.structure, tree=tree), target.dropped | gone
+        target.structure, target.dropped = replace(target.structure, tree=tree), target.dropped | gone.arrays
     tree, left, target.unplaced = without_unplaced(target.structure.tree, flat.root, sharded)
     target.structure, target.dropped = replace(target.structure, tree=tree), target.dropped | left
     target.boxed |= places.split | sharded
@@ -131,11 +143,12 @@ def match(saved: SavedStep, flat: FlatState, places: Places, per_rank: PerRank, 
         _advise(error, saved.structure, flat)
         raise
     check_writable(matched.target, flat, saved.paths())
-    if torn := _torn_shards(matched):
-        if way not in (STRICT, MAP):
-            _choose(matched, torn, drop=way == DROP)
-        else:
-            raise _torn_error(saved, torn)
+    torn, torn_values = _torn_shards(matched), _torn_values(matched)
+    if torn or torn_values:
+        if way in (STRICT, MAP):
+            raise _torn_error(saved, torn, torn_values)
+        if way == DROP:
+            _drop(matched, torn, torn_values)
     return matched
 
 
@@ -157,10 +170,24 @@ def _torn_shards(matched: Matched) -> list[int]:
     return torn
 
 
-def _torn_error(saved: SavedStep, torn: Sequence[int]) -> PerRankError:
-    names = [saved.tensors()[index].name for index in torn]
+def _torn_values(matched: Matched) -> list[int]:
+    """Numbers of the values in parts of the state that ranks did not have alike, and this rank had not."""
+    saved = matched.saved
+    torn = {
+        number
+        for number, value in saved.part_values().items()
+        if value.differs and not (saved.same_world and matched.rank in value.contents)
+    }
+    if not torn:
+        return []
+    walked = walk_tree(matched.target.structure.tree, ())
+    return sorted({node.index for _, node in walked if isinstance(node, SavedValue)} & torn)
+
+
+def _torn_error(saved: SavedStep, torn: Sequence[int], values: Sequence[int]) -> PerRankError:
+    names = [saved.tensors()[index].name for index in torn] + [saved.part_values()[index].name for index in values]
     return PerRankError(
-        "ranks had different bytes for the same part of a sharded tensor, and it is restored to another layout",
+        "ranks had different bytes for the same part of the state, and it is restored to another layout",
         found=some_names(names),
         where=f"step {saved.attempt.step}",
         todo='pass per_rank="rank0" to take the bytes of the lowest rank, or "drop" to keep the live ones; or restore '
@@ -168,12 +195,13 @@ def _torn_error(saved: SavedStep, torn: Sequence[int]) -> PerRankError:
     )
 
 
-def _choose(matched: Matched, torn: Sequence[int], *, drop: bool) -> None:
-    """Take the lowest rank's bytes of these tensors, or leave the live ones alone."""
-    if drop:
-        matched.target.dropped |= frozenset(torn)
-        for index in torn:
-            matched.target.sharded.pop(index, None)
+def _drop(matched: Matched, torn: Sequence[int], values: Sequence[int]) -> None:
+    """Leave the live ones of these tensors and values alone."""
+    matched.target.dropped |= frozenset(torn)
+    for index in torn:
+        matched.target.sharded.pop(index, None)
+    for index in values:
+        matched.target.values[index] = DROPPED
 
 
 def refused_ties(matched: Matched, comm: Comm, what: str, timeout: float) -> DeeppartError | None:
@@ -231,7 +259,9 @@ def _target(saved: SavedStep, way: str, rank: int) -> Target:
         types = mine.all_types(structure)
         for index, value in mine.values.items():
             values[index] = value
+        values[saved.first_value :] = saved.wholes.contents(rank)
     else:
+        values[saved.first_value :] = saved.wholes.contents(None)
         leaves = set(saved.own_leaves)
         for unit in _dropped_units(saved) if way == DROP else ():
             leaves |= unit.arrays

@@ -14,6 +14,7 @@ from deeppart.recovery.documents import Documents, apart_paths, is_parameter_nam
 from deeppart.recovery.tables import PartIndexView
 from deeppart.state.document.apart import OwnTree, without_apart
 from deeppart.state.document.structure import SavedValue, Structure
+from deeppart.state.document.union import PartValue, values_in
 from deeppart.state.document.whole import ShardSource, Wholes, WholeTensor, gather_wholes, with_wholes
 from deeppart.state.restore.boxes import by_leaf, check_bytes
 from deeppart.state.restore.scatter import check_cover, check_places
@@ -33,8 +34,9 @@ class SavedStep:
         structure: the structure that this rank restores.
         own_leaves: numbers of the leaves that are per rank.
         own_values: numbers of the values that are per rank.
-        wholes: the sharded tensors, which are leaves of ``structure`` behind all others.
-        first_whole: number of the first of them there.
+        wholes: the sharded tensors, and the values in parts of the state, which are leaves and values of ``structure``
+            behind all others.
+        first_whole, first_value: number of the first of either there.
     """
 
     attempt: Attempt
@@ -47,10 +49,15 @@ class SavedStep:
     own_values: frozenset[int]
     wholes: Wholes
     first_whole: int
+    first_value: int
 
     def tensors(self) -> dict[int, WholeTensor]:
         """The sharded tensors by leaf number."""
         return dict(enumerate(self.wholes.tensors.values(), start=self.first_whole))
+
+    def part_values(self) -> dict[int, PartValue]:
+        """The values in parts of the state by number."""
+        return dict(enumerate(self.wholes.values.values(), start=self.first_value))
 
     def shard_leaves(self, part: int) -> frozenset[int]:
         """Numbers of the leaves of a part that are shards of tensors."""
@@ -88,16 +95,19 @@ def saved_step(attempt: Attempt, documents: Documents, rank: int, size: int) -> 
     """The step, for one of ``size`` ranks."""
     shared, where = documents.structure, f"step {attempt.step}"
     of_ranks = tuple(own.complete(shared, where) for own in documents.own)
-    wholes = gather_wholes(of_ranks, where)
+    wholes = gather_wholes(of_ranks, [(own.trees, own.values) for own in documents.own], where)
     apart = apart_paths(documents.own)
     same_world = attempt.world_size == size
-    base = of_ranks[min(rank, len(of_ranks) - 1)] if same_world else without_apart(shared, apart)
+    mine = min(rank, len(of_ranks) - 1)
+    base = of_ranks[mine] if same_world else without_apart(shared, apart)
     own_leaves = frozenset(np.flatnonzero(base.per_rank).tolist()) - base.shard_leaves()
     own_values = frozenset(np.flatnonzero(base.per_rank_values).tolist())
-    if own_values and not same_world:
+    if same_world:
+        own_values -= frozenset(number for _, number in values_in(documents.own[mine].trees))
+    elif own_values:
         named = [node.index for path, node in base.walk() if isinstance(node, SavedValue) and is_parameter_names(path)]
         own_values -= frozenset(named)
-    structure = with_wholes(base, [tree for own in documents.own for tree in own.trees], wholes)
+    structure = with_wholes(base, wholes)
     return SavedStep(
         attempt,
         documents,
@@ -109,6 +119,7 @@ def saved_step(attempt: Attempt, documents: Documents, rank: int, size: int) -> 
         own_values,
         wholes,
         len(base.types),
+        len(base.values),
     )
 
 

@@ -90,8 +90,12 @@ def mesh_of(layout: str, ranks: int) -> DeviceMesh | None:
     return None if layout == "replicated" else DeviceMesh("cpu", numbers)
 
 
-def build(layout: str, mesh: DeviceMesh | None) -> dict[str, Any]:
-    """A state in a layout, on a rank of its mesh; with what an optimizer has after a step."""
+def build(layout: str, mesh: DeviceMesh | None, flattened: Any = None) -> dict[str, Any]:
+    """A state in a layout, on a rank of its mesh; with what an optimizer has after a step.
+
+    Args:
+        flattened: makes what is put into the state as "flat", too, of model and optimizer.
+    """
     torch.manual_seed(1)
     model: nn.Module = Model()
     if mesh is not None and layout == "tp":
@@ -107,12 +111,13 @@ def build(layout: str, mesh: DeviceMesh | None) -> dict[str, Any]:
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    return {
+    state = {
         "model": get_model_state_dict(model),
         "optimizer": get_optimizer_state_dict(model, optimizer),
         "step": 0,
         "plain": torch.zeros(1000),
     }
+    return state if flattened is None else state | {"flat": flattened(model, optimizer)}
 
 
 def _fully_shard(model: nn.Module, mesh: DeviceMesh) -> None:

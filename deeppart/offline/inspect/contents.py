@@ -33,7 +33,8 @@ from deeppart.state.document.structure import (
     SavedValue,
     Structure,
 )
-from deeppart.state.document.whole import Wholes, gather_wholes, joined, only_sharded
+from deeppart.state.document.union import is_part, joined
+from deeppart.state.document.whole import Wholes, gather_wholes
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import ROOT, exact, readable
 from deeppart.state.tree.paths import Path as KeyPath
@@ -219,7 +220,11 @@ class _Describing:
         of_ranks = {rank: own.complete(self._structure, self._where) for rank, own in self._own.items()}
         last = max(of_ranks, default=-1)
         nothing = Structure(SavedApart(), (), np.zeros(0, dtype=np.bool_))
-        return gather_wholes([of_ranks.get(rank, nothing) for rank in range(last + 1)], self._where)
+        own = [
+            (self._own[rank].trees, self._own[rank].values) if rank in of_ranks else ((), {})
+            for rank in range(last + 1)
+        ]
+        return gather_wholes([of_ranks.get(rank, nothing) for rank in range(last + 1)], own, self._where)
 
     def _sort_holdings(
         self, tables: list[npt.NDArray[np.void]], ranks: list[npt.NDArray[np.int64]]
@@ -261,7 +266,7 @@ class _Describing:
                 return self._leaf(saved, text) if covered else None
             if isinstance(saved, SavedSharded):
                 return self._sharded(saved, path) if covered else None
-            value = self._value(saved, text)
+            value = self._value(saved, path)
             return value if covered or self._covers_items(text, value) else None
         children = []
         for key, child in zip(saved.keys, saved.children, strict=True):
@@ -271,7 +276,7 @@ class _Describing:
         for rank, tree in self._trees_below(path) if saved.kind in DICTS and self._rank is None else ():
             found = self._of_rank(rank, tree, covered)
             if found is not None:
-                of_whom = "" if only_sharded(tree.node) else f" (rank {rank})"
+                of_whom = "" if is_part(tree) else f" (rank {rank})"
                 children.append((f"{_name(tree.path[-1])}{of_whom}", found))
         return Container(saved.kind, saved.name, tuple(children)) if children or covered else None
 
@@ -283,9 +288,9 @@ class _Describing:
             for tree in own.trees
             if tree.place is not None and exact(tree.path[:-1]) == exact(path)
         ]
-        kept = [(rank, tree) for rank, tree in found if not only_sharded(tree.node)]
-        # These are tensors, of which several ranks have shards, or some ranks have some.
-        return kept + [(0, tree) for tree in joined([tree for _, tree in found if only_sharded(tree.node)])]
+        kept = [(rank, tree) for rank, tree in found if not is_part(tree)]
+        # These are of no rank alone: tensors, of which several ranks have shards, or some ranks have some, and values.
+        return kept + [(0, tree) for tree in joined([tree for _, tree in found if is_part(tree)])]
 
     def _of_rank(self, rank: int, tree: OwnTree, covered: bool) -> Node | None:
         """The trees that are apart on one rank."""
@@ -343,14 +348,19 @@ class _Describing:
             return None
         return self._compared.get(leaf, self._manifest.attempt.step)
 
-    def _value(self, saved: SavedValue, path: str) -> Value:
-        index = saved.index
+    def _value(self, saved: SavedValue, path: KeyPath) -> Value:
+        index, name = saved.index, readable(path)
         if self._rank is not None:
-            return Value(path, None, {self._rank: self._own[self._rank].values[index]})
+            in_part = self._wholes.values.get(exact(path))
+            if in_part is not None:
+                return (
+                    Value(name, None, dict(in_part.contents)) if in_part.differs else Value(name, in_part.of(0), None)
+                )
+            return Value(name, None, {self._rank: self._own[self._rank].values[index]})
         if not self._structure.per_rank_values[index]:
-            return Value(path, decode_leaf_value(self._structure.values[index], self._where), None)
+            return Value(name, decode_leaf_value(self._structure.values[index], self._where), None)
         own = {rank: own.values[index] for rank, own in self._own.items() if index in own.values}
-        return Value(path, None, own)
+        return Value(name, None, own)
 
 
 def _steps_compared(manifest: Manifest) -> dict[int, int | None]:

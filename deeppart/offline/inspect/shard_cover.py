@@ -46,7 +46,7 @@ class ShardCover:
         """
         ranks = range(parts)
         try:
-            wholes = gather_wholes([self._of_ranks.get(rank, _NOTHING) for rank in ranks], self._where)
+            wholes = gather_wholes([self._of_ranks.get(rank, _NOTHING) for rank in ranks], (), self._where)
         except CorruptFileError as error:
             yield "(sharded tensors)", f"{error.summary} ({error.found})"
             return

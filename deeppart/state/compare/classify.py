@@ -61,7 +61,7 @@ class Classifier:
 
     Args:
         comm: channel of the training thread.
-        setting: Config.replicated: "auto", "all", "none" or "verify", or glob -> one of them or "rank0".
+        setting: Config.replicated: "auto", "all", "none", "verify" or "parts", or glob -> one of them or "rank0".
         timeout: seconds for each exchange.
 
     Attributes:

@@ -88,7 +88,8 @@ def reconcile(comm: Comm, root: Node, replication: Replication, what: str, timeo
             found=some_names(refused, "; ", 6),
             where=f"reported to rank {comm.rank}",
             todo="give every rank the same keys, with None where one has nothing (shapes, dtypes and the lengths of "
-            'lists may differ); or declare what is there per rank: replicated={"the/path/*": "none"}',
+            'lists may differ); or declare what is there: replicated={"the/path/*": "parts"} if ranks have parts of '
+            'one state, as pipeline stages do, "none" if it is each rank\'s own',
         )
     paths = {exact(path): path for entries in everyone for path in (decode_path(each[0], what) for each in entries)}
     cuts = {key: path for key, path in paths.items() if not any(key[:end] in paths for end in range(len(key)))}
@@ -163,7 +164,7 @@ def _key_differences(
 ) -> Iterator[Difference]:
     theirs = {json.dumps(key): (key, item) for key, item in reference}
     ours = {json.dumps(key): (key, item) for key, item in mine}
-    in_parts = any(_holds_shards(item) for _, item in (*reference, *mine))
+    has_shards = any(_holds_shards(item) for _, item in (*reference, *mine))
     for text, (key, item) in {**theirs, **ours}.items():
         (decoded,) = decode_path([key], "a structure told by another rank")
         inner = (*path, decoded)
@@ -172,7 +173,7 @@ def _key_differences(
         elif item[0] != _APART:
             verb = "has" if text in ours else "lacks"
             is_own, told = replication.mode(inner) == NONE, f"{verb} {_name(item)} at {readable(inner)}"
-            is_part = in_parts and not is_own and _holds_tensors(item)
+            is_part = not is_own and (has_shards or replication.in_parts(inner))
             yield Difference(inner, is_part or is_own, told, is_part)
 
 
@@ -208,11 +209,6 @@ def _is_plain(described: list[Any]) -> bool:
 def _holds_shards(described: list[Any]) -> bool:
     """True if there is a sharded tensor in it: pipeline stages have other layers on other ranks."""
     return any(kind.startswith(_SHARDED) for kind in _kinds(described))
-
-
-def _holds_tensors(described: list[Any]) -> bool:
-    """True if it is a tensor, or has one in it."""
-    return any(kind.startswith(_SHARDED) or kind == _ARRAY for kind in _kinds(described))
 
 
 def _kinds(described: list[Any]) -> Iterator[str]:

@@ -40,11 +40,14 @@ class OwnTree:
         path: its path.
         place: of a dict's key, how many keys come before it in insertion order; None in other containers.
         node: the node there; its leaves are numbered from the number of shared leaves on.
+        part: true if it is a part of one state, which the ranks that have it hold alike
+            (:mod:`deeppart.state.document.union`).
     """
 
     path: Path
     place: int | None
     node: SavedNode
+    part: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ def encode_own(flat: FlatState, first: tuple[int, int]) -> list[Any]:
         first: to be added to the numbers of arrays and of values.
     """
     return [
-        [encode_path(each.path), each.place, encode_tree(each.node, first)]
+        [encode_path(each.path), each.place, encode_tree(each.node, first), *([1] if each.part else [])]
         for each in flat.apart
         if each.mine and each.node is not None
     ]
@@ -134,11 +137,13 @@ def decode_own(
     named: tuple[list[int], list[int], list[int]] = ([], [], [])
     if type(documents) is not list:
         raise TypeError("no list of trees")
-    for path, place, document in documents:
+    for path, place, document, *part in documents:
         node, seen = decode_tree(document, most, where)
         if place is not None and (type(place) is not int or not 0 <= place < 1 << 62):
             raise ValueError(f"place {place!r:.80}")
-        trees.append(OwnTree(decode_path(path, where), place, node))
+        if part and (part != [1] or type(part[0]) is not int):
+            raise ValueError(f"{part!r:.80} is no mark of a part of one state")
+        trees.append(OwnTree(decode_path(path, where), place, node, bool(part)))
         named[0].extend(seen.arrays)
         named[1].extend(seen.values)
         named[2].extend(seen.sharded)

@@ -3,14 +3,14 @@
 To whom a checkpoint is restored, a tensor is an array like others, wherever its shards came from. So the structure of
 a step is taken for what it would be with whole tensors in place of sharded ones; these are numbered behind all other
 leaves, and for each is known which leaf of which part has which box of it. What only some ranks had, as pipeline
-stages have other layers than others, is part of it.
+stages have other layers than others, is part of it (:mod:`deeppart.state.document.union`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,19 +20,19 @@ from deeppart.model.boxes import Box
 from deeppart.plan.shards import fault_of_cover
 from deeppart.state.document.apart import OwnTree
 from deeppart.state.document.structure import (
-    DICTS,
     Alias,
     SavedArray,
     SavedBranch,
     SavedNode,
     SavedShard,
     SavedSharded,
+    SavedValue,
     Structure,
-    walk_tree,
 )
 from deeppart.state.document.ties import contiguous_strides
+from deeppart.state.document.union import PartValue, gather_values, is_part, with_parts
 from deeppart.state.tree.leaves import LeafType
-from deeppart.state.tree.paths import ExactPath, IdKey, Path, exact, id_key, id_keys, readable
+from deeppart.state.tree.paths import ExactPath, exact, readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +86,21 @@ class WholeTensor:
 
 @dataclass(frozen=True, slots=True)
 class Wholes:
-    """All sharded tensors of a step.
+    """All sharded tensors of a step, and all parts of its state.
 
     Attributes:
         tensors: by path; the order is that of their numbers.
+        values: small values in parts of the state, likewise.
+        parts: what stands apart on any rank, and is a part of the state.
     """
 
     tensors: Mapping[ExactPath, WholeTensor]
+    values: Mapping[ExactPath, PartValue] = field(default_factory=dict)
+    parts: tuple[OwnTree, ...] = ()
+
+    def contents(self, rank: int | None) -> list[Any]:
+        """The values in parts of the state as one rank had them, if it did; None: as the lowest had them."""
+        return [value.of(-1 if rank is None else rank) for value in self.values.values()]
 
     def check(self, where: str) -> None:
         """See that the shards of each tensor are all of it, and do not overlap.
@@ -111,11 +119,14 @@ class Wholes:
                 )
 
 
-def gather_wholes(of_ranks: Sequence[Structure], where: str) -> Wholes:
+def gather_wholes(
+    of_ranks: Sequence[Structure], own: Sequence[tuple[Sequence[OwnTree], Mapping[int, Any]]], where: str
+) -> Wholes:
     """Bring the shards of all parts together.
 
     Args:
         of_ranks: the structure of each part's rank.
+        own: of each, what stands apart on it, and its own values by number.
 
     Raises:
         CorruptFileError: parts call tensors of different types by one path.
@@ -123,7 +134,8 @@ def gather_wholes(of_ranks: Sequence[Structure], where: str) -> Wholes:
     gathering = _Gathering(where)
     for part, structure in enumerate(of_ranks):
         gathering.take(part, structure)
-    return gathering.wholes()
+    parts = tuple(tree for trees, _ in own for tree in trees if is_part(tree))
+    return Wholes(gathering.tensors(), gather_values(own), parts)
 
 
 class _Gathering:
@@ -175,9 +187,9 @@ class _Gathering:
                     "a shard shares its memory with what is no shard of its size", where=f"{self._where}, part {part}"
                 )
 
-    def wholes(self) -> Wholes:
+    def tensors(self) -> dict[ExactPath, WholeTensor]:
         """All tensors."""
-        return Wholes({key: self._whole(key, kind, name) for key, (kind, name) in self._kinds.items()})
+        return {key: self._whole(key, kind, name) for key, (kind, name) in self._kinds.items()}
 
     def _whole(self, key: ExactPath, kind: LeafType, name: str) -> WholeTensor:
         saved, tied = self._saved.get(key, {}), self._tied.get(key, {})
@@ -202,24 +214,21 @@ def _is_all_of(alias: Alias, box: Box, owner: Box) -> bool:
     return box == owner and not alias.offset and alias.strides == contiguous_strides(box.sizes)
 
 
-def with_wholes(base: Structure, others: Sequence[OwnTree], wholes: Wholes) -> Structure:
-    """A structure with whole tensors in place of sharded ones.
+def with_wholes(base: Structure, wholes: Wholes) -> Structure:
+    """A structure with whole tensors in place of sharded ones, and with all parts of the state.
 
     Args:
         base: what one rank had, or what all ranks share.
-        others: trees of other ranks; those of which ``base`` has nothing, and which hold sharded tensors only, are
-            part of it.
-        wholes: all sharded tensors; numbered behind the leaves of ``base``.
+        wholes: all sharded tensors and values in parts; numbered behind the leaves and values of ``base``. The values
+            are to be filled in: :meth:`Wholes.contents`.
     """
-    if not wholes.tensors:
+    if not wholes.tensors and not wholes.parts:
         return base
-    first = len(base.types)
+    first, values = len(base.types), len(wholes.values)
     numbers = {key: first + place for place, key in enumerate(wholes.tensors)}
-    # What this rank has of them, too, so that dicts have the same order on all ranks.
-    missing = [(each.path, each) for each in others if each.place is not None and only_sharded(each.node)]
-    moved = {exact(path) for path, _ in missing}
-    tree = _without(base.tree, (), moved) if moved else base.tree
-    tree = _replaced(_with_others(tree, missing), (), numbers)
+    of_values = {key: len(base.values) + place for place, key in enumerate(wholes.values)}
+    parts = [replace(each, node=_renumbered(each.node, each.path, of_values)) for each in wholes.parts]
+    tree = _replaced(with_parts(base.tree, parts), (), numbers)
     tensors = list(wholes.tensors.values())
     aliases = dict(base.aliases)
     for number, tensor in enumerate(tensors, start=first):
@@ -232,82 +241,25 @@ def with_wholes(base: Structure, others: Sequence[OwnTree], wholes: Wholes) -> S
         types=base.types + tuple(tensor.kind for tensor in tensors),
         per_rank=np.append(base.per_rank, np.zeros(len(tensors), dtype=np.bool_)),
         aliases=aliases,
+        values=base.values + (None,) * values,
+        per_rank_values=np.append(base.per_rank_values, np.zeros(values, dtype=np.bool_)),
         sharded=(),
         shards={},
     )
 
 
-def only_sharded(node: SavedNode) -> bool:
-    """True if a tree has no leaves but sharded tensors."""
-    leaves = [leaf for _, leaf in walk_tree(node, ())]
-    return bool(leaves) and all(isinstance(leaf, SavedSharded) for leaf in leaves)
-
-
-def joined(trees: Sequence[OwnTree]) -> list[OwnTree]:
-    """The trees of several ranks, one for each path: what some of them have and others lack is in it."""
-    found: dict[ExactPath, OwnTree] = {}
-    for each in trees:
-        first = found.setdefault(exact(each.path), each)
-        if first is not each:
-            found[exact(each.path)] = replace(first, node=_joined(first.node, each.node))
-    return list(found.values())
-
-
-def _without(node: SavedNode, path: tuple[Any, ...], paths: set[ExactPath]) -> SavedNode:
-    """A tree without the sharded tensors at some paths, or the containers of them."""
+def _renumbered(node: SavedNode, path: tuple[Any, ...], numbers: Mapping[ExactPath, int]) -> SavedNode:
+    """A part of the state with other numbers for its values."""
+    if isinstance(node, SavedValue):
+        return SavedValue(numbers[exact(path)])
     if not isinstance(node, SavedBranch):
         return node
-    kept = []
+    return replace(node, children=tuple(_renumbered(child, inner, numbers) for inner, child in _below(node, path)))
+
+
+def _below(node: SavedBranch, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], SavedNode]]:
     for key, child in zip(node.keys, node.children, strict=True):
-        inner = path if node.kind == "object" else (*path, key)
-        if node.kind == "object" or exact(inner) not in paths or not only_sharded(child):
-            kept.append((key, _without(child, inner, paths)))
-    return replace(node, keys=tuple(key for key, _ in kept), children=tuple(child for _, child in kept))
-
-
-def _joined(one: SavedNode, other: SavedNode) -> SavedNode:
-    """One tree with what another has under keys of dicts that it lacks."""
-    if not isinstance(one, SavedBranch) or not isinstance(other, SavedBranch):
-        return one
-    if one.kind not in DICTS or other.kind not in DICTS:
-        if one.kind != other.kind or len(one.children) != len(other.children):
-            return one
-        return replace(one, children=tuple(map(_joined, one.children, other.children)))
-    theirs = dict(zip(id_keys(other.keys), zip(other.keys, other.children, strict=True), strict=True))
-    children = [
-        _joined(child, theirs.pop(name)[1]) if name in theirs else child
-        for name, child in zip(id_keys(one.keys), one.children, strict=True)
-    ]
-    keys = (*one.keys, *(key for key, _ in theirs.values()))
-    return replace(one, keys=keys, children=(*children, *(child for _, child in theirs.values())))
-
-
-def _with_others(node: SavedNode, trees: Sequence[tuple[Path, OwnTree]]) -> SavedNode:
-    """A tree with what other ranks have of sharded tensors, and it lacks; one walk for all of them.
-
-    Args:
-        trees: with the rest of their paths.
-    """
-    for rest, tree in trees:
-        node = node if rest else _joined(node, tree.node)
-    below: dict[IdKey, list[tuple[Path, OwnTree]]] = {}
-    if not isinstance(node, SavedBranch):
-        return node
-    if node.kind == "object":
-        return replace(node, children=(_with_others(node.children[0], trees),))
-    for rest, tree in trees:
-        if rest:
-            below.setdefault(id_key(rest[0]), []).append((rest[1:], tree))
-    if not below:
-        return node
-    entries = [
-        (key, _with_others(child, below.pop(name, ())))
-        for key, name, child in zip(node.keys, id_keys(node.keys), node.children, strict=True)
-    ]
-    added = joined([tree for group in below.values() for rest, tree in group if not rest])
-    for tree in sorted(added if node.kind in DICTS else (), key=lambda each: each.place or 0):
-        entries.insert(tree.place or 0, (tree.path[-1], tree.node))
-    return replace(node, keys=tuple(key for key, _ in entries), children=tuple(child for _, child in entries))
+        yield path if node.kind == "object" else (*path, key), child
 
 
 def _replaced(node: SavedNode, path: tuple[Any, ...], numbers: Mapping[ExactPath, int]) -> SavedNode:
@@ -315,8 +267,4 @@ def _replaced(node: SavedNode, path: tuple[Any, ...], numbers: Mapping[ExactPath
         return SavedArray(numbers[exact(path)])
     if not isinstance(node, SavedBranch):
         return node
-    children = tuple(
-        _replaced(child, path if node.kind == "object" else (*path, key), numbers)
-        for key, child in zip(node.keys, node.children, strict=True)
-    )
-    return replace(node, children=children)
+    return replace(node, children=tuple(_replaced(child, inner, numbers) for inner, child in _below(node, path)))

@@ -3,33 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from deeppart.state.document.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, walk_tree
+from deeppart.state.document.structure import (
+    DICTS,
+    SavedApart,
+    SavedArray,
+    SavedBranch,
+    SavedNode,
+    SavedSharded,
+    walk_tree,
+)
 from deeppart.state.tree.flat import Branch, Node, ShardedLeaf, ValueLeaf
 from deeppart.state.tree.paths import Key, Path, id_keys
 
 
-def lacking_leaves(saved: SavedNode, live: Node) -> set[int]:
-    """Numbers of the leaves whose key, or that of a container around them, a live dict lacks."""
-    found: set[int] = set()
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """What a live state has no place for.
+
+    Attributes:
+        arrays, values: numbers of leaves with bytes, and of small values.
+    """
+
+    arrays: set[int] = field(default_factory=set)
+    values: set[int] = field(default_factory=set)
+
+    def any(self) -> bool:
+        """True if there is anything."""
+        return bool(self.arrays or self.values)
+
+    def covers(self, other: Lacking) -> bool:
+        """True if it has all that another one has."""
+        return self.arrays.issuperset(other.arrays) and self.values.issuperset(other.values)
+
+    def add(self, other: Lacking) -> None:
+        """Take in another one."""
+        self.arrays.update(other.arrays)
+        self.values.update(other.values)
+
+
+def lacking_leaves(saved: SavedNode, live: Node) -> Lacking:
+    """The leaves whose key, or that of a container around them, a live dict lacks."""
+    found = Lacking()
     _pruned(saved, live, found, None)
     return found
 
 
-def without_leaves(saved: SavedNode, live: Node, elsewhere: Collection[int]) -> tuple[SavedNode, set[int]]:
+def without_leaves(saved: SavedNode, live: Node, elsewhere: Lacking) -> tuple[SavedNode, Lacking]:
     """A saved tree less the items of which the live state lacks the key, and other ranks have all that is in them.
 
     Args:
-        elsewhere: numbers of the leaves that other ranks have a place for.
+        elsewhere: what other ranks have a place for.
 
     Returns:
-        The tree, and the numbers of the leaves that are not in it any more.
+        The tree, and what is not in it any more.
     """
-    gone: set[int] = set()
-    return _pruned(saved, live, gone, frozenset(elsewhere)), gone
+    gone = Lacking()
+    return _pruned(saved, live, gone, elsewhere), gone
 
 
 def without_unplaced(
@@ -99,7 +132,15 @@ def _has_shards(live: Node) -> bool:
     return isinstance(live, ShardedLeaf)
 
 
-def _pruned(saved: SavedNode, live: Node, gone: set[int], elsewhere: frozenset[int] | None) -> SavedNode:
+def _leaves(node: SavedNode) -> Lacking:
+    found = Lacking()
+    for _, leaf in walk_tree(node, ()):
+        if not isinstance(leaf, SavedSharded):
+            (found.arrays if isinstance(leaf, SavedArray) else found.values).add(leaf.index)
+    return found
+
+
+def _pruned(saved: SavedNode, live: Node, gone: Lacking, elsewhere: Lacking | None) -> SavedNode:
     """``elsewhere``: None for every leaf."""
     if not isinstance(saved, SavedBranch):
         return saved
@@ -115,9 +156,9 @@ def _pruned(saved: SavedNode, live: Node, gone: set[int], elsewhere: frozenset[i
         if name in mine:
             kept.append((key, _pruned(child, mine[name], gone, elsewhere)))
             continue
-        arrays = _arrays(child)
-        if saved.kind in DICTS and arrays and (elsewhere is None or elsewhere.issuperset(arrays)):
-            gone |= arrays
+        leaves = _leaves(child)
+        if saved.kind in DICTS and leaves.any() and (elsewhere is None or elsewhere.covers(leaves)):
+            gone.add(leaves)
         else:
             kept.append((key, child))
     return replace(saved, keys=tuple(key for key, _ in kept), children=tuple(child for _, child in kept))

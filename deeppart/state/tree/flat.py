@@ -111,12 +111,14 @@ class Apart:
         mine: true if every rank saves its own; otherwise rank 0's is saved for all.
         node: the node of this rank; None on the other ranks if it is rank 0's.
         place: of a dict's key, how many come before it in insertion order; None in other containers.
+        part: true if it is one of :attr:`ApartRules.parts`.
     """
 
     path: Path
     mine: bool
     node: Node | None = None
     place: int | None = None
+    part: bool = False
 
 
 Node = Branch | ArrayLeaf | ShardedLeaf | ValueLeaf | UnmadeLeaf | Apart
@@ -131,8 +133,8 @@ class ApartRules:
         rank0: whether what is at a path, and all below it, is rank 0's; also told whether there is anything below.
         leads: true if this is rank 0.
         splits: true if the item at a path must be divided, because not all below it is treated alike.
-        parts: those of ``mine`` that are a part of one state, such as the layers of a pipeline stage: of tensors there,
-            all ranks that have them hold the same.
+        parts: those of ``mine`` that are a part of one state, such as the layers of a pipeline stage: of what is there,
+            all ranks that have it hold the same.
     """
 
     mine: frozenset[ExactPath] = frozenset()

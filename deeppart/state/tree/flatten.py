@@ -147,7 +147,6 @@ class _Walk:
         flat = self.flat
         flat.shared, flat.shared_sharded = flat.sizes(), len(flat.sharded)
         leads = self._cuts is not None and self._cuts.leads
-        parts = frozenset() if self._cuts is None else self._cuts.parts
         self._cuts = None if self._cuts is None else ApartRules(splits=self._cuts.splits)
         for mine in (False, True):
             for apart, item, opened in self._later:
@@ -157,7 +156,7 @@ class _Walk:
                 flat.tokens += (APART, apart.path)
                 if mine or leads:
                     self._open, self._in_rank0 = set(opened), not mine
-                    self._in_part = exact(apart.path) in parts
+                    self._in_part = apart.part
                     apart.node = self.node(item, apart.path)
             if not mine:
                 flat.common = len(flat.arrays), len(flat.values)
@@ -167,7 +166,7 @@ class _Walk:
 
     def _cut(self, cuts: ApartRules, path: Path, item: Any) -> Apart | None:
         if cuts.mine and exact(path) in cuts.mine:
-            return Apart(path, True)
+            return Apart(path, True, part=exact(path) in cuts.parts)
         if cuts.rank0 is None:
             return None
         inner = not (is_value(item) or run_levels(item) == 1 or isinstance(item, (torch.Tensor, np.ndarray)))

@@ -12,6 +12,8 @@ from deeppart.state.tree.paths import Path, component, readable
 from deeppart.state.tree.patterns import covers, may_match_below
 
 AUTO, ALL, NONE, VERIFY, RANK0 = "auto", "all", "none", "verify", "rank0"
+#: As "auto", and dicts may have other keys on other ranks: each has a part of the state.
+PARTS = "parts"
 
 
 class Replication:
@@ -21,12 +23,13 @@ class Replication:
         setting: ``Config.replicated``: a mode for all leaves, or glob -> mode.
 
     Attributes:
-        uniform: the mode of all leaves; None if it depends on the path.
+        uniform: the mode of all leaves; None if it depends on the path. "auto" stands for "parts", too.
         used: patterns that have matched something.
     """
 
     def __init__(self, setting: str | Mapping[str, str]) -> None:
-        self.uniform = setting if isinstance(setting, str) else None
+        self.uniform = _of_leaves(setting) if isinstance(setting, str) else None
+        self._all_in_parts = setting == PARTS
         self._rules = () if isinstance(setting, str) else tuple(setting.items())
         self.used: set[str] = set()
 
@@ -41,9 +44,14 @@ class Replication:
         return any(mode == RANK0 for _, mode in self._rules)
 
     def mode(self, path: Path) -> str:
-        """The mode of a leaf."""
-        if self.uniform is not None:
-            return self.uniform
+        """The mode of a leaf; "auto" for "parts"."""
+        return self.uniform if self.uniform is not None else _of_leaves(self._declared(path))
+
+    def in_parts(self, path: Path) -> bool:
+        """True if an item of a dict may be on some ranks alone, as a part of one state."""
+        return self._all_in_parts or (self.uniform is None and self._declared(path) == PARTS)
+
+    def _declared(self, path: Path) -> str:
         places = _places(path)
         for pattern, mode in self._rules:
             if _hits(pattern, places):
@@ -72,6 +80,10 @@ class Replication:
             if may_match_below(places[-1], pattern):
                 return True
         return False
+
+
+def _of_leaves(mode: str) -> str:
+    return AUTO if mode == PARTS else mode
 
 
 def _places(path: Path) -> list[str]:

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -106,14 +107,14 @@ def test_what_no_rank_has_a_place_for_is_created_or_refused(tmp_path: Path) -> N
 
 
 def test_stages_are_nobodys_own(tmp_path: Path) -> None:
-    """Another number of ranks need not say what becomes of them; of a value beside them it has to."""
+    """Another number of ranks need not say what becomes of them; of an array that is a rank's own it has to."""
     states: list[dict[str, Any]] = [{"x": torch.ones(2)} for _ in range(2)]
     states[1]["stage"] = {"w": piece(whole("last"), Box.whole((4, 3)))}
     save(tmp_path / "stages", states)
     live: list[dict[str, Any]] = [{"x": torch.zeros(2), "stage": {"w": torch.zeros(4, 3)}}]
     restore(tmp_path / "stages", live)
     assert torch.equal(live[0]["stage"]["w"], whole("last"))
-    states[1]["stage"]["n"] = 3
+    states[1]["stage"]["n"] = np.ones(3)
     save(tmp_path / "values", states)
     with pytest.raises(PerRankError, match="stage"):
         restore(tmp_path / "values", live)

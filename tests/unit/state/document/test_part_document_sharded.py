@@ -39,10 +39,10 @@ def metas(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 def read(metas: list[Any]) -> None:
     """All that is done with documents before any byte is read."""
     documents, of_ranks = decoded(metas)
-    wholes = gather_wholes(of_ranks, "here")
+    wholes = gather_wholes(of_ranks, [(each.trees, each.values) for each in documents], "here")
     wholes.check("here")
     for structure in of_ranks:
-        joined = with_wholes(structure, [tree for each in documents for tree in each.trees], wholes)
+        joined = with_wholes(structure, wholes)
         joined.array_paths()
 
 

@@ -15,7 +15,7 @@ import deeppart
 from deeppart.errors import CorruptFileError
 from deeppart.model.boxes import Box
 from deeppart.state.document.structure import Alias, SavedBranch, SavedShard, Structure
-from deeppart.state.document.whole import Wholes, gather_wholes, only_sharded, with_wholes
+from deeppart.state.document.whole import Wholes, gather_wholes, with_wholes
 from deeppart.state.tree.paths import exact, readable
 from tests.unit.part_documents import decoded, read_metas
 from tests.unit.sharded_states import piece, rows, save
@@ -27,9 +27,8 @@ def structures(root: Path, states: Sequence[Any]) -> tuple[list[Structure], Stru
     """Of each rank; and as one rank restores it; and the whole tensors."""
     save(root, states)
     documents, of_ranks = decoded(read_metas(root))
-    wholes = gather_wholes(of_ranks, "here")
-    trees = [tree for document in documents for tree in document.trees]
-    return of_ranks, with_wholes(of_ranks[0], trees, wholes), wholes
+    wholes = gather_wholes(of_ranks, [(each.trees, each.values) for each in documents], "here")
+    return of_ranks, with_wholes(of_ranks[0], wholes), wholes
 
 
 def names(structure: Structure) -> list[str]:
@@ -84,12 +83,12 @@ def test_what_only_other_ranks_have_is_part_of_it(tmp_path: Path) -> None:
 def test_a_tree_with_anything_else_in_it_stays_its_ranks_own(tmp_path: Path) -> None:
     states: list[dict[str, Any]] = [{"x": rows(WHOLE, rank, 2)} for rank in range(2)]
     states[1]["more"] = {"w": piece(WHOLE, Box.whole((7, 4))), "steps": 3, "plain": np.ones(2)}
-    of_ranks, structure, wholes = structures(tmp_path, states)
+    _, structure, wholes = structures(tmp_path, states)
     assert set(wholes.tensors) == {exact(("x",)), exact(("more", "w"))}
     assert isinstance(structure.tree, SavedBranch) and structure.tree.keys == ("x",)
     assert deeppart.load(tmp_path, rank=0).keys() == {"x"}
     assert torch.equal(deeppart.load(tmp_path, rank=1)["more"]["w"], WHOLE)
-    assert not only_sharded(of_ranks[1].tree)
+    assert wholes.parts == ()
 
 
 def test_tied_tensors_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
@@ -124,7 +123,7 @@ def test_parts_that_call_other_tensors_by_one_path_are_refused(tmp_path: Path) -
     of_ranks, _, _ = structures(tmp_path, [{"w": rows(WHOLE, rank, 2)} for rank in range(2)])
     other = replace(of_ranks[1].sharded[0], dtype="float64")
     with pytest.raises(CorruptFileError, match="different tensors at one path") as caught:
-        gather_wholes([of_ranks[0], replace(of_ranks[1], sharded=(other,))], "step 1")
+        gather_wholes([of_ranks[0], replace(of_ranks[1], sharded=(other,))], [], "step 1")
     assert "part 1, path w" in str(caught.value) and "int64[7, 4]" in str(caught.value)
 
 
@@ -132,7 +131,7 @@ def test_parts_that_call_other_tensors_by_one_path_are_refused(tmp_path: Path) -
 def test_shards_that_are_not_the_whole_are_refused(tmp_path: Path, boxes: list[Box]) -> None:
     of_ranks, _, _ = structures(tmp_path, [{"w": rows(WHOLE, rank, 2)} for rank in range(2)])
     shards = {0: tuple(SavedShard(number, box) for number, box in enumerate(boxes))}
-    wholes = gather_wholes([of_ranks[0], replace(of_ranks[1], shards=shards)], "step 1")
+    wholes = gather_wholes([of_ranks[0], replace(of_ranks[1], shards=shards)], [], "step 1")
     with pytest.raises(CorruptFileError, match="every element of a sharded tensor exactly once") as caught:
         wholes.check("step 1")
     assert "all of w, int64[7, 4]" in str(caught.value)

@@ -11,8 +11,8 @@ import torch
 from deeppart.errors import DeeppartWarning, StructureMismatchError
 from deeppart.state.document.decoding import decode_tree
 from deeppart.state.document.encoding import encode_tree
-from deeppart.state.document.structure import SavedArray, SavedNode, SavedValue, walk_tree
-from deeppart.state.restore.elsewhere import lacking_leaves, without_leaves
+from deeppart.state.document.structure import SavedArray, SavedLeaf, SavedNode, walk_tree
+from deeppart.state.restore.elsewhere import Lacking, lacking_leaves, without_leaves
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.paths import readable
 from deeppart.testing.states import Box
@@ -26,7 +26,8 @@ def tensor() -> torch.Tensor:
 SAVED: dict[str, Any] = {
     "layers": {"0": {"w": tensor(), "b": tensor()}, "1": {"w": tensor(), "b": tensor()}},
     "list": [tensor(), tensor(), {1: tensor(), "1": tensor()}],
-    "steps": {"n": 1, "m": 2},
+    "steps": {"n": 1, "m": 2, "x": tensor()},
+    "mixed": {"s": 3, "t": tensor()},
     "object": Box({"w": tensor(), "more": {"x": tensor()}}),
 }
 
@@ -36,9 +37,12 @@ def saved() -> SavedNode:
     return decode_tree(encode_tree(flat.root), len(flat.values), "here")[0]
 
 
-def paths(tree: SavedNode, numbers: set[int]) -> set[str]:
-    leaves = walk_tree(tree, ())
-    return {readable(path) for path, leaf in leaves if isinstance(leaf, SavedArray) and leaf.index in numbers}
+def paths(tree: SavedNode, found: Lacking) -> set[str]:
+    return {readable(path) for path, leaf in walk_tree(tree, ()) if is_in(leaf, found)}
+
+
+def is_in(leaf: SavedLeaf, found: Lacking) -> bool:
+    return leaf.index in (found.arrays if isinstance(leaf, SavedArray) else found.values)
 
 
 def live(**changes: Any) -> Any:
@@ -52,7 +56,8 @@ LACKING: dict[str, tuple[dict[str, Any], set[str]]] = {
     "a key of an object": ({"object": Box({"w": tensor()})}, {"object/more/x"}),
     "a container": ({"layers": None}, {"layers/0/w", "layers/0/b", "layers/1/w", "layers/1/b"}),
     "a text where a number is": ({"list": [tensor(), tensor(), {1: tensor()}]}, {"list/2/1"}),
-    "values alone": ({"steps": {"n": 1}}, set()),
+    "values alone": ({"steps": {"n": 1, "x": tensor()}}, {"steps/m"}),
+    "values among tensors": ({"mixed": {"t": tensor()}}, {"mixed/s"}),
     "another kind": ({"layers": tensor()}, set()),
     "items of a list": ({"list": [tensor()]}, set()),
 }
@@ -67,16 +72,16 @@ def test_what_a_live_dict_lacks_is_found(name: str) -> None:
     pruned, gone = without_leaves(tree, live(**changes), lacking)
     assert gone == lacking
     everything, left = ([leaf for _, leaf in walk_tree(each, ())] for each in (tree, pruned))
-    assert left == [leaf for leaf in everything if isinstance(leaf, SavedValue) or leaf.index not in lacking]
+    assert left == [leaf for leaf in everything if not is_in(leaf, lacking)]
 
 
 def test_what_no_other_rank_has_either_stays() -> None:
     """It is created, as optimizer states are."""
     tree, root = saved(), live(layers={"0": SAVED["layers"]["0"]})
     lacking = lacking_leaves(tree, root)
-    for elsewhere in (set(), {min(lacking)}):
+    for elsewhere in (Lacking(), Lacking({min(lacking.arrays)})):
         pruned, gone = without_leaves(tree, root, elsewhere)
-        assert pruned == tree and not gone, "a container of which others have a part stays as a whole"
+        assert pruned == tree and not gone.any(), "a container of which others have a part stays as a whole"
 
 
 def test_a_model_alone_is_restored_from_more_and_it_is_told(tmp_path: Path) -> None:
