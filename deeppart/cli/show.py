@@ -15,7 +15,8 @@ from deeppart.cli.ls import suspect_document
 from deeppart.cli.options import directory_argument, sign_key_option
 from deeppart.cli.output import console, count, moment, printable, unchecked_line
 from deeppart.model.units import show_bytes
-from deeppart.offline.inspect.contents import Container, Contents, Leaf, Node, Value, read_contents
+from deeppart.offline.inspect.contents import read_contents
+from deeppart.offline.inspect.described import Container, Contents, Leaf, Node, Value
 from deeppart.offline.inspect.listing import name_ranks
 from deeppart.part import Signing
 from deeppart.state.tree.naming import KIND_NAMES
@@ -107,6 +108,7 @@ def _leaf_document(leaf: Leaf) -> dict[str, Any]:
         "compared_at_step": leaf.compared,
         "alias_of": leaf.alias_of,
         "shards": None if leaf.shards is None else [{"offset": box.offset, "sizes": box.sizes} for box in leaf.shards],
+        "differing": [{"rank": rank, "offset": box.offset, "sizes": box.sizes} for rank, box in leaf.differing],
         "parts": [{"part": held.rank, "start": held.start, "bytes": held.length} for held in leaf.holdings],
         "ranks": None
         if kinds is None
@@ -214,6 +216,9 @@ def _description(leaf: Leaf | Value) -> list[tuple[str, str]]:
         return pieces
     if leaf.shards is not None:
         pieces.append((f"  {count(len(leaf.shards), 'shard')}", "green"))
+    if leaf.differing:
+        ranks_of = name_ranks({rank for rank, _ in leaf.differing})
+        pieces.append((f"  {len(leaf.boxes_that_differ)} of them not alike on ranks {ranks_of}", "yellow"))
     ranks = {held.rank for held in leaf.holdings}
     noun = "part" if len(ranks) == 1 else "parts"
     return [*pieces, (f"  {noun} {name_ranks(ranks)}" if ranks else "  no bytes" if not leaf.nbytes else "  ?", "dim")]

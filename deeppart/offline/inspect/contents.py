@@ -6,18 +6,16 @@ damaged one is noted and passed over. No chunk is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from deeppart.errors import FormatError, StorageError, StructureMismatchError
-from deeppart.model import Manifest, SuspectLeaf
-from deeppart.model.boxes import Box
+from deeppart.model import Manifest
 from deeppart.offline.find import find_step
+from deeppart.offline.inspect.described import Container, Contents, Holding, Leaf, Node, Value
 from deeppart.offline.inspect.listing import require_directory
 from deeppart.offline.inspect.parts import StepFiles
 from deeppart.part import OWN_TABLE, Signing
@@ -35,7 +33,6 @@ from deeppart.state.document.structure import (
 )
 from deeppart.state.document.union import is_part, joined
 from deeppart.state.document.whole import Wholes, gather_wholes
-from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import ROOT, exact, readable
 from deeppart.state.tree.paths import Path as KeyPath
 from deeppart.state.tree.patterns import covers, may_match_below
@@ -43,110 +40,6 @@ from deeppart.state.tree.runs import decode_leaf_value, paths_inside, run_kind
 from deeppart.storage.node import one_line
 from deeppart.storage.retired import MOST_LOOKS, step_is_retired
 from deeppart.storage.suspects import read_suspicions
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """A part holds bytes ``[start, start + length)`` of a leaf."""
-
-    rank: int
-    start: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """A tensor or array.
-
-    Attributes:
-        path: components joined by ``/``.
-        type: dtype and shape; of rank 0 where every rank has its own.
-        per_rank: None if replicated, otherwise rank -> type, for the ranks whose parts could be read.
-        alias_of: path of the leaf whose bytes it shares, or None.
-        holdings: which parts hold it, by rank; for a leaf per rank, each rank's whole copy.
-        compared: the step at which all of it was last compared between the ranks; None if never, if that is not known,
-            or for a leaf per rank or a sharded one.
-        shards: None if it is not sharded, otherwise the boxes that ranks had of it; ``holdings`` count the bytes of
-            each.
-    """
-
-    path: str
-    type: LeafType
-    per_rank: dict[int, LeafType] | None
-    alias_of: str | None
-    holdings: tuple[Holding, ...]
-    compared: int | None = None
-    shards: tuple[Box, ...] | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one copy."""
-        return self.type.nbytes
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of all copies in the checkpoint, before encoding; 0 for an alias."""
-        if self.alias_of is not None:
-            return 0
-        return self.nbytes if self.per_rank is None else sum(kind.nbytes for kind in self.per_rank.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A small value.
-
-    Attributes:
-        path: components joined by ``/``.
-        value: the value; None where every rank has its own.
-        per_rank: None if replicated, otherwise rank -> value, for the ranks whose parts could be read.
-    """
-
-    path: str
-    value: Any
-    per_rank: dict[int, Any] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Container:
-    """A dict, list, tuple, namedtuple or object.
-
-    Attributes:
-        kind: as :class:`deeppart.state.document.structure.SavedBranch`.
-        name: type name of a namedtuple or object.
-        children: (key as text, what is there), in the order saved.
-    """
-
-    kind: str
-    name: str
-    children: tuple[tuple[str, Node], ...]
-
-
-Node = Container | Leaf | Value
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """A checkpoint, or the leaves of it that were asked for.
-
-    Attributes:
-        manifest: of the step.
-        tree: the nesting, as saved.
-        problems: parts whose index could not be read, one line each.
-        suspect: leaves that ranks may not have held alike when it was saved.
-        unreadable_suspect_records: lines about records that may name more of them.
-        passed_over: lines about newer steps that cannot be used.
-    """
-
-    manifest: Manifest
-    tree: Node
-    problems: tuple[str, ...]
-    suspect: tuple[SuspectLeaf, ...] = ()
-    unreadable_suspect_records: tuple[str, ...] = ()
-    passed_over: tuple[str, ...] = ()
-
-    def leaves(self) -> Iterator[Leaf | Value]:
-        """Every leaf and value, in the order of the tree."""
-        yield from _walk(self.tree)
 
 
 def read_contents(
@@ -178,14 +71,6 @@ def read_contents(
     suspicions = read_suspicions(root)
     suspect = suspicions.of(files.manifest.attempt)
     return Contents(files.manifest, tree, tuple(describing.problems), suspect, suspicions.problems, passed_over)
-
-
-def _walk(node: Node) -> Iterator[Leaf | Value]:
-    if isinstance(node, Container):
-        for _, child in node.children:
-            yield from _walk(child)
-    else:
-        yield node
 
 
 class _Describing:
@@ -339,9 +224,11 @@ class _Describing:
         if whole is None:  # no part could be read
             return Leaf(readable(path), self._structure.sharded[saved.index], None, None, (), shards=())
         owner = whole if whole.tied_to is None else self._wholes.tensors[whole.tied_to]
-        held = [each for source in whole.sources for each in self._own_holdings.get((source.part, source.leaf), ())]
+        sources = dict.fromkeys((source.part, source.leaf) for source in (*whole.sources, *whole.own))
+        held = [each for source in sources for each in self._own_holdings.get(source, ())]
         alias = None if owner is whole else owner.name
-        return Leaf(readable(path), whole.kind, None, alias, tuple(held), shards=tuple(whole.boxes()))
+        differing = tuple(sorted(((source.part, source.box) for source in whole.own), key=lambda each: each[::-1]))
+        return Leaf(readable(path), whole.kind, None, alias, tuple(held), None, tuple(whole.boxes()), differing)
 
     def _last_compared(self, leaf: int) -> int | None:
         if self._manifest.compared is None:

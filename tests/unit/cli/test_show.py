@@ -58,7 +58,7 @@ def test_flat(tmp_path: Path) -> None:
 
 def test_shapes_that_differ_between_ranks_are_shown(tmp_path: Path) -> None:
     from deeppart.cli.show import _description
-    from deeppart.offline.inspect.contents import Leaf
+    from deeppart.offline.inspect.described import Leaf
     from deeppart.state.tree.leaves import LeafType
 
     kinds = {0: LeafType("torch", "uint8", (4,)), 1: LeafType("torch", "uint8", (5,))}

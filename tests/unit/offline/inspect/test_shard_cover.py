@@ -14,7 +14,7 @@ from deeppart.errors import CorruptFileError, DeeppartError
 from deeppart.model.boxes import Box
 from deeppart.part import OWN_TABLE
 from tests.fuzz.images import PartImage
-from tests.unit.cli_support import call_json, flip, part_path
+from tests.unit.cli_support import call, call_json, flip, part_path
 from tests.unit.recovery.opened import edit_parts
 from tests.unit.sharded_states import piece, restore, rows, save
 
@@ -54,6 +54,21 @@ def test_shards_are_shown_with_their_boxes_and_bytes(root: Path) -> None:
     assert tied in ({None, "w"}, {None, "head"})
     assert document["totals"]["sharded_bytes"] == 2 * 280 and document["totals"]["replicated_bytes"] == 120
     assert sum(held["bytes"] for held in found["x"]["parts"]) == 280
+
+
+def test_shards_that_ranks_did_not_hold_alike_are_shown(tmp_path: Path) -> None:
+    states = [live(rank) for rank in range(4)]
+    states[1]["w"][0] += 1
+    with pytest.warns(deeppart.DeeppartWarning):
+        save(tmp_path, states)
+    document = call_json("show", tmp_path)
+    found = {leaf["path"]: leaf for leaf in document["leaves"]}
+    first = {"offset": [0, 0], "sizes": [4, 10]}
+    (name,) = [each for each in ("w", "head") if found[each]["alias_of"] is None]
+    assert found[name]["differing"] == [{"rank": 0, **first}, {"rank": 1, **first}]
+    assert found[name]["stored_bytes"] == 280 + 160 == sum(held["bytes"] for held in found[name]["parts"])
+    assert found["x"]["differing"] == found["plain"]["differing"] == []
+    assert "2 shards  1 of them not alike on ranks 0-1" in call("show", tmp_path)
 
 
 def lose_span(leaf: int) -> Callable[[int, PartImage], None]:
