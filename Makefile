@@ -14,6 +14,8 @@ WORKERS ?= 4
 
 # The environment of `make test TORCH=2.4.1`.
 OTHER  := .venv-torch-$(TORCH)
+# The oldest that setup.cfg allows.
+OLDEST_TORCH := 2.4.1
 
 # With ARGS="-k name" one of the two parts of `make test` may have no such test: pytest ends with 5 then. Not both.
 NONE := $(VENV)/.none-in
@@ -30,7 +32,7 @@ test-single test-mpi: export RANKS_TEST_COMM := $(COMM)
 test-sockets: export RANKS_TEST_COMM := torch
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-fsdp collect test test-torch test-single test-mpi test-sockets coverage faults fuzz bench bench-nodes bench-interference bench-fsdp bench-gpu build-peers docs fresh check lint types imports dead dist format clean
+.PHONY: help venv demo demo-fsdp collect test test-torch test-oldest test-single test-mpi test-sockets coverage faults fuzz bench bench-nodes bench-interference bench-fsdp bench-gpu build-peers docs fresh check lint types imports dead dist format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +62,9 @@ test: $(if $(TORCH),test-torch,test-mpi test-sockets test-single) ## all tests; 
 
 test-torch: $(OTHER)/.installed ## those of sharded states, with another torch in an environment of its own: TORCH=2.4.1
 	$(OTHER)/bin/python -m pytest -W ignore -n $(WORKERS) --dist loadgroup $(ARGS) tests/sharded
+
+test-oldest: ## the same with the oldest torch, for which 3 GB are fetched
+	$(MAKE) --no-print-directory test-torch TORCH=$(OLDEST_TORCH)
 
 $(OTHER)/.installed:
 	@test -n "$(TORCH)" || { echo "which torch? TORCH=2.4.1" >&2; exit 1; }

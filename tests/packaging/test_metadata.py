@@ -38,6 +38,14 @@ def test_mpi_is_optional() -> None:
     assert not re.search("^(mpi4py|mpich|openmpi)", required, re.MULTILINE)
 
 
+def test_ci_runs_with_the_oldest_torch_that_is_allowed() -> None:
+    least = re.search(r"^torch>=(\S+)$", _setup()["options"]["install_requires"], re.MULTILINE)
+    oldest = re.search(r"^OLDEST_TORCH := (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert least is not None and oldest is not None
+    assert oldest[1].split(".")[:2] == least[1].split(".")
+    assert "test-oldest" in (ROOT / ".ci" / "run").read_text()
+
+
 def test_make_targets_of_the_readme_exist() -> None:
     named = set(re.findall(r"(?:`|^[ $]*)make ([a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE))
     assert named >= {"demo", "test"}
