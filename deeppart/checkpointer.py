@@ -250,7 +250,7 @@ class Checkpointer:
             self._steps.went_on_from(None)
             return None
         ranks = Ranks(self._comm, session.topology.node_of, timeout, session.processors.waiting)
-        notices = restore_state(ranks, recovered, state, per_rank)
+        notices = restore_state(ranks, recovered, state, per_rank, self.config.replicated)
         self._steps.went_on_from(recovered.attempt.step)  # not before: who goes on after a failed restore starts over
         self._retention.went_on()
         if self._auto is not None:

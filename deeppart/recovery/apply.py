@@ -7,7 +7,7 @@ Each step takes what the one before returns: documents, saved step, matched stat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any, TypeVar
 
@@ -33,6 +33,7 @@ from deeppart.state.restore.scatter import Scatter
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.leaves import Array
 from deeppart.state.tree.per_rank import PerRank
+from deeppart.state.tree.replication import Replication
 
 T = TypeVar("T")
 
@@ -44,11 +45,16 @@ _HANDING = "handing what was restored to the live state failed"
 _TODO = "fix what that rank reports and build the state again: it may hold bytes of the checkpoint already"
 
 
-def restore_state(ranks: Ranks, recovered: Recovered, state: Any, per_rank: PerRank) -> list[DeeppartWarning]:
+def restore_state(
+    ranks: Ranks, recovered: Recovered, state: Any, per_rank: PerRank, replicated: str | Mapping[str, str]
+) -> list[DeeppartWarning]:
     """Write a recovered step into the live state (collective).
 
     Where it is refused, the parts are dropped: whoever keeps the error, or its traceback, would keep their memory with
     it, which may be locked.
+
+    Args:
+        replicated: as ``Config.replicated``; of it, where ranks have parts of one state.
 
     Returns:
         What rank 0 is to tell the user.
@@ -59,19 +65,21 @@ def restore_state(ranks: Ranks, recovered: Recovered, state: Any, per_rank: PerR
         PerRankError: per-rank leaves, another world size, and ``per_rank="strict"``.
     """
     try:
-        return _restore_state(ranks, recovered, state, per_rank)
+        return _restore_state(ranks, recovered, state, per_rank, Replication(replicated))
     except DeeppartError as error:
         if not isinstance(error, CommError) or isinstance(error, RemoteRankError):
             recovered.mine.clear()  # otherwise messages may be on their way from there
         raise
 
 
-def _restore_state(ranks: Ranks, recovered: Recovered, state: Any, per_rank: PerRank) -> list[DeeppartWarning]:
+def _restore_state(
+    ranks: Ranks, recovered: Recovered, state: Any, per_rank: PerRank, replication: Replication
+) -> list[DeeppartWarning]:
     tables = share_tables(ranks, recovered)
     with closing(tables.copies):
         documents = share_documents(ranks, recovered, tables.document)
         restoring = _Restoring(ranks, recovered, tables, per_rank)
-        matched, old = restoring.match(documents, state)
+        matched, old = restoring.match(documents, state, replication)
         mapped = restoring.map_old_ranks(matched, old)
         to_fill = restoring.look_for_overlaps(matched, mapped)
         restoring.write(matched, mapped, to_fill)
@@ -88,7 +96,7 @@ class _Restoring:
         self._what = f"restore of step {recovered.attempt.step}"
         self._boxes = False
 
-    def match(self, documents: Documents, state: Any) -> tuple[Matched, OldLeaves]:
+    def match(self, documents: Documents, state: Any, replication: Replication) -> tuple[Matched, OldLeaves]:
         """Match the live state; and memory for what old ranks had, where it is asked for."""
         comm, attempt = self._comm, self._recovered.attempt
 
@@ -98,7 +106,7 @@ class _Restoring:
             return found, flatten_live(state)
 
         saved, flat = self._together(looked, _MATCHING)
-        places = find_places(saved, flat, self._ranks, self._what)
+        places = find_places(saved, flat, self._ranks, self._what, replication.in_parts)
 
         def matched() -> tuple[Matched, OldLeaves]:
             found = match(saved, flat, places, self._per_rank, comm.rank)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -34,12 +34,12 @@ from deeppart.state.restore.advice import (
     unreached_optimizers,
 )
 from deeppart.state.restore.creating import create_sharded
-from deeppart.state.restore.elsewhere import Lacking, lacking_leaves, without_leaves, without_unplaced
+from deeppart.state.restore.elsewhere import Lacking, PartRules, lacking_leaves, without_leaves, without_unplaced
 from deeppart.state.restore.leaf_matching import find_targets
 from deeppart.state.restore.target import DROPPED, Target, decode_values
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.naming import some_names
-from deeppart.state.tree.paths import readable
+from deeppart.state.tree.paths import Path, readable
 from deeppart.state.tree.per_rank import DROP, MAP, STRICT, PerRank, dropped_notice, strict_error, way_of
 from deeppart.state.tree.sharded import read_shards
 
@@ -70,18 +70,27 @@ class Places:
     Attributes:
         elsewhere: the leaves and values that have none here, but on another rank.
         split: numbers of the shared leaves that have none on some rank: not all ranks are to get them.
+        rules: what a live state may lack.
     """
 
     elsewhere: Lacking = field(default_factory=Lacking)
     split: frozenset[int] = frozenset()
+    rules: PartRules = field(default_factory=PartRules)
 
 
-def find_places(saved: SavedStep, flat: FlatState, ranks: Ranks, what: str) -> Places:
-    """Find out who has a place for what (collective)."""
+def find_places(
+    saved: SavedStep, flat: FlatState, ranks: Ranks, what: str, declared: Callable[[Path], bool] = lambda path: False
+) -> Places:
+    """Find out who has a place for what (collective).
+
+    Args:
+        declared: true for a path at which ``replicated`` says that ranks have parts of one state.
+    """
     shared = saved.documents.structure
     arrays = _in_common(len(shared.types), saved.first_whole, len(saved.wholes.tensors))
     values = _in_common(len(shared.values), saved.first_value, len(saved.wholes.values))
-    here = lacking_leaves(saved.structure.tree, flat.root)
+    rules = PartRules(saved.parts(), shared.rank0, declared)
+    here = lacking_leaves(saved.structure.tree, flat.root, rules)
     lacking = np.concatenate([np.isin(arrays, list(here.arrays)), np.isin(values, list(here.values))])
     told = np.concatenate([lacking, ~lacking]).astype(np.int64)
     most = ranks.finish(ranks.comm.maximum(told), what).astype(np.bool_)
@@ -93,6 +102,7 @@ def find_places(saved: SavedStep, flat: FlatState, ranks: Ranks, what: str) -> P
             set(values[elsewhere[len(arrays) :]].tolist()),
         ),
         frozenset(np.flatnonzero((anywhere_lacking & anywhere)[: len(shared.types)]).tolist()),
+        rules,
     )
 
 
@@ -128,7 +138,7 @@ def match(saved: SavedStep, flat: FlatState, places: Places, per_rank: PerRank, 
     matched = Matched(saved, flat, _target(saved, way, rank), way, rank)
     target, sharded = matched.target, frozenset(saved.tensors())
     if places.elsewhere.any():
-        tree, gone = without_leaves(target.structure.tree, flat.root, places.elsewhere)
+        tree, gone = without_leaves(target.structure.tree, flat.root, places.rules, places.elsewhere)
         target.structure, target.dropped = replace(target.structure, tree=tree), target.dropped | gone.arrays
     tree, left, target.unplaced = without_unplaced(target.structure.tree, flat.root, sharded)
     target.structure, target.dropped = replace(target.structure, tree=tree), target.dropped | left

@@ -13,12 +13,13 @@ from deeppart.part import SHARED_TABLE
 from deeppart.recovery.documents import Documents, apart_paths, is_parameter_names
 from deeppart.recovery.tables import PartIndexView
 from deeppart.state.document.apart import OwnTree, without_apart
-from deeppart.state.document.structure import SavedValue, Structure
+from deeppart.state.document.structure import SavedValue, Structure, walk_tree
 from deeppart.state.document.union import PartValue, values_in
 from deeppart.state.document.whole import ShardSource, Wholes, WholeTensor, gather_wholes, with_wholes
 from deeppart.state.restore.boxes import by_leaf, check_bytes
+from deeppart.state.restore.elsewhere import Lacking
 from deeppart.state.restore.scatter import check_cover, check_places
-from deeppart.state.tree.paths import Path, readable
+from deeppart.state.tree.paths import Path, exact, readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,12 @@ class SavedStep:
     def part_values(self) -> dict[int, PartValue]:
         """The values in parts of the state by number."""
         return dict(enumerate(self.wholes.values.values(), start=self.first_value))
+
+    def parts(self) -> Lacking:
+        """What was saved as a part of one state: whole tensors and values in the trees of some ranks."""
+        paths = {exact(path) for tree in self.wholes.parts for path, _ in walk_tree(tree.node, tree.path)}
+        arrays = {number for number, key in enumerate(self.wholes.tensors, start=self.first_whole) if key in paths}
+        return Lacking(arrays, set(self.part_values()))
 
     def shard_leaves(self, part: int) -> frozenset[int]:
         """Numbers of the leaves of a part that are shards of tensors."""

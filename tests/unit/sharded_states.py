@@ -53,16 +53,17 @@ def save(root: Path, states: Sequence[Any], step: int = 1, **settings: Any) -> N
     on_ranks(len(states), saved)
 
 
-def restore(root: Path, states: Sequence[Any], *, on_nodes: bool = False, **how: Any) -> int:
+def restore(root: Path, states: Sequence[Any], *, on_nodes: bool = False, replicated: Any = "auto", **how: Any) -> int:
     """Restore into one state for each rank; the step.
 
     Args:
+        replicated: the setting of that name.
         on_nodes: each rank is taken for one of another node, whose memory the others cannot see.
         how: for ``restore()``.
     """
 
     def restored(comm: Comm) -> Any:
-        with checkpointer(root, comm, node_size=1 if on_nodes else None) as ck:
+        with checkpointer(root, comm, node_size=1 if on_nodes else None, replicated=replicated) as ck:
             return ck.restore(states[comm.rank], **how)
 
     (step,) = set(on_ranks(len(states), restored))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -17,7 +17,7 @@ from deeppart.state.document.structure import (
     walk_tree,
 )
 from deeppart.state.tree.flat import Branch, Node, ShardedLeaf, ValueLeaf
-from deeppart.state.tree.paths import Key, Path, id_keys
+from deeppart.state.tree.paths import ExactPath, Key, Path, exact, id_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,32 @@ class Lacking:
         self.values.update(other.values)
 
 
-def lacking_leaves(saved: SavedNode, live: Node) -> Lacking:
-    """The leaves whose key, or that of a container around them, a live dict lacks."""
+@dataclass(frozen=True, slots=True)
+class PartRules:
+    """Where a live dict may lack items because other ranks have them, and not because they are still to be made.
+
+    So it is with what was saved as a part of one state, with dicts that have sharded tensors in them, and where the
+    user says so; the same as when states are saved. Optimizers make what they lack, and what is rank 0's all ranks get.
+
+    Attributes:
+        parts: what was saved as a part of one state.
+        rank0: paths of what is rank 0's.
+        declared: true for a path at which ``replicated`` says "parts".
+    """
+
+    parts: Lacking = field(default_factory=Lacking)
+    rank0: frozenset[ExactPath] = frozenset()
+    declared: Callable[[Path], bool] = lambda path: False
+
+
+def lacking_leaves(saved: SavedNode, live: Node, rules: PartRules) -> Lacking:
+    """The leaves whose key, or that of a container around them, a live dict lacks, and may lack."""
     found = Lacking()
-    _pruned(saved, live, found, None)
+    _Pruning(rules, found, None).node(saved, live, ())
     return found
 
 
-def without_leaves(saved: SavedNode, live: Node, elsewhere: Lacking) -> tuple[SavedNode, Lacking]:
+def without_leaves(saved: SavedNode, live: Node, rules: PartRules, elsewhere: Lacking) -> tuple[SavedNode, Lacking]:
     """A saved tree less the items of which the live state lacks the key, and other ranks have all that is in them.
 
     Args:
@@ -62,7 +80,7 @@ def without_leaves(saved: SavedNode, live: Node, elsewhere: Lacking) -> tuple[Sa
         The tree, and what is not in it any more.
     """
     gone = Lacking()
-    return _pruned(saved, live, gone, elsewhere), gone
+    return _Pruning(rules, gone, elsewhere).node(saved, live, ()), gone
 
 
 def without_unplaced(
@@ -140,25 +158,41 @@ def _leaves(node: SavedNode) -> Lacking:
     return found
 
 
-def _pruned(saved: SavedNode, live: Node, gone: Lacking, elsewhere: Lacking | None) -> SavedNode:
-    """``elsewhere``: None for every leaf."""
-    if not isinstance(saved, SavedBranch):
-        return saved
-    if isinstance(live, Branch) and live.kind == "object":
-        live = live.children[0]
-    if saved.kind == "object":
-        return replace(saved, children=(_pruned(saved.children[0], live, gone, elsewhere),))
-    if not isinstance(live, Branch):
-        return saved
-    mine = dict(zip(id_keys(live.keys), live.children, strict=True))
-    kept = []
-    for key, name, child in zip(saved.keys, id_keys(saved.keys), saved.children, strict=True):
-        if name in mine:
-            kept.append((key, _pruned(child, mine[name], gone, elsewhere)))
-            continue
-        leaves = _leaves(child)
-        if saved.kind in DICTS and leaves.any() and (elsewhere is None or elsewhere.covers(leaves)):
-            gone.add(leaves)
-        else:
-            kept.append((key, child))
-    return replace(saved, keys=tuple(key for key, _ in kept), children=tuple(child for _, child in kept))
+class _Pruning:
+    """One walk of :func:`without_leaves`; ``elsewhere``: None for every leaf."""
+
+    def __init__(self, rules: PartRules, gone: Lacking, elsewhere: Lacking | None) -> None:
+        self._rules, self._gone, self._elsewhere = rules, gone, elsewhere
+
+    def node(self, saved: SavedNode, live: Node, path: Path) -> SavedNode:
+        if not isinstance(saved, SavedBranch) or (self._rules.rank0 and exact(path) in self._rules.rank0):
+            return saved
+        if isinstance(live, Branch) and live.kind == "object":
+            if isinstance(live.container, torch.optim.Optimizer):
+                return saved
+            live = live.children[0]
+        if saved.kind == "object":
+            return replace(saved, children=(self.node(saved.children[0], live, path),))
+        if not isinstance(live, Branch):
+            return saved
+        mine = dict(zip(id_keys(live.keys), live.children, strict=True))
+        kept = []
+        for key, name, child in zip(saved.keys, id_keys(saved.keys), saved.children, strict=True):
+            inner = (*path, key)
+            if name in mine:
+                kept.append((key, self.node(child, mine[name], inner)))
+            elif saved.kind not in DICTS or not self._is_others(child, live, inner):
+                kept.append((key, child))
+        return replace(saved, keys=tuple(key for key, _ in kept), children=tuple(child for _, child in kept))
+
+    def _is_others(self, lacking: SavedNode, live: Branch, path: Path) -> bool:
+        """True if an item that a live dict lacks has its place on other ranks; it is noted then."""
+        leaves, rules = _leaves(lacking), self._rules
+        if not leaves.any() or not (self._elsewhere is None or self._elsewhere.covers(leaves)):
+            return False
+        if rules.rank0 and exact(path) in rules.rank0:
+            return False
+        if not (rules.parts.covers(leaves) or _has_shards(live) or rules.declared(path)):
+            return False
+        self._gone.add(leaves)
+        return True

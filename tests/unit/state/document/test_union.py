@@ -207,6 +207,17 @@ def test_stages_without_any_sharded_tensor(tmp_path: Path, setting: Any) -> None
         assert all(same(each, whole) for each in fresh)
 
 
+def test_a_plain_whole_comes_back_as_plain_stages_where_that_is_declared(tmp_path: Path) -> None:
+    whole = {"model": plain_stages()[0]["model"] | plain_stages()[2]["model"], "step": 7}
+    save(tmp_path, [whole, whole])
+    live = plain_stages(0.0)
+    assert restore(tmp_path, live, replicated={"model/*": "parts"}) == 1
+    assert all(map(same, live, plain_stages()))
+    live = plain_stages(0.0)
+    assert restore(tmp_path, live) == 1
+    assert all(same(each, whole) for each in live), "otherwise dicts gain what they lack"
+
+
 def test_ranks_of_a_plain_stage_that_differ_are_told_and_saved_each(tmp_path: Path) -> None:
     states = plain_stages()
     states[3]["model"]["state.second.m"][1, 1] += 1

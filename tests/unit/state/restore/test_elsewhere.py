@@ -12,9 +12,9 @@ from deeppart.errors import DeeppartWarning, StructureMismatchError
 from deeppart.state.document.decoding import decode_tree
 from deeppart.state.document.encoding import encode_tree
 from deeppart.state.document.structure import SavedArray, SavedLeaf, SavedNode, walk_tree
-from deeppart.state.restore.elsewhere import Lacking, lacking_leaves, without_leaves
+from deeppart.state.restore.elsewhere import Lacking, PartRules, lacking_leaves, without_leaves
 from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.paths import readable
+from deeppart.state.tree.paths import exact, readable
 from deeppart.testing.states import Box
 from tests.unit.sharded_states import restore, rows, save
 
@@ -49,6 +49,8 @@ def live(**changes: Any) -> Any:
     return flatten({key: value for key, value in (SAVED | changes).items() if value is not None}).root
 
 
+#: As if the user had said so.
+ANYWHERE = PartRules(declared=lambda path: True)
 LACKING: dict[str, tuple[dict[str, Any], set[str]]] = {
     "nothing": ({}, set()),
     "a key": ({"layers": {"0": SAVED["layers"]["0"]}}, {"layers/1/w", "layers/1/b"}),
@@ -67,9 +69,9 @@ LACKING: dict[str, tuple[dict[str, Any], set[str]]] = {
 def test_what_a_live_dict_lacks_is_found(name: str) -> None:
     changes, expected = LACKING[name]
     tree = saved()
-    lacking = lacking_leaves(tree, live(**changes))
+    lacking = lacking_leaves(tree, live(**changes), ANYWHERE)
     assert paths(tree, lacking) == expected
-    pruned, gone = without_leaves(tree, live(**changes), lacking)
+    pruned, gone = without_leaves(tree, live(**changes), ANYWHERE, lacking)
     assert gone == lacking
     everything, left = ([leaf for _, leaf in walk_tree(each, ())] for each in (tree, pruned))
     assert left == [leaf for leaf in everything if not is_in(leaf, lacking)]
@@ -78,10 +80,80 @@ def test_what_a_live_dict_lacks_is_found(name: str) -> None:
 def test_what_no_other_rank_has_either_stays() -> None:
     """It is created, as optimizer states are."""
     tree, root = saved(), live(layers={"0": SAVED["layers"]["0"]})
-    lacking = lacking_leaves(tree, root)
+    lacking = lacking_leaves(tree, root, ANYWHERE)
     for elsewhere in (Lacking(), Lacking({min(lacking.arrays)})):
-        pruned, gone = without_leaves(tree, root, elsewhere)
+        pruned, gone = without_leaves(tree, root, ANYWHERE, elsewhere)
         assert pruned == tree and not gone.any(), "a container of which others have a part stays as a whole"
+
+
+def test_without_a_reason_to_lack_it_everything_is_created() -> None:
+    tree, root = saved(), live(layers={"0": SAVED["layers"]["0"]}, steps={"n": 1})
+    assert not lacking_leaves(tree, root, PartRules()).any()
+    below = PartRules(declared=lambda path: path[0] == "steps")
+    assert paths(tree, lacking_leaves(tree, root, below)) == {"steps/m", "steps/x"}
+    rank0 = PartRules(rank0=frozenset({exact(("steps",)), exact(("layers", "1"))}), declared=lambda path: True)
+    assert not lacking_leaves(tree, root, rank0).any()
+
+
+def training(steps: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    return {"m": model, "o": optimizer, "d": {"a": torch.ones(3) * steps, "n": steps}, "best": {}}
+
+
+@pytest.mark.parametrize("replicated", ["auto", {"*": "parts"}])
+def test_a_rank_that_has_not_trained_yet_gets_what_the_others_get(tmp_path: Path, replicated: Any) -> None:
+    """As after a rank was replaced: the others have the state of their optimizers already."""
+    states = [training(3) for _ in range(3)]
+    save(tmp_path, states)
+    live = [training(1), training(0), training(2)]
+    if replicated == "auto":
+        live[1]["d"] = {}
+    assert restore(tmp_path, live, replicated=replicated) == 1
+    for each in live:
+        moments = each["o"].state_dict()["state"]
+        assert [float(moments[number]["step"]) for number in moments] == [3.0, 3.0]
+        assert torch.equal(moments[0]["exp_avg"], states[0]["o"].state_dict()["state"][0]["exp_avg"])
+        assert each["d"]["n"] == 3 and torch.equal(each["d"]["a"], states[0]["d"]["a"])
+
+
+def test_a_rank_that_has_not_trained_yet_among_shards(tmp_path: Path) -> None:
+    """Its optimizer makes its state as the parameters are split, though others have theirs."""
+    whole = torch.arange(12.0).view(4, 3)
+
+    def state(rank: int, steps: int) -> dict[str, Any]:
+        parameter = torch.nn.Parameter(torch.zeros(2))
+        optimizer = torch.optim.SGD([parameter], momentum=0.9)
+        for _ in range(steps):
+            parameter.grad = torch.ones(2)
+            optimizer.step()
+        return {"w": rows(whole * steps, rank, 2), "o": optimizer}
+
+    save(tmp_path, [state(rank, 2) for rank in range(2)])
+    live = [state(0, 1), state(1, 0)]
+    assert restore(tmp_path, live) == 1
+    for each in live:
+        (found,) = each["o"].state_dict()["state"].values()
+        assert torch.equal(found["momentum_buffer"], torch.full((2,), 1.9))
+
+
+def test_all_ranks_get_what_is_rank_0s(tmp_path: Path) -> None:
+    def state(rank: int, scale: float = 1.0) -> dict[str, Any]:
+        best = {"loss": 0.5 * scale, "w": torch.ones(3) * scale, "curve": [1.5 * scale] * 4}
+        return {"x": rows(torch.ones(4, 2) * scale, rank, 2), "best": best if rank == 0 else {}}
+
+    rules = {"best/*": "rank0"}
+    save(tmp_path, [state(0), state(1)], replicated=rules)
+    live = [state(0, 0.0), state(1, 0.0)]
+    assert restore(tmp_path, live, replicated=rules) == 1
+    for each in live:
+        assert each["best"]["loss"] == 0.5 and each["best"]["curve"] == [1.5] * 4
+        assert torch.equal(each["best"]["w"], torch.ones(3))
 
 
 def test_a_model_alone_is_restored_from_more_and_it_is_told(tmp_path: Path) -> None:
