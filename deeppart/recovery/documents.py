@@ -13,7 +13,7 @@ from deeppart.recovery.recover import Recovered
 from deeppart.state.document.apart import OwnTree
 from deeppart.state.document.part_document import OwnDocument, decode_meta
 from deeppart.state.document.structure import Structure
-from deeppart.state.document.union import is_part
+from deeppart.state.document.whole import Wholes
 from deeppart.state.restore.merge import build, tie
 from deeppart.state.restore.target import Target
 from deeppart.state.tree.leaves import Array
@@ -86,12 +86,12 @@ def _decoded_others(texts: Sequence[bytes], structure: Structure, what: str) -> 
     return found
 
 
-def apart_paths(documents: Sequence[OwnDocument]) -> list[OwnTree]:
+def apart_paths(documents: Sequence[OwnDocument], wholes: Wholes) -> list[OwnTree]:
     """The paths at which anything stands apart on any rank that is its own, and no part of one state."""
     found: dict[ExactPath, OwnTree] = {}
     for document in documents:
         for tree in document.trees:
-            if not is_part(tree):
+            if not wholes.has_part(tree):
                 found.setdefault(exact(tree.path), tree)
     return list(found.values())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -23,8 +23,8 @@ from deeppart.recovery.live import check_writable
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.saved import SavedStep, check_spans
 from deeppart.recovery.tables import PartIndexView
-from deeppart.state.document.structure import SavedArray, SavedValue, Structure, walk_tree
-from deeppart.state.document.ties import alias_digests
+from deeppart.state.document.structure import Alias, SavedArray, SavedValue, Structure, walk_tree
+from deeppart.state.document.ties import alias_digests, contiguous_strides
 from deeppart.state.document.units import Unit, units_of
 from deeppart.state.restore.advice import (
     advice,
@@ -89,7 +89,7 @@ def find_places(
     shared = saved.documents.structure
     arrays = _in_common(len(shared.types), saved.first_whole, len(saved.wholes.tensors))
     values = _in_common(len(shared.values), saved.first_value, len(saved.wholes.values))
-    rules = PartRules(saved.parts(), shared.rank0, declared)
+    rules = saved.part_rules(declared)
     here = lacking_leaves(saved.structure.tree, flat.root, rules)
     lacking = np.concatenate([np.isin(arrays, list(here.arrays)), np.isin(values, list(here.values))])
     told = np.concatenate([lacking, ~lacking]).astype(np.int64)
@@ -137,9 +137,10 @@ def match(saved: SavedStep, flat: FlatState, places: Places, per_rank: PerRank, 
     way = way_of(per_rank)
     matched = Matched(saved, flat, _target(saved, way, rank), way, rank)
     target, sharded = matched.target, frozenset(saved.tensors())
-    if places.elsewhere.any():
+    if places.elsewhere.any() or places.rules.part_paths:
         tree, gone = without_leaves(target.structure.tree, flat.root, places.rules, places.elsewhere)
         target.structure, target.dropped = replace(target.structure, tree=tree), target.dropped | gone.arrays
+        _untie_from(target, gone.arrays)
     tree, left, target.unplaced = without_unplaced(target.structure.tree, flat.root, sharded)
     target.structure, target.dropped = replace(target.structure, tree=tree), target.dropped | left
     target.boxed |= places.split | sharded
@@ -160,6 +161,30 @@ def match(saved: SavedStep, flat: FlatState, places: Places, per_rank: PerRank, 
         if way == DROP:
             _drop(matched, torn, torn_values)
     return matched
+
+
+def _untie_from(target: Target, gone: Set[int]) -> None:
+    """What was saved as another name of a leaf that other ranks have is filled for itself, from the same bytes.
+
+    Raises:
+        StructureMismatchError: it was a part of that leaf.
+    """
+    aliases, kept = target.structure.aliases, dict(target.structure.aliases)
+    placed = {node.index: path for path, node in walk_tree(target.structure.tree, ()) if isinstance(node, SavedArray)}
+    for index, alias in aliases.items():
+        if alias.owner not in gone or index not in placed:
+            continue
+        kind, owner = target.types[index], target.types[alias.owner]
+        if alias != Alias(alias.owner, 0, contiguous_strides(kind.shape)) or kind.nbytes != owner.nbytes:
+            raise StructureMismatchError(
+                "a leaf was saved as a part of another one, for which only other ranks have a place",
+                expected=f"leaf {alias.owner}, {owner}, in the live state, too",
+                where=f"path {readable(placed[index])}",
+                todo="give this rank both, or neither",
+            )
+        del kept[index]
+        target.boxed.add(index)
+    target.structure = replace(target.structure, aliases=kept)
 
 
 def _torn_shards(matched: Matched) -> list[int]:
@@ -210,7 +235,9 @@ def _drop(matched: Matched, torn: Sequence[int], values: Sequence[int]) -> None:
     matched.target.dropped |= frozenset(torn)
     for index in torn:
         matched.target.sharded.pop(index, None)
-    for index in values:
+    units = units_of(matched.target.structure.tree, set(torn), set(values))
+    matched.target.dropped |= frozenset(index for unit in units for index in unit.arrays)
+    for index in {*values, *(index for unit in units for index in unit.values)}:
         matched.target.values[index] = DROPPED
 
 

@@ -17,7 +17,6 @@ from deeppart.state.document.apart import OwnTree, insert
 from deeppart.state.document.decoding import check_aliases, decode_tree
 from deeppart.state.document.encoding import encode_tree
 from deeppart.state.document.structure import SavedArray, SavedValue
-from deeppart.state.document.union import is_part
 from deeppart.state.restore.filling import detached
 from deeppart.state.restore.leaf_matching import find_targets
 from deeppart.state.restore.scatter import Scatter
@@ -154,7 +153,7 @@ class _Mapping:
     def _asked_apart(self) -> list[OwnTree]:
         """The restored items that are apart; if rank 0's are meant for all, what rank 0 lacks stays as it is here."""
         if self._way == RANK0:
-            return [tree for tree in self._saved.documents.own[0].trees if not is_part(tree)]
+            return [tree for tree in self._saved.documents.own[0].trees if not self._saved.wholes.has_part(tree)]
         return list(self._saved.apart)
 
     def _take(self) -> None:

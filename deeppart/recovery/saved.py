@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from deeppart.state.document.structure import SavedValue, Structure, walk_tree
 from deeppart.state.document.union import PartValue, values_in
 from deeppart.state.document.whole import ShardSource, Wholes, WholeTensor, gather_wholes, with_wholes
 from deeppart.state.restore.boxes import by_leaf, check_bytes
-from deeppart.state.restore.elsewhere import Lacking
+from deeppart.state.restore.elsewhere import Lacking, PartRules
 from deeppart.state.restore.scatter import check_cover, check_places
 from deeppart.state.tree.paths import Path, exact, readable
 
@@ -60,21 +60,35 @@ class SavedStep:
         """The values in parts of the state by number."""
         return dict(enumerate(self.wholes.values.values(), start=self.first_value))
 
-    def parts(self) -> Lacking:
-        """What was saved as a part of one state: whole tensors and values in the trees of some ranks."""
-        paths = {exact(path) for tree in self.wholes.parts for path, _ in walk_tree(tree.node, tree.path)}
-        arrays = {number for number, key in enumerate(self.wholes.tensors, start=self.first_whole) if key in paths}
-        return Lacking(arrays, set(self.part_values()))
+    def part_rules(self, declared: Callable[[Path], bool]) -> PartRules:
+        """What a live dict may lack.
+
+        Args:
+            declared: true for a path at which ``replicated`` says that ranks have parts of one state.
+        """
+        wholes, shared = self.wholes, self.documents.structure
+        paths = {exact(path) for _, tree in wholes.parts for path, _ in walk_tree(tree.node, tree.path)}
+        arrays = {number for number, key in enumerate(wholes.tensors, start=self.first_whole) if key in paths}
+        own_paths = {exact(tree.path)[:end] for tree in self.apart for end in range(1, len(tree.path) + 1)}
+        return PartRules(
+            Lacking(arrays, set(self.part_values())),
+            wholes.part_paths,
+            Lacking(set(self.own_leaves), set(self.own_values)),
+            shared.rank0,
+            frozenset(own_paths),
+            declared,
+        )
 
     def shard_leaves(self, part: int) -> frozenset[int]:
         """Numbers of the leaves of a part that are shards of tensors."""
         return self.of_ranks[part].shard_leaves() if self.wholes.tensors else frozenset()
 
     def plain_tensor(self, index: int) -> WholeTensor:
-        """A leaf that all ranks share, as a tensor of which each part may have some bytes."""
-        kind = self.documents.structure.types[index]
+        """A leaf that all ranks share, as a tensor of which each part may have some bytes; or of what it is tied to."""
+        shared = self.documents.structure
+        kind, leaf = shared.types[index], shared.aliases[index].owner if index in shared.aliases else index
         parts = range(self.attempt.world_size)
-        sources = tuple(ShardSource(part, index, Box.whole(kind.shape)) for part in parts)
+        sources = tuple(ShardSource(part, leaf, Box.whole(kind.shape)) for part in parts)
         return WholeTensor(kind, f"leaf {index}", sources, None, self.attempt.world_size)
 
     @property
@@ -103,14 +117,15 @@ def saved_step(attempt: Attempt, documents: Documents, rank: int, size: int) -> 
     shared, where = documents.structure, f"step {attempt.step}"
     of_ranks = tuple(own.complete(shared, where) for own in documents.own)
     wholes = gather_wholes(of_ranks, [(own.trees, own.values) for own in documents.own], where)
-    apart = apart_paths(documents.own)
+    apart = apart_paths(documents.own, wholes)
     same_world = attempt.world_size == size
     mine = min(rank, len(of_ranks) - 1)
     base = of_ranks[mine] if same_world else without_apart(shared, apart)
     own_leaves = frozenset(np.flatnonzero(base.per_rank).tolist()) - base.shard_leaves()
     own_values = frozenset(np.flatnonzero(base.per_rank_values).tolist())
     if same_world:
-        own_values -= frozenset(number for _, number in values_in(documents.own[mine].trees))
+        in_parts = (values_in(tree) for tree in documents.own[mine].trees if wholes.has_part(tree))
+        own_values -= frozenset(number for each in in_parts for _, number in each)
     elif own_values:
         named = [node.index for path, node in base.walk() if isinstance(node, SavedValue) and is_parameter_names(path)]
         own_values -= frozenset(named)

@@ -139,7 +139,7 @@ class Saver:
         rank0 = agreed.flags["rank0_arrays"], agreed.flags["rank0_values"]
         fresh, flat = bool(agreed.flags["fresh"]), flattened
         if "structure" in agreed.differing or (fresh and self._has_own_cuts()):
-            flat, fresh = self._recut(flat, what), True
+            (flat, rank0), fresh = self._recut(flat, what), True
         shards = Differing()
         if not fresh and self._replicas is not None:
             within = self._classifier.calls, (call.turn, call.step), self._classifier.watch, what
@@ -228,8 +228,11 @@ class Saver:
     def _has_own_cuts(self) -> bool:
         return self._template.cuts is not None and bool(self._template.cuts.mine)
 
-    def _recut(self, flat: FlatState, what: str) -> FlatState:
+    def _recut(self, flat: FlatState, what: str) -> tuple[FlatState, tuple[int, int]]:
         """The ranks' structures differ, or did: agree where to cut them, from scratch (collective).
+
+        Returns:
+            The state, cut, and how much of it is rank 0's now: not what is below a cut.
 
         Raises:
             StructureMismatchError: on every rank; they differ where they may not.
@@ -242,15 +245,17 @@ class Saver:
             flat = self._template.cut(self._cuts(found.cuts, found.parts))
         self._classifier.prepare(flat)
         self._fresh = True
-        digest = self._classifier.known.structure_digest
-        if "structure" in agree(self._comm, {"structure": digest}, {}, what, self._timeout).differing:
+        digest, (arrays, values) = self._classifier.known.structure_digest, _count_rank0(flat)
+        counts = {"rank0_arrays": arrays, "rank0_values": values}
+        agreed = agree(self._comm, {"structure": digest}, counts, what, self._timeout)
+        if "structure" in agreed.differing:
             raise StructureMismatchError(
                 f"{what}: the state's structure differs between ranks in a way that cannot be named",
                 expected="the same kinds of containers and of keys on every rank",
                 where=f"rank {self._comm.rank}",
                 todo="build the state in the same way on all ranks; overlapping patterns of `replicated` may hide it",
             )
-        return flat
+        return flat, (agreed.flags["rank0_arrays"], agreed.flags["rank0_values"])
 
     def _document(self, agreed: Agreed) -> PartDocument:
         flat, layout = agreed.flat, agreed.layout

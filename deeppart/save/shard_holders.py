@@ -20,6 +20,7 @@ from deeppart.model.boxes import Box
 from deeppart.plan.shards import Claim, Verdict, judge
 from deeppart.state.compare.state_layout import StateLayout
 from deeppart.state.document.encoding import encode_path
+from deeppart.state.restore.overlaps import overlapping
 from deeppart.state.tree.fingerprint import hash63
 from deeppart.state.tree.flat import FlatState, ShardedLeaf
 from deeppart.state.tree.naming import some_names
@@ -59,8 +60,9 @@ def find_holders(comm: Comm, flat: FlatState, layout: StateLayout, within: tuple
     """Find out who else holds this rank's shards (collective).
 
     Raises:
-        StructureMismatchError: the shards of a tensor overlap, lack elements, or are of tensors of different types; on
-            the rank that has found it, and as RemoteRankError on the others.
+        StructureMismatchError: the shards of a tensor overlap, lack elements, or are of tensors of different types; or
+            a part of the state shares memory with what is none; on the rank that has found it, and as RemoteRankError
+            on the others.
     """
     what, timeout = within
     keepers = [hash63(_key(leaf).encode()) % comm.size for leaf in flat.sharded]
@@ -71,7 +73,7 @@ def find_holders(comm: Comm, flat: FlatState, layout: StateLayout, within: tuple
         claims[keeper].append([_key(leaf), readable(leaf.path), str(leaf.kind), leaf.kind.shape, boxes])
     told = finish(comm, exchange(comm, [json.dumps(each).encode() for each in claims]), what, timeout)
     verdicts, faults = _judged([json.loads(text) for text in told])
-    raise_together(comm, _fault(faults, what), what, timeout)
+    raise_together(comm, _fault(faults, what) or _torn_memory(flat, layout, what), what, timeout)
     answers = finish(comm, exchange(comm, [json.dumps(each).encode() for each in verdicts]), what, timeout)
     return _taken(flat, keepers, [iter(json.loads(text)) for text in answers], ties)
 
@@ -115,6 +117,24 @@ def _taken(flat: FlatState, keepers: list[int], answers: list[Iterator[Any]], ti
             if number in ties and not is_tied:
                 untied.append(number)
     return Holders(ranks, tuple(untied))
+
+
+def _torn_memory(flat: FlatState, layout: StateLayout, what: str) -> StructureMismatchError | None:
+    """A tensor that only some ranks have is saved for itself: of memory that it shares, a restore would not know."""
+    if not any(each.part for each in flat.apart):
+        return None
+    arrays = {index: data for index, data in enumerate(flat.data) if index not in layout.own_aliases}
+    paths = {number: leaf.path for leaf in flat.sharded for number in leaf.numbers}
+    found = overlapping(arrays)
+    if paths.keys().isdisjoint(found):
+        return None
+    names = [readable(paths[index] if index in paths else flat.arrays[index].path) for index in found]
+    return StructureMismatchError(
+        f"{what}: a tensor that only some ranks have, or have shards of, shares memory with another leaf",
+        expected="memory of its own, or the whole memory of another such tensor",
+        found=some_names(names, most=_SHOWN),
+        todo="leave one of them out, which the other one brings back; or give all ranks both; nothing was saved",
+    )
 
 
 def _ties(flat: FlatState, layout: StateLayout) -> dict[int, str]:

@@ -31,7 +31,7 @@ from deeppart.state.document.structure import (
     SavedValue,
     Structure,
 )
-from deeppart.state.document.union import is_part, joined
+from deeppart.state.document.union import joined
 from deeppart.state.document.whole import Wholes, gather_wholes
 from deeppart.state.tree.paths import ROOT, exact, readable
 from deeppart.state.tree.paths import Path as KeyPath
@@ -161,7 +161,7 @@ class _Describing:
         for rank, tree in self._trees_below(path) if saved.kind in DICTS and self._rank is None else ():
             found = self._of_rank(rank, tree, covered)
             if found is not None:
-                of_whom = "" if is_part(tree) else f" (rank {rank})"
+                of_whom = "" if self._wholes.has_part(tree) else f" (rank {rank})"
                 children.append((f"{_name(tree.path[-1])}{of_whom}", found))
         return Container(saved.kind, saved.name, tuple(children)) if children or covered else None
 
@@ -173,9 +173,9 @@ class _Describing:
             for tree in own.trees
             if tree.place is not None and exact(tree.path[:-1]) == exact(path)
         ]
-        kept = [(rank, tree) for rank, tree in found if not is_part(tree)]
+        kept = [(rank, tree) for rank, tree in found if not self._wholes.has_part(tree)]
         # These are of no rank alone: tensors, of which several ranks have shards, or some ranks have some, and values.
-        return kept + [(0, tree) for tree in joined([tree for _, tree in found if is_part(tree)])]
+        return kept + [(0, tree) for tree in joined([tree for _, tree in found if self._wholes.has_part(tree)])]
 
     def _of_rank(self, rank: int, tree: OwnTree, covered: bool) -> Node | None:
         """The trees that are apart on one rank."""

@@ -21,7 +21,7 @@ from deeppart.state.tree.composites import COMPOSITES, branch_name
 from deeppart.state.tree.flat import Apart, ArrayLeaf, Branch, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
 from deeppart.state.tree.naming import name_kind, some_names
 from deeppart.state.tree.paths import ExactPath, Path, exact, id_key, readable
-from deeppart.state.tree.replication import ALL, NONE, Replication
+from deeppart.state.tree.replication import ALL, NONE, RANK0, Replication
 from deeppart.state.tree.runs import run_kind
 from deeppart.state.tree.values import encode_key
 
@@ -165,22 +165,27 @@ def _key_differences(
     theirs = {json.dumps(key): (key, item) for key, item in reference}
     ours = {json.dumps(key): (key, item) for key, item in mine}
     has_shards = any(_holds_shards(item) for _, item in (*reference, *mine))
-    for text, (key, item) in {**theirs, **ours}.items():
-        (decoded,) = decode_path([key], "a structure told by another rank")
+    both = {**theirs, **ours}
+    keys = [decode_path([key], "a structure told by another rank")[0] for key, _ in both.values()]
+    # 1 and True are one key for a dict, and two for whoever reads a file: no dict can have what both ranks have.
+    equal = len(set(keys)) < len(keys)
+    for (text, (_, item)), decoded in zip(both.items(), keys, strict=True):
         inner = (*path, decoded)
         if text in theirs and text in ours:
             yield from _differences(theirs[text][1], ours[text][1], inner, replication)
         elif item[0] != _APART:
             verb = "has" if text in ours else "lacks"
             is_own, told = replication.mode(inner) == NONE, f"{verb} {_name(item)} at {readable(inner)}"
-            is_part = not is_own and (has_shards or replication.in_parts(inner))
-            yield Difference(inner, is_part or is_own, told, is_part)
+            allowed = not is_own and not equal and (has_shards or replication.in_parts(inner))
+            is_part = allowed and all(replication.mode(path) not in (NONE, RANK0) for path in _paths(item, inner))
+            yield Difference(inner, allowed or is_own, told, is_part)
 
 
 def _order_differs(reference: list[Any], mine: list[Any]) -> bool:
-    """True if an OrderedDict has the keys of rank 0's, in another order."""
+    """True if an OrderedDict has keys that rank 0's has, too, in another order."""
     theirs, ours = ([json.dumps(key) for key, item in items if item[0] != _APART] for items in (reference, mine))
-    return theirs != ours and sorted(theirs) == sorted(ours)
+    common = set(theirs) & set(ours)
+    return [key for key in theirs if key in common] != [key for key in ours if key in common]
 
 
 def _may_differ(one: list[Any], other: list[Any], path: Path) -> bool:
@@ -213,15 +218,26 @@ def _holds_shards(described: list[Any]) -> bool:
 
 def _kinds(described: list[Any]) -> Iterator[str]:
     """The kind of each leaf."""
+    for _, kind in _leaves(described, ()):
+        yield kind
+
+
+def _paths(described: list[Any], path: Path) -> Iterator[Path]:
+    """The path of each leaf of what stands at a path."""
+    for inner, _ in _leaves(described, path):
+        yield inner
+
+
+def _leaves(described: list[Any], path: Path) -> Iterator[tuple[Path, str]]:
     kind = described[0]
     if kind in ("list", "tuple"):
-        for item in described[1]:
-            yield from _kinds(item)
+        for place, item in enumerate(described[1]):
+            yield from _leaves(item, (*path, place))
     elif len(described) == 2:
-        for _, item in described[1]:
-            yield from _kinds(item)
+        for key, item in described[1]:
+            yield from _leaves(item, (*path, *decode_path([key], "a structure told by another rank")))
     else:
-        yield kind
+        yield path, kind
 
 
 def _name(described: list[Any]) -> str:

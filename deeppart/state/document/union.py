@@ -6,7 +6,7 @@ tree has them all, whichever ranks had them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,10 +35,14 @@ class PartValue:
         return self.contents[rank] if rank in self.contents else next(iter(self.contents.values()))
 
 
-def is_part(tree: OwnTree) -> bool:
-    """True if a tree that stands apart is a part of one state, and not its rank's own.
+#: What stands apart on each rank, and its own values by number.
+OwnItems = Sequence[tuple[Sequence[OwnTree], Mapping[int, Any]]]
 
-    Sharded tensors alone always are. A tree with an array is not, since nobody knows which of several is meant.
+
+def may_be_part(tree: OwnTree) -> bool:
+    """True if a tree that stands apart may be a part of one state, and not its rank's own.
+
+    Sharded tensors alone always may. A tree with an array may not, since nobody knows which of several is meant.
     """
     if tree.place is None or not _has_no_arrays(tree.node):
         return False
@@ -46,11 +50,50 @@ def is_part(tree: OwnTree) -> bool:
     return tree.part or (bool(leaves) and not any(map(is_value, leaves)))
 
 
-def values_in(trees: Iterable[OwnTree]) -> Iterator[tuple[Path, int]]:
-    """Path and number of the values in those that are parts of one state."""
-    for tree in trees:
-        if is_part(tree):
-            yield from ((path, leaf.index) for path, leaf in walk_tree(tree.node, tree.path) if is_value(leaf))
+def find_parts(own: OwnItems) -> list[tuple[int, OwnTree]]:
+    """The trees that are parts of one state, with their ranks, in the order of these.
+
+    Those of all ranks at one path are, or none: dicts may have other keys, but where anything else differs, which one
+    is meant nobody knows, and each rank keeps its own.
+    """
+    trees: dict[ExactPath, list[tuple[int, OwnTree]]] = {}
+    refused: set[ExactPath] = set()
+    of_equal: dict[Path, ExactPath] = {}  # keys that are equal for a dict, such as 1 and True, find no place in one
+    for rank, (items, _) in enumerate(own):
+        for tree in items:
+            key = exact(tree.path)
+            found = trees.setdefault(key, [])
+            if not may_be_part(tree) or (found and not _is_joinable(found[0][1].node, tree.node)):
+                refused.add(key)
+            if (equal := of_equal.setdefault(tree.path, key)) != key:
+                refused |= {key, equal}
+            found.append((rank, tree))
+    kept = [each for key, found in trees.items() if key not in refused for each in found]
+    return sorted(kept, key=lambda each: each[0])
+
+
+def _is_joinable(one: SavedNode, other: SavedNode) -> bool:
+    """True if one tree can have all that two have."""
+    if not isinstance(one, SavedBranch) or not isinstance(other, SavedBranch):
+        return type(one) is type(other)
+    if (one.kind, one.name) != (other.kind, other.name):
+        return False
+    mine = dict(zip(id_keys(one.keys), one.children, strict=True))
+    theirs = dict(zip(id_keys(other.keys), other.children, strict=True))
+    if one.kind in DICTS:
+        if len(set(one.keys) | set(other.keys)) != len(mine.keys() | theirs.keys()):
+            return False
+        common = mine.keys() & theirs.keys()
+        if one.kind == "odict" and [key for key in mine if key in common] != [key for key in theirs if key in common]:
+            return False
+    elif mine.keys() != theirs.keys():
+        return False
+    return all(_is_joinable(child, theirs[key]) for key, child in mine.items() if key in theirs)
+
+
+def values_in(tree: OwnTree) -> Iterator[tuple[Path, int]]:
+    """Path and number of the values in a tree."""
+    return ((path, leaf.index) for path, leaf in walk_tree(tree.node, tree.path) if isinstance(leaf, SavedValue))
 
 
 def is_value(leaf: SavedNode) -> bool:
@@ -58,20 +101,16 @@ def is_value(leaf: SavedNode) -> bool:
     return isinstance(leaf, SavedValue)
 
 
-def gather_values(own: Sequence[tuple[Sequence[OwnTree], Mapping[int, Any]]]) -> dict[ExactPath, PartValue]:
-    """The values in parts of the state.
-
-    Args:
-        own: of each rank, what stands apart on it, and its own values by number.
-    """
+def gather_values(parts: Sequence[tuple[int, OwnTree]], own: OwnItems) -> dict[ExactPath, PartValue]:
+    """The values in parts of the state, as :func:`find_parts` found them."""
     found: dict[ExactPath, dict[int, Any]] = {}
     names: dict[ExactPath, str] = {}
-    for rank, (trees, values) in enumerate(own):
-        for path, number in values_in(trees):
+    for rank, tree in parts:
+        for path, number in values_in(tree):
             key = exact(path)
             if key not in found:
                 found[key], names[key] = {}, readable(path)
-            found[key][rank] = values[number]
+            found[key][rank] = own[rank][1][number]
     return {key: PartValue(names[key], contents, _differ(contents)) for key, contents in found.items()}
 
 
@@ -80,15 +119,15 @@ def _differ(contents: Mapping[int, Any]) -> bool:
     return not all(same_leaf_value(first, other) for other in others)
 
 
-def with_parts(root: SavedNode, parts: Sequence[OwnTree]) -> SavedNode:
+def with_parts(root: SavedNode, parts: Sequence[tuple[int, OwnTree]]) -> SavedNode:
     """A tree with all parts of the state, in an order that is the same for every rank; one walk for all of them."""
-    paths = {exact(tree.path) for tree in parts}
+    paths = {exact(tree.path) for _, tree in parts}
     # What this rank has of them, too, so that dicts have the same order on all ranks.
-    return _with_others(_without(root, (), paths) if paths else root, [(tree.path, tree) for tree in parts])
+    return _with_others(_without(root, (), paths) if paths else root, [(tree.path, rank, tree) for rank, tree in parts])
 
 
 def joined(trees: Sequence[OwnTree]) -> list[OwnTree]:
-    """The trees of several ranks, one for each path: what some of them have and others lack is in it."""
+    """The trees of several ranks, one for each path, with what some of them have and others lack."""
     found: dict[ExactPath, OwnTree] = {}
     for each in trees:
         first = found.setdefault(exact(each.path), each)
@@ -112,10 +151,8 @@ def _without(node: SavedNode, path: tuple[Any, ...], paths: set[ExactPath]) -> S
 def _joined(one: SavedNode, other: SavedNode) -> SavedNode:
     """One tree with what another has under keys of dicts that it lacks."""
     if not isinstance(one, SavedBranch) or not isinstance(other, SavedBranch):
-        return other if is_value(one) and not is_value(other) else one  # None, where others have something
-    if one.kind not in DICTS or other.kind not in DICTS:
-        if one.kind != other.kind or len(one.children) != len(other.children):
-            return one
+        return one
+    if one.kind not in DICTS:
         return replace(one, children=tuple(map(_joined, one.children, other.children)))
     theirs = dict(zip(id_keys(other.keys), zip(other.keys, other.children, strict=True), strict=True))
     children = [
@@ -126,28 +163,55 @@ def _joined(one: SavedNode, other: SavedNode) -> SavedNode:
     return replace(one, keys=keys, children=(*children, *(child for _, child in theirs.values())))
 
 
-def _with_others(node: SavedNode, trees: Sequence[tuple[Path, OwnTree]]) -> SavedNode:
-    """``trees``: with the rest of their paths."""
-    for rest, tree in trees:
+#: The rest of a part's path, its rank, and the part.
+_Rest = tuple[Path, int, OwnTree]
+
+
+def _with_others(node: SavedNode, trees: Sequence[_Rest]) -> SavedNode:
+    for rest, _, tree in trees:
         node = node if rest else _joined(node, tree.node)
-    below: dict[IdKey, list[tuple[Path, OwnTree]]] = {}
+    below: dict[IdKey, list[_Rest]] = {}
     if not isinstance(node, SavedBranch):
         return node
     if node.kind == "object":
         return replace(node, children=(_with_others(node.children[0], trees),))
-    for rest, tree in trees:
+    for rest, rank, tree in trees:
         if rest:
-            below.setdefault(id_key(rest[0]), []).append((rest[1:], tree))
+            below.setdefault(id_key(rest[0]), []).append((rest[1:], rank, tree))
     if not below:
         return node
-    entries = [
-        (key, _with_others(child, below.pop(name, ())))
-        for key, name, child in zip(node.keys, id_keys(node.keys), node.children, strict=True)
-    ]
-    added = joined([tree for group in below.values() for rest, tree in group if not rest])
-    for tree in sorted(added if node.kind in DICTS else (), key=lambda each: each.place or 0):
-        entries.insert(tree.place or 0, (tree.path[-1], tree.node))
-    return replace(node, keys=tuple(key for key, _ in entries), children=tuple(child for _, child in entries))
+    names = id_keys(node.keys)
+    entries = {
+        name: (key, _with_others(child, below.pop(name, ())))
+        for key, name, child in zip(node.keys, names, node.children, strict=True)
+    }
+    added = [(rank, tree) for group in below.values() for rest, rank, tree in group if not rest]
+    if node.kind in DICTS:
+        entries |= {id_key(tree.path[-1]): (tree.path[-1], tree.node) for tree in joined([tree for _, tree in added])}
+        names = _merged(names, added)
+    pairs = [entries[name] for name in names]
+    return replace(node, keys=tuple(key for key, _ in pairs), children=tuple(child for _, child in pairs))
+
+
+def _merged(shared: Sequence[IdKey], added: Sequence[tuple[int, OwnTree]]) -> list[IdKey]:
+    """The keys of a dict and those that ranks have besides, in an order in which those of each rank are in its own.
+
+    Each comes right behind the one that it was behind on its rank.
+    """
+    found = list(shared)
+    there = set(found)
+    of_ranks: dict[int, list[OwnTree]] = {}
+    for rank, tree in added:
+        of_ranks.setdefault(rank, []).append(tree)
+    for rank in sorted(of_ranks):
+        mine = list(shared)
+        for tree in sorted(of_ranks[rank], key=lambda each: each.place or 0):
+            name, place = id_key(tree.path[-1]), min(tree.place or 0, len(mine))
+            mine.insert(place, name)
+            if name not in there:
+                found.insert(found.index(mine[place - 1]) + 1 if place else 0, name)
+                there.add(name)
+    return found
 
 
 def _has_no_arrays(node: SavedNode) -> bool:

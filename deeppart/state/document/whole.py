@@ -30,7 +30,7 @@ from deeppart.state.document.structure import (
     Structure,
 )
 from deeppart.state.document.ties import contiguous_strides
-from deeppart.state.document.union import PartValue, gather_values, is_part, with_parts
+from deeppart.state.document.union import OwnItems, PartValue, find_parts, gather_values, with_parts
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import ExactPath, exact, readable
 
@@ -91,12 +91,18 @@ class Wholes:
     Attributes:
         tensors: by path; the order is that of their numbers.
         values: small values in parts of the state, likewise.
-        parts: what stands apart on any rank, and is a part of the state.
+        parts: what stands apart on any rank, and is a part of the state, with its rank.
+        part_paths: their paths.
     """
 
     tensors: Mapping[ExactPath, WholeTensor]
     values: Mapping[ExactPath, PartValue] = field(default_factory=dict)
-    parts: tuple[OwnTree, ...] = ()
+    parts: tuple[tuple[int, OwnTree], ...] = ()
+    part_paths: frozenset[ExactPath] = frozenset()
+
+    def has_part(self, tree: OwnTree) -> bool:
+        """True if a tree that stands apart on a rank is a part of the state, and not the rank's own."""
+        return exact(tree.path) in self.part_paths
 
     def contents(self, rank: int | None) -> list[Any]:
         """The values in parts of the state as one rank had them, if it did; None: as the lowest had them."""
@@ -119,9 +125,7 @@ class Wholes:
                 )
 
 
-def gather_wholes(
-    of_ranks: Sequence[Structure], own: Sequence[tuple[Sequence[OwnTree], Mapping[int, Any]]], where: str
-) -> Wholes:
+def gather_wholes(of_ranks: Sequence[Structure], own: OwnItems, where: str) -> Wholes:
     """Bring the shards of all parts together.
 
     Args:
@@ -134,8 +138,9 @@ def gather_wholes(
     gathering = _Gathering(where)
     for part, structure in enumerate(of_ranks):
         gathering.take(part, structure)
-    parts = tuple(tree for trees, _ in own for tree in trees if is_part(tree))
-    return Wholes(gathering.tensors(), gather_values(own), parts)
+    parts = find_parts(own)
+    paths = frozenset(exact(tree.path) for _, tree in parts)
+    return Wholes(gathering.tensors(), gather_values(parts, own), tuple(parts), paths)
 
 
 class _Gathering:
@@ -227,7 +232,7 @@ def with_wholes(base: Structure, wholes: Wholes) -> Structure:
     first, values = len(base.types), len(wholes.values)
     numbers = {key: first + place for place, key in enumerate(wholes.tensors)}
     of_values = {key: len(base.values) + place for place, key in enumerate(wholes.values)}
-    parts = [replace(each, node=_renumbered(each.node, each.path, of_values)) for each in wholes.parts]
+    parts = [(rank, replace(each, node=_renumbered(each.node, each.path, of_values))) for rank, each in wholes.parts]
     tree = _replaced(with_parts(base.tree, parts), (), numbers)
     tensors = list(wholes.tensors.values())
     aliases = dict(base.aliases)

@@ -39,6 +39,10 @@ class Lacking:
         """True if it has all that another one has."""
         return self.arrays.issuperset(other.arrays) and self.values.issuperset(other.values)
 
+    def meets(self, other: Lacking) -> bool:
+        """True if it has anything that another one has."""
+        return not (self.arrays.isdisjoint(other.arrays) and self.values.isdisjoint(other.values))
+
     def add(self, other: Lacking) -> None:
         """Take in another one."""
         self.arrays.update(other.arrays)
@@ -50,16 +54,23 @@ class PartRules:
     """Where a live dict may lack items because other ranks have them, and not because they are still to be made.
 
     So it is with what was saved as a part of one state, with dicts that have sharded tensors in them, and where the
-    user says so; the same as when states are saved. Optimizers make what they lack, and what is rank 0's all ranks get.
+    user says so; the same as when states are saved. Optimizers make what they lack, what is rank 0's all ranks get, and
+    what is each rank's own is nobody else's.
 
     Attributes:
         parts: what was saved as a part of one state.
+        part_paths: the paths of these items.
+        own: what is each rank's own.
         rank0: paths of what is rank 0's.
+        around_own: paths of what stands apart on some rank, and of the containers around it.
         declared: true for a path at which ``replicated`` says "parts".
     """
 
     parts: Lacking = field(default_factory=Lacking)
+    part_paths: frozenset[ExactPath] = frozenset()
+    own: Lacking = field(default_factory=Lacking)
     rank0: frozenset[ExactPath] = frozenset()
+    around_own: frozenset[ExactPath] = frozenset()
     declared: Callable[[Path], bool] = lambda path: False
 
 
@@ -165,7 +176,7 @@ class _Pruning:
         self._rules, self._gone, self._elsewhere = rules, gone, elsewhere
 
     def node(self, saved: SavedNode, live: Node, path: Path) -> SavedNode:
-        if not isinstance(saved, SavedBranch) or (self._rules.rank0 and exact(path) in self._rules.rank0):
+        if not isinstance(saved, SavedBranch):
             return saved
         if isinstance(live, Branch) and live.kind == "object":
             if isinstance(live.container, torch.optim.Optimizer):
@@ -180,7 +191,8 @@ class _Pruning:
         for key, name, child in zip(saved.keys, id_keys(saved.keys), saved.children, strict=True):
             inner = (*path, key)
             if name in mine:
-                kept.append((key, self.node(child, mine[name], inner)))
+                is_rank0 = bool(self._rules.rank0) and exact(inner) in self._rules.rank0
+                kept.append((key, child if is_rank0 else self.node(child, mine[name], inner)))
             elif saved.kind not in DICTS or not self._is_others(child, live, inner):
                 kept.append((key, child))
         return replace(saved, keys=tuple(key for key, _ in kept), children=tuple(child for _, child in kept))
@@ -188,9 +200,11 @@ class _Pruning:
     def _is_others(self, lacking: SavedNode, live: Branch, path: Path) -> bool:
         """True if an item that a live dict lacks has its place on other ranks; it is noted then."""
         leaves, rules = _leaves(lacking), self._rules
-        if not leaves.any() or not (self._elsewhere is None or self._elsewhere.covers(leaves)):
+        if not leaves.any():
+            return exact(path) in rules.part_paths
+        if not (self._elsewhere is None or self._elsewhere.covers(leaves)):
             return False
-        if rules.rank0 and exact(path) in rules.rank0:
+        if exact(path) in rules.rank0 or exact(path) in rules.around_own or rules.own.meets(leaves):
             return False
         if not (rules.parts.covers(leaves) or _has_shards(live) or rules.declared(path)):
             return False

@@ -273,8 +273,8 @@ class _Walk:
         # By identity: of keys that do not compare, such as numpy's numbers with tuples, == is no answer.
         if not all(map(operator.is_, container, keys)):
             self.flat.orders.append((len(self.flat.tokens), list(container)))
-            if kind == "odict" and path:
-                mine = [key for key in container if key not in apart] if apart else list(container)
+            mine = [key for key in container if key not in apart] if apart else list(container)
+            if kind == "odict" and path and not all(map(operator.is_, mine, shared)):
                 self.flat.ordered.append((len(self.flat.tokens), path, mine))
         self._enter(container, path)
         if apart:

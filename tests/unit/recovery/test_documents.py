@@ -12,6 +12,7 @@ import torch
 import deeppart
 from deeppart.errors import CorruptFileError
 from deeppart.recovery.documents import apart_paths, content_at
+from deeppart.state.document.whole import Wholes
 from deeppart.state.tree.leaves import Array
 from deeppart.state.tree.paths import Path as Keys
 from deeppart.testing.states import difference
@@ -137,11 +138,11 @@ def test_elsewhere_nothing_stands_apart(path: Keys) -> None:
 
 def test_paths_at_which_any_rank_has_something_are_named_once() -> None:
     documents = documents_of(STATES, [CACHE, ITEM])
-    assert sorted((tree.path for tree in apart_paths(documents.own)), key=str) == [CACHE, ITEM]
-    assert [tree.path for tree in apart_paths(documents.own[1:2])] == [ITEM]
-    assert apart_paths([]) == apart_paths(documents_of([{"w": 1}]).own) == []
+    assert sorted((tree.path for tree in apart_paths(documents.own, Wholes({}))), key=str) == [CACHE, ITEM]
+    assert [tree.path for tree in apart_paths(documents.own[1:2], Wholes({}))] == [ITEM]
+    assert apart_paths([], Wholes({})) == apart_paths(documents_of([{"w": 1}]).own, Wholes({})) == []
 
 
 def test_keys_of_other_types_are_other_paths() -> None:
     documents = documents_of([{1: "a", "w": 0}, {True: "b", "w": 0}], [(1,), (True,)])
-    assert [list(map(type, tree.path)) for tree in apart_paths(documents.own)] == [[int], [bool]]
+    assert [list(map(type, tree.path)) for tree in apart_paths(documents.own, Wholes({}))] == [[int], [bool]]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from deeppart.errors import DeeppartWarning, StructureMismatchError
+import deeppart
+from deeppart.errors import DeeppartError, DeeppartWarning, StructureMismatchError
 from deeppart.state.document.decoding import decode_tree
 from deeppart.state.document.encoding import encode_tree
 from deeppart.state.document.structure import SavedArray, SavedLeaf, SavedNode, walk_tree
@@ -140,6 +141,60 @@ def test_a_rank_that_has_not_trained_yet_among_shards(tmp_path: Path) -> None:
     for each in live:
         (found,) = each["o"].state_dict()["state"].values()
         assert torch.equal(found["momentum_buffer"], torch.full((2,), 1.9))
+
+
+@pytest.mark.parametrize("shards", [False, True])
+@pytest.mark.parametrize("setting", ["auto", "parts"])
+def test_what_is_a_ranks_own_is_nobody_elses_though_a_live_dict_lacks_it(
+    tmp_path: Path, setting: str, shards: bool
+) -> None:
+    def states(scale: int = 1) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = [{"rng": torch.full((2,), (10 + rank) * scale)} for rank in range(3)]
+        return [each | ({"w": rows(torch.ones(3, 1), rank, 3)} if shards else {}) for rank, each in enumerate(found)]
+
+    with pytest.warns(deeppart.PerRankNotice, match="rng"):
+        save(tmp_path, states())
+    live = states(0)
+    del live[0]["rng"]
+    assert restore(tmp_path, live, replicated=setting) == 1
+    assert [each["rng"].tolist() for each in live] == [each["rng"].tolist() for each in states()]
+    live = states(0)[:2]
+    del live[0]["rng"]
+    assert restore(tmp_path, live, replicated=setting, per_rank="rank0") == 1
+    assert all(each["rng"].tolist() == [10, 10] for each in live)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("shards", [False, True])
+def test_what_is_tied_to_a_leaf_of_another_rank_is_filled(tmp_path: Path, ranks: int, shards: bool) -> None:
+    whole = torch.arange(12.0).view(4, 3)
+
+    def tied(rank: int) -> dict[str, Any]:
+        memory = rows(whole, rank, ranks) if shards else whole.clone()
+        return {"emb": memory, "head": memory}
+
+    save(tmp_path, [tied(rank) for rank in range(ranks)])
+    live = [{"emb": whole * 0}, {"head": whole * 0}, {"emb": whole * 0}]
+    assert restore(tmp_path, live, replicated="parts") == 1
+    assert [list(each) for each in live] == [["emb"], ["head"], ["emb"]]
+    assert all(torch.equal(array, whole) for each in live for array in each.values())
+
+
+def test_a_part_of_a_leaf_of_another_rank_is_refused(tmp_path: Path) -> None:
+    whole = torch.ones(4, 3)
+    save(tmp_path, [{"all": whole, "row": whole[1]}])
+    live = [{"all": whole * 0}, {"row": whole[1] * 0}]
+    with pytest.raises(DeeppartError, match="saved as a part of another one"):
+        restore(tmp_path, live, replicated="parts")
+    assert not any(array.any() for each in live for array in each.values())
+
+
+def test_a_dict_around_what_is_each_ranks_own_is_made(tmp_path: Path) -> None:
+    with pytest.warns(deeppart.PerRankNotice, match="m/c"):
+        save(tmp_path, [{"m": {"c": [1, 2], "d": 5}, "b": 1}, {"m": {"c": [1], "d": 5}, "b": 1}])
+    live: list[dict[str, Any]] = [{"b": 0}, {"m": {"c": [0, 0], "d": 0}, "b": 0}, {"b": 0}]
+    assert restore(tmp_path, live, replicated="parts", per_rank="rank0") == 1
+    assert live == [{"b": 1, "m": {"c": [1, 2], "d": 5}}] * 3
 
 
 def test_all_ranks_get_what_is_rank_0s(tmp_path: Path) -> None:
