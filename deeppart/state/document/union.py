@@ -57,17 +57,20 @@ def find_parts(own: OwnItems) -> list[tuple[int, OwnTree]]:
     is meant nobody knows, and each rank keeps its own.
     """
     trees: dict[ExactPath, list[tuple[int, OwnTree]]] = {}
+    joint: dict[ExactPath, SavedNode] = {}  # all that ranks have there so far
     refused: set[ExactPath] = set()
     of_equal: dict[Path, ExactPath] = {}  # keys that are equal for a dict, such as 1 and True, find no place in one
     for rank, (items, _) in enumerate(own):
         for tree in items:
             key = exact(tree.path)
-            found = trees.setdefault(key, [])
-            if not may_be_part(tree) or (found and not _is_joinable(found[0][1].node, tree.node)):
+            trees.setdefault(key, []).append((rank, tree))
+            known = joint.setdefault(key, tree.node)
+            if not may_be_part(tree) or not _is_joinable(known, tree.node):
                 refused.add(key)
+            elif known is not tree.node:
+                joint[key] = _joined(known, tree.node)
             if (equal := of_equal.setdefault(tree.path, key)) != key:
                 refused |= {key, equal}
-            found.append((rank, tree))
     kept = [each for key, found in trees.items() if key not in refused for each in found]
     return sorted(kept, key=lambda each: each[0])
 
@@ -154,13 +157,14 @@ def _joined(one: SavedNode, other: SavedNode) -> SavedNode:
         return one
     if one.kind not in DICTS:
         return replace(one, children=tuple(map(_joined, one.children, other.children)))
-    theirs = dict(zip(id_keys(other.keys), zip(other.keys, other.children, strict=True), strict=True))
-    children = [
-        _joined(child, theirs.pop(name)[1]) if name in theirs else child
-        for name, child in zip(id_keys(one.keys), one.children, strict=True)
-    ]
-    keys = (*one.keys, *(key for key, _ in theirs.values()))
-    return replace(one, keys=keys, children=(*children, *(child for _, child in theirs.values())))
+    names, others = list(id_keys(one.keys)), list(id_keys(other.keys))
+    entries = dict(zip(names, zip(one.keys, one.children, strict=True), strict=True))
+    for name, key, child in zip(others, other.keys, other.children, strict=True):
+        entries[name] = (entries[name][0], _joined(entries[name][1], child)) if name in entries else (key, child)
+    _merge(names, others)
+    return replace(
+        one, keys=tuple(entries[name][0] for name in names), children=tuple(entries[name][1] for name in names)
+    )
 
 
 #: The rest of a part's path, its rank, and the part.
@@ -194,24 +198,32 @@ def _with_others(node: SavedNode, trees: Sequence[_Rest]) -> SavedNode:
 
 
 def _merged(shared: Sequence[IdKey], added: Sequence[tuple[int, OwnTree]]) -> list[IdKey]:
-    """The keys of a dict and those that ranks have besides, in an order in which those of each rank are in its own.
-
-    Each comes right behind the one that it was behind on its rank.
-    """
+    """The keys of a dict and those that ranks have besides, in an order in which those of each rank are in its own."""
     found = list(shared)
-    there = set(found)
     of_ranks: dict[int, list[OwnTree]] = {}
     for rank, tree in added:
         of_ranks.setdefault(rank, []).append(tree)
     for rank in sorted(of_ranks):
         mine = list(shared)
         for tree in sorted(of_ranks[rank], key=lambda each: each.place or 0):
-            name, place = id_key(tree.path[-1]), min(tree.place or 0, len(mine))
-            mine.insert(place, name)
-            if name not in there:
-                found.insert(found.index(mine[place - 1]) + 1 if place else 0, name)
-                there.add(name)
+            mine.insert(tree.place or 0, id_key(tree.path[-1]))
+        _merge(found, mine)
     return found
+
+
+def _merge(found: list[IdKey], others: Sequence[IdKey]) -> None:
+    """Take in what others have: each right behind the one that it is behind there."""
+    there = set(found)
+    behind: dict[IdKey | None, list[IdKey]] = {}
+    last: IdKey | None = None
+    for name in others:
+        if name in there:
+            last = name
+        else:
+            behind.setdefault(last, []).append(name)
+    if behind:
+        rest = [each for name in found for each in (name, *behind.get(name, ()))]
+        found[:] = [*behind.get(None, ()), *rest]
 
 
 def _has_no_arrays(node: SavedNode) -> bool:

@@ -292,6 +292,29 @@ def zeros(item: Any) -> Any:
     return item * 0 if isinstance(item, (int, torch.Tensor, np.ndarray)) else item
 
 
+def test_ranks_are_compared_with_all_that_others_have(tmp_path: Path) -> None:
+    """The first of a part has nothing of what the second and the third differ in."""
+    items: list[Any] = [{"x": 0}, {"n": [1, 2]}, {"n": [1, 2, 3]}]
+    states = [{"a": 1}, *({"a": 1, "k": item} for item in items)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", deeppart.PerRankNotice)
+        save(tmp_path, states, replicated="parts")
+    live = [zeros(each) for each in states]
+    assert restore(tmp_path, live) == 1
+    assert live == states
+
+
+def test_orders_are_joined_whoever_comes_first(tmp_path: Path) -> None:
+    items = [OrderedDict(b=1, c=2), OrderedDict(z=3, b=1), OrderedDict(z=3, c=2, d=4)]
+    states = [{"a": 1}, *({"a": 1, "k": item} for item in items)]
+    save(tmp_path, states, replicated="parts")
+    for rank in range(4):
+        assert list(deeppart.load(tmp_path, rank=rank)["k"].items()) == [("z", 3), ("b", 1), ("c", 2), ("d", 4)]
+    live = [zeros(each) for each in states]
+    assert restore(tmp_path, live) == 1
+    assert [list(each.get("k", ())) for each in live] == [[], *map(list, items)]
+
+
 @pytest.mark.parametrize("shards", [False, True])
 @pytest.mark.parametrize("name", UNLIKE)
 def test_where_one_tree_cannot_have_both_each_rank_keeps_its_own(tmp_path: Path, name: str, shards: bool) -> None:
