@@ -113,7 +113,8 @@ class _Restoring:
             return found, memory_for_old_leaves(saved, found.way)
 
         found, old = self._together(matched, _MATCHING)
-        self._agree_on_boxes(found)
+        if places.boxes:
+            self._agree_on_boxes(found)
         raise_together(comm, refused_ties(found, comm, self._what, self._timeout), self._what, self._timeout)
         return found, old
 

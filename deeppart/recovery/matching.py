@@ -71,11 +71,13 @@ class Places:
         elsewhere: the leaves and values that have none here, but on another rank.
         split: numbers of the shared leaves that have none on some rank: not all ranks are to get them.
         rules: what a live state may lack.
+        boxes: on some rank, something may have to be filled box by box; the same on all.
     """
 
     elsewhere: Lacking = field(default_factory=Lacking)
     split: frozenset[int] = frozenset()
     rules: PartRules = field(default_factory=PartRules)
+    boxes: bool = True
 
 
 def find_places(
@@ -92,9 +94,9 @@ def find_places(
     rules = saved.part_rules(declared)
     here = lacking_leaves(saved.structure.tree, flat.root, rules)
     lacking = np.concatenate([np.isin(arrays, list(here.arrays)), np.isin(values, list(here.values))])
-    told = np.concatenate([lacking, ~lacking]).astype(np.int64)
+    told = np.concatenate([lacking, ~lacking, [bool(flat.sharded)]]).astype(np.int64)
     most = ranks.finish(ranks.comm.maximum(told), what).astype(np.bool_)
-    anywhere_lacking, anywhere = most[: len(lacking)], most[len(lacking) :]
+    anywhere_lacking, anywhere = most[: len(lacking)], most[len(lacking) : -1]
     elsewhere = lacking & anywhere
     return Places(
         Lacking(
@@ -103,6 +105,7 @@ def find_places(
         ),
         frozenset(np.flatnonzero((anywhere_lacking & anywhere)[: len(shared.types)]).tolist()),
         rules,
+        bool(saved.wholes.tensors) or bool(most[-1]) or bool(anywhere_lacking.any()),
     )
 
 
@@ -144,8 +147,9 @@ def match(saved: SavedStep, flat: FlatState, places: Places, per_rank: PerRank, 
     tree, left, target.unplaced = without_unplaced(target.structure.tree, flat.root, sharded)
     target.structure, target.dropped = replace(target.structure, tree=tree), target.dropped | left
     target.boxed |= places.split | sharded
-    placed = {node.index for _, node in walk_tree(target.structure.tree, ()) if isinstance(node, SavedArray)}
-    target.dropped |= sharded - placed  # in what is another rank's own
+    if sharded:
+        placed = {node.index for _, node in walk_tree(target.structure.tree, ()) if isinstance(node, SavedArray)}
+        target.dropped |= sharded - placed  # in what is another rank's own
     try:
         find_targets(target, flat)
         create_sharded(target, flat, sharded)

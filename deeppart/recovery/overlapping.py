@@ -88,6 +88,8 @@ def _check_boxes(
     matched: Matched, wanted: Mapping[int, tuple[WholeTensor, list[LiveBox]]], arrays: Mapping[int, Array]
 ) -> None:
     """Refuse live shards that share memory with anything that is to get other bytes."""
+    if not wanted:
+        return
     places = [(index, tensor, box) for index, (tensor, boxes) in wanted.items() for box in boxes]
     live = {~number: array for number, array in arrays.items() if number in matched.target.live}
     found = overlapping(live | {place: box.array for place, (_, _, box) in enumerate(places)})

@@ -158,6 +158,8 @@ class _Gathering:
 
     def take(self, part: int, structure: Structure) -> None:
         """Take in what one rank had."""
+        if not structure.sharded:
+            return
         places: dict[int, tuple[ExactPath, Box]] = {}
         found: list[tuple[ExactPath, SavedShard]] = []
         for path, node in structure.walk():

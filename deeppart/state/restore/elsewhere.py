@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
@@ -189,12 +190,18 @@ class _Pruning:
         mine = dict(zip(id_keys(live.keys), live.children, strict=True))
         kept = []
         for key, name, child in zip(saved.keys, id_keys(saved.keys), saved.children, strict=True):
-            inner = (*path, key)
-            if name in mine:
+            if name not in mine:
+                if saved.kind not in DICTS or not self._is_others(child, live, (*path, key)):
+                    kept.append((key, child))
+                continue
+            found = child
+            if isinstance(child, SavedBranch):
+                inner = (*path, key)
                 is_rank0 = bool(self._rules.rank0) and exact(inner) in self._rules.rank0
-                kept.append((key, child if is_rank0 else self.node(child, mine[name], inner)))
-            elif saved.kind not in DICTS or not self._is_others(child, live, inner):
-                kept.append((key, child))
+                found = child if is_rank0 else self.node(child, mine[name], inner)
+            kept.append((key, found))
+        if len(kept) == len(saved.children) and all(map(operator.is_, saved.children, (child for _, child in kept))):
+            return saved
         return replace(saved, keys=tuple(key for key, _ in kept), children=tuple(child for _, child in kept))
 
     def _is_others(self, lacking: SavedNode, live: Branch, path: Path) -> bool:
