@@ -34,7 +34,7 @@ from deeppart.state.restore.advice import (
     unreached_optimizers,
 )
 from deeppart.state.restore.creating import create_sharded
-from deeppart.state.restore.elsewhere import Lacking, PartRules, lacking_leaves, without_leaves, without_unplaced
+from deeppart.state.restore.elsewhere import LeafNumbers, PartRules, lacking_leaves, without_leaves, without_unplaced
 from deeppart.state.restore.leaf_matching import find_targets
 from deeppart.state.restore.target import DROPPED, Target, decode_values
 from deeppart.state.tree.flat import FlatState
@@ -74,7 +74,7 @@ class Places:
         boxes: on some rank, something may have to be filled box by box; the same on all.
     """
 
-    elsewhere: Lacking = field(default_factory=Lacking)
+    elsewhere: LeafNumbers = field(default_factory=LeafNumbers)
     split: frozenset[int] = frozenset()
     rules: PartRules = field(default_factory=PartRules)
     boxes: bool = True
@@ -99,7 +99,7 @@ def find_places(
     anywhere_lacking, anywhere = most[: len(lacking)], most[len(lacking) : -1]
     elsewhere = lacking & anywhere
     return Places(
-        Lacking(
+        LeafNumbers(
             set(arrays[elsewhere[: len(arrays)]].tolist()),
             set(values[elsewhere[len(arrays) :]].tolist()),
         ),

@@ -17,7 +17,7 @@ from deeppart.state.document.structure import SavedValue, Structure, walk_tree
 from deeppart.state.document.union import PartValue, values_in
 from deeppart.state.document.whole import ShardSource, Wholes, WholeTensor, gather_wholes, with_wholes
 from deeppart.state.restore.boxes import by_leaf, check_bytes
-from deeppart.state.restore.elsewhere import Lacking, PartRules
+from deeppart.state.restore.elsewhere import LeafNumbers, PartRules
 from deeppart.state.restore.scatter import check_cover, check_places
 from deeppart.state.tree.paths import Path, exact, readable
 
@@ -71,9 +71,9 @@ class SavedStep:
         arrays = {number for number, key in enumerate(wholes.tensors, start=self.first_whole) if key in paths}
         own_paths = {exact(tree.path)[:end] for tree in self.apart for end in range(1, len(tree.path) + 1)}
         return PartRules(
-            Lacking(arrays, set(self.part_values())),
+            LeafNumbers(arrays, set(self.part_values())),
             wholes.part_paths,
-            Lacking(set(self.own_leaves), set(self.own_values)),
+            LeafNumbers(set(self.own_leaves), set(self.own_values)),
             shared.rank0,
             frozenset(own_paths),
             declared,

@@ -6,7 +6,7 @@ handed from step to step (:mod:`deeppart.save.agreed`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from deeppart.state.compare.reconciling import reconcile
 from deeppart.state.compare.replica_sets import Differing, ReplicaSets
 from deeppart.state.document.apart import encode_own
 from deeppart.state.document.encoding import encode_path
-from deeppart.state.document.part_document import Own, OwnShards, PartDocument
+from deeppart.state.document.part_document import Own, PartDocument, own_shards
 from deeppart.state.tree.flat import ApartRules, FlatState
 from deeppart.state.tree.paths import ExactPath
 from deeppart.state.tree.per_rank import WAYS
@@ -43,7 +43,8 @@ from deeppart.state.tree.template import Template
 #: What a rank is in the middle of, as it tells the others.
 _CHECKPOINT, _RESTORE, _PREPARE = 1, 2, 3
 _CALL = frozenset({"call", "step", "turn", "levels"})
-_FLAGS = ("error", "fresh", "busy", "lacks", "rank0_arrays", "rank0_values")
+_RANK0_FLAGS = ("rank0_arrays", "rank0_values")
+_FLAGS = ("error", "fresh", "busy", "lacks", *_RANK0_FLAGS)
 
 
 class Saver:
@@ -120,14 +121,14 @@ class Saver:
             if self._lazy is not None and call.due:
                 owned = self._lazy.owned(flattened)
             digests = self._classifier.digests(flattened, call.turn, fresh=self._fresh, owned=owned)
-            rank0 = _count_rank0(flattened)
+            rank0 = flattened.rank0_sizes
         levels = sum(1 << place for place, level in enumerate(LEVELS) if level in call.due)
         kind = _PREPARE if call.prepares else _CHECKPOINT
         fields = {"call": kind, "step": call.step, "turn": call.turn, "levels": levels, **digests}
         unplanned = isinstance(self._share, str)
         flags = {"error": int(error is not None), "fresh": int(self._fresh or unplanned), "busy": int(busy)}
         flags["lacks"] = int(self._classifier.lacks)
-        flags |= {"rank0_arrays": rank0[0], "rank0_values": rank0[1]}
+        flags |= dict(zip(_RANK0_FLAGS, rank0, strict=True))
         agreed = agree(self._comm, fields, flags, what, self._timeout)
         if agreed.differing & _CALL:
             self._raise_disagreement(what)
@@ -136,7 +137,7 @@ class Saver:
             raise AssertionError("an error on any rank is raised on all")
         if agreed.flags["busy"]:
             return None
-        rank0 = agreed.flags["rank0_arrays"], agreed.flags["rank0_values"]
+        rank0 = _rank0_of(agreed.flags)
         fresh, flat = bool(agreed.flags["fresh"]), flattened
         if "structure" in agreed.differing or (fresh and self._has_own_cuts()):
             (flat, rank0), fresh = self._recut(flat, what), True
@@ -245,8 +246,8 @@ class Saver:
             flat = self._template.cut(self._cuts(found.cuts, found.parts))
         self._classifier.prepare(flat)
         self._fresh = True
-        digest, (arrays, values) = self._classifier.known.structure_digest, _count_rank0(flat)
-        counts = {"rank0_arrays": arrays, "rank0_values": values}
+        digest = self._classifier.known.structure_digest
+        counts = dict(zip(_RANK0_FLAGS, flat.rank0_sizes, strict=True))
         agreed = agree(self._comm, {"structure": digest}, counts, what, self._timeout)
         if "structure" in agreed.differing:
             raise StructureMismatchError(
@@ -255,7 +256,7 @@ class Saver:
                 where=f"rank {self._comm.rank}",
                 todo="build the state in the same way on all ranks; overlapping patterns of `replicated` may hide it",
             )
-        return flat, (agreed.flags["rank0_arrays"], agreed.flags["rank0_values"])
+        return flat, _rank0_of(agreed.flags)
 
     def _document(self, agreed: Agreed) -> PartDocument:
         flat, layout = agreed.flat, agreed.layout
@@ -265,7 +266,7 @@ class Saver:
         if flat.apart or flat.sharded:
             per_rank[flat.shared[0] : flat.common[0]] = False
             per_rank_values[flat.shared[1] : flat.common[1]] = False
-            here = _count_rank0(flat)
+            here = flat.rank0_sizes
             shift = agreed.rank0[0] - here[0], agreed.rank0[1] - here[1]
             rank0 = [encode_path(each.path) for each in flat.apart if not each.mine and each.node is not None]
             own = Own(encode_own(flat, shift), flat.common, shift, rank0, anywhere)
@@ -281,7 +282,7 @@ class Saver:
             values=self._classifier.values,
             with_structure=self._comm.rank == 0,
             compared=self._classifier.compared_earlier(agreed.call.turn) if self._comm.rank == 0 else (),
-            sharded=_own_shards(flat, frozenset() if self._replicas is None else self._replicas.apart),
+            sharded=own_shards(flat, frozenset() if self._replicas is None else self._replicas.apart),
             has_composites=flat.composites > 0,
         )
 
@@ -382,22 +383,7 @@ class Saver:
         )
 
 
-def _count_rank0(flat: FlatState) -> tuple[int, int]:
-    """How many arrays and values of this rank stand for all ranks."""
-    shared, common = flat.shared, flat.common
-    return common[0] - shared[0], common[1] - shared[1]
-
-
-def _own_shards(flat: FlatState, apart: Collection[int]) -> OwnShards | None:
-    """What this rank has of sharded tensors.
-
-    Args:
-        apart: shards that other ranks hold, too, but with other bytes.
-    """
-    if not flat.sharded:
-        return None
-    shards = [
-        [(number, box.offset, number in apart) for number, box in zip(leaf.numbers, leaf.boxes, strict=True)]
-        for leaf in flat.sharded
-    ]
-    return OwnShards([leaf.kind for leaf in flat.sharded], flat.shared_sharded, shards)
+def _rank0_of(flags: Mapping[str, int]) -> tuple[int, int]:
+    """What ranks have agreed on of :attr:`FlatState.rank0_sizes`."""
+    arrays, values = (flags[name] for name in _RANK0_FLAGS)
+    return arrays, values

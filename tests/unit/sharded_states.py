@@ -70,6 +70,15 @@ def restore(root: Path, states: Sequence[Any], *, on_nodes: bool = False, replic
     return int(step)
 
 
+def same(one: Any, other: Any) -> bool:
+    """True if two states hold the same, in values of the same types."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(item, other[key]) for key, item in one.items())
+    return type(one) is type(other) and one == other
+
+
 def checkpointer(root: Path, comm: Comm, **settings: Any) -> deeppart.Checkpointer:
     return deeppart.Checkpointer(persistent_dir=root, comm=comm, timeout=LIMIT_S, **settings)
 

@@ -224,20 +224,21 @@ def _kinds(described: list[Any]) -> Iterator[str]:
 
 def _paths(described: list[Any], path: Path) -> Iterator[Path]:
     """The path of each leaf of what stands at a path."""
-    for inner, _ in _leaves(described, path):
-        yield inner
+    for keys, _ in _leaves(described, ()):
+        yield *path, *decode_path(list(keys), "a structure told by another rank")
 
 
-def _leaves(described: list[Any], path: Path) -> Iterator[tuple[Path, str]]:
+def _leaves(described: list[Any], keys: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """The keys to each leaf, encoded, and its kind."""
     kind = described[0]
     if kind in ("list", "tuple"):
         for place, item in enumerate(described[1]):
-            yield from _leaves(item, (*path, place))
+            yield from _leaves(item, (*keys, place))
     elif len(described) == 2:
         for key, item in described[1]:
-            yield from _leaves(item, (*path, *decode_path([key], "a structure told by another rank")))
+            yield from _leaves(item, (*keys, key))
     else:
-        yield path, kind
+        yield keys, kind
 
 
 def _name(described: list[Any]) -> str:

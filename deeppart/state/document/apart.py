@@ -256,4 +256,4 @@ def _insert(node: SavedNode, trees: list[tuple[Path, OwnTree]], whole: bool) -> 
         entries.insert(tree.place or 0, (tree.path[-1], tree.node))
     if len({id_key(key) for key, _ in entries}) != len(entries):
         raise ValueError("a dict key is repeated")
-    return replace(node, keys=tuple(key for key, _ in entries), children=tuple(child for _, child in entries))
+    return node.with_items(entries)

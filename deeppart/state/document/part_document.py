@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,7 @@ from deeppart.state.document.decoding import (
 )
 from deeppart.state.document.encoding import encode_structure, encode_type
 from deeppart.state.document.structure import Alias, Structure
+from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.runs import decode_leaf_value
 from deeppart.state.tree.values import Encoded
@@ -71,6 +73,21 @@ class OwnShards:
     whole: list[LeafType]
     shared: int
     shards: list[list[tuple[int, tuple[int, ...], bool]]]
+
+
+def own_shards(flat: FlatState, apart: Collection[int]) -> OwnShards | None:
+    """What this rank has of sharded tensors.
+
+    Args:
+        apart: shards that other ranks hold, too, but with other bytes.
+    """
+    if not flat.sharded:
+        return None
+    shards = [
+        [(number, box.offset, number in apart) for number, box in zip(leaf.numbers, leaf.boxes, strict=True)]
+        for leaf in flat.sharded
+    ]
+    return OwnShards([leaf.kind for leaf in flat.sharded], flat.shared_sharded, shards)
 
 
 @dataclass(frozen=True, slots=True)

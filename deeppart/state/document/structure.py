@@ -9,8 +9,8 @@ same on every rank; the document keeps the insertion order of rank 0's dicts for
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -98,6 +98,11 @@ class SavedBranch:
     children: tuple[SavedNode, ...]
     name: str = ""
     metadata: Any = None
+
+    def with_items(self, items: Iterable[tuple[Key, SavedNode]]) -> SavedBranch:
+        """The same container with other keys and children."""
+        pairs = list(items)
+        return replace(self, keys=tuple(key for key, _ in pairs), children=tuple(child for _, child in pairs))
 
 
 SavedNode = SavedBranch | SavedArray | SavedValue | SavedSharded | SavedApart

@@ -47,7 +47,7 @@ def may_be_part(tree: OwnTree) -> bool:
     if tree.place is None or not _has_no_arrays(tree.node):
         return False
     leaves = [leaf for _, leaf in walk_tree(tree.node, ())]
-    return tree.part or (bool(leaves) and not any(map(is_value, leaves)))
+    return tree.part or (bool(leaves) and not any(isinstance(leaf, SavedValue) for leaf in leaves))
 
 
 def find_parts(own: OwnItems) -> list[tuple[int, OwnTree]]:
@@ -99,11 +99,6 @@ def values_in(tree: OwnTree) -> Iterator[tuple[Path, int]]:
     return ((path, leaf.index) for path, leaf in walk_tree(tree.node, tree.path) if isinstance(leaf, SavedValue))
 
 
-def is_value(leaf: SavedNode) -> bool:
-    """True for a small value."""
-    return isinstance(leaf, SavedValue)
-
-
 def gather_values(parts: Sequence[tuple[int, OwnTree]], own: OwnItems) -> dict[ExactPath, PartValue]:
     """The values in parts of the state, as :func:`find_parts` found them."""
     found: dict[ExactPath, dict[int, Any]] = {}
@@ -140,15 +135,15 @@ def joined(trees: Sequence[OwnTree]) -> list[OwnTree]:
 
 
 def _without(node: SavedNode, path: tuple[Any, ...], paths: set[ExactPath]) -> SavedNode:
-    """A tree without what stands at some paths, if that has no arrays."""
+    """A tree without what stands at some paths."""
     if not isinstance(node, SavedBranch):
         return node
     kept = []
     for key, child in zip(node.keys, node.children, strict=True):
         inner = path if node.kind == "object" else (*path, key)
-        if node.kind == "object" or exact(inner) not in paths or not _has_no_arrays(child):
+        if node.kind == "object" or exact(inner) not in paths:
             kept.append((key, _without(child, inner, paths)))
-    return replace(node, keys=tuple(key for key, _ in kept), children=tuple(child for _, child in kept))
+    return node.with_items(kept)
 
 
 def _joined(one: SavedNode, other: SavedNode) -> SavedNode:
@@ -162,9 +157,7 @@ def _joined(one: SavedNode, other: SavedNode) -> SavedNode:
     for name, key, child in zip(others, other.keys, other.children, strict=True):
         entries[name] = (entries[name][0], _joined(entries[name][1], child)) if name in entries else (key, child)
     _merge(names, others)
-    return replace(
-        one, keys=tuple(entries[name][0] for name in names), children=tuple(entries[name][1] for name in names)
-    )
+    return one.with_items(entries[name] for name in names)
 
 
 #: The rest of a part's path, its rank, and the part.
@@ -172,8 +165,6 @@ _Rest = tuple[Path, int, OwnTree]
 
 
 def _with_others(node: SavedNode, trees: Sequence[_Rest]) -> SavedNode:
-    for rest, _, tree in trees:
-        node = node if rest else _joined(node, tree.node)
     below: dict[IdKey, list[_Rest]] = {}
     if not isinstance(node, SavedBranch):
         return node
@@ -193,8 +184,7 @@ def _with_others(node: SavedNode, trees: Sequence[_Rest]) -> SavedNode:
     if node.kind in DICTS:
         entries |= {id_key(tree.path[-1]): (tree.path[-1], tree.node) for tree in joined([tree for _, tree in added])}
         names = _merged(names, added)
-    pairs = [entries[name] for name in names]
-    return replace(node, keys=tuple(key for key, _ in pairs), children=tuple(child for _, child in pairs))
+    return node.with_items(entries[name] for name in names)
 
 
 def _merged(shared: Sequence[IdKey], added: Sequence[tuple[int, OwnTree]]) -> list[IdKey]:

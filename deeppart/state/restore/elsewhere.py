@@ -22,11 +22,11 @@ from deeppart.state.tree.paths import ExactPath, Key, Path, exact, id_keys
 
 
 @dataclass(frozen=True, slots=True)
-class Lacking:
-    """What a live state has no place for.
+class LeafNumbers:
+    """Some leaves of a step.
 
     Attributes:
-        arrays, values: numbers of leaves with bytes, and of small values.
+        arrays, values: numbers of those with bytes, and of small values.
     """
 
     arrays: set[int] = field(default_factory=set)
@@ -36,15 +36,15 @@ class Lacking:
         """True if there is anything."""
         return bool(self.arrays or self.values)
 
-    def covers(self, other: Lacking) -> bool:
+    def covers(self, other: LeafNumbers) -> bool:
         """True if it has all that another one has."""
         return self.arrays.issuperset(other.arrays) and self.values.issuperset(other.values)
 
-    def meets(self, other: Lacking) -> bool:
+    def meets(self, other: LeafNumbers) -> bool:
         """True if it has anything that another one has."""
         return not (self.arrays.isdisjoint(other.arrays) and self.values.isdisjoint(other.values))
 
-    def add(self, other: Lacking) -> None:
+    def add(self, other: LeafNumbers) -> None:
         """Take in another one."""
         self.arrays.update(other.arrays)
         self.values.update(other.values)
@@ -67,22 +67,24 @@ class PartRules:
         declared: true for a path at which ``replicated`` says "parts".
     """
 
-    parts: Lacking = field(default_factory=Lacking)
+    parts: LeafNumbers = field(default_factory=LeafNumbers)
     part_paths: frozenset[ExactPath] = frozenset()
-    own: Lacking = field(default_factory=Lacking)
+    own: LeafNumbers = field(default_factory=LeafNumbers)
     rank0: frozenset[ExactPath] = frozenset()
     around_own: frozenset[ExactPath] = frozenset()
     declared: Callable[[Path], bool] = lambda path: False
 
 
-def lacking_leaves(saved: SavedNode, live: Node, rules: PartRules) -> Lacking:
+def lacking_leaves(saved: SavedNode, live: Node, rules: PartRules) -> LeafNumbers:
     """The leaves whose key, or that of a container around them, a live dict lacks, and may lack."""
-    found = Lacking()
+    found = LeafNumbers()
     _Pruning(rules, found, None).node(saved, live, ())
     return found
 
 
-def without_leaves(saved: SavedNode, live: Node, rules: PartRules, elsewhere: Lacking) -> tuple[SavedNode, Lacking]:
+def without_leaves(
+    saved: SavedNode, live: Node, rules: PartRules, elsewhere: LeafNumbers
+) -> tuple[SavedNode, LeafNumbers]:
     """A saved tree less the items of which the live state lacks the key, and other ranks have all that is in them.
 
     Args:
@@ -91,7 +93,7 @@ def without_leaves(saved: SavedNode, live: Node, rules: PartRules, elsewhere: La
     Returns:
         The tree, and what is not in it any more.
     """
-    gone = Lacking()
+    gone = LeafNumbers()
     return _Pruning(rules, gone, elsewhere).node(saved, live, ()), gone
 
 
@@ -149,7 +151,7 @@ class _Unplaced:
                     kept.append((key, SavedApart()))
                 continue
             kept.append((key, child if inner is None else self.node(child, inner, (*path, key))))
-        return replace(saved, keys=tuple(key for key, _ in kept), children=tuple(child for _, child in kept))
+        return saved.with_items(kept)
 
 
 def _arrays(node: SavedNode) -> set[int]:
@@ -162,8 +164,8 @@ def _has_shards(live: Node) -> bool:
     return isinstance(live, ShardedLeaf)
 
 
-def _leaves(node: SavedNode) -> Lacking:
-    found = Lacking()
+def _leaves(node: SavedNode) -> LeafNumbers:
+    found = LeafNumbers()
     for _, leaf in walk_tree(node, ()):
         if not isinstance(leaf, SavedSharded):
             (found.arrays if isinstance(leaf, SavedArray) else found.values).add(leaf.index)
@@ -173,7 +175,7 @@ def _leaves(node: SavedNode) -> Lacking:
 class _Pruning:
     """One walk of :func:`without_leaves`; ``elsewhere``: None for every leaf."""
 
-    def __init__(self, rules: PartRules, gone: Lacking, elsewhere: Lacking | None) -> None:
+    def __init__(self, rules: PartRules, gone: LeafNumbers, elsewhere: LeafNumbers | None) -> None:
         self._rules, self._gone, self._elsewhere = rules, gone, elsewhere
 
     def node(self, saved: SavedNode, live: Node, path: Path) -> SavedNode:
@@ -202,16 +204,16 @@ class _Pruning:
             kept.append((key, found))
         if len(kept) == len(saved.children) and all(map(operator.is_, saved.children, (child for _, child in kept))):
             return saved
-        return replace(saved, keys=tuple(key for key, _ in kept), children=tuple(child for _, child in kept))
+        return saved.with_items(kept)
 
     def _is_others(self, lacking: SavedNode, live: Branch, path: Path) -> bool:
         """True if an item that a live dict lacks has its place on other ranks; it is noted then."""
-        leaves, rules = _leaves(lacking), self._rules
+        leaves, rules, place = _leaves(lacking), self._rules, exact(path)
         if not leaves.any():
-            return exact(path) in rules.part_paths
+            return place in rules.part_paths
         if not (self._elsewhere is None or self._elsewhere.covers(leaves)):
             return False
-        if exact(path) in rules.rank0 or exact(path) in rules.around_own or rules.own.meets(leaves):
+        if place in rules.rank0 or place in rules.around_own or rules.own.meets(leaves):
             return False
         if not (rules.parts.covers(leaves) or _has_shards(live) or rules.declared(path)):
             return False

@@ -207,6 +207,11 @@ class FlatState:
             self._objects = list(_objects_below(self.root))
         return self._objects
 
+    @property
+    def rank0_sizes(self) -> tuple[int, int]:
+        """How many arrays and values of this rank stand for all ranks."""
+        return self.common[0] - self.shared[0], self.common[1] - self.shared[1]
+
     def sizes(self) -> tuple[int, int, int]:
         """The numbers of arrays, values and tokens."""
         return len(self.arrays), len(self.values), len(self.tokens)

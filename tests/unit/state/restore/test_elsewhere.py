@@ -13,7 +13,7 @@ from deeppart.errors import DeeppartError, DeeppartWarning, StructureMismatchErr
 from deeppart.state.document.decoding import decode_tree
 from deeppart.state.document.encoding import encode_tree
 from deeppart.state.document.structure import SavedArray, SavedLeaf, SavedNode, walk_tree
-from deeppart.state.restore.elsewhere import Lacking, PartRules, lacking_leaves, without_leaves
+from deeppart.state.restore.elsewhere import LeafNumbers, PartRules, lacking_leaves, without_leaves
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.paths import exact, readable
 from deeppart.testing.states import Box
@@ -38,11 +38,11 @@ def saved() -> SavedNode:
     return decode_tree(encode_tree(flat.root), len(flat.values), "here")[0]
 
 
-def paths(tree: SavedNode, found: Lacking) -> set[str]:
+def paths(tree: SavedNode, found: LeafNumbers) -> set[str]:
     return {readable(path) for path, leaf in walk_tree(tree, ()) if is_in(leaf, found)}
 
 
-def is_in(leaf: SavedLeaf, found: Lacking) -> bool:
+def is_in(leaf: SavedLeaf, found: LeafNumbers) -> bool:
     return leaf.index in (found.arrays if isinstance(leaf, SavedArray) else found.values)
 
 
@@ -82,7 +82,7 @@ def test_what_no_other_rank_has_either_stays() -> None:
     """It is created, as optimizer states are."""
     tree, root = saved(), live(layers={"0": SAVED["layers"]["0"]})
     lacking = lacking_leaves(tree, root, ANYWHERE)
-    for elsewhere in (Lacking(), Lacking({min(lacking.arrays)})):
+    for elsewhere in (LeafNumbers(), LeafNumbers({min(lacking.arrays)})):
         pruned, gone = without_leaves(tree, root, ANYWHERE, elsewhere)
         assert pruned == tree and not gone.any(), "a container of which others have a part stays as a whole"
 
