@@ -131,6 +131,7 @@ def _document(directory: Path, plan: RestorePlan) -> dict[str, Any]:
             {
                 "part": read.part,
                 "reader": read.reader,
+                "readers": list(read.readers),
                 "sources": [_source_document(source) for source in candidate.sources[read.part]],
             }
             for read in plan.reads

@@ -150,8 +150,8 @@ class FileSource:
             raise self._storage_error("cannot look at a part file", error) from error
         return (status.st_dev, status.st_ino) == self.identity[:2]
 
-    def mapped(self) -> memoryview:
-        """All of it as memory, read-only; stays valid when the source is closed.
+    def mapped(self, start: int, stop: int) -> memoryview:
+        """A stretch of it as memory, read-only; stays valid when the source is closed.
 
         Only for files that lie in memory anyway: elsewhere a read error would be a SIGBUS. A private mapping that could
         be written to, and never is: MPICH's broadcasts fail on pages that are write-protected.
@@ -159,20 +159,22 @@ class FileSource:
         Raises:
             StorageError: the operating system refused.
         """
-        return self._map(mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+        return self._map(mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE, start, stop)
 
     def viewed(self) -> memoryview:
-        """The same as :meth:`mapped`, not to be sent by MPI: no memory is set aside for it.
+        """All of it as memory, as :meth:`mapped`, not to be sent by MPI: no memory is set aside for it.
 
         Raises:
             StorageError: the operating system refused.
         """
-        return self._map(mmap.MAP_SHARED, mmap.PROT_READ)
+        return self._map(mmap.MAP_SHARED, mmap.PROT_READ, 0, self.size)
 
-    def _map(self, flags: int, protection: int) -> memoryview:
+    def _map(self, flags: int, protection: int, start: int, stop: int) -> memoryview:
+        before = (self._offset + start) % mmap.PAGESIZE
         try:
             with self._file.descriptor() as descriptor:
-                return map_file(descriptor, self._offset, self.size, flags, protection)
+                first = self._offset + start - before
+                return map_file(descriptor, first, before + stop - start, flags, protection)[before:]
         except OSError as error:
             raise self._storage_error("cannot map a part file", error) from error
 
@@ -281,9 +283,9 @@ class MemorySource:
         """Fill ``buffer`` from ``offset``; errors as for :meth:`read_at`."""
         buffer.cast("B")[:] = self.read_at(offset, buffer.nbytes)
 
-    def mapped(self) -> memoryview:
-        """The whole part, where it lies."""
-        return self._data
+    def mapped(self, start: int, stop: int) -> memoryview:
+        """A stretch of the part, where it lies."""
+        return self._data[start:stop]
 
     def beside(self, name: str) -> ByteSource:
         """There is no other.

@@ -80,9 +80,9 @@ class BoxDelivery:
         with copiers(self._ranks.threads) as copy:
             for index in self._tables.indexes:
                 for chunk, wants in _wanted_of(index, scatter):
-                    here = bytes_here(self._recovered, self._tables, index, chunk)
+                    here = bytes_here(self._ranks.rank, self._recovered, self._tables, index, chunk)
                     if here is None:
-                        orders[index.reader].append(_Order(index.part, chunk, wants))
+                        orders[index.readers[chunk]].append(_Order(index.part, chunk, wants))
                     else:
                         copy(self._attempts.at(_filling(index.pieces[chunk], wants, here, scatter)))
         told = [json.dumps([order.told() for order in each]).encode() for each in orders]

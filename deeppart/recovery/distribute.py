@@ -21,6 +21,7 @@ from deeppart.comm.base import Operation, interleaved
 from deeppart.nodes.exchange.memory import Bytes
 from deeppart.plan.restart import Hop, Routes
 from deeppart.recovery.load_part import LoadedPart
+from deeppart.recovery.node_copies import Holding
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered
 from deeppart.recovery.tables import PartIndexView, Tables
@@ -44,6 +45,14 @@ class _Item:
     index: PartIndexView
     chunk: int
     scatter: Scatter
+
+    @property
+    def reader(self) -> int:
+        return self.index.readers[self.chunk]
+
+    @property
+    def holding(self) -> Holding:
+        return self.index.part, self.reader
 
     @property
     def pieces(self) -> list[LeafPiece]:
@@ -120,8 +129,9 @@ class Distributor:
         """Chunks of all parts, the readers taking turns."""
         queues: dict[int, deque[tuple[PartIndexView, int]]] = {}
         for index in self._tables.indexes:
-            chunks = ((index, chunk) for chunk, own in enumerate(index.per_rank) if own == per_rank)
-            queues.setdefault(index.reader, deque()).extend(chunks)
+            for chunk, own in enumerate(index.per_rank):
+                if own == per_rank:
+                    queues.setdefault(index.readers[chunk], deque()).append((index, chunk))
         while any(queues.values()):
             for queue in queues.values():
                 if queue:
@@ -149,7 +159,8 @@ class Distributor:
             while flying and (len(flying) >= WINDOW or number - flying[0].number >= _TAGS):
                 yield _advanced(flying)
             tag = _OWN_TAG if only_owner else number % _TAGS
-            here, hop = bytes_here(self._recovered, self._tables, item.index, item.chunk), hop_of(item, number)
+            here = bytes_here(self._ranks.rank, self._recovered, self._tables, item.index, item.chunk)
+            hop = hop_of(item, number)
             if hop is not None:
                 operation, land = self._start(item, hop, here, tag, attempts)
                 flying.append(_Flight(number, operation, land))
@@ -162,7 +173,7 @@ class Distributor:
 
     def _filling(self, item: _Item, data: Callable[[], Bytes]) -> Callable[[], None]:
         """Puts a chunk that is here where it belongs; straight from a mate's file if it holds bytes of one leaf."""
-        found = self._tables.copies.mine.get(item.index.part)
+        found = self._tables.copies.mine.get(item.holding)
         if found is None or len(item.pieces) != 1:
             return _writing(item, data)
 
@@ -176,15 +187,15 @@ class Distributor:
         return fill
 
     def _hop_to_all(self, item: _Item, number: int) -> Hop | None:
-        seen = item.index.part in self._tables.copies.on_nodes
-        return self._routes.hop(item.index.reader, number, seen=seen)
+        seen = item.holding in self._tables.copies.on_nodes
+        return self._routes.hop(item.reader, number, seen=seen)
 
     def _hop_to_owner(self, item: _Item, _: int) -> Hop | None:
-        reader, owner, rank = item.index.reader, item.index.part, self._ranks.rank
+        reader, owner, rank = item.reader, item.index.part, self._ranks.rank
         node_of = self._ranks.node_of
         if reader == owner or rank not in (reader, owner):
             return None
-        if item.index.part in self._tables.copies.on_nodes and node_of[reader] == node_of[owner]:
+        if item.holding in self._tables.copies.on_nodes and node_of[reader] == node_of[owner]:
             return None
         return Hop(None, (owner,)) if rank == reader else Hop(reader, ())
 
@@ -234,13 +245,15 @@ class Attempts:
         return None
 
 
-def bytes_here(recovered: Recovered, tables: Tables, index: PartIndexView, chunk: int) -> Callable[[], Bytes] | None:
+def bytes_here(
+    rank: int, recovered: Recovered, tables: Tables, index: PartIndexView, chunk: int
+) -> Callable[[], Bytes] | None:
     """Gives the raw bytes of a chunk, if they are in this rank's memory, or in its node's; None if they are not."""
-    if index.part in recovered.mine:
-        loaded = recovered.mine[index.part]
-        return lambda: chunk_in_memory(loaded, chunk)
-    if index.part in tables.copies.mine:
-        found, start = tables.copies.mine[index.part], index.starts[chunk]
+    reader = index.readers[chunk]
+    if reader == rank:
+        return lambda: chunk_in_memory(recovered.mine[index.part], chunk)
+    if (index.part, reader) in tables.copies.mine:
+        found, start = tables.copies.mine[index.part, reader], index.starts[chunk]
         return lambda: found.stretch(start, start + index.lengths[chunk])
     return None
 

@@ -56,7 +56,7 @@ def share_documents(ranks: Ranks, recovered: Recovered, text: bytes) -> Document
 
 def _others(ranks: Ranks, recovered: Recovered, what: str) -> list[bytes]:
     """The documents of the parts from 1 on, in part order."""
-    mine = {part: loaded.reader.meta for part, loaded in recovered.mine.items() if part}
+    mine = {part: loaded.reader.meta for part, loaded in recovered.led_by(ranks.rank).items() if part}
     lengths = [(part, len(text)) for part, text in mine.items()]
     found: dict[int, bytes] = {}
     for parts, theirs in ranks.share(lengths, mine.values(), what):

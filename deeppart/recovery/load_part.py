@@ -1,4 +1,4 @@
-"""Loading: one part from its file into memory, every chunk of it checked and decoded.
+"""Loading: one part, or a stretch of one, from its file into memory, every chunk of it checked and decoded.
 
 Reading, checking and decoding go on at the same time, on a few threads. A part that is stored raw and lies in memory
 already, on a tmpfs or in the page cache of a file system of this node, is used where it lies.
@@ -35,12 +35,12 @@ Problem = CorruptFileError | StorageError | None
 
 @dataclass(frozen=True, slots=True)
 class FilePlace:
-    """Where the raw stream of a part lies in the memory of its node: a stretch of a file.
+    """Where what one rank has read of a part lies in the memory of its node: a stretch of a file.
 
     Attributes:
-        path, device, inode: of the file, which the reader of the part has mapped.
+        path, device, inode: of the file, which that rank has mapped.
         offset: of the section that the part is, in a node file; 0 for a file of its own.
-        first, raw_bytes: the stretch, in the part.
+        first, raw_bytes: the stretch, in the part's file.
         is_on_a_node: the file is on a node's storage, from which other jobs there may take it away.
     """
 
@@ -55,12 +55,13 @@ class FilePlace:
 
 @dataclass(slots=True)
 class LoadedPart:
-    """A part in memory, whose chunks have been checked and decoded.
+    """A part in memory, or what this rank has read of it, whose chunks have been checked and decoded.
 
     Attributes:
         reader: index, spans and meta; its source is closed, or in memory.
-        raw: the raw stream.
+        raw: the raw stream, from the first of the chunks on.
         source: the file's bytes, to read them again if they are not those of ``raw``: its path, or memory.
+        chunks: numbers of the chunks that are here; None for all.
         used_in_place: the file whose own memory ``raw`` is, or None.
         place: where other processes of this node find ``raw``, or None.
     """
@@ -70,6 +71,7 @@ class LoadedPart:
     source: str | MemorySource | None
     used_in_place: FileSource | None = None
     place: FilePlace | None = None
+    chunks: range | None = None
 
     def problem(self) -> Problem:
         """To be asked when the bytes have been used: whether they may have changed since they were checked.
@@ -82,7 +84,7 @@ class LoadedPart:
 
     def _changed(self) -> CorruptFileError | None:
         try:
-            for index in range(len(self.reader.chunks)):
+            for index in range(len(self.reader.chunks)) if self.chunks is None else self.chunks:
                 self.reader.check_chunk(index, self.chunk(index).data)
         except CorruptFileError as error:
             return error
@@ -91,10 +93,12 @@ class LoadedPart:
     def chunk(self, index: int) -> Bytes:
         """The raw bytes of a chunk, where they lie."""
         start, stop = self.reader.raw_starts[index : index + 2].tolist()
-        return self.raw[start:stop]
+        here = int(self.reader.raw_starts[self.chunks.start]) if self.chunks else 0
+        return self.raw[start - here : stop - here]
 
     def pieces(self) -> Iterator[memoryview | bytes]:
-        """The bytes of the whole file, in order; those of an encoded part are read once more, and checked.
+        """The bytes of the whole file, in order; those that are not here as they are there are read once more, and
+        checked.
 
         Raises:
             FormatError, StorageError: they cannot be had again, or may have changed meanwhile.
@@ -139,13 +143,14 @@ def problem_of(file: FileSource, ask_digests: Callable[[], Problem]) -> Problem:
 
 
 class OpenedPart:
-    """A part whose header, footer and index are sound; a context manager that closes its file.
+    """A part whose header, footer and index are sound.
 
     Args:
         source: the bytes.
         read: which part, and where from.
         attempt: which checkpoint it must belong to.
         signing: the keys; it must be signed with one of them. None: not checked.
+        rank: whose portion of it is loaded; None: of the one who reads it first, which is all of it mostly.
 
     Attributes:
         room_bytes: memory that :meth:`load` needs.
@@ -156,7 +161,12 @@ class OpenedPart:
     """
 
     def __init__(
-        self, source: FileSource | MemorySource, read: Read, attempt: Attempt, signing: Signing | None
+        self,
+        source: FileSource | MemorySource,
+        read: Read,
+        attempt: Attempt,
+        signing: Signing | None,
+        rank: int | None = None,
     ) -> None:
         self._source, self._is_on_a_node = source, read.source.is_on_a_node
         self._reader = PartReader(
@@ -168,17 +178,23 @@ class OpenedPart:
             signing=signing,
         )
         self._reader.check_bases()
+        raw_starts = self._reader.raw_starts.tolist()
+        self._mine = read.chunks(raw_starts)[read.reader if rank is None else rank]
+        raw_bytes = raw_starts[self._mine.stop] - raw_starts[self._mine.start]
         stored_raw = (self._reader.chunks["codec"] == RawCodec.codec_id).all()
         # Then the raw stream is the file's payload.
         self._is_payload = bool(stored_raw) and not self._reader.bases
         # Who forges a file can change it between the check and the use: with keys, memory of our own is checked.
-        may_share = self._is_payload and signing is None
+        may_share = self._is_payload and signing is None and raw_bytes > 0
+        # Where the raw bytes lie in the file, if they do: chunks lie back to back.
+        self._start = int(self._reader.chunks["offset"][self._mine.start]) if self._mine else 0
+        self._stop = self._start + raw_bytes
         self._in_place = isinstance(source, MemorySource) and self._is_payload
         self._in_place |= may_share and isinstance(source, FileSource) and lies_in_memory(source.file_path)
         self._pinned: LockedFile | None = None
         if may_share and not self._in_place and isinstance(source, FileSource):
-            self._pinned = pin(source)
-        self.room_bytes = 0 if self._in_place or self._pinned is not None else self._reader.raw_bytes
+            self._pinned = pin(source, self._start, self._stop)
+        self.room_bytes = 0 if self._in_place or self._pinned is not None else raw_bytes
 
     def load(self, room: Bytes, threads: int) -> LoadedPart:
         """Bring it into memory and check every chunk.
@@ -192,12 +208,11 @@ class OpenedPart:
             StorageError: it cannot be read.
         """
         chunks = self._reader.chunks
-        mapped = self._source.mapped() if self._in_place else None
+        mapped = self._source.mapped(self._start, self._stop) if self._in_place else None
         if self._pinned is not None:
             mapped = self._pinned.memory
-        first = int(chunks["offset"][0]) if len(chunks) else 0
-        if mapped is not None:  # chunks lie back to back
-            room = np.frombuffer(mapped, dtype=np.uint8)[first : first + self._reader.raw_bytes]
+        if mapped is not None:
+            room = np.frombuffer(mapped, dtype=np.uint8)
         scratch = threading.local()
 
         def bring(index: int) -> None:
@@ -214,17 +229,18 @@ class OpenedPart:
                 self._reader.read_encoded(index, encoded)
                 self._reader.decode_chunk(index, encoded, raw)
 
-        again = None if self._is_payload else self._source
+        is_whole = len(self._mine) == len(chunks)
+        again = None if self._is_payload and is_whole else self._source
         path = again.path if isinstance(again, FileSource) else again
         in_place, place = None, None
         if mapped is not None and isinstance(self._source, FileSource):
-            file, raw_bytes = self._source, self._reader.raw_bytes
-            place = FilePlace(file.path, *file.identity, first, raw_bytes, self._is_on_a_node)
+            file = self._source
+            place = FilePlace(file.path, *file.identity, self._start, len(room), self._is_on_a_node)
             in_place = file if self._is_on_a_node else None  # on the persistent level, none is ever written over
-        part = LoadedPart(self._reader, room[: self._reader.raw_bytes], path, in_place, place)
+        part = LoadedPart(self._reader, room, path, in_place, place, self._mine)
         with ThreadPoolExecutor(max(threads, LEAST_THREADS), "deeppart-load") as pool:
             try:
-                for _ in pool.map(bring, range(len(chunks))):
+                for _ in pool.map(bring, self._mine):
                     pass
             except BaseException:
                 pool.shutdown(cancel_futures=True)  # and waits: the memory is going to be used for something else

@@ -1,12 +1,13 @@
-"""Parts that another rank of this node has read and checked, used where they lie: in a file that is in memory, or whose
-pages that rank has locked in the page cache.
+"""What another rank of this node has read and checked of parts, used where it lies: in a file that is in memory, or
+whose pages that rank has locked in the page cache.
 
 What a mate maps is what the reader has checked: the same file by device and inode, under the same running kernel, kept
 open by the reader until every rank has used it. Where any of that cannot be shown, the bytes are sent.
 
 Invariant
 ---------
-* All ranks know of each part whether the reader's node has it this way, or its bytes are sent to everyone there.
+* All ranks know of what each rank has read of each part whether its node has it this way, or its bytes are sent to
+  everyone there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,17 +29,35 @@ from deeppart.recovery.recover import Recovered
 from deeppart.storage.locked_pages import bring_pages
 from deeppart.storage.mapped import running_kernel
 
+#: Number of a part, and a rank that has read some of it, or all.
+Holding = tuple[int, int]
+
+
+class Place(NamedTuple):
+    """Where what one rank has read of a part lies, if the ranks of its node can use it there.
+
+    Attributes:
+        text: as of :func:`described`.
+        raw_start: where it begins in the raw bytes of the part.
+        chunks: rows of CHUNK_DTYPE.
+    """
+
+    text: str
+    raw_start: int
+    chunks: npt.NDArray[np.void]
+
 
 @dataclass(frozen=True, slots=True)
 class NodeCopy:
-    """A part in the memory of this node.
+    """A part, or a stretch of one, in the memory of this node.
 
     Attributes:
-        raw: its raw stream, read-only.
+        raw: its raw bytes, read-only.
         file: the file that this is, open.
-        first: where the raw stream begins in it.
+        first: where they begin in it.
         is_on_a_node: other jobs on this node may take the file away.
-        chunks: rows of CHUNK_DTYPE; it is stored raw, so they lie in the raw stream one after the other.
+        chunks: rows of CHUNK_DTYPE; it is stored raw, so they lie in the raw bytes one after the other.
+        raw_start: where the raw bytes begin in those of the whole part.
     """
 
     raw: Bytes
@@ -45,6 +65,7 @@ class NodeCopy:
     first: int
     is_on_a_node: bool
     chunks: npt.NDArray[np.void]
+    raw_start: int = 0
 
     def problem(self) -> Problem:
         """To be asked when the bytes have been used: whether they may have changed, as of :class:`LoadedPart`."""
@@ -55,23 +76,24 @@ class NodeCopy:
         try:
             for number, row in enumerate(self.chunks):
                 start, at = at, at + int(row["encoded_length"])
-                check_encoded(row, self.stretch(start, at).data, f"{self.file.path}, chunk {number}")
+                stretch = self.stretch(self.raw_start + start, self.raw_start + at)
+                check_encoded(row, stretch.data, f"{self.file.path}, chunk {number}")
         except (CorruptFileError, StorageError) as error:
             return error
         return None
 
     def stretch(self, start: int, stop: int) -> Bytes:
-        """Some of its bytes, brought into this process.
+        """Some of the bytes of the part that are here, brought into this process.
 
         Raises:
             StorageError: they are not in memory any more, and cannot be read.
         """
-        piece = self.raw[start:stop]
+        piece = self.raw[start - self.raw_start : stop - self.raw_start]
         bring_pages(piece, self.file.path)
         return piece
 
     def read_into(self, start: int, target: Bytes) -> None:
-        """Fill memory with its bytes from ``start``.
+        """Fill memory with bytes of the part that are here, from ``start``.
 
         The kernel copies them from the same memory, and no page of it has to be put in place in this process: of a
         tmpfs, whose pages are small, this takes three quarters of the time (docs/benchmarks.md).
@@ -79,20 +101,20 @@ class NodeCopy:
         Raises:
             StorageError, CorruptFileError: they are not in memory any more, and cannot be read.
         """
-        self.file.read_into(self.first + start, target.data)
+        self.file.read_into(self.first + start - self.raw_start, target.data)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCopies:
-    """The parts that the ranks of a node need not be sent.
+    """What the ranks of a node need not be sent.
 
     Attributes:
-        mine: part number -> where this rank finds it, of those that a mate has read.
-        on_nodes: numbers of the parts that every rank of the reader's node finds there.
+        mine: where this rank finds what its mates have read.
+        on_nodes: what every rank of the reader's node finds there.
     """
 
-    mine: dict[int, NodeCopy]
-    on_nodes: frozenset[int]
+    mine: dict[Holding, NodeCopy]
+    on_nodes: frozenset[Holding]
 
     def close(self) -> None:
         """Close the files, and let go of what is mapped of them."""
@@ -101,34 +123,32 @@ class NodeCopies:
         self.mine.clear()
 
 
-def find_copies(
-    ranks: Ranks, recovered: Recovered, places: Mapping[int, str], chunks: Mapping[int, npt.NDArray[np.void]]
-) -> NodeCopies:
+def find_copies(ranks: Ranks, recovered: Recovered, places: Mapping[Holding, Place]) -> NodeCopies:
     """Map what the mates of this rank have read (collective).
 
     Args:
-        places: part number -> :func:`described`, of those for which that is not "".
-        chunks: the table of chunks of each of these parts.
+        places: of all that can be used where it lies; the same on all ranks.
     """
-    node_of, mine = ranks.node_of, dict[int, NodeCopy]()
-    lacking = np.ones(recovered.attempt.world_size, dtype=np.int64)
-    lacking[list(places)] = 0
+    node_of, mine = ranks.node_of, dict[Holding, NodeCopy]()
+    holdings = [(read.part, reader) for read in recovered.reads for reader in read.readers]
+    lacking = np.array([each not in places for each in holdings], dtype=np.int64)
     try:
-        for read in recovered.reads:
-            is_mates = node_of[read.reader] == node_of[ranks.rank] and read.reader != ranks.rank
-            if is_mates and read.part in places:
+        for number, holding in enumerate(holdings):
+            reader = holding[1]
+            is_mates = node_of[reader] == node_of[ranks.rank] and reader != ranks.rank
+            if is_mates and not lacking[number]:
                 try:
-                    mine[read.part] = _mapped(places[read.part], chunks[read.part])
+                    mine[holding] = _mapped(places[holding])
                 except Exception:  # of whatever kind: the bytes are sent then
-                    lacking[read.part] = 1
+                    lacking[number] = 1
         what = f"restore of step {recovered.attempt.step}, parts in the memory of nodes"
         lacking = ranks.finish(ranks.comm.maximum(lacking), what)
     except BaseException:
         NodeCopies(mine, frozenset()).close()
         raise
-    found = frozenset(np.flatnonzero(lacking == 0).tolist())
-    for part in mine.keys() - found:
-        mine.pop(part).file.close()
+    found = frozenset(each for each, lacks in zip(holdings, lacking.tolist(), strict=True) if not lacks)
+    for holding in mine.keys() - found:
+        mine.pop(holding).file.close()
     return NodeCopies(mine, found)
 
 
@@ -138,8 +158,8 @@ def described(part: LoadedPart) -> str:
     return "" if part.place is None or not kernel else json.dumps([kernel, *astuple(part.place)])
 
 
-def _mapped(text: str, chunks: npt.NDArray[np.void]) -> NodeCopy:
-    kernel, *values = json.loads(text)
+def _mapped(of: Place) -> NodeCopy:
+    kernel, *values = json.loads(of.text)
     place = FilePlace(*values)
     if kernel != running_kernel():
         raise StorageError("a rank of the same node runs under another kernel", where=place.path)
@@ -150,7 +170,7 @@ def _mapped(text: str, chunks: npt.NDArray[np.void]) -> NodeCopy:
         raw = np.frombuffer(file.viewed(), dtype=np.uint8)[place.first : place.first + place.raw_bytes]
         if len(raw) != place.raw_bytes:
             raise StorageError("a file has become shorter since it was read", where=place.path)
-        return NodeCopy(raw, file, place.first, place.is_on_a_node, chunks)
+        return NodeCopy(raw, file, place.first, place.is_on_a_node, of.chunks, of.raw_start)
     except BaseException:
         file.close()
         raise

@@ -1,8 +1,8 @@
 """Recovery: from what survives to verified parts in memory, collectively and without touching the live state.
 
-Every part is read by exactly one rank and every chunk's digest is checked before anyone goes on. A source that turns
-out bad gives way to the part's next one; a step that cannot be recovered gives way to the one before; all reasons are
-kept for the error or the report.
+Every chunk is read by exactly one rank, and its digest is checked, before anyone goes on. A source that turns out bad
+gives way to the part's next one; a step that cannot be recovered gives way to the one before; all reasons are kept for
+the error or the report.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deeppart.comm.base import Comm, Operation
@@ -48,8 +48,8 @@ class Recovered:
 
     Attributes:
         candidate: which checkpoint, with the sources that turned out bad struck out.
-        reads: the rank and source of each part, in part order.
-        mine: part number -> part, of those this rank has read.
+        reads: the readers and source of each part, in part order.
+        mine: part number -> what this rank has read of it, of those that it has read any of.
         bases: part number -> names of the files beside its source in which chunks of it lie, of all that have any.
     """
 
@@ -67,6 +67,10 @@ class Recovered:
     def attempt(self) -> Attempt:
         """The checkpoint."""
         return self.candidate.attempt
+
+    def led_by(self, rank: int) -> dict[int, LoadedPart]:
+        """Those of this rank's parts of which it tells the others what the index says."""
+        return {read.part: self.mine[read.part] for read in self.reads if read.reader == rank}
 
 
 def recover(
@@ -105,7 +109,7 @@ def recover(
     reasons: list[str] = []
     for candidate in outlook.candidates:
         newer = [number for number in outlook.rejected if number[0] > candidate.attempt.step]
-        recovered, lines = read_candidate(comm, candidate, staging, arena, run, signing, threads=threads)
+        recovered, lines = read_candidate(comm, candidate, staging, arena, run, signing, None, threads)
         reasons += lines
         if recovered is not None:
             passed_over = [f"step {number}: {reason}" for number, reason in newer]
@@ -140,7 +144,7 @@ def read_candidate(
     arena: Arena,
     run: Run,
     signing: Signing | None,
-    wanted: Callable[[Read], bool] = lambda read: True,
+    wanted: Callable[[Read], bool] | None = None,
     threads: int = LEAST_THREADS,
 ) -> tuple[Recovered | None, list[str]]:
     """Read parts, falling back from bad sources; None if a part has no good one (collective).
@@ -148,7 +152,7 @@ def read_candidate(
     Args:
         run: drives an operation on ``comm``, named by a text, to its end.
         signing: the keys; parts must be signed with one of them. None: not checked.
-        wanted: which parts to read.
+        wanted: which parts to read, each by one rank. None: all, which ranks share where some would read more.
         threads: that read, check and decode a part.
 
     Returns:
@@ -157,7 +161,8 @@ def read_candidate(
     label = f"step {candidate.attempt.step}"
     lines: list[str] = []
     while True:
-        reads = tuple(read for read in assign(candidate, comm.size) if wanted(read))
+        reads = assign(candidate, comm.size, whole=wanted is not None)
+        reads = reads if wanted is None else tuple(read for read in reads if wanted(read))
         mine, space, failures = _read_mine(comm.rank, candidate.attempt, reads, staging, signing, threads)
         failed = _gather_failures(comm, failures, f"{label}, reading", run)
         if not failed and any(read.source.rebuild for read in reads):
@@ -171,8 +176,9 @@ def read_candidate(
                 if not failed:
                     break
         if not failed:
-            bases = _gather_bases(comm, mine, f"{label}, reading", run)
-            return Recovered(candidate, reads, mine, bases), [*lines, explain(candidate, reads)]
+            recovered = Recovered(candidate, reads, mine)
+            bases = _gather_bases(comm, recovered.led_by(comm.rank), f"{label}, reading", run)
+            return replace(recovered, bases=bases), [*lines, explain(candidate, reads)]
         lines += [f"{label}: {reason}" for _, _, reason, _ in failed]
         rest = candidate.without([(part, location) for part, location, *_ in failed])
         if isinstance(rest, int):
@@ -200,9 +206,9 @@ def _gather_failures(comm: Comm, failures: list[_Failure], what: str, run: Run, 
     return [(part, Location(rank, path), reason, lacks) for _, (part, rank, path, reason, lacks) in told]
 
 
-def _gather_bases(comm: Comm, mine: dict[int, LoadedPart], what: str, run: Run) -> dict[int, tuple[str, ...]]:
+def _gather_bases(comm: Comm, led: dict[int, LoadedPart], what: str, run: Run) -> dict[int, tuple[str, ...]]:
     """Everyone's, on every rank."""
-    named = [(part, [name for name, _ in loaded.bases()]) for part, loaded in mine.items() if loaded.reader.bases]
+    named = [(part, [name for name, _ in loaded.bases()]) for part, loaded in led.items() if loaded.reader.bases]
     texts = run(comm.allgather(json.dumps(named).encode()), what)
     return {part: tuple(names) for text in texts for part, names in json.loads(text)}
 
@@ -216,7 +222,7 @@ def _read_mine(
     threads: int,
 ) -> tuple[dict[int, LoadedPart], dict[int, Bytes], list[_Failure]]:
     """Read this rank's parts; also memory for those that it will get by a rebuild, and failures."""
-    assigned = [read for read in reads if read.reader == rank]
+    assigned = [read for read in reads if rank in read.readers]
     opened: dict[int, OpenedPart] = {}
     mine: dict[int, LoadedPart] = {}
     failures: list[_Failure] = []
@@ -225,9 +231,9 @@ def _read_mine(
             if read.source.rebuild is None:
                 try:
                     source = files.enter_context(FileSource(read.source.path))
-                    opened[read.part] = OpenedPart(source, read, attempt, signing)
+                    opened[read.part] = OpenedPart(source, read, attempt, signing, rank)
                 except Exception as error:  # of whatever kind: the other ranks wait for what this one has read
-                    failures.append(_failure(read, error))
+                    failures.append(_failure(read, rank, error))
         try:
             rooms = _rooms(assigned, opened, staging)
         except MemoryError as error:
@@ -238,14 +244,14 @@ def _read_mine(
             try:
                 mine[read.part] = opened[read.part].load(rooms[read.part], threads)
             except Exception as error:
-                failures.append(_failure(read, error))
+                failures.append(_failure(read, rank, error))
     return mine, {part: room for part, room in rooms.items() if part not in opened}, failures
 
 
-def _failure(read: Read, error: Exception) -> _Failure:
+def _failure(read: Read, rank: int, error: Exception) -> _Failure:
     """A line about a source that failed, and on which node, where others may have a file of the same path."""
     line = one_line(as_error(error, f"reading {read.source.path} failed"))
-    line = on_node(line, read.reader) if read.source.is_on_a_node else line
+    line = on_node(line, rank) if read.source.is_on_a_node else line
     return read.part, read.source.location, line, lacks_descriptors(error)
 
 
@@ -303,5 +309,5 @@ def _rebuild_mine(
             data = space[read.part][: read.source.nbytes]
             mine[read.part] = load_part(MemorySource(data.data, name), read, attempt, signing, threads)
         except Exception as error:
-            failures.append(_failure(read, error))
+            failures.append(_failure(read, comm.rank, error))
     return mine, failures, one_line(rebuilt.shortage) if rebuilt.shortage is not None else ""

@@ -5,6 +5,7 @@ Everything small goes in one exchange: with as many parts as ranks, one for each
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,22 +13,24 @@ import numpy.typing as npt
 
 from deeppart._gc import collection_paused
 from deeppart.part import CHUNK_DTYPE, FLAG_PER_RANK, SPAN_DTYPE
-from deeppart.recovery.node_copies import NodeCopies, described, find_copies
+from deeppart.plan.restart import Read
+from deeppart.recovery.node_copies import Holding, NodeCopies, Place, described, find_copies
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered
 from deeppart.state.restore.scatter import LeafPiece, chunk_pieces
 
-#: Of a part: its number, where it lies in memory, rows of its two tables, and bytes of its document.
+#: Of a part: its number, where what was read of it lies in memory, and, from the rank that tells of it, rows of its two
+#: tables and bytes of its document.
 _Head = tuple[int, str, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class PartIndexView:
-    """The tables of a part that one rank holds, as every rank needs them.
+    """The tables of a part, as every rank needs them.
 
     Attributes:
         part: number of the part: the rank that saved it.
-        reader: rank that holds it.
+        readers: per chunk, the rank that holds it.
         spans: rows of SPAN_DTYPE.
         pieces: per chunk, what it holds.
         starts, lengths: of the chunks in the raw stream, in bytes.
@@ -35,7 +38,7 @@ class PartIndexView:
     """
 
     part: int
-    reader: int
+    readers: list[int]
     spans: npt.NDArray[np.void]
     pieces: list[list[LeafPiece]]
     starts: list[int]
@@ -50,7 +53,7 @@ class Tables:
     Attributes:
         indexes: in part order.
         document: of part 0.
-        copies: the parts that lie in the memory of this node.
+        copies: what lies in the memory of this node.
     """
 
     indexes: list[PartIndexView]
@@ -61,40 +64,50 @@ class Tables:
 def share_tables(ranks: Ranks, recovered: Recovered) -> Tables:
     """Tell every rank what each part holds (collective)."""
     what = f"restore of step {recovered.attempt.step}, indexes of the parts"
-    messages = ranks.share(*_message(recovered), what)
+    messages = ranks.share(*_message(recovered, ranks.rank), what)
     with collection_paused():
-        indexes, places, tables, document = _taken_apart(messages)
-    return Tables(indexes, document, find_copies(ranks, recovered, places, tables))
+        indexes, places, document = _taken_apart(messages, recovered.reads)
+    return Tables(indexes, document, find_copies(ranks, recovered, places))
 
 
 def _taken_apart(
-    messages: list[tuple[list[_Head], bytes]],
-) -> tuple[list[PartIndexView], dict[int, str], dict[int, npt.NDArray[np.void]], bytes]:
-    """The tables in part order; the places of parts in memory, and their chunks; the document of part 0."""
+    messages: list[tuple[list[_Head], bytes]], reads: Sequence[Read]
+) -> tuple[list[PartIndexView], dict[Holding, Place], bytes]:
+    """The tables in part order; where in memory what of the parts lies; the document of part 0."""
     indexes: dict[int, PartIndexView] = {}
-    places: dict[int, str] = {}
     tables: dict[int, npt.NDArray[np.void]] = {}
     document = b""
-    for reader, (heads, message) in enumerate(messages):
+    for sender, (heads, message) in enumerate(messages):
         at = 0
-        for part, place, chunk_count, span_count, document_bytes in heads:
+        for part, _, chunk_count, span_count, document_bytes in heads:
+            if reads[part].reader != sender:
+                continue
             chunks = np.frombuffer(message, dtype=CHUNK_DTYPE, count=chunk_count, offset=at)
             spans = np.frombuffer(message, dtype=SPAN_DTYPE, count=span_count, offset=at + chunks.nbytes)
-            indexes[part] = _view(part, reader, chunks, spans)
+            indexes[part], tables[part] = _view(reads[part], chunks, spans), chunks
             at += chunks.nbytes + spans.nbytes
-            if place:
-                places[part], tables[part] = place, chunks
             if part == 0:
                 document = message[at : at + document_bytes]
             at += document_bytes
-    return [indexes[part] for part in sorted(indexes)], places, tables, document
+    told = {(part, rank): text for rank, (heads, _) in enumerate(messages) for part, text, *_ in heads if text}
+    places: dict[Holding, Place] = {}
+    for part in {part for part, _ in told}:
+        for rank, mine in reads[part].chunks([*indexes[part].starts, sum(indexes[part].lengths)]).items():
+            if (part, rank) in told:
+                first = indexes[part].starts[mine.start] if mine else 0
+                places[part, rank] = Place(told[part, rank], first, tables[part][mine.start : mine.stop])
+    return [indexes[part] for part in sorted(indexes)], places, document
 
 
-def _message(recovered: Recovered) -> tuple[list[_Head], list[bytes]]:
-    """What this rank has read: a head for each part, and the tables of each; of part 0, the document, too."""
+def _message(recovered: Recovered, rank: int) -> tuple[list[_Head], list[bytes]]:
+    """What this rank has read: heads of parts, and the tables of those that it tells of; the document of part 0."""
     heads: list[_Head] = []
     tables: list[bytes] = []
+    led = recovered.led_by(rank)
     for part, loaded in recovered.mine.items():
+        if part not in led:
+            heads.append((part, described(loaded), 0, 0, 0))
+            continue
         reader = loaded.reader
         document = reader.meta if part == 0 else b""
         heads.append((part, described(loaded), len(reader.chunks), len(reader.spans), len(document)))
@@ -102,12 +115,13 @@ def _message(recovered: Recovered) -> tuple[list[_Head], list[bytes]]:
     return heads, tables
 
 
-def _view(part: int, reader: int, chunks: npt.NDArray[np.void], spans: npt.NDArray[np.void]) -> PartIndexView:
+def _view(read: Read, chunks: npt.NDArray[np.void], spans: npt.NDArray[np.void]) -> PartIndexView:
     raw_starts = np.zeros(len(chunks) + 1, dtype=np.uint64)
     np.cumsum(chunks["raw_length"], out=raw_starts[1:])
+    shared = read.chunks(raw_starts.tolist())
     return PartIndexView(
-        part,
-        reader,
+        read.part,
+        [rank for rank, mine in shared.items() for _ in mine],
         spans,
         chunk_pieces(spans, raw_starts),
         raw_starts[:-1].tolist(),

@@ -38,26 +38,27 @@ class LockedFile:
 
     Args:
         path: for messages.
-        memory: a mapping of all of it, as :meth:`deeppart.part.FileSource.mapped` gives it.
+        memory: a mapping of a stretch of it, as :meth:`deeppart.part.FileSource.mapped` gives it.
+        start: of the stretch.
 
     Raises:
         OSError, AttributeError: it cannot be locked, or this C library cannot.
     """
 
-    def __init__(self, path: str, memory: memoryview) -> None:
+    def __init__(self, path: str, memory: memoryview, start: int) -> None:
         self.memory = memory
-        self._path = path
+        self._path, self._start = path, start
         self._address = int(np.frombuffer(memory, dtype=np.uint8).__array_interface__["data"][0])
         _call(_LIBC.mlock2, self._address, memory.nbytes, _MLOCK_ONFAULT)
 
     def bring(self, offset: int, length: int) -> None:
-        """Read so many bytes into memory, if they are not there yet.
+        """Read so many bytes of the file into memory, if they are not there yet: some of the stretch.
 
         Raises:
             StorageError: they cannot be read.
         """
         try:
-            _populate(self._address + offset, length)
+            _populate(self._address + offset - self._start, length)
         except OSError as error:
             raise _unreadable(f"cannot read {length} bytes at {offset} of a part file", self._path, error) from error
 
@@ -90,13 +91,13 @@ def _populate(address: int, length: int) -> None:
     _call(_LIBC.madvise, start, address + length - start, _MADV_POPULATE_READ)
 
 
-def pin(source: FileSource) -> LockedFile | None:
-    """Map a file and lock the mapping; None where that is no use, or not possible."""
+def pin(source: FileSource, start: int, stop: int) -> LockedFile | None:
+    """Map a stretch of a file and lock the mapping; None where that is no use, or not possible."""
     if file_system_of(source.file_path) not in _FILE_SYSTEMS:
         return None
     try:
-        pinned = LockedFile(source.path, source.mapped())
-        pinned.bring(0, 1)
+        pinned = LockedFile(source.path, source.mapped(start, stop), start)
+        pinned.bring(start, 1)
     except (OSError, AttributeError, StorageError):
         return None
     return pinned

@@ -1,8 +1,10 @@
 """The inventory after a failure, and the plan to restore from it. Pure: no torch, MPI, clock or file."""
 
+from deeppart.plan.restart.explaining import explain, explain_parts
 from deeppart.plan.restart.healing import Encode, Healing, Transfer, Wish, Write, plan_healing
 from deeppart.plan.restart.inventory import Committed, Inventory, Location, StoredParity, StoredPart, on_node
-from deeppart.plan.restart.planner import Candidate, Outlook, Read, assign, explain, explain_parts, survey
+from deeppart.plan.restart.planner import Candidate, Outlook, survey
+from deeppart.plan.restart.reading import Portion, Read, assign
 from deeppart.plan.restart.routes import Hop, Routes
 from deeppart.plan.restart.sources import BlockFile, FilesByAttempt, Rebuild, Source
 
@@ -17,6 +19,7 @@ __all__ = [
     "Inventory",
     "Location",
     "Outlook",
+    "Portion",
     "Read",
     "Rebuild",
     "Routes",

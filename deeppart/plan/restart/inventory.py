@@ -44,6 +44,7 @@ class StoredPart:
         written: when it was written, in seconds since 1970, as far as its file tells.
         misplaced: it does not lie where this part would be written: whoever writes what belongs there writes over it.
         content_digest: the same for two encodings of the same bytes; "" where it is not known.
+        raw_bytes: of the part, decoded; 0 where that is not known.
     """
 
     level: str
@@ -56,6 +57,7 @@ class StoredPart:
     written: float = 0.0
     misplaced: bool = False
     content_digest: str = ""
+    raw_bytes: int = 0
 
     @property
     def base_paths(self) -> tuple[str, ...]:
@@ -65,7 +67,7 @@ class StoredPart:
     def to_json(self) -> list[Any]:
         """For sending to other ranks."""
         what = [self.rank, self.path, self.nbytes, self.index_digest]
-        rest = [self.bases, self.written, self.misplaced, self.content_digest]
+        rest = [self.bases, self.written, self.misplaced, self.content_digest, self.raw_bytes]
         return [self.level, _attempt_to_json(self.attempt), *what, *rest]
 
     @classmethod

@@ -1,4 +1,4 @@
-"""From what survives to what is read: candidate steps, newest first, and who reads which part from where.
+"""From what survives to what can be restored: candidate steps, newest first, and the sources of their parts.
 
 Pure and deterministic: every rank plans alone and gets the same answer. Parts of different attempts (another session,
 another ``checkpoint()`` call of the same step number) never meet in one plan.
@@ -6,17 +6,14 @@ another ``checkpoint()`` call of the same step number) never meet in one plan.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heapreplace
 
-from deeppart.model import LEVELS, Attempt, Level
+from deeppart.model import Attempt
 from deeppart.plan.restart.inventory import Inventory, Location
 from deeppart.plan.restart.sources import FilesByAttempt, Finding, Source
 
 _NOT_COMMITTED = "not committed to the persistent level"
-_LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +53,6 @@ class Candidate:
             tuple(source for source in places if keeps(part, source)) for part, places in enumerate(self.sources)
         )
         return Candidate(self.attempt, tuple(sources))
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """Part ``part`` is read by rank ``reader`` from ``source``."""
-
-    part: int
-    reader: int
-    source: Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,82 +142,6 @@ def _told_apart(files: FilesByAttempt, attempts: Sequence[Attempt]) -> list[str]
             )
             lines.append(f"step {step}: there are {len(found)} checkpoints of it; the first of these is taken: {names}")
     return lines
-
-
-def assign(candidate: Candidate, ranks: int) -> tuple[Read, ...]:
-    """Give every part to one reader: its cheapest source, the least loaded of the ranks that reach it.
-
-    Returns:
-        One read per part, in part order.
-    """
-    load = [0] * ranks
-    idlest: dict[
-        int, list[tuple[int, int]]
-    ] = {}  # per group of readers, a heap of (load, rank), brought up to date late
-    reads: dict[int, Read] = {}
-    order = sorted(range(len(candidate.sources)), key=lambda part: (-candidate.sources[part][0].nbytes, part))
-    for part in order:
-        source = candidate.sources[part][0]
-        if id(source.readers) not in idlest:
-            idlest[id(source.readers)] = [(load[rank], rank) for rank in source.readers]
-            heapify(idlest[id(source.readers)])
-        reader = _idlest(idlest[id(source.readers)], load)
-        # The rank that will own the part's per-rank leaves saves a message.
-        if part < ranks and load[part] == load[reader] and _contains(source.readers, part):
-            reader = part
-        load[reader] += source.nbytes
-        reads[part] = Read(part, reader, source)
-    return tuple(reads[part] for part in range(len(candidate.sources)))
-
-
-def _idlest(heap: list[tuple[int, int]], load: list[int]) -> int:
-    """The rank with the least load, of equals the lowest; loads have only grown since they were put on the heap."""
-    while heap[0][0] != load[heap[0][1]]:
-        rank = heap[0][1]
-        heapreplace(heap, (load[rank], rank))
-    return heap[0][1]
-
-
-def _contains(ranks: tuple[int, ...], rank: int) -> bool:
-    """True if a rank is among ascending ranks."""
-    place = bisect_left(ranks, rank)
-    return place < len(ranks) and ranks[place] == rank
-
-
-def explain(candidate: Candidate, reads: Sequence[Read]) -> str:
-    """One readable line: ``step 1200: 6 of 8 parts local, 2 of 8 parts rebuilt from parity; saved by 8 ranks``."""
-    counts: dict[str, int] = {}
-    for read in reads:
-        counts[read.source.level] = counts.get(read.source.level, 0) + 1
-    shares = ", ".join(
-        f"{counts[level]} of {len(reads)} parts {_LEVEL_WORDS.get(level, level)}" for level in LEVELS if level in counts
-    )
-    saved = candidate.attempt.world_size
-    return f"step {candidate.attempt.step}: {shares}; saved by {saved} rank{'s' if saved != 1 else ''}"
-
-
-def explain_parts(candidate: Candidate, reads: Sequence[Read]) -> list[str]:
-    """A readable line per part: who has it from where, and what comes next if that turns out bad."""
-    lines = []
-    for read, sources in zip(reads, candidate.sources, strict=True):
-        first, *rest = [_describe(source, read.reader) for source in sources]
-        otherwise = f"; otherwise {', then '.join(rest)}" if rest else "; there is no other source"
-        lines.append(
-            f"part {read.part} ({read.source.nbytes} bytes): rank {read.reader} takes it from {first}{otherwise}"
-        )
-    return lines
-
-
-def _describe(source: Source, reader: int) -> str:
-    if source.rebuild is None:
-        return f"{source.level} {source.path if _contains(source.readers, reader) else source.location}"
-    rebuild = source.rebuild
-    data = {piece.place for piece in rebuild.data if piece.path} - {rebuild.identity.place}
-    shares = {piece.place for piece in rebuild.parity}
-    return (
-        f"{source.path} ({len(data)} other parts and {len(shares)} shares of parity are there; "
-        f"{rebuild.identity.tolerate} of {len(rebuild.identity.members)} nodes may be lost)"
-    )
 
 
 def _why_lacking(attempt: Attempt, lacking: list[int], findings: Sequence[Finding]) -> str:

@@ -64,6 +64,7 @@ class Source:
         rebuild: for parity: how.
         bases: names of the files beside it in which chunks of it lie, of files on nodes.
         misplaced: it may be read, and is not counted on to stay: see :class:`StoredPart`.
+        raw_bytes: of the part, decoded; 0 where that is not known.
     """
 
     level: str
@@ -74,6 +75,12 @@ class Source:
     rebuild: Rebuild | None = None
     bases: tuple[str, ...] = ()
     misplaced: bool = False
+    raw_bytes: int = 0
+
+    @property
+    def load_bytes(self) -> int:
+        """What a rank that reads it has to check, and to keep in memory, as far as is known."""
+        return self.raw_bytes or self.nbytes
 
     @property
     def location(self) -> Location:
@@ -115,7 +122,7 @@ class _Placed:
 
     def as_source(self) -> Source:
         file = self.file
-        what = (file.nbytes, file.index_digest, None, file.bases, file.misplaced)
+        what = (file.nbytes, file.index_digest, None, file.bases, file.misplaced, file.raw_bytes)
         return Source(file.level, file.path, self.readers, *what)
 
 
@@ -239,7 +246,8 @@ class FilesByAttempt:
                     remarks.append(problem)
         if committed is not None and record is not None:
             path = str(PurePath(committed.directory) / record.file)
-            sources.append(Source(Level.PERSISTENT, path, self.everyone, record.nbytes, record.index_digest))
+            what = (record.nbytes, record.index_digest)
+            sources.append(Source(Level.PERSISTENT, path, self.everyone, *what, raw_bytes=record.raw_bytes))
         return Finding(tuple(sources), tuple(remarks), tuple(contradictions))
 
     def _rebuild(self, wanted: _Encoded, placed: dict[int, list[_Placed]]) -> Rebuild:

@@ -31,18 +31,18 @@ def save(comm: Any, directory: Path, own: bool) -> None:
 
 
 def documents(comm: Any, directory: Path) -> tuple[list[Any], int, list[tuple[list[Any], list[Any]]]]:
-    """Paths of the structure, how many parts this rank has read, and what each old rank had of its own."""
+    """Paths of the structure, how many parts this rank tells of, and what each old rank had of its own."""
     opened = open_step(directory, connect(comm, TIMEOUT_S))
     found = opened.documents()
     own = [([kind.shape for kind in each.types.values()], list(each.values.values())) for each in found.own]
-    return found.structure.array_paths(), len(opened.recovered.mine), own
+    return found.structure.array_paths(), len(opened.recovered.led_by(comm.rank)), own
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_every_rank_knows_what_each_old_rank_had(run_on: Any, shared_path: Path, ranks: int) -> None:
     run_on(2, save, shared_path, True)
     results = run_on(ranks, documents, shared_path)
-    assert sum(count for _, count, _ in results) == 2, "each part has been read by one rank"
+    assert sum(count for _, count, _ in results) == 2, "one rank tells of each part"
     for paths, _, own in results:
         assert paths == [("mine",), ("w",)]
         assert own == [([(1,)], [0]), ([(2,)], [1])]

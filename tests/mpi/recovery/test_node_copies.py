@@ -122,9 +122,9 @@ def two_nodes(comm: Any, directory: Path) -> tuple[dict[str, Any], tuple[int, in
     chunks: list[int] = []
     view = tables._view
 
-    def counting(part: int, reader: int, rows: Any, spans: Any) -> Any:
+    def counting(read: Any, rows: Any, spans: Any) -> Any:
         chunks.append(int(((rows["flags"] & FLAG_PER_RANK) == 0).sum()))
-        return view(part, reader, rows, spans)
+        return view(read, rows, spans)
 
     def count(rank: int, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(tables, "_view", counting)
@@ -191,25 +191,25 @@ def other_files_by_those_names(rank: int, patch: pytest.MonkeyPatch) -> None:
     """After the parts were read, and before rank 1 maps those of others: files with other bytes take their names."""
     mapped = node_copies._mapped
 
-    def late(text: str, chunks: Any) -> Any:
+    def late(place: Any) -> Any:
         if rank == 1:
-            path = Path(json.loads(text)[1])
+            path = Path(json.loads(place.text)[1])
             other = path.with_suffix(".other")
             other.write_bytes(b"\x5a" * path.stat().st_size)
             kept = path.with_suffix(".kept")
             os.rename(path, kept)
             os.rename(other, path)
             try:
-                return mapped(text, chunks)
+                return mapped(place)
             finally:
                 os.rename(kept, path)
-        return mapped(text, chunks)
+        return mapped(place)
 
     patch.setattr(node_copies, "_mapped", late)
 
 
 def cannot_be_mapped(rank: int, patch: pytest.MonkeyPatch) -> None:
-    def refused(text: str, chunks: Any) -> Any:
+    def refused(place: Any) -> Any:
         raise OSError("no more mappings")
 
     if rank == 0:
@@ -234,7 +234,7 @@ def taken_away(comm: Any, directory: Path) -> str:
     def and_then(self: Any, to: Any) -> Any:
         failure = shared(self, to)
         if comm.rank == 1:
-            (copy,) = [copy for part, copy in self._tables.copies.mine.items() if part == 0]
+            (copy,) = [copy for (part, _), copy in self._tables.copies.mine.items() if part == 0]
             os.rename(copy.file.path, copy.file.path + ".retired")
         return failure
 

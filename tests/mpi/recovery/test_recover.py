@@ -42,9 +42,9 @@ def reads_of(comm: Any, directory: Path) -> list[tuple[int, str]]:
 
     read: list[tuple[int, str]] = []
 
-    def recording(source: Any, what: Any, attempt: Any, signing: Any) -> Any:
+    def recording(source: Any, what: Any, *rest: Any) -> Any:
         read.append((what.part, what.source.path))
-        return OpenedPart(source, what, attempt, signing)
+        return OpenedPart(source, what, *rest)
 
     module: Any = recover
     module.OpenedPart = recording

@@ -112,7 +112,8 @@ def test_sections_are_read_as_files_are(tmp_path: Path) -> None:
             assert source.section is not None and source.section.rank == rank
             assert bytes(source.read_at(0, source.size)) == part
             assert bytes(source.read_at(10, 20)) == part[10:30]
-            assert source.mapped() == part and source.viewed() == part
+            assert source.mapped(0, source.size) == part and source.viewed() == part
+            assert source.mapped(7, source.size - 1) == part[7:-1]
             for offset, length in [(len(part), 1), (-1, 1), (0, len(part) + 1)]:
                 with pytest.raises(CorruptFileError, match="ends before"):
                     source.read_at(offset, length)

@@ -14,7 +14,7 @@ import xxhash
 from deeppart.errors import CorruptFileError, DeeppartError, StorageError
 from deeppart.part import CHUNK_DTYPE, FileSource
 from deeppart.recovery.load_part import FilePlace, LoadedPart
-from deeppart.recovery.node_copies import NodeCopy, _mapped, described
+from deeppart.recovery.node_copies import NodeCopy, Place, _mapped, described
 from deeppart.storage.mapped import running_kernel
 
 CONTENT = np.random.default_rng(5).integers(0, 256, 200_000, dtype=np.uint8)
@@ -40,13 +40,21 @@ def text_of(place: FilePlace, kernel: str | None = None) -> str:
 
 
 def test_the_stretch_of_the_file(place: FilePlace) -> None:
-    copy = _mapped(text_of(place), CHUNKS)
+    copy = _mapped(Place(text_of(place), 0, CHUNKS))
     assert (copy.raw == CONTENT[64:150_064]).all()
     assert (copy.stretch(100, 4200) == CONTENT[164:4264]).all()
     assert len(copy.stretch(7, 7)) == 0
     assert copy.problem() is None
     with pytest.raises(ValueError, match="read-only"):
         copy.raw[0] = 1
+
+
+def test_a_stretch_of_a_part_is_asked_for_by_the_bytes_of_the_part(place: FilePlace) -> None:
+    copy = _mapped(Place(text_of(place), 1_000_000, CHUNKS))
+    assert (copy.stretch(1_000_100, 1_004_200) == CONTENT[164:4264]).all()
+    target = np.zeros(300, dtype=np.uint8)
+    copy.read_into(1_149_700, target)
+    assert (target == CONTENT[149_764:150_064]).all()
 
 
 def test_a_loaded_part_says_where_it_lies(place: FilePlace) -> None:
@@ -88,11 +96,11 @@ def _under_another_kernel(place: FilePlace) -> str:
 @pytest.mark.parametrize("change", [_replaced, _cut, _removed, _under_another_kernel])
 def test_what_is_not_the_file_that_was_read_is_refused(place: FilePlace, change: Any) -> None:
     with pytest.raises(DeeppartError):
-        _mapped(change(place), CHUNKS)
+        _mapped(Place(change(place), 0, CHUNKS))
 
 
 def test_a_file_that_loses_its_name_while_it_is_used(place: FilePlace) -> None:
-    copy = _mapped(text_of(place), CHUNKS)
+    copy = _mapped(Place(text_of(place), 0, CHUNKS))
     Path(place.path).rename(place.path + ".retired")
     assert isinstance(copy.problem(), CorruptFileError)
     # On the persistent level files are removed, and never written over: who has one open still has its bytes.
@@ -100,11 +108,12 @@ def test_a_file_that_loses_its_name_while_it_is_used(place: FilePlace) -> None:
     assert (copy.stretch(0, 150_000) == CONTENT[64:150_064]).all()
 
 
+@pytest.mark.parametrize("raw_start", [0, 70_000])
 @pytest.mark.parametrize("offset", [None, 64, 100_063, 150_063])
 def test_where_the_file_system_does_not_say_the_digests_do(
-    place: FilePlace, monkeypatch: pytest.MonkeyPatch, offset: int | None
+    place: FilePlace, monkeypatch: pytest.MonkeyPatch, offset: int | None, raw_start: int
 ) -> None:
-    copy = _mapped(text_of(place), CHUNKS)
+    copy = _mapped(Place(text_of(place), raw_start, CHUNKS))
 
     def silent(self: FileSource) -> bool:
         raise StorageError("no answer")
@@ -120,7 +129,7 @@ def test_where_the_file_system_does_not_say_the_digests_do(
 
 
 def test_where_nothing_can_be_asked_or_read(place: FilePlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy = _mapped(text_of(place), CHUNKS)
+    copy = _mapped(Place(text_of(place), 0, CHUNKS))
 
     def silent(self: FileSource) -> bool:
         raise StorageError("no answer")
@@ -132,7 +141,7 @@ def test_where_nothing_can_be_asked_or_read(place: FilePlace, monkeypatch: pytes
 
 
 def test_bytes_that_are_gone_are_an_error_and_do_not_end_the_process(place: FilePlace) -> None:
-    copy: NodeCopy = _mapped(text_of(place), CHUNKS)
+    copy: NodeCopy = _mapped(Place(text_of(place), 0, CHUNKS))
     with open(place.path, "r+b") as file:
         file.truncate(0)  # to touch them would be a SIGBUS
     with pytest.raises(StorageError, match="cannot read"):

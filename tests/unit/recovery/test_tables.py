@@ -24,7 +24,7 @@ def test_the_tables_are_those_of_the_files(opened: Opened) -> None:
     assert [index.part for index in opened.indexes] == [0, 1, 2]
     for index in opened.indexes:
         reader = opened.recovered.mine[index.part].reader
-        assert index.reader == 0
+        assert index.readers == [0] * len(index.lengths)
         assert (index.spans == reader.spans).all()
         assert index.lengths == reader.chunks["raw_length"].tolist()
         assert index.starts == reader.raw_starts[:-1].tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import gc
+import mmap
 import os
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 def pinned_file(path: Path) -> LockedFile:
     with FileSource(path) as source:
-        found = pin(source)
+        found = pin(source, 0, source.size)
     if found is None:
         pytest.skip(f"files on {file_system_of(path)} cannot be locked in memory here")
     return found
@@ -55,6 +56,19 @@ def test_pages_are_there_and_stay(path: Path) -> None:
     assert locked_bytes() == before
 
 
+def test_a_stretch_of_a_file_is_locked_alone(path: Path) -> None:
+    start, stop = 1_000_003, 3_500_001  # in the middle of pages
+    before = locked_bytes()
+    with FileSource(path) as source:
+        found = pin(source, start, stop)
+    if found is None:
+        pytest.skip(f"files on {file_system_of(path)} cannot be locked in memory here")
+    assert stop - start <= locked_bytes() - before < stop - start + 2 * mmap.PAGESIZE
+    found.bring(start, stop - start)
+    found.bring(stop - 1, 1)
+    assert bytes(found.memory) == path.read_bytes()[start:stop]
+
+
 def test_an_error_of_the_device_is_an_error(path: Path) -> None:
     """Pages that are not there any more stand for pages that cannot be read: touching them would be a SIGBUS."""
     found = pinned_file(path)
@@ -70,13 +84,13 @@ def test_file_systems_in_memory_or_unknown_are_not_pinned(memory: Path, path: Pa
     data.write_bytes(bytes(5000))
     with FileSource(data) as source, FileSource("/proc/self/status") as other, FileSource(path) as removed:
         path.unlink()
-        assert pin(source) is None
-        assert pin(other) is None
-        assert pin(removed) is None
+        assert pin(source, 0, 5000) is None
+        assert pin(other, 0, 5000) is None
+        assert pin(removed, 0, 5000) is None
 
 
 def test_file_systems_that_cannot_map_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(source: FileSource) -> memoryview:
+    def refuse(source: FileSource, start: int, stop: int) -> memoryview:
         raise StorageError("cannot map a part file", errno=errno.ENODEV, where=source.path)
 
     monkeypatch.setattr(FileSource, "mapped", refuse)

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import given
 
 from deeppart.plan.restart import (
-    Candidate,
-    Source,
-    assign,
-    explain,
-    explain_parts,
     survey,
 )
 from tests.unit.plan.restart.records import (
-    PARITY_NAME,
     attempt,
     committed,
     copied,
@@ -121,108 +114,6 @@ def test_a_local_part_with_another_index_than_the_manifest_says_is_no_source() -
     assert [places[0].level for places in candidate.sources] == ["local", "persistent", "local", "local"]
 
 
-# --- who reads what ---------------------------------------------------------------------------------------------------
-
-
-def candidate_of(sizes: list[int], readers: tuple[int, ...]) -> Candidate:
-    of = attempt(1, ranks=len(sizes))
-    sources = [(Source("persistent", f"/p/{part}", readers, size, ""),) for part, size in enumerate(sizes)]
-    return Candidate(of, tuple(sources))
-
-
-def loads(candidate: Candidate, ranks: int) -> list[int]:
-    load = [0] * ranks
-    for read in assign(candidate, ranks):
-        load[read.reader] += read.source.nbytes
-    return load
-
-
-def test_every_part_has_one_reader_that_can_read_it() -> None:
-    of = attempt(10, ranks=6)
-    parts = [[stored(of, part) for part in (0, 1, 2)], [], [stored(of, part) for part in (3, 4, 5)], []]
-    (candidate,) = survey(inventory(*parts, node_of=(0, 0, 1, 1))).candidates
-    reads = assign(candidate, 4)
-    assert [read.part for read in reads] == list(range(6))
-    assert all(read.reader in read.source.readers for read in reads)
-    assert {read.reader for read in reads} == {0, 1, 2, 3}, "all share the work"
-
-
-def test_own_parts_are_read_by_their_rank_where_that_costs_nothing() -> None:
-    assert [read.reader for read in assign(candidate_of([10] * 8, tuple(range(8))), 8)] == list(range(8))
-
-
-def test_more_parts_than_ranks_are_balanced() -> None:
-    assert loads(candidate_of([10] * 12, (0, 1, 2)), 3) == [40, 40, 40]
-    assert sorted(loads(candidate_of([70, 30, 30, 40, 30], (0, 1)), 2)) == [100, 100]
-
-
-def test_fewer_parts_than_ranks_leave_ranks_idle() -> None:
-    assert sorted(loads(candidate_of([10, 20], tuple(range(5))), 5)) == [0, 0, 0, 10, 20]
-
-
-def test_a_rank_that_does_not_restore_is_no_reader() -> None:
-    """Saved by more ranks than restore: part numbers beyond the world are read by those that are there."""
-    assert all(read.reader < 2 for read in assign(candidate_of([10] * 7, (0, 1)), 2))
-
-
-@given(
-    sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=60),
-    ranks=st.integers(1, 12),
-    nodes=st.integers(1, 4),
-    data=st.data(),
-)
-def test_readers_are_balanced_as_greedily_as_can_be(
-    sizes: list[int], ranks: int, nodes: int, data: st.DataObject
-) -> None:
-    """Against the plain rule: largest first, to the least loaded rank that can read it, own part on equal load."""
-    groups = [tuple(rank for rank in range(ranks) if rank % nodes == node) for node in range(nodes)]
-    groups = [group for group in groups if group] + [tuple(range(ranks))]
-    choices = [data.draw(st.sampled_from(range(len(groups)))) for _ in sizes]
-    sources = [(Source("local", f"/{part}", groups[choices[part]], size, ""),) for part, size in enumerate(sizes)]
-    candidate = Candidate(attempt(1, ranks=len(sizes)), tuple(sources))
-    load, expected = [0] * ranks, {}
-    for part in sorted(range(len(sizes)), key=lambda part: (-sizes[part], part)):
-        reader = min(groups[choices[part]], key=lambda rank: (load[rank], rank != part, rank))
-        load[reader] += sizes[part]
-        expected[part] = reader
-    assert {read.part: read.reader for read in assign(candidate, ranks)} == expected
-
-
-def test_thousands_of_ranks_are_planned_at_once() -> None:
-    """Every rank plans alone: time and memory must not grow with the square of their number."""
-    ranks = 8192
-    of = attempt(10, ranks=ranks)
-    nodes = tuple(rank // 8 for rank in range(ranks))
-    parts = [[stored(of, part) for part in range(rank, rank + 8)] if rank % 8 == 0 else [] for rank in range(ranks)]
-    for found in (parts, []):
-        (candidate,) = survey(inventory(*found, node_of=nodes, commits=[committed(of)])).candidates
-        assert [read.reader for read in assign(candidate, ranks)] == list(range(ranks))
-        assert len({id(places[-1].readers) for places in candidate.sources}) == 1
-
-
-# --- explanation and transport ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("lost", "line"),
-    [
-        ([], "step 10: 4 of 4 parts local; saved by 4 ranks"),
-        ([1, 3], "step 10: 2 of 4 parts local, 2 of 4 parts persistent; saved by 4 ranks"),
-        ([0, 1, 2, 3], "step 10: 4 of 4 parts persistent; saved by 4 ranks"),
-    ],
-)
-def test_the_choice_is_explained_in_one_line(lost: list[int], line: str) -> None:
-    of = attempt(10)
-    parts = [[] if part in lost else [stored(of, part)] for part in range(4)]
-    (candidate,) = survey(inventory(*parts, commits=[committed(of)])).candidates
-    assert explain(candidate, assign(candidate, 4)) == line
-
-
-def test_one_rank_is_not_ranks() -> None:
-    (candidate,) = survey(inventory([stored(attempt(3, ranks=1), 0)])).candidates
-    assert explain(candidate, assign(candidate, 1)) == "step 3: 1 of 1 parts local; saved by 1 rank"
-
-
 @given(data=st.data())
 def test_the_plan_does_not_depend_on_the_order_of_the_inventory(data: st.DataObject) -> None:
     of = [attempt(10, ranks=3, session=session) for session in "12"]
@@ -254,52 +145,3 @@ def test_steps_that_were_complete_once_are_told_from_others() -> None:
     outlook = survey(protected([*of_several, [], []], [[share(attempt(20), 0)]]))
     assert sorted(outlook.lost) == [20, 30] and [step for step, _ in outlook.rejected] == [30, 20, 10]
     assert survey(protected([*of_several, [], []]), 10).lost == ()
-
-
-# --- explanation and transport of parity ------------------------------------------------------------------------------
-
-
-def test_a_rebuild_is_explained_in_one_line() -> None:
-    of = attempt(10)
-    found = [[stored(of, 0), copied(of, 1)], [], [], [stored(of, 3)]]
-    (candidate,) = survey(protected(found, shares(of, [1, 2], tolerate=2))).candidates
-    assert explain(candidate, assign(candidate, 4)) == (
-        "step 10: 2 of 4 parts local, 1 of 4 parts partner, 1 of 4 parts rebuilt from parity; saved by 4 ranks"
-    )
-
-
-def test_every_part_is_explained_with_what_comes_next() -> None:
-    of = attempt(10)
-    found = [[stored(of, 0)], [], [stored(of, 2)], [stored(of, 3)]]
-    (candidate,) = survey(protected(found, shares(of, [1], tolerate=2))).candidates
-    there = "{} other parts and 3 shares of parity are there; 2 of 4 nodes may be lost"
-    fallback, rebuild = (f"{PARITY_NAME} ({there.format(count)})" for count in (2, 3))
-    assert explain_parts(candidate, assign(candidate, 4)) == [
-        f"part 0 (1000 bytes): rank 0 takes it from local /local/1/10/0; otherwise {fallback}",
-        f"part 1 (1000 bytes): rank 1 takes it from {rebuild}; there is no other source",
-        f"part 2 (1000 bytes): rank 2 takes it from local /local/1/10/2; otherwise {fallback}",
-        f"part 3 (1000 bytes): rank 3 takes it from local /local/1/10/3; otherwise {fallback}",
-    ]
-    found[0].append(copied(of, 1))
-    with_all = protected(found, shares(of, [1], tolerate=2), commits=[committed(of)])
-    (candidate,) = survey(with_all).candidates
-    assert explain_parts(candidate, assign(candidate, 4))[1] == (
-        f"part 1 (1000 bytes): rank 0 takes it from partner /partner/1/10/1; otherwise {rebuild}, "
-        "then persistent /ckpt/10/part-1"
-    )
-
-
-def test_the_explanation_counts_parts_and_not_their_copies() -> None:
-    of = attempt(10)
-    found = [[stored(of, part), copied(of, (part + 1) % 4)] for part in range(4)]
-    (candidate,) = survey(protected(found, shares(of))).candidates
-    (line,) = explain_parts(candidate, assign(candidate, 4))[1:2]
-    assert "(3 other parts and 4 shares of parity are there; 1 of 4 nodes may be lost)" in line
-
-
-def test_the_explanation_does_not_count_parts_that_do_not_exist() -> None:
-    of = attempt(10, ranks=3)
-    parity = [[share(of, place, parts=(0, 1, 2, None))] for place in range(4)]
-    (candidate,) = survey(protected([*parts_left(of), []], parity)).candidates
-    (line,) = explain_parts(candidate, assign(candidate, 4))[1:2]
-    assert "parity set of parts 0, 1, 2 (2 other parts and 4 shares of parity are there;" in line

@@ -1,0 +1,190 @@
+"""Who reads what: pure, so every case is a few records."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from unittest.mock import patch
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from deeppart.model import ParityIdentity
+from deeppart.plan.restart import Candidate, Portion, Read, Rebuild, Source, assign, reading, survey
+from tests.unit.plan.restart.records import attempt, committed, inventory, stored
+
+MIB = 1 << 20
+
+
+def candidate_of(sizes: list[int], readers: tuple[int, ...]) -> Candidate:
+    of = attempt(1, ranks=len(sizes))
+    sources = [(Source("persistent", f"/p/{part}", readers, size, ""),) for part, size in enumerate(sizes)]
+    return Candidate(of, tuple(sources))
+
+
+def loads(candidate: Candidate, ranks: int) -> list[int]:
+    load = [0] * ranks
+    for read in assign(candidate, ranks):
+        load[read.reader] += read.source.nbytes
+    return load
+
+
+def test_every_part_has_one_reader_that_can_read_it() -> None:
+    of = attempt(10, ranks=6)
+    parts = [[stored(of, part) for part in (0, 1, 2)], [], [stored(of, part) for part in (3, 4, 5)], []]
+    (candidate,) = survey(inventory(*parts, node_of=(0, 0, 1, 1))).candidates
+    reads = assign(candidate, 4)
+    assert [read.part for read in reads] == list(range(6))
+    assert all(read.reader in read.source.readers for read in reads)
+    assert {read.reader for read in reads} == {0, 1, 2, 3}, "all share the work"
+
+
+def test_own_parts_are_read_by_their_rank_where_that_costs_nothing() -> None:
+    assert [read.reader for read in assign(candidate_of([10] * 8, tuple(range(8))), 8)] == list(range(8))
+
+
+def test_more_parts_than_ranks_are_balanced() -> None:
+    assert loads(candidate_of([10] * 12, (0, 1, 2)), 3) == [40, 40, 40]
+    assert sorted(loads(candidate_of([70, 30, 30, 40, 30], (0, 1)), 2)) == [100, 100]
+
+
+def test_fewer_parts_than_ranks_leave_ranks_idle() -> None:
+    assert sorted(loads(candidate_of([10, 20], tuple(range(5))), 5)) == [0, 0, 0, 10, 20]
+
+
+def test_a_rank_that_does_not_restore_is_no_reader() -> None:
+    """Saved by more ranks than restore: part numbers beyond the world are read by those that are there."""
+    assert all(read.reader < 2 for read in assign(candidate_of([10] * 7, (0, 1)), 2))
+
+
+@given(
+    sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=60),
+    ranks=st.integers(1, 12),
+    nodes=st.integers(1, 4),
+    data=st.data(),
+)
+def test_readers_are_balanced_as_greedily_as_can_be(
+    sizes: list[int], ranks: int, nodes: int, data: st.DataObject
+) -> None:
+    """Against the plain rule: largest first, to the least loaded rank that can read it, own part on equal load."""
+    groups = [tuple(rank for rank in range(ranks) if rank % nodes == node) for node in range(nodes)]
+    groups = [group for group in groups if group] + [tuple(range(ranks))]
+    choices = [data.draw(st.sampled_from(range(len(groups)))) for _ in sizes]
+    sources = [(Source("local", f"/{part}", groups[choices[part]], size, ""),) for part, size in enumerate(sizes)]
+    candidate = Candidate(attempt(1, ranks=len(sizes)), tuple(sources))
+    load, expected = [0] * ranks, {}
+    for part in sorted(range(len(sizes)), key=lambda part: (-sizes[part], part)):
+        reader = min(groups[choices[part]], key=lambda rank: (load[rank], rank != part, rank))
+        load[reader] += sizes[part]
+        expected[part] = reader
+    assert {read.part: read.reader for read in assign(candidate, ranks)} == expected
+
+
+def test_thousands_of_ranks_are_planned_at_once() -> None:
+    """Every rank plans alone: time and memory must not grow with the square of their number."""
+    ranks = 8192
+    of = attempt(10, ranks=ranks)
+    nodes = tuple(rank // 8 for rank in range(ranks))
+    parts = [[stored(of, part) for part in range(rank, rank + 8)] if rank % 8 == 0 else [] for rank in range(ranks)]
+    for found in (parts, []):
+        (candidate,) = survey(inventory(*found, node_of=nodes, commits=[committed(of)])).candidates
+        assert [read.reader for read in assign(candidate, ranks)] == list(range(ranks))
+        assert len({id(places[-1].readers) for places in candidate.sources}) == 1
+
+
+# --- parts that several ranks read ------------------------------------------------------------------------------------
+
+
+def portions(sizes: list[int], ranks: int) -> list[list[tuple[int, int]]]:
+    """Of each part, who reads how much of it."""
+    reads = assign(candidate_of(sizes, tuple(range(ranks))), ranks)
+    return [[(each.reader, each.stop - each.first) for each in read.portions] for read in reads]
+
+
+def test_parts_that_are_as_many_as_ranks_are_read_whole() -> None:
+    assert portions([1000 * MIB, 1010 * MIB, 990 * MIB, 1000 * MIB], 4) == [[], [], [], []]
+
+
+def test_what_one_rank_has_saved_is_read_by_all() -> None:
+    assert portions([400 * MIB], 4) == [[(rank, 100 * MIB) for rank in range(4)]]
+
+
+def test_fewer_ranks_share_the_parts_of_those_that_are_gone() -> None:
+    assert portions([300 * MIB] * 4, 3) == [[], [], [], [(0, 100 * MIB), (1, 100 * MIB), (2, 100 * MIB)]]
+
+
+def test_more_ranks_take_the_ends_of_parts() -> None:
+    assert portions([500 * MIB] * 4, 5) == [[(rank, 400 * MIB), (4, 100 * MIB)] for rank in range(4)]
+
+
+def test_no_file_is_opened_for_little() -> None:
+    assert portions([30 * MIB], 8) == [[]]
+    assert portions([40 * MIB], 8) == [[(0, 16 * MIB), (1, 24 * MIB)]]
+    (shared,) = portions([1600 * MIB], 1000)
+    assert len(shared) == 100 and all(nbytes == 16 * MIB for _, nbytes in shared)
+
+
+def test_parts_that_are_to_be_written_elsewhere_are_read_whole() -> None:
+    candidate = candidate_of([400 * MIB], tuple(range(4)))
+    assert assign(candidate, 4, whole=True) == (Read(0, 0, candidate.sources[0][0]),)
+
+
+def test_ranks_that_rebuild_read_less_of_the_rest() -> None:
+    identity = ParityIdentity(attempt(1), (), 1, 0, 0)
+    rebuild = Source("parity", "set", (0, 1), 300 * MIB, "", Rebuild(identity, (), ()))
+    other = Source("persistent", "/p/1", (0, 1), 500 * MIB, "")
+    first, second = assign(Candidate(attempt(1, ranks=2), ((rebuild,), (other,))), 2)
+    assert first.portions == () and first.reader == 0
+    assert second.portions == (Portion(1, 0, 400 * MIB), Portion(0, 400 * MIB, 500 * MIB))
+    assert second.reader == 1, "who reads the beginning tells of the part"
+
+
+@given(
+    sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=40),
+    ranks=st.integers(1, 12),
+    nodes=st.integers(0, 4),
+    least=st.sampled_from([1, 10, 200]),
+    data=st.data(),
+)
+def test_every_byte_has_one_reader_that_reaches_it(
+    sizes: list[int], ranks: int, nodes: int, least: int, data: st.DataObject
+) -> None:
+    groups = [tuple(rank for rank in range(ranks) if rank % nodes == node) for node in range(nodes)]
+    groups = [group for group in groups if group] + [tuple(range(ranks))]
+    choices = [data.draw(st.sampled_from(range(len(groups)))) for _ in sizes]
+    sources = [(Source("local", f"/{part}", groups[choices[part]], size, ""),) for part, size in enumerate(sizes)]
+    with patch.object(reading, "LEAST_PORTION_BYTES", least):
+        reads = assign(Candidate(attempt(1, ranks=len(sizes)), tuple(sources)), ranks)
+    load = [0] * ranks
+    assert [read.part for read in reads] == list(range(len(sizes)))
+    for read in reads:
+        shared = read.portions or (Portion(read.reader, 0, read.source.nbytes),)
+        assert shared[0].reader == read.reader and len(read.portions) != 1
+        assert shared[0].first == 0 and shared[-1].stop == read.source.nbytes
+        assert all(one.stop == other.first for one, other in pairwise(shared))
+        assert len({each.reader for each in shared}) == len(shared)
+        assert read.readers == tuple(each.reader for each in shared)
+        for each in shared:
+            assert each.reader in read.source.readers
+            assert each.stop - each.first >= min(least, read.source.nbytes)
+            load[each.reader] += each.stop - each.first
+    if nodes == 0:
+        assert max(load) < sum(sizes) / ranks + 2 * least + 1
+
+
+@given(
+    lengths=st.lists(st.integers(0, 50), max_size=30),
+    cuts=st.lists(st.integers(1, 999), unique=True, max_size=6),
+    nbytes=st.just(1000),
+)
+def test_every_chunk_has_one_reader(lengths: list[int], cuts: list[int], nbytes: int) -> None:
+    raw_starts = [sum(lengths[:number]) for number in range(len(lengths) + 1)]
+    limits = [0, *sorted(cuts), nbytes]
+    shared = tuple(Portion(rank, *limits[rank : rank + 2]) for rank in range(len(limits) - 1))
+    read = Read(0, 0, Source("local", "/0", tuple(range(7)), nbytes, ""), shared if cuts else ())
+    found = read.chunks(raw_starts)
+    assert list(found) == list(range(len(shared)))
+    assert [chunk for chunks in found.values() for chunk in chunks] == list(range(len(lengths)))
+    for portion in read.portions:
+        for chunk in found[portion.reader]:
+            assert raw_starts[chunk] * nbytes < portion.stop * raw_starts[-1] or raw_starts[chunk] == raw_starts[-1]
+            assert raw_starts[chunk] * nbytes >= portion.first * raw_starts[-1]
