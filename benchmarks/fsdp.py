@@ -10,6 +10,7 @@ these, the page cache warm. Every byte that is restored is compared. Times are t
 - *blocked*: until the call has returned; *may change*: until training may change the state (with `capture="lazy"` an
   optimizer steps at once, and what it waits is added; with DCP's async staging, until that is complete);
 - *safe*: until all files are synced to the disk, DCP's by `FileSystemWriter(sync_files=True)`;
+- *safe / that*: beside what the disk takes for as many bytes in a file of each rank, `O_DIRECT`, synced;
 - *restore*: deeppart's with the start of its session, which a restart pays for, too.
 
 *memory* is what a rank needs beyond its part of the state, at most: resident memory at its peak (`VmHWM`, reset before)
@@ -146,6 +147,12 @@ def show(found: dict[str, Any], console: Console) -> None:
             for other, metrics in others.items():
                 table.add_row(f"{one} / {other}", *(_ratio(metrics.get(metric)) for metric in columns))
         console.print(table)
+    bare_s = found["bare_write_s"]
+    console.print(f"The same bytes written by {ranks} ranks around the page cache: {_cell('s', bare_s)} s")
+    for name in _OURS:
+        if name in rounds[0]:
+            safe = [turns[name]["safe_s"] / bare for turns, bare in zip(rounds, bare_s, strict=True)]
+            console.print(f"{name}, safe / that: {_ratio(safe)}")
     console.print(f"{found['restores_compared']} restores, every byte of each compared: all exact.")
 
 

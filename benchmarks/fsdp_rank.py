@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from benchmarks.bare import warm_memory, writer
 from benchmarks.fsdp_contestants import CONTESTANTS, Contestant, Saved
 from benchmarks.fsdp_state import ShardedState, Sweep, draw
 from benchmarks.memory import MemoryWatch
@@ -47,6 +48,7 @@ class Measurement:
 
     Attributes:
         restores_compared: how many restores were found to be exact, on all their ranks.
+        bare_write_s: per round that counts, how long the disk takes for the same bytes.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -61,6 +63,7 @@ class Measurement:
         self._state = self._state_on(self._all)
         self._turn = 0
         self.restores_compared = 0
+        self.bare_write_s: list[float] = []
 
     @property
     def state_bytes(self) -> int:
@@ -79,6 +82,9 @@ class Measurement:
                 turns[name] = self._measure(name)
                 label = f"round {number} of {self._settings.repetitions}" if number else "warm-up round"
                 self._say(f"{label}: {name}, {time.perf_counter() - began:.1f} s")
+            bare_write_s = self._bare_write()
+            if number:
+                self.bare_write_s.append(bare_write_s)
             rounds.append(turns)
         return rounds
 
@@ -134,6 +140,18 @@ class Measurement:
 
     def _state_on(self, mesh: DeviceMesh) -> ShardedState:
         return ShardedState(mesh, self._drawn, self._settings.scale, self._settings.layers)
+
+    def _bare_write(self) -> float:
+        """Seconds until every rank has written as many bytes as its part of the state has, around the page cache."""
+        memory = warm_memory(self._state.local_bytes)
+        path = self._disk / f"bare-{self.rank}"
+        write = writer(path, memory, self._state.local_bytes, direct=True)
+        self._quiet()
+        began = time.perf_counter()
+        write()
+        seconds = self._slowest(time.perf_counter() - began)
+        path.unlink()
+        return seconds
 
     def _say(self, text: str) -> None:
         if self.rank == 0:
@@ -198,6 +216,7 @@ def main(settings_path: Path, result_path: Path) -> None:
     document = {
         "state_bytes": measurement.state_bytes,
         "restores_compared": measurement.restores_compared,
+        "bare_write_s": measurement.bare_write_s,
         "warmup": rounds[0],
         "rounds": rounds[1:],
     }

@@ -17,11 +17,9 @@ from deeppart.comm.base import Comm
 from deeppart.comm.commit import CommitMayStandError, RoundResult, commit_round
 from deeppart.comm.driver import Driver
 from deeppart.errors import (
-    BackgroundFailureWarning,
     CheckpointError,
     DeeppartError,
     DirectoryInUseError,
-    KeepNotice,
     RemoteRankError,
     as_error,
 )
@@ -33,6 +31,7 @@ from deeppart.save.incremental import Incremental
 from deeppart.save.job import Job, Outcome, Written
 from deeppart.save.ledger import Ledger
 from deeppart.save.rank_storage import RankStorage
+from deeppart.save.removal import report_refusals
 from deeppart.save.retention import Retention
 from deeppart.storage.owner import DirectoryOwner
 
@@ -44,7 +43,7 @@ class Completer:
         channels: level name -> channel for its exchanges.
         storage: the storage for this rank's parts.
         incremental: learns what the next checkpoint may refer to.
-        retention: removes what is no longer kept.
+        retention: removes what is no longer kept on nodes.
         driver, ledger: of the pipeline.
         may_go: given a job, a level that is complete, and steps that are not wanted on nodes any more, those that are
             not needed there either.
@@ -83,7 +82,7 @@ class Completer:
             job.pending.note_level(level, DONE)
             if level != Level.PERSISTENT and job.is_on_nodes():
                 self._ledger.completed(job.attempt)  # before it, or what it replaces, is retired
-            self._retire(job, level)
+            report_refusals(job, level, self._ledger, partial(self._retire, job, level))
         else:
             self._incremental.failed(level)
             # Before the step is free to be used again; and at once, because it may be for lack of space that it failed.
@@ -156,16 +155,10 @@ class Completer:
             persistent.withdraw(job.attempt.key)
             raise
 
-    def _retire(self, job: Job, level: str) -> None:
-        """Drop what ``keep`` no longer wants. A refusal is reported and does not undo the commit."""
-        try:
-            for notice in self._retention.committed(level, job.attempt.key, partial(self._may_go, job, level)):
-                self._ledger.note(notice, KeepNotice)
-        except Exception as error:
-            job.pending.note_cost(retire_error=str(error))
-            complete = f"step {job.attempt.step} is complete at level {level!r}"
-            text = f"{complete}, but steps that `keep` no longer wants there could not be removed: {error}"
-            self._ledger.note(text, BackgroundFailureWarning)
+    def _retire(self, job: Job, level: str) -> list[str]:
+        """Drop what ``keep`` no longer wants on nodes; nothing is to be told of that."""
+        self._retention.committed(level, job.attempt.key, partial(self._may_go, job, level))
+        return []
 
 
 def level_error(job: Job, level: str, problem: str) -> CheckpointError:

@@ -7,11 +7,13 @@ Nothing here changes once it is made, but for :class:`Progress` and the lease, w
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from deeppart.comm.base import Comm
 from deeppart.errors import CheckpointError, DeeppartError
 from deeppart.model import REDUNDANT_LEVELS, Attempt, Level
 from deeppart.part import PartSummary
@@ -209,3 +211,20 @@ class Stored:
 
     job: Job
     summary: PartSummary
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repair:
+    """Redundancy to rebuild.
+
+    Attributes:
+        attempt: whose; it is not retired meanwhile.
+        what: for messages.
+        run: does it: given a channel, what drives operations on it, and what gives the staging memory back.
+        lease: of the staging memory, where it begins with parts that lie there.
+    """
+
+    attempt: Attempt
+    what: str
+    run: Callable[[Comm, Callable[..., Any], Callable[[], None]], None]
+    lease: StagingLease[Any]

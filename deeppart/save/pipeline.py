@@ -5,8 +5,9 @@ stage         what it does                                        levels        
 ============  ==================================================  ==============================  ===============
 capture       makes the copies that are left (``capture="lazy"``)                                 store
 store         writes the staged share to the local level          local                           flush, protect
-flush         follows the local part to the persistent level      persistent
+flush         follows the local part to the persistent level      persistent                      remove
 protect       exchanges copies and parity with other nodes        partner, parity
+remove        removes old steps, on rank 0                        persistent
 ============  ==================================================  ==============================  ===============
 
 A thread for each (:mod:`deeppart.save.stages`), bandwidth-capped where it writes (:mod:`deeppart.save.write`), and one
@@ -25,7 +26,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,18 +36,19 @@ from deeppart.comm.base import Comm
 from deeppart.comm.driver import Driver
 from deeppart.config import Config
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, CommError, DeeppartError, as_error
-from deeppart.model import MOST_IN_FLIGHT, REDUNDANT_LEVELS, Attempt, Level, StepKey
+from deeppart.model import MOST_IN_FLIGHT, REDUNDANT_LEVELS, Level, StepKey
 from deeppart.part import parse_base_file_name
 from deeppart.pending import FAILED, RUNNING
 from deeppart.save.complete import Completer, level_error
 from deeppart.save.compress import Compressing
 from deeppart.save.incremental import Incremental
-from deeppart.save.job import Captured, Job, LocalPart, Opened, Outcome, Stored, Written
+from deeppart.save.job import Captured, Job, LocalPart, Opened, Outcome, Repair, Stored, Written
 from deeppart.save.lazy import Capturer
 from deeppart.save.lease import Reader, StagingLease
 from deeppart.save.ledger import Ledger
 from deeppart.save.protect import Protector
 from deeppart.save.rank_storage import RankStorage
+from deeppart.save.removal import Removals
 from deeppart.save.retention import Retention
 from deeppart.save.sections import SectionWriter
 from deeppart.save.stages import Stage, Stages
@@ -64,23 +65,6 @@ def pipeline_full(step: int, waited_s: float) -> CheckpointError:
         found="; ".join([f"the pipeline was full for {waited_s:g} s", *hanging()]),
         todo="checkpoint less often, raise `timeout` or `flush_bandwidth`, or set on_busy='skip'",
     )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Repair:
-    """Redundancy to rebuild.
-
-    Attributes:
-        attempt: whose; it is not retired meanwhile.
-        what: for messages.
-        run: does it: given a channel, what drives operations on it, and what gives the staging memory back.
-        lease: of the staging memory, where it begins with parts that lie there.
-    """
-
-    attempt: Attempt
-    what: str
-    run: Callable[[Comm, Callable[..., Any], Callable[[], None]], None]
-    lease: StagingLease[Any]
 
 
 class Pipeline:
@@ -109,8 +93,10 @@ class Pipeline:
         self._channels, self._storage, self._protector = channels, storage, protector
         self._compressing = compressing
         self._behind = Workers(1, "deeppart-behind", lower_priority)
-        self._writer = ShareWriter(storage, compressing, incremental, self._behind)
         self.ledger, self.driver = Ledger(), Driver(config.timeout)
+        self._removals = Removals(retention, self.ledger)
+        room = partial(self._removals.wait, config.timeout)
+        self._writer = ShareWriter(storage, compressing, incremental, self._behind, room)
         self._sections: SectionWriter | None = None
         if storage.persistent.mates and Level.PERSISTENT in channels:
             self._sections = SectionWriter(self._writer, storage, channels[Level.PERSISTENT], self.driver)
@@ -125,8 +111,11 @@ class Pipeline:
         self._capturer = Capturer() if config.capture == "lazy" else None
         stages = [
             Stage("store", self._store, self._give_up_storing, next=("flush", "protect")),
-            Stage("flush", self._flush, self._give_up_flushing),
+            Stage("flush", self._flush, self._give_up_flushing, next=("remove",)),
         ]
+        self._removes = retention.removes and Level.PERSISTENT in channels
+        if self._removes:
+            stages.append(Stage("remove", self._remove, self._give_up_removing))
         if self._capturer is not None:
             stages.insert(
                 0, Stage("capture", partial(self._capture, self._capturer), self._give_up_capturing, next=("store",))
@@ -283,7 +272,19 @@ class Pipeline:
         write = self._writer.write_persistent if self._sections is None else self._sections.write
         outcome = self._timed(job, Level.PERSISTENT, lambda: write(job, opened))
         job.lease.done(Reader.FLUSH)
-        self._finish_level(job, Level.PERSISTENT, outcome)
+        if self._completer.complete(job, Level.PERSISTENT, outcome) and self._removes:
+            self._removals.expect()
+            self._stages.put("remove", job)
+        else:
+            self._settle(job, Level.PERSISTENT)
+
+    def _remove(self, job: Job) -> None:
+        self._removals.remove(job)
+        self._settle(job, Level.PERSISTENT)
+
+    def _give_up_removing(self, job: Job, failure: DeeppartError) -> None:
+        self.ledger.note(str(failure), BackgroundFailureWarning)
+        self._settle(job, Level.PERSISTENT)
 
     def _give_up_flushing(self, job: Job, failure: DeeppartError) -> None:
         if self._sections is not None:

@@ -96,12 +96,32 @@ class Retention:
             else:
                 (self._in_doubt if in_doubt else self._failed)[level].add(key)
 
-    def committed(self, level: str, key: StepKey, retire: Callable[[set[StepKey]], set[StepKey]]) -> list[str]:
-        """A step is complete at a level: remove what ``keep`` no longer wants.
+    def committed(self, level: str, key: StepKey, retire: Callable[[set[StepKey]], set[StepKey]]) -> None:
+        """A step is complete at a level: retire what ``keep`` no longer wants on nodes.
+
+        On the persistent level :meth:`remove_old` has to follow, on the rank that has :attr:`removes`.
 
         Args:
             retire: given steps whose files on nodes are not wanted, those that are not needed either. Asked when it is
                 this call's turn: both levels come here, and the last one must not act on what was before the other.
+
+        Raises:
+            StorageError: a removal was refused. The commit stands.
+        """
+        with self._lock:
+            if level != Level.PERSISTENT:
+                self._steps[level].append(key)
+                self._leftovers[level] |= self._in_doubt[level]
+                self._in_doubt[level].clear()
+            self._retire_nodes(retire)
+
+    @property
+    def removes(self) -> bool:
+        """True on the rank that removes steps from the persistent level."""
+        return self._persistent is not None
+
+    def remove_old(self, newest: StepKey) -> list[str]:
+        """A step is committed: remove what ``keep`` no longer wants from the persistent level.
 
         Returns:
             Lines about committed steps that turn out not to be restorable; each is told once.
@@ -109,20 +129,9 @@ class Retention:
         Raises:
             StorageError: a removal was refused. The commit stands.
         """
-        notices: list[str] = []
-        try:
-            with self._lock:  # first: the next checkpoint writes over what is retired on a node
-                if level != Level.PERSISTENT:
-                    self._steps[level].append(key)
-                    self._leftovers[level] |= self._in_doubt[level]
-                    self._in_doubt[level].clear()
-                self._retire_nodes(retire)
-        finally:
-            if level == Level.PERSISTENT and self._persistent is not None and self._keeping is not None:
-                notices = self._remove_persistent(self._persistent, self._keeping, key)
-        return notices
-
-    def _remove_persistent(self, persistent: PersistentLevel, keeping: Keeping, newest: StepKey) -> list[str]:
+        persistent, keeping = self._persistent, self._keeping
+        if persistent is None or keeping is None:
+            return []
         with self._removing:
             keeping.committed(newest)
             with self._lock:

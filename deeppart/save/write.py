@@ -23,7 +23,7 @@ from deeppart.save.rank_storage import RankStorage
 from deeppart.save.relay import Relay, SourceLostError
 from deeppart.save.transfer import Unchanged, check_copy, copy_part, recode_part, write_part
 from deeppart.save.workers import Workers
-from deeppart.storage.appending import Appending
+from deeppart.storage.appending import NO_SPACE, Appending
 from deeppart.storage.links import remove_links
 from deeppart.storage.node import NodeLevel
 
@@ -52,13 +52,20 @@ class ShareWriter:
         compressing: encodes chunks.
         incremental: knows which chunks need not be written.
         behind: writes to the persistent level what has been read from the local one.
+        wait_for_room: waits until steps that are being removed from the persistent level are gone; False if there are
+            none.
     """
 
     def __init__(
-        self, storage: RankStorage, compressing: Compressing, incremental: Incremental, behind: Workers
+        self,
+        storage: RankStorage,
+        compressing: Compressing,
+        incremental: Incremental,
+        behind: Workers,
+        wait_for_room: Callable[[], bool] = lambda: False,
     ) -> None:
         self._storage, self._compressing = storage, compressing
-        self._incremental, self._behind = incremental, behind
+        self._incremental, self._behind, self._wait_for_room = incremental, behind, wait_for_room
 
     def prepare(self, job: Job) -> list[bytes] | None:
         """Digests of a captured share's chunks, if it looks as if some of them have not changed; None if not."""
@@ -141,7 +148,7 @@ class ShareWriter:
             raise opened.failure
         if open_part is None:
             open_part = partial(self._storage.persistent.open_part, job.attempt, self._storage.rank)
-        return tried_again(job, lambda: self._write_persistent_once(job, opened, open_part))
+        return tried_again(job, lambda: self._write_persistent_once(job, opened, open_part), self._wait_for_room)
 
     def _write_persistent_once(self, job: Job, opened: Opened, open_part: Callable[[], Appending]) -> Written:
         layout, _ = job.description()
@@ -204,8 +211,11 @@ class ShareWriter:
         return copied, ("a copy of the local part",)
 
 
-def tried_again(job: Job, work: Callable[[], T]) -> T:
+def tried_again(job: Job, work: Callable[[], T], wait_for_room: Callable[[], bool] = lambda: False) -> T:
     """Do something at the persistent level; again after an error that may pass.
+
+    Args:
+        wait_for_room: called where there is no space; True if that may have changed.
 
     Raises:
         StorageError: the level refused, every time. Or what ``work`` raises.
@@ -214,10 +224,11 @@ def tried_again(job: Job, work: Callable[[], T]) -> T:
         try:
             return work()
         except StorageError as error:
-            if pause_s is None or error.errno not in PASSING_ERRORS:
+            passes = error.errno in PASSING_ERRORS
+            if pause_s is None or not (passes or (error.errno in NO_SPACE and wait_for_room())):
                 raise
             job.pending.note_retry()
-            time.sleep(pause_s)
+            time.sleep(pause_s if passes else 0)
     raise AssertionError("the last try returns or raises")
 
 

@@ -148,7 +148,7 @@ class Session:
         assert self._at_commit is not None
         attempt, self._at_commit = self._at_commit[0], None
         with contextlib.suppress(DirectoryInUseError):
-            self.retention.committed("persistent", attempt.key, set)
+            self.retention.remove_old(attempt.key)
 
 
 def files(root: Path) -> dict[Path, tuple[int, bytes]]:

@@ -35,7 +35,7 @@ def test_a_file_system_that_removes_slowly_holds_up_no_node(tmp_path: Path, monk
     levels = ("local", "persistent")
     every, keep = dict.fromkeys(levels, 1), dict.fromkeys(levels, 1)
     retention = Retention({}, PersistentLevel(tmp_path), keep, every, {"local": set(), "persistent": {old}})
-    slowly = threading.Thread(target=retention.committed, args=("persistent", StepKey(2, "b" * 32, 0), set))
+    slowly = threading.Thread(target=retention.remove_old, args=(StepKey(2, "b" * 32, 0),))
     local = threading.Thread(target=retention.committed, args=("local", StepKey(3, "b" * 32, 1), set))
     slowly.start()
     assert begun.wait(PATIENCE_S)
