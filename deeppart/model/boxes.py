@@ -29,12 +29,20 @@ class Box(NamedTuple):
 
     def common(self, other: Box) -> Box | None:
         """What two boxes of one tensor have in common; None if nothing."""
+        if not self.meets(other):
+            return None
         offset = tuple(map(max, self.offset, other.offset))
         ends = (
             min(a + m, b + n) for a, m, b, n in zip(self.offset, self.sizes, other.offset, other.sizes, strict=True)
         )
-        sizes = tuple(end - begin for begin, end in zip(offset, ends, strict=True))
-        return Box(offset, sizes) if all(length > 0 for length in sizes) else None
+        return Box(offset, tuple(end - begin for begin, end in zip(offset, ends, strict=True)))
+
+    def meets(self, other: Box) -> bool:
+        """True if two boxes of one tensor have anything in common; asked of many, most of which do not."""
+        for a, m, b, n in zip(self.offset, self.sizes, other.offset, other.sizes, strict=True):
+            if a + m <= b or b + n <= a or not m or not n:
+                return False
+        return True
 
     def within(self, outer: Box) -> Box:
         """The same box, counted from where ``outer``, in which it lies, begins."""

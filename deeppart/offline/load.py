@@ -20,7 +20,7 @@ from deeppart.state.document.decoding import decode_structure
 from deeppart.state.document.part_document import OwnDocument, decode_meta
 from deeppart.state.document.structure import SavedNode, Structure
 from deeppart.state.document.whole import gather_wholes, with_wholes
-from deeppart.state.restore.boxes import BoxScatter, LiveBox, by_leaf, check_bytes
+from deeppart.state.restore.boxes import BoxScatter, LiveBox, OwnSpans, check_bytes
 from deeppart.state.restore.merge import build, tie
 from deeppart.state.restore.scatter import LeafPiece, Scatter, check_cover, check_places, chunk_pieces
 from deeppart.state.restore.target import Target, decode_values
@@ -126,8 +126,7 @@ class OpenCheckpoint:
         shared, of_ranks = self.structure, list[Structure]()
         for number, reader in enumerate(self._readers):
             where = f"{self._where}, part {number}"
-            own[number].check(shared, where)
-            of_ranks.append(own[number].complete(shared, where))
+            of_ranks.append(own[number].check(shared, where))
             places = reader.spans, reader.raw_starts, reader.marked_per_rank
             check_places(of_ranks[number], own[number].types, *places, where)
         self._wholes = gather_wholes(of_ranks, [(each.trees, each.values) for each in own], self._where)
@@ -137,7 +136,7 @@ class OpenCheckpoint:
         #: Number of a leaf -> the sharded tensor that it is.
         tensors = [tensor.for_rank(rank) for tensor in self._wholes.tensors.values()]
         self._sharded = dict(enumerate(tensors, start=len(of_ranks[rank].types)))
-        self._own_spans = [by_leaf(reader.spans) for reader in self._readers] if self._sharded else []
+        self._own_spans = [OwnSpans(reader.spans) for reader in self._readers] if self._sharded else []
         self._pieces = [chunk_pieces(reader.spans, reader.raw_starts) for reader in self._readers]
         self._chunks = [_chunks_of_leaves(chunks) for chunks in self._pieces]
 

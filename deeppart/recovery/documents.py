@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from deeppart._gc import collection_paused
 from deeppart.comm.agreement import together
 from deeppart.errors import CorruptFileError
 from deeppart.recovery.ranks import Ranks
@@ -29,10 +30,12 @@ class Documents:
     Attributes:
         structure: of rank 0's part.
         own: per part, what is its rank's own.
+        of_ranks: per part, the structure of its rank's state, complete with that.
     """
 
     structure: Structure
     own: tuple[OwnDocument, ...]
+    of_ranks: tuple[Structure, ...]
 
 
 def share_documents(ranks: Ranks, recovered: Recovered, text: bytes) -> Documents:
@@ -46,12 +49,13 @@ def share_documents(ranks: Ranks, recovered: Recovered, text: bytes) -> Document
     """
     what = f"restore of step {recovered.attempt.step}, documents"
     within = what, ranks.timeout
-    first, structure = together(ranks.comm, lambda: _decoded_first(text, what), _FAILED, within)
+    first, structure, complete = together(ranks.comm, lambda: _decoded_first(text, what), _FAILED, within)
     if not (structure.per_rank.any() or structure.per_rank_values.any() or structure.has_apart):
-        return Documents(structure, (first,))
+        return Documents(structure, (first,), (complete,))
     texts = _others(ranks, recovered, what)
     others = together(ranks.comm, lambda: _decoded_others(texts, structure, what), _FAILED, within)
-    return Documents(structure, (first, *others))
+    own, of_ranks = zip((first, complete), *others, strict=True)
+    return Documents(structure, own, of_ranks)
 
 
 def _others(ranks: Ranks, recovered: Recovered, what: str) -> list[bytes]:
@@ -67,22 +71,21 @@ def _others(ranks: Ranks, recovered: Recovered, what: str) -> list[bytes]:
     return [found[part] for part in range(1, recovered.attempt.world_size)]
 
 
-def _decoded_first(text: bytes, what: str) -> tuple[OwnDocument, Structure]:
-    """The document of part 0, and the structure that it carries for all."""
+def _decoded_first(text: bytes, what: str) -> tuple[OwnDocument, Structure, Structure]:
+    """The document of part 0, the structure that it carries for all, and that of its rank."""
     document = decode_meta(text, f"{what}, part 0")
     if document.structure is None:
         raise CorruptFileError("part 0 carries no structure document", where=what)
-    document.check(document.structure, f"{what}, part 0")
-    return document, document.structure
+    return document, document.structure, document.check(document.structure, f"{what}, part 0")
 
 
-def _decoded_others(texts: Sequence[bytes], structure: Structure, what: str) -> list[OwnDocument]:
-    """The documents of the parts from 1 on."""
-    found: list[OwnDocument] = []
-    for part, text in enumerate(texts, start=1):
-        document = decode_meta(text, f"{what}, part {part}")
-        document.check(structure, f"{what}, part {part}")
-        found.append(document)
+def _decoded_others(texts: Sequence[bytes], structure: Structure, what: str) -> list[tuple[OwnDocument, Structure]]:
+    """The documents of the parts from 1 on, and the structures of their ranks."""
+    found: list[tuple[OwnDocument, Structure]] = []
+    with collection_paused():
+        for part, text in enumerate(texts, start=1):
+            document = decode_meta(text, f"{what}, part {part}")
+            found.append((document, document.check(structure, f"{what}, part {part}")))
     return found
 
 

@@ -16,7 +16,7 @@ from deeppart.state.document.apart import OwnTree, without_apart
 from deeppart.state.document.structure import SavedValue, Structure, walk_tree
 from deeppart.state.document.union import PartValue, values_in
 from deeppart.state.document.whole import ShardSource, Wholes, WholeTensor, gather_wholes, with_wholes
-from deeppart.state.restore.boxes import by_leaf, check_bytes
+from deeppart.state.restore.boxes import OwnSpans, check_bytes
 from deeppart.state.restore.elsewhere import LeafNumbers, PartRules
 from deeppart.state.restore.scatter import check_cover, check_places
 from deeppart.state.tree.paths import Path, exact, readable
@@ -28,8 +28,7 @@ class SavedStep:
 
     Attributes:
         attempt: that saved it.
-        documents: of all parts.
-        of_ranks: the structure of each part's rank, complete with what was its own; one alone where all are alike.
+        documents: of all parts; of part 0 alone where all are alike.
         apart: the paths at which anything stands apart on any rank.
         same_world: as many ranks restore it as saved it.
         structure: the structure that this rank restores.
@@ -42,7 +41,6 @@ class SavedStep:
 
     attempt: Attempt
     documents: Documents
-    of_ranks: tuple[Structure, ...]
     apart: tuple[OwnTree, ...]
     same_world: bool
     structure: Structure
@@ -92,6 +90,11 @@ class SavedStep:
         return WholeTensor(kind, f"leaf {index}", sources, None, self.attempt.world_size)
 
     @property
+    def of_ranks(self) -> tuple[Structure, ...]:
+        """The structure of each part's rank, complete with what was its own; one alone where all are alike."""
+        return self.documents.of_ranks
+
+    @property
     def any_own(self) -> bool:
         """Anything at all is per rank."""
         return bool(self.own_leaves or self.own_values or self.apart)
@@ -115,7 +118,7 @@ class SavedStep:
 def saved_step(attempt: Attempt, documents: Documents, rank: int, size: int) -> SavedStep:
     """The step, for one of ``size`` ranks."""
     shared, where = documents.structure, f"step {attempt.step}"
-    of_ranks = tuple(own.complete(shared, where) for own in documents.own)
+    of_ranks = documents.of_ranks
     wholes = gather_wholes(of_ranks, [(own.trees, own.values) for own in documents.own], where)
     apart = apart_paths(documents.own, wholes)
     same_world = attempt.world_size == size
@@ -133,7 +136,6 @@ def saved_step(attempt: Attempt, documents: Documents, rank: int, size: int) -> 
     return SavedStep(
         attempt,
         documents,
-        of_ranks,
         tuple(tree for tree in apart if same_world or not is_parameter_names(tree.path)),
         same_world,
         structure,
@@ -164,7 +166,7 @@ def check_spans(saved: SavedStep, indexes: Sequence[PartIndexView]) -> None:
     replicated = wanted - set(np.flatnonzero(shared.per_rank).tolist())
     check_cover(list(shared.types), replicated, spans, where)
     saved.wholes.check(where)
-    own_spans = [by_leaf(index.spans) for index in indexes] if saved.wholes.tensors else []
+    own_spans = [OwnSpans(index.spans) for index in indexes] if saved.wholes.tensors else []
     for tensor in saved.wholes.tensors.values():
         check_bytes(tensor, own_spans, where)
     if saved.any_own:

@@ -10,7 +10,9 @@ from deeppart.comm import Comm, finish, rank_names
 from deeppart.config import Config
 from deeppart.config.job import expand_directory, failure_domain, job_name, node_name
 from deeppart.errors import ConfigError
+from deeppart.model.version import LIBRARY
 from deeppart.part import Signing
+from deeppart.part.format import short
 from deeppart.plan.redundancy import Nodes
 from deeppart.save.compress import Processors
 
@@ -68,9 +70,11 @@ def compare_settings(comm: Comm, config: Config, signing: Signing | None, what: 
     directory = _local_directory(config, name, comm.rank)
     processors = [os.uname().nodename, hex(sum(1 << number for number in os.sched_getaffinity(0)))]
     keys = [] if signing is None else list(signing.fingerprints)
-    message = json.dumps([name, config.shared_settings(), directory, failure_domain(), processors, keys]).encode()
-    texts = finish(comm, comm.allgather(message), what, config.timeout)
-    told = zip(*(json.loads(text) for text in texts), strict=True)
+    message = [LIBRARY, name, config.shared_settings(), directory, failure_domain(), processors, keys]
+    texts = finish(comm, comm.allgather(json.dumps(message).encode()), what, config.timeout)
+    answers = [json.loads(text) for text in texts]
+    _check_versions([answer[0] for answer in answers], comm.rank)
+    told = zip(*(answer[1:] for answer in answers), strict=True)
     names, all_settings, directories, domains, all_processors, all_keys = told
     if others := [rank for rank, theirs in enumerate(all_keys) if theirs != all_keys[0]]:
         raise ConfigError(
@@ -101,6 +105,23 @@ def compare_settings(comm: Comm, config: Config, signing: Signing | None, what: 
     threads = config.encode_threads or max(1, min(MOST_ENCODE_THREADS, idle))
     topology = Topology(tuple(names), node_of, tuple(directories), node_domains)
     return topology, Processors(threads, spare=idle >= threads, waiting=max(1, min(MOST_WAITING_THREADS, share)))
+
+
+def _check_versions(libraries: list[str], rank: int) -> None:
+    """First of all: what ranks of other versions say of the rest may mean something else."""
+    if others := [rank for rank, library in enumerate(libraries) if library != libraries[0]]:
+        raise ConfigError(
+            "ranks run different versions of deeppart",
+            expected=f"{_version_text(libraries[0])}, as on rank 0",
+            found=f"{_version_text(libraries[others[0]])} on {rank_names(others)}",
+            where=f"rank {rank}",
+            todo="give every node the same environment",
+        )
+
+
+def _version_text(library: str) -> str:
+    """What a rank says it runs; the release 0.2.0 and those before it do not say it."""
+    return short(library) if library.startswith("deeppart ") else "an earlier version"
 
 
 def _share(mine: list[str], all_processors: tuple[list[str], ...]) -> int:

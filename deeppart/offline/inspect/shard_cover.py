@@ -9,9 +9,10 @@ import numpy.typing as npt
 
 from deeppart.errors import CorruptFileError, FormatError
 from deeppart.offline.inspect.parts import OpenPart, own_spans
+from deeppart.part import SPAN_DTYPE
 from deeppart.state.document.structure import SavedApart, Structure
 from deeppart.state.document.whole import Wholes, gather_wholes
-from deeppart.state.restore.boxes import by_leaf, check_bytes
+from deeppart.state.restore.boxes import OwnSpans, check_bytes
 
 _NOTHING = Structure(SavedApart(), (), np.zeros(0, dtype=np.bool_))
 
@@ -50,7 +51,8 @@ class ShardCover:
         except CorruptFileError as error:
             yield "(sharded tensors)", f"{error.summary} ({error.found})"
             return
-        spans = [by_leaf(self._spans[rank]) if rank in self._spans else {} for rank in ranks]
+        nothing = np.zeros(0, dtype=SPAN_DTYPE)
+        spans = [OwnSpans(self._spans.get(rank, nothing)) for rank in ranks]
         for key, tensor in wholes.tensors.items():
             try:
                 Wholes({key: tensor}).check(self._where)

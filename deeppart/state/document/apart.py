@@ -187,8 +187,10 @@ def of_rank(
             raise ValueError("values that stand apart are not numbered in a row")
         whole = [*structure.sharded, *sharded.in_row(len(structure.sharded))]
         shards = sharded.placed(whole, types, shared, trees)
-        tree = insert(structure.tree, trees, whole=True)
-        check_nesting(tree)
+        tree = structure.tree
+        if trees or not structure.is_unmarked:
+            tree = insert(tree, trees, whole=True)
+            check_nesting(tree)
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise CorruptFileError(
             "a part's document does not fit the structure document", found=str(error), where=where

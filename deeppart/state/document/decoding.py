@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import keyword
 import re
 import unicodedata
@@ -113,20 +114,21 @@ def _decode_structure(document: Any, where: str) -> Structure:
         raise ValueError("the tree does not name every sharded tensor exactly once")
     if seen.composites and version < 4:
         raise ValueError("tensors that are made of others, in a document of an older version")
-    structure = Structure(tree, tuple(types), per_rank, aliases, values, own_values, rank0, has_apart, sharded=sharded)
     check_aliases(types, aliases)
-    return structure
+    what = (tree, tuple(types), per_rank, aliases, values, own_values, rank0, has_apart)
+    return Structure(*what, sharded=sharded, is_unmarked=not seen.marks)
 
 
 @dataclass(slots=True)
 class Numbers:
-    """Numbers of leaves and values that a tree has named; ``count`` values may be."""
+    """Numbers of leaves and values that a tree has named; ``count`` values may be. And how many other things it has."""
 
     count: int
     arrays: list[int] = field(default_factory=list)
     values: list[int] = field(default_factory=list)
     sharded: list[int] = field(default_factory=list)
     composites: int = 0
+    marks: int = 0
 
 
 def decode_tree(document: Any, values: int, where: str) -> tuple[SavedNode, Numbers]:
@@ -156,6 +158,7 @@ def _decode_node(document: Any, seen: Numbers, where: str) -> SavedNode:
         seen.sharded.append(_count(rest[0]))
         return SavedSharded(rest[0])
     if code == "r":
+        seen.marks += 1
         return SavedApart()
     if code == COMPOSITE_CODE:
         return _decode_composite(rest, seen, where)
@@ -236,8 +239,26 @@ def decode_type(encoded: Any, where: str) -> LeafType:
     kind, dtype, shape = _list(encoded)
     if kind != "torch":
         raise ValueError(f"a sharded tensor of kind {short(kind)}")
-    found = LeafType(kind, dtype, tuple(_list(shape)))
-    found.check(where)
+    return checked_type(kind, dtype, _list(shape), where)
+
+
+def checked_type(kind: Any, dtype: Any, shape: Any, where: str) -> LeafType:
+    """The type of a leaf, as it is written.
+
+    Raises:
+        TypeError, CorruptFileError: it is none.
+    """
+    try:
+        return _known_type(kind, dtype, *shape)
+    except CorruptFileError:
+        LeafType(kind, dtype, tuple(shape)).check(where)
+        raise
+
+
+@functools.lru_cache(4096, typed=True)  # of the many shards of a checkpoint, most are of few types
+def _known_type(kind: Any, dtype: Any, *shape: Any) -> LeafType:
+    found = LeafType(kind, dtype, shape)
+    found.check("")
     return found
 
 

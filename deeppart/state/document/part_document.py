@@ -25,6 +25,7 @@ from deeppart.part.json_text import parse_json
 from deeppart.state.document.apart import OwnSharded, OwnTree, decode_own, of_rank
 from deeppart.state.document.decoding import (
     check_aliases,
+    checked_type,
     decode_alias,
     decode_shards,
     decode_structure,
@@ -207,8 +208,11 @@ class OwnDocument:
     aliases: dict[int, Alias] = field(default_factory=dict)
     sharded: OwnSharded = field(default_factory=OwnSharded)
 
-    def check(self, structure: Structure, where: str) -> None:
+    def check(self, structure: Structure, where: str) -> Structure:
         """Refuse a document that names other leaves or values than the structure calls per rank.
+
+        Returns:
+            As :meth:`complete`.
 
         Raises:
             CorruptFileError: naming the place.
@@ -234,7 +238,7 @@ class OwnDocument:
                 found=f"leaves {sorted(self.types)[:8]}, values {sorted(self.values)[:8]}",
                 where=where,
             )
-        self.complete(structure, where)
+        return self.complete(structure, where)
 
     def complete(self, structure: Structure, where: str) -> Structure:
         """The structure of this rank's state: what all ranks share, and what stands apart on this one.
@@ -268,8 +272,7 @@ def _decode_meta(meta: bytes, where: str, with_structure: bool) -> OwnDocument:
         types, aliases = {}, {}
         for text, (kind, dtype, shape, *alias) in document["leaves"].items():
             number = _number(text)
-            types[number] = LeafType(kind, dtype, tuple(shape))
-            types[number].check(where)
+            types[number] = checked_type(kind, dtype, shape, where)
             if len(alias) > 1:
                 raise ValueError(f"leaf {number} has more to it than a leaf has")
             if alias:

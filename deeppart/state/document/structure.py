@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -62,8 +62,7 @@ class SavedSharded:
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class SavedShard:
+class SavedShard(NamedTuple):
     """A shard of a tensor that one rank had.
 
     Attributes:
@@ -126,6 +125,7 @@ class Structure:
         shared: number of leaves before those that stand apart on one rank, if this is the structure of its state.
         sharded: type of each whole sharded tensor.
         shards: number of a sharded tensor -> what one rank had of it, if this is the structure of its state.
+        is_unmarked: true if it is known that nothing in the tree marks the place of what stands apart.
     """
 
     tree: SavedNode
@@ -139,6 +139,7 @@ class Structure:
     shared: int | None = None
     sharded: tuple[LeafType, ...] = ()
     shards: Mapping[int, tuple[SavedShard, ...]] = field(default_factory=dict)
+    is_unmarked: bool = False
 
     def walk(self) -> Iterator[tuple[Path, SavedLeaf]]:
         """Every leaf and value with its path, in the order of the tree."""

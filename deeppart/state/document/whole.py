@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,11 +32,10 @@ from deeppart.state.document.structure import (
 from deeppart.state.document.ties import contiguous_strides
 from deeppart.state.document.union import OwnItems, PartValue, find_parts, gather_values, with_parts
 from deeppart.state.tree.leaves import LeafType
-from deeppart.state.tree.paths import ExactPath, exact, readable
+from deeppart.state.tree.paths import ExactPath, Path, exact, readable
 
 
-@dataclass(frozen=True, slots=True)
-class ShardSource:
+class ShardSource(NamedTuple):
     """A leaf of one part that has elements of a whole tensor.
 
     Attributes:
@@ -155,27 +154,36 @@ class _Gathering:
         self._own: dict[ExactPath, list[ShardSource]] = {}
         self._tied_in: dict[ExactPath, set[int]] = {}
         self._tied: dict[ExactPath, dict[Box, tuple[ExactPath, Box]]] = {}
+        #: The tree that was looked at last, and where it has sharded tensors: most ranks have the same.
+        self._tree: SavedNode | None = None
+        self._sharded: list[tuple[ExactPath, Path, int]] = []
 
     def take(self, part: int, structure: Structure) -> None:
         """Take in what one rank had."""
         if not structure.sharded:
             return
+        if structure.tree is not self._tree:
+            places_in = ((path, node) for path, node in structure.walk() if isinstance(node, SavedSharded))
+            self._sharded = [(exact(path), path, node.index) for path, node in places_in]
+            self._tree = structure.tree
         places: dict[int, tuple[ExactPath, Box]] = {}
         found: list[tuple[ExactPath, SavedShard]] = []
-        for path, node in structure.walk():
-            if isinstance(node, SavedSharded):
-                key, kind = exact(path), structure.sharded[node.index]
-                self._known_to[key] += 1
-                known, name = self._kinds.setdefault(key, (kind, readable(path)))
-                if known != kind:
-                    raise CorruptFileError(
-                        "parts hold shards of different tensors at one path",
-                        expected=str(known),
-                        found=str(kind),
-                        where=f"{self._where}, part {part}, path {name}",
-                    )
-                shards = structure.shards.get(node.index, ())
-                found += [(key, shard) for shard in shards]
+        for key, path, number in self._sharded:
+            kind = structure.sharded[number]
+            self._known_to[key] += 1
+            if key not in self._kinds:
+                self._kinds[key] = kind, readable(path)
+            known, name = self._kinds[key]
+            if known is not kind and known != kind:
+                raise CorruptFileError(
+                    "parts hold shards of different tensors at one path",
+                    expected=str(known),
+                    found=str(kind),
+                    where=f"{self._where}, part {part}, path {name}",
+                )
+            shards = structure.shards.get(number, ())
+            found += [(key, shard) for shard in shards]
+            if structure.aliases:
                 places |= {shard.leaf: (key, shard.box) for shard in shards}
         for key, shard in found:
             alias = structure.aliases.get(shard.leaf)

@@ -14,6 +14,7 @@ import deeppart
 from deeppart.comm import connect
 from deeppart.errors import ConfigError
 from deeppart.part import Signing
+from deeppart.session import topology as module
 from deeppart.session.topology import Topology, compare_settings
 
 pytestmark = pytest.mark.mpi(min_size=4)
@@ -101,3 +102,20 @@ def test_keys_that_differ_are_told_and_nothing_of_them(run_on: Any, which: str) 
     for text in run_on(4, one_key_differs, which):
         assert "different keys in sign_key_file" in text and "on rank 3" in text
         assert "kkkk" not in text and "oooo" not in text
+
+
+def one_is_of_another_version(comm: Any, longer: bool) -> Topology | str:
+    """Whose message may have other items, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        if comm.rank == 1:
+            patch.setattr(module, "LIBRARY", "deeppart 9.9.9")
+            if longer:
+                patch.setattr(module, "failure_domain", lambda: {"of another": "kind"})
+        return compared(comm, {})
+
+
+@pytest.mark.parametrize("longer", [False, True])
+def test_ranks_of_different_versions_are_told_so(run_on: Any, longer: bool) -> None:
+    for rank, text in enumerate(run_on(3, one_is_of_another_version, longer)):
+        assert "different versions of deeppart" in text and "deeppart 9.9.9' on rank 1" in text
+        assert f"where: rank {rank}" in text

@@ -120,9 +120,7 @@ def documents_of(states: list[Any], mine: Collection[Keys] = (), own: Collection
     found = [decode_meta(_document(state, cuts, own, rank == 0).meta(), "here") for rank, state in enumerate(states)]
     structure = found[0].structure
     assert structure is not None
-    for document in found:
-        document.check(structure, "here")
-    return Documents(structure, tuple(found))
+    return Documents(structure, tuple(found), tuple(document.check(structure, "here") for document in found))
 
 
 def _document(state: Any, cuts: ApartRules, own: Collection[Keys], leads: bool) -> PartDocument:

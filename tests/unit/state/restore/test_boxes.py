@@ -13,7 +13,7 @@ from deeppart.errors import CorruptFileError, FreedMemoryError
 from deeppart.model.boxes import Box
 from deeppart.part import OWN_TABLE, SHARED_TABLE, SPAN_DTYPE
 from deeppart.state.document.whole import ShardSource, WholeTensor
-from deeppart.state.restore.boxes import BoxScatter, LiveBox, by_leaf, check_bytes
+from deeppart.state.restore.boxes import BoxScatter, LiveBox, OwnSpans, check_bytes
 from deeppart.state.restore.scatter import LeafPiece
 from deeppart.state.tree.leaves import LeafType
 
@@ -107,7 +107,7 @@ def sound() -> list[list[tuple[int, int, int, int]]]:
 
 
 def test_all_bytes_once_in_whatever_order() -> None:
-    check_bytes(SOUND, [by_leaf(spans(*part)) for part in sound()], "here")
+    check_bytes(SOUND, [OwnSpans(spans(*part)) for part in sound()], "here")
     check_bytes(tensor(), [], "here")
 
 
@@ -128,5 +128,5 @@ def test_any_other_bytes_are_refused(name: str) -> None:
     parts = sound()
     WRONG[name](parts)
     with pytest.raises(CorruptFileError, match="every byte of a shard exactly once") as caught:
-        check_bytes(SOUND, [by_leaf(spans(*part)) for part in parts], "step 4")
+        check_bytes(SOUND, [OwnSpans(spans(*part)) for part in parts], "step 4")
     assert "model/w" in str(caught.value) and "step 4" in str(caught.value)
