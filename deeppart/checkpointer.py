@@ -30,13 +30,12 @@ from deeppart.recovery.recover import recover
 from deeppart.repair.scrub import ScrubReport
 from deeppart.save.agreed import Agreed, Call
 from deeppart.save.job import Job
-from deeppart.save.pipeline import pipeline_full
 from deeppart.save.saver import Saver
 from deeppart.save.sizing import size_share
 from deeppart.session.at_exit import close_at_the_end
 from deeppart.session.healing import heal_redundancy
 from deeppart.session.history import StepHistory
-from deeppart.session.leave import Background, not_finished, settle
+from deeppart.session.leave import Background, not_finished, pipeline_full, settle
 from deeppart.session.open import configuration_of, open_session
 from deeppart.session.preparation import Preparation
 from deeppart.session.restore_warnings import still_busy, tell_restored, tell_suspects, warn_unfinished, warn_unsaved
@@ -368,7 +367,7 @@ class Checkpointer:
 
     def _drop_busy(self, pending: Pending, step: int) -> None:
         if self.config.on_busy == "wait":
-            raise pipeline_full(step, _ROOM_SHARE * self.config.timeout)
+            raise pipeline_full(step, _ROOM_SHARE * self.config.timeout, removing=self._pipeline.removing)
         pending.note_skipped()
 
     def _capture_and_submit(self, pending: Pending, agreed: Agreed) -> None:

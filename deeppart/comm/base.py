@@ -140,7 +140,7 @@ def _timed_out(comm: Comm, what: str, waited_s: float) -> PeerTimeoutError:
     error = PeerTimeoutError(
         f"{what}: waited {waited_s:.1f} s for {names}",
         expected=f"all {comm.size} ranks to take part within the configured timeout",
-        found=f"ranks not heard of: {len(missing)}" if missing else "all arrived",
+        found=f"{len(missing)} ranks were not heard of" if missing else "all arrived",
         where=f"rank {comm.rank}",
         todo="look for a rank that died, is stuck or did not make this call; raise `timeout` if it was only slow",
     )

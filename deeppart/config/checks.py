@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import numbers
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from deeppart.errors import ConfigError
 from deeppart.model import LEVELS, REDUNDANT_LEVELS, Level
@@ -122,12 +123,21 @@ def check_key_files(files: object) -> tuple[str, ...] | None:
 def check_levels(name: str, counts: object) -> dict[str, int]:
     """A mapping from levels to whole numbers, as a dict."""
     if not isinstance(counts, Mapping):
-        raise refusal(name, counts, f"a mapping from levels ({', '.join(LEVELS)}) to whole numbers")
+        count = counts if isinstance(counts, int) and is_int(counts) else 1
+        todo = f'write {name}={{"{Level.PERSISTENT}": {count}}}, for instance'
+        raise refusal(name, counts, f"a mapping from levels ({', '.join(LEVELS)}) to whole numbers", todo)
     found = {level: plain(count) for level, count in counts.items()}
     whole = {level: count for level, count in found.items() if isinstance(count, int) and is_int(count) and count >= 0}
     if whole.keys() != found.keys() or not whole.keys() <= set(LEVELS):
-        raise refusal(name, dict(counts), f"levels among {LEVELS} with whole numbers, at least 0")
+        meant = _meant_levels(level for level in found if level not in LEVELS)
+        raise refusal(name, dict(counts), f"levels among {LEVELS} with whole numbers, at least 0", meant)
     return whole
+
+
+def _meant_levels(strange: Iterable[object]) -> str | None:
+    """The levels that were most likely meant."""
+    found = [(each, difflib.get_close_matches(str(each).lower(), LEVELS, 1)) for each in strange]
+    return "; ".join(f"write {close[0]!r} for {each!r}" for each, close in found if close) or None
 
 
 def check_every(every: object, local_dir: str | None) -> Mapping[str, int] | str:
@@ -135,7 +145,8 @@ def check_every(every: object, local_dir: str | None) -> Mapping[str, int] | str
     if every == AUTO:
         return AUTO
     if isinstance(every, str):
-        raise refusal("every", every, "'auto', or a mapping from levels to whole numbers")
+        todo = f'write every="auto", or every={{"{Level.PERSISTENT}": 1}}, for instance'
+        raise refusal("every", every, "'auto', or a mapping from levels to whole numbers", todo)
     found = {**DEFAULT_EVERY, **check_levels("every", every)}
     if local_dir is None:
         found[Level.LOCAL] = 0

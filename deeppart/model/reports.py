@@ -106,7 +106,7 @@ class Report:
             return
         yield f"step {self.step}: training blocked for {show_seconds(self.blocked_s)}{self._waits()}"
         if self.raw_bytes:
-            own = f", {show_bytes(self.per_rank_bytes)} of it per rank" if self.per_rank_bytes else ""
+            own = f", {show_bytes(self.per_rank_bytes)} of it per rank or sharded" if self.per_rank_bytes else ""
             smaller = 0 < self.encoded_bytes < self.raw_bytes
             encoded = f", {show_bytes(self.encoded_bytes)} when encoded" if smaller else ""
             yield f"share of this rank: {show_bytes(self.raw_bytes)}{own}{encoded}"

@@ -30,6 +30,9 @@ from deeppart.state.restore.advice import (
     advice,
     exchanged_notice,
     exchanged_optimizers,
+    placeless_notice,
+    placeless_objects,
+    unplaced_notice,
     unreached_notice,
     unreached_optimizers,
 )
@@ -270,14 +273,11 @@ def notices(matched: Matched, size: int) -> list[DeeppartWarning]:
         notice = dropped_notice(_dropped_names(saved), attempt.world_size, size, attempt.step)
         found.append(PerRankNotice(notice))
     if target.unplaced:
-        names = [readable(path) for path in target.unplaced]
-        found.append(
-            DeeppartWarning(
-                f"restored step {attempt.step} without what the live state has no place for, since it has sharded "
-                f"tensors in it: {some_names(names)}"
-            )
-        )
+        names = some_names([readable(path) for path in target.unplaced])
+        found.append(DeeppartWarning(f"restored step {attempt.step}: {unplaced_notice(names, target.unplaced)}"))
     tree, root = target.structure.tree, matched.flat.root
+    if placeless := placeless_objects(tree, root):
+        found.append(DeeppartWarning(f"restored step {attempt.step}: {placeless_notice(placeless)}"))
     if unreached := unreached_optimizers(tree, root, target.values):
         found.append(DeeppartWarning(f"restored step {attempt.step}: {unreached_notice(unreached)}"))
     if exchanged := exchanged_optimizers(tree, root):

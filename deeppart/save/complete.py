@@ -21,6 +21,7 @@ from deeppart.errors import (
     DeeppartError,
     DirectoryInUseError,
     RemoteRankError,
+    StorageError,
     as_error,
 )
 from deeppart.model import REDUNDANT_LEVELS, Level, Manifest, PartRecord, StepKey
@@ -31,8 +32,9 @@ from deeppart.save.incremental import Incremental
 from deeppart.save.job import Job, Outcome, Written
 from deeppart.save.ledger import Ledger
 from deeppart.save.rank_storage import RankStorage
-from deeppart.save.removal import report_refusals
+from deeppart.save.removal import Removals, report_refusals
 from deeppart.save.retention import Retention
+from deeppart.storage.appending import NO_SPACE
 from deeppart.storage.owner import DirectoryOwner
 
 
@@ -44,6 +46,7 @@ class Completer:
         storage: the storage for this rank's parts.
         incremental: learns what the next checkpoint may refer to.
         retention: removes what is no longer kept on nodes.
+        removals: what is being removed from the persistent level.
         driver, ledger: of the pipeline.
         may_go: given a job, a level that is complete, and steps that are not wanted on nodes any more, those that are
             not needed there either.
@@ -55,12 +58,13 @@ class Completer:
         storage: RankStorage,
         incremental: Incremental,
         retention: Retention,
+        removals: Removals,
         driver: Driver,
         ledger: Ledger,
         may_go: Callable[[Job, str, set[StepKey]], set[StepKey]],
     ) -> None:
         self._channels, self._storage = channels, storage
-        self._incremental, self._retention = incremental, retention
+        self._incremental, self._retention, self._removals = incremental, retention, removals
         self._driver, self._ledger, self._may_go = driver, ledger, may_go
 
     def complete(self, job: Job, level: str, outcome: Outcome) -> bool:
@@ -148,7 +152,13 @@ class Completer:
             created = owner.clock.now()
             manifest = Manifest(job.attempt, created, LIBRARY, tuple(parts), document.structure(), document.compared)
             data = encode_manifest(manifest, persistent.signing)
-        persistent.commit(job.attempt.key, data)
+        before = self._removals.ended()
+        try:
+            persistent.commit(job.attempt.key, data)
+        except StorageError as error:
+            if error.errno not in NO_SPACE or not self._removals.made_room(before):
+                raise
+            persistent.commit(job.attempt.key, data)
         try:
             owner.check_commit(job.attempt.key)
         except DirectoryInUseError:

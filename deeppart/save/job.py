@@ -39,12 +39,21 @@ class Progress:
         self._lock = threading.Lock()
         self._open = set(due)  # guarded by the lock
         self._reported: set[str] = set()  # guarded by the lock
+        self._complete: set[str] = set()  # guarded by the lock
 
-    @property
-    def open(self) -> frozenset[str]:
-        """Levels that are not settled yet."""
+    def needs(self, level: str | None = None) -> bool:
+        """True if any level may still need files of the checkpoint on nodes.
+
+        Args:
+            level: not counted: it asks.
+        """
         with self._lock:
-            return frozenset(self._open)
+            return bool(self._open - self._complete - {level})
+
+    def complete(self, level: str) -> None:
+        """A level needs no more files; it is settled when what it replaces is gone."""
+        with self._lock:
+            self._complete.add(level)
 
     def report(self, level: str) -> None:
         """This rank has begun to tell the others how it went."""

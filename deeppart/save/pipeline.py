@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from deeppart import access
-from deeppart.access.hanging import hanging
 from deeppart.comm.base import Comm
 from deeppart.comm.driver import Driver
 from deeppart.config import Config
@@ -56,15 +55,8 @@ from deeppart.save.workers import Workers, lower_priority
 from deeppart.save.write import ShareWriter
 
 T = TypeVar("T")
-
-
-def pipeline_full(step: int, waited_s: float) -> CheckpointError:
-    """The error of a call for which there was no room."""
-    return CheckpointError(
-        f"checkpoint(step={step}): an earlier checkpoint is still being written",
-        found="; ".join([f"the pipeline was full for {waited_s:g} s", *hanging()]),
-        todo="checkpoint less often, raise `timeout` or `flush_bandwidth`, or set on_busy='skip'",
-    )
+#: Of the timeout, what a rank waits for old steps to go where it has no space: the others wait for it meanwhile.
+_ROOM_PATIENCE = 0.25
 
 
 class Pipeline:
@@ -94,14 +86,13 @@ class Pipeline:
         self._compressing = compressing
         self._behind = Workers(1, "deeppart-behind", lower_priority)
         self.ledger, self.driver = Ledger(), Driver(config.timeout)
-        self._removals = Removals(retention, self.ledger)
-        room = partial(self._removals.wait, config.timeout)
-        self._writer = ShareWriter(storage, compressing, incremental, self._behind, room)
+        self._removals = Removals(retention, self.ledger, config.timeout * _ROOM_PATIENCE)
+        self._writer = ShareWriter(storage, compressing, incremental, self._behind, self._removals)
         self._sections: SectionWriter | None = None
         if storage.persistent.mates and Level.PERSISTENT in channels:
             self._sections = SectionWriter(self._writer, storage, channels[Level.PERSISTENT], self.driver)
         self._completer = Completer(
-            channels, storage, incremental, retention, self.driver, self.ledger, self._not_needed
+            channels, storage, incremental, retention, self._removals, self.driver, self.ledger, self._not_needed
         )
         #: Guards what is in flight, which the training thread adds to and every stage takes from.
         self._changed = threading.Condition()
@@ -113,8 +104,7 @@ class Pipeline:
             Stage("store", self._store, self._give_up_storing, next=("flush", "protect")),
             Stage("flush", self._flush, self._give_up_flushing, next=("remove",)),
         ]
-        self._removes = retention.removes and Level.PERSISTENT in channels
-        if self._removes:
+        if self._removals.here and Level.PERSISTENT in channels:
             stages.append(Stage("remove", self._remove, self._give_up_removing))
         if self._capturer is not None:
             stages.insert(
@@ -165,6 +155,11 @@ class Pipeline:
             self._repairs.append(repair)
         self.ledger.hold(repair.attempt)
         self._stages.put("protect", repair)
+
+    @property
+    def removing(self) -> bool:
+        """True if old steps are still to be removed from the persistent level."""
+        return self._removals.under_way
 
     @property
     def repairing(self) -> bool:
@@ -272,8 +267,11 @@ class Pipeline:
         write = self._writer.write_persistent if self._sections is None else self._sections.write
         outcome = self._timed(job, Level.PERSISTENT, lambda: write(job, opened))
         job.lease.done(Reader.FLUSH)
-        if self._completer.complete(job, Level.PERSISTENT, outcome) and self._removes:
+        complete = self._completer.complete(job, Level.PERSISTENT, outcome)
+        if complete:
+            job.progress.complete(Level.PERSISTENT)
             self._removals.expect()
+        if complete and self._removals.here:
             self._stages.put("remove", job)
         else:
             self._settle(job, Level.PERSISTENT)
@@ -374,7 +372,7 @@ class Pipeline:
         """Those of the steps whose files on nodes may go when a level of a job is complete: not in work, nor in use."""
         with self._changed:
             in_flight = list(self._in_flight)
-        others = [other for other in in_flight if other is not job or job.progress.open != {level}]
+        others = [other for other in in_flight if other.progress.needs(level if other is job else None)]
         return self.ledger.retire(keys.difference(other.attempt.key for other in others))
 
     def _settle(self, job: Job, level: str) -> None:

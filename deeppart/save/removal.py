@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 
 from deeppart.errors import BackgroundFailureWarning, KeepNotice
+from deeppart.model import Level
 from deeppart.save.job import Job
 from deeppart.save.ledger import Ledger
 from deeppart.save.retention import Retention
@@ -22,35 +23,59 @@ class Removals:
     Args:
         retention: knows what `keep` wants, and removes the rest.
         ledger: of the pipeline.
+        patience_s: how long who needs the space waits; other ranks wait for that one meanwhile.
     """
 
-    def __init__(self, retention: Retention, ledger: Ledger) -> None:
-        self._retention, self._ledger = retention, ledger
+    def __init__(self, retention: Retention, ledger: Ledger, patience_s: float) -> None:
+        self._retention, self._ledger, self._patience_s = retention, ledger, patience_s
         self._changed = threading.Condition()
-        self._under_way = 0  # guarded by it
+        self._under_way = self._ended = self._elsewhere = 0  # guarded by it
+
+    @property
+    def here(self) -> bool:
+        """True on the rank that removes."""
+        return self._retention.removes
+
+    @property
+    def under_way(self) -> bool:
+        """True if anything is still to be removed."""
+        return bool(self._under_way)
 
     def expect(self) -> None:
-        """A step is committed, and :meth:`remove` is going to be called."""
+        """A step is committed: on the rank that removes, :meth:`remove` is going to be called."""
         with self._changed:
-            self._under_way += 1
+            if self.here:
+                self._under_way += 1
+            else:
+                self._elsewhere += 1
 
     def remove(self, job: Job) -> None:
         """Remove what ``keep`` no longer wants now that a job is committed. Raises nothing: a refusal is reported."""
         try:
-            report_refusals(job, "persistent", self._ledger, lambda: self._retention.remove_old(job.attempt.key))
+            report_refusals(job, Level.PERSISTENT, self._ledger, lambda: self._retention.remove_old(job.attempt.key))
         finally:
-            self.over()
+            with self._changed:
+                self._under_way -= 1
+                self._ended += 1
+                self._changed.notify_all()
 
-    def over(self) -> None:
-        """What was expected has been done, or given up."""
-        with self._changed:
-            self._under_way -= 1
-            self._changed.notify_all()
+    def ended(self) -> int:
+        """How many removals have ended."""
+        return self._ended
 
-    def wait(self, timeout: float) -> bool:
-        """Wait until nothing is left to be removed; False if there was nothing, or it takes longer."""
+    def made_room(self, before: int) -> bool:
+        """Where there is no space: wait for what is being removed.
+
+        Args:
+            before: :meth:`ended`, before the space was asked for.
+
+        Returns:
+            True if anything has been removed since, or may have been: on other ranks, which do not know, if any step
+            has been committed.
+        """
         with self._changed:
-            return bool(self._under_way) and self._changed.wait_for(lambda: not self._under_way, timeout)
+            self._changed.wait_for(lambda: not self._under_way, self._patience_s)
+            return self._ended > before or bool(self._elsewhere)
 
 
 def report_refusals(job: Job, level: str, ledger: Ledger, remove: Callable[[], list[str]]) -> None:

@@ -137,13 +137,20 @@ class Retention:
             with self._lock:
                 abandoned = set(self._abandoned)
             dropped = keeping.removable(abandoned)
-            if dropped:
+            refusal: StorageError | None = None
+            for key in sorted(dropped):
                 if self._owner is not None:
-                    self._owner.check()
-                persistent.remove(dropped)  # what is refused stays on record: it may have lost its manifest by then
-                keeping.forget(dropped)
+                    self._owner.check()  # each time: a removal may take as long as a job to take the directory over
+                try:
+                    persistent.remove({key})
+                except StorageError as error:  # it stays on record: it may have lost its manifest by then
+                    refusal = refusal or error
+                    continue
+                keeping.forget({key})
                 with self._lock:
-                    self._abandoned -= dropped
+                    self._abandoned.discard(key)
+            if refusal is not None:
+                raise refusal
             return keeping.take_notices()
 
     def _retire_nodes(self, retire: Callable[[set[StepKey]], set[StepKey]]) -> None:

@@ -32,7 +32,7 @@ from deeppart.model import Attempt
 from deeppart.part import SECTION_ALIGNMENT, NodeTable, Section, most_part_bytes
 from deeppart.save.job import Job, Opened, Written
 from deeppart.save.rank_storage import RankStorage
-from deeppart.save.write import ShareWriter, tried_again
+from deeppart.save.write import ShareWriter
 from deeppart.storage.files import DurableFile
 from deeppart.storage.sections import Room, complete
 
@@ -119,7 +119,7 @@ class SectionWriter:
         room_bytes = most_part_bytes(layout.nbytes, *tables, signed=persistent.signing is not None)
         if self._storage.rank != self._mates[0]:
             return _Begun(room_bytes, None)
-        return _Begun(room_bytes, tried_again(job, lambda: persistent.open_node_file(job.attempt)))
+        return _Begun(room_bytes, self._writer.tried_again(job, lambda: persistent.open_node_file(job.attempt)))
 
     def _fill(self, job: Job, opened: Opened, rooms: list[bytes], undo: ExitStack) -> Written:
         persistent, rank = self._storage.persistent, self._storage.rank

@@ -21,6 +21,7 @@ from deeppart.save.incremental import Incremental
 from deeppart.save.job import Job, LocalPart, Opened, Written
 from deeppart.save.rank_storage import RankStorage
 from deeppart.save.relay import Relay, SourceLostError
+from deeppart.save.removal import Removals
 from deeppart.save.transfer import Unchanged, check_copy, copy_part, recode_part, write_part
 from deeppart.save.workers import Workers
 from deeppart.storage.appending import NO_SPACE, Appending
@@ -52,8 +53,7 @@ class ShareWriter:
         compressing: encodes chunks.
         incremental: knows which chunks need not be written.
         behind: writes to the persistent level what has been read from the local one.
-        wait_for_room: waits until steps that are being removed from the persistent level are gone; False if there are
-            none.
+        removals: what is being removed from the persistent level.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class ShareWriter:
         compressing: Compressing,
         incremental: Incremental,
         behind: Workers,
-        wait_for_room: Callable[[], bool] = lambda: False,
+        removals: Removals | None = None,
     ) -> None:
         self._storage, self._compressing = storage, compressing
-        self._incremental, self._behind, self._wait_for_room = incremental, behind, wait_for_room
+        self._incremental, self._behind, self._removals = incremental, behind, removals
 
     def prepare(self, job: Job) -> list[bytes] | None:
         """Digests of a captured share's chunks, if it looks as if some of them have not changed; None if not."""
@@ -148,7 +148,27 @@ class ShareWriter:
             raise opened.failure
         if open_part is None:
             open_part = partial(self._storage.persistent.open_part, job.attempt, self._storage.rank)
-        return tried_again(job, lambda: self._write_persistent_once(job, opened, open_part), self._wait_for_room)
+        return self.tried_again(job, lambda: self._write_persistent_once(job, opened, open_part))
+
+    def tried_again(self, job: Job, work: Callable[[], T]) -> T:
+        """Do something at the persistent level; again after an error that may pass, and where room is made for it.
+
+        Raises:
+            StorageError: the level refused, every time. Or what ``work`` raises.
+        """
+        for pause_s in (*RETRY_PAUSES_S, None):
+            before = 0 if self._removals is None else self._removals.ended()
+            try:
+                return work()
+            except StorageError as error:
+                if pause_s is None or not (error.errno in PASSING_ERRORS or self._made_room(error, before)):
+                    raise
+                job.pending.note_retry()
+                time.sleep(pause_s)
+        raise AssertionError("the last try returns or raises")
+
+    def _made_room(self, error: StorageError, before: int) -> bool:
+        return self._removals is not None and error.errno in NO_SPACE and self._removals.made_room(before)
 
     def _write_persistent_once(self, job: Job, opened: Opened, open_part: Callable[[], Appending]) -> Written:
         layout, _ = job.description()
@@ -209,27 +229,6 @@ class ShareWriter:
             raise SourceLostError("the part file to copy was not completed", where=str(local.file.path))
         check_copy(found, copied, str(local.file.path))
         return copied, ("a copy of the local part",)
-
-
-def tried_again(job: Job, work: Callable[[], T], wait_for_room: Callable[[], bool] = lambda: False) -> T:
-    """Do something at the persistent level; again after an error that may pass.
-
-    Args:
-        wait_for_room: called where there is no space; True if that may have changed.
-
-    Raises:
-        StorageError: the level refused, every time. Or what ``work`` raises.
-    """
-    for pause_s in (*RETRY_PAUSES_S, None):
-        try:
-            return work()
-        except StorageError as error:
-            passes = error.errno in PASSING_ERRORS
-            if pause_s is None or not (passes or (error.errno in NO_SPACE and wait_for_room())):
-                raise
-            job.pending.note_retry()
-            time.sleep(pause_s if passes else 0)
-    raise AssertionError("the last try returns or raises")
 
 
 def _abort(file: Appending, unchanged: Unchanged) -> None:

@@ -155,6 +155,20 @@ class Background:
             warn_now(text, BackgroundFailureWarning)
 
 
+def pipeline_full(step: int, waited_s: float, *, removing: bool) -> CheckpointError:
+    """The error of a call for which there was no room.
+
+    Args:
+        removing: old steps are being removed.
+    """
+    old = ["old steps are being removed from persistent_dir"] if removing else []
+    return CheckpointError(
+        f"checkpoint(step={step}): an earlier checkpoint is still being written",
+        found="; ".join([f"the pipeline was full for {waited_s:g} s", *old, *hanging()]),
+        todo="checkpoint less often, raise `timeout` or `flush_bandwidth`, or set on_busy='skip'",
+    )
+
+
 def not_finished(waited_s: float) -> CheckpointError:
     """The error of a ``close()`` after which something was broken off."""
     return CheckpointError(

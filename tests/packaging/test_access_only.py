@@ -38,7 +38,6 @@ MEANT = {
     ("storage/owner.py", "read_text"): "the same",
     ("offline/inspect/contents.py", "open"): "a part, by its number",
     ("offline/inspect/verifying.py", "open"): "the same",
-    ("save/pipeline.py", "open"): "levels of a checkpoint that are not settled",
     ("offline/find.py", "is_dir"): "the directory that the caller named",
     ("offline/inspect/listing.py", "stat"): "the directory that the caller named",
     ("offline/inspect/listing.py", "is_file"): "whether the caller named the directory of a step",

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from deeppart.state.document.structure import DICTS, SavedBranch, SavedNode, SavedValue
+from deeppart.state.restore.optimizer_advice import KEYS, inside, optimizer_advice
 from deeppart.state.tree.flat import Branch, Node, ValueLeaf
 from deeppart.state.tree.paths import IdKey, Key, Path, id_key, id_keys, readable
 
@@ -31,7 +32,7 @@ _Inner = SavedBranch | Branch
 
 def advice(saved: SavedNode, live: Node) -> str | None:
     """An action that makes the live state fit the checkpoint, or None if no usual cause is recognized."""
-    found = _advice(saved, live, ())
+    found = optimizer_advice(saved, live) or _advice(saved, live, ())
     if found is None and (exchanged := exchanged_optimizers(saved, live)):
         return (
             f"the optimizer is of another class ({'; '.join(exchanged)}): build it as it was when it was saved, or "
@@ -78,10 +79,10 @@ def unreached_optimizers(saved: SavedNode, live: Node, values: Sequence[Any], pa
     Args:
         values: the saved values, by number.
     """
-    theirs, mine = _inside(saved), live
+    theirs, mine = inside(saved), live
     if not isinstance(theirs, SavedBranch) or not isinstance(mine, Branch) or mine.kind == "object":
         return []
-    if set(mine.keys) == {"state", "param_groups"} and (others := _children(theirs)).keys() == set(mine.keys):
+    if set(mine.keys) == KEYS and (others := _children(theirs)).keys() == set(mine.keys):
         ours = _children(mine)
         before, after = (_as_dict(each[id_key("state")]) for each in (ours, others))
         if before is None or after is None or not after.keys or all(type(key) is str for key in after.keys):
@@ -102,6 +103,45 @@ def _values_differ(saved: SavedNode, live: Node, values: Sequence[Any]) -> bool:
         ours, others = _children(live), _children(saved)
         return any(_values_differ(others[key], each, values) for key, each in ours.items() if key in others)
     return False
+
+
+def placeless_objects(saved: SavedNode, live: Node, path: Path = ()) -> list[str]:
+    """Objects whose state a checkpoint has, and that a dict of the live state lacks: ``scheduler (LambdaLR)``.
+
+    Their states are put there as dicts, and no object knows of it.
+    """
+    theirs, mine = inside(saved), inside(live)
+    if not isinstance(theirs, SavedBranch) or not isinstance(mine, Branch) or theirs.kind not in DICTS:
+        return []
+    if isinstance(live, Branch) and live.kind == "object":
+        return []  # whose own state it is
+    ours, found = _children(mine), list[str]()
+    for key, name, child in zip(theirs.keys, id_keys(theirs.keys), theirs.children, strict=True):
+        if name in ours:
+            found += placeless_objects(child, ours[name], (*path, key))
+        elif isinstance(child, SavedBranch) and child.kind == "object":
+            found.append(f"{readable((*path, key))} ({child.name.rpartition('.')[2]})")
+    return found
+
+
+def placeless_notice(names: list[str]) -> str:
+    """A notice about :func:`placeless_objects`."""
+    return (
+        f"the live state has nothing at {', '.join(names)}: what was saved from an object there is a dict now, and no "
+        "object has taken it. Put the object itself into the state, or call its load_state_dict() with the dict"
+    )
+
+
+def unplaced_notice(names: str, paths: Sequence[Path]) -> str:
+    """A notice about sharded tensors that were left out, as in a restore of the model alone."""
+    todo = ""
+    if any("state" in path for path in paths):
+        todo = (
+            ". Of an optimizer, put the optimizer itself into the state, or what get_optimizer_state_dict() gives, "
+            "which has a place for each"
+        )
+    why = "the live state has no place for sharded tensors there, nor says how they are split"
+    return f"left out, since {why}: {names}{todo}"
 
 
 def unreached_notice(paths: list[Path]) -> str:
@@ -158,16 +198,16 @@ def _wrapper(theirs: _Inner, mine: _Inner, path: Path) -> str | None:
     """One side's names are the other's behind a prefix."""
     saved, live = _names(theirs), _names(mine)
     where = f" at {readable(path)}" if path else ""
-    for prefix, (wrapper, inside) in _WRAPPERS.items():
+    for prefix, (wrapper, attribute) in _WRAPPERS.items():
         if _overlap({prefix + name for name in live}, saved):
             return (
                 f"the checkpoint's names{where} begin with {prefix!r}: it was saved from a model inside {wrapper}; "
-                f"wrap the live model likewise before restore; from now on save the model inside: `wrapped{inside}`"
+                f"wrap the live model likewise before restore; from now on save the model inside: `wrapped{attribute}`"
             )
         if _overlap({prefix + name for name in saved}, live):
             return (
                 f"the live names{where} begin with {prefix!r}: the model is inside {wrapper}, and was saved without "
-                f"it; give restore the model inside: `wrapped{inside}`"
+                f"it; give restore the model inside: `wrapped{attribute}`"
             )
     if saved != live and _bare(saved) == _bare(live):
         return (
@@ -208,15 +248,8 @@ def _overlap(one: set[str], other: set[str]) -> bool:
 
 def _as_dict(node: Any) -> _Inner | None:
     """A dict, or what an object's ``state_dict()`` gives if that is one."""
-    node = _inside(node)
+    node = inside(node)
     return node if isinstance(node, (SavedBranch, Branch)) and node.kind in DICTS else None
-
-
-def _inside(node: Any) -> Any:
-    """The result of an object's ``state_dict()``."""
-    while isinstance(node, (SavedBranch, Branch)) and node.kind == "object":
-        node = node.children[0]
-    return node
 
 
 def _children(node: _Inner) -> dict[IdKey, Any]:

@@ -38,7 +38,7 @@ def create_sharded(target: Target, flat: FlatState, sharded: frozenset[int]) -> 
         if like is not None and is_sharded(like) and tuple(like.shape) == kind.shape and kind.kind == "torch":
             with torch.no_grad():
                 target.created[node.index] = torch.empty_like(like.detach(), dtype=TORCH_DTYPES[kind.dtype])
-        elif node.index in sharded:
+        elif node.index in sharded and (like is None or is_sharded(like)):  # else it is made whole, as others are
             raise StructureMismatchError(
                 "the live state lacks a sharded tensor of the checkpoint, and it is not known how to split it",
                 expected=f"{kind} (checkpoint)",

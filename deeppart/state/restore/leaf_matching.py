@@ -319,7 +319,7 @@ def _same_kind(saved: str, live: str) -> bool:
 def _lacking_error(saved: list[Any], lacking: list[Any], path: Path) -> StructureMismatchError:
     return StructureMismatchError(
         f"the live state has leaves that the checkpoint lacks: {readable((*path, lacking[0]))}",
-        expected=f"keys {some(saved)} (checkpoint)",
+        expected=f"keys {some(saved)} (checkpoint)" if saved else "no keys there (checkpoint)",
         found=f"also {some(lacking)} (live)",
         where=f"path {readable(path)}",
         todo="remove them from the state given to restore, or restore a checkpoint that has them",

@@ -60,3 +60,19 @@ def test_paths_may_be_path_objects(tmp_path: Path) -> None:
 def test_impossible_rules(value: Any) -> None:
     with pytest.raises(ConfigError, match="replicated"):
         Config(replicated=value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "todo"),
+    [
+        ("keep", 3, 'write keep={"persistent": 3}'),
+        ("keep", {"persitent": 2}, "write 'persistent' for 'persitent'"),
+        ("keep", {"locl": 1, "Partner": 1}, "write 'local' for 'locl'; write 'partner' for 'Partner'"),
+        ("every", "atuo", 'write every="auto"'),
+        ("every", 10, 'write every={"persistent": 10}'),
+    ],
+)
+def test_what_was_most_likely_meant_is_told(name: str, value: Any, todo: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config(**{name: value})
+    assert todo in str(caught.value)

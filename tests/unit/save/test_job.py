@@ -17,16 +17,16 @@ def job(*due: str) -> Job:
 
 def test_levels_are_open_until_they_are_settled() -> None:
     progress = Progress(["local", "persistent"])
-    assert progress.open == {"local", "persistent"}
+    assert progress.needs() and progress.needs("local")
     assert not progress.settle("local") and not progress.settle("local")
-    assert progress.settle("persistent") and progress.open == frozenset()
+    assert progress.settle("persistent") and not progress.needs()
 
 
 def test_other_ranks_wait_to_hear_of_levels_that_are_not_redundant() -> None:
     progress = Progress(["local", "partner", "parity", "persistent"])
     assert progress.unreported(["local", "partner", "parity", "persistent"]) == {"local", "persistent"}
     progress.report("local")
-    assert progress.unreported(["local", "persistent"]) == {"persistent"} and progress.open >= {"local"}
+    assert progress.unreported(["local", "persistent"]) == {"persistent"} and progress.needs("persistent")
 
 
 def test_without_a_share_there_is_nothing_to_write_or_to_read() -> None:

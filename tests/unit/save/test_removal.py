@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import deeppart
+from deeppart.comm.base import Comm
+from deeppart.comm.waiting import finish
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, StorageError
 from deeppart.model import StepKey
+from deeppart.save.job import Progress
 from deeppart.storage.persistent import PersistentLevel
 from tests.unit.cli_support import steps_in
+from tests.unit.sharded_states import checkpointer, on_ranks
 
 PATIENCE_S = 60.0
 
@@ -75,6 +82,26 @@ def test_no_more_steps_wait_to_be_removed_than_checkpoints_may_be_in_flight(tmp_
     assert steps_in(tmp_path) == [3]
 
 
+def test_nodes_keep_no_more_because_of_it(tmp_path: Path, slow: SlowRemoval) -> None:
+    """A step whose removal is under way needs none of its files on nodes any more."""
+    with deeppart.Checkpointer(
+        persistent_dir=tmp_path / "ckpt", local_dir=tmp_path / "local", keep={"persistent": 1, "local": 1}
+    ) as ck:
+        for step in (1, 2, 3):
+            assert ck._pipeline.wait_for_room(PATIENCE_S)
+            ck.checkpoint(STATE, step).wait(timeout=PATIENCE_S)
+        assert len(list((tmp_path / "local").glob("*/step-*/part-*"))) == 1
+        slow.go_on.set()
+
+
+def test_a_level_that_is_complete_needs_no_files_while_what_it_replaces_goes() -> None:
+    progress = Progress(["local", "persistent"])
+    progress.complete("persistent")
+    assert progress.needs() and not progress.needs("local")
+    assert not progress.settle("local") and not progress.needs()
+    assert progress.settle("persistent")
+
+
 def test_where_there_is_no_space_what_is_being_removed_is_waited_for(
     tmp_path: Path, slow: SlowRemoval, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +123,96 @@ def test_where_there_is_no_space_what_is_being_removed_is_waited_for(
         monkeypatch.setattr(PersistentLevel, "open_part", full)
         ck.checkpoint(STATE, 3).wait("persistent", PATIENCE_S)
     assert refused == [1] and steps_in(tmp_path) == [3]
+
+
+def refuse_once(monkeypatch: pytest.MonkeyPatch, name: str, happens: Callable[[], None], rank: int = 0) -> list[int]:
+    """Have the next call of an operation of the persistent level find no space, for one rank."""
+    operation, refused = getattr(PersistentLevel, name), list[int]()
+
+    def full(self: PersistentLevel, *what: Any) -> Any:
+        if not refused and (name != "open_part" or what[1] == rank):
+            refused.append(1)
+            happens()
+            raise StorageError("no space", errno=errno.ENOSPC)
+        return operation(self, *what)
+
+    monkeypatch.setattr(PersistentLevel, name, full)
+    return refused
+
+
+def test_what_has_gone_while_the_space_was_asked_for_counts(
+    tmp_path: Path, slow: SlowRemoval, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes time to give a long part up; the removal may end meanwhile."""
+    with opened(tmp_path) as ck:
+        for step in (1, 2):
+            ck.checkpoint(STATE, step).wait("persistent", PATIENCE_S)
+
+        def end() -> None:
+            slow.go_on.set()
+            while ck._pipeline.removing:
+                time.sleep(0.001)
+
+        refused = refuse_once(monkeypatch, "open_part", end)
+        pending = ck.checkpoint(STATE, 3)
+        pending.wait("persistent", PATIENCE_S)
+    assert refused == [1] and pending.report.retries == 1 and steps_in(tmp_path) == [3]
+
+
+def test_a_manifest_has_the_same_patience(tmp_path: Path, slow: SlowRemoval, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path) as ck:
+        for step in (1, 2):
+            ck.checkpoint(STATE, step).wait("persistent", PATIENCE_S)
+        refused = refuse_once(monkeypatch, "commit", slow.go_on.set)
+        ck.checkpoint(STATE, 3).wait("persistent", PATIENCE_S)
+    assert refused == [1] and steps_in(tmp_path) == [3]
+
+
+@pytest.mark.parametrize("committed", [(1, 2), ()])
+def test_other_ranks_try_again_once_anything_may_have_been_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, committed: tuple[int, ...]
+) -> None:
+    """They do not know of removals, nor wait for them by name."""
+    refused: list[list[int]] = []
+
+    def saved(comm: Comm) -> str:
+        with checkpointer(tmp_path, comm, keep={"persistent": 1}) as ck:
+            for step in committed:
+                ck.checkpoint(STATE, step).wait("persistent", PATIENCE_S)
+            if comm.rank == 0:
+                refused.append(refuse_once(monkeypatch, "open_part", lambda: None, rank=1))
+            comm_barrier(comm)
+            try:
+                ck.checkpoint(STATE, 3).wait("persistent", PATIENCE_S)
+            except CheckpointError as error:
+                return str(error)
+            return ""
+
+    told = on_ranks(2, saved)
+    assert refused == [[1]]
+    assert all(text == "" if committed else "no space" in text for text in told)
+
+
+def comm_barrier(comm: Comm) -> None:
+    finish(comm, comm.maximum(np.zeros(1, dtype=np.int64)), "a barrier", PATIENCE_S)
+
+
+def test_who_is_overtaken_in_the_middle_removes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with deeppart.Checkpointer(persistent_dir=tmp_path, keep={"persistent": 9}, incremental=False) as ck:
+        for step in range(1, 5):
+            ck.checkpoint(STATE, step).wait("persistent", PATIENCE_S)
+    remove, gone = PersistentLevel.remove, list[int]()
+
+    def overtaken(self: PersistentLevel, keys: set[StepKey]) -> None:
+        remove(self, keys)
+        gone.extend(key.step for key in keys)
+        (tmp_path / ".deeppart.lock").unlink()
+
+    monkeypatch.setattr(PersistentLevel, "remove", overtaken)
+    with pytest.warns(BackgroundFailureWarning), opened(tmp_path) as ck:
+        assert ck.restore(dict(STATE)) == 4
+        ck.checkpoint(STATE, 5).wait("persistent", PATIENCE_S)
+    assert gone == [1] and steps_in(tmp_path) == [2, 3, 4, 5]
 
 
 def test_where_there_is_no_space_and_nothing_goes_the_level_fails_at_once(

@@ -63,13 +63,32 @@ def test_an_optimizer_that_has_not_stepped_gets_its_moments(tmp_path: Path, mesh
     after.step()  # without gradients: it can use what it was given
 
 
+def test_what_belongs_to_a_parameter_that_is_not_sharded_here_is_made_whole(tmp_path: Path, mesh: DeviceMesh) -> None:
+    """As where FSDP sharded everything, and tensor parallelism shards a part of it."""
+    state, before = trained(mesh, step=True)
+    parameters = [torch.nn.Parameter(torch.zeros(5, 3)), *trained(mesh, step=False)[0]["model"][1:]]
+    after = torch.optim.AdamW(parameters)
+    with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
+        ck.checkpoint(state, step=1).wait(timeout=60)
+        assert ck.restore({"model": list(parameters), "optimizer": after, "empty": Nothing()}) == 1
+    for one, other in zip(before.param_groups[0]["params"], parameters, strict=True):
+        assert torch.equal(_whole(one), _whole(other))
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert isinstance(after.state[other][name], DTensor) == isinstance(other, DTensor)
+            assert torch.equal(_whole(before.state[one][name]), _whole(after.state[other][name]))
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def test_what_belongs_to_no_parameter_is_left_out_and_told(tmp_path: Path, mesh: DeviceMesh) -> None:
     whole = torch.arange(10.0)
     state = {"a": distribute_tensor(whole, mesh, [Shard(0)]), "b": {"c": distribute_tensor(whole, mesh, [Shard(0)])}}
     live: dict[str, Any] = {"a": distribute_tensor(torch.zeros(10), mesh, [Shard(0)]), "b": {}}
     with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
         ck.checkpoint(state, step=1).wait(timeout=60)
-        with pytest.warns(deeppart.DeeppartWarning, match="sharded tensors in it: b/c$"):
+        with pytest.warns(deeppart.DeeppartWarning, match="nor says how they are split: b/c$"):
             assert ck.restore(live) == 1
         assert torch.equal(live["a"]._local_tensor, whole) and live["b"] == {}
         # Where nothing is sharded, it is created as a whole.
