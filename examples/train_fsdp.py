@@ -4,7 +4,7 @@
 
 Start it again after it has ended, for whatever reason and on as many ranks as you like: it goes on from its newest
 checkpoint. Model and optimizer go into the state as they are, sharded. Lines that are there for checkpoints are marked
-with `# <-`. The model, the text and what is each rank's own are those of train_lm.py.
+with `# <-`. The model, the text and what is each rank's own are those of train_lm.py. torch 2.6 or later.
 """
 
 from __future__ import annotations

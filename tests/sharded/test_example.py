@@ -6,11 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
+from torch.distributed import fsdp
 
 from tests.mpi.launchers import ROOT
 from tests.mpi.test_torchrun import told, torchrun_command
 
-pytestmark = [pytest.mark.timeout(220), pytest.mark.xdist_group("torchrun")]
+pytestmark = [
+    pytest.mark.timeout(220),
+    pytest.mark.xdist_group("torchrun"),
+    pytest.mark.skipif(not hasattr(fsdp, "fully_shard"), reason="FSDP2 has its name since torch 2.6"),
+]
 
 
 def train(ranks: int, directory: Path, steps: int) -> dict[int, str]:
