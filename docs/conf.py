@@ -86,7 +86,16 @@ CONTENTS: dict[str, list[tuple[str, list[str]]]] = {
             "",
             [
                 f"docs/api/{page}"
-                for page in ("checkpointer", "reports", "config", "errors", "partition", "testing", "command-line")
+                for page in (
+                    "checkpointer",
+                    "reports",
+                    "config",
+                    "errors",
+                    "partition",
+                    "interop",
+                    "testing",
+                    "command-line",
+                )
             ],
         )
     ],

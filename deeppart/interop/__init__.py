@@ -1,0 +1,1 @@
+"""Checkpoints of others, and their interfaces: the only package that knows them."""

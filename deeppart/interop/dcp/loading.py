@@ -1,0 +1,214 @@
+"""Load a DCP checkpoint in one process, without process groups and without executing anything that a file names."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle  # for its errors alone
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+import zstandard
+
+from deeppart.errors import CorruptFileError, FormatError, StructureMismatchError, UnsupportedLeafError
+from deeppart.interop.dcp.metadata import DcpMetadata, Keys, Place, StoredTensor, read_metadata
+from deeppart.part import FileSource
+from deeppart.part.format import short
+from deeppart.state.tree.paths import readable
+from deeppart.state.tree.patterns import covers
+
+#: What ``torch.save`` adds to the bytes of a tensor, at most; the file of a value is no longer than this.
+_FRAME_BYTES = 1 << 20
+_MOST_VALUE_BYTES = 1 << 30
+_ZSTD = "stream.zstd/1"
+
+
+def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) -> Any:
+    """Read a checkpoint that ``dcp.save`` or ``dcp.async_save`` has written, onto the CPU.
+
+    Sharded tensors come back whole. One piece of a tensor is in memory beside the result at a time.
+
+    Args:
+        path: the directory: ``checkpoint_id`` of the save.
+        keys: globs over paths as of :func:`deeppart.load`; only what they cover is read. None for everything.
+
+    Returns:
+        Dicts, whose keys are all texts, and lists, nested as they were. What a planner has saved without saying where
+        it stood is in one dict, by name.
+
+    Raises:
+        RestoreError: there is no complete DCP checkpoint.
+        FormatError: a file that is needed is damaged.
+        UnsupportedLeafError: a value is of a kind that only unpickling could make, or was stored in a way that is not
+            known.
+        StructureMismatchError: ``keys`` match nothing.
+        StorageError: a file cannot be read.
+    """
+    directory = Path(path)
+    metadata = read_metadata(directory)
+    names = sorted(metadata.tensors.keys() | metadata.values.keys())
+    chosen = [name for name in names if _is_chosen(_path_of(metadata, name), keys)]
+    if keys is not None and not chosen:
+        known = ", ".join(readable(_path_of(metadata, name)) for name in names[:4])
+        raise StructureMismatchError(
+            "nothing in the DCP checkpoint matches the keys asked for",
+            expected=f"globs over {len(names)} paths such as {known}",
+            found=short(keys),
+            where=str(directory),
+        )
+    with ExitStack() as files:
+        opened = _Files(directory, files)
+        return _nested([(_path_of(metadata, name), _read(opened, metadata, name)) for name in chosen])
+
+
+def _is_chosen(path: Keys, keys: str | Sequence[str] | None) -> bool:
+    if keys is None:
+        return True
+    patterns = [keys] if isinstance(keys, str) else keys
+    return any(covers(readable(path[:end]), patterns, container=end < len(path)) for end in range(1, len(path) + 1))
+
+
+def _path_of(metadata: DcpMetadata, name: str) -> Keys:
+    return metadata.paths.get(name, (name,))
+
+
+class _Files:
+    """The files of a directory, opened where they are needed and closed by a stack."""
+
+    def __init__(self, directory: Path, closing: ExitStack) -> None:
+        self._directory, self._closing = directory, closing
+        self._open: dict[str, FileSource] = {}
+
+    def read(self, place: Place, most_bytes: int, name: str) -> io.BytesIO:
+        """The bytes at a place, as they were before anything was done to them."""
+        if place.file not in self._open:
+            self._open[place.file] = self._closing.enter_context(FileSource(self._directory / place.file))
+        if place.length > most_bytes:
+            raise CorruptFileError(
+                "a piece of a DCP checkpoint is longer than what it holds",
+                expected=f"at most {most_bytes} bytes",
+                found=f"{place.length} bytes",
+                where=f"{self._directory / place.file}, {name}",
+            )
+        data: Any = self._open[place.file].read_at(place.offset, place.length)
+        for transform in reversed(place.transforms):
+            if transform != _ZSTD:
+                raise UnsupportedLeafError(
+                    "a DCP checkpoint was written with an extension that this library does not know",
+                    expected=_ZSTD,
+                    found=short(transform),
+                    where=f"{self._directory / place.file}, {name}",
+                    todo="load it by dcp.load with a FileSystemReader that has the extension registered",
+                )
+            data = _decompressed(data, most_bytes, f"{self._directory / place.file}, {name}")
+        return io.BytesIO(data)
+
+
+def _decompressed(data: Any, most_bytes: int, where: str) -> bytes:
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)) as stream:
+            found = stream.read(most_bytes + 1)
+    except zstandard.ZstdError as error:
+        raise CorruptFileError("a piece of a DCP checkpoint is no zstd", found=str(error), where=where) from error
+    if len(found) > most_bytes:
+        raise CorruptFileError("a piece of a DCP checkpoint is longer than what it holds", where=where)
+    return found
+
+
+def _read(files: _Files, metadata: DcpMetadata, name: str) -> Any:
+    if name in metadata.tensors:
+        return _tensor(files, metadata.tensors[name], name)
+    place = metadata.values[name]
+    return _unpacked(files.read(place, _MOST_VALUE_BYTES, name), f"{place.file}, {name}")
+
+
+def _tensor(files: _Files, stored: StoredTensor, name: str) -> torch.Tensor:
+    found = torch.empty(stored.shape, dtype=stored.dtype)
+    for box, place in stored.chunks:
+        nbytes = box.elements * stored.dtype.itemsize
+        piece = _unpacked(files.read(place, nbytes + _FRAME_BYTES, name), f"{place.file}, {name}")
+        if not isinstance(piece, torch.Tensor) or (piece.dtype, tuple(piece.shape)) != (stored.dtype, box.sizes):
+            is_tensor = isinstance(piece, torch.Tensor)
+            raise CorruptFileError(
+                "a piece of a DCP checkpoint is not what its metadata says",
+                expected=f"{stored.dtype}{list(box.sizes)}",
+                found=f"{piece.dtype}{list(piece.shape)}" if is_tensor else type(piece).__name__,
+                where=f"{place.file}, {name}",
+            )
+        with torch.no_grad():
+            found[box.slices()].copy_(piece)
+    return found
+
+
+def _unpacked(data: io.BytesIO, where: str) -> Any:
+    """What ``torch.save`` has written; nothing that it names is called but what ``weights_only`` allows.
+
+    Its archive has a checksum of every record, at which ``torch.load`` does not look.
+    """
+    try:
+        with zipfile.ZipFile(data) as archive:
+            if (damaged := archive.testzip()) is not None:
+                raise CorruptFileError(
+                    "a piece of a DCP checkpoint is damaged",
+                    expected="the bytes of which its CRC-32 is",
+                    found=f"others, in {short(damaged)}",
+                    where=where,
+                    todo="take another checkpoint; torch would load this one without a word",
+                )
+        data.seek(0)
+        return torch.load(data, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UnsupportedLeafError(
+            "a value of a DCP checkpoint is of a kind that only unpickling could make, which might execute anything",
+            found=short(str(error).partition("\n")[0]),
+            where=where,
+            todo="leave it out (keys=), or load it by torch if you trust the file, and save it as plain values",
+        ) from error
+    except CorruptFileError:
+        raise
+    except Exception as error:  # of whatever kind: a damaged file raises anything
+        raise CorruptFileError(
+            "a piece of a DCP checkpoint cannot be read",
+            found=f"{type(error).__name__}: {short(str(error))}",
+            where=where,
+        ) from error
+
+
+def _nested(items: Iterable[tuple[Keys, Any]]) -> Any:
+    """Dicts and lists of items and their paths.
+
+    Raises:
+        FormatError: one path leads into what stands at another.
+    """
+    root: dict[str | int, Any] = {}
+    for path, item in items:
+        node = root
+        for key in path[:-1]:
+            node = node.setdefault(key, _Inner())
+            if not isinstance(node, _Inner):
+                raise CorruptFileError("paths of a DCP checkpoint contradict each other", found=readable(path))
+        if path[-1] in node:
+            raise CorruptFileError("paths of a DCP checkpoint contradict each other", found=readable(path))
+        node[path[-1]] = item
+    return _plain(root)
+
+
+class _Inner(dict[str | int, Any]):
+    """A container that is being filled; not a value."""
+
+
+def _plain(node: dict[str | int, Any]) -> dict[str | int, Any] | list[Any]:
+    """With lists in place of those that have numbers for keys; of some items alone, without the others."""
+    items: Iterator[tuple[str | int, Any]] = (
+        (key, _plain(child) if isinstance(child, _Inner) else child) for key, child in node.items()
+    )
+    if isinstance(node, _Inner) and node and all(type(key) is int for key in node):
+        return [child for _, child in sorted(items, key=lambda item: item[0])]
+    found = dict(items)
+    if any(type(key) is int for key in found):
+        raise FormatError("paths of a DCP checkpoint contradict each other", found=short(list(found)))
+    return found

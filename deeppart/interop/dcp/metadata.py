@@ -1,0 +1,287 @@
+"""The metadata of a DCP directory, read without executing anything that it names.
+
+``.metadata`` is a pickle of a few records (``torch/distributed/checkpoint/metadata.py``, ``filesystem.py``). A pickle
+says which classes and functions to call: here there are none but those made for one reading, which keep what they are
+given. Whatever else a file names is refused, and what it says is checked before anyone uses it.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deeppart.errors import CorruptFileError, RestoreError
+from deeppart.model.boxes import Box
+from deeppart.part.format import short
+from deeppart.plan.shards import fault_of_cover
+from deeppart.state.tree.leaves import TORCH_DTYPES
+from deeppart.storage.small_files import read_file
+
+METADATA_NAME = ".metadata"
+#: A hundred bytes or two for each shard of each tensor.
+_LIMIT_BYTES = 4 << 30
+_DCP = "torch.distributed.checkpoint."
+#: What DCP's metadata names, and nothing else.
+_NAMES = frozenset(
+    {
+        (f"{_DCP}metadata", "Metadata"),
+        (f"{_DCP}metadata", "TensorStorageMetadata"),
+        (f"{_DCP}metadata", "BytesStorageMetadata"),
+        (f"{_DCP}metadata", "ChunkStorageMetadata"),
+        (f"{_DCP}metadata", "TensorProperties"),
+        (f"{_DCP}metadata", "MetadataIndex"),
+        (f"{_DCP}metadata", "StorageMeta"),
+        (f"{_DCP}metadata", "_MEM_FORMAT_ENCODING"),
+        (f"{_DCP}filesystem", "_StorageInfo"),
+        ("torch", "Size"),
+        ("torch.serialization", "_get_layout"),
+        ("pathlib", "PosixPath"),
+        ("pathlib._local", "PosixPath"),
+        ("pathlib", "WindowsPath"),
+        ("pathlib._local", "WindowsPath"),
+        ("collections", "OrderedDict"),
+    }
+)
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TORCH_DTYPES.values()}
+#: Keys of nested dicts and places in lists.
+Keys = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where something is stored.
+
+    Attributes:
+        file: name of the file in the directory.
+        offset, length: of its bytes there.
+        transforms: what was done to them, in order, as DCP's extensions name themselves (``stream.zstd/1``).
+    """
+
+    file: str
+    offset: int
+    length: int
+    transforms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor.
+
+    Attributes:
+        dtype, shape: of the whole tensor.
+        chunks: the boxes that it is stored in, and where; together all of it, no element twice. None of them is empty.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    chunks: tuple[tuple[Box, Place], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DcpMetadata:
+    """What is in a DCP directory.
+
+    Attributes:
+        tensors: by name.
+        values: names of what is no tensor -> where it is stored.
+        paths: name -> where in the nested state it stood, of those of which that is known.
+    """
+
+    tensors: Mapping[str, StoredTensor]
+    values: Mapping[str, Place]
+    paths: Mapping[str, Keys] = field(default_factory=dict)
+
+
+def read_metadata(directory: Path) -> DcpMetadata:
+    """What a DCP directory says that it holds.
+
+    Raises:
+        RestoreError: it is none.
+        CorruptFileError: its metadata is damaged, or is something else.
+        StorageError: it cannot be read.
+    """
+    path = directory / METADATA_NAME
+    try:
+        data = read_file(path, _LIMIT_BYTES)
+    except FileNotFoundError as error:
+        raise RestoreError(
+            "this is no DCP checkpoint, or one that was never completed",
+            expected=f"a file {METADATA_NAME}",
+            where=str(directory),
+            todo="name the directory that dcp.save() was given as checkpoint_id",
+        ) from error
+    return decode_metadata(data, str(path))
+
+
+def decode_metadata(data: bytes, where: str) -> DcpMetadata:
+    """The same, from the bytes of the file.
+
+    Raises:
+        CorruptFileError: damaged, or something else.
+    """
+    try:
+        found = _Reader(data, where).load()
+        return _checked(found, where)
+    except CorruptFileError:
+        raise
+    except Exception as error:  # of whatever kind: a damaged pickle raises anything
+        raise CorruptFileError(
+            "the metadata of a DCP checkpoint cannot be read",
+            found=f"{type(error).__name__}: {short(str(error))}",
+            where=where,
+            todo="the file is damaged, or of a release of torch that writes something else",
+        ) from error
+
+
+class _Record:
+    """Stands for an object of a pickle: keeps what it was made with and what was put into it."""
+
+    def __new__(cls, *arguments: Any) -> _Record:
+        made = super().__new__(cls)
+        made.arguments, made.state = arguments, None
+        return made
+
+    arguments: tuple[Any, ...]
+    state: Any
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise TypeError("no items")
+
+    def part(self, name: str) -> Any:
+        """An attribute that it was given."""
+        return self.state[name]
+
+
+class _Reader(pickle.Unpickler):
+    """Makes a record of whatever is one of DCP's, and refuses all else.
+
+    The classes are made for each reading: a pickle can change the classes that it names.
+    """
+
+    def __init__(self, data: bytes, where: str) -> None:
+        super().__init__(io.BytesIO(data))
+        self._where = where
+        self._made = {name: type(name[1], (_Record,), {"__slots__": ()}) for name in _NAMES}
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and name in _DTYPES:
+            return _DTYPES[name]
+        if (module, name) in self._made:
+            return self._made[module, name]
+        raise CorruptFileError(
+            "the metadata of a DCP checkpoint names something that none has",
+            expected="records of torch.distributed.checkpoint",
+            found=f"{short(module)}, {short(name)}",
+            where=self._where,
+            todo="do not load this checkpoint with torch, which would call it",
+        )
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise CorruptFileError(
+            "the metadata of a DCP checkpoint refers to something outside of it", found=short(pid), where=self._where
+        )
+
+
+def _checked(found: Any, where: str) -> DcpMetadata:
+    """What the records say, in records of ours.
+
+    Raises:
+        CorruptFileError: naming what makes no sense. Or anything, where they are not what they should be.
+    """
+    _expect_kind(found, "Metadata")
+    places = _places(found.part("storage_data"))
+    tensors: dict[str, StoredTensor] = {}
+    values: dict[str, Place] = {}
+    for name, what in dict(found.part("state_dict_metadata")).items():
+        if type(name) is not str:
+            raise ValueError(f"a name {short(name)}")
+        if type(what).__name__ == "BytesStorageMetadata":
+            values[name] = places[name, None]
+        else:
+            _expect_kind(what, "TensorStorageMetadata")
+            tensors[name] = _tensor(name, what, places, where)
+    return DcpMetadata(tensors, values, _paths(found.part("planner_data"), tensors.keys() | values.keys()))
+
+
+def _tensor(
+    name: str, what: Any, places: Mapping[tuple[str, tuple[int, ...] | None], Place], where: str
+) -> StoredTensor:
+    shape, properties = _numbers(what.part("size")), what.part("properties")
+    _expect_kind(properties, "TensorProperties")
+    dtype = properties.state[0] if type(properties.state) is tuple else properties.part("dtype")
+    if type(dtype) is not torch.dtype:
+        raise ValueError(f"a dtype {short(dtype)}")
+    chunks: dict[Box, Place] = {}
+    for chunk in list(what.part("chunks")):
+        _expect_kind(chunk, "ChunkStorageMetadata")
+        box = Box(_numbers(chunk.part("offsets")), _numbers(chunk.part("sizes")))
+        if not box.fits(shape):
+            raise ValueError(f"{name}: {box} of a tensor of {shape}")
+        if box.elements:
+            chunks[box] = places[name, box.offset]
+    if fault := fault_of_cover(list(chunks), shape):
+        raise CorruptFileError(
+            "a DCP checkpoint does not hold every element of a tensor exactly once",
+            expected=f"all of {name}, {dtype}{list(shape)}",
+            found=fault,
+            where=where,
+        )
+    return StoredTensor(dtype, shape, tuple(chunks.items()))
+
+
+def _places(found: Any) -> dict[tuple[str, tuple[int, ...] | None], Place]:
+    places: dict[tuple[str, tuple[int, ...] | None], Place] = {}
+    for index, info in dict(found).items():
+        _expect_kind(index, "MetadataIndex")
+        _expect_kind(info, "_StorageInfo")
+        file, transforms = info.part("relative_path"), info.state.get("transform_descriptors") or ()
+        offset, length = info.part("offset"), info.part("length")
+        if type(file) is not str or Path(file).name != file or file in ("", ".", ".."):
+            raise ValueError(f"a file {short(file)}")
+        if any(type(each) is not int or each < 0 for each in (offset, length)):
+            raise ValueError(f"bytes {short(offset)}, {short(length)}")
+        if any(type(each) is not str for each in transforms):
+            raise ValueError(f"transforms {short(transforms)}")
+        begins = index.state.get("offset")
+        name = index.part("fqn"), None if begins is None else _numbers(begins)
+        places.setdefault(name, Place(file, offset, length, tuple(transforms)))
+    return places
+
+
+def _paths(found: Any, names: Any) -> dict[str, Keys]:
+    """Where in the state each name stood; what other planners leave here says nothing of that."""
+    if type(found) is not dict:
+        return {}
+    return {
+        name: path
+        for name, path in found.items()
+        if name in names and type(path) is tuple and path and all(_is_key(key) for key in path)
+    }
+
+
+def _is_key(key: Any) -> bool:
+    return type(key) is str or (type(key) is int and key >= 0)
+
+
+def _numbers(size: Any) -> tuple[int, ...]:
+    """Of a ``torch.Size``."""
+    _expect_kind(size, "Size")
+    (numbers,) = size.arguments
+    found = tuple(numbers)
+    if any(type(each) is not int or not 0 <= each < 1 << 62 for each in found):
+        raise ValueError(f"sizes {short(found)}")
+    return found
+
+
+def _expect_kind(found: Any, name: str) -> None:
+    if not isinstance(found, _Record) or type(found).__name__ != name:
+        raise ValueError(f"{short(type(found).__name__)} where {name} should be")

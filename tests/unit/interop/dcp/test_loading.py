@@ -1,0 +1,200 @@
+"""DCP checkpoints in one process: what torch has saved, and what is damaged or would execute something."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint._extension import ZStandard
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+from deeppart.errors import (
+    CorruptFileError,
+    DeeppartError,
+    RestoreError,
+    StorageError,
+    StructureMismatchError,
+    UnsupportedLeafError,
+)
+from deeppart.interop.dcp import load
+from tests.unit.sharded_states import same
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
+
+
+class Anything:
+    """Of no kind that ``weights_only`` knows."""
+
+
+def training() -> dict[str, Any]:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    numbers: list[Any] = [torch.arange(3, dtype=torch.int16), {"x": torch.ones(1, dtype=torch.bfloat16)}, 5, "text"]
+    return {
+        "model": dict(model.state_dict()),
+        "state": {str(n): of for n, of in optimizer.state_dict()["state"].items()},
+        "groups": optimizer.state_dict()["param_groups"],
+        "numbers": numbers,
+        "nan": torch.tensor([float("nan"), -0.0]).view(torch.int32).view(torch.float32),
+        "empty": torch.zeros(0, 3),
+        "step": 7,
+        "pair": (1, 2.5),
+        "raw": b"bytes",
+        "nothing": None,
+    }
+
+
+def test_all_that_torch_saves(tmp_path: Path) -> None:
+    saved = training()
+    dcp.save(saved, checkpoint_id=tmp_path)
+    found = load(tmp_path)
+    nan, expected = found.pop("nan"), saved.pop("nan")
+    assert torch.equal(nan.view(torch.int32), expected.view(torch.int32))
+    assert all(same(one, other) for one, other in zip(found.pop("numbers"), saved.pop("numbers"), strict=True))
+    assert same(found, saved)
+
+
+def test_through_an_extension_of_torchs_own(tmp_path: Path) -> None:
+    saved = training()
+    dcp.save(saved, storage_writer=FileSystemWriter(tmp_path, _extensions=[ZStandard()]))
+    found = load(tmp_path)
+    assert same(found["model"], saved["model"]) and same(found["state"], saved["state"])
+
+
+def test_keys(tmp_path: Path) -> None:
+    saved = training()
+    dcp.save(saved, checkpoint_id=tmp_path)
+    assert same(load(tmp_path, "model/*"), {"model": saved["model"]})
+    assert same(load(tmp_path, "model"), {"model": saved["model"]})
+    assert same(
+        load(tmp_path, ["step", "state/0/exp_avg"]),
+        {"state": {"0": {"exp_avg": saved["state"]["0"]["exp_avg"]}}, "step": 7},
+    )
+    with pytest.raises(StructureMismatchError, match="nothing in the DCP checkpoint matches"):
+        load(tmp_path, "modle/*")
+
+
+def test_names_alone_where_nothing_is_said_of_places(tmp_path: Path) -> None:
+    dcp.save(
+        {"a": {"b": torch.ones(2)}}, checkpoint_id=tmp_path, planner=dcp.DefaultSavePlanner(flatten_state_dict=True)
+    )
+    path = tmp_path / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    metadata.planner_data = None
+    path.write_bytes(pickle.dumps(metadata))
+    assert load(tmp_path)["a.b"].tolist() == [1.0, 1.0]
+
+
+# --- what a file may not do -------------------------------------------------------------------------------------------
+
+
+def test_values_that_only_unpickling_could_make_are_named(tmp_path: Path) -> None:
+    dcp.save({"model": {"w": torch.ones(2)}, "extra": Anything()}, checkpoint_id=tmp_path)
+    with pytest.raises(UnsupportedLeafError, match="only unpickling could make") as caught:
+        load(tmp_path)
+    assert "extra" in str(caught.value)
+    assert load(tmp_path, "model")["model"]["w"].tolist() == [1.0, 1.0]
+
+
+def test_nothing_is_executed(tmp_path: Path) -> None:
+    dcp.save({"model": {"w": torch.ones(2)}, "extra": 5}, checkpoint_id=tmp_path / "ckpt")
+    metadata = pickle.loads((tmp_path / "ckpt" / ".metadata").read_bytes())
+    info = metadata.storage_data[next(index for index in metadata.storage_data if index.fqn == "extra")]
+
+    class Executes:
+        def __reduce__(self) -> Any:
+            return open, (str(tmp_path / "executed"), "w")
+
+    file = tmp_path / "ckpt" / "hostile.distcp"
+    torch.save(Executes(), file)
+    info.relative_path, info.offset, info.length = file.name, 0, file.stat().st_size
+    (tmp_path / "ckpt" / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(DeeppartError):
+        load(tmp_path / "ckpt")
+    assert not (tmp_path / "executed").exists()
+
+
+def data_file(tmp_path: Path) -> Path:
+    dcp.save({"w": torch.arange(1000.0), "v": 5}, checkpoint_id=tmp_path)
+    (path,) = tmp_path.glob("*.distcp")
+    return path
+
+
+def test_damaged_bytes(tmp_path: Path) -> None:
+    """Every byte of a tensor has a checksum, which torch's own archive has."""
+    path = data_file(tmp_path)
+    sound = path.read_bytes()
+    expected = load(tmp_path)
+    noticed = 0
+    for place in np.linspace(0, len(sound) - 1, 150, dtype=int).tolist():
+        path.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
+        try:
+            assert same(load(tmp_path), expected), place
+        except DeeppartError:
+            noticed += 1
+    assert noticed > 100
+
+
+def test_files_that_are_short_or_gone(tmp_path: Path) -> None:
+    path = data_file(tmp_path)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(CorruptFileError):
+        load(tmp_path)
+    path.unlink()
+    with pytest.raises(StorageError):
+        load(tmp_path)
+
+
+def test_a_piece_that_is_another_tensor(tmp_path: Path) -> None:
+    path = data_file(tmp_path)
+    dcp.save({"w": torch.arange(1000.0).view(40, 25), "v": 5}, checkpoint_id=tmp_path / "other")
+    (other,) = (tmp_path / "other").glob("*.distcp")
+    path.write_bytes(other.read_bytes())
+    with pytest.raises(CorruptFileError, match="not what its metadata says"):
+        load(tmp_path)
+
+
+def test_extensions_that_are_not_known_are_named(tmp_path: Path) -> None:
+    data_file(tmp_path)
+    path = tmp_path / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    for info in metadata.storage_data.values():
+        info.transform_descriptors = ["stream.mine/1"]
+    path.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(UnsupportedLeafError, match="an extension that this library does not know"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        {"a": ("x",), "b": ("x", "y")},
+        {"a": ("x", "y"), "b": ("x",)},
+        {"a": ("x",), "b": ("x",)},
+        {"a": ("x", 0), "b": ("x", "y")},
+        {"a": (0,), "b": ("y",)},
+    ],
+)
+def test_paths_that_contradict_each_other(tmp_path: Path, paths: dict[str, tuple[Any, ...]]) -> None:
+    dcp.save({"a": torch.ones(1), "b": 5}, checkpoint_id=tmp_path)
+    path = tmp_path / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    metadata.planner_data = paths
+    path.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(DeeppartError, match="contradict each other"):
+        load(tmp_path)
+
+
+def test_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(RestoreError, match="never completed"):
+        load(tmp_path)
