@@ -161,10 +161,11 @@ class _Record:
         return self.state[name]
 
 
-class _Reader(pickle.Unpickler):
+class _Reader(pickle._Unpickler):
     """Makes a record of whatever is one of DCP's, and refuses all else.
 
-    The classes are made for each reading: a pickle can change the classes that it names.
+    The classes are made for each reading: a pickle can change the classes that it names. The interpreter's own reader
+    (``pickle.Unpickler``) is faster, and ten bytes make it fill all memory: it keeps what a pickle numbers in an array.
     """
 
     def __init__(self, data: bytes, where: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,18 @@ def test_nothing_outside_is_referred_to() -> None:
     pickler.dump("x")
     with pytest.raises(CorruptFileError, match="refers to something outside"):
         decode_metadata(file.getvalue(), "here")
+
+
+def test_a_few_bytes_do_not_fill_all_memory() -> None:
+    """What a pickle numbers, it may number as it likes: an array of so many would take 0.5 GB, of the most 64."""
+    number = b"\xff\xff\xff\x01"
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptFileError):
+            decode_metadata(b"\x80\x04Nr" + number + b".", "here")
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_classes_are_not_changed_for_the_next_one() -> None:
