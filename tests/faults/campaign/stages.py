@@ -114,10 +114,11 @@ CHANGES: dict[str, Stage] = {
     "healing: encoding again": Stage("deeppart.repair.heal.Healer._encode", "restore", needs="heal"),
 }
 
-#: Pauses that only cost time here: name -> value.
+#: Pauses that only cost time here, and what small states would never come to: name -> value.
 SETTINGS: dict[str, Any] = {
     "deeppart.save.write.RETRY_PAUSES_S": (0.0, 0.02),
     "deeppart.repair.scrub.SLICE_S": 0.05,
+    "deeppart.plan.restart.reading.LEAST_PORTION_BYTES": 4096,
 }
 
 #: A library that is broken on purpose, to show that the campaign notices.

@@ -104,11 +104,24 @@ def restore(
 
 
 def restore_on(comm: Any, directory: Path, way: str, node_size: int | None) -> Any:
-    return restore(comm, directory, way, node_size=node_size if way != "local" else None)
+    return restore(comm, directory, way, node_size=node_size)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("before", "after", "node_size"), [(4, 3, None), (3, 4, 1), (1, 4, 2), (2, 3, 1)])
+@pytest.mark.parametrize(
+    ("way", "before", "after", "node_size"),
+    [
+        ("raw", 4, 3, None),
+        ("raw", 1, 4, 2),
+        ("encoded", 3, 4, 1),
+        ("encoded", 4, 3, None),
+        ("incremental", 2, 3, 1),
+        ("incremental", 1, 4, 2),
+        ("node files", 4, 3, 1),
+        ("node files", 2, 3, None),
+        ("local", 4, 3, None),
+        ("local", 3, 4, None),
+    ],
+)
 def test_every_chunk_is_read_by_one_rank(
     run_on: Any, shared_path: Path, way: str, before: int, after: int, node_size: int | None
 ) -> None:
