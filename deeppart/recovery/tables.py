@@ -75,6 +75,7 @@ def _taken_apart(
 ) -> tuple[list[PartIndexView], dict[Holding, Place], bytes]:
     """The tables in part order; where in memory what of the parts lies; the document of part 0."""
     indexes: dict[int, PartIndexView] = {}
+    shared: dict[int, dict[int, range]] = {}
     tables: dict[int, npt.NDArray[np.void]] = {}
     document = b""
     for sender, (heads, message) in enumerate(messages):
@@ -84,18 +85,17 @@ def _taken_apart(
                 continue
             chunks = np.frombuffer(message, dtype=CHUNK_DTYPE, count=chunk_count, offset=at)
             spans = np.frombuffer(message, dtype=SPAN_DTYPE, count=span_count, offset=at + chunks.nbytes)
-            indexes[part], tables[part] = _view(reads[part], chunks, spans), chunks
+            (indexes[part], shared[part]), tables[part] = _view(reads[part], chunks, spans), chunks
             at += chunks.nbytes + spans.nbytes
             if part == 0:
                 document = message[at : at + document_bytes]
             at += document_bytes
     told = {(part, rank): text for rank, (heads, _) in enumerate(messages) for part, text, *_ in heads if text}
     places: dict[Holding, Place] = {}
-    for part in {part for part, _ in told}:
-        for rank, mine in reads[part].chunks([*indexes[part].starts, sum(indexes[part].lengths)]).items():
-            if (part, rank) in told:
-                first = indexes[part].starts[mine.start] if mine else 0
-                places[part, rank] = Place(told[part, rank], first, tables[part][mine.start : mine.stop])
+    for (part, rank), text in told.items():
+        mine = shared[part][rank]
+        first = indexes[part].starts[mine.start] if mine else 0
+        places[part, rank] = Place(text, first, tables[part][mine.start : mine.stop])
     return [indexes[part] for part in sorted(indexes)], places, document
 
 
@@ -115,11 +115,14 @@ def _message(recovered: Recovered, rank: int) -> tuple[list[_Head], list[bytes]]
     return heads, tables
 
 
-def _view(read: Read, chunks: npt.NDArray[np.void], spans: npt.NDArray[np.void]) -> PartIndexView:
+def _view(
+    read: Read, chunks: npt.NDArray[np.void], spans: npt.NDArray[np.void]
+) -> tuple[PartIndexView, dict[int, range]]:
+    """The tables of a part, and the chunks that each of its readers holds."""
     raw_starts = np.zeros(len(chunks) + 1, dtype=np.uint64)
     np.cumsum(chunks["raw_length"], out=raw_starts[1:])
     shared = read.chunks(raw_starts.tolist())
-    return PartIndexView(
+    view = PartIndexView(
         read.part,
         [rank for rank, mine in shared.items() for _ in mine],
         spans,
@@ -128,3 +131,4 @@ def _view(read: Read, chunks: npt.NDArray[np.void], spans: npt.NDArray[np.void])
         chunks["raw_length"].tolist(),
         ((chunks["flags"] & FLAG_PER_RANK) != 0).tolist(),
     )
+    return view, shared

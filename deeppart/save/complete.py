@@ -34,7 +34,6 @@ from deeppart.save.ledger import Ledger
 from deeppart.save.rank_storage import RankStorage
 from deeppart.save.removal import Removals, report_refusals
 from deeppart.save.retention import Retention
-from deeppart.storage.appending import NO_SPACE
 from deeppart.storage.owner import DirectoryOwner
 
 
@@ -86,7 +85,9 @@ class Completer:
             job.pending.note_level(level, DONE)
             if level != Level.PERSISTENT and job.is_on_nodes():
                 self._ledger.completed(job.attempt)  # before it, or what it replaces, is retired
-            report_refusals(job, level, self._ledger, partial(self._retire, job, level))
+            may_go = partial(self._may_go, job, level)
+            retire = partial(self._retention.committed, level, job.attempt.key, may_go)
+            report_refusals(job, level, self._ledger, retire)
         else:
             self._incremental.failed(level)
             # Before the step is free to be used again; and at once, because it may be for lack of space that it failed.
@@ -156,7 +157,7 @@ class Completer:
         try:
             persistent.commit(job.attempt.key, data)
         except StorageError as error:
-            if error.errno not in NO_SPACE or not self._removals.made_room(before):
+            if not self._removals.made_room(error, before):
                 raise
             persistent.commit(job.attempt.key, data)
         try:
@@ -164,11 +165,6 @@ class Completer:
         except DirectoryInUseError:
             persistent.withdraw(job.attempt.key)
             raise
-
-    def _retire(self, job: Job, level: str) -> list[str]:
-        """Drop what ``keep`` no longer wants on nodes; nothing is to be told of that."""
-        self._retention.committed(level, job.attempt.key, partial(self._may_go, job, level))
-        return []
 
 
 def level_error(job: Job, level: str, problem: str) -> CheckpointError:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from deeppart.errors import BackgroundFailureWarning, KeepNotice
+from deeppart.errors import BackgroundFailureWarning, KeepNotice, StorageError
 from deeppart.model import Level
 from deeppart.save.job import Job
 from deeppart.save.ledger import Ledger
 from deeppart.save.retention import Retention
+from deeppart.storage.appending import NO_SPACE
 
 
 class Removals:
@@ -63,29 +64,31 @@ class Removals:
         """How many removals have ended."""
         return self._ended
 
-    def made_room(self, before: int) -> bool:
-        """Where there is no space: wait for what is being removed.
+    def made_room(self, error: StorageError, before: int) -> bool:
+        """After an error: if it is that there is no space, wait for what is being removed.
 
         Args:
             before: :meth:`ended`, before the space was asked for.
 
         Returns:
-            True if anything has been removed since, or may have been: on other ranks, which do not know, if any step
-            has been committed.
+            True if it was, and anything has been removed since, or may have been: on other ranks, which do not know, if
+            any step has been committed.
         """
+        if error.errno not in NO_SPACE:
+            return False
         with self._changed:
             self._changed.wait_for(lambda: not self._under_way, self._patience_s)
             return self._ended > before or bool(self._elsewhere)
 
 
-def report_refusals(job: Job, level: str, ledger: Ledger, remove: Callable[[], list[str]]) -> None:
+def report_refusals(job: Job, level: str, ledger: Ledger, remove: Callable[[], list[str] | None]) -> None:
     """Remove old steps after a commit. A refusal is reported and does not undo the commit.
 
     Args:
-        remove: does it, and returns lines to tell the user.
+        remove: does it, and returns lines to tell the user, if there are any.
     """
     try:
-        for notice in remove():
+        for notice in remove() or ():
             ledger.note(notice, KeepNotice)
     except Exception as error:
         job.pending.note_cost(retire_error=str(error))

@@ -24,7 +24,7 @@ from deeppart.save.relay import Relay, SourceLostError
 from deeppart.save.removal import Removals
 from deeppart.save.transfer import Unchanged, check_copy, copy_part, recode_part, write_part
 from deeppart.save.workers import Workers
-from deeppart.storage.appending import NO_SPACE, Appending
+from deeppart.storage.appending import Appending
 from deeppart.storage.links import remove_links
 from deeppart.storage.node import NodeLevel
 
@@ -62,7 +62,7 @@ class ShareWriter:
         compressing: Compressing,
         incremental: Incremental,
         behind: Workers,
-        removals: Removals | None = None,
+        removals: Removals,
     ) -> None:
         self._storage, self._compressing = storage, compressing
         self._incremental, self._behind, self._removals = incremental, behind, removals
@@ -157,18 +157,15 @@ class ShareWriter:
             StorageError: the level refused, every time. Or what ``work`` raises.
         """
         for pause_s in (*RETRY_PAUSES_S, None):
-            before = 0 if self._removals is None else self._removals.ended()
+            before = self._removals.ended()
             try:
                 return work()
             except StorageError as error:
-                if pause_s is None or not (error.errno in PASSING_ERRORS or self._made_room(error, before)):
+                if pause_s is None or not (error.errno in PASSING_ERRORS or self._removals.made_room(error, before)):
                     raise
                 job.pending.note_retry()
                 time.sleep(pause_s)
         raise AssertionError("the last try returns or raises")
-
-    def _made_room(self, error: StorageError, before: int) -> bool:
-        return self._removals is not None and error.errno in NO_SPACE and self._removals.made_room(before)
 
     def _write_persistent_once(self, job: Job, opened: Opened, open_part: Callable[[], Appending]) -> Written:
         layout, _ = job.description()

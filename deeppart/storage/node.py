@@ -349,8 +349,9 @@ def stored_part(path: Path, level: str, signing: Signing | None) -> StoredPart:
             reader.check_bases()
             bases = reader.base_names
         what = (level, reader.attempt, reader.rank, str(path), source.size, reader.index_digest, bases)
-        found = StoredPart(*what, written=source.written, content_digest=reader.content_digest)
-        return replace(found, raw_bytes=reader.raw_bytes)
+        return StoredPart(
+            *what, written=source.written, content_digest=reader.content_digest, raw_bytes=reader.raw_bytes
+        )
 
 
 def stored_parity(path: Path) -> StoredParity:

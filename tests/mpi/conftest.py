@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -154,6 +155,19 @@ def new_shared_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Pa
 def shared_path(new_shared_path: Callable[[], Path]) -> Path:
     """A fresh directory for one test, the same on every rank."""
     return new_shared_path()
+
+
+@pytest.fixture
+def in_memory(shared_path: Path) -> Iterator[Path]:
+    """A directory on tmpfs, the same on every rank."""
+    from deeppart.storage.mapped import lies_in_memory
+
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or not lies_in_memory(memory):
+        pytest.skip("no tmpfs at /dev/shm")
+    directory = memory / f"deeppart-test-{shared_path.name}-{os.getuid()}"
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

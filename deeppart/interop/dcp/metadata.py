@@ -153,9 +153,6 @@ class _Record:
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        raise TypeError("no items")
-
     def part(self, name: str) -> Any:
         """An attribute that it was given."""
         return self.state[name]
@@ -171,7 +168,7 @@ class _Reader(pickle._Unpickler):
     def __init__(self, data: bytes, where: str) -> None:
         super().__init__(io.BytesIO(data))
         self._where = where
-        self._made = {name: type(name[1], (_Record,), {"__slots__": ()}) for name in _NAMES}
+        self._made = {name: type(name[1], (_Record,), {}) for name in _NAMES}
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name in _DTYPES:

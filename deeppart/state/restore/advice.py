@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from deeppart.state.document.structure import DICTS, SavedBranch, SavedNode, SavedValue
-from deeppart.state.restore.optimizer_advice import KEYS, inside, optimizer_advice
+from deeppart.state.restore.optimizer_advice import KEYS, children, inside, optimizer_advice
 from deeppart.state.tree.flat import Branch, Node, ValueLeaf
-from deeppart.state.tree.paths import IdKey, Key, Path, id_key, id_keys, readable
+from deeppart.state.tree.paths import Key, Path, id_key, id_keys, readable
 
 #: Prefix -> (what puts it before every name, how to get at the module inside).
 _WRAPPERS = {
@@ -46,7 +46,7 @@ def _advice(saved: SavedNode, live: Node, path: Path) -> str | None:
     if theirs is None and mine is None:
         return None
     if theirs is not None and mine is not None:
-        ours, others = _children(mine), _children(theirs)
+        ours, others = children(mine), children(theirs)
         common = [(key, name) for key, name in zip(theirs.keys, others, strict=True) if name in ours]
         for key, name in common:
             found = _advice(others[name], ours[name], (*path, key))
@@ -82,8 +82,8 @@ def unreached_optimizers(saved: SavedNode, live: Node, values: Sequence[Any], pa
     theirs, mine = inside(saved), live
     if not isinstance(theirs, SavedBranch) or not isinstance(mine, Branch) or mine.kind == "object":
         return []
-    if set(mine.keys) == KEYS and (others := _children(theirs)).keys() == set(mine.keys):
-        ours = _children(mine)
+    if set(mine.keys) == KEYS and (others := children(theirs)).keys() == set(mine.keys):
+        ours = children(mine)
         before, after = (_as_dict(each[id_key("state")]) for each in (ours, others))
         if before is None or after is None or not after.keys or all(type(key) is str for key in after.keys):
             return []  # by names: of get_optimizer_state_dict, whose caller gives it to set_optimizer_state_dict
@@ -100,7 +100,7 @@ def _values_differ(saved: SavedNode, live: Node, values: Sequence[Any]) -> bool:
     if isinstance(saved, SavedValue) and isinstance(live, ValueLeaf):
         return bool(values[saved.index] != live.value)
     if isinstance(saved, SavedBranch) and isinstance(live, Branch):
-        ours, others = _children(live), _children(saved)
+        ours, others = children(live), children(saved)
         return any(_values_differ(others[key], each, values) for key, each in ours.items() if key in others)
     return False
 
@@ -115,7 +115,7 @@ def placeless_objects(saved: SavedNode, live: Node, path: Path = ()) -> list[str
         return []
     if isinstance(live, Branch) and live.kind == "object":
         return []  # whose own state it is
-    ours, found = _children(mine), list[str]()
+    ours, found = children(mine), list[str]()
     for key, name, child in zip(theirs.keys, id_keys(theirs.keys), theirs.children, strict=True):
         if name in ours:
             found += placeless_objects(child, ours[name], (*path, key))
@@ -252,13 +252,9 @@ def _as_dict(node: Any) -> _Inner | None:
     return node if isinstance(node, (SavedBranch, Branch)) and node.kind in DICTS else None
 
 
-def _children(node: _Inner) -> dict[IdKey, Any]:
-    return dict(zip(id_keys(node.keys), node.children, strict=True))
-
-
 def _inner_pairs(saved: SavedBranch, live: Branch) -> list[tuple[Key, SavedNode, Node]]:
     """The branches that stand at a key of both, and that key."""
-    others = _children(saved)
+    others = children(saved)
     return [
         (key, others[name], child)
         for key, name, child in zip(live.keys, id_keys(live.keys), live.children, strict=True)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from deeppart.state.document.structure import DICTS, SavedBranch, SavedNode
 from deeppart.state.tree.flat import Branch, Node
-from deeppart.state.tree.paths import Key, Path, id_key, id_keys, readable
+from deeppart.state.tree.paths import IdKey, Key, Path, id_key, id_keys, readable
 
 #: The keys of what an optimizer's ``state_dict()`` gives.
 KEYS = frozenset({"state", "param_groups"})
@@ -24,18 +22,17 @@ def optimizer_advice(saved: SavedNode, live: Node, path: Path = ()) -> str | Non
     if not isinstance(theirs, SavedBranch) or not isinstance(mine, Branch):
         return None
     if set(theirs.keys) == set(mine.keys) == KEYS:
-        is_optimizer = isinstance(live, Branch) and isinstance(live.container, torch.optim.Optimizer)
-        return _advice(_state(theirs), _state(mine), is_optimizer, readable(path) if path else "the whole state")
+        return _advice(_state(theirs), _state(mine), readable(path) if path else "the whole state")
     if theirs.kind not in DICTS or mine.kind not in DICTS:
         return None
-    others = dict(zip(id_keys(theirs.keys), theirs.children, strict=True))
+    others = children(theirs)
     for key, name, child in zip(mine.keys, id_keys(mine.keys), mine.children, strict=True):
         if name in others and (found := optimizer_advice(others[name], child, (*path, key))) is not None:
             return found
     return None
 
 
-def _advice(saved: list[Key] | None, live: list[Key] | None, is_optimizer: bool, name: str) -> str | None:
+def _advice(saved: list[Key] | None, live: list[Key] | None, name: str) -> str | None:
     if saved is None or live is None:
         return None
     if saved and _are_numbers(saved) and live and not _are_numbers(live):
@@ -44,12 +41,7 @@ def _advice(saved: list[Key] | None, live: list[Key] | None, is_optimizer: bool,
             "state what get_optimizer_state_dict() gives, which names them: give restore() the optimizer itself. To "
             "change over, restore so once, and save what get_optimizer_state_dict() gives from then on"
         )
-    if (
-        saved
-        and not _are_numbers(saved)
-        and (is_optimizer or _are_numbers(live))
-        and (live == [] or _are_numbers(live))
-    ):
+    if saved and not _are_numbers(saved) and _are_numbers(live):
         return (
             f"the checkpoint has at {name} what get_optimizer_state_dict() gave, which names the parameters, and the "
             "live state an optimizer's own state, which numbers them: give restore() what "
@@ -64,14 +56,19 @@ def _advice(saved: list[Key] | None, live: list[Key] | None, is_optimizer: bool,
 
 
 def _are_numbers(keys: list[Key]) -> bool:
+    """Of no keys, too: an optimizer that has not stepped."""
     return all(type(key) is int for key in keys)
 
 
 def _state(node: SavedBranch | Branch) -> list[Key] | None:
     """The keys of an optimizer's state; None if that is no dict."""
-    children: dict[Any, Any] = dict(zip(id_keys(node.keys), node.children, strict=True))
-    state = inside(children[id_key("state")])
+    state = inside(children(node)[id_key("state")])
     return list(state.keys) if isinstance(state, (SavedBranch, Branch)) and state.kind in DICTS else None
+
+
+def children(node: SavedBranch | Branch) -> dict[IdKey, Any]:
+    """The items of a container by key."""
+    return dict(zip(id_keys(node.keys), node.children, strict=True))
 
 
 def inside(node: Any) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -29,19 +28,6 @@ pytestmark = pytest.mark.mpi(min_size=4)
 
 #: What a rank does before it restores; gets the rank and a MonkeyPatch that is undone afterwards.
 Before = Callable[[int, pytest.MonkeyPatch], None]
-
-
-@pytest.fixture
-def in_memory(shared_path: Path) -> Iterator[Path]:
-    """A directory on tmpfs, the same on every rank."""
-    from deeppart.storage.mapped import lies_in_memory
-
-    memory = Path("/dev/shm")
-    if not memory.is_dir() or not lies_in_memory(memory):
-        pytest.skip("no tmpfs at /dev/shm")
-    directory = memory / f"deeppart-test-{shared_path.name}-{os.getuid()}"
-    yield directory
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 def undisturbed(rank: int, patch: pytest.MonkeyPatch) -> None:

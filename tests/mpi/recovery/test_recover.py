@@ -5,8 +5,6 @@ Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a
 
 from __future__ import annotations
 
-import os
-import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -58,7 +56,7 @@ def test_each_part_is_read_once_per_job(run_on: Any, two_ranks: tuple[Path, list
     assert [[part for part, _ in parts] for parts in results] == [[0], [1]]
 
 
-def in_memory(comm: Any, directory: Path) -> tuple[bool, list[str]]:
+def used_in_place(comm: Any, directory: Path) -> tuple[bool, list[str]]:
     """Restore with the local level on tmpfs: its parts are mapped, not read."""
     state = training_state(comm.rank, 2)
     with warnings.catch_warnings():
@@ -85,15 +83,6 @@ def in_memory(comm: Any, directory: Path) -> tuple[bool, list[str]]:
     return mapped > 0, same(before, flat_bytes(fresh))
 
 
-def test_parts_on_tmpfs_are_used_where_they_lie(run_on: Any, shared_path: Path) -> None:
-    from deeppart.storage.mapped import lies_in_memory
-
-    memory = Path("/dev/shm")
-    if not memory.is_dir() or not lies_in_memory(memory):
-        pytest.skip("no tmpfs at /dev/shm")
-    directory = memory / f"deeppart-test-{shared_path.name}-{os.getuid()}"
-    try:
-        results = run_on(3, in_memory, directory)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+def test_parts_on_tmpfs_are_used_where_they_lie(run_on: Any, in_memory: Path) -> None:
+    results = run_on(3, used_in_place, in_memory)
     assert all(changed == [] for _, changed in results)

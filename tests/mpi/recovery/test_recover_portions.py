@@ -5,10 +5,8 @@ Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a
 
 from __future__ import annotations
 
-import os
-import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ import torch
 import deeppart
 from deeppart.plan.restart import reading
 from deeppart.recovery.load_part import OpenedPart
-from deeppart.storage.mapped import lies_in_memory
 from tests.unit.sharded_states import rows
 
 pytestmark = pytest.mark.mpi(min_size=4)
@@ -137,17 +134,6 @@ def test_every_chunk_is_read_by_one_rank(
     assert max(readers) > 1, "some part is read by several ranks"
     shares = [len(chunks) for _, chunks, _ in found]
     assert max(shares) <= 1.5 * sum(shares) / after
-
-
-@pytest.fixture
-def in_memory(shared_path: Path) -> Iterator[Path]:
-    """A directory on tmpfs, the same on every rank."""
-    memory = Path("/dev/shm")
-    if not memory.is_dir() or not lies_in_memory(memory):
-        pytest.skip("no tmpfs at /dev/shm")
-    directory = memory / f"deeppart-test-{shared_path.name}-{os.getuid()}"
-    yield directory
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.mark.parametrize("way", ["raw", "local", "node files"])
