@@ -173,7 +173,7 @@ def keeps_two(comm: Any, directory: Path) -> None:
                 ck.checkpoint(state_of(comm.rank, comm.size, step), step=step).wait(timeout=200)
     comm.barrier()
     if comm.rank == 0:
-        (path,) = (directory / "ckpt").glob("step-*2-*/part-*3*")
+        (path,) = (directory / "ckpt").glob("step-000000000002-*/part-00003-of-*")
         flip(path, 0.6)
     comm.barrier()
 
