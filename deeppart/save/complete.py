@@ -153,7 +153,7 @@ class Completer:
             created = owner.clock.now()
             manifest = Manifest(job.attempt, created, LIBRARY, tuple(parts), document.structure(), document.compared)
             data = encode_manifest(manifest, persistent.signing)
-        before = self._removals.ended()
+        before = self._removals.removed_count()
         try:
             persistent.commit(job.attempt.key, data)
         except StorageError as error:

@@ -30,7 +30,7 @@ class Removals:
     def __init__(self, retention: Retention, ledger: Ledger, patience_s: float) -> None:
         self._retention, self._ledger, self._patience_s = retention, ledger, patience_s
         self._changed = threading.Condition()
-        self._under_way = self._ended = self._elsewhere = 0  # guarded by it
+        self._under_way = self._elsewhere = 0  # guarded by it
 
     @property
     def here(self) -> bool:
@@ -57,18 +57,17 @@ class Removals:
         finally:
             with self._changed:
                 self._under_way -= 1
-                self._ended += 1
                 self._changed.notify_all()
 
-    def ended(self) -> int:
-        """How many removals have ended."""
-        return self._ended
+    def removed_count(self) -> int:
+        """How many steps have been removed here."""
+        return self._retention.removed_count
 
     def made_room(self, error: StorageError, before: int) -> bool:
         """After an error: if it is that there is no space, wait for what is being removed.
 
         Args:
-            before: :meth:`ended`, before the space was asked for.
+            before: :meth:`removed_count`, before the space was asked for.
 
         Returns:
             True if it was, and anything has been removed since, or may have been: on other ranks, which do not know, if
@@ -78,7 +77,7 @@ class Removals:
             return False
         with self._changed:
             self._changed.wait_for(lambda: not self._under_way, self._patience_s)
-            return self._ended > before or bool(self._elsewhere)
+            return self._retention.removed_count > before or bool(self._elsewhere)
 
 
 def report_refusals(job: Job, level: str, ledger: Ledger, remove: Callable[[], list[str] | None]) -> None:

@@ -61,7 +61,8 @@ class Retention:
         self._abandoned: set[StepKey] = set()
         self._lock = threading.Lock()  # guards the five above
         # A file system may take seconds to remove a step: what happens on nodes does not wait for that.
-        self._removing = threading.Lock()  # guards the next; taken first
+        self._removing = threading.Lock()  # guards the next two; taken first
+        self._removed_count = 0
         self._keeping = None
         if persistent is not None:
             what = (keep[Level.PERSISTENT], earlier[Level.PERSISTENT], persistent.signing)
@@ -120,6 +121,11 @@ class Retention:
         """True on the rank that removes steps from the persistent level."""
         return self._persistent is not None
 
+    @property
+    def removed_count(self) -> int:
+        """How many steps this session has removed from the persistent level, wholly or in part."""
+        return self._removed_count
+
     def remove_old(self, newest: StepKey) -> list[str]:
         """A step is committed: remove what ``keep`` no longer wants from the persistent level.
 
@@ -146,6 +152,8 @@ class Retention:
                 except StorageError as error:  # it stays on record: it may have lost its manifest by then
                     refusal = refusal or error
                     continue
+                finally:
+                    self._removed_count += 1  # a refused one may have lost files that took space
                 keeping.forget({key})
                 with self._lock:
                     self._abandoned.discard(key)

@@ -157,7 +157,7 @@ class ShareWriter:
             StorageError: the level refused, every time. Or what ``work`` raises.
         """
         for pause_s in (*RETRY_PAUSES_S, None):
-            before = self._removals.ended()
+            before = self._removals.removed_count()
             try:
                 return work()
             except StorageError as error:

@@ -20,6 +20,7 @@ from deeppart.comm.waiting import finish
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, StorageError
 from deeppart.model import StepKey
 from deeppart.save.job import Progress
+from deeppart.save.retention import Retention
 from deeppart.storage.persistent import PersistentLevel
 from tests.unit.cli_support import steps_in
 from tests.unit.sharded_states import checkpointer, on_ranks
@@ -218,15 +219,22 @@ def test_who_is_overtaken_in_the_middle_removes_no_more(tmp_path: Path, monkeypa
 def test_where_there_is_no_space_and_nothing_goes_the_level_fails_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Step 1 replaces nothing: that its removals end only after the space was asked for makes no room."""
     calls: list[int] = []
+    asked, remove_old = threading.Event(), Retention.remove_old
 
     def full(self: PersistentLevel, *what: object) -> object:
         calls.append(1)
+        asked.set()
         raise StorageError("no space", errno=errno.ENOSPC)
 
+    def late(self: Retention, newest: StepKey) -> list[str]:
+        assert asked.wait(PATIENCE_S)
+        return remove_old(self, newest)
+
+    monkeypatch.setattr(Retention, "remove_old", late)
     with opened(tmp_path) as ck:
         ck.checkpoint(STATE, 1).wait("persistent", PATIENCE_S)
-        ck._pipeline.wait_until_idle(PATIENCE_S)
         monkeypatch.setattr(PersistentLevel, "open_part", full)
         pending = ck.checkpoint(STATE, 2)
         with pytest.raises(CheckpointError, match="no space"):
