@@ -16,7 +16,7 @@ import atexit
 import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from deeppart.config import Config
 from deeppart.errors import (
@@ -54,7 +54,7 @@ from deeppart.errors import (
     UnsupportedLeafError,
     WaitingNotice,
 )
-from deeppart.model.reports import LevelReport, Report
+from deeppart.model.reports import LevelReport, Report, RestoreReport
 from deeppart.model.version import VERSION as __version__  # noqa: N811
 from deeppart.pending import Pending
 from deeppart.plan.interval import Cadence, LevelCost, Waste
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from deeppart.checkpointer import Checkpointer
     from deeppart.offline.load import load
     from deeppart.repair.scrub import ScrubReport
+    from deeppart.state.restore.request import Arguments
     from deeppart.state.tree.per_rank import PerRank, PerRankFunction
     from deeppart.storage.key_files import KeyFiles
 
@@ -103,6 +104,7 @@ __all__ = [
     "ReplicaDivergenceWarning",
     "Report",
     "RestoreError",
+    "RestoreReport",
     "ScrubNotice",
     "ScrubReport",
     "SignatureError",
@@ -160,7 +162,9 @@ def checkpoint(state: Any, step: int, *, force: bool = False) -> Pending:
     return _checkpointer().checkpoint(state, step, force=force)
 
 
-def restore(state: Any, step: int | None = None, per_rank: PerRank = "strict") -> int | None:
+def restore(
+    state: Any, step: int | None = None, per_rank: PerRank = "strict", **asked: Unpack[Arguments]
+) -> int | None:
     """Restore a state with the default Checkpointer (collective). See :meth:`Checkpointer.restore`.
 
     Example:
@@ -169,7 +173,7 @@ def restore(state: Any, step: int | None = None, per_rank: PerRank = "strict") -
         >>> step = deeppart.restore(state)  # None where there is no checkpoint
         >>> deeppart.close()
     """
-    return _checkpointer().restore(state, step, per_rank)
+    return _checkpointer().restore(state, step, per_rank, **asked)
 
 
 def prepare(state: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -21,6 +22,7 @@ from deeppart.errors import (
     warns_at_the_end,
 )
 from deeppart.model import Attempt
+from deeppart.model.reports import RestoreReport
 from deeppart.nodes.exchange.memory import Arena
 from deeppart.pending import Pending
 from deeppart.recovery.apply import restore_state
@@ -49,6 +51,7 @@ from deeppart.session.wiring import (
     suspicions_for,
 )
 from deeppart.state.capture.staging import Staging
+from deeppart.state.restore.request import Globs, OnMissing, OnUnexpected, asked_or_refusal
 from deeppart.state.tree.per_rank import PerRank, refusal_of, way_of
 
 #: Without MPI_THREAD_MULTIPLE, ``checkpoint`` spends up to this on completing earlier ones: most need a millisecond.
@@ -74,6 +77,7 @@ class Checkpointer:
         failures: how many levels of earlier checkpoints failed in the background, as of the last ``checkpoint()`` or
             ``close()``.
         explanation: lines about how the last restore found its parts.
+        restored: what the last restore has done on this rank; None where there was nothing to restore.
 
     Raises:
         LaunchError, ConfigError, StorageError, DirectoryInUseError, RemoteRankError, PeerTimeoutError: at start-up.
@@ -114,6 +118,7 @@ class Checkpointer:
         self._closed = False
         self.failures = 0
         self.explanation: tuple[str, ...] = ()
+        self.restored: RestoreReport | None = None
 
     @property
     def rank(self) -> int:
@@ -209,21 +214,48 @@ class Checkpointer:
 
     @warns_at_the_end
     @collection_paused()  # one in between takes longer than a small restore, and finds nothing
-    def restore(self, state: Any, step: int | None = None, per_rank: PerRank = "strict") -> int | None:
+    def restore(
+        self,
+        state: Any,
+        step: int | None = None,
+        per_rank: PerRank = "strict",
+        *,
+        keys: Globs | None = None,
+        exclude: Globs | None = None,
+        strict: bool = True,
+        cast: bool = False,
+        rename: Mapping[str, str] | None = None,
+        on_missing: OnMissing | None = None,
+        on_unexpected: OnUnexpected | None = None,
+    ) -> int | None:
         """Bring a state back, in place; on any number of ranks.
 
         Args:
             state: the live state, built as when it was saved. Live tensors are written into; what the state lacks is
-                created, and so is, in dicts and lists, what replaces jagged, other sparse and meta tensors.
+                created, and so is, in dicts and lists, what replaces jagged, other sparse and meta tensors. In the
+                outermost dict, tensors and objects are restored only under keys that it has, unless it is empty.
             step: which one; None for the newest that can be recovered.
             per_rank: what to do with leaves that each rank saved for itself when the world size has changed: "strict"
                 refuses, "rank0" gives all ranks what rank 0 had, "drop" leaves the live ones alone and says which, a
                 function ``(path, old ranks' values, new rank, new world size) -> value`` maps them.
+            keys: globs over paths of the live state: ``"model/*"``. Everything else stays as it is. None for all.
+            exclude: globs of what stays as it is, even so.
+            strict: False: live leaves that the checkpoint lacks stay as they are, and saved ones that the live state
+                lacks are left out. Optimizers and other objects that are no modules are restored whole, or refused.
+            cast: True: floating-point leaves may have another dtype than in the checkpoint, and are converted.
+            rename: saved names -> names in the live state: ``{"module.*": "*"}``. A pattern without ``/`` is compared
+                with single keys, one with ``/`` with whole paths; ``*`` stands for any text without ``/``. The names
+                that DistributedDataParallel and torch.compile make of others need no rule.
+            on_missing: "error", "keep", or a function ``(path, live item)`` that is called for each leaf which the
+                checkpoint lacks, once all others are restored. None: as ``strict`` says.
+            on_unexpected: "error", "create", "ignore", or a function ``(path)`` that is called for each item that is
+                left out. None: as ``strict`` says; "create" if it is True.
 
         Returns:
-            The step restored, or None if there is no checkpoint.
+            The step restored, or None if there is no checkpoint. :attr:`restored` says what was done.
 
         Raises:
+            ConfigError: an impossible argument.
             RestoreError: there are checkpoints, but none (or not ``step``) can be recovered; or there may be one where
                 something on a node could not be listed or read.
             StateError: the live state does not match; it is unchanged.
@@ -232,11 +264,13 @@ class Checkpointer:
         """
         session, timeout = self._session, self.config.timeout
         self._refuse_if_closed("restore")
+        self.restored = None
         check_state(state, "restore")
         step = None if step is None else check_step(step, "restore(state, step)")
-        refusal = refusal_of(per_rank)
+        asked, impossible = asked_or_refusal(keys, exclude, strict, cast, rename, on_missing, on_unexpected)
+        refusal = refusal_of(per_rank) or impossible
         unfinished = None if self._pipeline.wait_until_idle(timeout) else still_busy(timeout)
-        self._saver.agree_on_restore(step, way_of(per_rank))
+        self._saver.agree_on_restore(step, way_of(per_rank), asked.request.digest())
         raise_together(self._comm, refusal or unfinished, "restore", timeout)
         self._suspicions.wait(timeout)
         self._saver.restored()
@@ -249,7 +283,8 @@ class Checkpointer:
             self._steps.went_on_from(None)
             return None
         ranks = Ranks(self._comm, session.topology.node_of, timeout, session.processors.waiting)
-        notices = restore_state(ranks, recovered, state, per_rank, self.config.replicated)
+        what_else = self.config.replicated, asked
+        self.restored, notices = restore_state(ranks, recovered, state, per_rank, *what_else)
         self._steps.went_on_from(recovered.attempt.step)  # not before: who goes on after a failed restore starts over
         self._retention.went_on()
         if self._auto is not None:

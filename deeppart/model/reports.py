@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from deeppart.model.units import show_bytes, show_seconds
 
+_MOST_NAMES = 8
+
 
 @dataclass(frozen=True, slots=True)
 class LevelReport:
@@ -124,3 +126,59 @@ class Report:
         waited = f", {show_seconds(self.waited_s)} of it for an earlier checkpoint" if self.waited_s >= 1e-3 else ""
         held = f"; optimizer.step() for {show_seconds(self.held_s)}" if self.held_s else ""
         return waited + held
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What a restore has done on this rank: ``Checkpointer.restored``. ``print`` shows it in a few lines.
+
+    Paths are those of the live state, as ``deeppart show`` writes them.
+
+    Attributes:
+        step: the step restored.
+        leaves, values: how many tensors and arrays, and how many small values were restored.
+        missing: live items that the checkpoint lacks, and that stay as they were.
+        unexpected: saved items that the live state lacks, and that were left out (``strict=False``, ``on_unexpected``).
+        left_out: items of the outermost dict that the live state lacks and nobody asked for.
+        cast: path -> dtypes in the checkpoint and here, of leaves that were converted (``cast=True``).
+        renamed: path in the checkpoint -> path here (``rename``).
+        unwrapped: dicts whose names differed by ``module.`` or ``_orig_mod.``.
+
+    Example:
+        >>> import deeppart
+        >>> with deeppart.Checkpointer(persistent_dir="ckpt") as checkpointer:
+        ...     pending = checkpointer.checkpoint({"epoch": 1, "loss": 0.5}, step=100)
+        ...     step = checkpointer.restore({"epoch": 0, "best": 9.9}, keys=["epoch", "best"], strict=False)
+        >>> print(checkpointer.restored)
+        step 100: 0 leaves and 1 value restored
+          missing in the checkpoint: best
+    """
+
+    step: int
+    leaves: int
+    values: int
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    cast: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    unwrapped: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        def many(count: int, what: str) -> str:
+            return f"{count} {what}{'' if count == 1 else 's'}"
+
+        leaves = "1 leaf" if self.leaves == 1 else f"{self.leaves} leaves"
+        lines = [f"step {self.step}: {leaves} and {many(self.values, 'value')} restored"]
+        for what, names in (
+            ("missing in the checkpoint", self.missing),
+            ("missing in the live state", self.unexpected),
+            ("left in the checkpoint", self.left_out),
+            ("converted", [f"{path} ({saved} to {live})" for path, (saved, live) in self.cast.items()]),
+            ("renamed", [f"{saved} to {live}" for saved, live in self.renamed.items()]),
+            ("matched without wrappers", self.unwrapped),
+        ):
+            if names:
+                more = f" ... ({len(names)} in all)" if len(names) > _MOST_NAMES else ""
+                lines.append(f"  {what}: {', '.join(names[:_MOST_NAMES])}{more}")
+        return "\n".join(lines)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,38 +17,52 @@ import numpy as np
 from deeppart._gc import collection_paused
 from deeppart.comm.agreement import raise_together, together
 from deeppart.errors import CommError, DeeppartError, DeeppartWarning, RemoteRankError
+from deeppart.model.reports import RestoreReport
 from deeppart.recovery.box_delivery import BoxDelivery
 from deeppart.recovery.distribute import Distributor
 from deeppart.recovery.documents import Documents, share_documents
 from deeppart.recovery.live import flatten_live
 from deeppart.recovery.matching import Matched, check_step, find_places, match, notices, refused_ties
+from deeppart.recovery.narrowing import narrowed, outermost_keys
 from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map_old_leaves, memory_for_old_leaves
 from deeppart.recovery.overlapping import ToFill, arrays_to_fill, check_conflicts, marks, memory_alone
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered
+from deeppart.recovery.reporting import call_back, report_of, to_cast
 from deeppart.recovery.saved import SavedStep, saved_step
 from deeppart.recovery.tables import Tables, share_tables
+from deeppart.state.restore.casting import cast_into
+from deeppart.state.restore.choosing import Choice
 from deeppart.state.restore.merge import put, tie
 from deeppart.state.restore.overlaps import assign
+from deeppart.state.restore.request import Asked, Request
 from deeppart.state.restore.scatter import Scatter
-from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.leaves import Array
 from deeppart.state.tree.per_rank import PerRank
 from deeppart.state.tree.replication import Replication
 
 T = TypeVar("T")
 
+_EVERYTHING = Asked()
+
 _MATCHING = "matching the live state with the checkpoint failed"
 _SHARING = "looking for live leaves that share memory failed"
 _COMPARING = "live leaves that share some of their memory could not be compared"
 _NO_MEMORY = "there is no memory to compare live leaves that share some of theirs"
 _HANDING = "handing what was restored to the live state failed"
+_CALLING = "a function of the caller failed"
+_CALLED_TODO = "everything else has been restored; what the function was to do has not been done on all ranks"
 _TODO = "fix what that rank reports and build the state again: it may hold bytes of the checkpoint already"
 
 
 def restore_state(
-    ranks: Ranks, recovered: Recovered, state: Any, per_rank: PerRank, replicated: str | Mapping[str, str]
-) -> list[DeeppartWarning]:
+    ranks: Ranks,
+    recovered: Recovered,
+    state: Any,
+    per_rank: PerRank,
+    replicated: str | Mapping[str, str],
+    asked: Asked = _EVERYTHING,
+) -> tuple[RestoreReport, list[DeeppartWarning]]:
     """Write a recovered step into the live state (collective).
 
     Where it is refused, the parts are dropped: whoever keeps the error, or its traceback, would keep their memory with
@@ -55,17 +70,18 @@ def restore_state(
 
     Args:
         replicated: as ``Config.replicated``; of it, where ranks have parts of one state.
+        asked: what of the step; the same on all ranks.
 
     Returns:
-        What rank 0 is to tell the user.
+        What was done on this rank, and what rank 0 is to tell the user.
 
     Raises:
         StateError: the state does not match the checkpoint; nothing has been changed. Raised where it happens, and as
-            RemoteRankError on the other ranks.
+            RemoteRankError on the other ranks. Or a function of the caller has failed, when all else was restored.
         PerRankError: per-rank leaves, another world size, and ``per_rank="strict"``.
     """
     try:
-        return _restore_state(ranks, recovered, state, per_rank, Replication(replicated))
+        return _restore_state(ranks, recovered, state, per_rank, Replication(replicated), asked)
     except DeeppartError as error:
         if not isinstance(error, CommError) or isinstance(error, RemoteRankError):
             recovered.mine.clear()  # otherwise messages may be on their way from there
@@ -73,17 +89,18 @@ def restore_state(
 
 
 def _restore_state(
-    ranks: Ranks, recovered: Recovered, state: Any, per_rank: PerRank, replication: Replication
-) -> list[DeeppartWarning]:
+    ranks: Ranks, recovered: Recovered, state: Any, per_rank: PerRank, replication: Replication, asked: Asked
+) -> tuple[RestoreReport, list[DeeppartWarning]]:
     tables = share_tables(ranks, recovered)
     with closing(tables.copies):
         documents = share_documents(ranks, recovered, tables.document)
         restoring = _Restoring(ranks, recovered, tables, per_rank)
-        matched, old = restoring.match(documents, state, replication)
+        matched, old = restoring.match(documents, state, replication, asked.request)
         mapped = restoring.map_old_ranks(matched, old)
         to_fill = restoring.look_for_overlaps(matched, mapped)
         restoring.write(matched, mapped, to_fill)
-    return notices(matched, ranks.comm.size)
+    restoring.tell(matched, asked)
+    return report_of(matched), notices(matched, ranks.comm.size)
 
 
 class _Restoring:
@@ -96,21 +113,26 @@ class _Restoring:
         self._what = f"restore of step {recovered.attempt.step}"
         self._boxes = False
 
-    def match(self, documents: Documents, state: Any, replication: Replication) -> tuple[Matched, OldLeaves]:
+    def match(
+        self, documents: Documents, state: Any, replication: Replication, request: Request
+    ) -> tuple[Matched, OldLeaves]:
         """Match the live state; and memory for what old ranks had, where it is asked for."""
         comm, attempt = self._comm, self._recovered.attempt
+        flat = self._together(lambda: flatten_live(state), _MATCHING)
+        outermost = outermost_keys(flat, comm, self._what, self._timeout)
 
-        def looked() -> tuple[SavedStep, FlatState]:
-            found = saved_step(attempt, documents, comm.rank, comm.size)
+        def looked() -> tuple[SavedStep, Choice | None]:
+            whole = saved_step(attempt, documents, comm.rank, comm.size)
+            found, choice = narrowed(whole, flat, request, outermost)
             check_step(found, self._tables.indexes, self._per_rank, comm.size)
-            return found, flatten_live(state)
+            return found, choice
 
-        saved, flat = self._together(looked, _MATCHING)
+        saved, choice = self._together(looked, _MATCHING)
         places = find_places(saved, flat, self._ranks, self._what, replication.in_parts)
 
         def matched() -> tuple[Matched, OldLeaves]:
-            found = match(saved, flat, places, self._per_rank, comm.rank)
-            return found, memory_for_old_leaves(saved, found.way)
+            found = match(saved, flat, places, self._per_rank, comm.rank, cast=request.cast)
+            return replace(found, choice=choice), memory_for_old_leaves(saved, found.way)
 
         found, old = self._together(matched, _MATCHING)
         if places.boxes:
@@ -171,6 +193,11 @@ class _Restoring:
 
         self._together(hand_over, _HANDING, _TODO)
 
+    def tell(self, matched: Matched, asked: Asked) -> None:
+        """Call the caller's functions with what the checkpoint lacks, and with what was left out."""
+        if asked.on_missing is not None or asked.on_unexpected is not None:
+            self._together(lambda: call_back(matched, asked), _CALLING, _CALLED_TODO)
+
     def _bring(self, arrays: dict[int, Array], matched: Matched, mapped: Mapped) -> Exception | None:
         """Fill arrays by leaf number: those that are replicated on all ranks, the others on their own.
 
@@ -199,6 +226,7 @@ class _Restoring:
                 raise changed
         arrays = to_fill.arrays | to_fill.boxed
         tie(matched.target, arrays)
+        cast_into(to_cast(matched, arrays))
         put(matched.target, arrays, matched.flat)
 
 

@@ -44,6 +44,7 @@ def refusal_of_state(state: Any) -> DeeppartError | None:
 def check_writable(target: Target, flat: FlatState, paths: list[Path]) -> None:
     """Raise StateError for a live array that cannot be written in place."""
     written = [(index, data) for index, data in target.live.items() if index not in target.tied]
+    written += target.casts.items()
     written += [(index, flat.data[number]) for index, leaf in target.sharded.items() for number in leaf.numbers]
     for index, data in written:
         if overlaps_itself(data):
@@ -53,7 +54,7 @@ def check_writable(target: Target, flat: FlatState, paths: list[Path]) -> None:
                 where=f"path {readable(paths[index])}",
                 todo="give restore a contiguous one: clone() it",
             )
-    for index, data in target.live.items():
+    for index, data in (target.live | target.casts).items():
         if isinstance(data, np.ndarray) and not data.flags.writeable:
             raise StateError(
                 "a live array is read-only and cannot be restored in place",

@@ -23,11 +23,12 @@ from deeppart.recovery.live import check_writable
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.saved import SavedStep, check_spans
 from deeppart.recovery.tables import PartIndexView
-from deeppart.state.document.structure import Alias, SavedArray, SavedValue, Structure, walk_tree
+from deeppart.state.document.structure import Alias, SavedArray, SavedValue, walk_tree
 from deeppart.state.document.ties import alias_digests, contiguous_strides
 from deeppart.state.document.units import Unit, units_of
 from deeppart.state.restore.advice import (
     advice,
+    choice_notices,
     exchanged_notice,
     exchanged_optimizers,
     placeless_notice,
@@ -36,6 +37,7 @@ from deeppart.state.restore.advice import (
     unreached_notice,
     unreached_optimizers,
 )
+from deeppart.state.restore.choosing import Choice
 from deeppart.state.restore.creating import create_sharded
 from deeppart.state.restore.elsewhere import LeafNumbers, PartRules, lacking_leaves, without_leaves, without_unplaced
 from deeppart.state.restore.leaf_matching import find_targets
@@ -57,6 +59,7 @@ class Matched:
         target: the leaves to fill, and from which saved leaf.
         way: how per-rank leaves are treated on another world size.
         rank: this rank.
+        choice: what was chosen of the step; None for all of it.
     """
 
     saved: SavedStep
@@ -64,6 +67,7 @@ class Matched:
     target: Target
     way: str
     rank: int = 0
+    choice: Choice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,7 @@ def find_places(
     values = _in_common(len(shared.values), saved.first_value, len(saved.wholes.values))
     rules = saved.part_rules(declared)
     here = lacking_leaves(saved.structure.tree, flat.root, rules)
+    here.arrays.update(saved.left_out - saved.all_own_leaves())
     lacking = np.concatenate([np.isin(arrays, list(here.arrays)), np.isin(values, list(here.values))])
     told = np.concatenate([lacking, ~lacking, [bool(flat.sharded)]]).astype(np.int64)
     most = ranks.finish(ranks.comm.maximum(told), what).astype(np.bool_)
@@ -129,13 +134,16 @@ def check_step(saved: SavedStep, indexes: Sequence[PartIndexView], per_rank: Per
     check_spans(saved, indexes)
 
 
-def match(saved: SavedStep, flat: FlatState, places: Places, per_rank: PerRank, rank: int) -> Matched:
+def match(
+    saved: SavedStep, flat: FlatState, places: Places, per_rank: PerRank, rank: int, *, cast: bool = False
+) -> Matched:
     """Match the live state of a rank with a step that was checked; touches nothing.
 
     Args:
         flat: the live state, taken apart.
         places: as of :func:`find_places`.
         rank: this one.
+        cast: floating-point leaves may have another dtype here.
 
     Raises:
         StateError: the state does not match the checkpoint, or cannot be written to.
@@ -143,6 +151,10 @@ def match(saved: SavedStep, flat: FlatState, places: Places, per_rank: PerRank, 
     way = way_of(per_rank)
     matched = Matched(saved, flat, _target(saved, way, rank), way, rank)
     target, sharded = matched.target, frozenset(saved.tensors())
+    target.may_cast = cast
+    if saved.left_out:
+        target.dropped |= saved.left_out
+        _untie_from(target, saved.left_out)
     if places.elsewhere.any() or places.rules.part_paths:
         tree, gone = without_leaves(target.structure.tree, flat.root, places.rules, places.elsewhere)
         target.structure, target.dropped = replace(target.structure, tree=tree), target.dropped | gone.arrays
@@ -158,7 +170,7 @@ def match(saved: SavedStep, flat: FlatState, places: Places, per_rank: PerRank, 
         create_sharded(target, flat, sharded)
         target.untie_shards()
     except (StructureMismatchError, LeafMismatchError) as error:
-        _advise(error, saved.structure, flat)
+        _advise(error, saved, flat)
         raise
     check_writable(matched.target, flat, saved.paths())
     torn, torn_values = _torn_shards(matched), _torn_values(matched)
@@ -171,26 +183,34 @@ def match(saved: SavedStep, flat: FlatState, places: Places, per_rank: PerRank, 
 
 
 def _untie_from(target: Target, gone: Set[int]) -> None:
-    """What was saved as another name of a leaf that other ranks have is filled for itself, from the same bytes.
+    """What was saved as another name of a leaf that has no place here is filled for itself, from the same bytes.
+
+    Of several names the first has the bytes then, and the others are tied to it.
 
     Raises:
         StructureMismatchError: it was a part of that leaf.
     """
     aliases, kept = target.structure.aliases, dict(target.structure.aliases)
     placed = {node.index: path for path, node in walk_tree(target.structure.tree, ()) if isinstance(node, SavedArray)}
-    for index, alias in aliases.items():
-        if alias.owner not in gone or index not in placed:
-            continue
+    left = {index: alias for index, alias in aliases.items() if alias.owner in gone and index in placed}
+    firsts: dict[int, int] = {}
+    for index, alias in left.items():
         kind, owner = target.types[index], target.types[alias.owner]
-        if alias != Alias(alias.owner, 0, contiguous_strides(kind.shape)) or kind.nbytes != owner.nbytes:
+        if alias == Alias(alias.owner, 0, contiguous_strides(kind.shape)) and kind.nbytes == owner.nbytes:
+            firsts.setdefault(alias.owner, index)
+    for index, alias in left.items():
+        if alias.owner not in firsts:
             raise StructureMismatchError(
-                "a leaf was saved as a part of another one, for which only other ranks have a place",
-                expected=f"leaf {alias.owner}, {owner}, in the live state, too",
+                "a leaf was saved as a part of another one, which is not restored on this rank",
+                expected=f"leaf {alias.owner}, {target.types[alias.owner]}, in the live state, and asked for, too",
                 where=f"path {readable(placed[index])}",
-                todo="give this rank both, or neither",
+                todo="restore both, or neither",
             )
-        del kept[index]
-        target.boxed.add(index)
+        if firsts[alias.owner] == index:
+            del kept[index]
+            target.boxed.add(index)
+        else:
+            kept[index] = replace(alias, owner=firsts[alias.owner])
     target.structure = replace(target.structure, aliases=kept)
 
 
@@ -261,7 +281,7 @@ def refused_ties(matched: Matched, comm: Comm, what: str, timeout: float) -> Dee
     if not len(everywhere):
         return None
     _, error = matched.target.mistied[int(everywhere[0])]
-    _advise(error, matched.saved.structure, matched.flat)
+    _advise(error, matched.saved, matched.flat)
     return error
 
 
@@ -275,6 +295,8 @@ def notices(matched: Matched, size: int) -> list[DeeppartWarning]:
     if target.unplaced:
         names = some_names([readable(path) for path in target.unplaced])
         found.append(DeeppartWarning(f"restored step {attempt.step}: {unplaced_notice(names, target.unplaced)}"))
+    if matched.choice is not None:
+        found += [DeeppartWarning(f"restored step {attempt.step}: {text}") for text in choice_notices(matched.choice)]
     tree, root = target.structure.tree, matched.flat.root
     if placeless := placeless_objects(tree, root):
         found.append(DeeppartWarning(f"restored step {attempt.step}: {placeless_notice(placeless)}"))
@@ -285,8 +307,8 @@ def notices(matched: Matched, size: int) -> list[DeeppartWarning]:
     return found
 
 
-def _advise(error: DeeppartError, structure: Structure, flat: FlatState) -> None:
-    error.todo = advice(structure.tree, flat.root) or error.todo
+def _advise(error: DeeppartError, saved: SavedStep, flat: FlatState) -> None:
+    error.todo = advice(saved.tree_as_saved or saved.structure.tree, flat.root) or error.todo
 
 
 def _target(saved: SavedStep, way: str, rank: int) -> Target:

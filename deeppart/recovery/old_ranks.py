@@ -22,7 +22,7 @@ from deeppart.state.restore.leaf_matching import find_targets
 from deeppart.state.restore.scatter import Scatter
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.leaves import Array, leaf_type, new_array
-from deeppart.state.tree.paths import Path, readable
+from deeppart.state.tree.paths import Path, exact, readable
 from deeppart.state.tree.per_rank import MAP, RANK0, PerRank
 
 #: Per old rank, its per-rank leaves by number.
@@ -153,7 +153,8 @@ class _Mapping:
     def _asked_apart(self) -> list[OwnTree]:
         """The restored items that are apart; if rank 0's are meant for all, what rank 0 lacks stays as it is here."""
         if self._way == RANK0:
-            return [tree for tree in self._saved.documents.own[0].trees if not self._saved.wholes.has_part(tree)]
+            trees = [tree for tree in self._saved.documents.own[0].trees if not self._saved.wholes.has_part(tree)]
+            return [tree for tree in trees if exact(tree.path) not in self._saved.left_apart]
         return list(self._saved.apart)
 
     def _take(self) -> None:

@@ -53,7 +53,8 @@ def arrays_to_fill(matched: Matched) -> ToFill:
     arrays = target.arrays()
     live = {index: arrays[index] for index in target.live if index in arrays}
     aliases = target.structure.aliases.keys() - target.tied
-    untied = {index: data for index, data in target.live.items() if index in aliases}
+    untied = {index: data for index, data in (target.live | target.casts).items() if index in aliases}
+    untied |= {index: data for index, data in target.casts.items() if index not in target.tied}
     found = overlapping(live | untied)
     alone = {index: new_array(target.types[index]) for index in found if index not in untied}
     components = {index for index in leaves_to_check(target) if index in arrays and index not in alone}
@@ -73,7 +74,7 @@ def live_boxes(matched: Matched, boxed: Mapping[int, Array]) -> dict[int, tuple[
         tensors = {index: tensor.for_rank(matched.rank) for index, tensor in tensors.items()}
     found: dict[int, list[LiveBox]] = {index: [LiveBox.whole(array)] for index, array in boxed.items()}
     for index, leaf in target.sharded.items():
-        arrays = [matched.flat.data[number] for number in leaf.numbers]
+        arrays = target.cast_shards.get(index) or [matched.flat.data[number] for number in leaf.numbers]
         found[index] = [LiveBox(*each) for each in zip(arrays, leaf.boxes, strict=True)]
     for index, tensor in target.created.items():
         shards = read_shards(tensor, "a created leaf")
@@ -90,8 +91,13 @@ def _check_boxes(
     """Refuse live shards that share memory with anything that is to get other bytes."""
     if not wanted:
         return
-    places = [(index, tensor, box) for index, (tensor, boxes) in wanted.items() for box in boxes]
+    places = [
+        (index, tensor, box)
+        for index, (tensor, boxes) in wanted.items()
+        for box in (_to_be_cast(matched, index) or boxes)
+    ]
     live = {~number: array for number, array in arrays.items() if number in matched.target.live}
+    live |= {~number: array for number, array in matched.target.casts.items()}
     found = overlapping(live | {place: box.array for place, (_, _, box) in enumerate(places)})
     if all(place < 0 for place in found) or _are_twins([places[place] for place in found if place >= 0], len(found)):
         return
@@ -103,6 +109,15 @@ def _check_boxes(
         where=f"path {names[0]}",
         todo="build the live state so that they have their own memory, as when it was saved",
     )
+
+
+def _to_be_cast(matched: Matched, index: int) -> list[LiveBox]:
+    """The live shards of a tensor of another dtype, which are written last; [] of any other."""
+    if index not in matched.target.cast_shards:
+        return []
+    leaf = matched.target.sharded[index]
+    arrays = [matched.flat.data[number] for number in leaf.numbers]
+    return [LiveBox(*each) for each in zip(arrays, leaf.boxes, strict=True)]
 
 
 def _are_twins(found: list[tuple[int, WholeTensor, LiveBox]], expected: int) -> bool:

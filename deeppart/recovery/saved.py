@@ -13,13 +13,13 @@ from deeppart.part import SHARED_TABLE
 from deeppart.recovery.documents import Documents, apart_paths, is_parameter_names
 from deeppart.recovery.tables import PartIndexView
 from deeppart.state.document.apart import OwnTree, without_apart
-from deeppart.state.document.structure import SavedValue, Structure, walk_tree
+from deeppart.state.document.structure import SavedNode, SavedValue, Structure, walk_tree
 from deeppart.state.document.union import PartValue, values_in
 from deeppart.state.document.whole import ShardSource, Wholes, WholeTensor, gather_wholes, with_wholes
 from deeppart.state.restore.boxes import OwnSpans, check_bytes
 from deeppart.state.restore.elsewhere import LeafNumbers, PartRules
 from deeppart.state.restore.scatter import check_cover, check_places
-from deeppart.state.tree.paths import Path, exact, readable
+from deeppart.state.tree.paths import ExactPath, Path, exact, readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,9 @@ class SavedStep:
         wholes: the sharded tensors, and the values in parts of the state, which are leaves and values of ``structure``
             behind all others.
         first_whole, first_value: number of the first of either there.
+        left_out: numbers of the leaves that this rank does not restore.
+        tree_as_saved: the tree of ``structure`` before anything was left out of it.
+        left_apart: paths of what stands apart and is not asked for.
     """
 
     attempt: Attempt
@@ -49,6 +52,9 @@ class SavedStep:
     wholes: Wholes
     first_whole: int
     first_value: int
+    left_out: frozenset[int] = frozenset()
+    left_apart: frozenset[ExactPath] = frozenset()
+    tree_as_saved: SavedNode | None = None
 
     def tensors(self) -> dict[int, WholeTensor]:
         """The sharded tensors by leaf number."""
@@ -102,6 +108,10 @@ class SavedStep:
     def paths(self) -> list[Path]:
         """The path of each leaf, by number."""
         return self.structure.array_paths()
+
+    def all_own_leaves(self) -> frozenset[int]:
+        """Numbers of the leaves that any rank has for itself, asked for or not."""
+        return frozenset(np.flatnonzero(self.structure.per_rank).tolist())
 
     def own_names(self) -> list[str]:
         """Readable paths of all that is per rank: leaves, values, and what stands apart."""

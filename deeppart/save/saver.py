@@ -346,24 +346,26 @@ class Saver:
             self._record(call.turn, call.step, diverged)
         finish(self._comm, self._comm.maximum(np.zeros(1, np.int64)), call.name, self._timeout)
 
-    def agree_on_restore(self, step: int | None, per_rank: str) -> None:
+    def agree_on_restore(self, step: int | None, per_rank: str, asked: int = 0) -> None:
         """See that every rank is in the same call of ``restore`` (collective).
 
         By the same reduction as :meth:`agree`, so that ranks which are in different calls find that out.
 
         Args:
             per_rank: one of :data:`deeppart.state.tree.per_rank.WAYS`.
+            asked: a digest of what else the caller has asked for.
 
         Raises:
             RanksDisagreeError: ranks make different calls.
             PeerTimeoutError: a rank did not make the call.
         """
         ways = WAYS.index(per_rank) * 2 + (step is None)
-        fields = {"call": _RESTORE, "step": step or 0, "turn": 0, "levels": ways, **dict.fromkeys(DIGESTS, 0)}
+        fields = {"call": _RESTORE, "step": step or 0, "turn": asked, "levels": ways, **dict.fromkeys(DIGESTS, 0)}
         # Other ranks may still be waiting for their background, and be as late for that.
         agreed = agree(self._comm, fields, dict.fromkeys(_FLAGS, 0), "restore", 2 * self._timeout)
         if agreed.differing & _CALL:
-            self._raise_disagreement(f"restore(step={step}, per_rank={per_rank})")
+            more = f", of keys and other arguments with the digest {asked:016x}" if asked else ""
+            self._raise_disagreement(f"restore(step={step}, per_rank={per_rank}{more})")
 
     def _raise_disagreement(self, what: str) -> None:
         texts = finish(self._comm, self._comm.allgather(what.encode()), what, self._timeout)

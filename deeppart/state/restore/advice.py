@@ -12,8 +12,11 @@ from typing import Any
 import torch
 
 from deeppart.state.document.structure import DICTS, SavedBranch, SavedNode, SavedValue
+from deeppart.state.restore.choosing import Choice
 from deeppart.state.restore.optimizer_advice import KEYS, children, inside, optimizer_advice
+from deeppart.state.restore.wrappers import aligned
 from deeppart.state.tree.flat import Branch, Node, ValueLeaf
+from deeppart.state.tree.naming import some_names
 from deeppart.state.tree.paths import Key, Path, id_key, id_keys, readable
 
 #: Prefix -> (what puts it before every name, how to get at the module inside).
@@ -23,8 +26,6 @@ _WRAPPERS = {
     "module.": ("DistributedDataParallel or DataParallel", ".module"),
     "_orig_mod.": ("torch.compile", "._orig_mod"),
 }
-#: What these put into names wherever they wrap a part of a model -> which wrapper it is.
-_INFIXES = {"_orig_mod": "torch.compile", "module": "DistributedDataParallel or DataParallel"}
 _MOST_KEYS = 5
 
 _Inner = SavedBranch | Branch
@@ -132,6 +133,24 @@ def placeless_notice(names: list[str]) -> str:
     )
 
 
+def choice_notices(choice: Choice) -> list[str]:
+    """Notices about what was left out though nobody said so, and about names that differ."""
+    found = []
+    if choice.beside:
+        names = some_names(list(map(readable, choice.beside)))
+        found.append(
+            f"left in the checkpoint, since the live state has no such key: {names}. Put what is to be restored into "
+            "the state, or say what you want: keys="
+        )
+    if choice.unwrapped:
+        names = some_names([readable(path) for path in choice.unwrapped])
+        found.append(
+            f"the names at {names} differ from those in the checkpoint by what wrappers put into them "
+            "(DistributedDataParallel module., torch.compile _orig_mod.), and were matched without that"
+        )
+    return found
+
+
 def unplaced_notice(names: str, paths: Sequence[Path]) -> str:
     """A notice about sharded tensors that were left out, as in a restore of the model alone."""
     todo = ""
@@ -201,32 +220,17 @@ def _wrapper(theirs: _Inner, mine: _Inner, path: Path) -> str | None:
     for prefix, (wrapper, attribute) in _WRAPPERS.items():
         if _overlap({prefix + name for name in live}, saved):
             return (
-                f"the checkpoint's names{where} begin with {prefix!r}: it was saved from a model inside {wrapper}; "
-                f"wrap the live model likewise before restore; from now on save the model inside: `wrapped{attribute}`"
+                f"the checkpoint's names{where} begin with {prefix!r}: it was saved from a model inside {wrapper}, and "
+                "some of the names behind that are others; with strict=False, what has a place is restored; from now "
+                f"on save the model inside: `wrapped{attribute}`"
             )
         if _overlap({prefix + name for name in saved}, live):
             return (
-                f"the live names{where} begin with {prefix!r}: the model is inside {wrapper}, and was saved without "
-                f"it; give restore the model inside: `wrapped{attribute}`"
+                f"the live names{where} begin with {prefix!r}: the model is inside {wrapper}, and some of the names "
+                "behind that are others in the checkpoint; with strict=False, what has a place is restored; give "
+                f"restore the model inside: `wrapped{attribute}`"
             )
-    if saved != live and _bare(saved) == _bare(live):
-        return (
-            f"the names{where} differ only by wrappers: the checkpoint's hold {_infixes(saved)}, the live ones "
-            f"{_infixes(live)}; for restore wrap the same parts of the live model and no others; from now on save the "
-            "model inside, or compile with `part.compile()`, which leaves the names as they are"
-        )
     return None
-
-
-def _bare(names: set[str]) -> set[str]:
-    """The names without what wrappers put into them."""
-    return {".".join(word for word in name.split(".") if word not in _INFIXES) for name in names}
-
-
-def _infixes(names: set[str]) -> str:
-    """The names of wrappers that are somewhere inside the keys."""
-    words = {word for name in names for word in name.split(".")}
-    return " and ".join(f"'{word}.' ({_INFIXES[word]})" for word in _INFIXES if word in words) or "nothing of the kind"
 
 
 def _alike(outer: _Inner, wanted: Any) -> Key | None:
@@ -236,7 +240,7 @@ def _alike(outer: _Inner, wanted: Any) -> Key | None:
         return None
     for key, child in zip(outer.keys, outer.children, strict=True):
         one = _as_dict(child)
-        if one is not None and (_overlap(_names(one), _names(inner)) or _wrapper(one, inner, ()) is not None):
+        if one is not None and (_overlap(_names(one), _names(inner)) or aligned(one.keys, inner.keys, whole=True)):
             return key
     return None
 

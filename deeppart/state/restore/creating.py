@@ -50,6 +50,7 @@ def create_sharded(target: Target, flat: FlatState, sharded: frozenset[int]) -> 
 def _has_place(target: Target, index: int) -> bool:
     return (
         index in target.live
+        or index in target.casts
         or index in target.sharded
         or index in target.dropped
         or index in target.structure.aliases

@@ -7,6 +7,7 @@ not stepped. What the checkpoint lacks, or what has another kind, shape or dtype
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from deeppart._gc import collection_paused
 from deeppart.errors import LeafMismatchError, StateError, StructureMismatchError
 from deeppart.state.document.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.restore.casting import can_cast
 from deeppart.state.restore.composites import (
     check_created,
     check_unmade,
@@ -29,7 +31,7 @@ from deeppart.state.restore.target import DROPPED, Target, place_of
 from deeppart.state.restore.tied_leaves import check_ties
 from deeppart.state.tree.composites import SUBCLASS, branch_name
 from deeppart.state.tree.flat import ArrayLeaf, Branch, FlatState, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
-from deeppart.state.tree.leaves import has_type, leaf_type
+from deeppart.state.tree.leaves import has_type, leaf_type, new_array
 from deeppart.state.tree.naming import name_kind
 from deeppart.state.tree.paths import Path, exact, id_keys, readable
 from deeppart.state.tree.runs import RUN_KINDS, describe_leaf_value, make_run, run_kind, same_leaf_value
@@ -152,13 +154,18 @@ class _Matching:
         expected = self._target.types[index]
         if not has_type(data, expected):
             found = leaf_type(data)
+            if self._target.may_cast and not live.inside and can_cast(expected, found):
+                self._target.casts[index] = data
+                self.places[live.index] = index
+                return
             more = _SHAPED_IN_TRAINING if expected.shape != found.shape else _OF_ANOTHER_TYPE
+            castable = " (cast=True does it for this one)" if can_cast(expected, found) else ""
             raise LeafMismatchError(
                 f"a leaf differs between the checkpoint and the live state: {readable(path)}",
                 expected=f"{expected} (checkpoint)",
                 found=f"{found} (live)",
                 where=f"path {readable(path)}",
-                todo="build the state as it was when it was saved, or convert what deeppart.load gives"
+                todo=f"build the state as it was when it was saved, or convert what deeppart.load gives{castable}"
                 + (more if self._objects else ""),
             )
         self._target.live[index] = data
@@ -194,7 +201,10 @@ class _Matching:
                 where=f"path {readable(path)}",
                 todo="build the state as it was when it was saved",
             )
-        if expected != live.kind:
+        if expected != live.kind and self._target.may_cast and can_cast(expected, live.kind):
+            shapes = (tuple(self._flat.data[number].shape) for number in live.numbers)
+            self._target.cast_shards[saved.index] = [new_array(replace(expected, shape=shape)) for shape in shapes]
+        elif expected != live.kind:
             raise LeafMismatchError(
                 f"a leaf differs between the checkpoint and the live state: {readable(path)}",
                 expected=f"{expected} (checkpoint)",
@@ -322,7 +332,8 @@ def _lacking_error(saved: list[Any], lacking: list[Any], path: Path) -> Structur
         expected=f"keys {some(saved)} (checkpoint)" if saved else "no keys there (checkpoint)",
         found=f"also {some(lacking)} (live)",
         where=f"path {readable(path)}",
-        todo="remove them from the state given to restore, or restore a checkpoint that has them",
+        todo="remove them from the state given to restore, or leave them as they are (strict=False), or restore a "
+        "checkpoint that has them",
     )
 
 

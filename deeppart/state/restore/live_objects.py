@@ -28,8 +28,8 @@ def check_object(saved: SavedBranch, live: Branch, values: list[Any], path: Path
                 found=f"also {some(extra)} (checkpoint)",
                 where=f"path {readable(path)}",
                 todo=_wrapping(inner_saved.keys, inner_live.keys)
-                or "build the module as it was when it was saved; if ranks have parts of one model, such as pipeline "
-                'stages, say so: replicated={"the/path/*": "parts"}',
+                or "build the module as it was when it was saved, or leave them out (strict=False); if ranks have "
+                'parts of one model, such as pipeline stages, say so: replicated={"the/path/*": "parts"}',
             )
     if isinstance(live.container, torch.optim.Optimizer):
         if any(each.is_meta for group in live.container.param_groups for each in group["params"]):

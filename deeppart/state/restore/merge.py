@@ -201,7 +201,7 @@ class _Putting:
             given = live.children[0]
             if isinstance(live.container, torch.nn.Module) and isinstance(given, Branch):
                 self._has_changed |= not are_own(live.container, given)
-            _load_object(live.container, merged, path, self._has_changed)
+            _load_object(live.container, merged, path, self._has_changed, exact_types=not self._target.may_cast)
             self._has_changed = changed
             return live.container
         mine = dict(zip(id_keys(live.keys), live.children, strict=True))
@@ -281,7 +281,7 @@ def _copied(live: Branch, items: list[tuple[Any, Any]]) -> Any:
     return type(live.container)._make(merged) if live.kind == "namedtuple" else tuple(merged)
 
 
-def _load_object(item: Any, state_dict: Any, path: Path, has_changed: bool) -> None:
+def _load_object(item: Any, state_dict: Any, path: Path, has_changed: bool, *, exact_types: bool) -> None:
     if isinstance(item, torch.nn.Module) and not has_changed and _is_in_place(item):
         return  # state_dict() gave the parameters themselves, and their bytes are already restored
     try:
@@ -294,7 +294,7 @@ def _load_object(item: Any, state_dict: Any, path: Path, has_changed: bool) -> N
             todo="tensors of the live state may already hold the checkpoint's bytes: rebuild the state before training",
         ) from error
     if isinstance(item, torch.optim.Optimizer):
-        _undo_casts(item, state_dict)
+        _undo_casts(item, state_dict, exact_types=exact_types)
 
 
 #: What a module's class must not define, and a module not have of its own, where loading is to change nothing.
@@ -316,10 +316,13 @@ def _is_in_place(module: torch.nn.Module) -> bool:
     return True
 
 
-def _undo_casts(optimizer: torch.optim.Optimizer, state_dict: Any) -> None:
+def _undo_casts(optimizer: torch.optim.Optimizer, state_dict: Any, *, exact_types: bool) -> None:
     """torch casts optimizer state to its parameter's dtype on loading; the checkpoint's dtype is the exact one.
 
     It also makes new containers, and of a text it makes another one.
+
+    Args:
+        exact_types: false where the parameters may have another dtype than in the checkpoint: then torch's is right.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
@@ -329,7 +332,7 @@ def _undo_casts(optimizer: torch.optim.Optimizer, state_dict: Any) -> None:
             values = optimizer.state[parameter]
             loaded = values.get(name)
             if isinstance(restored, torch.Tensor):
-                if isinstance(loaded, torch.Tensor) and loaded.dtype != restored.dtype:
+                if exact_types and isinstance(loaded, torch.Tensor) and loaded.dtype != restored.dtype:
                     values[name] = restored.to(loaded.device)
             elif by_torch and name in values:
                 values[name] = _on_device(restored, parameter.device)

@@ -42,6 +42,9 @@ class Target:
         boxed: numbers of the leaves that are filled box by box, from what ranks had of them or into what they have:
             the sharded ones of the step, and those of ``sharded`` of any rank.
         created: leaf number -> a sharded tensor that was made for it, where the live state lacks it.
+        may_cast: floating-point leaves may have another dtype in the live state.
+        casts: leaf number -> the live array of another dtype, which is written once the leaf has been brought.
+        cast_shards: the same for sharded tensors: memory for this rank's shards as they were saved.
         unplaced: paths of what is not restored, because the live state lacks it and it has sharded tensors in it.
     """
 
@@ -57,6 +60,9 @@ class Target:
     sharded: dict[int, ShardedLeaf] = field(default_factory=dict)
     boxed: set[int] = field(default_factory=set)
     created: dict[int, torch.Tensor] = field(default_factory=dict)
+    may_cast: bool = False
+    casts: dict[int, Array] = field(default_factory=dict)
+    cast_shards: dict[int, list[Array]] = field(default_factory=dict)
     unplaced: tuple[Path, ...] = ()
 
     def arrays(self) -> dict[int, Array]:

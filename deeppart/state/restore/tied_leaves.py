@@ -19,7 +19,8 @@ def check_ties(target: Target, flat: FlatState, places: dict[int, int]) -> None:
     Args:
         places: number of a live leaf -> number of the saved leaf that goes there.
     """
-    saved_types = [target.types[places[index]] if index in places else None for index in range(len(flat.data))]
+    found = [places.get(index) for index in range(len(flat.data))]
+    saved_types = [None if saved is None or saved in target.casts else target.types[saved] for saved in found]
     types = [kind or leaf_type(data) for kind, data in zip(saved_types, flat.data, strict=True)]
     rank0, first_apart = target.structure.rank0_leaves(), target.structure.shared
     for index, alias in find_aliases(flat, types).items():

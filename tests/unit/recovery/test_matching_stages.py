@@ -94,16 +94,16 @@ def has(state: dict[str, Any], name: str) -> bool:
 
 
 def test_what_no_rank_has_a_place_for_is_created_or_refused(tmp_path: Path) -> None:
-    """One rank without any of the head: it is made as a whole, as for other keys that are lacking."""
-    saved = [{"a": piece(whole("embed"), Box.whole((4, 3))), "head": {"w": piece(whole("last"), Box.whole((4, 3)))}}]
-    save(tmp_path, saved)
-    plain: dict[str, Any] = {"a": torch.zeros(4, 3)}
+    """One rank without any of the head: it is made as a whole, as other keys are that a dict lacks."""
+    saved = {"a": piece(whole("embed"), Box.whole((4, 3))), "head": {"w": piece(whole("last"), Box.whole((4, 3)))}}
+    save(tmp_path, [{"model": saved}])
+    plain: dict[str, Any] = {"model": {"a": torch.zeros(4, 3)}}
     restore(tmp_path, [plain])
-    assert torch.equal(plain["head"]["w"], whole("last"))
-    sharded: dict[str, Any] = {"a": piece(whole("embed") * 0, Box.whole((4, 3)))}
+    assert torch.equal(plain["model"]["head"]["w"], whole("last"))
+    sharded: dict[str, Any] = {"model": {"a": piece(whole("embed") * 0, Box.whole((4, 3)))}}
     with pytest.raises(DeeppartError, match="not known how to split"):
         restore(tmp_path, [sharded])
-    assert not sharded["a"].any()
+    assert not sharded["model"]["a"].any()
 
 
 def test_stages_are_nobodys_own(tmp_path: Path) -> None:

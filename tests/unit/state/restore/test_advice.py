@@ -45,6 +45,19 @@ class Deep(torch.nn.Module):
         self.outer = torch.nn.Linear(2, 2)
 
 
+def headed(model: torch.nn.Module) -> torch.nn.Module:
+    """With one layer more."""
+    model.add_module("head", torch.nn.Linear(2, 2))
+    return model
+
+
+def tensors_of(item: Any) -> list[torch.Tensor]:
+    """Those of a module, a state dict or a dict of one module, in order."""
+    if isinstance(item, torch.nn.Module):
+        return list(item.state_dict().values())
+    return [item] if isinstance(item, torch.Tensor) else [each for inner in item.values() for each in tensors_of(inner)]
+
+
 # --- the calls --------------------------------------------------------------------------------------------------------
 
 
@@ -165,47 +178,50 @@ NESTING: dict[str, tuple[Callable[[], tuple[Any, Any]], list[str]]] = {
         lambda: ({"all": {"net": network()}, "n": 1}, {"all": network(), "n": 1}),
         ["what is at all is a dict with the key net"],
     ),
-    "DDP was saved": (
-        lambda: ({"model": Wrapped(network(), "module")}, {"model": network()}),
-        ["begin with 'module.'", "DistributedDataParallel", "at model", "wrapped.module"],
+    "DDP was saved, and another head": (
+        lambda: ({"model": Wrapped(network(), "module")}, {"model": headed(network())}),
+        ["begin with 'module.'", "DistributedDataParallel", "at model", "wrapped.module", "strict=False"],
     ),
-    "DDP is live": (
-        lambda: ({"model": network()}, {"model": Wrapped(network(), "module")}),
-        ["live names at model begin with 'module.'", "give restore the model inside", "wrapped.module"],
-    ),
-    "compiled was saved": (
-        lambda: (network(), Wrapped(network(), "_orig_mod")),
-        ["begin with '_orig_mod.'", "torch.compile", "wrapped._orig_mod"],
-    ),
-    "compiled is live": (
-        lambda: (Wrapped(network(), "_orig_mod"), network()),
-        ["begin with '_orig_mod.'", "torch.compile", "wrapped._orig_mod"],
-    ),
-    "both wrappers": (
-        lambda: ({"m": Wrapped(Wrapped(network(), "_orig_mod"), "module")}, {"m": network()}),
-        ["'module._orig_mod.'", "DistributedDataParallel over torch.compile"],
-    ),
-    "a part is compiled now": (
-        lambda: ({"m": Deep()}, {"m": Deep(lambda inner: Wrapped(inner, "_orig_mod"))}),
-        ["at m differ only by wrappers", "checkpoint's hold nothing", "live ones '_orig_mod.' (torch.compile)"],
-    ),
-    "a part was compiled": (
-        lambda: (Deep(lambda inner: Wrapped(inner, "_orig_mod")), Deep()),
-        ["checkpoint's hold '_orig_mod.' (torch.compile), the live ones nothing", "wrap the same", "part.compile()"],
-    ),
-    "compiled inside DDP": (
-        lambda: ({"m": Wrapped(Wrapped(network(), "_orig_mod"), "module")}, {"m": Wrapped(network(), "module")}),
-        ["hold '_orig_mod.' (torch.compile) and 'module.'", "the live ones 'module.' (Distributed"],
-    ),
-    "one wrapper and another": (
-        lambda: (Wrapped(network(), "_orig_mod"), Wrapped(network(), "module")),
-        ["hold '_orig_mod.'", "the live ones 'module.'", "wrap the same parts"],
+    "compiled is live, and another head": (
+        lambda: ({"model": network()}, {"model": Wrapped(headed(network()), "_orig_mod")}),
+        ["live names at model begin with '_orig_mod.'", "torch.compile", "wrapped._orig_mod", "strict=False"],
     ),
     "a wrapper and a level": (
         lambda: ({"model": Wrapped(network(), "module"), "n": 1}, network()),
         ["the keys model, n", 'restore({"model": model, "n": n})'],
     ),
 }
+
+
+#: What was saved and what is live, of one model; the wrappers alone differ.
+WRAPPED: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "DDP was saved": lambda: ({"model": Wrapped(network(), "module")}, {"model": network()}),
+    "DDP is live": lambda: ({"model": network()}, {"model": Wrapped(network(), "module")}),
+    "compiled was saved": lambda: (network(), Wrapped(network(), "_orig_mod")),
+    "compiled is live": lambda: (Wrapped(network(), "_orig_mod"), network()),
+    "both wrappers": lambda: ({"m": Wrapped(Wrapped(network(), "_orig_mod"), "module")}, {"m": network()}),
+    "a part is compiled now": lambda: ({"m": Deep()}, {"m": Deep(lambda inner: Wrapped(inner, "_orig_mod"))}),
+    "a part was compiled": lambda: (Deep(lambda inner: Wrapped(inner, "_orig_mod")), Deep()),
+    "a part in DDP": lambda: ({"m": Deep(lambda inner: Wrapped(inner, "module"))}, {"m": Deep()}),
+    "compiled inside DDP": lambda: (
+        {"m": Wrapped(Wrapped(network(), "_orig_mod"), "module")},
+        {"m": Wrapped(network(), "module")},
+    ),
+    "one wrapper and another": lambda: (Wrapped(network(), "_orig_mod"), Wrapped(network(), "module")),
+    "state dicts": lambda: (Wrapped(network(), "module").state_dict(), {"model": network()}["model"].state_dict()),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_wrappers_are_looked_through_and_it_is_told(tmp_path: Path, name: str) -> None:
+    saved, live = WRAPPED[name]()
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        ck.checkpoint(saved, 1).wait()
+        with pytest.warns(DeeppartWarning, match="differ from those in the checkpoint by what wrappers put"):
+            assert ck.restore(live) == 1
+        assert ck.restored is not None and len(ck.restored.unwrapped) == 1
+    pairs = zip(tensors_of(saved), tensors_of(live), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs) and len(tensors_of(live)) >= 4
 
 
 @pytest.mark.parametrize("name", NESTING)

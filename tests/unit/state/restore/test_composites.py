@@ -68,7 +68,7 @@ def test_it_is_filled_in_place(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in KINDS if not name.startswith("subclass")])
 def test_it_is_created_where_nothing_is(tmp_path: Path, name: str) -> None:
     saved = {"x": KINDS[name](1), "list": [KINDS[name](2)], "y": {"z": KINDS[name](3)}}
-    live: dict[str, Any] = restored(tmp_path, saved, {"x": None, "list": []})
+    live: dict[str, Any] = restored(tmp_path, saved, {"x": None, "list": [], "y": {}})
     assert bits(live) == bits(saved)
 
 

@@ -78,9 +78,14 @@ def test_what_nobody_takes_is_told(tmp_path: Path) -> None:
     training = Training(stepped=True)
     scheduler = torch.optim.lr_scheduler.StepLR(training.optimizer, 1)
     live = Training(stepped=True).state("object")
-    with pytest.warns(DeeppartWarning, match=r"has nothing at scheduler \(StepLR\): .* is a dict now"):
-        restored(tmp_path, training.state("object") | {"scheduler": scheduler}, live)
-    assert live["scheduler"]["last_epoch"] == 0
+    with pytest.warns(DeeppartWarning, match=r"left in the checkpoint, .* no such key: scheduler\."):
+        restored(tmp_path / "beside", training.state("object") | {"scheduler": scheduler}, live)
+    assert "scheduler" not in live
+    live["more"] = {"n": 0}
+    with pytest.warns(DeeppartWarning, match=r"has nothing at more/scheduler \(StepLR\): .* is a dict now"):
+        saved = training.state("object") | {"more": {"scheduler": scheduler, "n": 1}}
+        restored(tmp_path / "inside", saved, live)
+    assert live["more"]["scheduler"]["last_epoch"] == 0
 
 
 def test_plain_values_that_come_back_are_not_told(tmp_path: Path) -> None:

@@ -1,0 +1,350 @@
+"""What of a checkpoint goes into a live state, and what of that state stays as it is.
+
+The answer is a saved tree that is shaped like the live one: without what is not asked for, with a mark where a live
+item stays (:class:`SavedApart`, as where something is another rank's own), and with the names that the live state has.
+Everything after that goes on as for a checkpoint that holds just this.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from deeppart.errors import StructureMismatchError
+from deeppart.state.document.structure import DICTS, SavedApart, SavedBranch, SavedNode, SavedValue, walk_tree
+from deeppart.state.restore.composites import is_composite
+from deeppart.state.restore.counterparts import only_values
+from deeppart.state.restore.request import CREATE, ERROR, KEEP, Request
+from deeppart.state.restore.wrappers import aligned
+from deeppart.state.tree.flat import Branch, Node
+from deeppart.state.tree.naming import some_names
+from deeppart.state.tree.paths import IdKey, Key, Path, id_key, id_keys, readable
+from deeppart.state.tree.runs import run_items, run_kind
+
+_STAYS = SavedApart()
+
+
+@dataclass(slots=True)
+class Choice:
+    """What was chosen.
+
+    Attributes:
+        tree: what is restored, shaped like the live state.
+        missing: live items that the checkpoint lacks, and that stay as they are.
+        unexpected: saved items that the live state lacks, and that are left out.
+        beside: items of the outermost dict that the live one lacks, and that are left out since nobody asked for them.
+        renamed: paths of saved items in the checkpoint and here, by rules of the caller.
+        unwrapped: paths of dicts whose names differed by wrappers.
+    """
+
+    tree: SavedNode
+    missing: list[Path] = field(default_factory=list)
+    unexpected: list[Path] = field(default_factory=list)
+    beside: list[Path] = field(default_factory=list)
+    renamed: list[tuple[Path, Path]] = field(default_factory=list)
+    unwrapped: list[Path] = field(default_factory=list)
+
+
+def needs_choice(saved: SavedNode, live: Node, request: Request, outermost: Collection[IdKey] | None) -> bool:
+    """True unless all that was saved goes where it was, as nearly always: then there is no need to :func:`choose`."""
+    if not request.is_default:
+        return True
+    if outermost is not None and isinstance(saved, SavedBranch):
+        items = zip(id_keys(saved.keys), saved.children, strict=True)
+        if any(name not in outermost and not _is_small(child) for name, child in items):
+            return True
+    return _has_other_names(saved, live)
+
+
+def _has_other_names(saved: SavedNode, live: Node) -> bool:
+    """True if two dicts anywhere have names that differ by wrappers."""
+    live = live.children[0] if isinstance(live, Branch) and live.kind == "object" else live
+    if isinstance(saved, SavedBranch) and saved.kind == "object":
+        return _has_other_names(saved.children[0], live)
+    if not isinstance(saved, SavedBranch) or not isinstance(live, Branch) or not _are_alike(saved, live):
+        return False
+    mine = dict(zip(id_keys(live.keys), live.children, strict=True))
+    if saved.kind in DICTS and aligned(saved.keys, list(live.keys), whole=True):
+        return True
+    pairs = zip(id_keys(saved.keys), saved.children, strict=True)
+    return any(
+        isinstance(child, SavedBranch) and name in mine and _has_other_names(child, mine[name]) for name, child in pairs
+    )
+
+
+def choose(
+    saved: SavedNode, live: Node, values: Sequence[Any], request: Request, outermost: Collection[IdKey] | None
+) -> Choice:
+    """Choose; nothing is touched.
+
+    Args:
+        values: the saved values, by number.
+        outermost: keys of the outermost dict that the live states of any ranks have; tensors and objects under others
+            are not asked for unless ``keys`` name them. None where everything is.
+
+    Raises:
+        StructureMismatchError: nothing is asked for, a rule of ``rename`` meets nothing or gives two items one name, or
+            the live state lacks something and ``unexpected`` is "error".
+    """
+    walk = _Choosing(values, request, None if request.keys is not None else outermost)
+    walk.found.tree = walk.node(saved, live, (), _At((), request.keys is None))
+    walk.check()
+    return walk.found
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """Where a walk is.
+
+    Attributes:
+        saved_path: as the checkpoint calls it.
+        asked: true if ``keys`` cover it, or what contains it.
+        whole: true within what takes all of its state, or nothing: an optimizer, whose states are numbered, and any
+            object but a module.
+    """
+
+    saved_path: Path
+    asked: bool
+    whole: bool = False
+
+
+class _Choosing:
+    """One walk over both trees.
+
+    Attributes:
+        found: what was chosen so far.
+    """
+
+    def __init__(self, values: Sequence[Any], request: Request, outermost: Collection[IdKey] | None) -> None:
+        self._values, self._request, self._outermost = values, request, outermost
+        self._rules_met: set[int] = set()
+        self._any_asked = request.keys is None
+        self.found = Choice(_STAYS)
+
+    def node(self, saved: SavedNode, live: Node, path: Path, at: _At) -> SavedNode:
+        """What is restored of a saved item for which there is a live one."""
+        if isinstance(saved, SavedApart):
+            return saved
+        request = self._request
+        if request.exclude and request.excludes(path):
+            return _STAYS
+        at = self._looked(path, at)
+        if not at.asked and not request.may_choose_below(path):
+            return _STAYS
+        if isinstance(live, Branch) and live.kind == "object":
+            at = replace(at, whole=at.whole or not isinstance(live.container, torch.nn.Module))
+            live = live.children[0]
+        if isinstance(saved, SavedBranch) and saved.kind == "object":
+            child = self.node(saved.children[0], live, path, at)
+            if isinstance(child, SavedApart):
+                return child
+            return saved if child is saved.children[0] else replace(saved, children=(child,))
+        if isinstance(saved, SavedBranch) and isinstance(live, Branch) and _are_alike(saved, live):
+            return self._items(saved, live, path, at)
+        pruned = self._pruned(saved, path, at)
+        return _STAYS if pruned is None else pruned
+
+    def _items(self, saved: SavedBranch, live: Branch, path: Path, at: _At) -> SavedNode:
+        kept: list[tuple[Key, SavedNode]] = []
+        names = self._names(saved, live, path, at)
+        mine = dict(zip(id_keys(live.keys), live.children, strict=True))
+        for old, key, child in zip(saved.keys, names, saved.children, strict=True):
+            name, inner = id_key(key), (*path, key)
+            below = _At((*at.saved_path, old), at.asked, at.whole or saved.kind == "counter")
+            if name in mine:
+                kept.append((key, self.node(child, mine[name], inner, below)))
+            elif (found := self._unplaced(child, inner, below, live)) is not None:
+                kept.append((key, found))
+        theirs = {id_key(key) for key in names}
+        lacking = [key for key, name in zip(live.keys, mine, strict=True) if name not in theirs]
+        if saved.kind == "list" and any(key != number for number, (key, _) in enumerate(kept)):
+            raise _hole_error(path)
+        if lacking and not (saved.kind == "list" and only_values(live, len(saved.keys))):
+            kept += [(key, _STAYS) for key in lacking if self._stays((*path, key), at)]
+        if not at.asked and all(isinstance(child, SavedApart) for _, child in kept):
+            return _STAYS
+        same = len(kept) == len(saved.children) and all(
+            key is old and child is before
+            for (key, child), old, before in zip(kept, saved.keys, saved.children, strict=True)
+        )
+        return saved if same else saved.with_items(kept)
+
+    def _names(self, saved: SavedBranch, live: Branch, path: Path, at: _At) -> Sequence[Key]:
+        """What the saved keys are called here."""
+        if saved.kind not in DICTS:
+            return saved.keys
+        names = list(saved.keys)
+        if self._request.rename:
+            for number, key in enumerate(saved.keys):
+                names[number], rule = self._request.renamed(path, key)
+                if rule is not None:
+                    self._rules_met.add(rule)
+                if names[number] != key:
+                    self.found.renamed.append(((*at.saved_path, key), (*path, names[number])))
+            _check_names(names, saved.keys, path)
+        counterparts = aligned(names, list(live.keys), whole=at.whole or self._request.missing == ERROR)
+        if counterparts:
+            self.found.unwrapped.append(path)
+            names = [counterparts.get(name, name) for name in names]
+            _check_names(names, saved.keys, path)
+        return names if names != list(saved.keys) else saved.keys
+
+    def _unplaced(self, saved: SavedNode, path: Path, at: _At, live: Branch) -> SavedNode | None:
+        """What is made of a saved item that the live state lacks; None if nothing is."""
+        request = self._request
+        if request.excludes(path):
+            return None
+        at = self._looked(path, at)
+        pruned = self._pruned(saved, path, at)
+        if pruned is None:
+            return None
+        if at.whole or live.kind not in DICTS:  # a list may have grown
+            return pruned
+        if len(path) == 1 and live.kind in DICTS and self._outermost is not None and request.unexpected == CREATE:
+            if id_key(path[0]) in self._outermost or _is_small(pruned):
+                return pruned
+            self.found.beside.append(path)
+            return None
+        if request.unexpected == CREATE or not live.keys:  # an empty container asks for everything
+            return pruned
+        self.found.unexpected.append(path)
+        return None
+
+    def _pruned(self, saved: SavedNode, path: Path, at: _At) -> SavedNode | None:
+        """A saved item for which nothing is live, less what is not asked for; None if nothing is left."""
+        request = self._request
+        if request.excludes(path):
+            return None
+        at = self._looked(path, at)
+        if at.asked and not request.may_exclude_below(path):
+            return saved
+        if not at.asked and not request.may_choose_below(path):
+            return None
+        if not isinstance(saved, SavedBranch) or is_composite(saved):
+            meets = self._request.excludes if at.asked else self._request.covers
+            if isinstance(saved, SavedValue) and _any_item(self._values[saved.index], path, meets):
+                raise _run_error(path)
+            return saved if at.asked else None
+        inner = [(key, path if saved.kind == "object" else (*path, key)) for key in saved.keys]
+        children = [
+            (key, self._pruned(child, below, at)) for (key, below), child in zip(inner, saved.children, strict=True)
+        ]
+        kept = [(key, child) for key, child in children if child is not None]
+        if not kept:
+            return None
+        if len(kept) == len(saved.children):
+            return (
+                saved
+                if all(map(operator.is_, (child for _, child in kept), saved.children))
+                else saved.with_items(kept)
+            )
+        if saved.kind not in DICTS:
+            raise _hole_error(path)
+        return saved.with_items(kept)
+
+    def _looked(self, path: Path, at: _At) -> _At:
+        """The same place, once ``keys`` were asked."""
+        if at.asked or not self._request.covers(path):
+            return at
+        self._any_asked = True
+        return replace(at, asked=True)
+
+    def _stays(self, path: Path, at: _At) -> bool:
+        """True if a live item that the checkpoint lacks stays as it is."""
+        request = self._request
+        if request.excludes(path) or not self._looked(path, at).asked:
+            return True
+        if at.whole or request.missing != KEEP:
+            return False
+        self.found.missing.append(path)
+        return True
+
+    def check(self) -> None:
+        """To be asked at the end of the walk.
+
+        Raises:
+            StructureMismatchError: as of :func:`choose`.
+        """
+        request, found = self._request, self.found
+        if not self._any_asked:
+            raise StructureMismatchError(
+                "nothing in the checkpoint or the live state matches the keys asked for, or it is excluded",
+                expected="globs over paths, as `deeppart show DIR` lists them",
+                found=f"keys {', '.join(request.keys or ())}",
+            )
+        if unmet := [pattern for number, (pattern, _) in enumerate(request.rename) if number not in self._rules_met]:
+            raise StructureMismatchError(
+                "a rule of rename matches nothing in the checkpoint",
+                found=", ".join(unmet),
+                todo="`deeppart show DIR` lists the names; a pattern without `/` is compared with single keys, one "
+                "with `/` with whole paths, in which `*` does not go beyond a `/`",
+            )
+        if request.keys is None and found.unexpected and not any(True for _ in walk_tree(found.tree, ())):
+            raise StructureMismatchError(
+                "nothing in the checkpoint has a place in the live state",
+                expected=some_names(list(map(readable, found.unexpected))),
+                found=some_names(list(map(readable, found.missing))) or "nothing else",
+                todo="give restore() the state under the names with which it was saved, or rename=",
+            )
+        if found.unexpected and request.unexpected == ERROR:
+            raise StructureMismatchError(
+                f"the checkpoint has leaves that the live state lacks: {readable(found.unexpected[0])}",
+                found=some_names(list(map(readable, found.unexpected))),
+                where=f"path {readable(found.unexpected[0])}",
+                todo='leave them out (on_unexpected="ignore"), or have them made (on_unexpected="create")',
+            )
+
+
+def _any_item(value: Any, path: Path, meets: Callable[[Path], bool]) -> bool:
+    """True if any item of a container of small values is one of these."""
+    if run_kind(value) is None:
+        return False
+    pairs = zip(*run_items(value), strict=True)
+    return any(meets((*path, key)) or _any_item(item, (*path, key), meets) for key, item in pairs)
+
+
+def _is_small(saved: SavedNode) -> bool:
+    """True if there are neither tensors nor objects in it: an epoch comes back where nobody has a place for it."""
+    if isinstance(saved, SavedBranch):
+        return saved.kind != "object" and all(map(_is_small, saved.children))
+    return isinstance(saved, SavedValue)
+
+
+def _run_error(path: Path) -> StructureMismatchError:
+    return StructureMismatchError(
+        "a container of small values is restored as a whole, and only some of it is asked for, or excluded",
+        where=f"path {readable(path)}",
+        todo=f"ask for {readable(path)!r}, or exclude all of it",
+    )
+
+
+def _hole_error(path: Path) -> StructureMismatchError:
+    return StructureMismatchError(
+        "only some items of a list or tuple are asked for, and the live state lacks others before them",
+        where=f"path {readable(path)}",
+        todo=f"ask for all of {readable(path)!r}, or have the others in the live state",
+    )
+
+
+def _check_names(names: Sequence[Key], saved: Sequence[Key], path: Path) -> None:
+    first: dict[IdKey, Key] = {}
+    for name, key in zip(names, saved, strict=True):
+        if id_key(name) in first:
+            raise StructureMismatchError(
+                f"two items of the checkpoint get one name: {readable((*path, name))}",
+                found=f"{first[id_key(name)]!r} and {key!r}",
+                where=f"path {readable(path)}",
+                todo="make the rules of rename tell them apart",
+            )
+        first[id_key(name)] = key
+
+
+def _are_alike(saved: SavedBranch, live: Branch) -> bool:
+    """True if both are containers whose items can be matched one by one."""
+    if is_composite(saved) or is_composite(live):
+        return False
+    return saved.kind == live.kind or (saved.kind in DICTS and live.kind in DICTS)

@@ -1,0 +1,202 @@
+"""What a caller of ``restore`` asks for: of a checkpoint, which leaves, and what may differ."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+import xxhash
+
+from deeppart.errors import ConfigError
+from deeppart.state.tree.paths import Key, Path, component, readable
+from deeppart.state.tree.patterns import covers, may_match_below
+
+#: What is done with live leaves that the checkpoint lacks.
+ERROR, KEEP = "error", "keep"
+#: What is done with saved items that the live state lacks, besides ``ERROR``.
+CREATE, IGNORE = "create", "ignore"
+
+#: "error", "keep", or a function that is called with the path and the live leaf, once everything else is restored.
+OnMissing = str | Callable[[str, Any], object]
+#: "error", "create", "ignore", or a function that is called with the path of what is left out.
+OnUnexpected = str | Callable[[str], object]
+#: Globs over paths: one, or several.
+Globs = str | Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The arguments of a restore that choose.
+
+    Attributes:
+        keys: globs over paths of the live state; what they do not cover stays as it is. None: everything.
+        exclude: globs of what stays as it is, even so.
+        missing: "error" or "keep": live leaves that the checkpoint lacks.
+        unexpected: "error", "create" or "ignore": what the live state lacks.
+        cast: floating-point leaves of one shape may have another dtype in the checkpoint.
+        rename: pairs of a pattern of saved names and what they are called here.
+        is_default: true if the caller has asked for nothing of all this.
+    """
+
+    keys: tuple[str, ...] | None = None
+    exclude: tuple[str, ...] = ()
+    missing: str = ERROR
+    unexpected: str = CREATE
+    cast: bool = False
+    rename: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_default(self) -> bool:
+        """True if the caller has asked for nothing of all this."""
+        return self == Request()
+
+    def covers(self, path: Path, *, container: bool = True) -> bool:
+        """True if ``keys`` cover what is at a path; not asked of what only lies below it."""
+        return self.keys is None or (bool(path) and covers(readable(path), self.keys, container=container))
+
+    def excludes(self, path: Path, *, container: bool = True) -> bool:
+        """True if ``exclude`` covers what is at a path."""
+        return bool(self.exclude) and bool(path) and covers(readable(path), self.exclude, container=container)
+
+    def may_choose_below(self, path: Path) -> bool:
+        """True if something below a path may be covered that is not covered together with it."""
+        text = readable(path)
+        return any(may_match_below(text, pattern) for pattern in self.keys or ())
+
+    def may_exclude_below(self, path: Path) -> bool:
+        """True if something below a path may be excluded."""
+        text = readable(path)
+        return any(may_match_below(text, pattern) for pattern in self.exclude)
+
+    def asks_for(self, path: Path) -> bool:
+        """True if what is at a path, or anything that contains it, is covered, and nothing of that is excluded."""
+        ends = range(1, len(path) + 1)
+        chosen = self.keys is None or any(self.covers(path[:end]) for end in ends)
+        return chosen and not any(self.excludes(path[:end]) for end in ends)
+
+    def digest(self) -> int:
+        """A number by which ranks tell whether they ask for the same."""
+        return 0 if self.is_default else xxhash.xxh3_64_intdigest(repr(self).encode("utf-8", "backslashreplace")) >> 1
+
+    def renamed(self, path: Path, key: Key) -> tuple[Key, int | None]:
+        """What a saved key is called here, and the number of the rule that says so.
+
+        Args:
+            path: of the dict, as it is called here.
+        """
+        if type(key) is str:
+            for number, (pattern, name) in enumerate(self.rename):
+                text = readable((*path, key)) if "/" in pattern else component(key)
+                if (match := _compiled(pattern).fullmatch(text)) is not None:
+                    return _written(name, match, key), number
+        return key, None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, and the functions that are told of it.
+
+    Attributes:
+        request: what to restore.
+        on_missing: called with the path and the live item of each that the checkpoint lacks, or None.
+        on_unexpected: called with the path of each saved item that the live state lacks and is left out, or None.
+    """
+
+    request: Request = field(default_factory=Request)
+    on_missing: Callable[[str, Any], object] | None = None
+    on_unexpected: Callable[[str], object] | None = None
+
+
+class Arguments(TypedDict, total=False):
+    """What ``restore`` takes by name besides ``step`` and ``per_rank``."""
+
+    keys: Globs | None
+    exclude: Globs | None
+    strict: bool
+    cast: bool
+    rename: Mapping[str, str] | None
+    on_missing: OnMissing | None
+    on_unexpected: OnUnexpected | None
+
+
+def asked_or_refusal(*arguments: Any) -> tuple[Asked, ConfigError | None]:
+    """:func:`asked_of`, and, where it raises, what: other ranks are to hear of it."""
+    try:
+        return asked_of(*arguments), None
+    except ConfigError as error:
+        return Asked(), error
+
+
+def asked_of(
+    keys: Globs | None,
+    exclude: Globs | None,
+    strict: bool,
+    cast: bool,
+    rename: Mapping[str, str] | None,
+    on_missing: OnMissing | None,
+    on_unexpected: OnUnexpected | None,
+) -> Asked:
+    """The request that a caller of ``restore`` makes by these arguments.
+
+    Raises:
+        ConfigError: one of them is impossible.
+    """
+    for name, flag in (("strict", strict), ("cast", cast)):
+        if not isinstance(flag, bool):
+            raise _impossible(name, "True or False", flag)
+    missing = KEEP if callable(on_missing) else on_missing
+    if missing not in (None, ERROR, KEEP):
+        raise _impossible("on_missing", '"error", "keep" or a function (path, live leaf)', on_missing)
+    unexpected = IGNORE if callable(on_unexpected) else on_unexpected
+    if unexpected not in (None, ERROR, CREATE, IGNORE):
+        raise _impossible("on_unexpected", '"error", "create", "ignore" or a function (path)', on_unexpected)
+    request = Request(
+        None if keys is None else _globs("keys", keys),
+        () if exclude is None else _globs("exclude", exclude),
+        missing or (ERROR if strict else KEEP),
+        unexpected or (CREATE if strict else IGNORE),
+        cast,
+        _rules(rename),
+    )
+    told = on_missing if callable(on_missing) else None, on_unexpected if callable(on_unexpected) else None
+    return Asked(request, *told)
+
+
+def _globs(name: str, given: Globs) -> tuple[str, ...]:
+    found = (given,) if isinstance(given, str) else given
+    is_some = isinstance(found, (list, tuple, set, frozenset)) and all(isinstance(each, str) and each for each in found)
+    if not is_some or (name == "keys" and not found):
+        raise _impossible(name, 'a glob over paths, or several: "model/*"', given)
+    return tuple(sorted(set(found)))
+
+
+def _rules(rename: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    if rename is None:
+        return ()
+    expected = 'saved names -> names here: {"module.*": "*"}; each `*` of a name stands for what one of the pattern met'
+    if not isinstance(rename, Mapping) or not all(isinstance(text, str) for pair in rename.items() for text in pair):
+        raise _impossible("rename", expected, rename)
+    for pattern, name in rename.items():
+        # A rule gives a key another name; it moves nothing into another container.
+        same_place = ("/" in name) == ("/" in pattern) and pattern.rpartition("/")[0] == name.rpartition("/")[0]
+        if not pattern or not name or name.count("*") > pattern.count("*") or not same_place:
+            raise _impossible("rename", f"{expected}; with `/`, paths of one container", {pattern: name})
+    return tuple(rename.items())
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile("([^/]*)".join(map(re.escape, pattern.split("*"))), re.DOTALL)
+
+
+def _written(name: str, match: re.Match[str], key: str) -> str:
+    """The new name: the last component of the text that a rule makes."""
+    pieces, met = name.split("*"), match.groups()
+    text = pieces[0] + "".join(found + piece for found, piece in zip(met, pieces[1:], strict=False))
+    last = text.rpartition("/")[2].replace("~1", "/").replace("~0", "~")
+    return last or key
+
+
+def _impossible(name: str, expected: str, found: object) -> ConfigError:
+    return ConfigError(f"impossible value for {name}", expected=expected, found=repr(found))

@@ -1,0 +1,43 @@
+"""Names of one model, as different wrappers call its parameters.
+
+``DistributedDataParallel`` puts ``module.`` into the names of what it wraps, ``torch.compile`` ``_orig_mod.``. FSDP1
+and activation checkpointing have words of their own. They may be around a whole model or a part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from deeppart.state.tree.paths import Key
+
+#: What wrappers put between the dots of a name -> which of them, for people.
+WRAPPERS = {
+    "_orig_mod": "torch.compile",
+    "module": "DistributedDataParallel or DataParallel",
+    "_fsdp_wrapped_module": "FullyShardedDataParallel",
+    "_checkpoint_wrapped_module": "activation checkpointing",
+}
+
+
+def aligned(saved: Sequence[Key], live: Sequence[Key], *, whole: bool) -> dict[str, str]:
+    """Saved names -> live names of one dict, where they differ by wrappers alone; {} where they do not.
+
+    Args:
+        whole: every name must have a counterpart. Otherwise, more of them than without this.
+    """
+    if not saved or not live or saved == live or not all(type(key) is str for key in (*saved, *live)):
+        return {}
+    common = len(set(saved) & set(live))
+    if common == len(saved) or common == len(live):
+        return {}
+    theirs, mine = bare_names(saved), bare_names(live)
+    if len(theirs) != len(saved) or len(mine) != len(live):
+        return {}
+    if theirs.keys() != mine.keys() if whole else len(theirs.keys() & mine.keys()) <= common:
+        return {}
+    return {name: mine[bare] for bare, name in theirs.items() if bare in mine and name != mine[bare]}
+
+
+def bare_names(names: Sequence[str]) -> dict[str, str]:
+    """Name without what wrappers put into it -> name."""
+    return {".".join(word for word in name.split(".") if word not in WRAPPERS): name for name in names}

@@ -1,0 +1,150 @@
+"""Partial restores on several ranks: they ask for the same, and have places for different things."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deeppart.comm.base import Comm
+from deeppart.errors import DeeppartError, PerRankError, RanksDisagreeError
+from tests.unit.sharded_states import checkpointer, on_ranks, restore, rows, save
+
+pytestmark = pytest.mark.usefixtures("working_directory")
+
+
+def whole(name: str, scale: float = 1.0) -> torch.Tensor:
+    return (torch.arange(12.0).view(6, 2) + sum(map(ord, name))) * scale
+
+
+def state(rank: int, ranks: int, scale: float = 1.0) -> dict[str, Any]:
+    """A replicated leaf, sharded ones, and one that is each rank's own."""
+    return {
+        "model": {"plain": whole("plain", scale), "sharded": rows(whole("sharded", scale), rank, ranks)},
+        "optimizer": {"sharded": rows(whole("moments", scale), rank, ranks)},
+        "rng": torch.full((3,), rank * scale),
+    }
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_model_alone_on_any_number_of_ranks(tmp_path: Path, ranks: int) -> None:
+    """What is each rank's own is not asked for: nothing has to be said of it."""
+    save(tmp_path, [state(rank, 2) for rank in range(2)], replicated={"rng": "none"})
+    live = [state(rank, ranks, 0.0) for rank in range(ranks)]
+    if ranks != 2:
+        with pytest.raises(PerRankError, match="rng"):
+            restore(tmp_path, live)
+    restore(tmp_path, live, keys="model")
+    for rank, each in enumerate(live):
+        assert torch.equal(each["model"]["plain"], whole("plain"))
+        assert torch.equal(each["model"]["sharded"], rows(whole("sharded"), rank, ranks))
+        assert not each["optimizer"]["sharded"].any() and not each["rng"].any()
+    restore(tmp_path, live, exclude=["model/*", "rng"])
+    assert torch.equal(live[0]["optimizer"]["sharded"], rows(whole("moments"), 0, ranks)) and not live[-1]["rng"].any()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_shards_in_another_precision(tmp_path: Path, ranks: int) -> None:
+    save(tmp_path, [{"x": rows(whole("x"), rank, 2), "y": whole("y")} for rank in range(2)])
+    live = [
+        {"x": rows(whole("x", 0.0).bfloat16(), rank, ranks), "y": rows(whole("y", 0.0).half(), rank, ranks)}
+        for rank in range(ranks)
+    ]
+    restore(tmp_path, live, cast=True)
+    for rank, each in enumerate(live):
+        assert torch.equal(each["x"], rows(whole("x").bfloat16(), rank, ranks)) and each["x"].dtype == torch.bfloat16
+        assert torch.equal(each["y"], rows(whole("y").half(), rank, ranks))
+
+
+def test_shards_that_share_memory_cannot_be_converted_to_two_things(tmp_path: Path) -> None:
+    save(tmp_path, [{"x": rows(whole("x"), 0, 1), "y": rows(whole("y"), 0, 1)}])
+    shared = rows(whole("x", 0.0).half(), 0, 1)
+    with pytest.raises(DeeppartError, match="share memory"):
+        restore(tmp_path, [{"x": shared, "y": shared}], cast=True)
+    assert not shared.any()
+
+
+def test_keys_of_any_rank_are_asked_for_by_all(tmp_path: Path) -> None:
+    save(tmp_path, [{"a": whole("a"), "b": {"x": whole("b")}, "c": whole("c")}] * 2)
+    live: list[dict[str, Any]] = [{"a": whole("a", 0)}, {"a": whole("a", 0), "b": {"x": whole("b", 0)}}]
+    restore(tmp_path, live, exclude="c")
+    assert all(torch.equal(each["b"]["x"], whole("b")) for each in live) and "c" not in live[0]
+
+
+@pytest.mark.parametrize("other", [{"keys": "b"}, {"exclude": "a"}, {"strict": False}, {"cast": True}, {}])
+def test_ranks_that_ask_for_different_things_are_told(tmp_path: Path, other: dict[str, Any]) -> None:
+    save(tmp_path, [{"a": whole("a"), "b": whole("b")}] * 2)
+
+    def restored(comm: Comm) -> None:
+        live = {"a": whole("a", 0), "b": whole("b", 0)}
+        with checkpointer(tmp_path, comm) as ck:
+            with pytest.raises(RanksDisagreeError, match="ranks made different calls"):
+                ck.restore(live, **({"keys": "a"} if comm.rank else other))
+        assert not live["a"].any() and not live["b"].any()
+
+    on_ranks(2, restored)
+
+
+def test_an_impossible_argument_of_one_rank_ends_the_call_on_all(tmp_path: Path) -> None:
+    save(tmp_path, [{"a": whole("a")}] * 2)
+
+    def restored(comm: Comm) -> None:
+        with checkpointer(tmp_path, comm) as ck, pytest.raises(DeeppartError):
+            ck.restore({"a": whole("a", 0)}, keys=[] if comm.rank else None)
+
+    on_ranks(2, restored)
+
+
+def subset(tree: Any, rng: random.Random) -> Any:
+    """Some items of each dict of it, or others beside them."""
+    if not isinstance(tree, dict):
+        return tree
+    kept = {key: subset(item, rng) for key, item in tree.items() if rng.random() < 0.7}
+    return kept | ({f"new{rng.randrange(9)}": torch.zeros(2)} if rng.random() < 0.3 else {}) or {"none": 0}
+
+
+def check(live: Any, saved: Any, names: tuple[str, ...]) -> int:
+    """Every leaf that was saved has what was saved, every other what it had; how many were."""
+    if not isinstance(live, dict):
+        assert torch.equal(live, saved), names
+        return 1
+    known = isinstance(saved, dict)
+    return sum(
+        check(item, saved[key], (*names, key))
+        for key, item in live.items()
+        if known and key in saved and not (isinstance(item, dict) and set(item) == {"none"})
+    )
+
+
+def test_random_parts_of_random_states(tmp_path: Path) -> None:
+    """Each rank has places for other things; what any of them has, it gets, and nothing else is touched."""
+    total = 0
+    for seed in range(60):
+        rng = random.Random(seed)
+        saving, ranks = rng.choice([1, 2, 3]), rng.choice([1, 2, 3])
+        sharded = {name: rng.random() < 0.5 for name in "abcdefgh"}
+
+        def tensor(name: str, rank: int, count: int, scale: float, sharded: dict[str, bool] = sharded) -> torch.Tensor:
+            found: torch.Tensor = rows(whole(name, scale), rank, count) if sharded[name] else whole(name, scale)
+            return found
+
+        def full(rank: int, count: int, scale: float, make: Any = tensor) -> dict[str, Any]:
+            leaf = {name: make(name, rank, count, scale) for name in "abcdefgh"}
+            inner = {"c": leaf["c"], "d": leaf["d"], "deep": {"e": leaf["e"], "f": leaf["f"]}}
+            return {"a": leaf["a"], "b": leaf["b"], "inner": inner, "more": {"g": leaf["g"], "h": leaf["h"]}}
+
+        root = tmp_path / str(seed)
+        save(root, [full(rank, saving, 1.0) for rank in range(saving)])
+        live = [{"a": tensor("a", rank, ranks, 0.0)} | subset(full(rank, ranks, 0.0), rng) for rank in range(ranks)]
+        try:
+            restore(root, live, strict=False)
+        except DeeppartError as error:
+            assert "replicated" in str(error) or "split" in str(error), (seed, error)
+            continue
+        total += sum(check(each, full(rank, ranks, 1.0), ()) for rank, each in enumerate(live))
+        added = [item for each in live for key, item in each.items() if key.startswith("new")]
+        assert not any(each.any() for each in added), seed
+    assert total > 300

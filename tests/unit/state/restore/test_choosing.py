@@ -1,0 +1,348 @@
+"""Partial restores: what is asked for is restored, bit for bit, and everything else stays as it was."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import deeppart
+from deeppart.errors import DeeppartWarning, LeafMismatchError, StateError, StructureMismatchError
+from deeppart.state.tree.paths import readable
+from deeppart.state.tree.patterns import covers
+
+pytestmark = pytest.mark.usefixtures("working_directory")
+
+
+@pytest.fixture
+def ck(tmp_path: Path) -> Iterator[deeppart.Checkpointer]:
+    with deeppart.Checkpointer(persistent_dir=tmp_path / "ckpt", timeout=30.0) as checkpointer:
+        yield checkpointer
+
+
+def network(seed: int, *more: torch.nn.Module) -> torch.nn.Sequential:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2), *more)
+
+
+def stepped(model: torch.nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
+    sum(parameter.sum() for parameter in model.parameters()).backward()  # type: ignore[union-attr]
+    optimizer.step()
+    return optimizer
+
+
+def training(seed: int) -> dict[str, Any]:
+    model = network(seed)
+    return {"model": model, "optimizer": stepped(model), "epoch": seed, "loss": [0.5] * seed}
+
+
+def report(ck: deeppart.Checkpointer) -> deeppart.RestoreReport:
+    assert ck.restored is not None
+    return ck.restored
+
+
+# --- against an oracle ------------------------------------------------------------------------------------------------
+
+
+def random_tree(rng: random.Random, depth: int) -> Any:
+    kind = rng.choice("tttvvdl" if depth else "dd")
+    if kind == "t":
+        return torch.zeros(rng.randrange(1, 4)) if rng.random() < 0.7 else np.zeros(2)
+    if kind == "v":
+        return 0
+    if depth > 3:
+        return 1.5
+    if kind == "d":
+        names = rng.sample(["a", "b", "weight", "bias", "module", "x.y", 1, "a/b"], rng.randrange(1, 5))
+        return {name: random_tree(rng, depth + 1) for name in names}
+    return [random_tree(rng, depth + 1) for _ in range(rng.randrange(1, 4))]
+
+
+def filled(tree: Any, rng: random.Random) -> Any:
+    """The same with other contents."""
+    if isinstance(tree, dict):
+        return {key: filled(item, rng) for key, item in tree.items()}
+    if isinstance(tree, list):
+        return [filled(item, rng) for item in tree]
+    if isinstance(tree, torch.Tensor):
+        return torch.tensor([rng.random() for _ in range(len(tree))])
+    return (
+        np.array([rng.random(), rng.random()]) if isinstance(tree, np.ndarray) else type(tree)(rng.randrange(1 << 30))
+    )
+
+
+def leaves(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    if isinstance(tree, (dict, list)):
+        for key, item in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from leaves(item, (*path, key))
+    else:
+        yield path, tree.tolist() if isinstance(tree, (torch.Tensor, np.ndarray)) else tree
+
+
+def expected(path: tuple[Any, ...], keys: Any, exclude: Any) -> bool:
+    """As the documents say: any container around a leaf, or it, is covered, and none of them is excluded."""
+    ends = [(readable(path[:end]), end < len(path)) for end in range(1, len(path) + 1)]
+    asked = keys is None or any(covers(text, keys, container=True) for text, _ in ends)
+    return asked and not any(covers(text, exclude, container=True) for text, _ in ends)
+
+
+def test_random_states_and_globs(ck: deeppart.Checkpointer) -> None:
+    counts = [0, 0, 0]
+    for seed in range(150):
+        rng = random.Random(seed)
+        tree = random_tree(rng, 0)
+        saved, live = filled(tree, rng), filled(tree, rng)
+        paths = [readable(path) for path, _ in leaves(tree)]
+        globs = ["*/weight", "a", "a/*", "*b*", "weight/*/a", "x.y", "1/*", "a~1b", rng.choice(paths)]
+        keys = rng.sample(globs, 2) if rng.random() < 0.8 else None
+        exclude = rng.sample(globs, 1) if rng.random() < 0.5 else []
+        ck.checkpoint(saved, seed + 1).wait(timeout=30)
+        before = dict(leaves(live))
+        try:
+            ck.restore(live, keys=keys, exclude=exclude)
+        except StructureMismatchError as error:
+            assert "matches the keys" in str(error) and not any(expected(path, keys, exclude) for path in before)
+            counts[2] += 1
+            continue
+        theirs, after = dict(leaves(saved)), dict(leaves(live))
+        assert after.keys() == before.keys()
+        for path, value in after.items():
+            asked = expected(path, keys, exclude)
+            counts[asked] += 1
+            assert value == (theirs if asked else before)[path], (seed, path, keys, exclude)
+    assert min(counts) > 20
+
+
+# --- the outermost dict -----------------------------------------------------------------------------------------------
+
+
+def test_a_model_alone_brings_no_optimizer_along(ck: deeppart.Checkpointer) -> None:
+    saved, model = training(3), network(9)
+    ck.checkpoint(saved, 1).wait(timeout=30)
+    live: dict[str, Any] = {"model": model}
+    with pytest.warns(DeeppartWarning, match="left in the checkpoint, .* no such key: optimizer[.]"):
+        ck.restore(live)
+    assert live == {"model": model, "epoch": 3, "loss": [0.5] * 3}  # small values come back
+    assert torch.equal(model[0].weight, saved["model"][0].weight)
+    assert (report(ck).leaves, report(ck).left_out) == (4, ("optimizer",))
+    live = {"model": model}
+    ck.restore(live, keys="model")  # asked for by name: nothing to be told
+    assert live == {"model": model} and report(ck).left_out == ()
+    live = {}
+    with pytest.warns(DeeppartWarning, match="is a dict now"):
+        ck.restore(live)
+    assert live.keys() == saved.keys()
+    live = {"model": model}
+    with pytest.warns(DeeppartWarning, match="is a dict now"):
+        ck.restore(live, keys=["optimizer/state/0"])
+    assert list(live["optimizer"]["state"][0]) == ["step", "exp_avg", "exp_avg_sq"] and len(live["optimizer"]) == 1
+
+
+def test_a_state_of_one_level_less_is_still_an_error_with_advice(ck: deeppart.Checkpointer) -> None:
+    ck.checkpoint(training(3), 1).wait(timeout=30)
+    with pytest.raises(StructureMismatchError, match="the checkpoint has a level more"):
+        ck.restore(dict(network(9).state_dict()))
+
+
+# --- what is missing, and what nobody has a place for -----------------------------------------------------------------
+
+
+def test_fine_tuning_with_another_head(ck: deeppart.Checkpointer) -> None:
+    saved = network(1, torch.nn.Linear(2, 7))
+    ck.checkpoint({"model": saved, "epoch": 4}, 1).wait(timeout=30)
+    live = network(2)
+    live.add_module("head", torch.nn.Linear(2, 3))
+    before = live[2].weight.clone()
+    with pytest.raises(StructureMismatchError, match="strict=False"):
+        ck.restore({"model": live})
+    assert not torch.equal(live[0].weight, saved[0].weight)
+    told: list[Any] = []
+    ck.restore(
+        {"model": live, "epoch": 0},
+        strict=False,
+        on_missing=lambda path, item: told.append((path, item)),
+        on_unexpected=told.append,
+    )
+    assert torch.equal(live[0].weight, saved[0].weight) and torch.equal(live[2].weight, before)
+    assert set(report(ck).missing) == {"model/head.bias", "model/head.weight"}
+    assert set(report(ck).unexpected) == {"model/2.bias", "model/2.weight"}
+    assert {path for path, *_ in told[:2]} == set(report(ck).missing) and set(told[2:]) == set(report(ck).unexpected)
+    assert any(torch.equal(item, live[2].weight) for _, item in told[:2])
+
+
+def test_an_average_that_was_added_later(ck: deeppart.Checkpointer) -> None:
+    saved, model = network(1), network(2)
+    ck.checkpoint({"model": saved}, 1).wait(timeout=30)
+    live = {"model": model, "ema": {"w": torch.zeros(4, 3)}}
+
+    def begin(path: str, item: Any) -> None:
+        assert path == "ema"
+        item["w"].copy_(model[0].weight.detach())
+
+    ck.restore(live, on_missing=begin)
+    assert torch.equal(live["ema"]["w"], saved[0].weight)  # the model was restored before
+    with pytest.raises(StateError, match="the on_missing function failed; everything else has been restored"):
+        ck.restore(live, on_missing=lambda path, item: 1 / 0)
+
+
+@pytest.mark.parametrize("how", ["error", "create", "ignore"])
+def test_what_a_plain_dict_lacks(ck: deeppart.Checkpointer, how: str) -> None:
+    ck.checkpoint({"d": {"a": torch.ones(2), "b": torch.ones(3)}}, 1).wait(timeout=30)
+    live = {"d": {"a": torch.zeros(2)}}
+    if how == "error":
+        with pytest.raises(StructureMismatchError, match="the live state lacks: d/b"):
+            ck.restore(live, on_unexpected=how)
+        assert not live["d"]["a"].any()
+        return
+    ck.restore(live, on_unexpected=how)
+    assert list(live["d"]) == (["a", "b"] if how == "create" else ["a"]) and live["d"]["a"].all()
+
+
+def test_an_optimizer_is_restored_whole_or_not_at_all(ck: deeppart.Checkpointer) -> None:
+    """Its states are numbered: with one layer more in front, number 0 would be another parameter's."""
+    saved = training(1)
+    ck.checkpoint(saved, 1).wait(timeout=30)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), *network(2))
+    live = {"model": model, "optimizer": torch.optim.Adam(model.parameters())}
+    with pytest.raises(StateError, match="parameter groups"):
+        ck.restore(live, strict=False, keys="optimizer")
+    fresh = network(5)
+    optimizer = torch.optim.Adam(fresh.parameters())
+    ck.restore({"optimizer": optimizer}, strict=False)
+    assert optimizer.param_groups[0]["lr"] == 0.5 and len(optimizer.state) == 4
+
+
+def test_a_scheduler_keeps_none_of_its_own(ck: deeppart.Checkpointer) -> None:
+    """Its milestones are a dict of numbers: those of two runs are not to be mixed."""
+    one, other = stepped(network(1)), stepped(network(1))
+    ck.checkpoint({"s": torch.optim.lr_scheduler.MultiStepLR(one, [40, 50])}, 1).wait(timeout=30)
+    live = torch.optim.lr_scheduler.MultiStepLR(other, [3])
+    with pytest.raises(StructureMismatchError, match="s/milestones/3"):
+        ck.restore({"s": live}, strict=False)
+    assert list(live.milestones) == [3]
+
+
+def test_nothing_in_common_is_an_error_even_so(ck: deeppart.Checkpointer) -> None:
+    ck.checkpoint({"model": torch.ones(2)}, 1).wait(timeout=30)
+    with pytest.raises(StructureMismatchError, match="nothing in the checkpoint has a place"):
+        ck.restore({"net": torch.zeros(2)}, strict=False)
+
+
+def test_other_shapes_are_errors_even_so(ck: deeppart.Checkpointer) -> None:
+    ck.checkpoint({"a": torch.ones(2), "b": torch.ones(2)}, 1).wait(timeout=30)
+    live = {"a": torch.zeros(2), "b": torch.zeros(3)}
+    with pytest.raises(LeafMismatchError):
+        ck.restore(live, strict=False, cast=True)
+    assert not live["a"].any()
+
+
+# --- containers -------------------------------------------------------------------------------------------------------
+
+
+def test_lists_tuples_and_values(ck: deeppart.Checkpointer) -> None:
+    saved = {"l": [torch.ones(1), torch.ones(2), 5], "t": (torch.ones(1), {"n": 1}), "run": list(range(30))}
+    ck.checkpoint(saved, 1).wait(timeout=30)
+    live: dict[str, Any] = {"l": [torch.zeros(1), torch.zeros(2), 0], "t": (torch.zeros(1), {"n": 0}), "run": [7]}
+    ck.restore(live, keys=["l/1", "t/1"])
+    assert [each.any().item() if isinstance(each, torch.Tensor) else each for each in live["l"]] == [False, True, 0]
+    assert not live["t"][0].any() and live["t"][1] == {"n": 1} and live["run"] == [7]
+    for how in ({"keys": "run/3"}, {"exclude": "run/3"}):
+        with pytest.raises(StructureMismatchError, match="restored as a whole"):
+            ck.restore(live, **how)  # type: ignore[arg-type]
+    with pytest.raises(StructureMismatchError, match="only some items of a list"):
+        ck.restore({"l": []}, keys="l/1")
+    assert not live["l"][0].any() and live["run"] == [7]
+
+
+def test_tied_leaves_come_from_each_other(ck: deeppart.Checkpointer) -> None:
+    """Only one of two tied names is asked for: the bytes are those of the other, which is not."""
+    weight = torch.nn.Parameter(torch.arange(6.0))
+    ck.checkpoint({"a": weight, "b": weight, "part": weight.detach()[2:4]}, 1).wait(timeout=30)
+    for names in (["a"], ["b"]):
+        live = {name: torch.zeros(6) for name in ("a", "b")}
+        ck.restore(live, keys=names)
+        assert [name for name, tensor in live.items() if torch.equal(tensor, weight)] == names
+    part = {"part": torch.zeros(2)}
+    with pytest.raises(StructureMismatchError, match="restore both, or neither"):
+        ck.restore(part, keys="part")
+    both = {"a": torch.zeros(6), "part": torch.zeros(2)}
+    ck.restore(both, keys=["a", "part"])
+    assert both["part"].tolist() == [2.0, 3.0]
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_renamed_models(ck: deeppart.Checkpointer) -> None:
+    saved = network(1)
+    ck.checkpoint({"model": saved, "epoch": 2}, 1).wait(timeout=30)
+    live = torch.nn.ModuleDict({"backbone": network(2)})
+    ck.restore({"net": live}, rename={"model": "net", "net/*": "net/backbone.*"})
+    assert torch.equal(live["backbone"][0].weight, saved[0].weight)
+    assert report(ck).renamed["model/0.weight"] == "net/backbone.0.weight" and report(ck).renamed["model"] == "net"
+
+
+@pytest.mark.parametrize(
+    ("rename", "match"),
+    [({"modle": "net"}, "matches nothing.*\n.*modle"), ({"*.bias": "0.weight"}, "two items of the checkpoint get one")],
+)
+def test_rules_that_cannot_be_meant(ck: deeppart.Checkpointer, rename: dict[str, str], match: str) -> None:
+    ck.checkpoint({"model": network(1)}, 1).wait(timeout=30)
+    with pytest.raises(StructureMismatchError, match=match):
+        ck.restore({"model": network(2)}, rename=rename)
+
+
+def test_the_order_of_an_ordered_dict_stays(ck: deeppart.Checkpointer) -> None:
+    ck.checkpoint({"d": OrderedDict(z=1, a=2, m=3)}, 1).wait(timeout=30)
+    live = {"d": OrderedDict(m=0, z=0, a=0)}
+    ck.restore(live, exclude="d/m")
+    assert dict(live["d"]) == {"z": 1, "a": 2, "m": 0}
+
+
+# --- precision --------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_in_another_precision(ck: deeppart.Checkpointer) -> None:
+    saved = training(1)
+    ck.checkpoint(saved, 1).wait(timeout=30)
+    model = network(2).bfloat16()
+    optimizer = torch.optim.Adam(model.parameters())
+    with pytest.raises(LeafMismatchError, match="cast=True"):
+        ck.restore({"model": model})
+    ck.restore({"model": model, "optimizer": optimizer}, cast=True)
+    assert torch.equal(model[0].weight, saved["model"][0].weight.bfloat16())
+    moments = saved["optimizer"].state[saved["model"][0].weight]["exp_avg"]
+    assert torch.equal(optimizer.state[model[0].weight]["exp_avg"], moments.bfloat16())
+    assert report(ck).cast["model/0.weight"] == ("float32", "bfloat16") and len(report(ck).cast) == 4
+    model.float()(torch.ones(1, 3)).sum().backward()
+
+
+def test_tied_leaves_in_another_precision(ck: deeppart.Checkpointer) -> None:
+    weight = torch.arange(4.0)
+    ck.checkpoint({"a": weight, "tied": [weight, weight], "apart": [weight.clone(), weight + 1]}, 1).wait(timeout=30)
+    half = torch.zeros(4, dtype=torch.float16)
+    ck.restore({"tied": [half, half]}, cast=True, keys="tied")  # the bytes are those of `a`
+    assert torch.equal(half, weight.half())
+    half.zero_()
+    with pytest.raises(StructureMismatchError, match="share memory"):
+        ck.restore({"apart": [half, half]}, cast=True, keys="apart")
+    row = torch.zeros(6, dtype=torch.float16)
+    with pytest.raises(StructureMismatchError, match=r"share|overwritten"):
+        ck.restore({"apart": [row[:4], row[2:]]}, cast=True, keys="apart")
+    assert not half.any() and not row.any()
+
+
+def test_whole_numbers_are_not_converted(ck: deeppart.Checkpointer) -> None:
+    ck.checkpoint({"n": torch.tensor([1 << 40]), "x": np.ones(2)}, 1).wait(timeout=30)
+    with pytest.raises(LeafMismatchError):
+        ck.restore({"n": torch.zeros(1, dtype=torch.int32)}, cast=True)
+    live = {"x": np.zeros(2, dtype=np.float32)}
+    ck.restore(live, cast=True, keys="x")
+    assert live["x"].all()

@@ -1,0 +1,105 @@
+"""The arguments of a restore that choose: which are possible, and what they cover."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deeppart.errors import ConfigError
+from deeppart.state.restore.request import Request, asked_of
+
+DEFAULTS: dict[str, Any] = {
+    "keys": None,
+    "exclude": None,
+    "strict": True,
+    "cast": False,
+    "rename": None,
+    "on_missing": None,
+    "on_unexpected": None,
+}
+
+
+def request(**given: Any) -> Request:
+    return asked_of(*(DEFAULTS | given).values()).request
+
+
+def test_nothing_asked_for_is_the_default() -> None:
+    assert request().is_default and request().digest() == 0
+    assert request(strict=False) == Request(missing="keep", unexpected="ignore")
+    assert request(strict=False, on_missing="error", on_unexpected="create").is_default
+
+
+def test_functions_stand_for_what_they_are_told_of() -> None:
+    asked = asked_of(*(DEFAULTS | {"on_missing": print, "on_unexpected": print}).values())
+    assert asked.request == Request(missing="keep", unexpected="ignore")
+    assert asked.on_missing is print and asked.on_unexpected is print
+
+
+def test_ranks_that_ask_for_the_same_have_one_digest() -> None:
+    assert request(keys=["a", "b"]).digest() == request(keys=("b", "a", "b")).digest()
+    digests = {request(keys="a").digest(), request(exclude="a").digest(), request(cast=True).digest(), 0}
+    assert len(digests) == 4 and all(0 <= digest < 1 << 63 for digest in digests)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"keys": []},
+        {"keys": ""},
+        {"keys": [1]},
+        {"keys": {"a": "b"}},
+        {"keys": b"a"},
+        {"exclude": [None]},
+        {"strict": "no"},
+        {"strict": None},
+        {"cast": 1},
+        {"rename": [("a", "b")]},
+        {"rename": {"a": 1}},
+        {"rename": {"": "b"}},
+        {"rename": {"a": ""}},
+        {"rename": {"a": "*"}},  # nothing stands for it
+        {"rename": {"a": "b/c"}},  # another container
+        {"rename": {"a/b": "c/b"}},
+        {"on_missing": "create"},
+        {"on_missing": True},
+        {"on_unexpected": "keep"},
+    ],
+    ids=repr,
+)
+def test_impossible_arguments_are_named(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"impossible value for {next(iter(given))}") as caught:
+        request(**given)
+    assert caught.value.expected and caught.value.found
+
+
+@pytest.mark.parametrize(
+    ("rename", "path", "key", "expected"),
+    [
+        ({"module.*": "*"}, ("model",), "module.0.weight", "0.weight"),
+        ({"module.*": "*"}, ("model",), "0.module.weight", "0.module.weight"),
+        ({"*.gamma": "*.weight"}, (), "norm.gamma", "norm.weight"),
+        ({"h.*.attn.*": "layers.*.self.*"}, (), "h.3.attn.q", "layers.3.self.q"),
+        ({"model": "net"}, (), "model", "net"),
+        ({"model": "net"}, ("model",), "model", "net"),
+        ({"model/encoder.*": "model/backbone.*"}, ("model",), "encoder.0", "backbone.0"),
+        ({"model/encoder.*": "model/backbone.*"}, ("ema",), "encoder.0", "encoder.0"),
+        ({"*/w": "*/v"}, ("a",), "w", "v"),
+        ({"*/w": "*/v"}, ("a", "b"), "w", "w"),
+        ({"a~1b": "c~1d"}, (), "a/b", "c/d"),
+        ({"1": "2"}, (), 1, 1),  # a number is no name
+        ({"a": "b", "*": "c"}, (), "a", "b"),  # the first rule that matches
+        ({"[ab]": "c"}, (), "a", "a"),  # nothing but `*` is special
+        ({"[ab]": "c"}, (), "[ab]", "c"),
+    ],
+)
+def test_rules_of_rename(rename: dict[str, str], path: tuple[str, ...], key: Any, expected: Any) -> None:
+    found, rule = request(rename=rename).renamed(path, key)
+    assert found == expected and (rule is None) == (found == key)
+
+
+def test_paths_that_are_asked_for() -> None:
+    asked = request(keys=("model/*", "rng"), exclude="*.bias")
+    assert asked.asks_for(("model", "0.weight")) and asked.asks_for(("rng", "cpu"))
+    assert not asked.asks_for(("model", "0.bias")) and not asked.asks_for(("optimizer", "0.weight"))
+    assert not asked.asks_for(()) and request().asks_for(())
