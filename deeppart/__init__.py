@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from deeppart.checkpointer import Checkpointer
     from deeppart.offline.load import load
     from deeppart.repair.scrub import ScrubReport
-    from deeppart.state.restore.request import Arguments
+    from deeppart.state.restore.request import RestoreArguments
     from deeppart.state.tree.per_rank import PerRank, PerRankFunction
     from deeppart.storage.key_files import KeyFiles
 
@@ -103,6 +103,7 @@ __all__ = [
     "RemoteRankError",
     "ReplicaDivergenceWarning",
     "Report",
+    "RestoreArguments",
     "RestoreError",
     "RestoreReport",
     "ScrubNotice",
@@ -131,6 +132,7 @@ _LATER = {
     "KeyFiles": "deeppart.storage.key_files",
     "PerRank": "deeppart.state.tree.per_rank",
     "PerRankFunction": "deeppart.state.tree.per_rank",
+    "RestoreArguments": "deeppart.state.restore.request",
     "ScrubReport": "deeppart.repair.scrub",
     "load": "deeppart.offline.load",
 }
@@ -163,7 +165,7 @@ def checkpoint(state: Any, step: int, *, force: bool = False) -> Pending:
 
 
 def restore(
-    state: Any, step: int | None = None, per_rank: PerRank = "strict", **asked: Unpack[Arguments]
+    state: Any, step: int | None = None, per_rank: PerRank = "strict", **asked: Unpack[RestoreArguments]
 ) -> int | None:
     """Restore a state with the default Checkpointer (collective). See :meth:`Checkpointer.restore`.
 

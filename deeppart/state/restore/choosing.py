@@ -178,7 +178,7 @@ class _Choosing:
         if saved.kind not in DICTS:
             return saved.keys
         names = list(saved.keys)
-        if self._request.rename:
+        if self._request.rules:
             for number, key in enumerate(saved.keys):
                 names[number], rule = self._request.renamed(path, key)
                 if rule is not None:
@@ -276,7 +276,7 @@ class _Choosing:
                 expected="globs over paths, as `deeppart show DIR` lists them",
                 found=f"keys {', '.join(request.keys or ())}",
             )
-        if unmet := [pattern for number, (pattern, _) in enumerate(request.rename) if number not in self._rules_met]:
+        if unmet := [pattern for number, (pattern, _) in enumerate(request.rules) if number not in self._rules_met]:
             raise StructureMismatchError(
                 "a rule of rename matches nothing in the checkpoint",
                 found=", ".join(unmet),

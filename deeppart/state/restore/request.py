@@ -36,7 +36,7 @@ class Request:
         missing: "error" or "keep": live leaves that the checkpoint lacks.
         unexpected: "error", "create" or "ignore": what the live state lacks.
         cast: floating-point leaves of one shape may have another dtype in the checkpoint.
-        rename: pairs of a pattern of saved names and what they are called here.
+        rules: pairs of a pattern of saved names and what they are called here (``rename``).
         is_default: true if the caller has asked for nothing of all this.
     """
 
@@ -45,7 +45,7 @@ class Request:
     missing: str = ERROR
     unexpected: str = CREATE
     cast: bool = False
-    rename: tuple[tuple[str, str], ...] = ()
+    rules: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_default(self) -> bool:
@@ -87,7 +87,7 @@ class Request:
             path: of the dict, as it is called here.
         """
         if type(key) is str:
-            for number, (pattern, name) in enumerate(self.rename):
+            for number, (pattern, name) in enumerate(self.rules):
                 text = readable((*path, key)) if "/" in pattern else component(key)
                 if (match := _compiled(pattern).fullmatch(text)) is not None:
                     return _written(name, match, key), number
@@ -109,7 +109,7 @@ class Asked:
     on_unexpected: Callable[[str], object] | None = None
 
 
-class Arguments(TypedDict, total=False):
+class RestoreArguments(TypedDict, total=False):
     """What ``restore`` takes by name besides ``step`` and ``per_rank``."""
 
     keys: Globs | None

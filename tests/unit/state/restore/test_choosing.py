@@ -26,7 +26,7 @@ def ck(tmp_path: Path) -> Iterator[deeppart.Checkpointer]:
         yield checkpointer
 
 
-def network(seed: int, *more: torch.nn.Module) -> torch.nn.Sequential:
+def network(seed: int, *more: torch.nn.Module) -> Any:
     torch.manual_seed(seed)
     return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2), *more)
 
@@ -180,7 +180,7 @@ def test_fine_tuning_with_another_head(ck: deeppart.Checkpointer) -> None:
 def test_an_average_that_was_added_later(ck: deeppart.Checkpointer) -> None:
     saved, model = network(1), network(2)
     ck.checkpoint({"model": saved}, 1).wait(timeout=30)
-    live = {"model": model, "ema": {"w": torch.zeros(4, 3)}}
+    live: dict[str, Any] = {"model": model, "ema": {"w": torch.zeros(4, 3)}}
 
     def begin(path: str, item: Any) -> None:
         assert path == "ema"
@@ -283,7 +283,7 @@ def test_tied_leaves_come_from_each_other(ck: deeppart.Checkpointer) -> None:
 def test_renamed_models(ck: deeppart.Checkpointer) -> None:
     saved = network(1)
     ck.checkpoint({"model": saved, "epoch": 2}, 1).wait(timeout=30)
-    live = torch.nn.ModuleDict({"backbone": network(2)})
+    live: Any = torch.nn.ModuleDict({"backbone": network(2)})
     ck.restore({"net": live}, rename={"model": "net", "net/*": "net/backbone.*"})
     assert torch.equal(live["backbone"][0].weight, saved[0].weight)
     assert report(ck).renamed["model/0.weight"] == "net/backbone.0.weight" and report(ck).renamed["model"] == "net"
