@@ -252,7 +252,7 @@ class Checkpointer:
                 left out. None: as ``strict`` says; "create" if it is True.
 
         Returns:
-            The step restored, or None if there is no checkpoint. :attr:`restored` says what was done.
+            The step restored, or None if there is no checkpoint. ``Checkpointer.restored`` says what was done.
 
         Raises:
             ConfigError: an impossible argument.
