@@ -50,7 +50,7 @@ def diff(
     """Compare the checkpoints A and B, each of them DIR, for its newest step, or DIR@STEP.
 
     Every byte of both is read and checked. Bit for bit, unless --rtol or --atol is given; together they allow
-    ATOL + RTOL * max(|a|, |b|). KEYS are globs over paths, as for deeppart.load: model '*.bias'.
+    ATOL + RTOL * max(abs(a), abs(b)). KEYS are globs over paths, as for deeppart.load: model '*.bias'.
 
     Exit code 0 if they are equal, 1 if they differ, and 2 for all else: wrong usage, no such checkpoint, damage.
     """

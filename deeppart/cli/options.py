@@ -22,8 +22,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 def _guard(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
     """While the command runs, no link leads it out of the directory, or directories, that it was given."""
     for directory in value if isinstance(value, tuple) else (value,):
-        if context.resilient_parsing:  # nothing is read then but what a completion guards itself
-            break
         context.with_resource(guarded(Path(directory), READING))
     return value
 
@@ -60,9 +58,7 @@ def read_place(text: str) -> Place:
     return Place(Path(match[1]), int(match[2]))
 
 
-def _guard_place(context: click.Context, parameter: click.Parameter, value: str) -> Place | None:
-    if context.resilient_parsing:
-        return None
+def _guard_place(context: click.Context, parameter: click.Parameter, value: str) -> Place:
     place = read_place(value)
     _guard(context, parameter, place.directory)
     return place

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from click.shell_completion import ShellComplete
 
-from deeppart.access.guards import rules_for
 from deeppart.cli import main
 from tests.unit.cli_support import forge
 
@@ -96,10 +95,10 @@ def test_only_steps_are_offered(root: Path, tmp_path: Path) -> None:
     assert offered("show", tmp_path, "--step", "") == ["7"]
 
 
-def test_a_completion_reads_no_key_and_guards_nothing_longer(root: Path, tmp_path: Path) -> None:
-    missing = tmp_path / "key"
-    assert offered("show", root, "--sign-key-file", missing, "--step", "2") == ["2000"]
-    assert rules_for(str(root)) is None
+def test_a_completion_reads_no_key(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[object] = []
+    monkeypatch.setattr("deeppart.cli.options.read_key_files", read.append)
+    assert offered("show", root, "--sign-key-file", "key", "--step", "2") == ["2000"] and read == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

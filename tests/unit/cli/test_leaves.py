@@ -30,7 +30,7 @@ STATE: dict[str, Any] = {
     "time": np.array(["2026-11-27", "NaT"], dtype="M8[D]"),
     "big-endian": np.array([1.0, 2.0], dtype=">f4"),
     "small": {"n": 1 << 70, "s": "a\x1b\nb", "run": list(range(100))},
-    "esc\x1b[2J": {"t": torch.ones(2)},
+    "esc\x07\x1b[2J": {"t": torch.ones(2)},
 }
 if hasattr(torch, "float4_e2m1fn_x2"):
     STATE["f4"] = torch.tensor([0x10, 0xF2], dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
@@ -113,10 +113,12 @@ def test_values(root: Path) -> None:
 
 
 def test_nothing_steers_the_terminal(root: Path) -> None:
-    text = call("cat", root, "esc*") + call("cat", root, "(root)", code=2 if "f4" in STATE else 0)
-    text += call("cat", root, "text") + call("cat", root, "esc\x1b[2J") + call("cat", root, "small")
-    assert "\x1b" not in text and "esc\\x1b[2J/t  float32[2]\n[1. 1.]\n" in text
-    assert "\x1b" not in call("cat", root, "esc\x1b[2J/x", code=1)
+    """click takes ANSI sequences out of what goes to no terminal, but no bell."""
+    evil = "esc\x07\x1b[2J"
+    text = call("cat", root, "esc*") + call("cat", root, "text") + call("cat", root, evil) + call("cat", root, "small")
+    text += call("cat", root, f"{evil}/x", code=1)
+    assert not {"\x1b", "\x07"} & set(text) and "esc\\x07\\x1b[2J/t  float32[2]\n[1. 1.]\n" in text
+    assert "such as esc\\x07\\x1b[2J/t" in text
 
 
 def test_json(root: Path) -> None:

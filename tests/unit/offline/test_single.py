@@ -22,8 +22,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "x[0]": torch.arange(3),
         "x0": torch.arange(4),
         "run": [{"n": i, "deep": [i, -i]} for i in range(300)],
-        1: "int",
-        "1": "str",
+        11: "int",
+        "11": "str",
         "a/b": {"": None},
         "tie": torch.arange(6).reshape(2, 3),
     }
@@ -65,6 +65,12 @@ def test_values_and_items_of_runs(root: Path, key: str, content: Any) -> None:
     assert contents(read_single(root, key)) == [(key, content)]
 
 
+def test_a_glob_is_over_leaves_and_values_alone(root: Path) -> None:
+    assert contents(read_single(root, "a~1*")) == [("a~1b/", None)]
+    with pytest.raises(StructureMismatchError, match="nothing at this path"):
+        read_single(root, "?")  # there is a container of such a name
+
+
 def test_a_container_is_all_that_is_in_it(root: Path) -> None:
     found = read_single(root, "m")
     assert found.is_container and [path for path, _ in contents(found)] == ["m/weight", "m/bias"]
@@ -74,7 +80,7 @@ def test_a_container_is_all_that_is_in_it(root: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "summary", "text"),
     [
-        ("1", "more than one", "found: 1, 1"),
+        ("11", "more than one", "found: 11, 11"),
         ("m/*", "more than one", "found: m/weight, m/bias"),
         ("m/wieght", "nothing at this path", "such as m/weight"),
         ("weight", "nothing at this path", "m/weight"),
