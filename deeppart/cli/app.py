@@ -1,6 +1,7 @@
 """The ``deeppart`` command and its subcommands.
 
-Exit codes: 0 good; 1 something is damaged or incomplete, or there is nothing; 2 bad usage, or it was refused.
+Exit codes: 0 good; 1 something is damaged or incomplete, or there is nothing; 2 bad usage, or it was refused. Of
+``diff``, those of diff(1).
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from deeppart.model.version import VERSION
 
 class _Commands(Commands):
     package = "deeppart.cli"
-    names = ("ls", "show", "verify", "restore", "export", "prune")
+    names = ("ls", "show", "cat", "diff", "verify", "restore", "export", "prune")
     about_content = (FormatError, RestoreError, StructureMismatchError)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="deeppart")
 def main() -> None:
-    """Look at checkpoints, verify and repair them, see what a restore would do, export them, and remove those
-    no longer wanted.
+    """Look at checkpoints and compare them, verify and repair them, see what a restore would do, export them, and
+    remove those no longer wanted.
 
     DIR is a persistent directory: what the job was given as persistent_dir.
     """

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import click
 
+from deeppart.cli.text import printable_lines
 from deeppart.errors import DeeppartError
 
 #: Exit codes (docs/commands.md, docs/simulator.md).
@@ -68,24 +69,24 @@ class Commands(click.Group):
             code = super().main(arguments, prog_name, complete_var, standalone_mode=False, **extra)
             return code if isinstance(code, int) else GOOD
         except DeeppartError as error:
-            return _tell(error, NOT_GOOD if isinstance(error, self.about_content) else REFUSED, as_json)
+            return tell(error, NOT_GOOD if isinstance(error, self.about_content) else REFUSED, as_json)
         except click.Abort:
             click.echo("interrupted", err=True)
             return INTERRUPTED
         except click.ClickException as error:
             if as_json:
-                return _tell(DeeppartError(error.format_message()), REFUSED, as_json, kind="UsageError")
+                return tell(DeeppartError(error.format_message()), REFUSED, as_json, kind="UsageError")
             error.show()
             return REFUSED
         except OSError as error:
             refusal = DeeppartError("the operating system refused", found=str(error))
-            return _tell(refusal, REFUSED, as_json, kind="OSError")
+            return tell(refusal, REFUSED, as_json, kind="OSError")
         except ModuleNotFoundError as error:
             packages, installs = self.extra
             if error.name not in packages:
                 raise
             refusal = DeeppartError(f"this command needs {error.name}", todo=installs)
-            return _tell(refusal, REFUSED, as_json, kind="ModuleNotFoundError")
+            return tell(refusal, REFUSED, as_json, kind="ModuleNotFoundError")
 
 
 def end_quietly() -> int:
@@ -99,11 +100,11 @@ def print_json(document: Any, *, sort_keys: bool = False) -> None:
     click.echo(json.dumps(document, indent=2, sort_keys=sort_keys, allow_nan=False))
 
 
-def _tell(error: DeeppartError, code: int, as_json: bool, kind: str | None = None) -> int:
+def tell(error: DeeppartError, code: int, as_json: bool, kind: str | None = None) -> int:
     """Print an error the way that was asked for; returns the exit code."""
     if as_json:
         answers = {name: getattr(error, name) for name in ("summary", "expected", "found", "where", "tried", "todo")}
         print_json({"error": {"kind": kind or type(error).__name__, **answers, "exit_code": code}})
     else:
-        click.echo(f"error: {error}", err=True)
+        click.echo(printable_lines(f"error: {error}"), err=True)  # it may name keys of a file
     return code

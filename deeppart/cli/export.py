@@ -9,29 +9,23 @@ from pathlib import Path
 import click
 
 from deeppart.cli.commands import GOOD, print_json
-from deeppart.cli.options import SIGN_KEY_HELP, directory_argument
-from deeppart.cli.output import console, count, printable
+from deeppart.cli.options import SIGN_KEY_HELP, directory_argument, rank_option, step_option
+from deeppart.cli.output import console, count
 from deeppart.cli.progress import progress_bar
+from deeppart.cli.text import printable
 from deeppart.errors import DeeppartWarning
 from deeppart.model.units import show_bytes
-from deeppart.offline.export import export as export_archive
 from deeppart.offline.inspect.listing import require_directory
 
 
 @click.command(short_help="Write a checkpoint into one HDF5 file.")
 @directory_argument
 @click.argument("out", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--step", type=click.IntRange(min=0), help="Which step; the newest commit if left out.")
+@step_option("Which step; the newest commit if left out.")
 @click.option(
     "--keys", metavar="GLOB", multiple=True, help="Only paths that match GLOB: model, '*.bias'. May be repeated."
 )
-@click.option(
-    "--rank",
-    metavar="R",
-    type=click.IntRange(min=0),
-    default=0,
-    help="Rank whose per-rank leaves are written; 0 if left out.",
-)
+@rank_option("Rank whose per-rank leaves are written; 0 if left out.", default=0)
 @click.option("--sign-key-file", "key_files", metavar="FILE", type=click.Path(), multiple=True, help=SIGN_KEY_HELP)
 @click.option("--overwrite", is_flag=True, help="Replace FILE if there is one.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -50,6 +44,8 @@ def export(
     Every digest is checked while the data is read; FILE appears when it is complete. Nested containers are groups,
     leaves are data sets. Works while a job is running there.
     """
+    from deeppart.offline.export import export as export_archive  # imports torch: completion need not wait for it
+
     require_directory(directory)
     began, screen = time.monotonic(), console()
     with progress_bar(screen, shown=not as_json) as progress, warnings.catch_warnings():

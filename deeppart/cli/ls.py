@@ -10,7 +10,8 @@ from rich.table import Table
 
 from deeppart.cli.commands import GOOD, NOT_GOOD, print_json
 from deeppart.cli.options import directory_argument, local_option, sign_key_option
-from deeppart.cli.output import console, moment, printable, some, state_text, step_names
+from deeppart.cli.output import console, moment, some, state_text, step_names
+from deeppart.cli.text import printable
 from deeppart.model import LEVELS, Level, SuspectLeaf
 from deeppart.model.units import show_bytes
 from deeppart.offline.inspect.examining import DAMAGED, UNFINISHED_STATE

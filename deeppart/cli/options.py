@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
 from deeppart.access import READING, guarded
+from deeppart.cli.completion import complete_directory, complete_place, complete_step
 from deeppart.part import Signing
 from deeppart.storage.key_files import read_key_files
 
 SIGN_KEY_HELP = "A key with which files must be signed (sign_key_file of the job). May be repeated: any of the keys."
+_AT_STEP = re.compile(r"(.+)@([0-9]{1,19})", re.ASCII | re.DOTALL)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -25,12 +28,67 @@ def _guard(context: click.Context, parameter: click.Parameter, value: Any) -> An
 
 def directory_argument(function: F) -> F:
     """DIR, as ``directory``: a persistent directory, of whatever user."""
-    argument = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path), callback=_guard)
+    argument = click.argument(
+        "directory",
+        metavar="DIR",
+        type=click.Path(path_type=Path),
+        callback=_guard,
+        shell_complete=complete_directory,
+    )
     return argument(function)
 
 
+class Place(NamedTuple):
+    """A checkpoint that an argument names.
+
+    Attributes:
+        directory: a persistent directory.
+        step: None for the newest.
+    """
+
+    directory: Path
+    step: int | None
+
+
+def read_place(text: str) -> Place:
+    """``DIR`` or ``DIR@STEP``; a directory of just that name comes first."""
+    match = _AT_STEP.fullmatch(text)
+    if match is None or Path(text).is_dir():
+        return Place(Path(text), None)
+    return Place(Path(match[1]), int(match[2]))
+
+
+def _guard_place(context: click.Context, parameter: click.Parameter, value: str) -> Place:
+    place = read_place(value)
+    _guard(context, parameter, place.directory)
+    return place
+
+
+def place_argument(name: str, metavar: str) -> Callable[[F], F]:
+    """``DIR[@STEP]``, as a :class:`Place`."""
+    return click.argument(name, metavar=metavar, callback=_guard_place, shell_complete=complete_place)
+
+
+def step_option(what: str) -> Callable[[F], F]:
+    """``--step STEP``, as ``step``.
+
+    Args:
+        what: the help text.
+    """
+    return click.option("--step", type=click.IntRange(min=0), help=what, shell_complete=complete_step)
+
+
+def rank_option(what: str, default: int | None = None) -> Callable[[F], F]:
+    """``--rank R``, as ``rank``.
+
+    Args:
+        what: the help text.
+    """
+    return click.option("--rank", metavar="R", type=click.IntRange(min=0), default=default, help=what)
+
+
 def _read_keys(context: click.Context, parameter: click.Parameter, value: tuple[Path, ...]) -> Signing | None:
-    return read_key_files(value)
+    return None if context.resilient_parsing else read_key_files(value)
 
 
 def sign_key_option(function: F) -> F:
@@ -60,5 +118,6 @@ def local_option(purpose: str) -> Callable[[F], F]:
         type=click.Path(path_type=Path),
         multiple=True,
         callback=_guard,
+        shell_complete=complete_directory,
         help=f"A node-local directory (local_dir on some node) {purpose}. May be repeated.",
     )

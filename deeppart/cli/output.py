@@ -79,11 +79,6 @@ def some(texts: Sequence[str], most: int) -> str:
     return "; ".join(texts[:most]) + more
 
 
-def printable(text: str) -> str:
-    """Text from a file with control characters spelled out, so that it cannot steer the terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-
-
 def unchecked_line(*steps: int) -> str:
     """A line about signed steps whose signatures were not checked because no key was given."""
     found = sorted(set(steps))

@@ -12,7 +12,8 @@ from rich.table import Table
 from deeppart.cli.commands import GOOD, NOT_GOOD, print_json
 from deeppart.cli.ls import owner_document, owner_line
 from deeppart.cli.options import directory_argument, local_option, sign_key_option
-from deeppart.cli.output import console, count, printable, state_text, step_names, unchecked_line
+from deeppart.cli.output import console, count, state_text, step_names, unchecked_line
+from deeppart.cli.text import printable
 from deeppart.errors import CheckpointError
 from deeppart.model import StepKey
 from deeppart.model.units import show_bytes

@@ -9,8 +9,10 @@ from typing import Any
 import click
 
 from deeppart.cli.commands import GOOD, NOT_GOOD, print_json
-from deeppart.cli.options import directory_argument, sign_key_option
-from deeppart.cli.output import console, printable
+from deeppart.cli.completion import complete_directory
+from deeppart.cli.options import directory_argument, sign_key_option, step_option
+from deeppart.cli.output import console
+from deeppart.cli.text import printable, printable_lines
 from deeppart.comm import connect, finish
 from deeppart.config.job import expand_directory, job_name, launch, node_name
 from deeppart.errors import FormatError
@@ -28,10 +30,17 @@ _TIMEOUT_S = 120.0
 @click.command(short_help="Say what a restore would do.")
 @directory_argument
 @click.option("--dry-run", is_flag=True, help="Required: only the job itself can restore, with Checkpointer.restore.")
-@click.option("--local", "local_dirs", metavar="DIR", multiple=True, help="Node-local directory. May be repeated.")
+@click.option(
+    "--local",
+    "local_dirs",
+    metavar="DIR",
+    multiple=True,
+    shell_complete=complete_directory,
+    help="Node-local directory. May be repeated.",
+)
 @sign_key_option
 @click.option("--ranks", metavar="N", type=click.IntRange(min=1), help="Ranks of the job that would restore.")
-@click.option("--step", type=click.IntRange(min=0), help="Only this step; by default the newest recoverable.")
+@step_option("Only this step; by default the newest recoverable.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def restore(
     directory: Path,
@@ -114,11 +123,6 @@ def _print(plan: RestorePlan) -> None:
     others = sorted({each.attempt.step for each in plan.outlook.candidates[1:]}, reverse=True)
     if others:
         out.print(f"could be recovered too: {', '.join(map(str, others))}")
-
-
-def printable_lines(text: str) -> str:
-    """Several lines, each made printable."""
-    return "\n".join(printable(line) for line in text.split("\n"))
 
 
 def _document(directory: Path, plan: RestorePlan) -> dict[str, Any]:

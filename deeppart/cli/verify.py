@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -12,21 +12,23 @@ from rich.text import Text
 
 from deeppart.cli.commands import GOOD, NOT_GOOD, print_json
 from deeppart.cli.ls import owner_document, owner_line, suspect_document
-from deeppart.cli.options import directory_argument, local_option, sign_key_option
-from deeppart.cli.output import console, count, printable, state_text, step_names, unchecked_line
+from deeppart.cli.options import directory_argument, local_option, sign_key_option, step_option
+from deeppart.cli.output import console, count, state_text, step_names, unchecked_line
 from deeppart.cli.progress import progress_bar
+from deeppart.cli.text import printable
 from deeppart.model import Attempt, SuspectLeaf
 from deeppart.model.units import show_bytes
 from deeppart.offline.inspect.choosing import choose_steps
-from deeppart.offline.inspect.naming import DamagedLeaf
 from deeppart.offline.inspect.node_files import NodeFiles, lineage_on_nodes, verify_nodes
 from deeppart.offline.inspect.ownership import Owner, hold_directory, read_owner
-from deeppart.offline.inspect.repairing import Repaired, Repairer
-from deeppart.offline.inspect.verifying import Damage, VerifyResult
-from deeppart.offline.inspect.verifying import verify as verify_subject
 from deeppart.part import Signing
 from deeppart.storage.steps import list_steps, step_directory
 from deeppart.storage.suspects import Suspicions, read_suspicions
+
+if TYPE_CHECKING:  # these import torch, which completion need not wait for
+    from deeppart.offline.inspect.naming import DamagedLeaf
+    from deeppart.offline.inspect.repairing import Repaired
+    from deeppart.offline.inspect.verifying import Damage, VerifyResult
 
 #: Leaves printed per damaged place; --json has all of them.
 _MOST_LEAVES = 20
@@ -34,7 +36,7 @@ _MOST_LEAVES = 20
 
 @click.command(short_help="Check every byte of a checkpoint.")
 @directory_argument
-@click.option("--step", type=click.IntRange(min=0), help="Which step; the newest commit if left out.")
+@step_option("Which step; the newest commit if left out.")
 @click.option("--all", "every", is_flag=True, help="Every step.")
 @local_option("to read too: its parts, copies and parity")
 @sign_key_option
@@ -81,6 +83,8 @@ def _verify(
     repair: bool,
     as_json: bool,
 ) -> int:
+    from deeppart.offline.inspect.verifying import verify as verify_subject
+
     timed: list[tuple[VerifyResult, float]] = []
     out = console()
     there = not local_dirs or list_steps(directory)
@@ -115,6 +119,8 @@ def _repair(
     directory: Path, verdicts: list[VerifyResult], nodes: NodeFiles | None, signing: Signing | None
 ) -> list[Repaired]:
     """Repair what can be: parts on the persistent level, and files on nodes."""
+    from deeppart.offline.inspect.repairing import Repairer
+
     damaged = [step_directory(directory, verdict.key) / file for verdict in verdicts for file in verdict.damaged_files]
     repairer = Repairer(directory, nodes or NodeFiles((), (), 0, 0, ()), damaged, signing)
     repairer.remove_leftovers()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -88,7 +89,7 @@ def _load(chosen: Chosen, keys: str | Sequence[str] | None, rank: int, signing: 
 
 
 class OpenCheckpoint:
-    """A committed checkpoint whose part files are open.
+    """A committed checkpoint whose part files are open, as one of its ranks saved it.
 
     Args:
         files: closes them.
@@ -98,9 +99,10 @@ class OpenCheckpoint:
         signing: the keys; the parts must be signed with one of them. None: not checked.
 
     Attributes:
-        manifest, rank: as given.
+        manifest, directory, rank: as given.
         structure: the state's nesting.
         target: types and values as that rank has saved them.
+        has_own: true if some of it is one rank's, of which other ranks may have saved something else.
 
     Raises:
         RestoreError: no such rank.
@@ -111,37 +113,79 @@ class OpenCheckpoint:
     def __init__(
         self, files: ExitStack, directory: Path, manifest: Manifest, rank: int = 0, *, signing: Signing | None
     ) -> None:
-        self.manifest, self.rank, self._where = manifest, rank, str(directory)
-        self.structure = decode_structure(manifest.structure, self._where)
-        if not 0 <= rank < manifest.attempt.world_size:
-            expected = f"a rank below {manifest.attempt.world_size}"
-            raise RestoreError(f"no rank {rank} saved this checkpoint", expected=expected, where=self._where)
+        self.manifest, self.directory, self._where = manifest, directory, str(directory)
+        shared = decode_structure(manifest.structure, self._where)
+        self._check_rank(rank)
         self._readers = [
             _open_part(files, directory, manifest, number, signing) for number in range(manifest.attempt.world_size)
         ]
-        own = [
+        self._own = [
             decode_meta(reader.meta, f"{self._where}, part {number}", with_structure=False)
             for number, reader in enumerate(self._readers)
         ]
-        shared, of_ranks = self.structure, list[Structure]()
+        self._of_ranks = list[Structure]()
         for number, reader in enumerate(self._readers):
             where = f"{self._where}, part {number}"
-            of_ranks.append(own[number].check(shared, where))
+            self._of_ranks.append(self._own[number].check(shared, where))
             places = reader.spans, reader.raw_starts, reader.marked_per_rank
-            check_places(of_ranks[number], own[number].types, *places, where)
-        self._wholes = gather_wholes(of_ranks, [(each.trees, each.values) for each in own], self._where)
+            check_places(self._of_ranks[number], self._own[number].types, *places, where)
+        self._wholes = gather_wholes(self._of_ranks, [(each.trees, each.values) for each in self._own], self._where)
         self._wholes.check(self._where)
-        self.structure = with_wholes(of_ranks[rank], self._wholes)
-        self.target = _target(self.structure, own[rank], self._wholes.contents(rank), self._where)
-        #: Number of a leaf -> the sharded tensor that it is.
-        tensors = [tensor.for_rank(rank) for tensor in self._wholes.tensors.values()]
-        self._sharded = dict(enumerate(tensors, start=len(of_ranks[rank].types)))
-        self._own_spans = [OwnSpans(reader.spans) for reader in self._readers] if self._sharded else []
+        self.has_own = bool(
+            shared.per_rank.any()
+            or shared.per_rank_values.any()
+            or any(not self._wholes.has_part(tree) for own in self._own for tree in own.trees)
+            or any(tensor.own for tensor in self._wholes.tensors.values())
+            or any(value.differs for value in self._wholes.values.values())
+        )
+        self._own_spans = [OwnSpans(reader.spans) for reader in self._readers] if self._wholes.tensors else []
         self._pieces = [chunk_pieces(reader.spans, reader.raw_starts) for reader in self._readers]
         self._chunks = [_chunks_of_leaves(chunks) for chunks in self._pieces]
+        self._look_as(rank)
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.manifest.attempt.world_size:
+            expected = f"a rank below {self.manifest.attempt.world_size}"
+            raise RestoreError(f"no rank {rank} saved this checkpoint", expected=expected, where=self._where)
+
+    def _look_as(self, rank: int) -> None:
+        self.rank = rank
+        self.structure = with_wholes(self._of_ranks[rank], self._wholes)
+        self.target = _target(self.structure, self._own[rank], self._wholes.contents(rank), self._where)
+        #: Number of a leaf -> the sharded tensor that it is.
+        tensors = [tensor.for_rank(rank) for tensor in self._wholes.tensors.values()]
+        self._sharded = dict(enumerate(tensors, start=len(self._of_ranks[rank].types)))
+
+    def as_rank(self, rank: int) -> OpenCheckpoint:
+        """The same open files, as another rank saved them.
+
+        Raises:
+            RestoreError: no such rank.
+            CorruptFileError: a value of that rank cannot be decoded.
+        """
+        self._check_rank(rank)
+        other = copy.copy(self)
+        other._look_as(rank)
+        return other
+
+    def is_own_leaf(self, leaf: int) -> bool:
+        """True if the rank saved these bytes for itself, and other ranks may have had others."""
+        if leaf in self._sharded:
+            return any(source.part == self.rank for source in self._sharded[leaf].own)
+        return bool(self.structure.per_rank[leaf])
+
+    def is_own_value(self, value: int) -> bool:
+        """True if the rank saved this small value for itself, and other ranks may have had others."""
+        in_parts = list(self._wholes.values.values())
+        first = len(self.structure.values) - len(in_parts)
+        if value >= first:
+            return in_parts[value - first].differs and self.rank in in_parts[value - first].contents
+        return bool(self.structure.per_rank_values[value])
 
     def select(self, patterns: Sequence[str] | None) -> tuple[SavedNode, set[int]]:
         """The part of the tree that globs cover, and the numbers of the leaves in it.
+
+        Of a run of which only some items are covered, only these are left among the values of the target.
 
         Raises:
             StructureMismatchError: nothing matches.

@@ -87,6 +87,10 @@ def _operations(
             ("show", lambda: _command("show", root)),
             ("show flat", lambda: _command("show", root, "--flat")),
             ("show json", lambda: _command("show", root, "--json")),
+            ("show stats", lambda: _command("show", root, "--stats")),
+            ("diff", lambda: _command("diff", root, root)),
+            ("cat", lambda: _command("cat", root, "(root)")),
+            ("cat json", lambda: _command("cat", root, "(root)", "--json")),
             ("verify", lambda: _command("verify", root, "--all")),
             ("export", lambda: export(root, directory / "out.h5", overwrite=True)),
         ]

@@ -38,6 +38,7 @@ MEANT = {
     ("storage/owner.py", "read_text"): "the same",
     ("offline/inspect/contents.py", "open"): "a part, by its number",
     ("offline/inspect/verifying.py", "open"): "the same",
+    ("cli/options.py", "is_dir"): "the directory that the caller named",
     ("offline/find.py", "is_dir"): "the directory that the caller named",
     ("offline/inspect/listing.py", "stat"): "the directory that the caller named",
     ("offline/inspect/listing.py", "is_file"): "whether the caller named the directory of a step",

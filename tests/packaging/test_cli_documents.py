@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from deeppart.model import SuspectLeaf
 from deeppart.storage.suspects import Suspicions
-from tests.unit.cli_support import call_json, flip, forge, manifest_path, part_path, save
+from tests.unit.cli_support import call_json, flip, forge, manifest_path, part_path, save, save_states
 
-COMMANDS = ("ls", "show", "verify", "restore", "export", "prune")
+COMMANDS = ("ls", "show", "cat", "diff", "verify", "restore", "export", "prune")
 _TICKED = re.compile(r"`([^`]+)`")
 
 
@@ -86,7 +87,9 @@ def documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list
     flip(part_path(forged, 2, 1, 3), 4200)
     part_path(forged, 3, 1, 3).unlink()
     found: dict[str, list[Any]] = {
-        "show": [call_json("show", root), call_json("show", forged, "--step", 1)],
+        "show": [call_json("show", root), call_json("show", forged, "--step", 1, "--stats")],
+        "cat": [call_json("cat", root, "model"), call_json("cat", root, "rate")],
+        "diff": [call_json("diff", f"{root}@1", f"{forged}@1", code=1), _differing(tmp_path)],
         "export": [call_json("export", root, tmp_path / "out.h5")],
     }
     (lineage,) = (path for path in local.iterdir() if len(path.name) == 32)
@@ -106,6 +109,13 @@ def documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list
     return found
 
 
+def _differing(tmp_path: Path) -> Any:
+    """What ``diff`` prints of values, runs of values and elements that differ."""
+    states = ({"x": torch.tensor([n]), "v": n, "run": [n] * 9} for n in range(2))
+    root = save_states(tmp_path / "differing", *states)
+    return call_json("diff", f"{root}@1", f"{root}@2", code=1)
+
+
 def test_documents_and_tables_have_the_same_keys(documents: dict[str, list[Any]]) -> None:
     for command in COMMANDS:
         printed = {path for document in documents[command] for path in paths(document)}
@@ -119,6 +129,12 @@ def test_the_lists_are_not_empty(documents: dict[str, list[Any]]) -> None:
         ("ls", "steps.suspect.path"),
         ("ls", "steps.places.level"),
         ("show", "leaves.ranks.rank"),
+        ("show", "leaves.ranks.stats.mean"),
+        ("cat", "leaves.data"),
+        ("cat", "leaves.value"),
+        ("diff", "differences.b.leaves"),
+        ("diff", "differences.first.path"),
+        ("diff", "differences.at_a"),
         ("verify", "steps.damage.leaves.path"),
         ("verify", "nodes.damage.file"),
         ("verify", "repairs.file"),

@@ -83,6 +83,15 @@ def save(root: Path, *steps: int, local_dir: Path | None = None, **options: Any)
             checkpointer.checkpoint(make_state(float(step)), step=step).wait("persistent", timeout=200)
 
 
+def save_states(root: Path, *states: Any, **settings: Any) -> Path:
+    """Real checkpoints of one process: these states, as steps 1, 2 and so on; the directory."""
+    config = deeppart.Config(persistent_dir=str(root), keep={"persistent": 0}, **settings)
+    with deeppart.Checkpointer(config) as checkpointer:
+        for step, state in enumerate(states, start=1):
+            checkpointer.checkpoint(state, step=step).wait("persistent", timeout=200)
+    return root
+
+
 def save_incrementally(root: Path, local: Path, files: str = "rank") -> Path:
     """Steps 1 to 3, all on both levels; 2 and 3 refer to a file of step 1. The steps on the node."""
     frozen = torch.arange(2_000_000, dtype=torch.int32)

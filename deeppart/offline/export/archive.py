@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,21 +14,18 @@ from types import TracebackType
 import h5py
 
 from deeppart import access
-from deeppart.errors import StateError, StorageError
+from deeppart.errors import StorageError
 from deeppart.model.version import VERSION
+from deeppart.offline.batches import batches, repeats
 from deeppart.offline.export.hdf5 import exact_key, link_name, type_name, write_array, write_value
 from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.load import OpenCheckpoint
 from deeppart.state.document.structure import SavedApart, SavedArray, SavedNode, SavedSharded, SavedValue
 from deeppart.state.document.ties import contiguous_strides
-from deeppart.state.tree.paths import readable
 from deeppart.storage.key_files import KeyFiles, read_key_files
 from deeppart.storage.refusals import storage_error
 
 ARCHIVE_VERSION = 1
-
-#: Leaves are read so many bytes at a time, or one by one where they are larger.
-_BATCH_BYTES = 256 << 20
 
 Progress = Callable[[int, int], None]
 
@@ -182,7 +179,7 @@ class _Archive:
                 self._describe(file)
                 self._place(file, self._tree, "state", None)
                 done = 0
-                for batch in self._batches():
+                for batch in batches(self._checkpoint, self._leaves):
                     self._write_leaves(batch)
                     done += sum(types[leaf].nbytes for leaf in batch)
                     self._progress(done, total)
@@ -226,23 +223,6 @@ class _Archive:
                 plain = child_name == child_key or node.kind in ("list", "tuple")
                 self._place(made, child, child_name, None if plain else exact_key(child_key))
 
-    def _batches(self) -> Iterator[set[int]]:
-        """Leaves to be read together: those that share memory in one go."""
-        aliases, types = self._checkpoint.structure.aliases, self._checkpoint.target.types
-        families: dict[int, set[int]] = {}
-        for leaf in sorted(self._leaves):
-            families.setdefault(aliases[leaf].owner if leaf in aliases else leaf, set()).add(leaf)
-        batch: set[int] = set()
-        room = _BATCH_BYTES
-        for owner, family in families.items():
-            if batch and room < types[owner].nbytes:
-                yield batch
-                batch, room = set(), _BATCH_BYTES
-            batch |= family
-            room -= types[owner].nbytes
-        if batch:
-            yield batch
-
     def _write_leaves(self, batch: set[int]) -> None:
         structure, types = self._checkpoint.structure, self._checkpoint.target.types
         arrays = self._checkpoint.read(batch)
@@ -276,18 +256,10 @@ def _check_repeats(checkpoint: OpenCheckpoint, leaves: set[int]) -> None:
     Raises:
         StateError: naming the leaf.
     """
-    types, aliases = checkpoint.target.types, checkpoint.structure.aliases
-    for leaf in sorted(leaves & aliases.keys()):
-        nbytes, stored = types[leaf].nbytes, types[aliases[leaf].owner].nbytes
-        if nbytes > max(stored, _BATCH_BYTES):
-            path = readable(checkpoint.structure.array_paths()[leaf])
-            raise StateError(
-                "a leaf repeats its few bytes, as expand() makes it, and would be too large in an archive",
-                expected=f"at most {_BATCH_BYTES} bytes",
-                found=f"{nbytes} bytes of {types[leaf]}, of which {stored} are stored",
-                where=f"path {path}",
-                todo="export the other leaves: name them as KEYS",
-            )
+    for leaf in sorted(leaves & checkpoint.structure.aliases.keys()):
+        refusal = repeats(checkpoint, leaf)
+        if refusal is not None:
+            raise refusal
 
 
 def _as_os_error(error: OSError | RuntimeError | ValueError) -> OSError:

@@ -70,7 +70,8 @@ def read_contents(
         raise _no_match(files, keys)
     suspicions = read_suspicions(root)
     suspect = suspicions.of(files.manifest.attempt)
-    return Contents(files.manifest, tree, tuple(describing.problems), suspect, suspicions.problems, passed_over)
+    problems = tuple(describing.problems)
+    return Contents(files.directory, files.manifest, tree, problems, suspect, suspicions.problems, passed_over)
 
 
 class _Describing:
@@ -148,7 +149,7 @@ class _Describing:
             return Container("per rank", "", tuple(children)) if children or covered else None
         if not isinstance(saved, SavedBranch):
             if isinstance(saved, SavedArray):
-                return self._leaf(saved, text) if covered else None
+                return self._leaf(saved, path) if covered else None
             if isinstance(saved, SavedSharded):
                 return self._sharded(saved, path) if covered else None
             value = self._value(saved, path)
@@ -185,13 +186,13 @@ class _Describing:
         finally:
             self._rank = None
 
-    def _own_leaf(self, rank: int, index: int, path: str) -> Leaf:
+    def _own_leaf(self, rank: int, index: int, path: KeyPath) -> Leaf:
         own = self._own[rank]
         alias = own.aliases.get(index)
         holdings = self._own_holdings.get((rank, index if alias is None else alias.owner), ())
         kind = own.types[index]
         tied = None if alias is None else f"leaf {alias.owner} of rank {rank}"
-        return Leaf(path, kind, {rank: kind}, tied, tuple(holdings))
+        return Leaf(readable(path), kind, {rank: kind}, tied, tuple(holdings), key=exact(path))
 
     def _covers_items(self, path: str, found: Value) -> bool:
         """True if the globs cover some items of a run, which is then shown as a whole."""
@@ -201,7 +202,7 @@ class _Describing:
         prefix = "" if path == ROOT else f"{path}/"
         return any(covers(prefix + readable(each), below) for each in inside)
 
-    def _leaf(self, saved: SavedArray, path: str) -> Leaf:
+    def _leaf(self, saved: SavedArray, path: KeyPath) -> Leaf:
         index = saved.index
         if self._rank is not None:
             return self._own_leaf(self._rank, index, path)
@@ -211,12 +212,13 @@ class _Describing:
             kinds = {rank: own.types[index] for rank, own in self._own.items() if index in own.types}
         source = index if alias is None else alias.owner
         return Leaf(
-            path,
+            readable(path),
             self._structure.types[index],
             kinds,
             None if alias is None else self._paths[alias.owner],
             tuple(self._holdings.get(source, ())),
             self._last_compared(index) if kinds is None else None,
+            key=exact(path),
         )
 
     def _sharded(self, saved: SavedSharded, path: KeyPath) -> Leaf:
@@ -228,7 +230,9 @@ class _Describing:
         held = [each for source in sources for each in self._own_holdings.get(source, ())]
         alias = None if owner is whole else owner.name
         differing = tuple(sorted(((source.part, source.box) for source in whole.own), key=lambda each: each[::-1]))
-        return Leaf(readable(path), whole.kind, None, alias, tuple(held), None, tuple(whole.boxes()), differing)
+        return Leaf(
+            readable(path), whole.kind, None, alias, tuple(held), None, tuple(whole.boxes()), differing, exact(path)
+        )
 
     def _last_compared(self, leaf: int) -> int | None:
         if self._manifest.compared is None:

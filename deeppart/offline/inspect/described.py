@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from deeppart.model import Manifest, SuspectLeaf
 from deeppart.model.boxes import Box
 from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tree.paths import ExactPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Leaf:
         shards: None if it is not sharded, otherwise the boxes that ranks had of it; ``holdings`` count the bytes of
             each.
         differing: the boxes of which ranks did not have the same bytes, and which rank's are saved.
+        key: the path with the type of each key, which no two leaves of one rank have in common.
     """
 
     path: str
@@ -45,6 +48,7 @@ class Leaf:
     compared: int | None = None
     shards: tuple[Box, ...] | None = None
     differing: tuple[tuple[int, Box], ...] = ()
+    key: ExactPath = ()
 
     @property
     def nbytes(self) -> int:
@@ -105,6 +109,7 @@ class Contents:
     """A checkpoint, or the leaves of it that were asked for.
 
     Attributes:
+        directory: of the step.
         manifest: of the step.
         tree: the nesting, as saved.
         problems: parts whose index could not be read, one line each.
@@ -113,6 +118,7 @@ class Contents:
         passed_over: lines about newer steps that cannot be used.
     """
 
+    directory: Path
     manifest: Manifest
     tree: Node
     problems: tuple[str, ...]

@@ -11,7 +11,7 @@ import pytest
 import deeppart
 from tests.unit.cli_support import call, call_json, flip, invoke, manifest_path, save
 
-COMMANDS = (("ls",), ("show",), ("verify",), ("prune", "--keep", "1", "--yes"))
+COMMANDS = (("ls",), ("show",), ("cat", "key"), ("verify",), ("prune", "--keep", "1", "--yes"))
 ERROR_KEYS = {"kind", "summary", "expected", "found", "where", "tried", "todo", "exit_code"}
 
 

@@ -5,8 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import deeppart
-from tests.unit.cli_support import call, call_json, manifest_path, save
+from tests.unit.cli_support import (
+    call,
+    call_json,
+    flip,
+    forge,
+    make_state,
+    manifest_path,
+    part_path,
+    save,
+    save_states,
+)
 
 
 def leaves(*arguments: object, code: int = 0) -> dict[str, Any]:
@@ -56,11 +68,39 @@ def test_flat(tmp_path: Path) -> None:
     assert len({line.index("  ") for line in lines if line.startswith("not a number")}) == 1
 
 
-def test_shapes_that_differ_between_ranks_are_shown(tmp_path: Path) -> None:
-    from deeppart.cli.show import _description
-    from deeppart.offline.inspect.described import Leaf
-    from deeppart.state.tree.leaves import LeafType
+def test_statistics(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    plain, found = leaves(tmp_path), leaves(tmp_path, "--stats")
+    assert all("stats" not in leaf for leaf in plain.values())
+    for path, leaf in found.items():
+        stats = leaf.pop("stats", None)
+        assert leaf == plain[path] and (stats is None) == (leaf["kind"] == "value")
+    assert call_json("show", tmp_path, "ids", "--stats")["leaves"][0]["stats"].keys() == {
+        "elements", "nans", "infinities", "zeros", "min", "max", "mean", "std", "rms"
+    }  # fmt: skip
+    state = make_state(1.0)
+    line = next(line for line in call("show", tmp_path, "--stats").splitlines() if " ids " in line)
+    assert f"  min {state['ids'].min().item()}  max {state['ids'].max().item()}  mean " in line
+    lines = {line.split()[0]: line for line in call("show", tmp_path, "--stats", "--flat").splitlines()}
+    assert "std" in lines["noise"] and "min" not in lines["empty"] and "min" not in lines["rate"]
 
-    kinds = {0: LeafType("torch", "uint8", (4,)), 1: LeafType("torch", "uint8", (5,))}
-    text = "".join(piece for piece, _ in _description(Leaf("x", kinds[0], kinds, None, ())))
-    assert text == "uint8[4]  4 B  per rank (0-1)  differing: uint8[4], uint8[5]"
+
+def test_statistics_of_ranks_and_of_what_is_no_number(tmp_path: Path) -> None:
+    forge(tmp_path / "ranks", 5)
+    rng = leaves(tmp_path / "ranks", "--stats")["rng"]
+    assert [entry["stats"]["mean"] for entry in rng["ranks"]] == [0.0, 1.0, 2.0] and rng["stats"]["mean"] == 1.0
+    bad = {"x": torch.tensor([1.0, float("nan"), float("inf"), 0.0]), "c": torch.tensor([1j])}
+    save_states(tmp_path / "bad", bad)
+    text = call("show", tmp_path / "bad", "--stats")
+    assert "min 0  max 1  mean 0.5  std 0.5  1 zero  1 NaN  1 infinite" in text and "mean 0+1j" in text
+    assert leaves(tmp_path / "bad", "--stats")["c"]["stats"]["mean"] == "1j"
+
+
+def test_statistics_of_what_is_damaged(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    flip(part_path(tmp_path, 1), 4096 + 1000)
+    call("show", tmp_path)
+    assert "cannot be read: " in call("show", tmp_path, "--stats", code=1)
+    document = call_json("show", tmp_path, "--stats", code=1)
+    lacking = [leaf["path"] for leaf in document["leaves"] if leaf.get("stats", 0) is None]
+    assert 1 <= len(lacking) <= 2 and len(document["problems"]) == 1

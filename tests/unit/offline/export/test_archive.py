@@ -80,7 +80,7 @@ def checkpointer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[deeppart.
 
 def test_a_few_bytes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path / "ckpt", 1)
-    monkeypatch.setattr(archive_module, "_BATCH_BYTES", 300)
+    monkeypatch.setattr("deeppart.offline.batches.BATCH_BYTES", 300)
     told: list[tuple[int, int]] = []
     out = export(tmp_path / "ckpt", tmp_path / "out.h5", progress=lambda done, total: told.append((done, total)))
     assert len(told) >= 5 and told == sorted(told) and told[-1] == (out.nbytes, out.nbytes)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.cli.show import _json_value
+from deeppart.cli.values import json_value
 from deeppart.errors import StructureMismatchError, UnsupportedLeafError
 from deeppart.offline.inspect.contents import read_contents
 from deeppart.state.tree.columns import MOST_LEVELS
@@ -199,7 +199,7 @@ def test_keys_choose_what_lies_in_rows(ck: deeppart.Checkpointer) -> None:
 def test_rows_are_shown_in_short() -> None:
     rows = [{"id": place, "tags": ["a"]} for place in range(300)]
     assert describe_leaf_value(rows) == "a dict of 2, a dict of 2, a dict of 2, a dict of 2 ... (300 in a list)"
-    assert _json_value(rows)[0] == [["id", 0], ["tags", ["a"]]]
+    assert json_value(rows)[0] == [["id", 0], ["tags", ["a"]]]
 
 
 def test_a_run_does_not_share_its_rows_with_what_was_saved(ck: deeppart.Checkpointer) -> None:

@@ -1,0 +1,45 @@
+"""Small values as the commands print them, for people and as JSON."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from deeppart.cli.text import printable
+from deeppart.state.tree.runs import describe_leaf_value, run_kind
+
+#: Longer texts are cut where people read them; --json has all of them.
+_MOST_CHARACTERS = 60
+#: JSON readers keep integers of so many bits; Python refuses to write out those of thousands of digits.
+_MOST_BITS = 64
+
+
+def json_value(value: Any) -> Any:
+    """The value if JSON has it exactly, else its Python notation; integers beyond 64 bits in hexadecimal.
+
+    A dict is a list of its entries, [key, value].
+    """
+    if type(value) is int:
+        return value if value.bit_length() < _MOST_BITS else hex(value)
+    if value is None or type(value) in (bool, str) or (type(value) is float and math.isfinite(value)):
+        return value
+    if isinstance(value, (list, tuple)) and run_kind(value) is not None:
+        return [json_value(item) for item in value]
+    if run_kind(value) is not None:
+        return [[json_value(key), json_value(item)] for key, item in value.items()]
+    return repr(value)
+
+
+def value_text(value: Any) -> str:
+    """A small value on one line, at most so long as people read."""
+    if run_kind(value) is not None:
+        return cut(describe_leaf_value(value))
+    if type(value) is int and value.bit_length() >= _MOST_BITS:
+        return cut(hex(value))
+    return cut(repr(value))
+
+
+def cut(text: str) -> str:
+    """The beginning of a text, printable."""
+    text = printable(text)
+    return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."

@@ -1,0 +1,199 @@
+"""One leaf of a checkpoint, one small value, or a small subtree, found by its path."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deeppart.errors import StateError, StructureMismatchError
+from deeppart.model import Manifest
+from deeppart.model.units import show_bytes
+from deeppart.offline.batches import BATCH_BYTES, repeats
+from deeppart.offline.find import Chosen, with_checkpoint
+from deeppart.offline.load import OpenCheckpoint
+from deeppart.part import Signing
+from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.tree.columns import CONTAINERS
+from deeppart.state.tree.leaves import Array, LeafType
+from deeppart.state.tree.naming import some_names
+from deeppart.state.tree.paths import Path as KeyPath
+from deeppart.state.tree.paths import readable
+from deeppart.state.tree.patterns import covers
+from deeppart.state.tree.runs import run_items, run_kind
+
+#: Of so many paths the nearest to a misspelt one are looked for; of more it would take seconds.
+_MOST_COMPARED = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A leaf or small value that was read.
+
+    Attributes:
+        path: components joined by ``/``.
+        kind: type of a tensor or array; None of a small value.
+        content: the tensor, the array, or the value.
+        own: true if the rank has saved it for itself.
+    """
+
+    path: str
+    kind: LeafType | None
+    content: Any
+    own: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is at a path.
+
+    Attributes:
+        manifest: of the step.
+        items: what was read, in the order saved.
+        is_container: true if these stand below the path.
+        remarks: lines about newer steps that cannot be used, and leaves that are suspect.
+    """
+
+    manifest: Manifest
+    items: tuple[Item, ...]
+    is_container: bool
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Something in the tree: a node, or an item of the run of values at one."""
+
+    path: str
+    node: SavedNode
+    item: Any = None
+    in_run: bool = False
+
+
+def read_single(root: Path, key: str, step: int | None = None, rank: int = 0, signing: Signing | None = None) -> Found:
+    """Read what is at one path.
+
+    Args:
+        root: the persistent directory.
+        key: a path, of a leaf, a value or a container, or a glob that matches one leaf or value.
+        step: which one; None for the newest whose manifest is sound.
+        rank: whose values to take for what each rank saved for itself.
+        signing: the keys; it must be signed with one of them. None: not checked.
+
+    Raises:
+        RestoreError: no such checkpoint, or no such rank.
+        FormatError: a file that is needed is damaged.
+        StructureMismatchError: nothing, or more than one thing, is called so.
+        StateError: more than 256 MiB of leaves are below the path.
+        StorageError: a file cannot be read.
+    """
+
+    def use(chosen: Chosen) -> Found:
+        with ExitStack() as files:
+            checkpoint = OpenCheckpoint(files, chosen.directory, chosen.manifest, rank, signing=signing)
+            place = _find(checkpoint, key)
+            is_container = isinstance(place.node, SavedBranch)
+            return Found(chosen.manifest, tuple(_read(checkpoint, place)), is_container, chosen.remarks)
+
+    return with_checkpoint(root, step, use, signing)
+
+
+def _find(checkpoint: OpenCheckpoint, key: str) -> _Place:
+    places = list(_places(checkpoint, checkpoint.structure.tree, ()))
+    found = [place for place in places if place.path == key]
+    if not found:
+        leaves = [place for place in places if not isinstance(place.node, SavedBranch) and not place.in_run]
+        found = [place for place in leaves if covers(place.path, [key], container=False)]
+    if not found:
+        found = [
+            place
+            for node in places
+            if isinstance(node.node, SavedValue) and not node.in_run
+            for place in _run_places(checkpoint.target.values[node.node.index], node)
+            if place.path == key
+        ]
+    if len(found) == 1:
+        return found[0]
+    where = str(checkpoint.directory)
+    if found:
+        names = some_names([place.path for place in found])
+        raise StructureMismatchError(
+            "more than one leaf or value matches",
+            expected="one path",
+            found=names,
+            where=where,
+            todo="name one of them",
+        )
+    paths = list(dict.fromkeys(place.path for place in places))
+    near = difflib.get_close_matches(key, paths, 3) if len(paths) <= _MOST_COMPARED else []
+    near = near or [path for path in paths if path.endswith(f"/{key.rpartition('/')[2]}")][:3]
+    raise StructureMismatchError(
+        "there is nothing at this path",
+        expected=f"one of {len(paths)} paths" + (f", such as {', '.join(near)}" if near else ""),
+        found=repr(key),
+        where=where,
+        todo="`deeppart show DIR` lists the paths",
+    )
+
+
+def _places(checkpoint: OpenCheckpoint, node: SavedNode, path: KeyPath) -> Iterator[_Place]:
+    """All that has a path, but for what is inside runs of values; an object is what its ``state_dict()`` returned."""
+    while isinstance(node, SavedBranch) and node.kind == "object":
+        node = node.children[0]
+    yield _Place(readable(path), node)
+    if isinstance(node, SavedBranch):
+        for key, child in zip(node.keys, node.children, strict=True):
+            yield from _places(checkpoint, child, (*path, key))
+
+
+def _run_places(value: Any, above: _Place) -> Iterator[_Place]:
+    """The items of a run of values, and what is in these."""
+    if run_kind(value) is None:
+        return
+    for key, item in zip(*run_items(value), strict=True):
+        place = _Place(f"{above.path}/{readable((key,))}", above.node, item, in_run=True)
+        yield place
+        if type(item) in CONTAINERS:
+            yield from _run_places(item, place)
+
+
+def _read(checkpoint: OpenCheckpoint, place: _Place) -> Iterator[Item]:
+    nodes = [each for each in _places_below(checkpoint, place) if not isinstance(each.node, SavedBranch)]
+    leaves = {each.node.index for each in nodes if isinstance(each.node, SavedArray)}
+    _check_size(checkpoint, leaves, place.path)
+    checkpoint.check(leaves)
+    arrays: dict[int, Array] = checkpoint.read(leaves) if leaves else {}
+    for each in nodes:
+        if isinstance(each.node, SavedArray):
+            index = each.node.index
+            own = checkpoint.is_own_leaf(index)
+            yield Item(each.path, checkpoint.target.types[index], arrays[index], own)
+        elif isinstance(each.node, SavedValue):
+            value = each.item if each.in_run else checkpoint.target.values[each.node.index]
+            yield Item(each.path, None, value, checkpoint.is_own_value(each.node.index))
+
+
+def _places_below(checkpoint: OpenCheckpoint, place: _Place) -> Iterator[_Place]:
+    if not isinstance(place.node, SavedBranch):
+        yield place
+        return
+    for each in _places(checkpoint, place.node, ()):
+        yield _Place(each.path if place.path == readable(()) else f"{place.path}/{each.path}", each.node)
+
+
+def _check_size(checkpoint: OpenCheckpoint, leaves: set[int], path: str) -> None:
+    for leaf in sorted(leaves):
+        if (refusal := repeats(checkpoint, leaf)) is not None:
+            raise refusal
+    nbytes = sum(checkpoint.target.types[leaf].nbytes for leaf in leaves)
+    if len(leaves) > 1 and nbytes > BATCH_BYTES:
+        raise StateError(
+            "there is too much below this path",
+            expected=f"at most {show_bytes(BATCH_BYTES)} of leaves, or one leaf",
+            found=f"{len(leaves)} leaves of {show_bytes(nbytes)}",
+            where=f"path {path}",
+            todo="name a leaf, or export them: `deeppart export DIR FILE --keys KEY`",
+        )

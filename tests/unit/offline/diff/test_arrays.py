@@ -1,0 +1,118 @@
+"""Two arrays: which elements differ, by how much, and what no conversion may hide."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from deeppart.offline.diff.arrays import compare_arrays
+from deeppart.offline.diff.records import ElementDifference, Tolerance
+from deeppart.offline.elements import PIECE_ELEMENTS
+from deeppart.state.tree.leaves import TORCH_DTYPES, leaf_type
+
+NAN, INF = float("nan"), float("inf")
+SAME_NUMBER = Tolerance(0.0, 0.0)
+
+
+def compared(a: Any, b: Any, tolerance: Tolerance | None = None) -> ElementDifference:
+    found = compare_arrays(a, b, leaf_type(a), tolerance)
+    assert found is not None
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+@pytest.mark.parametrize("name", sorted(TORCH_DTYPES))
+def test_one_bit_of_any_type_is_seen_in_its_place(name: str) -> None:
+    octets = torch.arange(5 * 7 * 16, dtype=torch.int32).to(torch.uint8)
+    a = octets.clone().view(TORCH_DTYPES[name]) if name != "bool" else (octets % 2).view(torch.bool)
+    assert compare_arrays(a, a.clone(), leaf_type(a), None) is None
+    other = a.view(torch.uint8).clone()
+    place = 3 * a.element_size()
+    other[place] ^= 1
+    found = compared(a, other.view(a.dtype))
+    assert (found.differing, found.unlike, found.place) == (1, 1, (3,))
+
+
+def test_integers_beyond_float64_are_exact() -> None:
+    a, b = torch.tensor([2**53, -(2**63), 5]), torch.tensor([2**53 + 1, 2**63 - 1, 5])
+    found = compared(a, b)
+    assert (found.differing, found.largest_absolute, found.place) == (2, 2**64 - 1, (1,))
+    assert (found.a, found.b) == (-(2**63), 2**63 - 1) and type(found.a) is int
+    found = compared(a[:1], b[:1], SAME_NUMBER)
+    assert (found.differing, found.largest_absolute) == (1, 1)
+    assert compared(a[:1], b[:1], Tolerance(0.0, 1.0)).differing == 0
+    wide = torch.tensor([2**64 - 1, 0], dtype=torch.uint64)
+    assert compared(wide, wide[[1, 0]]).largest_absolute == 2**64 - 1
+
+
+def test_bits_alone() -> None:
+    a = torch.tensor([0.0, NAN, 1.0])
+    b = torch.tensor([-0.0, 0.0, 1.0])
+    b.view(torch.int32)[1] = 0x7FC12345
+    found = compared(a, b)
+    assert (found.differing, found.unlike, found.equal_numbers) == (2, 2, 2)
+    assert (found.nans_only_a, found.nans_only_b, found.largest_absolute) == (0, 0, None)
+    assert found.place == (0,) and math.copysign(1.0, found.b) == -1.0
+    assert compared(a, b, SAME_NUMBER).differing == 0
+
+
+def test_nan_on_one_side_and_infinities() -> None:
+    a = torch.tensor([NAN, 1.0, INF, 1.0, 5.0])
+    b = torch.tensor([1.0, NAN, -INF, INF, 5.0])
+    found = compared(a, b)
+    assert (found.differing, found.nans_only_a, found.nans_only_b) == (4, 1, 1)
+    assert (found.largest_absolute, found.largest_relative) == (INF, INF)
+    for tolerance in (SAME_NUMBER, Tolerance(0.5, 1e30)):
+        assert compared(a, b, tolerance).differing == 4
+    only_nan = compared(a[:2], b[:2])
+    assert only_nan.place == (0,) and math.isnan(only_nan.a) and only_nan.b == 1.0
+    assert only_nan.largest_absolute is None
+
+
+def test_the_furthest_apart_is_shown_though_pieces_and_nans_come_first() -> None:
+    a = torch.zeros(3, PIECE_ELEMENTS)
+    b = a.clone()
+    b[0, 0], b[1, 7], b[2, 9] = NAN, 3.0, -2.0
+    found = compared(a, b)
+    assert (found.place, found.b, found.largest_absolute) == ((1, 7), 3.0, 3.0)
+    assert (found.differing, found.elements) == (3, 3 * PIECE_ELEMENTS)
+
+
+def test_a_tolerance_is_of_the_larger_of_the_two() -> None:
+    a, b = torch.tensor([100.0, 1.0, 0.0]), torch.tensor([101.0, 1.5, 1e-3])
+    assert compared(a, b, Tolerance(0.01, 0.0)).differing == 2
+    assert compared(a, b, Tolerance(0.01, 1e-3)).differing == 1
+    assert compared(b, a, Tolerance(0.01, 1e-3)).differing == 1
+    within = compared(a, b, Tolerance(0.5, 1e-3))
+    assert (within.differing, within.unlike, within.largest_absolute) == (0, 3, None)
+
+
+def test_what_is_too_far_apart_for_its_type() -> None:
+    found = compared(torch.tensor([1e308, 1.0], dtype=torch.float64), torch.tensor([-1e308, 1.0], dtype=torch.float64))
+    assert (found.largest_absolute, found.largest_relative) == (INF, 2.0)
+
+
+def test_complex_numbers() -> None:
+    a = torch.tensor([3 + 4j, complex(0, NAN), complex(INF, 0)])
+    b = torch.tensor([0j, complex(NAN, 1), complex(-INF, 0)])
+    found = compared(a, b)
+    assert (found.differing, found.equal_numbers, found.largest_absolute) == (3, 1, INF)
+    assert compared(a[:1], b[:1]).largest_absolute == 5.0
+
+
+def test_texts_are_counted() -> None:
+    a, b = np.array(["ab", "c", "d"]), np.array(["ab", "x", "y"])
+    found = compared(a, b)
+    assert (found.differing, found.place, found.a, found.b) == (2, (1,), "c", "x")
+    assert found.largest_absolute is None
+    assert compared(a, b, Tolerance(1.0, 1.0)).differing == 2
+
+
+def test_bool_and_scalars() -> None:
+    found = compared(torch.tensor(True), torch.tensor(False))
+    assert (found.place, found.a, found.b, found.largest_absolute) == ((), True, False, 1)
+    assert compare_arrays(torch.empty(0), torch.empty(0), leaf_type(torch.empty(0)), None) is None

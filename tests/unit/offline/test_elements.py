@@ -1,0 +1,87 @@
+"""Elements as numbers: every bit pattern of the small types, and none of the large ones rounded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from deeppart.errors import UnsupportedLeafError
+from deeppart.offline.elements import PIECE_ELEMENTS, as_numpy, bits, count_of, in_numpy, numbers, octets_of, pieces
+from deeppart.state.tree.leaves import TORCH_DTYPES, leaf_type
+
+FLOATS = [name for name, dtype in TORCH_DTYPES.items() if dtype.is_floating_point and dtype.itemsize <= 2]
+HALVES = "float4_e2m1fn_x2"
+
+
+def found(data: Any) -> Any:
+    return numbers(octets_of(data), leaf_type(data))
+
+
+@pytest.mark.parametrize("name", [name for name in FLOATS if name != HALVES])
+def test_every_bit_pattern_of_small_floats(name: str) -> None:
+    """Against torch's own conversion; NaNs of all kinds are among them."""
+    dtype = TORCH_DTYPES[name]
+    octets = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16).view(torch.uint8)
+    data = octets.view(dtype) if dtype.itemsize == 2 else octets[:512:2].contiguous().view(dtype)
+    assert data.numel() == 1 << 8 * dtype.itemsize
+    expected = data.to(torch.float32).to(torch.float64).numpy()
+    assert found(data).dtype == np.float64
+    np.testing.assert_array_equal(found(data), expected)
+    np.testing.assert_array_equal(np.signbit(found(data)), np.signbit(expected))
+    np.testing.assert_array_equal(as_numpy(data, leaf_type(data)), data.to(torch.float32).numpy())
+
+
+def test_two_numbers_to_a_byte() -> None:
+    if HALVES not in TORCH_DTYPES:
+        pytest.skip("this torch has no float4")
+    data = torch.tensor([0x10, 0xF2], dtype=torch.uint8).view(TORCH_DTYPES[HALVES])
+    kind = leaf_type(data)
+    assert found(data).tolist() == [0.0, 0.5, 1.0, -6.0] and count_of(kind) == 4
+    assert bits(octets_of(data), kind).tolist() == [0, 1, 2, 15]
+    with pytest.raises(UnsupportedLeafError, match="two numbers"):
+        as_numpy(data, kind)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        torch.tensor([2**63 - 1, -(2**63), 2**53 + 1]),
+        torch.tensor([2**64 - 1, 2**53 + 1], dtype=torch.uint64),
+        np.array([2**53 + 1], dtype=">i8"),
+        torch.tensor([True, False]),
+        np.array([1 + 2**-60], dtype=np.longdouble),
+        np.array([1.5, -0.0], dtype=">f4"),
+        torch.tensor([1 + 2j, complex(float("inf"), -0.0)]),
+        torch.tensor([1 + 2j]).to(torch.complex64),
+    ],
+)
+def test_no_value_is_rounded(data: Any) -> None:
+    assert found(data).tolist() == data.tolist()
+
+
+def test_complex_halves() -> None:
+    data = torch.tensor([1.5, -2.0], dtype=torch.float16).view(torch.complex32)
+    assert found(data).tolist() == [1.5 - 2j] and as_numpy(data, leaf_type(data)).dtype == np.complex64
+
+
+def test_texts_and_times_are_no_numbers() -> None:
+    for data in (np.array(["a", "bc"]), np.array([b"a"]), np.array(["2026-01-01"], dtype="M8[s]")):
+        assert found(data) is None
+        assert in_numpy(octets_of(data), leaf_type(data)).tolist() == data.tolist()
+        assert bits(octets_of(data), leaf_type(data)).shape[0] == len(data)
+
+
+def test_what_does_not_lie_in_order_is_taken_in_order() -> None:
+    whole = torch.arange(12.0).reshape(3, 4)
+    for data in (whole.T, whole[:, ::2], whole.numpy().T, whole.to(torch.complex64).conj()):
+        np.testing.assert_array_equal(as_numpy(data, leaf_type(data)), np.asarray(data.tolist()))
+
+
+def test_pieces_are_all_of_a_leaf() -> None:
+    kind = leaf_type(torch.empty(2 * PIECE_ELEMENTS + 1, dtype=torch.float16))
+    found_pieces = list(pieces(kind))
+    assert [piece.stop - piece.start for piece in found_pieces] == [2 * PIECE_ELEMENTS, 2 * PIECE_ELEMENTS, 2]
+    assert list(pieces(leaf_type(torch.empty(0, 3)))) == []

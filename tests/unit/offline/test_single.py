@@ -1,0 +1,131 @@
+"""What is at one path: which paths lead where, and which are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from deeppart.errors import CorruptFileError, RestoreError, StateError, StructureMismatchError
+from deeppart.offline import single
+from deeppart.offline.single import Found, read_single
+from tests.unit.cli_support import flip, forge, make_state, part_path, save, save_states
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    state: dict[Any, Any] = {
+        "m": torch.nn.Linear(2, 3),
+        "x[0]": torch.arange(3),
+        "x0": torch.arange(4),
+        "run": [{"n": i, "deep": [i, -i]} for i in range(300)],
+        11: "int",
+        "11": "str",
+        "a/b": {"": None},
+        "tie": torch.arange(6).reshape(2, 3),
+    }
+    state["tied"] = state["tie"].T
+    return save_states(tmp_path_factory.mktemp("single"), state)
+
+
+def contents(found: Found) -> list[tuple[str, Any]]:
+    return [(item.path, item.content) for item in found.items]
+
+
+@pytest.mark.parametrize(
+    ("key", "path", "content"),
+    [
+        ("x[0]", "x[0]", [0, 1, 2]),  # the path itself comes before the glob, which means x0
+        ("x?", "x0", [0, 1, 2, 3]),
+        ("*wei*", "m/weight", None),
+        ("tied", "tied", [[0, 3], [1, 4], [2, 5]]),
+    ],
+)
+def test_leaves(root: Path, key: str, path: str, content: Any) -> None:
+    found = read_single(root, key)
+    ((name, array),) = contents(found)
+    assert name == path and not found.is_container
+    assert content is None or array.tolist() == content
+
+
+@pytest.mark.parametrize(
+    ("key", "content"),
+    [
+        ("a~1b/", None),
+        ("run/7/n", 7),
+        ("run/299/deep/1", -299),
+        ("run/3/deep", [3, -3]),
+        ("run/5", {"n": 5, "deep": [5, -5]}),
+    ],
+)
+def test_values_and_items_of_runs(root: Path, key: str, content: Any) -> None:
+    assert contents(read_single(root, key)) == [(key, content)]
+
+
+def test_a_glob_is_over_leaves_and_values_alone(root: Path) -> None:
+    assert contents(read_single(root, "a~1*")) == [("a~1b/", None)]
+    with pytest.raises(StructureMismatchError, match="nothing at this path"):
+        read_single(root, "?")  # there is a container of such a name
+
+
+def test_a_container_is_all_that_is_in_it(root: Path) -> None:
+    found = read_single(root, "m")
+    assert found.is_container and [path for path, _ in contents(found)] == ["m/weight", "m/bias"]
+    assert [item.path for item in read_single(root, "(root)").items][:3] == ["m/weight", "m/bias", "x[0]"]
+
+
+@pytest.mark.parametrize(
+    ("key", "summary", "text"),
+    [
+        ("11", "more than one", "found: 11, 11"),
+        ("m/*", "more than one", "found: m/weight, m/bias"),
+        ("m/wieght", "nothing at this path", "such as m/weight"),
+        ("weight", "nothing at this path", "m/weight"),
+        ("run/300", "nothing at this path", "paths"),
+        ("run/7/n/0", "nothing at this path", "paths"),
+        ("", "nothing at this path", "found: ''"),
+    ],
+)
+def test_nothing_or_too_much(root: Path, key: str, summary: str, text: str) -> None:
+    with pytest.raises(StructureMismatchError, match=summary) as caught:
+        read_single(root, key)
+    assert text in str(caught.value)
+
+
+def test_ranks(tmp_path: Path) -> None:
+    forge(tmp_path, 5)
+    for rank in range(3):
+        found = read_single(tmp_path, "rng", rank=rank).items[0]
+        assert found.own and found.content.tolist() == [rank] * 16
+        assert read_single(tmp_path, "position", rank=rank).items[0].content == 1000 + rank
+    assert not read_single(tmp_path, "a").items[0].own
+    with pytest.raises(RestoreError, match="no rank 3"):
+        read_single(tmp_path, "rng", rank=3)
+
+
+def test_damage_elsewhere_does_no_harm_and_here_nothing_is_returned(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    flip(part_path(tmp_path, 1), 4096 + 1000)
+    refused = 0
+    for key in ("model/weight", "moments/0", "noise"):
+        try:
+            ((_, array),) = contents(read_single(tmp_path, key))
+        except CorruptFileError:
+            refused += 1
+            continue
+        live: Any = make_state()
+        for part in key.split("/"):
+            live = live[int(part) if part.isdigit() else part]
+        np.testing.assert_array_equal(np.asarray(array), np.asarray(live))
+    assert refused == 1
+
+
+def test_too_much_below_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1)
+    monkeypatch.setattr(single, "BATCH_BYTES", 1000)
+    with pytest.raises(StateError, match="too much below"):
+        read_single(tmp_path, "model")
+    assert read_single(tmp_path, "model/weight").items[0].content.shape == (400, 800)

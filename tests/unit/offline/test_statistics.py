@@ -1,0 +1,114 @@
+"""Statistics of elements, against exact arithmetic."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deeppart.offline import elements
+from deeppart.offline.statistics import Gathering, Stats, has_statistics
+from deeppart.state.tree.leaves import leaf_type
+
+NAN, INF = float("nan"), float("inf")
+
+
+def stats(data: Any) -> Stats:
+    gathering = Gathering()
+    gathering.take(data, leaf_type(data))
+    return gathering.result()
+
+
+def exact(numbers: list[Any]) -> tuple[float, float, float]:
+    """Mean, standard deviation, root mean square."""
+    found = list(map(Fraction, numbers))
+    mean = sum(found) / len(found)
+    square = sum(each * each for each in found) / len(found)
+    return float(mean), math.sqrt(square - mean * mean), math.sqrt(square)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=12), st.integers(1, 5))
+def test_integers_are_exact(numbers: list[int], piece: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(elements, "PIECE_ELEMENTS", piece)
+        found = stats(torch.tensor(numbers))
+    mean, std, rms = exact(numbers)
+    assert (found.elements, found.zeros, found.nans) == (len(numbers), numbers.count(0), 0)
+    assert (found.min, found.max, found.mean) == (min(numbers), max(numbers), mean)
+    assert found.std == pytest.approx(std, rel=1e-12, abs=1e-12) and found.rms == pytest.approx(rms, rel=1e-12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=12), st.integers(1, 5))
+def test_floats_of_any_size(numbers: list[float], piece: int) -> None:
+    """No square overflows, or is lost, that float64 itself does not need."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(elements, "PIECE_ELEMENTS", piece)
+        found = stats(torch.tensor(numbers, dtype=torch.float64))
+    largest = max(map(abs, numbers))
+    with_units = [Fraction(number) / Fraction(largest) for number in numbers] if largest else [Fraction(0)]
+    mean, std, rms = exact(with_units)
+    assert (found.min, found.max) == (min(numbers), max(numbers))
+    assert found.mean is not None and found.std is not None and found.rms is not None
+    if largest > 1e-290:
+        assert isinstance(found.mean, float)
+        assert found.mean / largest == pytest.approx(mean, rel=1e-9, abs=1e-12)
+        assert found.std / largest == pytest.approx(std, rel=1e-6, abs=1e-8)
+        assert found.rms / largest == pytest.approx(rms, rel=1e-9)
+
+
+def test_a_large_mean_hides_no_deviation() -> None:
+    found = stats(torch.tensor([2.0**60, 2.0**60 + 256] * 200_000, dtype=torch.float64))
+    assert found.std == 128.0
+    found = stats((1 << 60) + torch.arange(400_000) % 2)
+    assert (found.mean, found.std) == (float(1 << 60) + 0.5, 0.5)
+
+
+def test_what_is_no_number_is_counted_apart() -> None:
+    found = stats(torch.tensor([1.0, NAN, -INF, INF, 3.0, -0.0, 0.0], dtype=torch.bfloat16))
+    assert (found.elements, found.nans, found.infinities, found.zeros) == (7, 1, 2, 2)
+    assert (found.min, found.max, found.mean) == (0.0, 3.0, 1.0)
+    assert stats(torch.tensor([NAN, NAN])) == Stats(2, 2, 0, 0, None, None, None, None, None)
+    assert stats(torch.empty(0, 3)) == Stats(0, 0, 0, 0, None, None, None, None, None)
+    assert stats(torch.tensor(7)) == Stats(1, 0, 0, 0, 7, 7, 7.0, 0.0, 7.0)
+
+
+def test_complex_numbers_have_no_order() -> None:
+    found = stats(torch.tensor([1 + 1j, 3 + 1j, complex(NAN, 0), complex(INF, NAN), complex(0, -INF), 0j]))
+    assert (found.nans, found.infinities, found.zeros) == (2, 1, 1)
+    assert (found.min, found.max) == (None, None)
+    assert found.mean == pytest.approx((4 + 2j) / 3)
+    assert found.rms == pytest.approx(math.sqrt((2 + 10) / 3))
+    assert found.std == pytest.approx(math.sqrt(12 / 3 - abs((4 + 2j) / 3) ** 2))
+
+
+def test_bool_counts_as_0_and_1() -> None:
+    found = stats(torch.tensor([True, False, True, True]))
+    assert (found.min, found.max, found.mean, found.zeros) == (0, 1, 0.75, 1)
+    assert type(found.min) is int
+
+
+def test_texts_have_none() -> None:
+    for data in (np.array(["a"]), np.array(["2026-01-01"], dtype="M8[s]")):
+        assert not has_statistics(leaf_type(data)) and stats(data).elements == 0
+    assert has_statistics(leaf_type(np.array([1], dtype=">u2"))) and has_statistics(leaf_type(torch.tensor(1j)))
+
+
+def test_leaves_together_are_as_one() -> None:
+    whole = torch.arange(1000, dtype=torch.float32)
+    together = Gathering()
+    for part in whole.split([1, 499, 500]):
+        one = Gathering()
+        one.take(part, leaf_type(part))
+        together.add(one)
+    together.add(Gathering())
+    found, expected = together.result(), stats(whole)
+    assert (found.elements, found.min, found.max, found.mean) == (1000, 0.0, 999.0, expected.mean)
+    assert found.std == pytest.approx(expected.std, rel=1e-12)
