@@ -8,7 +8,7 @@ take boxes of any kind.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -56,6 +56,16 @@ class _Held:
 
 
 @dataclass(frozen=True, slots=True)
+class _Shared:
+    """An item that more than one place could write: whether it may be split, its cost, and place -> rank."""
+
+    item: WriteItem
+    splits: bool
+    cost: int
+    writers: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Division:
     """What is written by whom.
 
@@ -82,21 +92,19 @@ def divide(plans: Sequence[Sequence[WriteItem]], notes: Sequence[RankNotes], *, 
     held = _held(plans, notes)
     places = _places(notes, by_node)
     value_bytes = {name: count for each in reversed(notes) for name, count in each.value_bytes.items()}
-    fixed: list[tuple[_Held, int]] = []
-    shared: list[tuple[_Held, dict[int, int]]] = []
+    found: list[list[WriteItem]] = [[] for _ in plans]
+    load = [0] * (max(places) + 1)
+    shared: list[_Shared] = []
     for each in held:
         # The lowest rank with it, by place.
         writers = {places[rank]: rank for rank in reversed(each.ranks)}
-        if each.differs or len(writers) == 1 or not _cost(each.item, value_bytes):
-            fixed.append((each, each.ranks[0]))
+        cost = _cost(each.item, value_bytes)
+        if each.differs or len(writers) == 1 or not cost:
+            found[each.ranks[0]].append(each.item)
+            load[places[each.ranks[0]]] += cost + FRAME_BYTES
         else:
-            shared.append((each, writers))
-    found: list[list[WriteItem]] = [[] for _ in plans]
-    preload = [0] * (max(places) + 1)
-    for each, rank in fixed:
-        found[rank].append(each.item)
-        preload[places[rank]] += _cost(each.item, value_bytes) + FRAME_BYTES
-    for rank, item in _shares(shared, preload, value_bytes):
+            shared.append(_Shared(each.item, each.sample is not None, cost, writers))
+    for rank, item in _shares(shared, load):
         found[rank].append(item)
     return Division(tuple(found), {each.item.index.fqn: each.differs for each in held if each.differs})
 
@@ -150,45 +158,48 @@ def _places(notes: Sequence[RankNotes], by_node: bool) -> list[int]:
     return [numbers.setdefault(each.node, len(numbers)) for each in notes]
 
 
-def _shares(
-    shared: Sequence[tuple[_Held, dict[int, int]]], preload: list[int], value_bytes: Mapping[str, int]
-) -> list[tuple[int, WriteItem]]:
-    """(rank, item) of all that more than one place could write."""
-    costs = [_cost(each.item, value_bytes) for each, _ in shared]
-    mean = (sum(costs) + sum(preload)) / len(preload)
-    everywhere = len(preload)
+def _shares(shared: Sequence[_Shared], load: list[int]) -> Iterator[tuple[int, WriteItem]]:
+    """(rank, item) of all that more than one place could write, on top of what they write anyway.
+
+    What must stay whole and is large goes first, the largest to the place with the least; the partitioner shares out
+    the rest, which fills up what is left.
+    """
+    most = (sum(each.cost for each in shared) + sum(load)) / len(load) * _MOST_OF_A_SHARE
+    boulders = [each for each in shared if not each.splits and each.cost > most]
+    for each in sorted(boulders, key=lambda each: -each.cost):
+        place = min(each.writers, key=lambda place: (load[place], place))
+        load[place] += each.cost + FRAME_BYTES
+        yield each.writers[place], each.item
+    rest = [each for each in shared if each.splits or each.cost <= most]
+    everywhere = len(load)
     specs = [
         LeafSpec(
             each.item.index.fqn,
-            cost,
-            _unit_bytes(each, cost, mean * _MOST_OF_A_SHARE),
-            None if len(writers) == everywhere else tuple(sorted(writers)),
+            each.cost,
+            _unit_bytes(each, most),
+            None if len(each.writers) == everywhere else tuple(sorted(each.writers)),
         )
-        for (each, writers), cost in zip(shared, costs, strict=True)
+        for each in rest
     ]
-    table = partition(specs, everywhere, kappa=FRAME_BYTES, preload=preload).table()
-    found: list[tuple[int, WriteItem]] = []
+    table = partition(specs, everywhere, kappa=FRAME_BYTES, preload=load).table()
     for place, leaf, start, length in zip(*(column.tolist() for column in table), strict=True):
-        each, writers = shared[leaf]
-        whole = length == costs[leaf]
-        pieces = [each.item] if whole else _pieces(each.item, start, length)
-        found.extend((writers[place], piece) for piece in pieces)
-    return found
+        each = rest[leaf]
+        for piece in [each.item] if length == each.cost else _pieces(each.item, start, length):
+            yield each.writers[place], piece
 
 
-def _unit_bytes(held: _Held, nbytes: int, most: float) -> int:
+def _unit_bytes(shared: _Shared, most: float) -> int:
     """Pieces have multiples of so many bytes: a row of the first dimension whose rows are small enough.
 
-    Of one that cannot be split, all.
+    Of what cannot be split, all.
     """
-    data = held.item.tensor_data
-    if data is None or held.sample is None:
-        return nbytes
-    unit = nbytes
-    for length in data.chunk.sizes:
-        unit //= length
-        if unit <= most:
-            break
+    data = shared.item.tensor_data
+    unit = shared.cost
+    if data is not None and shared.splits:
+        for length in data.chunk.sizes:
+            unit //= length
+            if unit <= most:
+                break
     return unit
 
 

@@ -64,12 +64,11 @@ class BalancedSavePlanner(DefaultSavePlanner):
 
     DefaultSavePlanner gives each tensor that ranks share, whole, to the rank that has the least so far. Here the
     partitioner divides them: a tensor may be written in pieces by several ranks. A piece is a range of rows; where a
-    row is more than 1/200 of what a rank should write, pieces end within rows. What stays whole: values that are no
-    tensors; tensors below 4 KiB, without dimensions, of subclasses, quantized, sparse. If none of these is larger than
-    what a rank should write, no rank writes more than 1.02 times the mean, and some kB for the frames of pieces.
-    Shards of a DTensor that several ranks have (HSDP, tensor beside data parallelism) are divided among these. Those
-    that one rank has, it writes, and gets less of the rest. Values other than numbers are serialized once more, to
-    count their bytes.
+    row is more than 1/200 of what a rank should write, pieces end within rows. Shards of a DTensor that several ranks
+    have (HSDP, tensor beside data parallelism) are divided among these. Those that one rank has, it writes, and gets
+    less of the rest. What stays whole: values that are no tensors; tensors below 4 KiB, of subclasses, quantized ones.
+    Where the rest suffices to make up for what is whole, no rank writes more than 1.02 times the mean, and some kB for
+    the frames of pieces. Values other than numbers are serialized once more, to count their bytes.
 
     DCP takes it that a plain tensor is the same on all ranks that have one of its name, and keeps one copy. Pieces of
     tensors that differ would make one that no rank had. So 16 elements of each tensor of more than 4 KiB are compared;

@@ -147,8 +147,10 @@ class Snapshots:
 
     def _step_of(self, name: str) -> int | None:
         """The step whose directory has a name."""
-        before, after = [text for text, *_ in Formatter().parse(self._name + "{}")][:2]
-        found = re.fullmatch(f"{re.escape(before)}([0-9]+){re.escape(after)}", name)
+        pieces = (
+            re.escape(text) + "([0-9]+)" * (field is not None) for text, field, *_ in Formatter().parse(self._name)
+        )
+        found = re.fullmatch("".join(pieces), name)
         return int(found[1]) if found and self.path_of(int(found[1])).name == name else None
 
     def _agreed_latest(self) -> int | None:
