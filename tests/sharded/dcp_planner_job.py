@@ -86,7 +86,11 @@ def main(directory: Path) -> None:
     other: Layouts = {name: (row, [Shard(0)]) for name in layouts} | {"two": (square, [Shard(1), Replicate()])}
     values = wholes(1)
     plain = torch.arange(100_000.0).view(1000, 100).T
-    state = distributed(values, layouts) | {"plain": plain, "step": 3, "of": {f"rank {rank}": torch.full((2000,), rank)}}
+    state = distributed(values, layouts) | {
+        "plain": plain,
+        "step": 3,
+        "of": {f"rank {rank}": torch.full((2000,), rank)},
+    }
 
     def saved(name: str, save: Callable[[Path], Any]) -> Path:
         save(directory / name)
