@@ -142,7 +142,7 @@ def _through_fsdp(saved: Callable[..., Path], mesh: DeviceMesh) -> bool:
         for parameter in sharded.parameters():
             parameter.zero_()
     fully_shard(sharded, mesh=mesh)
-    live = {"model": get_model_state_dict(sharded)}
+    live: dict[str, Any] = {"model": get_model_state_dict(sharded)}
     dcp.load(live, checkpoint_id=path)
     # Everybody gathers every tensor, whatever the others hold.
     wholes = {name: live["model"][name].full_tensor() for name in plain["model"]}

@@ -180,6 +180,8 @@ def decoded_frames(read: Callable[[int], bytes], where: str | None = None) -> It
                 raise _corrupt("nothing behind the end", "more bytes", where)
             return
         codec_id, raw_bytes, stored_bytes = _HEAD.unpack(front)
+        if front != _HEAD.pack(codec_id, raw_bytes, stored_bytes):
+            raise _corrupt("zeros in the reserved bytes of a frame", "others", where)
         if not 0 < stored_bytes <= raw_bytes <= MOST_FRAME_BYTES:
             raise _corrupt(f"at most {MOST_FRAME_BYTES} bytes in a frame", f"{stored_bytes} of {raw_bytes}", where)
         stored = _exactly(read, stored_bytes, where)

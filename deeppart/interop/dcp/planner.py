@@ -25,6 +25,7 @@ from deeppart.interop.dcp.balance import LEAST_SPLIT_BYTES, VALUE_BYTES, RankNot
 from deeppart.interop.dcp.plan_cache import GLOBAL, OWN, GlobalPlan, OwnPlan, recall
 from deeppart.model.boxes import Box
 from deeppart.state.tree.fingerprint import sampled_digests
+from deeppart.state.tree.leaves import flat_bytes, lies_flat_on_host
 
 #: Their bytes need not be counted.
 _SMALL_TYPES = frozenset({int, float, bool, complex, type(None)})
@@ -149,7 +150,7 @@ class BalancedSavePlanner(DefaultSavePlanner):
             known = GlobalPlan(sent, finished, metadata)
         if self._caches:
             GLOBAL.put(key, known)
-        self.global_plan, self.metadata = list(known.finished), replace(known.metadata)
+        self.metadata = replace(known.metadata)
         answers = []
         for plan, final, message in zip(all_plans, known.finished, messages, strict=True):
             again = key in message.same_as
@@ -176,7 +177,7 @@ class BalancedSavePlanner(DefaultSavePlanner):
         home = next(each for each in self._local[index.fqn] if _holds(_box_of(each), box))
         if _box_of(home) == box:
             return super().lookup_object(index)
-        return super().lookup_object(home.index).detach()[box.within(_box_of(home)).slices()]
+        return _alone(super().lookup_object(home.index).detach()[box.within(_box_of(home)).slices()])
 
     def _divided(self, plans: Sequence[SavePlan]) -> list[SavePlan]:
         """The plans that ranks have sent, with the items that each shall write."""
@@ -244,6 +245,13 @@ def _can_be_split(tensor: Any, item: WriteItem) -> bool:
         and tuple(tensor.shape) == tuple(item.tensor_data.chunk.sizes)
         and not (tensor.is_quantized or tensor.is_meta)
     )
+
+
+def _alone(piece: torch.Tensor) -> torch.Tensor:
+    """A view of memory as a tensor with a storage of its own there: DCP's writer copies views of larger storages."""
+    if not (lies_flat_on_host(piece) and piece.numel()):
+        return piece
+    return torch.from_numpy(flat_bytes(piece)).view(piece.dtype).view(piece.shape)
 
 
 class _Counting:

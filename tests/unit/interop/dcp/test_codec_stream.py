@@ -168,9 +168,9 @@ def test_every_length_counts() -> None:
             read()
 
 
-def frame(codec: int, raw_bytes: int, stored: bytes, stored_bytes: int | None = None) -> bytes:
+def frame(codec: int, raw_bytes: int, stored: bytes, stored_bytes: int | None = None, zeros: bytes = bytes(3)) -> bytes:
     """A frame whose digest is right, whatever it says."""
-    head = struct.pack("<B3xII", codec, raw_bytes, len(stored) if stored_bytes is None else stored_bytes)
+    head = struct.pack("<B3sII", codec, zeros, raw_bytes, len(stored) if stored_bytes is None else stored_bytes)
     return head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head + stored)) + stored
 
 
@@ -196,6 +196,7 @@ ZEROS = zstandard.ZstdCompressor().compress(bytes(1 << 20))
         frame(1, 1 << 20, ZEROS) + end(1 << 21),
         frame(1, 1 << 20, ZEROS) + end(0),
         frame(77, 4, b"1234") + end(4),
+        frame(0, 4, b"1234", zeros=b"\0\1\0") + end(4),
         end(0) + end(0),
         end(1 << 60),
     ],
