@@ -179,7 +179,7 @@ def end(raw_bytes: int) -> bytes:
     return last + struct.pack("<Q", xxhash.xxh3_64_intdigest(last))
 
 
-ZEROS = zstandard.ZstdCompressor().compress(bytes(1 << 20))
+ZEROS, MORE_ZEROS = (zstandard.ZstdCompressor().compress(bytes(nbytes << 20)) for nbytes in (1, 17))
 
 
 @pytest.mark.parametrize(
@@ -187,6 +187,7 @@ ZEROS = zstandard.ZstdCompressor().compress(bytes(1 << 20))
     [
         frame(0, 0xFFFFFFFF, b"x") + end(0xFFFFFFFF),
         frame(1, 0xFFFFFFFF, ZEROS) + end(0xFFFFFFFF),
+        frame(1, 17 << 20, MORE_ZEROS) + end(17 << 20),
         frame(1, 1 << 19, ZEROS) + end(1 << 19),
         frame(1, 1 << 21, ZEROS) + end(1 << 21),
         frame(2, 1 << 24, b"\x05\x03\0\0" + bytes(24)) + end(1 << 24),

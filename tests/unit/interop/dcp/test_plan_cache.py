@@ -52,6 +52,7 @@ def test_a_state_that_changes_is_planned_again(tmp_path: Path) -> None:
         {"w": torch.randn(60, 100).double()},
         {"w": torch.randn(60, 100).double(), "v": 1},
         {"w": {"v": torch.randn(5000)}},
+        {"w.v": torch.randn(5000)},
     ]
     for number, state in enumerate(changes):
         assert saved([state], tmp_path / str(number)) != [0]

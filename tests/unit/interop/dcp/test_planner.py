@@ -185,11 +185,11 @@ def test_tensors_that_differ_are_not_mixed(tmp_path: Path) -> None:
 
 
 def test_subclasses_are_not_cut(tmp_path: Path) -> None:
-    state = {"own": torch.randn(5000).as_subclass(Own), "w": torch.randn(9000)}
+    state = {"own": torch.randn(15_000).as_subclass(Own), "w": torch.randn(4000)}
     save_as_ranks([state] * 2, tmp_path, lambda rank: BalancedSavePlanner())
     metadata = FileSystemReader(tmp_path).read_metadata().state_dict_metadata
     chunks = {name: len(found.chunks) for name, found in metadata.items()}  # type: ignore[union-attr]
-    assert chunks == {"own": 1, "w": 2}
+    assert chunks == {"own": 1, "w": 1}
 
 
 def test_a_live_tensor_is_seen_as_it_is_when_it_is_written(tmp_path: Path) -> None:

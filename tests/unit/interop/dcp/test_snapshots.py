@@ -51,6 +51,7 @@ def test_what_is_not_complete_does_not_count(tmp_path: Path) -> None:
         "000020.snapshot.old",
         "x000040.snapshot",
         "40.snapshot",
+        "7.snapshot",
         "000041",
         "٠٠٠٠٤٢.snapshot",
     ):
