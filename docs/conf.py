@@ -35,6 +35,8 @@ templates_path = ["_templates"]
 nitpicky = True
 # Documented elsewhere; nothing is fetched to link to it.
 nitpick_ignore_regex = [
+    (r"py:class", r"torch\.distributed\..*"),
+    (r"py:exc", r"CheckpointException"),  # of torch.distributed.checkpoint
     ("py:.*", r"(os|collections\.abc|pathlib|numpy|hypothesis|click)\..*"),
     ("py:.*", r"NDArray|IntArray|int64|float64|deeppart\.storage\.rate\.RateLimit"),
 ]

@@ -1,5 +1,33 @@
-"""Checkpoints of torch.distributed.checkpoint (DCP)."""
+"""Checkpoints of torch.distributed.checkpoint (DCP): loaded without it, and what DCP itself can use of this library."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from deeppart.interop.dcp.loading import load
 
-__all__ = ["load"]
+if TYPE_CHECKING:
+    from deeppart.interop.dcp.extension import TensorCodecExtension, extension_registry
+    from deeppart.interop.dcp.planner import BalancedSavePlanner
+    from deeppart.interop.dcp.snapshots import Snapshots
+
+__all__ = ["BalancedSavePlanner", "Snapshots", "TensorCodecExtension", "extension_registry", "load"]
+
+#: Name -> module, imported at first use: with torch.distributed.checkpoint, which ``load`` does without.
+_LATER = {
+    "BalancedSavePlanner": "deeppart.interop.dcp.planner",
+    "Snapshots": "deeppart.interop.dcp.snapshots",
+    "TensorCodecExtension": "deeppart.interop.dcp.extension",
+    "extension_registry": "deeppart.interop.dcp.extension",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    raise AttributeError(f"module 'deeppart.interop.dcp' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

@@ -6,7 +6,7 @@ import io
 import os
 import pickle  # for its errors alone
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 import zstandard
 
 from deeppart.errors import CorruptFileError, FormatError, StructureMismatchError, UnsupportedLeafError
+from deeppart.interop.dcp.codec_stream import DESCRIPTOR, decoded
 from deeppart.interop.dcp.metadata import DcpMetadata, Keys, Place, StoredTensor, read_metadata
 from deeppart.part import FileSource
 from deeppart.part.format import short
@@ -94,17 +95,18 @@ class _Files:
                 found=f"{place.length} bytes",
                 where=f"{self._directory / place.file}, {name}",
             )
+        where = f"{self._directory / place.file}, {name}"
         data: Any = self._open[place.file].read_at(place.offset, place.length)
         for transform in reversed(place.transforms):
-            if transform != _ZSTD:
+            if transform not in _TRANSFORMS:
                 raise UnsupportedLeafError(
                     "a DCP checkpoint was written with an extension that this library does not know",
-                    expected=_ZSTD,
+                    expected=" or ".join(_TRANSFORMS),
                     found=short(transform),
-                    where=f"{self._directory / place.file}, {name}",
+                    where=where,
                     todo="load it by dcp.load with a FileSystemReader that has the extension registered",
                 )
-            data = _decompressed(data, most_bytes, f"{self._directory / place.file}, {name}")
+            data = _TRANSFORMS[transform](data, most_bytes, where)
         return io.BytesIO(data)
 
 
@@ -117,6 +119,10 @@ def _decompressed(data: Any, most_bytes: int, where: str) -> bytes:
     if len(found) > most_bytes:
         raise CorruptFileError("a piece of a DCP checkpoint is longer than what it holds", where=where)
     return found
+
+
+#: What undoes an extension, by its name.
+_TRANSFORMS: Mapping[str, Callable[[Any, int, str], bytes]] = {_ZSTD: _decompressed, DESCRIPTOR: decoded}
 
 
 def _read(files: _Files, metadata: DcpMetadata, name: str) -> Any:

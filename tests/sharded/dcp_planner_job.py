@@ -1,0 +1,201 @@
+"""What a rank of test_dcp_planner.py does, under torchrun: saves by DCP with our planner, loads by DCP alone.
+
+python -m tests.sharded.dcp_planner_job DIRECTORY
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from deeppart.errors import ReplicaDivergenceWarning
+from deeppart.interop.dcp import BalancedSavePlanner, Snapshots
+from tests.mpi.torchrun_job import tell
+from tests.sharded.layouts import end_job, fully_shard
+
+Layouts = dict[str, tuple[DeviceMesh, list[Any]]]
+
+
+class Counting(BalancedSavePlanner):
+    """Counts the items that a rank sends."""
+
+    sent = 0
+
+    def create_local_plan(self) -> Any:
+        plan = super().create_local_plan()
+        self.sent = len(plan.items)
+        return plan
+
+
+def wholes(seed: int) -> dict[str, torch.Tensor]:
+    torch.manual_seed(seed)
+    return {
+        "hybrid": torch.randn(401, 99),
+        "columns": torch.randn(30, 1001).to(torch.bfloat16),
+        "uneven": torch.randn(701, 5),
+        "fewer": torch.randn(2, 3000),
+        "two": torch.randn(300, 200),
+        "whole": torch.randn(50000),
+        "apart": torch.randn(100, 70),
+    }
+
+
+def distributed(values: dict[str, torch.Tensor], layouts: Layouts) -> dict[str, Any]:
+    return {name: distribute_tensor(values[name], mesh, how) for name, (mesh, how) in layouts.items()}
+
+
+def wrong(state: dict[str, Any], values: dict[str, torch.Tensor]) -> list[str]:
+    found = []
+    for name, tensor in state.items():
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if tensor.device_mesh.get_coordinate() is not None if isinstance(tensor, DTensor) else True:
+            found += [] if torch.equal(whole, values[name]) else [name]
+    return found
+
+
+def evenness(path: Path) -> float:
+    sizes = [sum(file.stat().st_size for file in path.glob(f"__{rank}_*")) for rank in range(dist.get_world_size())]
+    return max(sizes) * len(sizes) / sum(sizes)
+
+
+def main(directory: Path) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    row, last = DeviceMesh("cpu", list(range(4))), DeviceMesh("cpu", [2, 3])
+    layouts: Layouts = {
+        "hybrid": (square, [Replicate(), Shard(0)]),
+        "columns": (square, [Shard(1), Replicate()]),
+        "uneven": (row, [Shard(0)]),
+        "fewer": (row, [Shard(0)]),
+        "two": (square, [Shard(0), Shard(1)]),
+        "whole": (row, [Replicate()]),
+        "apart": (last, [Shard(0)]),
+    }
+    other: Layouts = {name: (row, [Shard(0)]) for name in layouts} | {"two": (square, [Shard(1), Replicate()])}
+    values = wholes(1)
+    plain = torch.arange(100_000.0).view(1000, 100).T
+    state = distributed(values, layouts) | {
+        "plain": plain,
+        "step": 3,
+        "of": {f"rank {rank}": torch.full((2000,), rank)},
+    }
+
+    def saved(name: str, save: Callable[[Path], Any]) -> Path:
+        save(directory / name)
+        dist.barrier()
+        return directory / name
+
+    told: dict[str, Any] = {}
+    path = saved("balanced", lambda path: dcp.save(state, checkpoint_id=path, planner=BalancedSavePlanner()))
+    told["evenness"] = evenness(path)
+    told["stock evenness"] = evenness(saved("stock", lambda path: dcp.save(state, checkpoint_id=path)))
+    for kind, into in (("same", layouts), ("other", other)):
+        live = distributed({name: torch.zeros_like(x) for name, x in values.items()}, into)
+        rest = {"plain": torch.zeros(100, 1000), "step": 0}
+        target = live | rest
+        dcp.load(target, checkpoint_id=path)
+        told[kind] = wrong(live, values)
+        told[kind] += [] if torch.equal(target["plain"], plain) and target["step"] == 3 else ["rest"]
+    # Into plain tensors, on fewer ranks.
+    group = dist.new_group([0, 1])
+    if rank < 2:
+        flat = {name: torch.zeros_like(x) for name, x in values.items()}
+        dcp.load(flat, checkpoint_id=path, process_group=group)
+        told["fewer ranks"] = wrong(flat, values)
+    told["fsdp"] = _through_fsdp(saved, row)
+    told["background"] = _in_background(directory / "background", state, plain)
+    told["cache"] = _in_turn(directory / "cache", values, layouts)
+    told["differing"] = _differing(directory / "differing", rank)
+    files = saved("node", lambda path: dcp.save(state, checkpoint_id=path, planner=node_planner(rank)))
+    told["files"] = [sum(file.stat().st_size for file in files.glob(f"__{each}_*")) for each in range(4)]
+    tell(directory, **told)
+    end_job()
+
+
+def node_planner(rank: int) -> BalancedSavePlanner:
+    return BalancedSavePlanner(files="node", node=str(rank // 2))
+
+
+def _through_fsdp(saved: Callable[..., Path], mesh: DeviceMesh) -> bool:
+    """Saved from plain tensors, loaded into a model that is sharded."""
+
+    def model() -> nn.Module:
+        torch.manual_seed(4)
+        return nn.Sequential(nn.Linear(301, 77), nn.Linear(77, 5))
+
+    plain = {"model": dict(model().state_dict())}
+    path = saved("ddp", lambda path: dcp.save(plain, checkpoint_id=path, planner=BalancedSavePlanner()))
+    sharded = model()
+    with torch.no_grad():
+        for parameter in sharded.parameters():
+            parameter.zero_()
+    fully_shard(sharded, mesh=mesh)
+    live: dict[str, Any] = {"model": get_model_state_dict(sharded)}
+    dcp.load(live, checkpoint_id=path)
+    # Everybody gathers every tensor, whatever the others hold.
+    wholes = {name: live["model"][name].full_tensor() for name in plain["model"]}
+    return all(torch.equal(wholes[name], tensor) for name, tensor in plain["model"].items())
+
+
+def _in_background(path: Path, state: dict[str, Any], plain: torch.Tensor) -> list[Any]:
+    """Saved by threads, twice, and changed in the meantime; the newest is loaded."""
+    snapshots = Snapshots(f"{path}/step-{{step}}", every=2, background=True)
+    mine = {"plain": plain.clone(), "hybrid": state["hybrid"], "n": 0}
+    for step in range(1, 6):
+        mine["plain"].fill_(step)
+        mine["n"] = step
+        snapshots.save(mine, step)
+    mine["plain"].fill_(-1)
+    found = snapshots.load_latest(mine)
+    return [found, snapshots.steps(), float(mine["plain"].min()), float(mine["plain"].max()), mine["n"]]
+
+
+def _in_turn(path: Path, values: dict[str, torch.Tensor], layouts: Layouts) -> dict[str, Any]:
+    """Two states in turn, of which rank 1 has the same in both; what was sent, and whether each came back."""
+    rank = dist.get_rank()
+    sent, fine = [], True
+    for turn in range(3):
+        for name in ("a", "b"):
+            seed = 10 * turn + (name == "b")
+            mine: dict[str, Any] = distributed({"two": wholes(seed)["two"]}, {"two": layouts["two"]})
+            mine["plain"] = torch.full((3000, 7), seed)
+            if rank != 1:
+                mine[name] = torch.full((5000,), seed)
+            planner = Counting(enable_plan_caching=True)
+            where = path / f"{name}-{turn}"
+            dcp.save(mine, checkpoint_id=where, planner=planner)
+            sent.append(planner.sent)
+            live = distributed({"two": torch.zeros_like(values["two"])}, {"two": layouts["two"]})
+            live |= {"plain": torch.zeros(3000, 7), name: torch.zeros(5000)}
+            dcp.load(live, checkpoint_id=where)
+            fine &= torch.equal(live["two"].full_tensor(), wholes(seed)["two"])
+            fine &= bool((live["plain"] == seed).all()) and bool((live[name] == seed).all())
+    return {"sent": sent, "fine": fine}
+
+
+def _differing(path: Path, rank: int) -> list[Any]:
+    """A tensor that each rank has for itself is not put together from pieces of all."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ReplicaDivergenceWarning)
+        mine = {"rng": torch.full((5056,), rank, dtype=torch.uint8), "same": torch.ones(5000)}
+        dcp.save(mine, checkpoint_id=path, planner=BalancedSavePlanner())
+    live = {"rng": torch.zeros(5056, dtype=torch.uint8), "same": torch.zeros(5000)}
+    dcp.load(live, checkpoint_id=path)
+    texts = [str(each.message) for each in caught if each.category is ReplicaDivergenceWarning]
+    return [texts, live["rng"].unique().tolist(), bool(live["same"].all())]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,172 @@
+"""Plans of many ranks divided: every element once, by a rank that has it, and evenly."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from deeppart.interop.dcp.balance import FRAME_BYTES, Division, RankNotes, divide
+from deeppart.model.boxes import Box
+from deeppart.plan.shards import fault_of_cover
+
+
+def tensor(name: str, shape: tuple[int, ...], box: Box | None = None, dtype: torch.dtype = torch.float32) -> WriteItem:
+    """A plain tensor, or a shard."""
+    held = Box.whole(shape) if box is None else box
+    kind = WriteItemType.TENSOR if box is None else WriteItemType.SHARD
+    chunk = ChunkStorageMetadata(torch.Size(held.offset), torch.Size(held.sizes))
+    data = TensorWriteData(chunk, TensorProperties(dtype=dtype), torch.Size(shape))
+    return WriteItem(MetadataIndex(name, torch.Size(held.offset)), kind, tensor_data=data)
+
+
+def value(name: str) -> WriteItem:
+    return WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO)
+
+
+def notes(plan: Sequence[WriteItem], node: str = "", whole: Sequence[str] = (), **value_bytes: int) -> RankNotes:
+    samples = {item.index: 1 for item in plan if item.tensor_data is not None and item.index.fqn not in whole}
+    return RankNotes(node, value_bytes, samples)
+
+
+def box_of(item: WriteItem) -> Box:
+    assert item.tensor_data is not None
+    return Box(tuple(item.tensor_data.chunk.offsets), tuple(item.tensor_data.chunk.sizes))
+
+
+def nbytes(items: Sequence[WriteItem]) -> int:
+    found = 0
+    for item in items:
+        if item.tensor_data is not None:
+            found += box_of(item).elements * item.tensor_data.properties.dtype.itemsize
+    return found
+
+
+def check(plans: Sequence[Sequence[WriteItem]], division: Division) -> None:
+    """Nothing is lost, nothing twice, and everything is written by a rank that has it."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    boxes: dict[str, list[Box]] = defaultdict(list)
+    written: list[MetadataIndex] = []
+    for rank, items in enumerate(division.items):
+        for item in items:
+            written.append(item.index)
+            mine = [each for each in plans[rank] if each.index.fqn == item.index.fqn]
+            assert mine, (rank, item)
+            if item.tensor_data is not None:
+                assert any(box_of(item).within(box_of(each)).fits(box_of(each).sizes) for each in mine)
+                shapes[item.index.fqn] = tuple(item.tensor_data.size)
+                boxes[item.index.fqn].append(box_of(item))
+                assert item.index.offset == item.tensor_data.chunk.offsets
+    assert len(written) == len(set(written))
+    for name, shape in shapes.items():
+        assert not fault_of_cover([box for box in boxes[name] if box.elements], shape), name
+    assert {index.fqn for index in written} == {item.index.fqn for plan in plans for item in plan}
+
+
+def test_replica_sets_are_filled_up_evenly() -> None:
+    """Two copies of two shards, a tensor of all, and one rank that has much for itself."""
+    halves = [Box((0, 0), (500, 100)), Box((500, 0), (500, 100))]
+    plans = [[tensor("hybrid", (1000, 100), halves[rank % 2]), tensor("all", (3000, 100))] for rank in range(4)]
+    plans[3].append(tensor("own", (900, 100)))
+    division = divide(plans, [notes(plan) for plan in plans])
+    check(plans, division)
+    written = [nbytes(items) for items in division.items]
+    assert max(written) * 4 / sum(written) < 1.02
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_plans(seed: int) -> None:
+    draw = random.Random(seed)
+    ranks = draw.choice([1, 2, 3, 5, 8, 16])
+    plans: list[list[WriteItem]] = [[] for _ in range(ranks)]
+    value_bytes = {}
+    for number in range(draw.choice([1, 5, 40])):
+        name, kind = f"t{number}", draw.choice(["plain", "plain", "shards", "value", "some"])
+        shape = tuple(draw.choice([1, 2, 3, 17, 64]) for _ in range(draw.choice([0, 1, 2, 2, 3, 4])))
+        dtype = draw.choice([torch.float32, torch.bfloat16, torch.bool, torch.complex128])
+        holders = range(ranks) if kind != "some" else sorted(draw.sample(range(ranks), draw.randint(1, ranks)))
+        if kind == "value":
+            value_bytes[name] = draw.randint(0, 10_000)
+        parts = draw.randint(1, ranks)
+        for rank in holders:
+            if kind == "value":
+                plans[rank].append(value(name))
+            elif kind == "shards" and shape:
+                size = -(-shape[0] // parts)
+                begin = min(shape[0], size * (rank % parts))
+                length = min(size, shape[0] - begin)
+                box = Box((begin, *(0 for _ in shape[1:])), (length, *shape[1:]))
+                plans[rank].append(tensor(name, shape, box, dtype))
+            else:
+                plans[rank].append(tensor(name, shape, None, dtype))
+    by_node = draw.random() < 0.5
+    told = [
+        notes(plan, str(rank // 2), [f"t{n}" for n in range(0, 40, 3)], **value_bytes)
+        for rank, plan in enumerate(plans)
+    ]
+    division = divide(plans, told, by_node=by_node)
+    check(plans, division)
+    assert division == divide(plans, told, by_node=by_node)
+
+
+def test_boulders_are_placed_before_the_rest() -> None:
+    """What must stay whole is not put together with what lies beside it in the order of names."""
+    plan = [tensor("a", (10_000,)), tensor("b", (90_000,)), tensor("c", (80_000,)), tensor("d", (40_000, 3))]
+    plans = [plan] * 3
+    division = divide(plans, [notes(plan, whole="bc") for plan in plans])
+    check(plans, division)
+    written = [nbytes(items) for items in division.items]
+    assert max(written) * 3 / sum(written) < 1.02
+
+
+def test_values_are_counted() -> None:
+    plan = [value("long"), tensor("w", (10_000,))]
+    division = divide([plan] * 2, [notes(plan, long=40_000)] * 2)
+    (writer,) = [rank for rank, items in enumerate(division.items) if any(item.index.fqn == "long" for item in items)]
+    assert nbytes(division.items[writer]) < 2 * FRAME_BYTES < nbytes(division.items[1 - writer])
+
+
+def test_one_rank_of_a_node_writes_what_all_of_its_ranks_have() -> None:
+    plans = [[tensor("w", (1000, 100))] for _ in range(6)]
+    plans[5].append(tensor("own", (100, 100)))
+    division = divide(plans, [notes(plan, f"n{rank // 3}") for rank, plan in enumerate(plans)], by_node=True)
+    check(plans, division)
+    written = [nbytes(items) for items in division.items]
+    assert written[1] == written[2] == written[4] == 0 and written[5] == 40_000
+    assert abs(written[0] - written[3] - 40_000) < 5000
+
+
+def test_empty_shards_stand_in_nobodys_way() -> None:
+    """They may be said to begin where another one does."""
+    whole = tensor("w", (2, 3), Box((0, 0), (2, 3)))
+    empty = tensor("w", (2, 3), Box((0, 0), (0, 3)))
+    plans = [[empty], [whole], [empty], [tensor("nothing", (0, 3))]]
+    division = divide(plans, [notes(plan) for plan in plans])
+    assert division.items == ([], [whole], [], plans[3]) and not division.differing
+
+
+def test_what_differs_is_written_by_the_lowest_rank_and_named() -> None:
+    plans = [[tensor("w", (5000,))], [tensor("w", (5001,))], [tensor("w", (5000,), None, torch.int32)]]
+    division = divide(plans, [notes(plan) for plan in plans])
+    assert division.items == (plans[0], [], []) and division.differing == {"w": [1, 2]}
+    same_type = [[tensor("w", (5000,))]] * 2
+    samples: list[Any] = [RankNotes("", {}, {same_type[0][0].index: number}) for number in (1, 2)]
+    assert divide(same_type, samples).differing == {"w": [1]}
+
+
+def test_rows_are_whole_unless_they_are_large() -> None:
+    plan = [tensor("w", (10_000, 6, 5))]
+    for items in divide([plan] * 3, [notes(plan)] * 3).items:
+        assert [box_of(item).sizes[1:] for item in items] == [(6, 5)]
+    plan = [tensor("w", (3, 100, 100))]
+    division = divide([plan] * 2, [notes(plan)] * 2)
+    check([plan] * 2, division)
+    written = [nbytes(items) for items in division.items]
+    assert math.isclose(*written, rel_tol=0.1) and all(len(items) <= 3 for items in division.items)

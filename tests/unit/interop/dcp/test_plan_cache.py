@@ -1,0 +1,86 @@
+"""Plans that are not sent again: of states in turn, of states that change, of ranks of which only some change."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint import SavePlanner
+
+from deeppart.errors import StateError
+from deeppart.interop.dcp import BalancedSavePlanner, load
+from deeppart.interop.dcp.plan_cache import GLOBAL, OWN
+from tests.unit.interop.dcp.stepping import save_as_ranks
+from tests.unit.sharded_states import same
+
+
+@pytest.fixture(autouse=True)
+def empty_caches() -> None:
+    for cache in (OWN, GLOBAL):
+        cache.remove([key for key, _ in cache.items()])
+
+
+def caching(rank: int) -> SavePlanner:
+    return BalancedSavePlanner(enable_plan_caching=True)
+
+
+def saved(states: list[dict[str, Any]], path: Path) -> list[int]:
+    """Save, see that it comes back; returns how many items went to and fro, of each rank."""
+    sent: list[int] = []
+    save_as_ranks(states, path, caching, sent)
+    expected = {key: item for state in reversed(states) for key, item in state.items()}
+    assert same(load(path), expected)
+    return sent
+
+
+def test_states_in_turn_do_not_displace_each_other(tmp_path: Path) -> None:
+    states: list[dict[str, Any]] = [{"a": torch.randn(5000), "n": 1}, {"b": torch.randn(300, 40)}]
+    for turn in range(3):
+        for number, state in enumerate(states):
+            sent = saved([state], tmp_path / f"{turn} {number}")
+            assert (sent == [0]) == (turn > 0)
+
+
+def test_a_state_that_changes_is_planned_again(tmp_path: Path) -> None:
+    changes: list[dict[str, Any]] = [
+        {"w": torch.randn(5000)},
+        {"w": torch.randn(6000)},
+        {"w": torch.randn(6000).double()},
+        {"w": torch.randn(60, 100).double()},
+        {"w": torch.randn(60, 100).double(), "v": 1},
+        {"w": {"v": torch.randn(5000)}},
+        {"w.v": torch.randn(5000)},
+    ]
+    for number, state in enumerate(changes):
+        assert saved([state], tmp_path / str(number)) != [0]
+    for number, state in enumerate(changes):
+        assert saved([state], tmp_path / f"again {number}") == [0]
+
+
+def test_contents_are_those_of_the_save(tmp_path: Path) -> None:
+    state: dict[str, Any] = {"w": torch.zeros(5000), "n": 0}
+    for number in range(3):
+        state["w"].fill_(number)
+        state["n"] = number
+        saved([copy.deepcopy(state)], tmp_path / str(number))
+
+
+def test_old_plans_are_forgotten(tmp_path: Path) -> None:
+    for number in range(10):
+        saved([{f"w{number}": torch.ones(2000)}], tmp_path / str(number))
+    assert saved([{"w9": torch.ones(2000)}], tmp_path / "9 again") == [0]
+    assert saved([{"w0": torch.ones(2000)}], tmp_path / "0 again") != [0]
+
+
+def test_a_coordinator_that_does_not_know_says_so_once(tmp_path: Path) -> None:
+    """Another rank coordinated the save before."""
+    state = {"w": torch.ones(2000)}
+    saved([state], tmp_path / "a")
+    GLOBAL.remove([key for key, _ in GLOBAL.items()])
+    with pytest.raises(StateError, match="does not know"):
+        saved([state], tmp_path / "b")
+    assert saved([state], tmp_path / "c") != [0]
+    assert saved([state], tmp_path / "d") == [0]
