@@ -30,9 +30,8 @@ class Saving:
     ) -> None:
         if type(every) is not int or every < 1:
             raise ConfigError("impossible value for every", expected="a number of steps, 1 or more", found=repr(every))
-        given = isinstance(checkpointer, Checkpointer)
-        self._given = checkpointer if given else None
-        self._config = None if given else checkpointer
+        self._given = checkpointer if isinstance(checkpointer, Checkpointer) else None
+        self._config = checkpointer if isinstance(checkpointer, Config) else None
         self._own: Checkpointer | None = None
         self._every = every
         self._per_rank: PerRank = per_rank

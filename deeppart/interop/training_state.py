@@ -122,7 +122,7 @@ def _packed_tensor(tensor: torch.Tensor, where: str) -> Any:
 
 
 def _base64(flat: Any) -> str:
-    return base64.b64encode(flat_bytes(flat)).decode("ascii")
+    return base64.b64encode(flat_bytes(flat).data).decode("ascii")
 
 
 def _unpacked(packed: Any, where: str) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,9 @@ def test_a_signal_makes_one_step_due_which_goes_to_every_level(tmp_path: Path) -
         assert not saving.due(4)
     finally:
         saving.end()
+
+
+def test_deeppart_imports_no_trainer() -> None:
+    script = "import sys, deeppart, deeppart.interop, deeppart.checkpointer; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"transformers", "accelerate", "lightning", "torchdata"}.intersection(found)

@@ -33,7 +33,7 @@ def test_generators_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     assert draw() == expected
 
 
-NESTED = {
+NESTED: dict[Any, Any] = {
     "position": 3,
     7: None,
     ("a", 1): [True, -0.0, float("inf"), 1 << 70, "text", b"\x00\xff"],
