@@ -27,7 +27,7 @@ import deeppart
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[3]
-LIMIT_S = 100.0
+LIMIT_S = 240.0
 EVERY, STEPS = 4, 30
 Weights = dict[str, Tensor]
 
