@@ -46,6 +46,8 @@ highlight_language = "text"
 smartquotes_action = "D"  # dashes, but quotes as they are written
 
 autodoc_member_order = "bysource"
+# Trainers, which may be missing, and take seconds to import.
+autodoc_mock_imports = ["transformers", "accelerate", "lightning", "torchdata"]
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
@@ -71,6 +73,7 @@ CONTENTS: dict[str, list[tuple[str, list[str]]]] = {
             "Guide",
             [
                 "docs/quickstart",
+                "docs/trainers",
                 "docs/configuration",
                 "docs/commands",
                 "docs/failure-model",

@@ -1,0 +1,259 @@
+"""Checkpoints for the Trainer of Hugging Face transformers, version 5: a callback that saves, and the way back.
+
+saving = DeeppartCallback(every=50)
+trainer.add_callback(saving)
+trainer.train(resume_from_checkpoint=saving.resume(trainer))
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_callback import ExportableState, TrainerCallback, TrainerState
+
+from deeppart.checkpointer import Checkpointer
+from deeppart.config import Config
+from deeppart.errors import ConfigError, StateError
+from deeppart.interop.saving import Saving
+from deeppart.interop.training_state import rng_state, set_rng_state
+from deeppart.state.tree.per_rank import PerRank
+
+#: What ``Trainer.train(resume_from_checkpoint=...)`` reads in that folder by itself.
+_STATE_FILE = "trainer_state.json"
+#: Methods of the Trainer that read its own files after a restart.
+_READERS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler", "_load_rng_state")
+
+
+class DeeppartCallback(TrainerCallback):
+    """Saves a Trainer's training with deeppart and resumes it: in one process, or with DDP.
+
+    A checkpoint holds model, optimizer, scheduler, gradient scaler, the ``TrainerState`` with its log and the states of
+    callbacks, the loss not logged yet, and each rank's random generators. The Trainer finds its place in the data by
+    the step. A checkpoint due after a step is made when that step has been logged and evaluated, before the next one;
+    and there is one at the end.
+
+    Args:
+        checkpointer: an open :class:`deeppart.Checkpointer`, which stays open; or a :class:`deeppart.Config`, or None
+            for the settings of the environment and ``deeppart.toml``.
+        every: steps of the optimizer from one call of ``checkpoint()`` to the next; 1 with ``Config(every="auto")``.
+        per_rank: what becomes of random generators on another number of ranks, as of ``Checkpointer.restore``.
+        sigterm: when SIGTERM comes, save after the step under way, and end the training.
+
+    Attributes:
+        stopped: True if SIGTERM has ended the training.
+
+    Raises:
+        ConfigError: ``every`` is no number of steps.
+    """
+
+    def __init__(
+        self,
+        checkpointer: Checkpointer | Config | None = None,
+        *,
+        every: int = 1,
+        per_rank: PerRank = "strict",
+        sigterm: bool = True,
+    ) -> None:
+        self._saving = Saving(checkpointer, every, per_rank, sigterm=sigterm)
+        self._trainer: Any = None
+        self._resumed: _Resumed | None = None
+        self._due = False
+
+    @property
+    def stopped(self) -> bool:
+        """True if SIGTERM has ended the training."""
+        return self._saving.stopped
+
+    def resume(self, trainer: Any) -> str | None:
+        """Restore the newest checkpoint (collective); call it before each ``train()``.
+
+        Model and optimizer are restored now, the rest as the Trainer comes to it.
+
+        Args:
+            trainer: the Trainer that has this callback.
+
+        Returns:
+            What to pass as ``trainer.train(resume_from_checkpoint=...)``; None if there is no checkpoint.
+
+        Raises:
+            ConfigError: the Trainer does what this class cannot save.
+            DeeppartError: as of :meth:`deeppart.Checkpointer.restore`.
+        """
+        _check(trainer, self)
+        self._trainer, self._resumed = trainer, None
+        state = {"model": trainer.model, "optimizer": trainer.create_optimizer()}
+        state |= {"scheduler": {}, "scaler": {}, "rng": {}, "progress": {}}
+        step = self._saving.restore(state)
+        if step is None:
+            return None
+        self._resumed = _Resumed(trainer, step, state)
+        return self._resumed.folder
+
+    # --- what the Trainer calls ---
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Training begins."""
+        if self._trainer is None:
+            raise StateError(
+                "this callback does not know its Trainer",
+                todo="call trainer.train(resume_from_checkpoint=callback.resume(trainer))",
+            )
+        if (resumed := self._resumed) is not None:
+            resumed.finish(state.global_step)
+        self._due = False
+        self._saving.begin()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """A step of the optimizer was made; it is not logged yet."""
+        self._due = self._saving.due(state.global_step)
+        if self._saving.stopped:
+            control.should_training_stop = True
+        return control
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The next step begins: its batch was loaded, and a restart draws random numbers for that before it is here."""
+        self._save_if_due()
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The next epoch begins: a restart sets the random generators before it goes through the data."""
+        self._save_if_due()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The epoch ends. After SIGTERM no step follows."""
+        if self._saving.stopped:
+            self._save_if_due()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Training ends."""
+        if not self._saving.is_safe(state.global_step):
+            self._saving.save(self._state(), state.global_step, last=True)
+        self._trainer, self._resumed = None, None
+        self._saving.end()
+
+    def _save_if_due(self) -> None:
+        if self._due:
+            self._due = False
+            self._saving.save(self._state(), self._trainer.state.global_step)
+
+    def _state(self) -> dict[str, Any]:
+        trainer = self._trainer
+        scaler = getattr(trainer.accelerator, "scaler", None)
+        return {
+            "model": trainer.model,
+            "optimizer": getattr(trainer.optimizer, "optimizer", trainer.optimizer),  # without Accelerate's wrapper
+            "scheduler": trainer.lr_scheduler.state_dict(),
+            "scaler": {} if scaler is None else scaler.state_dict(),
+            "rng": rng_state(),
+            "progress": {
+                "trainer_state": _trainer_state(trainer),
+                "loss": trainer._tr_loss.detach().clone(),
+                "logged": trainer._globalstep_last_logged,
+                "flos": trainer.current_flos,
+            },
+        }
+
+
+class _Resumed:
+    """A checkpoint on its way into a Trainer, which takes it in the order of its own loading.
+
+    Args:
+        trainer: its model and optimizer are restored already.
+        step: of the checkpoint.
+        state: what was restored.
+
+    Attributes:
+        folder: what the Trainer takes for one of its checkpoints: it holds ``trainer_state.json``.
+    """
+
+    def __init__(self, trainer: Any, step: int, state: dict[str, Any]) -> None:
+        self._trainer, self._step, self._state = trainer, step, state
+        # Making a scheduler sets learning rates to those of its first step.
+        groups = trainer.optimizer.param_groups
+        self._groups = [{key: value for key, value in group.items() if key != "params"} for group in groups]
+        self._temporary = tempfile.TemporaryDirectory(prefix="deeppart-trainer-state-")
+        self.folder = self._temporary.name
+        Path(self.folder, _STATE_FILE).write_text(state["progress"]["trainer_state"], encoding="utf-8")
+        for name, reader in zip(
+            _READERS, (_nothing, self._optimizer_and_scheduler, self._scaler, self._rng), strict=True
+        ):
+            setattr(trainer, name, reader)
+
+    def finish(self, step: int) -> None:
+        """Give the Trainer the loss that it has not logged, and its methods back as training goes on.
+
+        Raises:
+            StateError: it begins at another step.
+        """
+        trainer, progress = self._trainer, self._state["progress"]
+        self._temporary.cleanup()
+        if step != self._step:
+            raise StateError(
+                "a checkpoint was restored, and the Trainer does not go on from it",
+                expected=f"training from step {self._step}",
+                found=f"training from step {step}",
+                todo="call trainer.train(resume_from_checkpoint=callback.resume(trainer))",
+            )
+        trainer._tr_loss += progress["loss"].to(trainer._tr_loss.device)
+        trainer._globalstep_last_logged = progress["logged"]
+        trainer.current_flos = progress["flos"]
+        # The mean at the end is of the steps of this call, as after the Trainer's own restart.
+        trainer._total_loss_scalar -= float(progress["loss"])
+
+    def _optimizer_and_scheduler(self, _folder: str | None) -> None:
+        trainer = self._trainer
+        trainer.lr_scheduler.load_state_dict(self._state["scheduler"])
+        for group, saved in zip(trainer.optimizer.param_groups, self._groups, strict=True):
+            group.update(saved)
+
+    def _scaler(self, _folder: str | None) -> None:
+        scaler = getattr(self._trainer.accelerator, "scaler", None)
+        if scaler is not None and self._state["scaler"]:
+            scaler.load_state_dict(self._state["scaler"])
+
+    def _rng(self, _folder: str | None) -> None:
+        set_rng_state(self._state["rng"])
+        for name in _READERS:  # this is the last one
+            vars(self._trainer).pop(name, None)
+
+
+def _nothing(*_args: Any, **_kwargs: Any) -> None:
+    """The model is restored already."""
+
+
+def _trainer_state(trainer: Any) -> str:
+    """The Trainer's progress as the JSON text that it would save itself, the same on every rank as far as it can be."""
+    exported = [
+        each for each in (*trainer.callback_handler.callbacks, trainer.control) if isinstance(each, ExportableState)
+    ]
+    states = TrainerState(stateful_callbacks=exported).stateful_callbacks
+    found = replace(trainer.state, stateful_callbacks=states, is_local_process_zero=True, is_world_process_zero=True)
+    return json.dumps(asdict(found), sort_keys=True)
+
+
+def _check(trainer: Any, callback: DeeppartCallback) -> None:
+    """Refuse by name what would be saved wrongly or not at all.
+
+    Raises:
+        ConfigError: the Trainer does what is not supported.
+    """
+    found = [
+        (trainer.is_deepspeed_enabled, "DeepSpeed"),
+        (trainer.is_fsdp_enabled, "FSDP"),
+        (getattr(trainer, "is_distributed_loading_by_transformers", False), "a model that is distributed at load time"),
+        (trainer.model_init is not None, "model_init, which makes another model in train()"),
+        (trainer.args.auto_find_batch_size, "auto_find_batch_size"),
+        (trainer.args.n_gpu > 1, "torch.nn.DataParallel"),
+    ]
+    if refused := [name for present, name in found if present]:
+        raise ConfigError(
+            "this Trainer is of a kind that DeeppartCallback cannot resume",
+            expected="a model in one process, or the same on every rank with DDP",
+            found=", ".join(refused),
+            todo="for sharded models, write the loop yourself: see docs/quickstart.md, sharded states",
+        )
+    if callback not in trainer.callback_handler.callbacks:
+        raise ConfigError("the Trainer does not have this callback", todo="call trainer.add_callback(callback) before")

@@ -1,0 +1,17 @@
+"""The callback for Lightning: killed and ended trainings go on to the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.interop.trainer_runs import check, results
+
+
+@pytest.mark.timeout(260)
+def test_trainings_that_were_ended_come_to_the_same_bits(tmp_path: Path) -> None:
+    found = results("lightning_job", ("lightning", "torchdata"), tmp_path)
+    check(found)
+    (refusal,) = found["refusals"]
+    assert "FSDPStrategy" in refusal and "single device, or DDP" in refusal
