@@ -113,10 +113,9 @@ class Checkpointer:
         self._dropped.atexit = False
         close_at_the_end(self, self._background)
         self._auto = cadence_for(self._session)
-        self._sequence = 0
+        self._recorder = self._background.record(self._auto)
+        self._sequence, self._closed, self.failures = 0, False, 0
         self._steps = StepHistory(self._session, self._recent)
-        self._closed = False
-        self.failures = 0
         self.explanation: tuple[str, ...] = ()
         self.restored: RestoreReport | None = None
 
@@ -210,6 +209,7 @@ class Checkpointer:
         pending.note_cost(reduced=self._session.protection.shortfalls)
         pending.note_stage("capture", ended - copying)
         pending.note_returned()
+        self._recorder.begun(pending)
         return pending
 
     @warns_at_the_end
@@ -262,7 +262,7 @@ class Checkpointer:
             PerRankError: see ``per_rank``.
             RemoteRankError, PeerTimeoutError: from the other ranks.
         """
-        session, timeout = self._session, self.config.timeout
+        session, timeout, began = self._session, self.config.timeout, time.monotonic()
         self._refuse_if_closed("restore")
         self.restored = None
         check_state(state, "restore")
@@ -290,6 +290,7 @@ class Checkpointer:
         if self._auto is not None:
             self._auto.restored(recovered.slowest_level_read)
         self.explanation += heal_redundancy(session, self._pipeline, self._retention, self._arena, recovered, inventory)
+        self._recorder.restored(recovered.attempt.step, time.monotonic() - began)
         # From here on, where warnings are errors, no other rank waits for this one.
         self.explanation += tell_suspects(session, recovered.attempt)
         tell_restored(session, recovered.attempt, inventory, notices, named=step is not None)

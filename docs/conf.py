@@ -97,6 +97,7 @@ CONTENTS: dict[str, list[tuple[str, list[str]]]] = {
                     "config",
                     "errors",
                     "partition",
+                    "telemetry",
                     "interop",
                     "testing",
                     "command-line",

@@ -15,7 +15,7 @@ from deeppart.model.version import VERSION
 
 class _Commands(Commands):
     package = "deeppart.cli"
-    names = ("ls", "show", "cat", "diff", "verify", "restore", "export", "prune")
+    names = ("ls", "show", "cat", "diff", "verify", "restore", "export", "prune", "watch")
     about_content = (FormatError, RestoreError, StructureMismatchError)
 
 

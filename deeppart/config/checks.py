@@ -109,6 +109,11 @@ def check_directory(name: str, value: object, what: str = "a directory name") ->
     return value
 
 
+def check_file(name: str, value: object) -> str | None:
+    """The name of a file, whose placeholders exist; None for none."""
+    return None if value is None else check_directory(name, value, what="a file name, or None")
+
+
 def check_key_files(files: object) -> tuple[str, ...] | None:
     """One file or several, as a tuple; None for none."""
     if files is None:

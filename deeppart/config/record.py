@@ -21,6 +21,7 @@ from deeppart.config.checks import (
     check_compression,
     check_directory,
     check_every,
+    check_file,
     check_key_files,
     check_levels,
     check_parity,
@@ -40,7 +41,16 @@ T = TypeVar("T")
 #: Settings in which ranks may differ. Of ``machine`` its ``kappa`` is compared, of ``sign_key_file`` the keys, of
 #: ``local_dir`` and ``scrub_bandwidth`` whether there is one.
 OF_EACH_RANK = frozenset(
-    {"local_dir", "flush_bandwidth", "encode_threads", "machine", "scrub_bandwidth", "sign_key_file"}
+    {
+        "local_dir",
+        "flush_bandwidth",
+        "encode_threads",
+        "machine",
+        "scrub_bandwidth",
+        "sign_key_file",
+        "metrics_file",
+        "events_file",
+    }
 )
 
 
@@ -122,6 +132,11 @@ class Config:
             all verify. None for no signatures. It may hold ``{node}``, ``{rank}``, ``{job}`` and ``$VARIABLES``.
         files: what ``persistent_dir`` gets at a checkpoint: "rank", a part file for each rank; "node", a file for each
             node, with the parts of its ranks in it. With "node", every chunk is written there every time.
+        status: who writes a small status file below ``persistent_dir``, for ``deeppart watch``: the first rank of each
+            "node", every "rank", or "none".
+        metrics_file: file that gets the figures of this rank in the text format of Prometheus; None for none. With
+            ``{rank}`` in it, every rank writes one, otherwise the first rank of each node.
+        events_file: likewise, file that gets a line of JSON for each event: checkpoints, restores, start and end.
 
     Raises:
         ConfigError: a setting that does not exist, an impossible value, or one that needs a feature this version does
@@ -160,6 +175,9 @@ class Config:
     protection: str = _setting("protection", "best")
     sign_key_file: str | Sequence[str] | None = _setting("sign_key_file", None)
     files: str = _setting("files", "rank")
+    status: str = _setting("status", "node")
+    metrics_file: str | None = _setting("metrics_file", None)
+    events_file: str | None = _setting("events_file", None)
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -172,6 +190,9 @@ class Config:
         object.__setattr__(self, "replicated", check_replicated(self.replicated))
         check_choice("on_busy", self.on_busy, ("wait", "skip"))
         check_choice("files", self.files, ("rank", "node"))
+        check_choice("status", self.status, ("node", "rank", "none"))
+        for name in ("metrics_file", "events_file"):
+            object.__setattr__(self, name, check_file(name, getattr(self, name)))
         check_choice("permissions", self.permissions, access.PERMISSIONS)
         check_choice("protection", self.protection, ("best", "strict"))
         check_compression(self.compression)

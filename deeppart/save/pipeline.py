@@ -37,7 +37,7 @@ from deeppart.config import Config
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, CommError, DeeppartError, as_error
 from deeppart.model import MOST_IN_FLIGHT, REDUNDANT_LEVELS, Level, StepKey
 from deeppart.part import parse_base_file_name
-from deeppart.pending import FAILED, RUNNING
+from deeppart.pending import FAILED, RUNNING, Pending
 from deeppart.save.complete import Completer, level_error
 from deeppart.save.compress import Compressing
 from deeppart.save.incremental import Incremental
@@ -165,6 +165,10 @@ class Pipeline:
     def repairing(self) -> bool:
         """True if redundancy is being rebuilt."""
         return bool(self._repairs)
+
+    def holds(self, pending: Pending) -> bool:
+        """True if a checkpoint is in flight."""
+        return any(job.pending is pending for job in list(self._in_flight))
 
     @property
     def idle(self) -> bool:

@@ -18,12 +18,15 @@ import time
 from collections.abc import Sequence
 
 from deeppart.access.hanging import hanging
+from deeppart.cadence import AutoCadence
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, warn_now
 from deeppart.pending import Pending
 from deeppart.repair.scrub import Scrubber
 from deeppart.save.pipeline import Pipeline
 from deeppart.session.preparation import Preparation
 from deeppart.session.record import Session
+from deeppart.session.recording import recorder_for
+from deeppart.telemetry.recorder import Recorder
 
 #: How long a thread that is giving a session's things back is waited for where that should take no time; and, at the
 #: end of the process, ranks that may never come, because there was an error.
@@ -51,6 +54,7 @@ class Background:
     ) -> None:
         self._session, self._pipeline, self._scrubber, self._preparation = session, pipeline, scrubber, preparation
         self._recent, self._after_error = recent, False
+        self._recorder: Recorder | None = None
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
         self._giving_back = threading.Lock()  # guards _is_given_back
@@ -61,11 +65,19 @@ class Background:
         """The timeout of the configuration, in seconds."""
         return self._session.config.timeout
 
+    def record(self, cadence: AutoCadence | None) -> Recorder:
+        """Begin to record it for whoever looks on; :meth:`finish` ends that."""
+        self._recorder = recorder_for(self._session, self._pipeline, self._scrubber, cadence)
+        return self._recorder
+
     def finish(self, timeout: float) -> bool:
         """Wait until it is over, each of two waits at most ``timeout`` seconds; False if it was not by then."""
         if self._scrubber is not None:
             self._scrubber.close(timeout)
-        return self._pipeline.wait_until_idle(timeout)
+        idle = self._pipeline.wait_until_idle(timeout)
+        if self._recorder is not None:  # now: the directory is still ours, and what it could not write can be told
+            self._recorder.close(failed=self._after_error)
+        return idle
 
     def end_scrubbing(self) -> None:
         """Begin to close; it takes part in one more sync round."""

@@ -23,6 +23,7 @@ from deeppart.part import Signing
 from deeppart.session.directories import guard_directories, open_levels, shared_directories
 from deeppart.session.handshake import take_persistent
 from deeppart.session.record import Session
+from deeppart.session.recording import telemetry_files
 from deeppart.session.start_warnings import tell_copy, tell_foreign, tell_protection
 from deeppart.session.topology import compare_settings
 from deeppart.storage.key_files import read_key_files
@@ -83,11 +84,8 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
     signing = together(main, lambda: _read_keys(config, rank), "reading sign_key_file failed", within)
     topology, processors = compare_settings(main, config, signing, _WHAT)
     node = topology.names[rank]
-    directory = together(
-        main,
-        lambda: expand_directory(config.persistent_dir, node=node, rank=rank, job=job_name()),
-        "persistent_dir could not be found out",
-        within,
+    directory, telemetry = together(
+        main, lambda: _paths(config, node, rank), "the directories could not be found out", within
     )
     guards = guard_directories(config, directory, topology.directories[rank])
     taken.callback(guards.release)
@@ -136,6 +134,7 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
         processors,
         guards,
         shared,
+        telemetry,
     )
     if session.leads_directory:
         for level in levels.values():
@@ -144,6 +143,12 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
         text = 'permissions = "unchecked": whoever may write to the directories decides what is restored'
         warn_caller(text, DeeppartWarning)
     return session
+
+
+def _paths(config: Config, node: str, rank: int) -> tuple[Path, dict[str, Path]]:
+    """The persistent directory, and the files for whoever watches the job, as this rank has them."""
+    directory = expand_directory(config.persistent_dir, node=node, rank=rank, job=job_name())
+    return directory, telemetry_files(config, node, rank)
 
 
 def _read_keys(config: Config, rank: int) -> Signing | None:

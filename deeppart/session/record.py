@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from deeppart import access
 from deeppart.comm import Comm
@@ -39,6 +41,7 @@ class Session:
         processors: the processors that encode chunks.
         guards: of the directories: what may be done in them, and whose they may be.
         shared: pairs of nodes whose local directory is one and the same.
+        telemetry_files: ``metrics_file`` and ``events_file`` -> the file of this rank, where they are set.
     """
 
     config: Config
@@ -57,6 +60,7 @@ class Session:
     processors: Processors
     guards: access.Guards
     shared: tuple[tuple[int, int], ...]
+    telemetry_files: Mapping[str, Path]
 
     @property
     def leads_directory(self) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from pathlib import Path
 
 from deeppart import access
-from deeppart.access.hanging import storage_operation
+from deeppart.access.hanging import call, storage_operation
 from deeppart.errors import CorruptFileError, FormatError, StorageError
 from deeppart.storage.files import DurableFile, fill
 from deeppart.storage.refusals import storage_error
@@ -32,6 +34,50 @@ def create_file(path: Path, data: bytes) -> None:
         StorageError: the operating system refused; ``EEXIST`` if something has the name.
     """
     fill(DurableFile(path, make_parent=False), [data])
+
+
+def put_file(path: Path, data: bytes) -> None:
+    """Write a small file atomically, in place of what has the name, in a directory that is there.
+
+    Not durably: for what is worth nothing after the machine has gone down. Nothing waits for a disk.
+
+    Raises:
+        StorageError: the operating system refused.
+    """
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}-{os.urandom(4).hex()}")
+    try:
+        _write(access.create(temporary, os.O_WRONLY), data, path)
+        access.rename(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            access.remove(temporary)
+        raise storage_error("cannot write a file", error, path) from error
+
+
+def append_line(path: Path, data: bytes) -> None:
+    """Add bytes to the end of a file of this user, by one write; it is made if there is none.
+
+    Raises:
+        StorageError: the operating system refused, or others could have put the file there.
+    """
+    try:
+        with access.open_folder(path.parent, access.Rules()) as folder:
+            try:
+                descriptor = folder.open(path.name, os.O_WRONLY | os.O_APPEND)
+            except FileNotFoundError:
+                descriptor = folder.create(path.name, os.O_WRONLY | os.O_APPEND)
+        _write(descriptor, data, path)
+    except OSError as error:
+        raise storage_error("cannot add to a file", error, path) from error
+
+
+def _write(descriptor: int, data: bytes, path: Path) -> None:
+    """Write by one call, and close."""
+    try:
+        if call("write", path, descriptor, data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    finally:
+        os.close(descriptor)
 
 
 def read_file(path: Path, limit_bytes: int) -> bytes:

@@ -43,7 +43,8 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
     settings = {"local_dir": str(directory / "local"), "timeout": 30.0, "keep": {"persistent": 2}} | settings
-    defaults: dict[str, Any] = {"compression": "zstd"}
+    # Its operations would be counted among those of checkpoints, in no order.
+    defaults: dict[str, Any] = {"compression": "zstd", "status": "none"}
     return deeppart.Config(persistent_dir=str(directory / "persistent"), **defaults | settings)
 
 

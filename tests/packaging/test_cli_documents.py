@@ -15,10 +15,13 @@ import pytest
 import torch
 
 from deeppart.model import SuspectLeaf
+from deeppart.storage.owner import DirectoryOwner
 from deeppart.storage.suspects import Suspicions
+from deeppart.telemetry.status_files import StatusFile
 from tests.unit.cli_support import call_json, flip, forge, manifest_path, part_path, save, save_states
+from tests.unit.telemetry.samples import in_flight, status
 
-COMMANDS = ("ls", "show", "cat", "diff", "verify", "restore", "export", "prune")
+COMMANDS = ("ls", "show", "cat", "diff", "verify", "restore", "export", "prune", "watch")
 _TICKED = re.compile(r"`([^`]+)`")
 
 
@@ -106,6 +109,12 @@ def documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list
         call_json("restore", root, "--dry-run", "--local", local),
     ]
     found["prune"] = [call_json("prune", forged, "--before", "2", "--yes", "--allow-empty")]
+    watched = tmp_path / "watched"
+    owner = DirectoryOwner(watched, "a job")
+    going = in_flight(1, 2, persistent="running")
+    StatusFile(watched, owner.session, 0).write(status(session=owner.session, checkpoints=(going,)))
+    owner.close()
+    found["watch"] = [call_json("watch", watched, code=1)]
     return found
 
 
@@ -141,6 +150,9 @@ def test_the_lists_are_not_empty(documents: dict[str, list[Any]]) -> None:
         ("restore", "parts.sources.level"),
         ("restore", "rejected.step"),
         ("prune", "selected.directories"),
+        ("watch", "checkpoints.levels.late"),
+        ("watch", "errors.error"),
+        ("watch", "statuses.scrubbed.cycles"),
     ]:
         assert any(path in paths(document) for document in documents[command]), (command, path)
 

@@ -106,6 +106,7 @@ class Order:
             scrub_bandwidth=20e6 if life.scrub else None,
             timeout=life.timeout_s,
             files=life.files,
+            status="none",  # faults meet the operations of checkpoints by their number
         )
 
     def save(self, path: Path) -> None:

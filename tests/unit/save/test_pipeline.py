@@ -115,9 +115,12 @@ def test_the_local_level_frees_training_from_a_slow_persistent_one(
             first.wait("persistent", timeout=0.01)
         second = ck.checkpoint(state(2, BIG), 2)
         assert not first.done("persistent")
+        assert ck._pipeline.holds(first) and ck._pipeline.holds(second)
         release.set()
         second.wait(timeout=300)
         assert first.done("persistent")
+        assert ck._pipeline.wait_until_idle(30)
+        assert not ck._pipeline.holds(first) and not ck._pipeline.holds(second)
 
 
 def test_no_room_in_time_is_an_error_and_no_loss(memory: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deeppart.errors import CorruptFileError, StorageError
-from deeppart.storage.small_files import create_file, read_file, write_file
+from deeppart.storage.small_files import append_line, create_file, put_file, read_file, write_file
 from deeppart.testing.faults import StorageFaults
 
 
@@ -59,3 +59,60 @@ def test_longer_than_allowed_is_damage(tmp_path: Path) -> None:
     assert len(read_file(tmp_path / "record", 100)) == 100
     with pytest.raises(CorruptFileError, match="at most 99 bytes"):
         read_file(tmp_path / "record", 99)
+
+
+def test_what_is_put_takes_the_place_of_what_was_there_in_a_directory_that_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "status"
+    (tmp_path / "precious").write_bytes(b"precious")
+    path.symlink_to(tmp_path / "precious")
+    for data in (b"", b"first", b"second, longer"):
+        put_file(path, data)
+        assert read_file(path, 100) == data
+    assert (tmp_path / "precious").read_bytes() == b"precious", "a link is replaced, not followed"
+    with pytest.raises(StorageError):
+        put_file(tmp_path / "no directory" / "status", b"first")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StorageError):
+        put_file(tmp_path / "folder", b"first")
+    assert sorted(os.listdir(tmp_path)) == ["folder", "precious", "status"]
+
+
+@pytest.mark.parametrize("operation", ["open", "write", "rename"])
+def test_what_cannot_be_put_leaves_the_old_file_whole(tmp_path: Path, operation: str) -> None:
+    path = tmp_path / "status"
+    put_file(path, b"first")
+    with StorageFaults(tmp_path) as faults:
+        faults.refuse(0, errno.ENOSPC, only=(operation,))
+        with pytest.raises(StorageError):
+            put_file(path, b"second")
+        assert faults.refused == 1 and not faults.log.count(("fsync", "status"))
+    assert read_file(path, 100) == b"first" and os.listdir(tmp_path) == ["status"]
+
+
+def test_lines_are_added_to_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    for line in (b"1\n", b"2\n"):
+        append_line(path, line)
+    assert path.read_bytes() == b"1\n2\n"
+    with StorageFaults(tmp_path) as faults:
+        faults.refuse(0, errno.ENOSPC, only=("write",))
+        with pytest.raises(StorageError) as refused:
+            append_line(path, b"3\n")
+    assert refused.value.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize("kind", ["symbolic", "hard", "fifo", "directory"])
+def test_lines_are_not_added_to_what_somebody_else_may_have_put_there(tmp_path: Path, kind: str) -> None:
+    path, precious = tmp_path / "events", tmp_path / "precious"
+    precious.write_bytes(b"precious")
+    if kind == "symbolic":
+        path.symlink_to(precious)
+    elif kind == "hard":
+        os.link(precious, path)
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    with pytest.raises(StorageError):
+        append_line(path, b"line\n")
+    assert precious.read_bytes() == b"precious"

@@ -1,0 +1,277 @@
+"""``deeppart watch``: a running job, by the status files that it writes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from deeppart.cli.commands import GOOD, NOT_GOOD, print_json
+from deeppart.cli.ls import owner_document
+from deeppart.cli.options import directory_argument
+from deeppart.cli.output import console, count, moment
+from deeppart.cli.text import printable
+from deeppart.errors import StorageError
+from deeppart.model.units import show_bytes, show_rate, show_seconds
+from deeppart.offline.inspect.listing import name_ranks
+from deeppart.offline.watching import CheckpointView, JobView, LevelView, age_of, blocked_of, look_at_job
+from deeppart.storage.timestamps import seconds_of, timestamp
+from deeppart.telemetry.prometheus import prometheus_text
+from deeppart.telemetry.record import RankStatus
+
+#: Errors and lines of a kind that are shown to people.
+_MOST_SHOWN = 5
+
+
+@click.command(short_help="Watch a running job.")
+@directory_argument
+@click.option("--interval", metavar="S", type=click.FloatRange(0.1, 86400), default=2.0, help="Seconds between looks.")
+@click.option("--once", is_flag=True, help="Look once, and end.")
+@click.option("--prometheus", is_flag=True, help="Look once, and print metrics for Prometheus.")
+@click.option("--json", "as_json", is_flag=True, help="Look once, and print one JSON document.")
+def watch(directory: Path, interval: float, once: bool, prometheus: bool, as_json: bool) -> int:
+    """Show what the job in DIR is at: last complete steps, checkpoints in flight, rates, blocked time, errors, ranks
+    that are late, and whether it still runs. It reads the files that the job writes (`status`), and disturbs nothing.
+
+    Goes on until interrupted. With --once, --json or --prometheus: exit code 0 if the job runs, or has ended as it
+    should, and nothing is wrong, else 1.
+    """
+    if as_json and prometheus:
+        raise click.UsageError("--json and --prometheus are two forms of one thing")
+    view = look_at_job(directory, time.time())
+    if as_json:
+        print_json(_document(view))
+    elif prometheus:
+        click.echo(prometheus_text(view.ranks), nl=False)
+    elif once:
+        console().print(_shown(view))
+    else:
+        _watch(directory, interval, view)
+    return NOT_GOOD if view.reasons else GOOD
+
+
+def _watch(directory: Path, interval_s: float, view: JobView) -> None:
+    """Look until interrupted: a picture that changes, or a line whenever anything has, where there is no terminal."""
+    out = console()
+    if out.is_terminal:
+        with Live(_shown(view), console=out, auto_refresh=False) as live:
+            while True:
+                time.sleep(interval_s)
+                live.update(_look_again(directory), refresh=True)
+    last = ""
+    while True:
+        line = _line(view)
+        if line != last:
+            out.print(f"{moment(timestamp(view.time))} {line}")
+        last = line
+        time.sleep(interval_s)
+        try:
+            view = look_at_job(directory, time.time())
+        except StorageError as error:  # it may come back
+            last = printable(f"{error.summary}: {error.found}")
+            out.print(f"{moment(timestamp(time.time()))} {last}")
+
+
+def _look_again(directory: Path) -> Group:
+    try:
+        return _shown(look_at_job(directory, time.time()))
+    except StorageError as error:
+        return Group(_text(f"{error.summary}: {error.found}", "bold red"))
+
+
+# --- for people ---
+
+
+def _shown(view: JobView) -> Group:
+    parts: list[Any] = [_text(line) for line in _head(view)]
+    parts += [_text(line, "bold red") for line in view.reasons[: 2 * _MOST_SHOWN]]
+    if view.levels:
+        parts.append(_levels_table(view))
+    parts += [_text(line) for line in (*_in_flight(view), *_figures(view))]
+    for rank, error in view.errors[-_MOST_SHOWN:]:
+        what = f"level {error.level}" if error.level else "removing old steps"
+        brief = _brief(error.text.splitlines())
+        parts.append(_text(f"error      {moment(error.at)} rank {rank}, step {error.step}, {what}: {brief}"))
+    parts += [_text(f"note: {problem}") for problem in view.problems[:_MOST_SHOWN]]
+    if len(view.problems) > _MOST_SHOWN:
+        parts.append(_text(f"note: and {count(len(view.problems) - _MOST_SHOWN, 'such line')}"))
+    return Group(*parts)
+
+
+def _text(line: str, style: str = "") -> Text:
+    """A line that cannot steer the terminal, whatever a file has put into it."""
+    return Text(printable(line), style)
+
+
+def _brief(lines: list[str]) -> str:
+    """What an error was, and what was found: the rest is for the job's own log."""
+    found = [line.strip() for line in lines[1:] if line.strip().startswith("found:")]
+    return "; ".join([*lines[:1], *found])
+
+
+def _head(view: JobView) -> Iterator[str]:
+    who = view.owner.who if view.owner is not None else "an unknown process"
+    since = f", since {moment(view.owner.since)}" if view.owner is not None else ""
+    yield f"{view.directory}  {view.state}: {who}{since}"
+    lead = view.lead
+    if lead is not None:
+        written = show_seconds(age_of(lead.written, view.time))
+        files = f"{count(len(view.ranks), 'status file')}, written {written} ago"
+        yield f"{count(lead.world_size, 'rank')} on {count(lead.nodes, 'node')}; {files}"
+
+
+def _levels_table(view: JobView) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("level", "last step", "age", "complete after", "written", "rate", "complete", "failed"):
+        table.add_column(heading, justify="left" if heading == "level" else "right", no_wrap=True)
+    for level in view.levels:
+        table.add_row(
+            level.name,
+            "-" if level.step is None else str(level.step),
+            "-" if level.age_s is None else show_seconds(level.age_s),
+            "-" if level.seconds is None else show_seconds(level.seconds),
+            show_bytes(level.nbytes),
+            "-" if level.bytes_per_s is None else show_rate(level.bytes_per_s),
+            str(level.done),
+            Text(str(level.failed), "bold red" if level.failed else ""),
+        )
+    return table
+
+
+def _in_flight(view: JobView) -> Iterator[str]:
+    for each in view.checkpoints:
+        if not each.over:
+            yield f"in flight  step {each.step}, for {show_seconds(each.age_s)}: {_levels_text(each)}"
+
+
+def _levels_text(checkpoint: CheckpointView) -> str:
+    return ", ".join(
+        f"{level.name} {level.state}" + (f" (waiting for rank {name_ranks(level.late)})" if level.late else "")
+        for level in checkpoint.levels
+    )
+
+
+def _figures(view: JobView) -> Iterator[str]:
+    lead = view.lead
+    if lead is None:
+        return
+    blocked = blocked_of(view)
+    if blocked is not None:
+        mean = "" if blocked.mean_s is None else f", mean {show_seconds(blocked.mean_s)}"
+        most = f", most {show_seconds(blocked.most_s)}, {show_seconds(blocked.total_s)} in all" if mean else ""
+        yield f"blocked    last {show_seconds(blocked.last_s)}{mean}{most}"
+    if lead.period_s is not None:
+        yield f"cadence    every {show_seconds(lead.period_s)}{_next_text(lead, view.time)}"
+    if any(each.repairing for each in view.ranks):
+        yield "repairing  copies or parity of the restored step are being rebuilt"
+    if lead.scrubbed is not None:
+        found = count(lead.scrubbed.damaged, "damaged file")
+        yield f"scrubbing  {count(lead.scrubbed.cycles, 'full round')}, {found} found by rank {lead.rank}"
+    yield from (f"reduced    {line}" for line in lead.reduced)
+
+
+def _next_text(lead: RankStatus, now_s: float) -> str:
+    if lead.next_due is None:
+        return ""
+    left_s = seconds_of(lead.next_due) - now_s
+    return f", next in {show_seconds(left_s)}" if left_s > 0 else f", next due since {show_seconds(-left_s)}"
+
+
+def _line(view: JobView) -> str:
+    """All of it in a line that changes only when something has happened."""
+    parts = [view.state]
+    parts += [f"{level.name} {level.step}" for level in view.levels if level.step is not None]
+    parts += [f"in flight: step {each.step} ({_levels_text(each)})" for each in view.checkpoints if not each.over]
+    parts += [f"{level.name}: {level.failed} failed" for level in view.levels if level.failed]
+    if blocked := blocked_of(view):
+        parts.append(f"blocked {show_seconds(blocked.last_s)}")
+    if view.stale:
+        parts.append(f"stale: rank {name_ranks(view.stale)}")
+    parts += [f"{count(len(view.problems), 'file')} not used"] if view.problems else []
+    return printable("; ".join(parts))
+
+
+# --- for scripts ---
+
+
+def _document(view: JobView) -> dict[str, Any]:
+    lead, blocked = view.lead, blocked_of(view)
+    return {
+        "directory": view.directory,
+        "time": timestamp(view.time),
+        "state": view.state,
+        "reasons": list(view.reasons),
+        "owner": owner_document(view.owner),
+        "job": None if lead is None else lead.job,
+        "library": None if lead is None else lead.library,
+        "ranks": None if lead is None else lead.world_size,
+        "nodes": None if lead is None else lead.nodes,
+        "began": None if lead is None else lead.began,
+        "ended": None if lead is None else lead.ended,
+        "restored": None if lead is None else lead.restored,
+        "period_s": None if lead is None else lead.period_s,
+        "next_due": None if lead is None else lead.next_due,
+        "repairing": any(each.repairing for each in view.ranks),
+        "reduced_protection": [] if lead is None else list(lead.reduced),
+        "blocked": None if blocked is None else {**asdict(blocked), "mean_s": blocked.mean_s},
+        "levels": [_level_document(level) for level in view.levels],
+        "checkpoints": [_checkpoint_document(each) for each in view.checkpoints],
+        "errors": [
+            {"time": error.at, "rank": rank, "step": error.step, "level": error.level or None, "error": error.text}
+            for rank, error in view.errors
+        ],
+        "statuses": [_status_document(each, view) for each in view.ranks],
+        "problems": list(view.problems),
+    }
+
+
+def _level_document(level: LevelView) -> dict[str, Any]:
+    return {
+        "level": level.name,
+        "every": level.every,
+        "step": level.step,
+        "time": level.at,
+        "age_s": level.age_s,
+        "seconds": level.seconds,
+        "bytes": level.nbytes,
+        "bytes_per_s": level.bytes_per_s,
+        "complete": level.done,
+        "failed": level.failed,
+    }
+
+
+def _checkpoint_document(each: CheckpointView) -> dict[str, Any]:
+    return {
+        "step": each.step,
+        "began": each.began,
+        "age_s": each.age_s,
+        "over": each.over,
+        "blocked_s": each.blocked_s,
+        "levels": [
+            {"level": level.name, "state": level.state, "late": list(level.late), "error": level.error}
+            for level in each.levels
+        ],
+        "missing": list(each.missing),
+        "hanging": list(each.hanging),
+    }
+
+
+def _status_document(status: RankStatus, view: JobView) -> dict[str, Any]:
+    return {
+        "rank": status.rank,
+        "node": status.node,
+        "process": status.process,
+        "written": status.written,
+        "age_s": age_of(status.written, view.time),
+        "stale": status.rank in view.stale,
+        "ended": status.ended,
+        "scrubbed": None if status.scrubbed is None else asdict(status.scrubbed),
+    }

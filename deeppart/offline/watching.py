@@ -1,0 +1,338 @@
+"""What the status files of a directory say of its job, put together: what is in flight, who is late, what went wrong.
+
+It takes the files as they are and asks no rank. What it knows of whether the job runs is the lock on the directory, as
+:mod:`deeppart.offline.inspect.ownership` sees it. Pure but for :func:`look_at_job`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deeppart.errors import RestoreError
+from deeppart.model import LEVELS
+from deeppart.model.units import show_seconds
+from deeppart.offline.inspect.listing import name_ranks, require_directory
+from deeppart.offline.inspect.ownership import Owner, read_owner
+from deeppart.pending import FAILED, RUNNING, WAITING
+from deeppart.storage.timestamps import seconds_of
+from deeppart.telemetry.record import CheckpointStatus, ErrorStatus, LevelTotals, RankStatus
+from deeppart.telemetry.recorder import AGAIN_S, LONG_S
+from deeppart.telemetry.status_files import Statuses, read_statuses, sessions_with_status
+
+#: States of a job. UNKNOWN: the file system has no locks. SILENT: it runs, and has written no status.
+RUNNING_JOB, ENDED, FAILED_JOB, DIED, UNKNOWN, SILENT = "running", "ended", "failed", "died", "unknown", "silent"
+#: A rank with a checkpoint in flight writes every 10 seconds.
+STALE_S = LONG_S + 3 * AGAIN_S
+
+
+@dataclass(frozen=True, slots=True)
+class LevelView:
+    """One level, of all ranks that have written.
+
+    Attributes:
+        name: of the level.
+        every: it gets every how many checkpoints; None with ``every="auto"``.
+        step, age_s, seconds: of the last that is complete: its step, how long ago that was, and how long it took.
+        nbytes, bytes_per_s: what the ranks that have written put there, together; None where nothing was.
+        done, failed: how many.
+    """
+
+    name: str
+    every: int | None
+    step: int | None
+    at: str | None
+    age_s: float | None
+    seconds: float | None
+    nbytes: int
+    bytes_per_s: float | None
+    done: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class LevelProgress:
+    """A level of a checkpoint in flight.
+
+    Attributes:
+        name, state: of the level; its state where it has come least far.
+        late: ranks that have not done their own work there, if others have.
+        error: why it failed, or None.
+    """
+
+    name: str
+    state: str
+    late: tuple[int, ...]
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointView:
+    """A checkpoint in flight, or the last one, as all ranks that have written know it.
+
+    Attributes:
+        number, step: which.
+        began: when ``checkpoint()`` returned, UTC, ISO 8601; on the first of the ranks.
+        age_s: seconds since then.
+        over: true if it is over on all of these ranks.
+        blocked_s: the most on any of them.
+        levels: to which it goes.
+        missing: ranks whose status files do not have it yet, though others have for so long that they are late.
+        hanging: operations on storage that do not return, with the rank.
+    """
+
+    number: int
+    step: int
+    began: str
+    age_s: float
+    over: bool
+    blocked_s: float
+    levels: tuple[LevelProgress, ...]
+    missing: tuple[int, ...]
+    hanging: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A directory's job, at one moment.
+
+    Attributes:
+        directory: as it was given.
+        time: seconds since 1970.
+        state: one of the states above.
+        owner: of the directory.
+        ranks: what each of them wrote, ascending.
+        stale: ranks that have not written for too long.
+        levels: that are on.
+        checkpoints: the last that is over, and those in flight.
+        errors: (rank, error), oldest first; an error of all ranks once.
+        problems: lines about files that are not used.
+    """
+
+    directory: str
+    time: float
+    state: str
+    owner: Owner | None
+    ranks: tuple[RankStatus, ...]
+    stale: tuple[int, ...]
+    levels: tuple[LevelView, ...]
+    checkpoints: tuple[CheckpointView, ...]
+    errors: tuple[tuple[int, ErrorStatus], ...]
+    problems: tuple[str, ...]
+
+    @property
+    def lead(self) -> RankStatus | None:
+        """The status of the lowest rank: what it says of the job holds for all."""
+        return self.ranks[0] if self.ranks else None
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Lines about what is not as it should be; none if all is well."""
+        return tuple(_reasons(self))
+
+
+def look_at_job(root: Path, now_s: float) -> JobView:
+    """The job that took a directory last.
+
+    Args:
+        now_s: the moment, seconds since 1970.
+
+    Raises:
+        RestoreError: there is no such directory. StorageError: it cannot be read.
+    """
+    require_directory(root)
+    owner = read_owner(root)
+    written = sessions_with_status(root)
+    if owner is None and not written:
+        raise RestoreError(
+            "no job has taken this directory",
+            where=str(root.absolute()),
+            todo="give the persistent_dir of a job that runs, or has run",
+        )
+    sessions = [owner.session] if owner is not None and owner.session else written
+    found = [read_statuses(root, session) for session in sessions if session in written]
+    # Where the lock file does not tell, the one that has written last.
+    newest = max(found, key=lambda each: max((status.written for status in each.found), default=""), default=Statuses())
+    return put_together(str(root), owner, newest, now_s)
+
+
+def put_together(directory: str, owner: Owner | None, statuses: Statuses, now_s: float) -> JobView:
+    """The same, of what was read."""
+    ranks = statuses.found
+    state = _state(owner, ranks)
+    goes_on = state in (RUNNING_JOB, UNKNOWN)
+    stale = tuple(each.rank for each in ranks if goes_on and each.in_flight and age_of(each.written, now_s) > STALE_S)
+    levels = tuple(_level(name, ranks, now_s) for name in LEVELS if any(name in each.levels for each in ranks))
+    return JobView(
+        directory,
+        now_s,
+        state,
+        owner,
+        ranks,
+        stale,
+        levels,
+        tuple(_checkpoints(ranks, now_s)),
+        tuple(_errors(ranks)),
+        statuses.problems,
+    )
+
+
+def age_of(moment: str, now_s: float) -> float:
+    """Seconds since a moment; 0 if it is to come, or if the clock of who wrote it is ahead."""
+    return max(0.0, now_s - seconds_of(moment))
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """How long ``checkpoint()`` took, on the rank of those that have written on which it took longest altogether.
+
+    Attributes:
+        checkpoints: that are over.
+        last_s: of the newest, over or not.
+        total_s, most_s: of all that are over; of the longest of them.
+    """
+
+    checkpoints: int
+    last_s: float
+    total_s: float
+    most_s: float
+
+    @property
+    def mean_s(self) -> float | None:
+        """None before the first is over."""
+        return self.total_s / self.checkpoints if self.checkpoints else None
+
+
+def blocked_of(view: JobView) -> Blocked | None:
+    """None before the first checkpoint."""
+    if not view.checkpoints:
+        return None
+    totals = max((each.totals for each in view.ranks), key=lambda each: each.blocked_s)
+    return Blocked(totals.checkpoints, view.checkpoints[-1].blocked_s, totals.blocked_s, totals.most_blocked_s)
+
+
+def _state(owner: Owner | None, ranks: Sequence[RankStatus]) -> str:
+    running = None if owner is None else owner.running
+    if not ranks:
+        return SILENT if running else UNKNOWN if running is None else DIED
+    if running:
+        return RUNNING_JOB
+    if any(each.failed for each in ranks):
+        return FAILED_JOB
+    if ranks[0].ended is not None:
+        return ENDED
+    return UNKNOWN if running is None else DIED
+
+
+def _level(name: str, ranks: Sequence[RankStatus], now_s: float) -> LevelView:
+    totals = [each.levels[name] for each in ranks if name in each.levels]
+    newest = max(totals, key=lambda each: (each.last_at or "", each.done))
+    same = [each for each in totals if each.last_step == newest.last_step]
+    nbytes = sum(each.last_bytes for each in same)
+    return LevelView(
+        name=name,
+        every=ranks[0].every.get(name),
+        step=newest.last_step,
+        at=newest.last_at,
+        age_s=None if newest.last_at is None else age_of(newest.last_at, now_s),
+        seconds=newest.last_seconds,
+        nbytes=nbytes,
+        bytes_per_s=_rate(same),
+        done=max(each.done for each in totals),
+        failed=max(each.failed for each in totals),
+    )
+
+
+def _rate(same: Sequence[LevelTotals]) -> float | None:
+    """Bytes per second of the ranks that have written, together, while each was at it."""
+    rates = [each.last_bytes / each.last_busy_s for each in same if each.last_bytes and each.last_busy_s > 0]
+    return sum(rates) if rates else None
+
+
+def _checkpoints(ranks: Sequence[RankStatus], now_s: float) -> Iterator[CheckpointView]:
+    found: dict[int, dict[int, CheckpointStatus]] = {}
+    for status in ranks:
+        for each in status.checkpoints:
+            found.setdefault(each.number, {})[status.rank] = each
+    newest = {status.rank: max((each.number for each in status.checkpoints), default=-1) for status in ranks}
+    over = [number for number, known in found.items() if all(each.over for each in known.values())]
+    for number in sorted(found):
+        if number not in over or number == max(over):
+            yield _checkpoint(number, found[number], newest, now_s)
+
+
+def _checkpoint(
+    number: int, known: dict[int, CheckpointStatus], newest: dict[int, int], now_s: float
+) -> CheckpointView:
+    first = known[min(known)]
+    began = min(each.began for each in known.values())
+    age_s = age_of(began, now_s)
+    missing = tuple(rank for rank, last in newest.items() if last < number) if age_s > STALE_S else ()
+    due = [name for name in LEVELS if name in first.report.levels and first.report.levels[name].state != "off"]
+    hanging = [f"rank {rank}: {line}" for rank, each in known.items() if not each.over for line in each.report.hanging]
+    return CheckpointView(
+        number=number,
+        step=first.report.step,
+        began=began,
+        age_s=age_s,
+        over=all(each.over for each in known.values()) and not missing,
+        blocked_s=max(each.report.blocked_s for each in known.values()),
+        levels=tuple(_progress(name, known) for name in due),
+        missing=missing,
+        hanging=tuple(hanging),
+    )
+
+
+def _progress(name: str, known: dict[int, CheckpointStatus]) -> LevelProgress:
+    levels = {rank: each.report.levels[name] for rank, each in known.items() if name in each.report.levels}
+    states = {level.state for level in levels.values()}
+    state = next((each for each in (FAILED, WAITING, RUNNING) if each in states), min(states))
+    done = [rank for rank, each in known.items() if name in each.report.stages_s]
+    at_it = [rank for rank, level in levels.items() if level.state in (WAITING, RUNNING)]
+    late = [rank for rank in at_it if rank not in done] if done else []
+    error = next((level.error for level in levels.values() if level.error), None)
+    return LevelProgress(name, state, tuple(late), error)
+
+
+def _errors(ranks: Sequence[RankStatus]) -> Iterator[tuple[int, ErrorStatus]]:
+    """What every rank says of a level that failed is one error: in a commit round all hear the same."""
+    seen: set[tuple[int, str, str]] = set()
+    for rank, error in sorted(
+        ((status.rank, error) for status in ranks for error in status.errors), key=lambda each: (each[1].at, each[0])
+    ):
+        key = error.step, error.level, error.text
+        if key not in seen:
+            seen.add(key)
+            yield rank, error
+
+
+def _reasons(view: JobView) -> Iterator[str]:
+    lead = view.lead
+    if view.state == SILENT:
+        yield 'the job runs and has written no status: it has just started, or has status = "none", or cannot write'
+    elif view.state == DIED and lead is None:
+        yield "no job is running, and the last one has left no status"
+    elif view.state == DIED:
+        yield "the job is not running any more, and did not end as it should: what follows is the last it wrote"
+    elif view.state == FAILED_JOB:
+        yield "the job has ended with an exception"
+    elif view.state == UNKNOWN:
+        yield "whether the job runs cannot be told: the file system has no locks"
+    if lead is not None and view.state in (DIED, UNKNOWN):
+        yield f"last written {show_seconds(age_of(lead.written, view.time))} ago"
+    if view.stale:
+        yield (
+            f"stale: rank {name_ranks(view.stale)} has not written for {show_seconds(STALE_S)} though a checkpoint is "
+            "under way: it hangs or is gone, or its clock is behind"
+        )
+    for each in view.checkpoints:
+        if each.missing:
+            yield f"step {each.step}: rank {name_ranks(each.missing)} has not begun it"
+        for level in each.levels:
+            if level.late:
+                yield f"step {each.step}: {level.name}: waiting for rank {name_ranks(level.late)}"
+        yield from (f"step {each.step}: {line}" for line in each.hanging)
+    if view.checkpoints:
+        failed = [level for level in view.checkpoints[-1].levels if level.state == FAILED]
+        yield from (f"step {view.checkpoints[-1].step} failed at level {level.name}" for level in failed)

@@ -1,0 +1,92 @@
+"""The recorder of a session: what it writes on which rank, and where it finds what the job knows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from deeppart.cadence import AutoCadence
+from deeppart.config import Config
+from deeppart.config.job import expand_directory, job_name
+from deeppart.errors import DeeppartWarning
+from deeppart.model import LEVELS
+from deeppart.model.version import LIBRARY
+from deeppart.pending import Pending
+from deeppart.repair.scrub import Scrubber
+from deeppart.save.pipeline import Pipeline
+from deeppart.save.workers import lower_priority
+from deeppart.session.record import Session
+from deeppart.telemetry.record import ScrubStatus
+from deeppart.telemetry.recorder import Facts, Live, Outputs, Recorder
+from deeppart.telemetry.status_files import StatusFile
+
+
+def telemetry_files(config: Config, node: str, rank: int) -> dict[str, Path]:
+    """``metrics_file`` and ``events_file``, filled in, as far as they are set.
+
+    Raises:
+        ConfigError: a variable is not set.
+    """
+    templates = {"metrics_file": config.metrics_file, "events_file": config.events_file}
+    return {
+        name: expand_directory(template, node=node, rank=rank, job=job_name())
+        for name, template in templates.items()
+        if template is not None
+    }
+
+
+def recorder_for(
+    session: Session, pipeline: Pipeline, scrubber: Scrubber | None, cadence: AutoCadence | None
+) -> Recorder:
+    """The recorder, running if this rank has anything to write."""
+    rank, every = session.comm.rank, session.protection.every
+    facts = Facts(
+        session=session.session,
+        job=job_name(),
+        library=LIBRARY,
+        node=session.topology.names[rank],
+        process=os.getpid(),
+        rank=rank,
+        world_size=session.comm.size,
+        nodes=len(session.topology.nodes),
+        every={} if cadence is not None else {level: every[level] for level in LEVELS if every[level]},
+        levels=tuple(level for level in LEVELS if every[level]),
+        reduced=session.protection.shortfalls,
+    )
+    return Recorder(facts, _outputs(session), _Source(pipeline, scrubber, cadence), lower_priority)
+
+
+def _outputs(session: Session) -> Outputs:
+    """Files without ``{rank}`` in their name are one for each node: its first rank writes them."""
+    config, rank = session.config, session.comm.rank
+    leads = session.topology.mates(rank)[0] == rank
+    writes = config.status == "rank" or (config.status == "node" and leads)
+    status = StatusFile(session.persistent.root, session.session, rank) if writes else None
+
+    def file(name: str, template: str | None) -> Path | None:
+        return session.telemetry_files.get(name) if leads or "{rank}" in (template or "") else None
+
+    metrics, events = file("metrics_file", config.metrics_file), file("events_file", config.events_file)
+    return Outputs(status, metrics, events, session.owner)
+
+
+class _Source:
+    """What the recorder's thread asks; each of these is one look at what other threads change."""
+
+    def __init__(self, pipeline: Pipeline, scrubber: Scrubber | None, cadence: AutoCadence | None) -> None:
+        self._pipeline, self._scrubber, self._cadence = pipeline, scrubber, cadence
+
+    def live(self) -> Live:
+        """As :class:`deeppart.telemetry.recorder.Source` has it; the next ones too."""
+        report = None if self._cadence is None else self._cadence.report
+        scrubbed = None
+        if self._scrubber is not None:
+            done = self._scrubber.report
+            scrubbed = ScrubStatus(done.cycles, done.nbytes, done.damaged, done.repaired)
+        return Live(None if report is None else report.cadence.period_s, self._pipeline.repairing, scrubbed)
+
+    def holds(self, pending: Pending) -> bool:
+        return self._pipeline.holds(pending)
+
+    def tell(self, text: str) -> None:
+        self._pipeline.ledger.note(text, DeeppartWarning)

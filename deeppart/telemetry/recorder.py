@@ -1,0 +1,305 @@
+"""The recorder: a thread that writes what this rank knows of the job to files for whoever looks on.
+
+It exchanges nothing with other ranks, and the training thread only hands it the handle of each checkpoint. It writes
+when a checkpoint is over, at most once a second; and while one takes long, so that it can be seen that storage hangs.
+What it cannot write is told once; the job goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from deeppart.errors import StorageError, as_error
+from deeppart.model.reports import Report
+from deeppart.pending import Pending
+from deeppart.storage.owner import DirectoryOwner
+from deeppart.storage.small_files import append_line, put_file
+from deeppart.storage.timestamps import now, timestamp
+from deeppart.telemetry.events import Origin
+from deeppart.telemetry.prometheus import prometheus_text
+from deeppart.telemetry.record import CheckpointStatus, RankStatus, ScrubStatus, bounded_lines, bounded_report
+from deeppart.telemetry.status_files import StatusFile, remove_earlier
+from deeppart.telemetry.totals import Sums
+
+#: Between two looks at what is in flight, and the least time between two writes.
+_LOOK_S, _LEAST_S = 0.25, 1.0
+#: A checkpoint that takes longer than the first is written down before it is over; then again after the second.
+LONG_S, AGAIN_S = 5.0, 10.0
+#: Handles that wait while storage hangs; later ones are not recorded.
+_MOST_WAITING = 1000
+#: How long the last write is waited for when the session ends.
+_PATIENCE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What does not change during a session; the fields are those of :class:`RankStatus`."""
+
+    session: str
+    job: str
+    library: str
+    node: str
+    process: int
+    rank: int
+    world_size: int
+    nodes: int
+    every: dict[str, int]
+    levels: tuple[str, ...]
+    reduced: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The files to write; None for those that are not wanted.
+
+    Attributes:
+        status: the status file.
+        metrics: the file for Prometheus.
+        events: the file that gets a line for each event.
+        owner: on rank 0, if there are status files: of the directory, from which those of earlier sessions are removed.
+    """
+
+    status: StatusFile | None = None
+    metrics: Path | None = None
+    events: Path | None = None
+    owner: DirectoryOwner | None = None
+
+    @property
+    def any(self) -> bool:
+        """True if there is anything to write."""
+        return any(each is not None for each in (self.status, self.metrics, self.events))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Followed:
+    """A checkpoint in flight: its number, when ``checkpoint()`` returned it, and which levels are counted already."""
+
+    number: int
+    began_s: float
+    pending: Pending
+    counted: set[str] = field(default_factory=set)
+
+    def status(self, report: Report, *, over: bool) -> CheckpointStatus:
+        return CheckpointStatus(self.number, timestamp(self.began_s), over, report)
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What the background of a job is at.
+
+    Attributes:
+        period_s: seconds from one checkpoint to the next, by ``every="auto"``; None where that is not known.
+        repairing: true if redundancy is being rebuilt.
+        scrubbed: None where scrubbing is off.
+    """
+
+    period_s: float | None
+    repairing: bool
+    scrubbed: ScrubStatus | None
+
+
+class Source(Protocol):
+    """Where the recorder finds what the job knows; called by its thread."""
+
+    def live(self) -> Live:
+        """What the background is at."""
+
+    def holds(self, pending: Pending) -> bool:
+        """True if a checkpoint is in flight, though all its levels may be over: what it replaces is being removed."""
+
+    def tell(self, text: str) -> None:
+        """Something to warn the caller of, at the next call."""
+
+
+class Recorder:
+    """Of one rank. The methods are for the training thread, and return at once; but :meth:`close`.
+
+    Args:
+        facts: of this rank.
+        outputs: without any there is no thread.
+        source: of what changes.
+        prepare: called first in the thread.
+    """
+
+    def __init__(self, facts: Facts, outputs: Outputs, source: Source, prepare: Callable[[], None]) -> None:
+        self._facts, self._outputs, self._source, self._prepare = facts, outputs, source, prepare
+        self._origin = Origin(facts.session, facts.job, facts.node, facts.rank)
+        self._news: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # From here on all is the thread's.
+        self._sums = Sums(facts.levels)
+        self._in_flight: list[_Followed] = []
+        self._last: CheckpointStatus | None = None
+        self._numbers, self._last_began_s = 0, 0.0
+        self._began, self._failed = now(), False
+        self._restored: int | None = None
+        self._repairing = False
+        self._changed, self._written_at = True, 0.0
+        self._refused: set[str] = set()
+        self._thread: threading.Thread | None = None
+        if outputs.any:
+            thread = threading.Thread(target=self._run, name="deeppart-status", daemon=True)
+            try:
+                thread.start()
+                self._thread = thread
+            except RuntimeError as error:  # there can be no more threads
+                source.tell(f"no status is written: {error}")
+
+    def begun(self, pending: Pending) -> None:
+        """``checkpoint()`` returns this; one that was not due is none."""
+        if self._thread is not None and (pending.levels or pending.skipped) and self._news.qsize() < _MOST_WAITING:
+            self._news.put(partial(self._follow, pending, time.time()))
+
+    def restored(self, step: int, seconds: float) -> None:
+        """A restore has succeeded, in that time."""
+        if self._thread is not None:
+            self._news.put(partial(self._note_restored, step, seconds))
+
+    def close(self, *, failed: bool, patience_s: float = _PATIENCE_S) -> None:
+        """Write for the last time; a second call does nothing.
+
+        Args:
+            failed: true if an exception ends the session.
+            patience_s: how long that is waited for.
+        """
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._news.put(partial(self._end, failed))
+            self._news.put(None)
+            thread.join(patience_s)
+
+    def _run(self) -> None:
+        self._prepare()
+        try:
+            self._record(None)
+            if self._outputs.owner is not None and self._outputs.status is not None:
+                remove_earlier(self._outputs.owner.directory, self._outputs.owner)
+            while self._advance():
+                pass
+            self._record(now())
+        except Exception as error:  # a bug of ours; the job has nothing to do with it
+            self._source.tell(f"the status of this rank is not written any more: {as_error(error, 'it failed')}")
+            self._thread = None  # nothing more is queued
+
+    def _advance(self) -> bool:
+        """Wait for news, look at what is in flight, and write if need be; False at the end."""
+        with contextlib.suppress(queue.Empty):
+            news = self._news.get(timeout=self._pause_s())
+            if news is None:
+                return False
+            news()
+        self._settle()
+        if self._is_due():
+            self._publish(None)
+        return True
+
+    def _pause_s(self) -> float | None:
+        """How long to wait for news; None for as long as it takes."""
+        return _LOOK_S if self._in_flight or self._changed or self._repairing else None
+
+    def _follow(self, pending: Pending, began_s: float) -> None:
+        self._in_flight.append(_Followed(self._numbers, began_s, pending))
+        self._numbers, self._last_began_s = self._numbers + 1, began_s
+
+    def _note_restored(self, step: int, seconds: float) -> None:
+        self._restored, self._changed = step, True
+        self._append(self._origin.line("restored", step=step, seconds=seconds))
+
+    def _end(self, failed: bool) -> None:
+        self._failed = failed
+
+    def _settle(self) -> None:
+        """Count the levels and the checkpoints that are over; see whether a repair is."""
+        repairing = self._source.live().repairing
+        self._changed = self._changed or repairing != self._repairing
+        self._repairing = repairing
+        for each in list(self._in_flight):
+            pending = each.pending
+            settled = [level for level in pending.levels if level not in each.counted and pending.settled(level)]
+            over = pending.finished and not self._source.holds(pending)
+            if not settled and not over:
+                continue
+            report = bounded_report(pending.report)
+            for level in settled:
+                self._sums.add_level(level, report, each.began_s)
+                each.counted.add(level)
+            if over:
+                self._in_flight.remove(each)
+                self._sums.add(report, each.began_s)
+                self._last, self._changed = each.status(report, over=True), True
+                self._append(self._origin.checkpoint(report, each.began_s))
+
+    def _is_due(self) -> bool:
+        """True if it is time to write."""
+        since = time.monotonic() - self._written_at
+        if self._changed:
+            return since >= _LEAST_S
+        is_long = any(time.time() - each.began_s >= LONG_S for each in self._in_flight)
+        return since >= AGAIN_S and (is_long or self._repairing)
+
+    def _record(self, ended: str | None) -> None:
+        """The first and the last entry."""
+        status = self._publish(ended)
+        self._append(self._origin.started(status) if ended is None else self._origin.ended(status))
+
+    def _publish(self, ended: str | None) -> RankStatus:
+        status = self._status(ended)
+        self._changed, self._written_at = False, time.monotonic()
+        if self._outputs.status is not None:
+            self._attempt("status", partial(self._outputs.status.write, status))
+        if self._outputs.metrics is not None:
+            text = prometheus_text([status]).encode()
+            self._attempt("metrics_file", partial(put_file, self._outputs.metrics, text))
+        return status
+
+    def _append(self, line: bytes) -> None:
+        if self._outputs.events is not None:
+            self._attempt("events_file", partial(append_line, self._outputs.events, line))
+
+    def _attempt(self, setting: str, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except StorageError as error:
+            if setting not in self._refused:
+                self._refused.add(setting)
+                self._source.tell(f"{setting}: {error}\n  training and checkpoints go on; this is told once")
+
+    def _status(self, ended: str | None) -> RankStatus:
+        facts, live = self._facts, self._source.live()
+        checkpoints = [] if self._last is None else [self._last]
+        checkpoints += [each.status(bounded_report(each.pending.report), over=False) for each in self._in_flight]
+        next_due = None
+        if live.period_s is not None and self._last_began_s and ended is None:
+            next_due = timestamp(self._last_began_s + live.period_s)
+        return RankStatus(
+            session=facts.session,
+            job=facts.job,
+            library=facts.library,
+            node=facts.node,
+            process=facts.process,
+            rank=facts.rank,
+            world_size=facts.world_size,
+            nodes=facts.nodes,
+            began=self._began,
+            written=now(),
+            ended=ended,
+            failed=self._failed,
+            restored=self._restored,
+            every=facts.every,
+            period_s=live.period_s,
+            next_due=next_due,
+            repairing=live.repairing,
+            reduced=bounded_lines(facts.reduced),
+            scrubbed=live.scrubbed,
+            totals=self._sums.totals,
+            levels=self._sums.levels,
+            checkpoints=tuple(checkpoints),
+            errors=self._sums.errors,
+        )

@@ -1,0 +1,156 @@
+"""Real jobs that are watched: while they run, after they were killed, and when the next one has begun."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.telemetry import recorder
+from tests.unit.cli_support import call, invoke
+from tests.unit.telemetry.test_prometheus import parsed
+
+pytestmark = pytest.mark.timeout(110)
+
+
+def watched(directory: Path) -> dict[str, Any]:
+    """What ``deeppart watch --json`` says, whatever the exit code."""
+    found: dict[str, Any] = json.loads(invoke("watch", directory / "ckpt", "--json").stdout)
+    return found
+
+
+def config(directory: Path, **settings: Any) -> deeppart.Config:
+    usual: dict[str, Any] = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, "timeout": 60.0}
+    return deeppart.Config(persistent_dir=str(directory / "ckpt"), compression="none", **(usual | settings))
+
+
+def train(directory: Path) -> None:
+    """Two nodes of one rank; the second takes long to write its part of step 2, and for good where nobody says go."""
+    recorder.LONG_S = recorder.AGAIN_S = 0.0
+    recorder._LEAST_S = 0.0
+    with deeppart.Checkpointer(config(directory, metrics_file=str(directory / "metrics-{rank}.prom"))) as checkpointer:
+        state = {"w": torch.zeros(100_000)}
+        step = checkpointer.restore(state) or 0
+        checkpointer.checkpoint(state, step + 1).wait()
+        (directory / f"saved-{checkpointer.rank}").touch()
+        if checkpointer.rank == 1:
+            writing = checkpointer._pipeline._writer.write_persistent
+
+            def slow(*arguments: Any) -> Any:
+                while not (directory / "go").exists():
+                    time.sleep(0.01)
+                return writing(*arguments)
+
+            vars(checkpointer._pipeline._writer)["write_persistent"] = slow
+        checkpointer.checkpoint(state, step + 2).wait()
+
+
+def wait_until(job: Any, directory: Path, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    last: dict[str, Any] = {}
+
+    def holds() -> bool:
+        last.clear()
+        last.update(watched(directory))
+        return "error" not in last and condition(last)
+
+    job.wait_for(holds)
+    return last
+
+
+def test_a_job_is_watched_while_it_runs_after_it_was_killed_and_when_the_next_begins(
+    start_ranks: Any, tmp_path: Path
+) -> None:
+    with start_ranks(2, train, tmp_path) as job:
+        seen = wait_until(
+            job,
+            tmp_path,
+            lambda seen: any(level["late"] == [1] for each in seen["checkpoints"] for level in each["levels"]),
+        )
+        assert (seen["state"], seen["ranks"], seen["nodes"]) == ("running", 2, 2)
+        assert [(each["rank"], each["node"]) for each in seen["statuses"]] == [(0, "node0"), (1, "node1")]
+        levels = {level["level"]: level for level in seen["levels"]}
+        assert levels["persistent"]["step"] == 1 and levels["partner"]["step"] == 2, "as far as each has come"
+        assert any("persistent: waiting for rank 1" in reason for reason in seen["reasons"])
+        assert "in flight  step 2" in call("watch", tmp_path / "ckpt", "--once", code=1)
+        first = seen["owner"]["session"]
+        for rank in (0, 1):
+            text = (tmp_path / f"metrics-{rank}.prom").read_text()
+            (running,) = parsed(text)["deeppart_session_running"].items()
+            assert dict(running[0])["rank"] == str(rank) and running[1] == 1
+            job.kill(rank)
+        job.wait(expect_rc=None)
+    seen = watched(tmp_path)
+    assert (seen["state"], seen["owner"]["running"], seen["ended"]) == ("died", False, None)
+    assert [each["step"] for each in seen["checkpoints"] if not each["over"]] == [2]
+    (tmp_path / "go").touch()
+    with start_ranks(2, train, tmp_path) as job:
+        job.wait()
+    seen = watched(tmp_path)
+    assert (seen["state"], seen["reasons"], seen["restored"]) == ("ended", [], 2)
+    assert seen["owner"]["session"] != first and [level["step"] for level in seen["levels"]] == [4, 4, 4]
+    assert len(list((tmp_path / "ckpt").glob("status-*"))) == 1, "those of the earlier session are gone"
+
+
+def two_on_a_node(directory: Path, status: str) -> list[str]:
+    events = str(directory / "events-{node}.jsonl")
+    with deeppart.Checkpointer(config(directory, status=status, node_size=2, events_file=events)) as checkpointer:
+        checkpointer.checkpoint({"x": 1}, 1).wait()
+    return sorted(os.listdir(directory))
+
+
+@pytest.mark.parametrize(("status", "ranks"), [("node", [0]), ("rank", [0, 1])])
+def test_who_writes(run_ranks: Any, tmp_path: Path, status: str, ranks: list[int]) -> None:
+    run_ranks(2, two_on_a_node, tmp_path, status)
+    seen = watched(tmp_path)
+    assert seen["state"] == "ended" and [each["rank"] for each in seen["statuses"]] == ranks
+    lines = [json.loads(line) for line in (tmp_path / "events-node0.jsonl").read_text().splitlines()]
+    assert [(line["event"], line["rank"]) for line in lines] == [("started", 0), ("checkpoint", 0), ("ended", 0)]
+
+
+def left_by_an_exception(directory: Path) -> None:
+    with deeppart.Checkpointer(config(directory, local_dir=None, node_size=None)) as checkpointer:
+        checkpointer.checkpoint({"x": 1}, 1).wait()
+        raise ZeroDivisionError
+
+
+def test_a_job_that_an_exception_ends_says_so(run_ranks: Any, tmp_path: Path) -> None:
+    run_ranks(1, left_by_an_exception, tmp_path, expect_rc=None)
+    seen = watched(tmp_path)
+    assert seen["state"] == "failed" and seen["ended"] is not None
+
+
+def without_a_place(directory: Path) -> tuple[list[str], int | None]:
+    """A job whose status files cannot be written: their folder's name is taken as soon as it has one."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        settings = config(directory, metrics_file=str(directory / "nowhere" / "m.prom"), local_dir=None)
+        with deeppart.Checkpointer(settings) as checkpointer:
+            folder = directory / "ckpt" / f"status-{checkpointer._session.session}"
+            deadline = time.monotonic() + 60
+            while not list(folder.glob("rank-*")):
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+            for path in folder.iterdir():
+                path.unlink()
+            folder.rmdir()
+            folder.touch()
+            recorder._LEAST_S = 0.0
+            for step in range(1, 6):
+                checkpointer.checkpoint({"x": step}, step).wait()
+                time.sleep(0.02)
+    return [str(warning.message) for warning in caught], deeppart.load(directory / "ckpt")["x"]
+
+
+def test_where_nothing_can_be_written_training_goes_on_and_hears_of_it_once(run_ranks: Any, tmp_path: Path) -> None:
+    (value,) = run_ranks(1, without_a_place, tmp_path).values
+    said, newest = value
+    assert newest == 5
+    assert sorted(text.split(":")[0] for text in said) == ["metrics_file", "status"]

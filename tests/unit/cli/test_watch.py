@@ -1,0 +1,171 @@
+"""``deeppart watch``: what it prints of jobs that run, have ended or died, and of files that were tampered with."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import deeppart
+from deeppart.cli import watch as watch_module
+from deeppart.cli.watch import watch
+from deeppart.storage.owner import DirectoryOwner
+from deeppart.telemetry.record import ErrorStatus
+from deeppart.telemetry.status_files import StatusFile, status_folder
+from tests.unit.cli_support import call, call_json, invoke
+from tests.unit.telemetry.samples import in_flight, status
+from tests.unit.telemetry.test_prometheus import parsed
+
+ESCAPES = "\x1b[2J\x1b]0;evil\x07\r\x9b31m"
+
+
+def write(root: Path, *ranks: int, **changes: Any) -> DirectoryOwner:
+    """The status files of a job that has the directory."""
+    owner = DirectoryOwner(root, "job 4711, process 7 on node0")
+    for rank in ranks:
+        StatusFile(root, owner.session, rank).write(status(rank, session=owner.session, **changes))
+    return owner
+
+
+def test_a_running_job(tmp_path: Path) -> None:
+    with deeppart.Checkpointer(persistent_dir=str(tmp_path)) as checkpointer:
+        checkpointer.checkpoint({"x": 1}, step=5).wait(timeout=200)
+        document = call_json("watch", tmp_path)
+        assert document["state"] == "running" and document["owner"]["who"].startswith(f"process {os.getpid()} on")
+    document = call_json("watch", tmp_path)
+    assert document["state"] == "ended" and document["reasons"] == [] and document["ended"] is not None
+    (level,) = document["levels"]
+    assert (level["level"], level["step"], level["complete"], level["every"]) == ("persistent", 5, 1, 1)
+    assert document["blocked"]["checkpoints"] == 1 and document["statuses"][0]["process"] == os.getpid()
+    text = call("watch", tmp_path, "--once")
+    assert "ended: process" in text and "1 rank on 1 node" in text and text.count("persistent") == 1
+    found = parsed(call("watch", tmp_path, "--prometheus"))
+    assert list(found["deeppart_level_last_step"].values()) == [5]
+
+
+def test_all_that_a_job_may_say_is_shown(tmp_path: Path) -> None:
+    going = in_flight(4, 9, persistent="running", local="done", stages=("persistent",))
+    late = in_flight(4, 9, persistent="running", local="done", stages=())
+    owner = write(tmp_path, 0, checkpoints=(going,), repairing=True, period_s=60.0, next_due="2026-11-27T00:00:00.0Z")
+    StatusFile(tmp_path, owner.session, 2).write(status(2, session=owner.session, checkpoints=(late,)))
+    text = call("watch", tmp_path, "--once", code=1)
+    for words in (
+        "running: job 4711",
+        "4 ranks on 2 nodes",
+        "in flight  step 9",
+        "persistent running (waiting for rank 2)",
+        "cadence    every 60 s, next due since",
+        "repairing",
+        "1 damaged file found by rank 0",
+        "reduced    parity: 1 node instead of 2",
+        "step 2, level persistent: step 2 is not complete; found: no space",
+        "mean 250 ms",
+    ):
+        assert words in text, words
+    document = call_json("watch", tmp_path, code=1)
+    assert document["checkpoints"][0]["levels"][1]["late"] == [2]
+    owner.close()
+    assert "did not end as it should" in call("watch", tmp_path, "--once", code=1)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    assert "no job has taken this directory" in invoke("watch", tmp_path, "--once").stderr
+    assert call_json("watch", tmp_path / "nowhere", code=1)["error"]["kind"] == "RestoreError"
+    assert invoke("watch", tmp_path, "--json", "--prometheus").exit_code == 2
+    assert invoke("watch", tmp_path, "--interval", "0").exit_code == 2
+
+
+def test_a_job_without_status(tmp_path: Path) -> None:
+    with deeppart.Checkpointer(persistent_dir=str(tmp_path), status="none"):
+        assert call_json("watch", tmp_path, code=1)["state"] == "silent"
+        assert call("watch", tmp_path, "--prometheus", code=1) == ""
+    assert call_json("watch", tmp_path, code=1)["state"] == "died"
+    assert not [name for name in os.listdir(tmp_path) if name.startswith("status-")]
+
+
+def test_escape_sequences_never_reach_the_terminal(tmp_path: Path) -> None:
+    error = ErrorStatus("2026-11-27T00:21:23.000000Z", 2, ESCAPES, ESCAPES)
+    going = in_flight(4, 9, persistent=ESCAPES)
+    names = {"node": ESCAPES, "job": ESCAPES, "reduced": (ESCAPES,), "errors": (error,), "checkpoints": (going,)}
+    owner = write(tmp_path, 0, **names)
+    path = status_folder(tmp_path, owner.session) / "rank-000001.json"
+    path.write_text('{"format": "' + ESCAPES.replace("\x1b", "\\u001b").replace("\x07", "").replace("\r", "") + '"}')
+    for arguments in (["--once"], ["--json"]):
+        result = invoke("watch", tmp_path, *arguments)
+        assert result.exit_code == 1 and not set(result.output) & set("\x1b\x07\r\x9b")
+    owner.close()
+
+
+def test_a_hostile_file_is_a_note_and_the_rest_is_shown(tmp_path: Path) -> None:
+    owner = write(tmp_path, 0)
+    folder = status_folder(tmp_path, owner.session)
+    os.mkfifo(folder / "rank-000001.json")
+    (folder / "rank-000002.json").symlink_to("/etc/passwd")
+    (folder / "rank-000003.json").write_bytes(b"[" * 500_000)
+    for number in range(4, 14):
+        (folder / f"rank-{number:06d}.json").write_bytes(b"null")
+    text = call("watch", tmp_path, "--once")
+    assert text.count("note: status-") == 5 and "and 8 such lines" in text
+    assert len(call_json("watch", tmp_path)["problems"]) == 13
+    owner.close()
+
+
+def interrupted_after(looks: int, monkeypatch: pytest.MonkeyPatch, between: Any) -> None:
+    count, really = iter(range(looks)), time.sleep
+
+    def sleep(seconds: float) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            really(seconds)
+            return
+        number = next(count, None)
+        if number is None:
+            raise KeyboardInterrupt
+        between(number)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+
+
+def test_a_line_for_each_change_and_an_end_by_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = write(tmp_path, 0)
+
+    def between(number: int) -> None:
+        if number == 2:
+            going = (in_flight(4, 9, persistent="running"),)
+            StatusFile(tmp_path, owner.session, 0).write(status(session=owner.session, checkpoints=going))
+        elif number == 3:
+            owner.close()
+
+    interrupted_after(5, monkeypatch, between)
+    result = invoke("watch", tmp_path)
+    assert result.exit_code == 130 and "interrupted" in result.stderr
+    states = [line.split(" ", 2)[2] for line in result.stdout.splitlines()]
+    assert [state.split(";")[0] for state in states] == ["running", "running", "died"]
+    assert "in flight: step 9 (persistent running)" in states[1]
+
+
+def test_a_directory_that_goes_away_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "ckpt"
+    write(root, 0).close()
+    interrupted_after(5, monkeypatch, lambda number: root.rename(tmp_path / "moved"))
+    assert invoke("watch", root).exit_code == 1
+
+
+def test_a_picture_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = write(tmp_path, 0)
+    screen = io.StringIO()
+    terminal = Console(file=screen, force_terminal=True, width=100, height=40)
+    monkeypatch.setattr(watch_module, "console", lambda: terminal)
+    interrupted_after(2, monkeypatch, lambda number: owner.close())
+    assert invoke("watch", tmp_path).exit_code == 130
+    assert "running: job 4711" in screen.getvalue() and "died: job 4711" in screen.getvalue()
+    assert screen.getvalue().rstrip().endswith("\x1b[?25h"), "the cursor is shown again"
+
+
+def test_it_is_a_command() -> None:
+    assert watch.name == "watch" and "watch" in call("--help")

@@ -1,0 +1,143 @@
+"""What the statuses of several ranks say together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deeppart.errors import RestoreError, StorageError
+from deeppart.offline.inspect.ownership import Owner
+from deeppart.offline.watching import (
+    DIED,
+    ENDED,
+    FAILED_JOB,
+    RUNNING_JOB,
+    SILENT,
+    STALE_S,
+    UNKNOWN,
+    JobView,
+    blocked_of,
+    look_at_job,
+    put_together,
+)
+from deeppart.storage.timestamps import seconds_of, timestamp
+from deeppart.telemetry.record import ErrorStatus, RankStatus, Totals
+from deeppart.telemetry.status_files import Statuses
+from tests.unit.telemetry.samples import SESSION, WRITTEN, in_flight, status
+
+NOW_S = seconds_of(WRITTEN) + 2.0
+ENDED_AT = WRITTEN
+
+
+def view(*ranks: RankStatus, running: bool | None = True, now_s: float = NOW_S) -> JobView:
+    return put_together("ckpt", Owner(running, "job 4711", WRITTEN, SESSION), Statuses(ranks), now_s)
+
+
+@pytest.mark.parametrize(
+    ("running", "changes", "state", "good"),
+    [
+        (True, {}, RUNNING_JOB, True),
+        (False, {"ended": ENDED_AT}, ENDED, True),
+        (False, {"ended": ENDED_AT, "failed": True}, FAILED_JOB, False),
+        (False, {}, DIED, False),
+        (None, {}, UNKNOWN, False),
+        (None, {"ended": ENDED_AT}, ENDED, True),
+        (True, None, SILENT, False),
+        (False, None, DIED, False),
+        (None, None, UNKNOWN, False),
+    ],
+)
+def test_states(running: bool | None, changes: dict[str, Any] | None, state: str, good: bool) -> None:
+    found = view(*([] if changes is None else [status(**changes)]), running=running)
+    assert found.state == state and (found.reasons == ()) == good
+
+
+def test_levels_of_all_ranks_together() -> None:
+    local, persistent = view(status(0), status(2)).levels
+    assert (local.step, local.every, local.done, local.nbytes, local.bytes_per_s) == (3, 1, 3, 1000, 2000.0)
+    assert local.age_s == NOW_S - seconds_of("2026-11-27T00:21:23.000000Z")
+    assert (persistent.step, persistent.age_s, persistent.bytes_per_s) == (None, None, None)
+
+
+def test_a_rank_that_lags_behind_does_not_hide_the_newest_step() -> None:
+    ahead = status(2)
+    newer = {**ahead.levels, "local": replace(ahead.levels["local"], last_step=4, last_at=WRITTEN)}
+    local = view(status(0), replace(ahead, levels=newer)).levels[0]
+    assert (local.step, local.nbytes) == (4, 500), "the bytes of that step alone"
+
+
+def test_a_clock_that_is_ahead_makes_no_negative_age() -> None:
+    assert all(level.age_s in (None, 0.0) for level in view(status(), now_s=0.0).levels)
+
+
+def test_who_has_not_done_its_part_is_late() -> None:
+    mine = in_flight(4, 9, persistent="running", local="done", stages=("local", "persistent"))
+    theirs = in_flight(4, 9, persistent="running", local="done", stages=("local",))
+    found = view(status(0, checkpoints=(mine,)), status(2, checkpoints=(theirs,)))
+    levels = {level.name: level for level in found.checkpoints[0].levels}
+    assert levels["persistent"].late == (2,) and levels["local"].late == () and levels["persistent"].state == "running"
+    assert found.reasons == ("step 9: persistent: waiting for rank 2",)
+    nobody = view(status(0, checkpoints=(theirs,)), status(2, checkpoints=(theirs,)))
+    assert nobody.reasons == (), "all are at it"
+
+
+def test_who_has_not_begun_is_late_after_a_while() -> None:
+    ahead = status(0, checkpoints=(in_flight(4, 9, persistent="running"),))
+    assert view(ahead, status(2)).checkpoints[-1].missing == (), "its file is just not written yet"
+    later = view(replace(ahead, written=timestamp(NOW_S + STALE_S)), status(2), now_s=NOW_S + STALE_S)
+    assert later.checkpoints[-1].missing == (2,) and later.reasons == ("step 9: rank 2 has not begun it",)
+    assert not later.checkpoints[-1].over
+
+
+def test_a_rank_that_does_not_write_though_it_should_is_stale() -> None:
+    working = status(2, checkpoints=(in_flight(4, 9, persistent="running"),))
+    assert view(working).stale == ()
+    late = view(working, now_s=NOW_S + STALE_S)
+    assert late.stale == (2,) and "stale: rank 2" in late.reasons[0]
+    assert view(status(2), now_s=NOW_S + 1e6).stale == (), "between checkpoints there is nothing to write"
+    assert view(working, running=False, now_s=NOW_S + 1e6).stale == (), "it is known to be gone"
+
+
+def test_the_last_that_is_over_and_all_in_flight_are_shown() -> None:
+    over = [in_flight(number, number, over=True, persistent="done") for number in (3, 4)]
+    going = in_flight(5, 5, persistent="waiting")
+    found = view(status(0, checkpoints=(over[0], going)), status(2, checkpoints=(over[1], going)))
+    assert [(each.number, each.over) for each in found.checkpoints] == [(4, True), (5, False)]
+
+
+def test_a_failure_is_a_reason_until_the_next_checkpoint() -> None:
+    failed, later = in_flight(3, 3, over=True, persistent="failed"), in_flight(4, 4, over=True, persistent="done")
+    assert view(status(0, checkpoints=(failed,))).reasons == ("step 3 failed at level persistent",)
+    assert view(status(0, checkpoints=(later,))).reasons == ()
+
+
+def test_an_error_that_all_ranks_tell_is_one() -> None:
+    one, other = ErrorStatus(WRITTEN, 5, "persistent", "no space"), ErrorStatus(WRITTEN, 6, "", "read-only")
+    found = view(status(0, errors=(one,)), status(2, errors=(one, other)))
+    assert found.errors == ((0, one), (2, other))
+
+
+def test_blocked_is_that_of_the_slowest_rank() -> None:
+    slow = Totals(checkpoints=4, blocked_s=2.0, most_blocked_s=1.5)
+    blocked = blocked_of(view(status(0), status(2, totals=slow)))
+    assert blocked is not None
+    assert (blocked.checkpoints, blocked.total_s, blocked.most_s, blocked.mean_s) == (4, 2.0, 1.5, 0.5)
+    assert blocked_of(view(status(0, checkpoints=()))) is None
+
+
+def test_operations_that_hang_are_told() -> None:
+    hanging = replace(in_flight(4, 9, persistent="running").report, hanging=("write of /x has not returned for 60 s",))
+    going = replace(in_flight(4, 9), report=hanging)
+    assert view(status(2, checkpoints=(going,))).reasons == ("step 9: rank 2: write of /x has not returned for 60 s",)
+
+
+def test_directories_that_are_none(tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(RestoreError):
+            look_at_job(path, NOW_S)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError):
+        look_at_job(tmp_path / "file", NOW_S)

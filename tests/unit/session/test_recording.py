@@ -1,0 +1,48 @@
+"""What a session's recorder is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import deeppart
+from deeppart.session.recording import recorder_for, telemetry_files
+from deeppart.session.wiring import cadence_for, pipeline_for, retention_for
+from deeppart.telemetry.status_files import read_statuses
+
+
+def test_files_are_named_as_directories_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    config = deeppart.Config(metrics_file=f"{tmp_path}/{{node}}-{{rank}}-{{job}}.prom")
+    assert telemetry_files(config, "n1", 3) == {"metrics_file": tmp_path / "n1-3-4711.prom"}
+    with pytest.raises(deeppart.ConfigError, match="not set"):
+        telemetry_files(deeppart.Config(events_file="$NOT_SET_ANYWHERE/e"), "n1", 3)
+
+
+@pytest.mark.parametrize("every", [{"persistent": 2}, "auto"])
+def test_a_recorder_knows_its_session(opened: Any, every: Any, tmp_path: Path) -> None:
+    session = opened(every=every, events_file=str(tmp_path / "events"))
+    pipeline = pipeline_for(session, retention_for(session))
+    recorder = recorder_for(session, pipeline, None, cadence_for(session))
+    recorder.close(failed=False)
+    (status,) = read_statuses(tmp_path / "ckpt", session.session).found
+    assert (status.rank, status.world_size, status.nodes, status.scrubbed) == (0, 1, 1, None)
+    assert status.every == ({} if every == "auto" else {"local": 1, "persistent": 2})
+    assert set(status.levels) == {"local", "persistent"} and status.ended is not None
+    assert (tmp_path / "events").read_bytes().count(b"\n") == 2
+    pipeline.close(timeout=10.0)
+
+
+def test_without_anything_to_write_there_is_no_file(opened: Any, tmp_path: Path) -> None:
+    session = opened(status="none")
+    pipeline = pipeline_for(session, retention_for(session))
+    recorder_for(session, pipeline, None, None).close(failed=False)
+    assert not list((tmp_path / "ckpt").glob("status-*"))
+    pipeline.close(timeout=10.0)
+
+
+def test_a_variable_that_is_not_set_is_an_error_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(deeppart.ConfigError, match="environment variable that is not set"):
+        deeppart.Checkpointer(persistent_dir=str(tmp_path), metrics_file="$NOT_SET_ANYWHERE/m.prom")
