@@ -1,1 +1,6 @@
-"""Checkpoints of others, and their interfaces: the only package that knows them."""
+"""The checkpoints of others: read, and written, without executing anything that a file names."""
+
+from deeppart.interop.importing import Imported, import_checkpoint
+from deeppart.interop.loading import load
+
+__all__ = ["Imported", "import_checkpoint", "load"]

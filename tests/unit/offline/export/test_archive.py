@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 import deeppart
 from deeppart.offline.export import archive as archive_module
 from deeppart.offline.export import export
+from deeppart.offline.export import exporting as exporting_module
 from deeppart.offline.load import OpenCheckpoint
 from deeppart.testing.states import difference
 from deeppart.testing.strategies import states
@@ -80,7 +81,7 @@ def checkpointer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[deeppart.
 
 def test_a_few_bytes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path / "ckpt", 1)
-    monkeypatch.setattr(archive_module, "_BATCH_BYTES", 300)
+    monkeypatch.setattr(archive_module, "BATCH_BYTES", 300)
     told: list[tuple[int, int]] = []
     out = export(tmp_path / "ckpt", tmp_path / "out.h5", progress=lambda done, total: told.append((done, total)))
     assert len(told) >= 5 and told == sorted(told) and told[-1] == (out.nbytes, out.nbytes)
@@ -114,5 +115,5 @@ def test_the_next_step_is_exported_if_the_newest_goes(tmp_path: Path, monkeypatc
             directory.rmdir()
         return OpenCheckpoint(*arguments, **settings)
 
-    monkeypatch.setattr(archive_module, "OpenCheckpoint", late)
+    monkeypatch.setattr(exporting_module, "OpenCheckpoint", late)
     assert export(tmp_path / "ckpt", tmp_path / "out.h5").step == 2
