@@ -17,7 +17,7 @@ from deeppart.model import SuspectLeaf
 from deeppart.storage.suspects import Suspicions
 from tests.unit.cli_support import call_json, flip, forge, manifest_path, part_path, save
 
-COMMANDS = ("ls", "show", "verify", "restore", "export", "prune")
+COMMANDS = ("ls", "show", "verify", "restore", "export", "import", "prune")
 _TICKED = re.compile(r"`([^`]+)`")
 
 
@@ -87,8 +87,9 @@ def documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list
     part_path(forged, 3, 1, 3).unlink()
     found: dict[str, list[Any]] = {
         "show": [call_json("show", root), call_json("show", forged, "--step", 1)],
-        "export": [call_json("export", root, tmp_path / "out.h5")],
+        "export": [call_json("export", root, tmp_path / "out.h5"), call_json("export", root, tmp_path / "out.pt")],
     }
+    found["import"] = [call_json("import", tmp_path / "out.pt", tmp_path / "imported")]
     (lineage,) = (path for path in local.iterdir() if len(path.name) == 32)
     flip(part_path(lineage, 1), 6000)
     found["verify"] = [
