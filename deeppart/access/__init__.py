@@ -8,6 +8,7 @@ directory that others cannot write to.
 """
 
 from deeppart.access.folders import Folder, open_folder
+from deeppart.access.foreign import is_foreign_directory, names_in_foreign, open_foreign
 from deeppart.access.guards import Guards, guard, guarded, release
 from deeppart.access.operations import (
     check_found,
@@ -47,15 +48,18 @@ __all__ = [
     "guard",
     "guarded",
     "is_directory",
+    "is_foreign_directory",
     "link",
     "lstat",
     "make_directory",
     "make_folder",
     "names_in",
+    "names_in_foreign",
     "node_place",
     "node_rules",
     "open_file",
     "open_folder",
+    "open_foreign",
     "persistent_rules",
     "release",
     "remove",

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from deeppart.access.descriptors import close_descriptor
+from deeppart.access.foreign import open_foreign
 from deeppart.access.hanging import call
 from deeppart.access.operations import open_file
 from deeppart.access.room import give_way
@@ -35,6 +36,7 @@ class ReadFile:
 
     Args:
         path: the file.
+        foreign: it is of a checkpoint of others: :mod:`deeppart.access.foreign`.
 
     Attributes:
         status: of the file when it was opened first.
@@ -43,12 +45,12 @@ class ReadFile:
         OSError: as ``open(2)`` and ``fstat(2)``. NotRegularError, ForeignAccessError: it is not used.
     """
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, *, foreign: bool = False) -> None:
+        self._path, self._open_path = path, open_foreign if foreign else open_file
         self._opening = threading.Lock()  # held while it is opened again; taken before the lock of all
         self._users = 0
         self._closed = False
-        self._fd = open_file(path)
+        self._fd = self._open_path(path)
         try:
             self.status: os.stat_result = call("fstat", path, self._fd)
         except BaseException:
@@ -74,7 +76,7 @@ class ReadFile:
     def _open_again(self) -> None:
         if self._closed:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), self._path)
-        descriptor = open_file(self._path)
+        descriptor = self._open_path(self._path)
         try:
             if not os.path.samestat(call("fstat", self._path, descriptor), self.status):
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), self._path)

@@ -15,15 +15,15 @@ from deeppart.model.version import VERSION
 
 class _Commands(Commands):
     package = "deeppart.cli"
-    names = ("ls", "show", "cat", "diff", "verify", "restore", "export", "prune", "watch")
+    names = ("ls", "show", "cat", "diff", "verify", "restore", "export", "import", "prune", "watch")
     about_content = (FormatError, RestoreError, StructureMismatchError)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="deeppart")
 def main() -> None:
-    """Look at checkpoints and compare them, verify and repair them, see what a restore would do, export them, and
-    remove those no longer wanted.
+    """Look at checkpoints and compare them, verify and repair them, see what a restore would do, export them, import
+    those of others, and remove those no longer wanted.
 
     DIR is a persistent directory: what the job was given as persistent_dir.
     """

@@ -1,10 +1,11 @@
-"""``deeppart export``: a checkpoint as one HDF5 file."""
+"""``deeppart export``: a checkpoint in a format that others read."""
 
 from __future__ import annotations
 
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,39 +15,71 @@ from deeppart.cli.output import console, count
 from deeppart.cli.progress import progress_bar
 from deeppart.cli.text import printable
 from deeppart.errors import DeeppartWarning
-from deeppart.model.units import show_bytes
+from deeppart.interop.formats import COMPRESSIONS, FORMATS, form_of, writer_for
+from deeppart.model.units import read_bytes, show_bytes
 from deeppart.offline.inspect.listing import require_directory
 
 
-@click.command(short_help="Write a checkpoint into one HDF5 file.")
+def _read_size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    if value is None:
+        return None
+    try:
+        found = int(read_bytes(int(value) if value.isdigit() else value))
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is not {error}") from error
+    if found < 1:
+        raise click.BadParameter(f"{value!r} is not above 0")
+    return found
+
+
+@click.command(short_help="Write a checkpoint as HDF5, safetensors, torch.save or DCP.")
 @directory_argument
-@click.argument("out", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.option(
+    "--to",
+    "form",
+    type=click.Choice(FORMATS),
+    help="The format; if left out, that of OUT's ending: .safetensors, .pt or .pth, else hdf5.",
+)
 @step_option("Which step; the newest commit if left out.")
 @click.option(
     "--keys", metavar="GLOB", multiple=True, help="Only paths that match GLOB: model, '*.bias'. May be repeated."
 )
+@click.option("--root", "inner", metavar="PATH", help="Only the content of the container at PATH, as if it were all.")
 @rank_option("Rank whose per-rank leaves are written; 0 if left out.", default=0)
+@click.option(
+    "--max-shard-size",
+    "max_shard_bytes",
+    metavar="SIZE",
+    callback=_read_size,
+    help="Of a directory: most bytes in one file, such as 5GB.",
+)
+@click.option(
+    "--compression", type=click.Choice(COMPRESSIONS), default="none", help="Of HDF5: compress what is large by gzip."
+)
 @click.option("--sign-key-file", "key_files", metavar="FILE", type=click.Path(), multiple=True, help=SIGN_KEY_HELP)
-@click.option("--overwrite", is_flag=True, help="Replace FILE if there is one.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if there is one.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def export(
     directory: Path,
     out: Path,
-    step: int | None,
-    keys: tuple[str, ...],
-    rank: int,
+    form: str | None,
+    max_shard_bytes: int | None,
+    compression: str,
     key_files: tuple[str, ...],
-    overwrite: bool,
     as_json: bool,
+    keys: tuple[str, ...],
+    **options: Any,
 ) -> int:
-    """Write a step of DIR into the HDF5 archive FILE, which can be read without deeppart.
+    """Write a step of DIR into OUT, in a format that can be read without deeppart.
 
-    Every digest is checked while the data is read; FILE appears when it is complete. Nested containers are groups,
-    leaves are data sets. Works while a job is running there.
+    Every digest is checked while the data is read; OUT appears when it is complete. OUT is a directory for dcp, and for
+    safetensors unless it ends in .safetensors. Works while a job is running there.
     """
     from deeppart.offline.export import export as export_archive  # imports torch: completion need not wait for it
 
     require_directory(directory)
+    writer = writer_for(form or form_of(out), out, max_shard_bytes, compression)
     began, screen = time.monotonic(), console()
     with progress_bar(screen, shown=not as_json) as progress, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeeppartWarning)  # they are among the remarks
@@ -54,23 +87,24 @@ def export(
         done = export_archive(
             directory,
             out,
-            step=step,
+            writer,
             keys=keys or None,
-            rank=rank,
-            overwrite=overwrite,
             sign_key_file=key_files,
             progress=lambda nbytes, total: progress.update(task, completed=nbytes, total=total),
+            **options,
         )
     seconds = time.monotonic() - began
     if as_json:
         document = {
             "file": str(done.path),
+            "format": done.form,
             "step": done.step,
             "rank": done.rank,
             "leaves": done.leaves,
             "values": done.values,
             "per_rank": done.per_rank,
             "bytes": done.nbytes,
+            "files": done.files,
             "file_bytes": done.file_bytes,
             "seconds": round(seconds, 6),
             "remarks": list(done.remarks),
@@ -78,7 +112,8 @@ def export(
         print_json(document)
         return GOOD
     what = f"{count(done.leaves, 'leaf')} and {count(done.values, 'value')}, {show_bytes(done.nbytes)}"
-    screen.print(printable(f"step {done.step}: {what} written to {done.path} in {seconds:.2f} s"), soft_wrap=True)
+    where = f"{done.path}" if done.form == "hdf5" else f"{done.path} ({done.form})"
+    screen.print(printable(f"step {done.step}: {what} written to {where} in {seconds:.2f} s"), soft_wrap=True)
     for remark in done.remarks:
         screen.print(printable(remark), style="yellow", soft_wrap=True)
     if done.per_rank:

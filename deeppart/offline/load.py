@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -243,6 +243,37 @@ class OpenCheckpoint:
                         joined.write(number, piece, data)
         tie(self.target, arrays)
         return arrays
+
+    def stream(self, leaf: int) -> Iterator[memoryview] | None:
+        """The bytes of a leaf in C order, with every chunk's digest checked; each piece is good until the next one.
+
+        Returns:
+            None if they cannot be had in a row: the leaf is sharded, or a view of another.
+
+        Raises:
+            FormatError: a chunk is damaged.
+            StorageError: a file cannot be read.
+        """
+        if leaf in self.structure.aliases or leaf in self._sharded:
+            return None
+        ranks = [self.rank] if self.structure.per_rank[leaf] else range(len(self._readers))
+        places = [
+            (piece.start, number, chunk, piece)
+            for number in ranks
+            for chunk in self._chunks[number].get(leaf, ())
+            for piece in self._pieces[number][chunk]
+            if piece.leaf == leaf
+        ]
+        return self._read_in_turn(sorted(places))
+
+    def _read_in_turn(self, places: list[tuple[int, int, int, LeafPiece]]) -> Iterator[memoryview]:
+        longest = max(
+            (self._readers[number].chunks["encoded_length"][chunk] for _, number, chunk, _ in places), default=0
+        )
+        scratch = np.empty(int(longest), dtype=np.uint8).data
+        for _, number, chunk, piece in places:
+            data = memoryview(self._readers[number].read_chunk(chunk, scratch)).cast("B")
+            yield data[piece.at : piece.at + piece.length]
 
     def _with_owners(self, leaves: set[int]) -> set[int]:
         aliases = self.structure.aliases

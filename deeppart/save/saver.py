@@ -162,15 +162,24 @@ class Saver:
         """True if some of that state is on a device."""
         return self._pinned
 
+    def describe(self, agreed: Agreed) -> tuple[ShareLayout, PartDocument]:
+        """This rank's share, and the description of its bytes, of which none is copied (local).
+
+        Raises:
+            CheckpointError: there is no plan.
+        """
+        if isinstance(self._share, str):
+            raise CheckpointError("this rank's share could not be planned", found=self._share)
+        return self._share, self._document(agreed)
+
     def capture(self, agreed: Agreed) -> CapturedShare:
         """Copy this rank's share into staging memory (local).
 
         Raises:
             MemoryError: staging memory cannot be reserved. CheckpointError: there is no plan.
         """
-        flat, layout, share = agreed.flat, agreed.layout, self._share
-        if isinstance(share, str):
-            raise CheckpointError("this rank's share could not be planned", found=share)
+        flat, layout = agreed.flat, agreed.layout
+        share, document = self.describe(agreed)
         staged = self._staging.reserve(share.nbytes, pinned=self._pinned)
         if self._capture is None or not self._capture.fits(staged):
             self._capture = CapturePlan(share, layout.types, flat.data, staged)
@@ -183,7 +192,7 @@ class Saver:
             where = f"rank {self._comm.rank}, step {agreed.call.step}"
             deferred = self._lazy.defer(flat, later, left, agreed.call.turn, where, agreed.trailing)
         own = sum(chunk.length for chunk in share.chunks if chunk.per_rank)
-        return CapturedShare(Staged(share, staging_bytes(staged), self._document(agreed)), own, deferred)
+        return CapturedShare(Staged(share, staging_bytes(staged), document), own, deferred)
 
     def try_capture(self, agreed: Agreed) -> CapturedShare | CheckpointError:
         """The same; or why it failed, memory or torch: the other ranks go on and hear of it in the commit round."""

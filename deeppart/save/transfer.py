@@ -96,7 +96,7 @@ def write_part(
             yield Chunk(raw, plan.dtype, None, digest, unchanged.references.get(number))
 
     refers = bool(unchanged.references)
-    return _write(chunks(), staged.layout, staged.document, sink, encoding, attempt, rank, refers=refers)
+    return write_chunks(chunks(), staged.layout, staged.document, sink, encoding, attempt, rank, refers=refers)
 
 
 def recode_part(
@@ -123,10 +123,10 @@ def recode_part(
     """
     chunks = _stored_chunks(relay, layout, encoding.encoders.most_ahead + 1, references)
     with WriteBehind(sink, behind) as ahead:
-        return _write(chunks, layout, document, ahead, encoding, attempt, rank, refers=bool(references))
+        return write_chunks(chunks, layout, document, ahead, encoding, attempt, rank, refers=bool(references))
 
 
-def _write(
+def write_chunks(
     chunks: Iterable[Chunk],
     layout: ShareLayout,
     document: PartDocument,
@@ -135,8 +135,16 @@ def _write(
     attempt: Attempt,
     rank: int,
     *,
-    refers: bool,
+    refers: bool = False,
 ) -> PartSummary:
+    """Encode chunks into a file (not yet committed), in the order of the layout.
+
+    Args:
+        refers: some of them lie in other files.
+
+    Raises:
+        StorageError: the file's level refused. Or what taking the chunks raised.
+    """
     signing = encoding.signing
     writer = PartWriter(sink, attempt, rank, refers=refers, signing=signing)
     running = encoding.encoders.run(chunks, encoding.chooser, encoding.watch, signed=signing is not None)

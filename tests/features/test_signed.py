@@ -16,7 +16,7 @@ import deeppart
 from deeppart.config import Config
 from deeppart.errors import CorruptFileError, RestoreError, SignatureError
 from deeppart.model import Attempt
-from deeppart.offline.export.archive import export
+from deeppart.offline.export import export
 from deeppart.part import FileSource, PartReader, Signing
 from deeppart.storage.manifests import committed_steps, read_manifest
 from tests.copying import copy_as_original

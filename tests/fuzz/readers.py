@@ -22,7 +22,7 @@ import deeppart
 from deeppart.cadence.history import History
 from deeppart.cli import main
 from deeppart.errors import DeeppartError, StateError
-from deeppart.offline.export.archive import export
+from deeppart.offline.export import export
 from deeppart.offline.inspect.node_files import verify_nodes
 from deeppart.offline.inspect.ownership import read_owner
 from deeppart.part import FileSource, PartReader, decode_manifest

@@ -36,6 +36,7 @@ MEANT = {
     ("storage/owner.py", "glob"): "the same",
     ("storage/owner.py", "iterdir"): "the same",
     ("storage/owner.py", "read_text"): "the same",
+    ("interop/torch_file/writing.py", "open"): "a record of an archive that is being written",
     ("offline/inspect/contents.py", "open"): "a part, by its number",
     ("offline/inspect/verifying.py", "open"): "the same",
     ("cli/options.py", "is_dir"): "the directory that the caller named",

@@ -21,7 +21,7 @@ from deeppart.telemetry.status_files import StatusFile
 from tests.unit.cli_support import call_json, flip, forge, manifest_path, part_path, save, save_states
 from tests.unit.telemetry.samples import in_flight, status
 
-COMMANDS = ("ls", "show", "cat", "diff", "verify", "restore", "export", "prune", "watch")
+COMMANDS = ("ls", "show", "cat", "diff", "verify", "restore", "export", "import", "prune", "watch")
 _TICKED = re.compile(r"`([^`]+)`")
 
 
@@ -93,8 +93,9 @@ def documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list
         "show": [call_json("show", root), call_json("show", forged, "--step", 1, "--stats")],
         "cat": [call_json("cat", root, "model"), call_json("cat", root, "rate")],
         "diff": [call_json("diff", f"{root}@1", f"{forged}@1", code=1), _differing(tmp_path)],
-        "export": [call_json("export", root, tmp_path / "out.h5")],
+        "export": [call_json("export", root, tmp_path / "out.h5"), call_json("export", root, tmp_path / "out.pt")],
     }
+    found["import"] = [call_json("import", tmp_path / "out.pt", tmp_path / "imported")]
     (lineage,) = (path for path in local.iterdir() if len(path.name) == 32)
     flip(part_path(lineage, 1), 6000)
     found["verify"] = [

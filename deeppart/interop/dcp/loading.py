@@ -17,7 +17,7 @@ import zstandard
 from deeppart.errors import CorruptFileError, FormatError, StructureMismatchError, UnsupportedLeafError
 from deeppart.interop.dcp.codec_stream import DESCRIPTOR, decoded
 from deeppart.interop.dcp.metadata import DcpMetadata, Keys, Place, StoredTensor, read_metadata
-from deeppart.part import FileSource
+from deeppart.interop.files import ForeignFile
 from deeppart.part.format import short
 from deeppart.state.tree.paths import readable
 from deeppart.state.tree.patterns import covers
@@ -51,19 +51,29 @@ def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) 
     """
     directory = Path(path)
     metadata = read_metadata(directory)
+    chosen = choose(metadata, keys, str(directory))
+    with ExitStack() as files:
+        opened = Files(directory, files)
+        return nested([(path_of(metadata, name), _read(opened, metadata, name)) for name in chosen])
+
+
+def choose(metadata: DcpMetadata, keys: str | Sequence[str] | None, where: str) -> list[str]:
+    """The names of what globs over paths cover, sorted; None for all.
+
+    Raises:
+        StructureMismatchError: that is nothing.
+    """
     names = sorted(metadata.tensors.keys() | metadata.values.keys())
-    chosen = [name for name in names if _is_chosen(_path_of(metadata, name), keys)]
+    chosen = [name for name in names if _is_chosen(path_of(metadata, name), keys)]
     if keys is not None and not chosen:
-        known = ", ".join(readable(_path_of(metadata, name)) for name in names[:4])
+        known = ", ".join(readable(path_of(metadata, name)) for name in names[:4])
         raise StructureMismatchError(
             "nothing in the DCP checkpoint matches the keys asked for",
             expected=f"globs over {len(names)} paths such as {known}",
             found=short(keys),
-            where=str(directory),
+            where=where,
         )
-    with ExitStack() as files:
-        opened = _Files(directory, files)
-        return _nested([(_path_of(metadata, name), _read(opened, metadata, name)) for name in chosen])
+    return chosen
 
 
 def _is_chosen(path: Keys, keys: str | Sequence[str] | None) -> bool:
@@ -73,21 +83,26 @@ def _is_chosen(path: Keys, keys: str | Sequence[str] | None) -> bool:
     return any(covers(readable(path[:end]), patterns, container=end < len(path)) for end in range(1, len(path) + 1))
 
 
-def _path_of(metadata: DcpMetadata, name: str) -> Keys:
+def path_of(metadata: DcpMetadata, name: str) -> Keys:
+    """Where in the state something stood, as far as that is known."""
     return metadata.paths.get(name, (name,))
 
 
-class _Files:
+class Files:
     """The files of a directory, opened where they are needed and closed by a stack."""
 
     def __init__(self, directory: Path, closing: ExitStack) -> None:
         self._directory, self._closing = directory, closing
-        self._open: dict[str, FileSource] = {}
+        self._open: dict[str, ForeignFile] = {}
+
+    def file_of(self, place: Place) -> ForeignFile:
+        """The file that a place is in."""
+        if place.file not in self._open:
+            self._open[place.file] = self._closing.enter_context(ForeignFile(self._directory / place.file))
+        return self._open[place.file]
 
     def read(self, place: Place, most_bytes: int, name: str) -> io.BytesIO:
         """The bytes at a place, as they were before anything was done to them."""
-        if place.file not in self._open:
-            self._open[place.file] = self._closing.enter_context(FileSource(self._directory / place.file))
         if place.length > most_bytes:
             raise CorruptFileError(
                 "a piece of a DCP checkpoint is longer than what it holds",
@@ -96,7 +111,7 @@ class _Files:
                 where=f"{self._directory / place.file}, {name}",
             )
         where = f"{self._directory / place.file}, {name}"
-        data: Any = self._open[place.file].read_at(place.offset, place.length)
+        data: Any = self.file_of(place).read_at(place.offset, place.length)
         for transform in reversed(place.transforms):
             if transform not in _TRANSFORMS:
                 raise UnsupportedLeafError(
@@ -125,14 +140,19 @@ def _decompressed(data: Any, most_bytes: int, where: str) -> bytes:
 _TRANSFORMS: Mapping[str, Callable[[Any, int, str], bytes]] = {_ZSTD: _decompressed, DESCRIPTOR: decoded}
 
 
-def _read(files: _Files, metadata: DcpMetadata, name: str) -> Any:
+def _read(files: Files, metadata: DcpMetadata, name: str) -> Any:
     if name in metadata.tensors:
-        return _tensor(files, metadata.tensors[name], name)
-    place = metadata.values[name]
+        return read_tensor(files, metadata.tensors[name], name)
+    return read_value(files, metadata.values[name], name)
+
+
+def read_value(files: Files, place: Place, name: str) -> Any:
+    """What is no tensor."""
     return _unpacked(files.read(place, _MOST_VALUE_BYTES, name), f"{place.file}, {name}")
 
 
-def _tensor(files: _Files, stored: StoredTensor, name: str) -> torch.Tensor:
+def read_tensor(files: Files, stored: StoredTensor, name: str) -> torch.Tensor:
+    """A tensor, with one of its pieces in memory beside it."""
     found = torch.empty(stored.shape, dtype=stored.dtype)
     for box, place in stored.chunks:
         nbytes = box.elements * stored.dtype.itemsize
@@ -184,7 +204,7 @@ def _unpacked(data: io.BytesIO, where: str) -> Any:
         ) from error
 
 
-def _nested(items: Iterable[tuple[Keys, Any]]) -> Any:
+def nested(items: Iterable[tuple[Keys, Any]]) -> Any:
     """Dicts and lists of items and their paths.
 
     Raises:

@@ -1,5 +1,5 @@
-"""Export: a committed checkpoint as one file that can be read without deeppart. One process, no MPI."""
+"""Export: a committed checkpoint in a form that can be read without deeppart. One process, no MPI."""
 
-from deeppart.offline.export.archive import Exported, export
+from deeppart.offline.export.exporting import Exported, Writer, export
 
-__all__ = ["Exported", "export"]
+__all__ = ["Exported", "Writer", "export"]

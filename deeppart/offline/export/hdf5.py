@@ -8,6 +8,7 @@ bytes that carry numpy's name of them, which h5py reads back.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import h5py
@@ -22,6 +23,10 @@ from deeppart.state.tree.values import encode_key
 _INT64_LIMIT = 1 << 63
 _COMPLEX32 = np.dtype([("r", "<f2"), ("i", "<f2")])  # what h5py makes of complex numbers, at half the width
 _NUMBERS = frozenset("biufc")
+#: Raw bytes of a chunk: HDF5 keeps one of 1 MiB in its cache while somebody reads rows.
+_CHUNK_BYTES = 1 << 20
+#: Shorter data sets are contiguous: the index of their one chunk would take more than is saved.
+_LEAST_FILTERED_BYTES = 4096
 
 
 def _utf8_names() -> h5py.h5p.PropLCID:
@@ -71,14 +76,48 @@ def exact_key(key: Any) -> str:
     return json.dumps(encode_key(key, "a dict key"))
 
 
-def write_array(group: h5py.Group, name: str, array: Array, kind: LeafType) -> h5py.Dataset:
-    """Store a leaf as a data set of its shape."""
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What the chunks of data sets are compressed with: what every HDF5 library has.
+
+    Attributes:
+        gzip_level: of deflate, 1 to 9.
+    """
+
+    gzip_level: int
+
+
+def write_array(
+    group: h5py.Group,
+    name: str,
+    array: Array,
+    kind: LeafType,
+    filter: Filter | None = None,  # noqa: A002
+) -> h5py.Dataset:
+    """Store a leaf as a data set of its shape: contiguous, or in chunks of whole rows that go through a filter."""
     stored, numbers = _stored_type(array, kind)
     space = h5py.h5s.create(h5py.h5s.SCALAR) if not kind.shape else h5py.h5s.create_simple(kind.shape)
-    made = h5py.h5d.create(group.id, name.encode(), stored, space, lcpl=_UTF8_NAMES)
+    how = None
+    if filter is not None and kind.nbytes >= _LEAST_FILTERED_BYTES and kind.shape:
+        how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        how.set_chunk(_chunk_shape(kind.shape, stored.get_size()))
+        how.set_shuffle()  # the exponents of floats stand beside each other, which is what compresses
+        how.set_deflate(filter.gzip_level)
+    made = h5py.h5d.create(group.id, name.encode(), stored, space, dcpl=how, lcpl=_UTF8_NAMES)
     if kind.nbytes:  # in the file's own type: HDF5 converts nothing
         made.write(h5py.h5s.ALL, h5py.h5s.ALL, numbers, mtype=stored)
     return h5py.Dataset(made)
+
+
+def _chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Whole rows, as many as fit a chunk; of one row that does not fit, a part."""
+    found, room = [1] * len(shape), max(1, _CHUNK_BYTES // itemsize)
+    for place in reversed(range(len(shape))):
+        found[place] = min(shape[place], room)
+        room //= found[place]
+        if not room:
+            break
+    return tuple(found)
 
 
 def _stored_type(array: Array, kind: LeafType) -> tuple[h5py.h5t.TypeID, np.ndarray[Any, Any]]:

@@ -13,7 +13,7 @@ from click.shell_completion import ShellComplete
 from deeppart.cli import main
 from tests.unit.cli_support import forge
 
-NAMES = ("ls", "show", "cat", "diff", "verify", "restore", "export", "prune")
+NAMES = ("ls", "show", "cat", "diff", "verify", "restore", "export", "import", "prune", "watch")
 
 ROOT = Path(__file__).parents[3]
 #: Nothing that takes long to import, and nothing of MPI; click ends the process itself.
@@ -71,7 +71,8 @@ def test_commands_options_directories_and_steps_in_a_process_of_their_own(root: 
 
 @pytest.mark.parametrize("command", NAMES)
 def test_directories(command: str) -> None:
-    assert offered(command, "ck") == ["dir:ck"] and "--json" in offered(command, "--")
+    first = "file:ck" if command == "import" else "dir:ck"  # of SOURCE, which may be either
+    assert offered(command, "ck") == [first] and "--json" in offered(command, "--")
     if "--local" in offered(command, "--l"):
         assert offered(command, "x", "--local", "n") == ["dir:n"]
 

@@ -14,8 +14,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import deeppart
-from deeppart.offline.export import archive as archive_module
 from deeppart.offline.export import export
+from deeppart.offline.export import exporting as exporting_module
 from deeppart.offline.load import OpenCheckpoint
 from deeppart.testing.states import difference
 from deeppart.testing.strategies import states
@@ -114,5 +114,5 @@ def test_the_next_step_is_exported_if_the_newest_goes(tmp_path: Path, monkeypatc
             directory.rmdir()
         return OpenCheckpoint(*arguments, **settings)
 
-    monkeypatch.setattr(archive_module, "OpenCheckpoint", late)
+    monkeypatch.setattr(exporting_module, "OpenCheckpoint", late)
     assert export(tmp_path / "ckpt", tmp_path / "out.h5").step == 2

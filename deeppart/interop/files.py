@@ -1,0 +1,154 @@
+"""Files of foreign checkpoints, read by ``pread``: any number may be open, threads may share one.
+
+Whose they are is not asked (:mod:`deeppart.access.foreign`), nothing is mapped into memory (a file that somebody cuts
+off meanwhile would end the process), and no length that a file names is believed before it has been compared with the
+file's own.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from deeppart import access
+from deeppart.access.hanging import storage_operation
+from deeppart.errors import CorruptFileError, RestoreError, StorageError
+from deeppart.storage.refusals import storage_error
+
+
+class ForeignFile:
+    """A regular file of a foreign checkpoint. A context manager.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        path: as given.
+        size: length in bytes, when it was opened.
+
+    Raises:
+        CorruptFileError: it is a directory, a device, a FIFO or a socket.
+        StorageError: it is not there, or cannot be opened; ``errno`` says why.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        try:
+            self._file = access.ReadFile(self.path, foreign=True)
+        except access.NotRegularError as error:
+            raise CorruptFileError(
+                "a file of a checkpoint is no file", expected="a regular file", where=self.path
+            ) from error
+        except OSError as error:
+            raise storage_error("cannot open a file of a foreign checkpoint", error, self.path) from error
+        self.size = self._file.status.st_size
+
+    def read_at(self, offset: int, length: int) -> memoryview:
+        """Exactly ``length`` bytes from ``offset``; errors as of :meth:`read_into`."""
+        self._check_range(offset, length)
+        buffer = np.empty(length, dtype=np.uint8).data
+        self.read_into(offset, buffer)
+        return buffer
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` from ``offset``.
+
+        Raises:
+            CorruptFileError: the file ends before that.
+            StorageError: the operating system refused.
+        """
+        self._check_range(offset, buffer.nbytes)
+        rest = buffer.cast("B")
+        while rest:
+            try:
+                with self._file.descriptor() as descriptor, storage_operation("read", self.path):
+                    count = os.preadv(descriptor, [rest], offset)
+            except OSError as error:
+                raise storage_error("cannot read a file of a foreign checkpoint", error, self.path) from error
+            if count == 0:
+                raise self._too_short(offset + len(rest), offset)
+            rest = rest[count:]
+            offset += count
+
+    def close(self) -> None:
+        """A second call does nothing."""
+        self._file.close()
+
+    def __enter__(self) -> ForeignFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_range(self, offset: int, length: int) -> None:
+        # before any memory is taken for the bytes
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise self._too_short(offset + length, self.size)
+
+    def _too_short(self, needed: int, found: int) -> CorruptFileError:
+        return CorruptFileError(
+            "a file of a foreign checkpoint ends before the bytes that it names",
+            expected=f"at least {needed} bytes",
+            found=f"{found} bytes",
+            where=self.path,
+            todo="it was not copied or downloaded completely: fetch it again",
+        )
+
+
+def read_small(path: Path, limit_bytes: int) -> bytes:
+    """All of a small file, such as an index.
+
+    Raises:
+        FileNotFoundError: there is none.
+        CorruptFileError: it is longer than ``limit_bytes``, or no file. StorageError: it cannot be read.
+    """
+    try:
+        return _read_small(path, limit_bytes)
+    except StorageError as error:
+        if error.errno == errno.ENOENT:
+            raise FileNotFoundError(str(path)) from error
+        raise
+
+
+def _read_small(path: Path, limit_bytes: int) -> bytes:
+    with ForeignFile(path) as file:
+        if file.size > limit_bytes:
+            raise CorruptFileError(
+                "a file of a foreign checkpoint is too long",
+                expected=f"at most {limit_bytes} bytes",
+                found=f"{file.size} bytes",
+                where=str(path),
+            )
+        return bytes(file.read_at(0, file.size))
+
+
+def names_in(path: Path) -> list[str]:
+    """The names of the entries of a directory, sorted.
+
+    Raises:
+        StorageError: it cannot be listed.
+    """
+    try:
+        return sorted(access.names_in_foreign(path))
+    except OSError as error:
+        raise storage_error("cannot list a foreign checkpoint", error, path) from error
+
+
+def is_directory(path: Path) -> bool:
+    """True for a directory, False for anything else that is there.
+
+    Raises:
+        RestoreError: nothing is. StorageError: that cannot be told.
+    """
+    try:
+        return access.is_foreign_directory(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise RestoreError("there is no such checkpoint", expected="a file or directory", where=str(path)) from error
+    except OSError as error:
+        raise storage_error("cannot look at a foreign checkpoint", error, path) from error

@@ -1,0 +1,271 @@
+"""Import: a checkpoint of another library as a committed step of a persistent directory.
+
+One process is the job. The state is taken apart, laid out and described as ``checkpoint()`` does it, but nothing is
+captured: the chunks of the part are read from the foreign files as they are written, a few at a time.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from deeppart._gc import collection_paused
+from deeppart.codec import Chooser
+from deeppart.comm import SingleComm
+from deeppart.config import Config
+from deeppart.config.arguments import check_step
+from deeppart.errors import DirectoryInUseError, StateError
+from deeppart.interop.loading import open_foreign
+from deeppart.interop.opened import Opened, Source, address_of
+from deeppart.model import Attempt, Manifest
+from deeppart.model.version import LIBRARY
+from deeppart.part import PartSummary, encode_manifest
+from deeppart.save.agreed import Agreed, Call
+from deeppart.save.behind import WriteBehind
+from deeppart.save.encoding import Chunk, Encoders
+from deeppart.save.saver import Saver
+from deeppart.save.transfer import Encoding, write_chunks
+from deeppart.save.workers import Workers
+from deeppart.session.history import StepHistory
+from deeppart.session.open import open_session
+from deeppart.session.record import Session
+from deeppart.state.capture.layout import ShareLayout
+from deeppart.state.capture.staging import Staging
+from deeppart.state.document.part_document import PartDocument
+from deeppart.state.tree.flat import FlatState
+from deeppart.state.tree.leaves import Array, Bytes, flat_bytes, is_flat
+from deeppart.storage.key_files import KeyFiles
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """The result of an import.
+
+    Attributes:
+        directory: the persistent directory.
+        step: the step that was made.
+        form: what was read: "dcp", "torch" or "safetensors".
+        files: how many files it consisted of.
+        leaves, values: how many of each.
+        nbytes: bytes of the leaves, each that is tied once.
+        remarks: lines about what takes more memory than usual.
+    """
+
+    directory: Path
+    step: int
+    form: str
+    files: int
+    leaves: int
+    values: int
+    nbytes: int
+    remarks: tuple[str, ...]
+
+
+def import_checkpoint(
+    source: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    *,
+    form: str | None = None,
+    step: int | None = None,
+    keys: Sequence[str] | None = None,
+    progress: Progress = lambda done, total: None,
+    sign_key_file: KeyFiles = None,
+) -> Imported:
+    """Make a committed step of a checkpoint of another library. At most some MiB of it are in memory at a time.
+
+    Tensors of a DCP checkpoint that are not divided by rows, and all of a file of ``torch.save`` with tensors that are
+    made of others, are in memory as a whole.
+
+    Args:
+        source: as :func:`deeppart.interop.load` takes it.
+        directory: a persistent directory; it is made if it is not there.
+        form: "dcp", "torch" or "safetensors"; None to find out.
+        step: number of the step; None for 0, if the directory has no steps.
+        keys: globs over paths as of :func:`deeppart.load`; None for everything.
+        progress: is told bytes done and bytes in all, now and then.
+        sign_key_file: sign it with this key, as ``Config.sign_key_file``.
+
+    Raises:
+        RestoreError, FormatError, UnsupportedLeafError, StructureMismatchError: as of :func:`deeppart.interop.load`.
+        StateError: it is no state, or the step has to be named.
+        StepExistsError: there is such a step. DirectoryInUseError: a job is running there.
+        ConfigError: the settings, or the key, are not used. StorageError: a file cannot be read or written.
+    """
+    number = None if step is None else check_step(step, "import")
+    with ExitStack() as closing:
+        opened = open_foreign(Path(source), closing, keys, form)
+        if not isinstance(opened.state, (dict, list, tuple)):
+            raise StateError(
+                "what is to be imported is no state",
+                expected="a dict, or another container, of tensors and values",
+                found=type(opened.state).__name__,
+                where=str(source),
+            )
+        session = open_session(_config(directory, sign_key_file), SingleComm())
+        closing.callback(session.close)
+        step = _free_step(session, number)
+        saver = Saver(session.comm, session.config, Staging(), lambda turn, step, diverged: None, quiet=True)
+        closing.callback(saver.close)
+        with collection_paused():
+            agreed = saver.agree(Call(step, 0, frozenset()), saver.flatten(opened.state), busy=False)
+        assert agreed is not None
+        closing.callback(saver.let_go, agreed)
+        layout, document = saver.describe(agreed)
+        attempt = Attempt(session.lineage, session.session, 0, step, 1)
+        try:
+            summary = _write(session, attempt, layout, document, _Leaves(agreed, opened), progress)
+            _commit(session, attempt, document, summary)
+        except BaseException:
+            if not session.persistent.may_be_committed(attempt.key):
+                session.persistent.remove({attempt.key})
+            raise
+        sizes = len(agreed.layout.types), len(agreed.layout.per_rank_values), layout.nbytes
+        return Imported(Path(directory), step, opened.form, opened.files, *sizes, opened.remarks)
+
+
+def _config(directory: str | os.PathLike[str], sign_key_file: KeyFiles) -> Config:
+    """Those of the job that makes the step: one process, nothing but the persistent level, no encoding."""
+    settings: dict[str, Any] = {} if sign_key_file is None else {"sign_key_file": sign_key_file}
+    return Config(
+        persistent_dir=os.fspath(directory),
+        local_dir=None,
+        every={},
+        replicated="all",
+        capture="eager",
+        compression="none",
+        files="rank",
+        **settings,
+    )
+
+
+def _free_step(session: Session, step: int | None) -> int:
+    """The number of the step to make.
+
+    Raises:
+        StateError: it has to be named. StepExistsError: it is taken.
+    """
+    if step is None and session.committed:
+        raise StateError(
+            "the directory has steps already: the one to be made needs a number",
+            found=f"step {max(key.step for key in session.committed)}",
+            where=str(session.persistent.root),
+            todo="name one that is not taken (--step); restore takes the largest",
+        )
+    refusal = StepHistory(session, []).refusal_of(step or 0)
+    if refusal is not None:
+        refusal.todo = "name a step that is not taken (--step), or another directory"
+        raise refusal
+    return step or 0
+
+
+def _write(
+    session: Session,
+    attempt: Attempt,
+    layout: ShareLayout,
+    document: PartDocument,
+    leaves: _Leaves,
+    progress: Progress,
+) -> PartSummary:
+    """The part of the one rank, durable under its name."""
+    signing = session.persistent.signing
+    encoders, behind = Encoders(0 if signing is None else 1), Workers(1, "deeppart-behind")
+    encoding = Encoding(Chooser("none"), encoders, None, signing)
+    file = session.persistent.open_part(attempt, 0)
+    try:
+        with WriteBehind(file, behind) as ahead:
+            chunks = leaves.chunks(layout, encoders.most_ahead + 1, progress)
+            summary = write_chunks(chunks, layout, document, ahead, encoding, attempt, 0)
+        file.commit()
+    except BaseException:
+        file.abort()
+        raise
+    finally:
+        behind.close()
+        encoders.close()
+    return summary
+
+
+def _commit(session: Session, attempt: Attempt, document: PartDocument, summary: PartSummary) -> None:
+    """Make the step a checkpoint, unless another job has taken the directory over meanwhile."""
+    persistent, owner = session.persistent, session.owner
+    assert owner is not None
+    owner.check()
+    record = summary.record(attempt, 0, None, persistent.part_name(attempt, 0))
+    manifest = Manifest(attempt, owner.clock.now(), LIBRARY, (record,), document.structure(), document.compared)
+    persistent.commit(attempt.key, encode_manifest(manifest, persistent.signing))
+    try:
+        owner.check_commit(attempt.key)
+    except DirectoryInUseError:
+        persistent.withdraw(attempt.key)
+        raise
+
+
+class _Leaves:
+    """The bytes of leaves, from the files that they are in.
+
+    Args:
+        agreed: the state, taken apart.
+        opened: where the bytes of its tensors are.
+    """
+
+    def __init__(self, agreed: Agreed, opened: Opened) -> None:
+        self._flat: FlatState = agreed.flat
+        self._sources: Mapping[int, Source] = opened.sources
+        #: A leaf that does not lie in C order, put in order: number and bytes. It is read from the first to the last.
+        self._ordered: tuple[int, Bytes] | None = None
+
+    def chunks(self, layout: ShareLayout, rooms: int, progress: Progress) -> Iterator[Chunk]:
+        """The chunks of a share, each in one of ``rooms`` buffers that are used in turn."""
+        longest = max((plan.length for plan in layout.chunks), default=1)
+        memory = [memoryview(mmap.mmap(-1, longest)) for _ in range(rooms)]
+        spans = [layout.spans[name].tolist() for name in ("leaf", "start", "length", "raw_offset")]
+        rows, first = list(zip(*spans, strict=True)), 0
+        for number, plan in enumerate(layout.chunks):
+            room, end = memory[number % rooms], plan.start + plan.length
+            while rows[first][3] + rows[first][2] <= plan.start:
+                first += 1
+            for leaf, start, length, at in rows[first:]:
+                if at >= end:
+                    break
+                low, high = max(at, plan.start), min(at + length, end)
+                self._read(leaf, start + low - at, room[low - plan.start : high - plan.start])
+            yield Chunk(room[: plan.length], plan.dtype)
+            progress(end, layout.nbytes)
+
+    def _read(self, leaf: int, start: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with bytes of a leaf."""
+        array = self._flat.data[leaf]
+        source = self._sources.get(address_of(array)) if isinstance(array, torch.Tensor) else None
+        if source is not None and is_flat(array):
+            assert isinstance(array, torch.Tensor)
+            source.read_into(int(array.storage_offset()) * array.itemsize + start, buffer)
+            return
+        if self._ordered is None or self._ordered[0] != leaf:
+            self._ordered = None  # never hold two
+            self._ordered = leaf, flat_bytes(_in_order(array, source))
+        data = self._ordered[1]
+        np.frombuffer(buffer, dtype=np.uint8)[:] = data[start : start + buffer.nbytes]
+        if start + buffer.nbytes == len(data):
+            self._ordered = None
+
+
+def _in_order(array: Array, source: Source | None) -> Array:
+    """An array in C order, with the bytes that its source has."""
+    if not isinstance(array, torch.Tensor):
+        return np.ascontiguousarray(array)
+    if source is None:
+        return array.detach().resolve_conj().resolve_neg().contiguous()
+    storage = torch.empty(source.nbytes, dtype=torch.uint8)
+    source.read_into(0, flat_bytes(storage).data)
+    view = storage[: source.nbytes - source.nbytes % array.itemsize].view(array.dtype)
+    return view.as_strided(tuple(array.shape), array.stride(), array.storage_offset()).contiguous()

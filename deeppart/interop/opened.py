@@ -1,0 +1,181 @@
+"""A foreign checkpoint that is open: its state, of which no tensor has been read yet, and where the bytes of each are.
+
+The tensors of the state are there with dtype, shape and ties, over memory that nobody has touched: the system gives it
+when it is written to. Whoever wants all of it has it filled (:meth:`Opened.load`); whoever passes the bytes on reads
+them piece by piece (:mod:`deeppart.interop.importing`), and the memory is never used.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from deeppart.errors import CorruptFileError, StructureMismatchError
+from deeppart.interop.files import ForeignFile
+from deeppart.part.format import short
+from deeppart.state.tree.leaves import flat_bytes
+from deeppart.state.tree.paths import readable
+from deeppart.state.tree.patterns import covers
+
+#: What is read at a time into memory that is new: the memory of the next piece is found while this one is in the cache.
+PIECE_BYTES = 16 << 20
+
+
+class Source(Protocol):
+    """Where the bytes of a storage are: elements of one tensor in C order, or what several tensors are views of."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of all of them."""
+        ...
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with the bytes from ``start``; fastest from the first to the last, each once.
+
+        Raises:
+            CorruptFileError: they are damaged, or not there. StorageError: they cannot be read.
+        """
+        ...
+
+
+class FileSpan:
+    """Bytes that lie in a row in a file.
+
+    Args:
+        file: which one.
+        offset: of the first byte in it.
+        nbytes: how many.
+        crc: CRC-32 of all of them, which is compared when they are read from the first to the last; None if none is
+            known.
+        name: for messages.
+    """
+
+    def __init__(self, file: ForeignFile, offset: int, nbytes: int, crc: int | None = None, name: str = "") -> None:
+        self.nbytes = nbytes
+        self._file, self._offset, self._crc, self._name = file, offset, crc, name
+        self._at = self._found = 0
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with the bytes from ``start``."""
+        self._file.read_into(self._offset + start, buffer)
+        if self._crc is None:
+            return
+        if start == 0:
+            self._at = self._found = 0
+        if start == self._at:
+            self._found, self._at = zlib.crc32(buffer, self._found), start + buffer.nbytes
+        if self._at == self.nbytes and self._found != self._crc:
+            raise CorruptFileError(
+                "a tensor of a foreign checkpoint is damaged",
+                expected=f"CRC-32 {self._crc:08x}",
+                found=f"{self._found:08x}",
+                where=f"{self._file.path}, {self._name}",
+                todo="fetch the file again, or take another checkpoint; torch would load this one without a word",
+            )
+
+
+@dataclass(slots=True)
+class Opened:
+    """A foreign checkpoint.
+
+    Attributes:
+        form: what it is: "safetensors", "torch" or "dcp".
+        state: nested dicts, lists and whatever else is in it.
+        sources: address of a storage of a tensor in it -> where its bytes are. Those of other tensors are there.
+        files: how many it consists of.
+        remarks: lines about what was not read as it stands, or takes more memory than usual.
+        closing: closes the files.
+    """
+
+    form: str
+    state: Any
+    sources: Mapping[int, Source]
+    files: int
+    closing: ExitStack
+    remarks: tuple[str, ...] = ()
+    _filled: set[int] = field(default_factory=set)
+
+    def choose(self, keys: str | Sequence[str] | None, where: str) -> None:
+        """Keep what globs over paths cover, as :func:`deeppart.load` takes them; None for everything.
+
+        Raises:
+            StructureMismatchError: nothing matches.
+        """
+        if keys is None:
+            return
+        patterns = [keys] if isinstance(keys, str) else list(keys)
+        chosen = _chosen(self.state, (), patterns)
+        if chosen is _NOTHING:
+            known = ", ".join(list(map(readable, _paths(self.state, ())))[:4])
+            raise StructureMismatchError(
+                "nothing in the checkpoint matches the keys asked for",
+                expected=f"globs over paths such as {known}",
+                found=short(keys),
+                where=where,
+            )
+        self.state = chosen
+
+    def load(self, told: Callable[[int, int], None] = lambda done, total: None) -> Any:
+        """The state, with every tensor in memory."""
+        tensors = list(tensors_in(self.state))
+        wanted = {address: tensor for tensor in tensors if (address := address_of(tensor)) in self.sources}
+        total, done = sum(self.sources[address].nbytes for address in wanted), 0
+        for address, tensor in wanted.items():
+            source, storage = self.sources[address], tensor.untyped_storage()
+            memory = flat_bytes(torch.empty(0, dtype=torch.uint8).set_(storage)).data
+            for start in range(0, source.nbytes, PIECE_BYTES):
+                piece = memory[start : min(start + PIECE_BYTES, source.nbytes)]
+                source.read_into(start, piece)
+                done += piece.nbytes
+                told(done, total)
+        return self.state
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Of the storage of a tensor; 0 if it has none of its own, as sparse ones."""
+    if tensor.layout is not torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return 0
+    return tensor.untyped_storage().data_ptr() if tensor.numel() else 0
+
+
+def tensors_in(state: Any) -> list[torch.Tensor]:
+    """The tensors of a nested state, in its order."""
+    found: list[torch.Tensor] = []
+    left = [state]
+    while left:
+        item = left.pop()
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+        elif isinstance(item, dict):
+            left += list(item.values())[::-1]
+        elif isinstance(item, (list, tuple)):
+            left += list(item)[::-1]
+    return found
+
+
+_NOTHING = object()
+
+
+def _chosen(item: Any, path: tuple[Any, ...], patterns: list[str]) -> Any:
+    container = isinstance(item, (dict, list, tuple)) and not isinstance(item, torch.Size)
+    if path and covers(readable(path), patterns, container=container):
+        return item
+    if isinstance(item, dict):
+        inner = {key: _chosen(each, (*path, key), patterns) for key, each in item.items()}
+        kept = {key: each for key, each in inner.items() if each is not _NOTHING}
+        return kept or _NOTHING
+    if container:
+        items = [_chosen(each, (*path, place), patterns) for place, each in enumerate(item)]
+        return [each for each in items if each is not _NOTHING] or _NOTHING
+    return _NOTHING
+
+
+def _paths(item: Any, path: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    if isinstance(item, dict):
+        return [found for key, each in item.items() for found in _paths(each, (*path, key))]
+    return [path]

@@ -1,0 +1,162 @@
+"""The state of a checkpoint with stand-ins for its tensors, for formats that keep how things are nested.
+
+A stand-in is a meta tensor: it has dtype and shape, and no elements, so that a state of any size can be taken apart.
+Tensors that are made of others can only be made of their components: those are read, and held in memory.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from deeppart.errors import UnsupportedLeafError
+from deeppart.interop.tensors import torch_dtype
+from deeppart.offline.export.reading import Content
+from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.restore.merge import build
+from deeppart.state.tree.composites import COMPOSITES, SUBCLASS
+from deeppart.state.tree.leaves import Array
+from deeppart.state.tree.paths import Path, readable
+from deeppart.state.tree.values import is_unicode
+
+#: Of an int, with its sign in 255 bytes.
+_MOST_INT_BITS = 255 * 8 - 1
+
+
+class EmptyBytes:
+    """Stands for ``b""``, which pickle makes by a call that torch does not allow; other bytes by one that it does."""
+
+    def __str__(self) -> str:
+        return str(b"")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return codecs.encode, ("", "latin1")
+
+
+EMPTY_BYTES = EmptyBytes()
+
+
+@dataclass(slots=True)
+class Outline:
+    """The state of a checkpoint.
+
+    Attributes:
+        state: as :func:`deeppart.load` would give it, with plain containers and values.
+        leaves: identity of a stand-in -> number of its leaf.
+        values, own_values: how many small values there are, and how many of them are one rank's.
+        remarks: lines about what is not as in the checkpoint.
+    """
+
+    state: Any = None
+    leaves: dict[int, int] = field(default_factory=dict)
+    values: int = 0
+    own_values: int = 0
+    remarks: list[str] = field(default_factory=list)
+
+
+def outline(content: Content) -> Outline:
+    """Make it.
+
+    Raises:
+        StateError: a leaf or value has no counterpart in torch; the message names it.
+        FormatError, StorageError: components of a tensor cannot be read.
+    """
+    made, checkpoint = Outline(), content.checkpoint
+    whole: set[int] = set()
+    _look(content, content.tree, made, whole, inside=False)
+    arrays: dict[int, Array] = {}
+    for leaf in content.leaves - whole:
+        arrays[leaf] = torch.empty(content.types[leaf].shape, dtype=torch_dtype(content, leaf), device="meta")
+        made.leaves[id(arrays[leaf])] = leaf
+    arrays |= {leaf: array for leaf, array in content.read(sorted(whole)) if leaf in whole}
+    checkpoint.target.dropped = frozenset(set(range(len(content.types))) - content.leaves)
+    plain = _Plain()
+    made.state = plain.of(build(checkpoint.target, arrays, content.tree), ())
+    made.remarks += plain.remarks()
+    if whole:
+        made.remarks.append("tensors that are made of others were held in memory")
+    return made
+
+
+def _look(content: Content, node: SavedNode, made: Outline, whole: set[int], *, inside: bool) -> None:
+    """Count the values, and find the leaves that tensors are made of."""
+    if isinstance(node, SavedArray) and inside:
+        whole.add(node.index)
+    elif isinstance(node, SavedValue) and not inside:
+        made.values += 1
+        made.own_values += bool(content.checkpoint.structure.per_rank_values[node.index])
+    elif isinstance(node, SavedBranch):
+        inside = inside or (node.kind in COMPOSITES and node.kind != SUBCLASS)
+        for child in node.children:
+            _look(content, child, made, whole, inside=inside)
+
+
+class _Plain:
+    """Puts plain containers and values in the place of those that ``torch.load(weights_only=True)`` refuses."""
+
+    def __init__(self) -> None:
+        self._rows: list[str] = []
+        self._scalars: list[str] = []
+
+    def remarks(self) -> list[str]:
+        """What was replaced."""
+        found = [("namedtuples are tuples there", self._rows), ("numpy scalars are Python's there", self._scalars)]
+        return [f"{what}: {', '.join(names[:4])}{' ...' * (len(names) > 4)}" for what, names in found if names]
+
+    def of(self, item: Any, path: Path) -> Any:
+        """An item as it is written."""
+        kind = type(item)
+        if kind in (dict, OrderedDict, Counter):
+            made: Any = kind((self._key(key, path), self.of(each, (*path, key))) for key, each in item.items())
+            if kind is Counter:
+                made = Counter({self._key(key, path): each for key, each in item.items()})
+            if isinstance(made, OrderedDict) and hasattr(item, "_metadata"):
+                made._metadata = item._metadata  # type: ignore[attr-defined]
+            return made
+        if kind is torch.Size:
+            return item
+        if isinstance(item, (list, tuple)):
+            if kind not in (list, tuple):
+                self._rows.append(readable(path))
+            items = [self.of(each, (*path, place)) for place, each in enumerate(item)]
+            return items if kind is list else tuple(items)
+        if isinstance(item, np.generic):
+            return self._scalar(item, path)
+        if (fault := _fault(item)) is not None:
+            raise _unsupported(fault, path)
+        return EMPTY_BYTES if kind is bytes and not item else item
+
+    def _scalar(self, item: np.generic, path: Path) -> Any:
+        if item.dtype.kind not in "biufcSU" or item.dtype.char in "gG":
+            raise _unsupported(f"a {type(item).__module__}.{type(item).__name__}", path)
+        self._scalars.append(readable(path))
+        return item.item()
+
+    def _key(self, key: Any, path: Path) -> Any:
+        for each in key if type(key) is tuple else (key,):
+            fault = "a numpy scalar" if isinstance(each, np.generic) else _fault(each)
+            if fault is not None or each == b"":
+                raise _unsupported(f"a dict with {fault or 'empty bytes'} as a key", path)
+        return key
+
+
+def _fault(item: Any) -> str | None:
+    """Why torch would not read a value that it writes, or None."""
+    if type(item) is str and not is_unicode(item):
+        return "a text with lone surrogates"
+    if type(item) is int and item.bit_length() > _MOST_INT_BITS:
+        return f"an int of {item.bit_length()} bits"
+    return None
+
+
+def _unsupported(what: str, path: Path) -> UnsupportedLeafError:
+    return UnsupportedLeafError(
+        f"the state holds {what}, which torch does not load with weights_only=True",
+        where=f"path {readable(path)}",
+        todo="leave it out (--keys), or export to HDF5",
+    )

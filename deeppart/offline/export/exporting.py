@@ -1,0 +1,153 @@
+"""Export: from a persistent directory to a file or directory that another library reads, whatever its format is."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from deeppart import access
+from deeppart.errors import StorageError
+from deeppart.offline.export.archive import Hdf5Writer
+from deeppart.offline.export.beside import BesideFile, BesideFolder
+from deeppart.offline.export.reading import Content, Progress, Totals
+from deeppart.offline.find import Chosen, with_checkpoint
+from deeppart.offline.load import OpenCheckpoint
+from deeppart.storage.key_files import KeyFiles, read_key_files
+from deeppart.storage.refusals import storage_error
+
+
+class Writer(Protocol):
+    """A format.
+
+    Attributes:
+        form: its name.
+        is_directory: true if what it makes is a directory.
+    """
+
+    form: str
+    is_directory: bool
+
+    def write(self, content: Content, beside: Any, told: Progress) -> Totals:
+        """Write all of it into what becomes the file or directory when this returns.
+
+        Args:
+            beside: a :class:`BesideFolder` if it is a directory, else a :class:`BesideFile`.
+
+        Raises:
+            StateError: the format has nothing like something in it. FormatError: a file is damaged.
+            StorageError: a file cannot be read or written.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The result of an export.
+
+    Attributes:
+        path: of the archive.
+        form: its format.
+        step: of the checkpoint.
+        rank: whose per-rank leaves and values it holds.
+        leaves, values: how many of each.
+        per_rank: how many of them were saved by each rank for itself.
+        nbytes: bytes of the leaves.
+        files: how many there are.
+        file_bytes: bytes of the archive.
+        remarks: lines about newer steps that cannot be used, leaves that are suspect, and what stands there otherwise
+            than in the checkpoint.
+    """
+
+    path: Path
+    form: str
+    step: int
+    rank: int
+    leaves: int
+    values: int
+    per_rank: int
+    nbytes: int
+    files: int
+    file_bytes: int
+    remarks: tuple[str, ...] = ()
+
+
+def export(
+    root: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    writer: Writer | None = None,
+    *,
+    step: int | None = None,
+    keys: Sequence[str] | None = None,
+    inner: str | None = None,
+    rank: int = 0,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    sign_key_file: KeyFiles = None,
+) -> Exported:
+    """Write a committed checkpoint into a file, or a directory, which appears under its name when it is complete.
+
+    Every byte is checked as it is read, in the files of older checkpoints too where the step refers to those. At most
+    256 MiB of leaves, or one leaf, are in memory at a time.
+
+    Args:
+        root: the persistent directory.
+        out: the archive to make.
+        writer: of the format; None for HDF5.
+        step: which one; None for the newest whose manifest is sound.
+        keys: globs over leaf paths, as :func:`deeppart.load` takes them; None for everything.
+        inner: path of a container: only its content is written, as if it were the state. None for all of the state.
+        rank: whose values to take for leaves that each rank saved for itself.
+        overwrite: replace a file of that name, or a directory that an export has made.
+        progress: is told bytes done and bytes in all, now and then.
+        sign_key_file: as :func:`deeppart.load` takes it.
+
+    Raises:
+        RestoreError: no such checkpoint, or no such rank.
+        FormatError: a file that is needed is damaged.
+        StateError: the format has nothing like something in the state.
+        StructureMismatchError: ``keys`` match nothing, or there is no container ``inner``.
+        StorageError: a file cannot be read or written, or there is one of that name.
+    """
+    out = Path(out)
+    made_by: Writer = Hdf5Writer() if writer is None else writer
+    told = progress or (lambda done, total: None)
+    signing = read_key_files(sign_key_file)
+    try:
+        folder = access.open_folder(out.absolute().parent)
+        taken = folder.has(out.name)
+    except OSError as error:
+        raise storage_error("cannot write the archive", error, out) from error
+    with folder:
+        if taken and not overwrite:
+            todo = "choose another name, or have it replaced (--overwrite)"
+            raise StorageError("there is a file of that name", errno=errno.EEXIST, where=str(out.absolute()), todo=todo)
+
+        def use(chosen: Chosen) -> Exported:
+            chosen.tell()
+            beside: BesideFile | BesideFolder
+            beside = (BesideFolder if made_by.is_directory else BesideFile)(folder, out.name, out)
+            with ExitStack() as files, beside:
+                checkpoint = OpenCheckpoint(files, chosen.directory, chosen.manifest, rank, signing=signing)
+                content = Content(checkpoint, keys, inner, chosen.suspect)
+                made = made_by.write(content, beside, told)
+                file_bytes = beside.finish()
+            return Exported(
+                out,
+                made_by.form,
+                chosen.manifest.attempt.step,
+                rank,
+                made.leaves,
+                made.values,
+                made.per_rank,
+                made.nbytes,
+                made.files,
+                file_bytes,
+                (*chosen.remarks, *made.remarks),
+            )
+
+        return with_checkpoint(Path(root), step, use, signing)

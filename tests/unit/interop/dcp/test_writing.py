@@ -1,0 +1,89 @@
+"""What is exported for DCP: torch's own readers take it for what dcp.save would have written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+import deeppart
+from deeppart.errors import CorruptFileError, StateError
+from deeppart.interop.dcp import load
+from deeppart.interop.dcp.writing import DcpWriter
+from deeppart.offline.export import export
+from deeppart.state.tree.leaves import TORCH_DTYPES
+from deeppart.testing.states import difference
+from tests.tensor_kinds import coo
+from tests.unit.cli_support import flip, part_path
+from tests.unit.interop.making import bits, saved, training
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def converted(directory: Path) -> Any:
+    dcp_to_torch_save(directory, directory.with_suffix(".pt"))
+    return torch.load(directory.with_suffix(".pt"), weights_only=False)
+
+
+def test_it_is_what_dcp_save_writes(tmp_path: Path) -> None:
+    state = training() | {"mixed": [torch.ones(2), {"x": 5}], "in a tuple": (torch.arange(600_000), 1)}
+    root = saved(tmp_path / "ckpt", state)
+    done = export(root, tmp_path / "ours", DcpWriter())
+    loaded = deeppart.load(root)
+    dcp.save(loaded, checkpoint_id=tmp_path / "theirs")
+    assert difference(converted(tmp_path / "theirs"), converted(tmp_path / "ours")) is None
+    assert difference(load(tmp_path / "theirs"), load(tmp_path / "ours")) is None
+    assert done.files == 2 and any("under each of their names" in remark for remark in done.remarks)
+    live = {"model": {name: torch.zeros_like(x) for name, x in loaded["model"].items()}, "turned": torch.zeros(5, 6)}
+    dcp.load(live, checkpoint_id=tmp_path / "ours")
+    assert (
+        difference({key: loaded[key] for key in live}, live | {"model": type(loaded["model"])(live["model"])}) is None
+    )
+
+
+def test_files_of_a_size(tmp_path: Path) -> None:
+    state = {f"l{n}": torch.full((1000,), float(n)) for n in range(6)}
+    done = export(saved(tmp_path / "ckpt", state), tmp_path / "out", DcpWriter(10_000))
+    assert done.files == 4 and difference(state, load(tmp_path / "out"), ordered=False) is None
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {".metadata", *(f"__0_{n}.distcp" for n in range(3))}
+    export(tmp_path / "ckpt", tmp_path / "out", DcpWriter(), overwrite=True)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {".metadata", "__0_0.distcp"}
+
+
+@pytest.mark.parametrize("name", TORCH_DTYPES)
+def test_every_bit_of_every_dtype(tmp_path: Path, name: str) -> None:
+    state = {"x": bits(name), "p": bits(name)[3], "e": bits(name)[:0].view(0, 2)}
+    export(saved(tmp_path / "ckpt", state), tmp_path / "out", DcpWriter())
+    live = {key: torch.zeros(x.nbytes, dtype=torch.uint8).view(x.dtype).view(x.shape) for key, x in state.items()}
+    dcp.load(live, checkpoint_id=tmp_path / "out")
+    assert difference(state, live) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        ({"x": coo()}, "no tensors that are made of others"),
+        ([torch.ones(1)], "saves dicts"),
+        ({"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}, "same name"),
+        ({"x": np.array(["a"])}, "no dtype"),
+    ],
+)
+def test_what_it_cannot_hold_is_named(tmp_path: Path, state: Any, says: str) -> None:
+    root = saved(tmp_path / "ckpt", state)
+    with pytest.raises(StateError, match=says):
+        export(root, tmp_path / "out", DcpWriter())
+    assert [path.name for path in tmp_path.iterdir()] == ["ckpt"]
+
+
+def test_damage_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
+    root = saved(tmp_path / "ckpt", {"a": torch.randn(2_000_000), "b": torch.randn(2_000_000)})
+    path = part_path(root, 1)
+    flip(path, path.stat().st_size // 2)
+    with pytest.raises(CorruptFileError):
+        export(root, tmp_path / "out", DcpWriter())
+    assert [path.name for path in tmp_path.iterdir()] == ["ckpt"]

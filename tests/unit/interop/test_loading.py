@@ -1,0 +1,51 @@
+"""Foreign checkpoints are recognised by what is there, whatever they are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from deeppart.errors import CorruptFileError, RestoreError, StructureMismatchError
+from deeppart.interop import load
+from deeppart.interop.loading import recognize
+from deeppart.interop.safetensors.header import encode_header
+from deeppart.testing.states import difference
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def safetensors(path: Path) -> Path:
+    path.write_bytes(encode_header([("a", "float32", (2,), 8)], {})[0] + torch.ones(2).numpy().tobytes())
+    return path
+
+
+def test_each_kind_by_any_name(tmp_path: Path) -> None:
+    state = {"a": torch.ones(2)}
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    torch.save(state, tmp_path / "old", _use_new_zipfile_serialization=False)
+    dcp.save(state, checkpoint_id=tmp_path / "dcp")
+    safetensors(tmp_path / "weights")
+    (tmp_path / "hf").mkdir()
+    safetensors(tmp_path / "hf" / "model.safetensors")
+    (tmp_path / "link").symlink_to("hf")
+    kinds = {"pytorch_model.bin": "torch", "old": "torch", "dcp": "dcp", "weights": "safetensors", "hf": "safetensors"}
+    for name, kind in (kinds | {"link": "safetensors"}).items():
+        assert recognize(tmp_path / name) == kind and difference(state, load(tmp_path / name)) is None
+        assert load(tmp_path / name, "a").keys() == {"a"}
+        with pytest.raises(StructureMismatchError):
+            load(tmp_path / name, "b")
+
+
+def test_anything_else_is_named(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("hello")
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "__0_0.distcp").write_bytes(b"PK")
+    for name in ("text", "empty", "folder", "none", "__0_0.distcp"):
+        with pytest.raises(RestoreError):
+            load(tmp_path / name)
+    with pytest.raises(CorruptFileError, match="is no file"):
+        load("/dev/zero")

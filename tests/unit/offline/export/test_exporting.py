@@ -1,0 +1,26 @@
+"""An export as a whole: what is refused before anything is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deeppart.errors import RestoreError, StorageError, StructureMismatchError
+from deeppart.offline.export import export
+from tests.unit.cli_support import save
+
+
+def test_what_is_refused_leaves_nothing(tmp_path: Path) -> None:
+    save(tmp_path / "ckpt", 1)
+    (tmp_path / "taken").write_text("precious")
+    with pytest.raises(StorageError, match="there is a file of that name"):
+        export(tmp_path / "ckpt", tmp_path / "taken")
+    with pytest.raises(RestoreError):
+        export(tmp_path / "ckpt", tmp_path / "x", rank=1)
+    with pytest.raises(StructureMismatchError, match="no such container"):
+        export(tmp_path / "ckpt", tmp_path / "x", inner="model/none")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt", "taken"]
+    assert (tmp_path / "taken").read_text() == "precious"
+    done = export(tmp_path / "ckpt", tmp_path / "x", inner="model")
+    assert (done.form, done.files, done.leaves) == ("hdf5", 1, 3)
