@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     from deeppart.offline.load import load
     from deeppart.repair.scrub import ScrubReport
     from deeppart.state.tree.per_rank import PerRank, PerRankFunction
+    from deeppart.state.tree.registering import register
+    from deeppart.state.tree.stand_ins import SavedMember, SavedRecord
     from deeppart.storage.key_files import KeyFiles
 
 __all__ = [
@@ -103,6 +105,8 @@ __all__ = [
     "ReplicaDivergenceWarning",
     "Report",
     "RestoreError",
+    "SavedMember",
+    "SavedRecord",
     "ScrubNotice",
     "ScrubReport",
     "SignatureError",
@@ -119,6 +123,7 @@ __all__ = [
     "close",
     "load",
     "prepare",
+    "register",
     "restore",
 ]
 
@@ -129,8 +134,11 @@ _LATER = {
     "KeyFiles": "deeppart.storage.key_files",
     "PerRank": "deeppart.state.tree.per_rank",
     "PerRankFunction": "deeppart.state.tree.per_rank",
+    "SavedMember": "deeppart.state.tree.stand_ins",
+    "SavedRecord": "deeppart.state.tree.stand_ins",
     "ScrubReport": "deeppart.repair.scrub",
     "load": "deeppart.offline.load",
+    "register": "deeppart.state.tree.registering",
 }
 
 _default: Checkpointer | None = None

@@ -37,6 +37,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(os|collections\.abc|pathlib|numpy|hypothesis|click)\..*"),
     ("py:.*", r"NDArray|IntArray|int64|float64|deeppart\.storage\.rate\.RateLimit"),
+    ("py:.*", r"deeppart\.state\.tree\.registering\.T"),
 ]
 
 myst_heading_anchors = 4

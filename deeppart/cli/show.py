@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from deeppart.offline.inspect.listing import name_ranks
 from deeppart.part import Signing
 from deeppart.state.tree.naming import KIND_NAMES
 from deeppart.state.tree.runs import describe_leaf_value, run_kind
+from deeppart.state.tree.values import describe_value
 
 #: Longer texts are cut where people read them; --json has all of them.
 _MOST_CHARACTERS = 60
@@ -138,7 +140,7 @@ def _json_value(value: Any) -> Any:
         return [_json_value(item) for item in value]
     if run_kind(value) is not None:
         return [[_json_value(key), _json_value(item)] for key, item in value.items()]
-    return repr(value)
+    return describe_value(value) if type(value) is io.BytesIO else repr(value)
 
 
 # --- for people -----------------------------------------------------------------------------------------------------
@@ -237,7 +239,7 @@ def _text(value: Any) -> str:
         return _cut(describe_leaf_value(value))
     if type(value) is int and value.bit_length() >= _MOST_BITS:
         return _cut(hex(value))
-    return _cut(repr(value))
+    return _cut(describe_value(value) if type(value) is io.BytesIO else repr(value))
 
 
 def _cut(text: str) -> str:

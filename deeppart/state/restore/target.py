@@ -43,6 +43,7 @@ class Target:
             the sharded ones of the step, and those of ``sharded`` of any rank.
         created: leaf number -> a sharded tensor that was made for it, where the live state lacks it.
         unplaced: paths of what is not restored, because the live state lacks it and it has sharded tensors in it.
+        classes: qualified name -> module -> an enum or dataclass of the script's.
     """
 
     structure: Structure
@@ -58,6 +59,12 @@ class Target:
     boxed: set[int] = field(default_factory=set)
     created: dict[int, torch.Tensor] = field(default_factory=dict)
     unplaced: tuple[Path, ...] = ()
+    classes: dict[str, dict[str, type]] = field(default_factory=dict)
+
+    def class_of(self, module: str, name: str) -> type | None:
+        """The script's class by a name that a file has; None if there is none, or several in other modules."""
+        found = self.classes.get(name, {})
+        return found.get(module) or (next(iter(found.values())) if len(found) == 1 else None)
 
     def arrays(self) -> dict[int, Array]:
         """The array of every leaf to restore: the live one, or a new one of the right type. Aliases are not listed, nor
