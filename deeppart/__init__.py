@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from deeppart.repair.scrub import ScrubReport
     from deeppart.state.restore.request import RestoreArguments
     from deeppart.state.tree.per_rank import PerRank, PerRankFunction
+    from deeppart.state.tree.registering import register
+    from deeppart.state.tree.stand_ins import SavedMember, SavedRecord
     from deeppart.storage.key_files import KeyFiles
 
 __all__ = [
@@ -106,6 +108,8 @@ __all__ = [
     "RestoreArguments",
     "RestoreError",
     "RestoreReport",
+    "SavedMember",
+    "SavedRecord",
     "ScrubNotice",
     "ScrubReport",
     "SignatureError",
@@ -122,6 +126,7 @@ __all__ = [
     "close",
     "load",
     "prepare",
+    "register",
     "restore",
 ]
 
@@ -133,8 +138,11 @@ _LATER = {
     "PerRank": "deeppart.state.tree.per_rank",
     "PerRankFunction": "deeppart.state.tree.per_rank",
     "RestoreArguments": "deeppart.state.restore.request",
+    "SavedMember": "deeppart.state.tree.stand_ins",
+    "SavedRecord": "deeppart.state.tree.stand_ins",
     "ScrubReport": "deeppart.repair.scrub",
     "load": "deeppart.offline.load",
+    "register": "deeppart.state.tree.registering",
 }
 
 _default: Checkpointer | None = None

@@ -39,6 +39,7 @@ nitpick_ignore_regex = [
     (r"py:exc", r"CheckpointException"),  # of torch.distributed.checkpoint
     ("py:.*", r"(os|collections\.abc|pathlib|numpy|hypothesis|click)\..*"),
     ("py:.*", r"NDArray|IntArray|int64|float64|deeppart\.storage\.rate\.RateLimit"),
+    ("py:.*", r"deeppart\.state\.tree\.registering\.T"),
 ]
 
 myst_heading_anchors = 4

@@ -36,7 +36,11 @@ def told_by(
     """
     for module in pkgutil.walk_packages(deeppart.__path__, "deeppart."):
         if not module.name.endswith("__main__") and not module.name.startswith("deeppart.comm.mpi"):
-            importlib.import_module(module.name)
+            try:
+                importlib.import_module(module.name)
+            except ModuleNotFoundError as error:  # a trainer that is not installed
+                if str(error.name).startswith("deeppart"):
+                    raise
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

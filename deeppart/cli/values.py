@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import math
 from typing import Any
 
 from deeppart.cli.text import printable
 from deeppart.state.tree.runs import describe_leaf_value, run_kind
+from deeppart.state.tree.values import describe_value
 
 #: Longer texts are cut where people read them; --json has all of them.
 _MOST_CHARACTERS = 60
@@ -27,7 +29,7 @@ def json_value(value: Any) -> Any:
         return [json_value(item) for item in value]
     if run_kind(value) is not None:
         return [[json_value(key), json_value(item)] for key, item in value.items()]
-    return repr(value)
+    return describe_value(value) if type(value) is io.BytesIO else repr(value)
 
 
 def value_text(value: Any) -> str:
@@ -36,7 +38,7 @@ def value_text(value: Any) -> str:
         return cut(describe_leaf_value(value))
     if type(value) is int and value.bit_length() >= _MOST_BITS:
         return cut(hex(value))
-    return cut(repr(value))
+    return cut(describe_value(value) if type(value) is io.BytesIO else repr(value))
 
 
 def cut(text: str) -> str:

@@ -22,6 +22,7 @@ from deeppart.state.document.part_document import OwnDocument, decode_meta
 from deeppart.state.document.structure import SavedNode, Structure
 from deeppart.state.document.whole import gather_wholes, with_wholes
 from deeppart.state.restore.boxes import BoxScatter, LiveBox, OwnSpans, check_bytes
+from deeppart.state.restore.classes import resolve_registered
 from deeppart.state.restore.merge import build, tie
 from deeppart.state.restore.scatter import LeafPiece, Scatter, check_cover, check_places, chunk_pieces
 from deeppart.state.restore.target import Target, decode_values
@@ -51,8 +52,10 @@ def load(
 
     Returns:
         The nested state, with containers as saved, objects as what their ``state_dict()`` returned, tensors on the
-        CPU, tied where they were tied; subclasses of tensors are dicts of what they are made of. With ``keys``,
-        containers hold only what matched.
+        CPU, tied where they were tied; subclasses of tensors are dicts of what they are made of. Members of enums and
+        objects of dataclasses are :class:`SavedMember` and :class:`SavedRecord`, those of registered types their data,
+        unless their types were registered here, too (:func:`deeppart.register`). With ``keys``, containers hold only
+        what matched.
 
     Raises:
         RestoreError: no such checkpoint.
@@ -85,6 +88,7 @@ def _load(chosen: Chosen, keys: str | Sequence[str] | None, rank: int, signing: 
         checkpoint.check(leaves)
         arrays = checkpoint.read(leaves)
     with collection_paused():
+        tree = resolve_registered(checkpoint.target, tree)
         return build(checkpoint.target, arrays, tree)
 
 

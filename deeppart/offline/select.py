@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from deeppart.errors import StructureMismatchError
 from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue, Structure
 from deeppart.state.tree.columns import CONTAINERS
 from deeppart.state.tree.composites import COMPOSITES
+from deeppart.state.tree.forms import REGISTERED
 from deeppart.state.tree.paths import ROOT, readable
 from deeppart.state.tree.patterns import covers, may_match_below
 from deeppart.state.tree.runs import make_run, run_items, run_kind
@@ -41,7 +43,8 @@ def select(structure: Structure, values: list[Any], patterns: Sequence[str] | No
         children = tuple(child for _, child in found)
         whole = len(found) == len(node.children)
         kind = node.kind if whole or node.kind != "namedtuple" else "dict"  # a namedtuple needs all its fields
-        return SavedBranch(kind, tuple(key for key, _ in found), children, node.name, node.metadata)
+        form = node.form if node.form is None or node.form.kind != REGISTERED else None  # it needs all of its data
+        return replace(node, kind=kind, keys=tuple(key for key, _ in found), children=children, form=form)
 
     tree = prune(structure.tree, ())
     if tree is None:

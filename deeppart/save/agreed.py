@@ -49,6 +49,7 @@ class Agreed:
         owned: leaves that only an optimizer changes, by number: the tensors that are copied after the call.
         trailing: slices that are read after the call, to be compared at the next one.
         diverged: leaves that were found to have come to differ between ranks.
+        extended: true if readers before structure version 5 do not know something in the state of some rank.
     """
 
     call: Call
@@ -58,6 +59,7 @@ class Agreed:
     owned: Mapping[int, torch.Tensor]
     trailing: TrailingSlices | None
     diverged: tuple[Divergence, ...]
+    extended: bool
 
 
 @dataclass(frozen=True, slots=True)

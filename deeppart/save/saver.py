@@ -44,7 +44,7 @@ from deeppart.state.tree.template import Template
 _CHECKPOINT, _RESTORE, _PREPARE = 1, 2, 3
 _CALL = frozenset({"call", "step", "turn", "levels"})
 _RANK0_FLAGS = ("rank0_arrays", "rank0_values")
-_FLAGS = ("error", "fresh", "busy", "lacks", *_RANK0_FLAGS)
+_FLAGS = ("error", "fresh", "busy", "lacks", "extended", *_RANK0_FLAGS)
 
 
 class Saver:
@@ -127,7 +127,7 @@ class Saver:
         fields = {"call": kind, "step": call.step, "turn": call.turn, "levels": levels, **digests}
         unplanned = isinstance(self._share, str)
         flags = {"error": int(error is not None), "fresh": int(self._fresh or unplanned), "busy": int(busy)}
-        flags["lacks"] = int(self._classifier.lacks)
+        flags["lacks"], flags["extended"] = int(self._classifier.lacks), int(self._classifier.extended)
         flags |= dict(zip(_RANK0_FLAGS, rank0, strict=True))
         agreed = agree(self._comm, fields, flags, what, self._timeout)
         if agreed.differing & _CALL:
@@ -137,7 +137,7 @@ class Saver:
             raise AssertionError("an error on any rank is raised on all")
         if agreed.flags["busy"]:
             return None
-        rank0 = _rank0_of(agreed.flags)
+        rank0, extended = _rank0_of(agreed.flags), bool(agreed.flags["extended"])
         fresh, flat = bool(agreed.flags["fresh"]), flattened
         if "structure" in agreed.differing or (fresh and self._has_own_cuts()):
             (flat, rank0), fresh = self._recut(flat, what), True
@@ -147,10 +147,10 @@ class Saver:
             shards = self._replicas.compare(flat, *within)
         if agreed.differing - {UNREAD} or fresh or agreed.flags["lacks"] or shards.diverged or shards.unlike:
             diverged = self._renew(call, flat, rank0, shards, fresh=fresh)
-            return Agreed(call, flat, self._classifier.known, rank0, owned, None, diverged)
+            return Agreed(call, flat, self._classifier.known, rank0, owned, None, diverged, extended)
         self._classifier.note(call.turn, call.step, saved=bool(call.due))
         trailing = self._classifier.alike(call.turn, flat, owned, unread_alike=UNREAD not in agreed.differing)
-        return Agreed(call, flat, self._classifier.known, rank0, owned, trailing, ())
+        return Agreed(call, flat, self._classifier.known, rank0, owned, trailing, (), extended)
 
     @property
     def share_bytes(self) -> int:
@@ -293,6 +293,7 @@ class Saver:
             compared=self._classifier.compared_earlier(agreed.call.turn) if self._comm.rank == 0 else (),
             sharded=own_shards(flat, frozenset() if self._replicas is None else self._replicas.apart),
             has_composites=flat.composites > 0,
+            extended=agreed.extended,
         )
 
     def _renew(

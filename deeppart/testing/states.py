@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,7 +16,7 @@ from deeppart.state.tree.paths import readable
 from deeppart.state.tree.sharded import is_sharded
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-_DICTS = (dict, OrderedDict, Counter)
+_DICTS = (dict, OrderedDict, Counter, defaultdict)
 
 
 class Box:

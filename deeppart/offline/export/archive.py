@@ -92,6 +92,8 @@ class _Archive:
             raise AssertionError("the structure of one rank has everything in its place")  # noqa: TRY004
         elif node.kind == "object":  # what its state_dict() has returned
             self._place(group, node.children[0], name, key)
+            if node.form is not None and name in group:
+                group[name].attrs["object"] = str(node.form)
         else:
             made = group.create_group(name)
             made.attrs["type"] = node.kind

@@ -36,9 +36,10 @@ from deeppart.state.tree.leaves import leaf_type
 from deeppart.state.tree.ordering import in_order
 from deeppart.state.tree.paths import readable
 from deeppart.state.tree.replication import ALL, NONE, VERIFY, Replication
-from deeppart.state.tree.runs import encode_leaf_value
+from deeppart.state.tree.runs import encode_leaf_value, is_extended_value
 from deeppart.state.tree.values import Encoded, encode_value
 
+_SCALARS = frozenset({int, float, bool, str, type(None)})
 #: Names of the digests that a rank brings into the reduction of a checkpoint.
 DIGESTS = ("structure", "types", "values", *COMPARED, TRAILING, UNREAD)
 
@@ -66,6 +67,7 @@ class Classifier:
 
     Attributes:
         calls: the checkpoints of this session, as far as they were noted.
+        extended: true if readers before structure version 5 do not know something in the state.
         watch: knows which tensors are trained; None if nothing is compared in turn.
     """
 
@@ -83,6 +85,7 @@ class Classifier:
         self._trailed: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
         self.layout: StateLayout | None = None
         self.values: list[Encoded] = []
+        self.extended = False
 
     @property
     def known(self) -> StateLayout:
@@ -118,7 +121,8 @@ class Classifier:
         Raises:
             UnsupportedLeafError: a value cannot be stored.
         """
-        self.values = [encode_value(leaf.value, "") if _scalar(leaf.value) else _encode(leaf) for leaf in flat.values]
+        self.values = [encode_value(x.value, "") if type(x.value) in _SCALARS else _encode(x) for x in flat.values]
+        self.extended = flat.extended or any(is_extended_value(each) for each in self.values if type(each) is list)
         if self.layout is not None and self.layout.stands_for(flat, self.replication):
             return False
         if self.layout is not None:
@@ -375,10 +379,6 @@ class Classifier:
         found: Flags = np.zeros(len(digests), dtype=np.bool_)
         found[:shared] = unequal(self._comm, digests[:shared], what, self._timeout)
         return found
-
-
-def _scalar(value: Any) -> bool:
-    return type(value) in (int, float, bool, str, type(None))
 
 
 def _encode(leaf: Any) -> Encoded:

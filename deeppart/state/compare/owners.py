@@ -21,7 +21,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from deeppart.errors import DeeppartError
 from deeppart.state.tree.flat import FlatState
-from deeppart.state.tree.flatten import PLAIN_TENSORS
+from deeppart.state.tree.noting import PLAIN_TENSORS
 from deeppart.state.tree.sharded import is_sharded, local_tensors
 
 #: As ``torch.compiler.disable``, which would bring in all of the compiler at once: two seconds of processor time for

@@ -30,6 +30,7 @@ _ARRAY, _VALUE, _NONE, _APART = "array", "value", "none", "apart"
 _RUN = "run of values in a "
 _SHARDED = "sharded tensor "
 _COMPOSITE = "tensor made of others, "
+_FORM = "object saved as a "
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,9 @@ def reconcile(comm: Comm, root: Node, replication: Replication, what: str, timeo
 
 
 def _describe(node: Node) -> list[Any]:
-    """A tree as JSON: [kind] of a leaf, [kind, items] of a list or tuple, [kind, [key, item] ...] of the others."""
+    """A tree as JSON: [kind] of a leaf, [kind, items] of a list or tuple, [kind, [key, item] ...] of the others; and
+    [kind, data] of an object without a ``state_dict()``.
+    """
     if isinstance(node, ArrayLeaf):
         return [_ARRAY]
     if isinstance(node, ValueLeaf):
@@ -115,6 +118,8 @@ def _describe(node: Node) -> list[Any]:
         raise TypeError("a tensor without memory is in no state that is saved")
     if node.kind in COMPOSITES:
         return [_describe_composite(node)]
+    if node.form is not None:
+        return [f"{_FORM}{node.form}", _describe(node.children[0])]
     if node.kind == "object":
         return _describe(node.children[0])
     if node.kind in ("list", "tuple"):
@@ -140,6 +145,9 @@ def _differences(reference: list[Any], mine: list[Any], path: Path, replication:
     if _APART in (reference[0], mine[0]):
         return
     if reference[0] == mine[0] and len(mine) == 1:
+        return
+    if reference[0] == mine[0] and mine[0].startswith(_FORM):
+        yield from _differences(reference[1], mine[1], path, replication)
         return
     if reference[0] == mine[0] and mine[0] in ("list", "tuple"):
         if len(reference[1]) == len(mine[1]):
@@ -234,6 +242,8 @@ def _leaves(described: list[Any], keys: tuple[Any, ...]) -> Iterator[tuple[tuple
     if kind in ("list", "tuple"):
         for place, item in enumerate(described[1]):
             yield from _leaves(item, (*keys, place))
+    elif kind.startswith(_FORM):
+        yield from _leaves(described[1], keys)
     elif len(described) == 2:
         for key, item in described[1]:
             yield from _leaves(item, (*keys, key))
@@ -243,8 +253,8 @@ def _leaves(described: list[Any], keys: tuple[Any, ...]) -> Iterator[tuple[tuple
 
 def _name(described: list[Any]) -> str:
     kind = described[0]
-    if kind.startswith((_SHARDED, _COMPOSITE)):
-        return f"a {kind}"
+    if kind.startswith((_SHARDED, _COMPOSITE, _FORM)):
+        return f"{'an' if kind.startswith(_FORM) else 'a'} {kind}"
     if len(described) == 2:
         return f"{name_kind(kind)} of {len(described[1])}"
     if kind.startswith(_RUN):

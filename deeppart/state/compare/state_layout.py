@@ -16,7 +16,18 @@ from deeppart.state.document.encoding import encode_path, encode_tree
 from deeppart.state.document.structure import Alias
 from deeppart.state.document.ties import find_aliases, memory_groups
 from deeppart.state.tree.fingerprint import hash63, hash_json
-from deeppart.state.tree.flat import APART, ARRAY, COMPOSITE, OBJECT, SHARDED, VALUE, ArrayLeaf, FlatState, ValueLeaf
+from deeppart.state.tree.flat import (
+    APART,
+    ARRAY,
+    COMPOSITE,
+    FORM,
+    OBJECT,
+    SHARDED,
+    VALUE,
+    ArrayLeaf,
+    FlatState,
+    ValueLeaf,
+)
 from deeppart.state.tree.leaves import LeafType, leaf_type
 from deeppart.state.tree.replication import ALL, AUTO, NONE, RANK0, VERIFY, Replication
 from deeppart.state.tree.values import Encoded, encode_key
@@ -254,6 +265,6 @@ def _skeleton(tokens: list[Any]) -> list[Any]:
 
 
 def _token_text(token: Any) -> Encoded:
-    if token is ARRAY or token is VALUE or token is APART or token is SHARDED or token is COMPOSITE:
+    if any(token is marker for marker in (ARRAY, VALUE, APART, SHARDED, COMPOSITE, FORM)):
         return token
     return token.__name__ if isinstance(token, type) else encode_key(token, "a dict key")

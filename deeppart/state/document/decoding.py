@@ -15,7 +15,7 @@ import numpy as np
 from deeppart._gc import collection_paused
 from deeppart.errors import CorruptFileError, NewerFormatError
 from deeppart.part.format import MAX_LEAF_BYTES, short
-from deeppart.state.document.encoding import CODES, COMPOSITE_CODE, STRUCTURE_VERSION
+from deeppart.state.document.encoding import CODES, COMPOSITE_CODE, FORM_CODE, STRUCTURE_VERSION
 from deeppart.state.document.structure import (
     DICTS,
     Alias,
@@ -29,9 +29,10 @@ from deeppart.state.document.structure import (
 )
 from deeppart.state.tree.composites import CONTEXT, JAGGED, KEYS, SUBCLASS, VALUES
 from deeppart.state.tree.flatten import DEEPEST_NESTING
+from deeppart.state.tree.forms import ABOUT, DATACLASS, DEQUE, Form
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import Path, component, exact
-from deeppart.state.tree.values import Encoded, decode_value
+from deeppart.state.tree.values import Encoded, decode_value, is_unicode
 
 _KINDS = {code: kind for kind, code in CODES.items()}
 #: What follows the code of a node, by number.
@@ -43,11 +44,13 @@ _NODE_ITEMS = {
     "d": 3,
     "o": 3,
     "c": 3,
+    "f": 3,
     "l": 1,
     "t": 1,
     "n": 3,
     "s": 2,
     COMPOSITE_CODE: 4,
+    FORM_CODE: 3,
 }
 #: Of the paths of all leaves together.
 MOST_PATH_CHARACTERS = 1 << 30
@@ -114,9 +117,11 @@ def _decode_structure(document: Any, where: str) -> Structure:
         raise ValueError("the tree does not name every sharded tensor exactly once")
     if seen.composites and version < 4:
         raise ValueError("tensors that are made of others, in a document of an older version")
+    if seen.forms and version < 5:
+        raise ValueError("objects without a state_dict(), in a document of an older version")
     check_aliases(types, aliases)
     what = (tree, tuple(types), per_rank, aliases, values, own_values, rank0, has_apart)
-    return Structure(*what, sharded=sharded, is_unmarked=not seen.marks)
+    return Structure(*what, sharded=sharded, is_unmarked=not seen.marks, extended=version >= 5)
 
 
 @dataclass(slots=True)
@@ -128,6 +133,7 @@ class Numbers:
     values: list[int] = field(default_factory=list)
     sharded: list[int] = field(default_factory=list)
     composites: int = 0
+    forms: int = 0
     marks: int = 0
 
 
@@ -162,6 +168,8 @@ def _decode_node(document: Any, seen: Numbers, where: str) -> SavedNode:
         return SavedApart()
     if code == COMPOSITE_CODE:
         return _decode_composite(rest, seen, where)
+    if code == FORM_CODE:
+        return _decode_object(rest, seen, where)
     kind = _KINDS[code]
     if kind == "object":
         if type(rest[0]) is not str:
@@ -175,6 +183,7 @@ def _decode_node(document: Any, seen: Numbers, where: str) -> SavedNode:
         keys = tuple([decode_value(key, where) for key in _list(rest[0])])
         if len(set(keys)) != len(keys) or len(keys) != len(children):  # 1, 1.0 and True are one key of a dict
             raise ValueError("dict keys are repeated or do not match the children")
+        seen.forms += kind == "defaultdict"
         return SavedBranch(kind, keys, children, metadata=_decode_metadata(rest[2], where))
     if kind == "namedtuple":
         name, fields = rest[0], tuple(_list(rest[1]))
@@ -188,6 +197,25 @@ def _decode_node(document: Any, seen: Numbers, where: str) -> SavedNode:
             raise ValueError("two fields of a namedtuple have one name")
         return SavedBranch(kind, fields, children, name=name)
     raise ValueError(f"node {code!r}")
+
+
+def _decode_object(rest: list[Any], seen: Numbers, where: str) -> SavedNode:
+    """An object without a state_dict(); whether its data make one is seen when it is made."""
+    kind, about = rest[0], [tuple(each) if type(each) is list else each for each in _list(rest[1])]
+    if type(kind) is not str or len(about) != ABOUT[kind]:
+        raise ValueError(f"no form of an object: {short(rest[:2])}")
+    names = list(about)
+    if kind == DATACLASS:
+        names = [*about[:2], *_list(rest[1][2])]
+    if kind == DEQUE:
+        names = []
+        if about[0] is not None:
+            _count(about[0])
+    if not all(type(name) is str and is_unicode(name) and "\0" not in name for name in names):
+        raise ValueError(f"an object, or a field of it, without a name: {short(about)}")
+    seen.forms += 1
+    form = Form(kind, tuple(about))
+    return SavedBranch("object", (None,), (_decode_node(rest[2], seen, where),), name=str(form), form=form)
 
 
 def _decode_composite(rest: list[Any], seen: Numbers, where: str) -> SavedNode:

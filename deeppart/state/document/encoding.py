@@ -1,7 +1,7 @@
 """Writing the structure document: a live tree, leaf types and values as JSON.
 
-It names no Python type to import: containers are of seven known kinds, a namedtuple is described by its name and its
-fields.
+It names no Python type to import: containers and objects are of known kinds, a namedtuple or dataclass is described by
+its name and its fields.
 """
 
 from __future__ import annotations
@@ -20,12 +20,24 @@ from deeppart.state.tree.paths import Path, id_key
 from deeppart.state.tree.runs import LEAST_ITEMS
 from deeppart.state.tree.values import Encoded, encode_key, encode_value
 
-#: 4 has sharded tensors and those that are made of others; what has none is written as 3, which older libraries read.
-STRUCTURE_VERSION, _WITHOUT_SHARDS = 4, 3
+#: 5 has objects without a state_dict(), and more kinds of values and dicts; what has none is written as 4 if it has
+#: sharded tensors or those that are made of others, otherwise as 3: older libraries read that.
+STRUCTURE_VERSION, _WITHOUT_FORMS, _WITHOUT_SHARDS = 5, 4, 3
 #: Code of a tensor that is made of others.
 COMPOSITE_CODE = "x"
+#: Code of an object without a state_dict().
+FORM_CODE = "w"
 #: Code of each kind of branch.
-CODES = {"dict": "d", "odict": "o", "counter": "c", "list": "l", "tuple": "t", "namedtuple": "n", "object": "s"}
+CODES = {
+    "dict": "d",
+    "odict": "o",
+    "counter": "c",
+    "defaultdict": "f",
+    "list": "l",
+    "tuple": "t",
+    "namedtuple": "n",
+    "object": "s",
+}
 
 
 def encode_tree(root: Node, first: tuple[int, int] = (0, 0)) -> Any:
@@ -58,10 +70,16 @@ def encode_tree(root: Node, first: tuple[int, int] = (0, 0)) -> Any:
         return [code, encoded, [children[i] for i in order], _encode_metadata(root.container)]
     if root.kind == "namedtuple":
         return [code, type(root.container).__name__, list(root.keys), children]
+    if root.form is not None:
+        return [FORM_CODE, root.form.kind, [_encode_about(each) for each in root.form.about], children[0]]
     if root.kind == "object":
         kind = type(root.container)
         return [code, f"{kind.__module__}.{kind.__qualname__}", children[0]]
     raise AssertionError(root.kind)
+
+
+def _encode_about(item: Any) -> Any:
+    return list(item) if type(item) is tuple else item
 
 
 def _encode_items(children: list[Node], first: tuple[int, int]) -> list[Any]:
@@ -107,12 +125,14 @@ def encode_structure(
     has_apart: bool,
     sharded: Sequence[LeafType] = (),
     has_composites: bool = False,
+    extended: bool = False,
 ) -> dict[str, Any]:
     """The structure document; ``tree`` comes from :func:`encode_tree`, ``rank0`` from :func:`encode_path`.
 
     Args:
         sharded: whole type of each sharded tensor that all ranks share.
         has_composites: true if the state has tensors that are made of others.
+        extended: true if readers before version 5 do not know something in the state of some rank.
     """
     leaves = []
     for index, (kind, own) in enumerate(zip(types, per_rank.tolist(), strict=True)):
@@ -124,7 +144,7 @@ def encode_structure(
     shared = [None if own else value for value, own in zip(values, per_rank_values.tolist(), strict=True)]
     with_shards = {"sharded": [encode_type(kind) for kind in sharded]} if sharded else {}
     return {
-        "version": STRUCTURE_VERSION if sharded or has_composites else _WITHOUT_SHARDS,
+        "version": STRUCTURE_VERSION if extended else _WITHOUT_FORMS if sharded or has_composites else _WITHOUT_SHARDS,
         **with_shards,
         "tree": tree,
         "leaves": leaves,

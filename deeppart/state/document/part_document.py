@@ -38,6 +38,8 @@ from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.runs import decode_leaf_value
 from deeppart.state.tree.values import Encoded
 
+#: Where the values and trees of a rank are in documents of structure version 5.
+_EXTENDED = "extended"
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
 
@@ -106,6 +108,7 @@ class PartDocument:
         own: the items that are apart on this rank.
         sharded: what it has of sharded tensors.
         has_composites: true if this rank's state has tensors that are made of others.
+        extended: true if readers before structure version 5 do not know something in the state of some rank.
     """
 
     tree: Any
@@ -119,6 +122,7 @@ class PartDocument:
     own: Own | None = None
     sharded: OwnShards | None = None
     has_composites: bool = False
+    extended: bool = False
 
     def structure(self) -> dict[str, Any]:
         """The structure document."""
@@ -134,6 +138,7 @@ class PartDocument:
             self.own is not None and self.own.anywhere,
             [] if self.sharded is None else self.sharded.whole[: self.sharded.shared],
             self.has_composites,
+            self.extended,
         )
 
     def span_table(self, spans: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
@@ -158,6 +163,9 @@ class PartDocument:
         }
         if self.own is not None and self.own.anywhere:
             document["trees"] = self.own.trees
+        if self.extended:  # out of the way of older readers, which come to the structure's version last
+            later = {name: document.pop(name) for name in ("values", "trees") if name in document}
+            document |= {"values": {}, _EXTENDED: later}
         if self.sharded is not None:
             document |= self._sharded(self.sharded)
         if self.with_structure:
@@ -277,12 +285,13 @@ def _decode_meta(meta: bytes, where: str, with_structure: bool) -> OwnDocument:
                 raise ValueError(f"leaf {number} has more to it than a leaf has")
             if alias:
                 aliases[number] = decode_alias(alias[0])
-        values = {_number(index): decode_leaf_value(value, where) for index, value in document["values"].items()}
+        found = document.get(_EXTENDED, document)
+        values = {_number(index): decode_leaf_value(value, where) for index, value in found["values"].items()}
         sharded = OwnSharded(
             {_number(index): decode_type(each, where) for index, each in document.get("sharded", {}).items()},
             {_number(index): decode_shards(each) for index, each in document.get("shards", {}).items()},
         )
-        trees = decode_own(document.get("trees", []), set(types), set(values), set(sharded.whole), where)
+        trees = decode_own(found.get("trees", []), set(types), set(values), set(sharded.whole), where)
         structure = document.get("structure") if with_structure else None
         check_aliases(types, aliases)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:

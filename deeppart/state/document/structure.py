@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from deeppart.model.boxes import Box
 from deeppart.state.tree.flat import DICT_KINDS
+from deeppart.state.tree.forms import Form
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import ExactPath, Key, Path, exact
 from deeppart.state.tree.values import Encoded
@@ -90,6 +91,7 @@ class SavedBranch:
         keys: dict keys in insertion order, namedtuple fields, names of components, or list indices.
         name: type name of a namedtuple, object or subclass of tensors, for display and to tell it from others.
         metadata: ``_metadata`` of a module's state_dict, or None.
+        form: of an object without a ``state_dict()`` what it was.
     """
 
     kind: str
@@ -97,6 +99,7 @@ class SavedBranch:
     children: tuple[SavedNode, ...]
     name: str = ""
     metadata: Any = None
+    form: Form | None = None
 
     def with_items(self, items: Iterable[tuple[Key, SavedNode]]) -> SavedBranch:
         """The same container with other keys and children."""
@@ -126,6 +129,7 @@ class Structure:
         sharded: type of each whole sharded tensor.
         shards: number of a sharded tensor -> what one rank had of it, if this is the structure of its state.
         is_unmarked: true if it is known that nothing in the tree marks the place of what stands apart.
+        extended: true if some rank's state may have objects without a ``state_dict()``, or members of enums.
     """
 
     tree: SavedNode
@@ -140,6 +144,7 @@ class Structure:
     sharded: tuple[LeafType, ...] = ()
     shards: Mapping[int, tuple[SavedShard, ...]] = field(default_factory=dict)
     is_unmarked: bool = False
+    extended: bool = False
 
     def walk(self) -> Iterator[tuple[Path, SavedLeaf]]:
         """Every leaf and value with its path, in the order of the tree."""

@@ -1,8 +1,8 @@
 """Containers that mean something only as a whole: half of the live one and half of a saved one are neither.
 
 Tuples, as ``random.getstate()`` and ``np.random.get_state()`` give them, the dict that is the state of a
-``np.random.Generator``, and tensors that are made of others. With ``per_rank="drop"`` such a container is left alone as
-a whole.
+``np.random.Generator``, tensors that are made of others, and objects of registered types. With ``per_rank="drop"``
+such a container is left alone as a whole.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from deeppart.state.document.structure import DICTS, SavedArray, SavedBranch, SavedNode, SavedValue, walk_tree
 from deeppart.state.tree.composites import COMPOSITES
+from deeppart.state.tree.forms import REGISTERED
 from deeppart.state.tree.paths import Path
 
 _TUPLES = ("tuple", "namedtuple")
@@ -51,7 +52,7 @@ def units_of(tree: SavedNode, arrays: set[int], values: set[int]) -> list[Unit]:
 def _outermost(node: SavedNode, path: Path) -> Iterator[tuple[Path, SavedBranch]]:
     if not isinstance(node, SavedBranch):
         return
-    if node.kind in COMPOSITES:
+    if node.kind in COMPOSITES or (node.form is not None and node.form.kind == REGISTERED):
         yield path, node
         return
     is_generator = node.kind in DICTS and _GENERATOR_KEY in node.keys
@@ -66,4 +67,4 @@ def _outermost(node: SavedNode, path: Path) -> Iterator[tuple[Path, SavedBranch]
 def _has_objects(node: SavedNode) -> bool:
     if not isinstance(node, SavedBranch):
         return False
-    return node.kind == "object" or any(map(_has_objects, node.children))
+    return (node.kind == "object" and node.form is None) or any(map(_has_objects, node.children))

@@ -120,7 +120,7 @@ def placeless_objects(saved: SavedNode, live: Node, path: Path = ()) -> list[str
     for key, name, child in zip(theirs.keys, id_keys(theirs.keys), theirs.children, strict=True):
         if name in ours:
             found += placeless_objects(child, ours[name], (*path, key))
-        elif isinstance(child, SavedBranch) and child.kind == "object":
+        elif isinstance(child, SavedBranch) and child.kind == "object" and child.form is None:
             found.append(f"{readable((*path, key))} ({child.name.rpartition('.')[2]})")
     return found
 

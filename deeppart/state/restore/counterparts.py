@@ -11,6 +11,7 @@ from deeppart.state.restore.filling import holds_containers
 from deeppart.state.tree.flat import Branch, Node, UnmadeLeaf, ValueLeaf
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.runs import RUN_KINDS, run_items, run_kind
+from deeppart.state.tree.value_kinds import MUTABLE
 
 _NUMBERS = frozenset({int, float, bool, complex})
 _PLAIN = frozenset({int, float, str, bool, type(None)})
@@ -28,14 +29,14 @@ def is_lacking(saved: SavedNode, live: Node, types: Sequence[LeafType]) -> bool:
         return False
     if isinstance(saved, SavedArray) and type(live.value) in _NUMBERS:
         return math.prod(types[saved.index].shape) == 1
-    kind = saved.kind if isinstance(saved, SavedBranch) else ""
-    return live.value is None and not isinstance(saved, SavedValue) and kind != "object"
+    takes_itself = isinstance(saved, SavedBranch) and saved.kind == "object" and saved.form is None
+    return live.value is None and not isinstance(saved, SavedValue) and not takes_itself
 
 
 def inside_object(saved: SavedNode, live: Node) -> tuple[SavedNode, Node]:
     """``{"m": model}`` and ``{"m": model.state_dict()}`` hold the same: look through the object on one side."""
-    live_is_object = isinstance(live, Branch) and live.kind == "object"
-    if isinstance(saved, SavedBranch) and saved.kind == "object":
+    live_is_object = isinstance(live, Branch) and live.kind == "object" and live.form is None
+    if isinstance(saved, SavedBranch) and saved.kind == "object" and saved.form is None:
         return saved if live_is_object else saved.children[0], live
     return SavedBranch("object", (None,), (saved,)) if live_is_object else saved, live
 
@@ -82,3 +83,15 @@ def _is_plain(live: Node) -> bool:
     if isinstance(live, Branch):
         return live.kind in RUN_KINDS and all(map(_is_plain, live.children))
     return isinstance(live, ValueLeaf)
+
+
+def same_form(saved: SavedBranch, live: Branch) -> bool:
+    """True if a live object is of the form of a saved one; or if neither has a form."""
+    if saved.form is None or live.form is None:
+        return saved.form is live.form
+    return saved.form.fits(live.form)
+
+
+def same_mutable(saved: Any, live: Any) -> bool:
+    """True unless one of two values is one that changes, such as a set, and the other is of another type."""
+    return type(saved) is type(live) or MUTABLE.isdisjoint((type(saved), type(live)))

@@ -5,7 +5,7 @@ What has another kind of container in its place, or none, is replaced. The order
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, compress
 from typing import Any
@@ -14,11 +14,14 @@ import numpy as np
 import torch
 
 from deeppart.state.tree.columns import CONTAINERS, SEQUENCES, TABLES
-from deeppart.state.tree.runs import same_leaf_value
+from deeppart.state.tree.runs import make_run, same_leaf_value
+from deeppart.state.tree.value_kinds import MUTABLE, fresh, put_in
 
 
 def fill(live: Any, saved: Any) -> Any:
     """The object to put in the place of ``live`` so that ``saved`` is there: ``live`` itself, if it can change."""
+    if type(live) in MUTABLE and type(live) is type(saved):
+        return put_in(live, saved)
     if not _takes(live, saved):
         return saved
     if isinstance(live, tuple):
@@ -43,8 +46,8 @@ def detached(item: Any) -> Any:
     if kind in SEQUENCES:
         return kind(map(detached, item))
     if kind in TABLES:
-        return kind(zip(item, map(detached, item.values()), strict=True)) if kind is not Counter else Counter(item)
-    return item
+        return make_run(TABLES[kind], item, map(detached, item.values()))
+    return fresh(item)
 
 
 def places(live: Any, saved: Any) -> Iterator[tuple[Any, Any]]:

@@ -16,6 +16,7 @@ from deeppart._gc import collection_paused
 from deeppart.errors import LeafMismatchError, StateError, StructureMismatchError
 from deeppart.state.document.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
 from deeppart.state.restore.casting import can_cast
+from deeppart.state.restore.classes import resolve
 from deeppart.state.restore.composites import (
     check_created,
     check_unmade,
@@ -24,17 +25,26 @@ from deeppart.state.restore.composites import (
     is_dropped,
     match_rebuilt,
 )
-from deeppart.state.restore.counterparts import both_plain, is_lacking, meet, only_values
+from deeppart.state.restore.counterparts import (
+    both_plain,
+    is_lacking,
+    meet,
+    only_values,
+    same_form,
+    same_mutable,
+)
+from deeppart.state.restore.describing import describe_node, first_inside
 from deeppart.state.restore.filling import places, same_where_fixed
 from deeppart.state.restore.live_objects import check_object, some
 from deeppart.state.restore.target import DROPPED, Target, place_of
 from deeppart.state.restore.tied_leaves import check_ties
 from deeppart.state.tree.composites import SUBCLASS, branch_name
 from deeppart.state.tree.flat import ArrayLeaf, Branch, FlatState, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
+from deeppart.state.tree.forms import replaces
 from deeppart.state.tree.leaves import has_type, leaf_type, new_array
-from deeppart.state.tree.naming import name_kind
 from deeppart.state.tree.paths import Path, exact, id_keys, readable
 from deeppart.state.tree.runs import RUN_KINDS, describe_leaf_value, make_run, run_kind, same_leaf_value
+from deeppart.state.tree.value_kinds import MUTABLE
 
 _SHAPED_IN_TRAINING = (
     "; where a module gives its buffers their shapes in training, train a step before restore, or give what "
@@ -50,6 +60,7 @@ def find_targets(target: Target, flat: FlatState) -> None:
         StructureMismatchError: the live state has other containers, or keys and leaves the checkpoint lacks.
         LeafMismatchError: a leaf's kind, shape or dtype differs.
     """
+    resolve(target, flat)
     matching = _Matching(target, flat)
     with collection_paused():
         matching.node(target.structure.tree, flat.root, (), fixed=True)
@@ -76,6 +87,8 @@ class _Matching:
         #: id of a live container -> what goes there: a saved tree, or a container within a saved run.
         self._seen: dict[int, Any] = {}
         self._objects = self._modules = 0
+        #: True for the data of an object of which another takes the place: they are not filled.
+        self._replaced = False
 
     def node(self, saved: SavedNode, live: Node, path: Path, *, fixed: bool) -> None:
         """``fixed``: a changed value cannot be put here, because everything above is a tuple."""
@@ -111,7 +124,7 @@ class _Matching:
         if is_composite(saved) or is_composite(live):
             self._composite(saved, live, path, movable=not (fixed or self._modules))
         elif isinstance(saved, SavedBranch):
-            if not isinstance(live, Branch) or not _same_kind(saved.kind, live.kind):
+            if not isinstance(live, Branch) or not _same_kind(saved.kind, live.kind) or not same_form(saved, live):
                 raise self._kind_error(saved, live, path)
             self._branch(saved, live, path, fixed)
         elif isinstance(saved, SavedArray):
@@ -129,12 +142,15 @@ class _Matching:
         if not isinstance(live, ValueLeaf):
             raise self._kind_error(saved, live, path)
         kind, mine = run_kind(value), run_kind(live.value)
-        if live.value is not None and (kind is None) != (mine is None):
+        if live.value is not None and ((kind is None) != (mine is None) or not same_mutable(value, live.value)):
             raise self._kind_error(saved, live, path)
         if kind is not None and mine is not None:
             if not _same_kind(kind, mine) or (kind == "tuple" and len(value) != len(live.value)):
                 raise self._kind_error(saved, live, path)
             self._check_run(live.value, value, path)
+        if type(live.value) in MUTABLE:
+            self._check_shared(value, live.value, path)
+            return
         if fixed and (kind in (None, "tuple") or mine is None):
             self._check_fixed(value, live, path)
 
@@ -215,9 +231,16 @@ class _Matching:
         self._target.sharded[saved.index] = live
 
     def _branch(self, saved: SavedBranch, live: Branch, path: Path, fixed: bool) -> None:
-        fixed = fixed and saved.kind in ("tuple", "namedtuple")
-        if live.kind not in ("tuple", "namedtuple"):
+        around, self._replaced = self._replaced, False
+        is_replaced = live.form is not None and replaces(live.container, live.form)
+        fixed = fixed and (around or is_replaced or saved.kind in ("tuple", "namedtuple"))
+        if not is_replaced and live.kind not in ("tuple", "namedtuple"):
             self._check_shared(saved, live.container, path)
+        if saved.form is not None:
+            self._replaced = is_replaced
+            self.node(saved.children[0], live.children[0], path, fixed=fixed)
+            self._replaced = False
+            return
         if saved.kind == "object":
             check_object(saved, live, self._target.values, path)
             is_module = isinstance(live.container, torch.nn.Module)
@@ -303,10 +326,17 @@ class _Matching:
         leaves = (SavedArray, SavedValue, ArrayLeaf, ShardedLeaf, ValueLeaf)
         kind = LeafMismatchError if isinstance(saved, leaves) and isinstance(live, leaves) else StructureMismatchError
         value = self._target.values[saved.index] if isinstance(saved, SavedValue) else None
-        name = f", the state of {saved.name}" if isinstance(saved, SavedBranch) and saved.kind == "object" else ""
-        expected, found = _describe(saved, value), _describe(live, live.value if isinstance(live, ValueLeaf) else None)
+        name = (
+            f", the state of {saved.name}"
+            if isinstance(saved, SavedBranch) and saved.kind == "object" and saved.form is None
+            else ""
+        )
+        expected, found = (
+            describe_node(saved, value),
+            describe_node(live, live.value if isinstance(live, ValueLeaf) else None),
+        )
         if expected == found:  # lists of one length, for instance, of small values here and of arrays there
-            expected, found = expected + _inside(saved), found + _inside(live)
+            expected, found = expected + first_inside(saved), found + first_inside(live)
         return kind(
             f"the live state differs from the checkpoint at {readable(path)}",
             expected=f"{expected}{name} (checkpoint)",
@@ -335,43 +365,3 @@ def _lacking_error(saved: list[Any], lacking: list[Any], path: Path) -> Structur
         todo="remove them from the state given to restore, or leave them as they are (strict=False), or restore a "
         "checkpoint that has them",
     )
-
-
-def _inside(node: SavedNode | Node) -> str:
-    """The first thing in a container that is not a small value, and where."""
-    first = _first_that_is_no_value(node, ())
-    return (
-        ", with small values alone" if first is None else f", with {_describe(first[1], None)} at {readable(first[0])}"
-    )
-
-
-def _first_that_is_no_value(node: SavedNode | Node, path: Path) -> tuple[Path, SavedNode | Node] | None:
-    if isinstance(node, (SavedValue, ValueLeaf)):
-        return None
-    if not isinstance(node, (SavedBranch, Branch)) or (path and node.kind not in RUN_KINDS):
-        return path, node
-    for key, child in zip(node.keys, node.children, strict=True):
-        if (found := _first_that_is_no_value(child, (*path, key))) is not None:
-            return found
-    return None
-
-
-def _describe(node: SavedNode | Node, value: Any) -> str:
-    if isinstance(node, UnmadeLeaf):
-        return f"{node.kind} on the meta device"
-    if isinstance(node, (SavedBranch, Branch)) and is_composite(node):
-        return (
-            f"a {node.name if isinstance(node, SavedBranch) else branch_name(node.kind, node.container)}"
-            if (node.kind == SUBCLASS)
-            else f"a {node.kind} tensor"
-        )
-    if isinstance(node, (SavedBranch, Branch)):
-        return f"{name_kind(node.kind)} of {len(node.children)}"
-    if isinstance(node, (SavedArray, ArrayLeaf)):
-        return "an array"
-    if isinstance(node, ShardedLeaf):
-        return f"a sharded tensor of {node.kind}"
-    kind = run_kind(value)
-    if kind is not None:
-        return f"{name_kind(kind)} of {len(value)}"
-    return "None" if value is None else f"a value of type {type(value).__name__}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter, OrderedDict, namedtuple
+from collections import Counter, OrderedDict, defaultdict, namedtuple
 from collections.abc import Mapping
 from functools import partialmethod
 from typing import Any
@@ -25,10 +25,14 @@ from deeppart.state.restore.composites import are_own, composites_of, is_composi
 from deeppart.state.restore.counterparts import both_plain, is_lacking, meet
 from deeppart.state.restore.filling import fill
 from deeppart.state.restore.target import DROPPED, Target
+from deeppart.state.tree.columns import TABLE_MAKERS
 from deeppart.state.tree.composites import SUBCLASS
 from deeppart.state.tree.flat import Apart, ArrayLeaf, Branch, FlatState, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
+from deeppart.state.tree.forms import DATACLASS, make, remade
+from deeppart.state.tree.forms import put as put_data
 from deeppart.state.tree.leaves import Array, LeafType, in_a_row
 from deeppart.state.tree.paths import Path, exact, id_keys, readable
+from deeppart.state.tree.state_dicts import load_state_dict_of
 
 
 def tie(target: Target, arrays: dict[int, Array]) -> None:
@@ -125,6 +129,10 @@ def build(target: Target, arrays: dict[int, Array], node: SavedNode) -> Any:
     children = [build(target, arrays, child) for child in node.children]
     if children and all(child is DROPPED for child in children):
         return DROPPED
+    if node.form is not None:
+        form = node.form
+        kind = target.class_of(*form.about[:2]) if form.kind == DATACLASS else None
+        return make(form, children[0], kind, lambda: f"an object saved as a {form}")
     if node.kind == "object":
         return children[0]
     if node.kind == SUBCLASS:
@@ -156,7 +164,8 @@ def _row(name: str, fields: tuple[str, ...], items: tuple[Any, ...]) -> Any:
 
 def _new_dict(node: SavedBranch, items: list[tuple[Any, Any]]) -> dict[Any, Any]:
     if node.kind != "odict":
-        return dict(items) if node.kind == "dict" else Counter(dict(items))
+        made: dict[Any, Any] = TABLE_MAKERS[node.kind](items)
+        return made
     ordered = OrderedDict(items)
     if isinstance(node.metadata, dict):
         metadata = OrderedDict((name, dict(entry)) for name, entry in node.metadata.items())
@@ -195,6 +204,10 @@ class _Putting:
         assert isinstance(live, Branch) and isinstance(saved, SavedBranch)
         if is_composite(saved):
             return self._composite(saved, live)
+        if live.form is not None:
+            data = self.node(saved.children[0], live.children[0], path, copy=copy)
+            give = remade if copy else put_data
+            return give(live.container, live.form, data, lambda: f"path {readable(path)}")
         if saved.kind == "object":
             changed, self._has_changed = self._has_changed, False
             merged = self.node(saved.children[0], live.children[0], path, copy=True)
@@ -273,6 +286,8 @@ def _copied(live: Branch, items: list[tuple[Any, Any]]) -> Any:
         if hasattr(live.container, "_metadata"):  # of a module's state_dict
             ordered._metadata = live.container._metadata  # type: ignore[attr-defined]
         return ordered
+    if isinstance(live.container, defaultdict):
+        return defaultdict(live.container.default_factory, items)
     if live.kind in DICTS:
         return dict(items) if live.kind == "dict" else Counter(dict(items))
     merged = [item for _, item in items]
@@ -285,7 +300,7 @@ def _load_object(item: Any, state_dict: Any, path: Path, has_changed: bool, *, e
     if isinstance(item, torch.nn.Module) and not has_changed and _is_in_place(item):
         return  # state_dict() gave the parameters themselves, and their bytes are already restored
     try:
-        item.load_state_dict(state_dict)
+        load_state_dict_of(item, state_dict)
     except Exception as error:
         raise StateError(
             f"load_state_dict of a {type(item).__name__} refused what was restored for it",

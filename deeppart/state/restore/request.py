@@ -110,7 +110,18 @@ class Asked:
 
 
 class RestoreArguments(TypedDict, total=False):
-    """What ``restore`` takes by name besides ``step`` and ``per_rank``."""
+    """What ``restore`` takes by name besides ``step`` and ``per_rank``.
+
+    Example:
+        >>> import deeppart
+        >>> model_alone: deeppart.RestoreArguments = {"keys": "model/*", "strict": False}
+        >>> with deeppart.Checkpointer(persistent_dir="ckpt") as checkpointer:
+        ...     pending = checkpointer.checkpoint({"model": {"w": 1.5}, "epoch": 3}, step=100)
+        ...     live = {"model": {"w": 0.0}, "epoch": 0}
+        ...     step = checkpointer.restore(live, **model_alone)
+        >>> live
+        {'model': {'w': 1.5}, 'epoch': 0}
+    """
 
     keys: Globs | None
     exclude: Globs | None

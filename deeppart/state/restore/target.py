@@ -46,6 +46,7 @@ class Target:
         casts: leaf number -> the live array of another dtype, which is written once the leaf has been brought.
         cast_shards: the same for sharded tensors: memory for this rank's shards as they were saved.
         unplaced: paths of what is not restored, because the live state lacks it and it has sharded tensors in it.
+        classes: qualified name -> module -> an enum or dataclass of the script's.
     """
 
     structure: Structure
@@ -64,6 +65,12 @@ class Target:
     casts: dict[int, Array] = field(default_factory=dict)
     cast_shards: dict[int, list[Array]] = field(default_factory=dict)
     unplaced: tuple[Path, ...] = ()
+    classes: dict[str, dict[str, type]] = field(default_factory=dict)
+
+    def class_of(self, module: str, name: str) -> type | None:
+        """The script's class by a name that a file has; None if there is none, or several in other modules."""
+        found = self.classes.get(name, {})
+        return found.get(module) or (next(iter(found.values())) if len(found) == 1 else None)
 
     def arrays(self) -> dict[int, Array]:
         """The array of every leaf to restore: the live one, or a new one of the right type. Aliases are not listed, nor

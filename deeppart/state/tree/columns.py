@@ -24,7 +24,7 @@ import base64
 import binascii
 import sys
 from array import array
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import accumulate, chain, compress
 from typing import Any
@@ -37,6 +37,7 @@ from deeppart.state.tree.values import (
     decode_value,
     encode_key,
     encode_value,
+    is_extended,
     is_unicode,
     is_value_type,
     plain_dtype,
@@ -48,13 +49,16 @@ MOST_LEVELS = 16
 LEAST_PACKED = 64
 
 SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple"}
-TABLES: dict[type, str] = {dict: "dict", OrderedDict: "odict", Counter: "counter"}
+TABLES: dict[type, str] = {dict: "dict", OrderedDict: "odict", Counter: "counter", defaultdict: "defaultdict"}
+#: What readers before structure version 5 do not know.
+NEW_TABLE = TABLES[defaultdict]
 CONTAINERS = frozenset(SEQUENCES) | frozenset(TABLES)
 SEQUENCE_MAKERS: dict[str, Callable[[Any], Any]] = {"list": list, "tuple": tuple}
 TABLE_MAKERS: dict[str, Callable[[Any], Any]] = {
     "dict": dict,
     "odict": OrderedDict,
     "counter": lambda items: Counter(dict(items)),
+    "defaultdict": lambda items: defaultdict(None, items),  # what makes the defaults is code
 }
 #: Columns of one container's items in each other: of several types, then of several sets of keys, then its own.
 _COLUMNS_PER_LEVEL = 3
@@ -96,6 +100,20 @@ def encode_column(items: Sequence[Any], *, keys: bool = False) -> Encoded:
         return _mixed(items, list(map(type, items)), keys=keys)
     encode = encode_key if keys else encode_value
     return ["items", [encode(item, "") for item in items]]
+
+
+def is_extended_column(column: Encoded) -> bool:
+    """True if readers before structure version 5 do not know something in a column that :func:`encode_column` made."""
+    form, *rest = column
+    if form == "items":
+        return list in map(type, rest[0]) and any(map(is_extended, rest[0]))
+    if form == "mixed":
+        return any(map(is_extended_column, rest[1]))
+    if form == "rows":
+        return rest[0] == NEW_TABLE or any(map(is_extended_column, rest[2:]))
+    if form == "records":
+        return rest[0] == NEW_TABLE or any(map(is_extended_column, (rest[1], *rest[2])))
+    return False
 
 
 def _mixed(items: Sequence[Any], classes: Sequence[Hashable], *, keys: bool = False) -> Encoded:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,14 +12,20 @@ import torch
 
 from deeppart.model.boxes import Box
 from deeppart.state.memory.held import Extents, HeldMemory
+from deeppart.state.tree.forms import Form
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import ExactPath, Key, Path
 
 # Markers among the tokens; tuples, so that no string key can equal one.
 ARRAY, VALUE, OBJECT, APART, NUMPY = ("array",), ("value",), ("object",), ("apart",), ("numpy",)
-SHARDED, COMPOSITE = ("sharded",), ("composite",)
+SHARDED, COMPOSITE, FORM = ("sharded",), ("composite",), ("form",)
 #: Dicts and how they are called in a tree. A Counter is what MultiStepLR keeps its milestones in.
-DICT_KINDS: dict[type, str] = {dict: "dict", OrderedDict: "odict", Counter: "counter"}
+DICT_KINDS: dict[type, str] = {
+    dict: "dict",
+    OrderedDict: "odict",
+    Counter: "counter",
+    defaultdict: "defaultdict",
+}
 
 
 @dataclass(slots=True)
@@ -86,13 +92,14 @@ class Branch:
     """A container of the state.
 
     Attributes:
-        kind: "dict", "odict", "counter", "list", "tuple", "namedtuple", "object", or that of a tensor that is made of
-            others (:mod:`deeppart.state.tree.composites`).
+        kind: "dict", "odict", "counter", "defaultdict", "list", "tuple", "namedtuple", "object", or that of a tensor
+            that is made of others (:mod:`deeppart.state.tree.composites`).
         container: the live container; for "object" the live object, or the live tensor.
         keys: dict keys in canonical order, field names of a namedtuple, names of components, otherwise indices; () for
             an object.
-        children: the nodes under the keys, in the same order; for an object its state_dict() alone.
+        children: the nodes under the keys, in the same order; for an object its state_dict(), or its data, alone.
         path: its path.
+        form: of an object without a ``state_dict()`` what it is.
     """
 
     kind: str
@@ -100,6 +107,7 @@ class Branch:
     keys: Sequence[Key]
     children: list[Node]
     path: Path = ()
+    form: Form | None = None
 
 
 @dataclass(slots=True)
@@ -175,6 +183,7 @@ class FlatState:
         shared_sharded: how many of them are in the structure that all ranks share.
         before_shards: how many arrays are none of their shards.
         composites: how many tensors are made of others.
+        extended: true if readers before structure version 5 do not know a container or a key of it.
         unmade: the tensors on the meta device.
     """
 
@@ -197,6 +206,7 @@ class FlatState:
     shared_sharded: int = 0
     before_shards: int = 0
     composites: int = 0
+    extended: bool = False
     unmade: list[UnmadeLeaf] = field(default_factory=list)
     _objects: list[Branch] | None = None
 
@@ -219,7 +229,7 @@ class FlatState:
 
 def _objects_below(node: Node) -> Iterator[Branch]:
     if isinstance(node, Branch):
-        if node.kind == "object":
+        if node.kind == "object" and node.form is None:
             yield node  # what its state_dict() holds are no objects
             return
         for child in node.children:

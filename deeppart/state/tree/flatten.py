@@ -19,13 +19,14 @@ import torch
 from deeppart.errors import UnsupportedLeafError
 from deeppart.model.boxes import Box
 from deeppart.state.memory.held import Extents, HeldMemory, array_lacks_memory, freed_memory
+from deeppart.state.tree.columns import NEW_TABLE
 from deeppart.state.tree.composites import Parts, take_apart
 from deeppart.state.tree.flat import (
     APART,
     ARRAY,
     COMPOSITE,
     DICT_KINDS,
-    NUMPY,
+    FORM,
     OBJECT,
     SHARDED,
     VALUE,
@@ -39,16 +40,17 @@ from deeppart.state.tree.flat import (
     UnmadeLeaf,
     ValueLeaf,
 )
-from deeppart.state.tree.leaves import STORABLE_DTYPES, LeafType, check_array, check_tensor, dtype_name
+from deeppart.state.tree.leaves import LeafType, check_tensor, dtype_name
+from deeppart.state.tree.noting import PLAIN_TENSORS, is_plain, note_array, note_shards, noted
+from deeppart.state.tree.objects import is_object, object_form, object_state
 from deeppart.state.tree.paths import Key, Path, canonical_order, exact, readable
+from deeppart.state.tree.registry import registered
 from deeppart.state.tree.runs import run_levels
 from deeppart.state.tree.sharded import Shards, is_sharded, read_shards
-from deeppart.state.tree.state_dicts import state_dict_of
-from deeppart.state.tree.values import encode_key, encode_value, is_value
+from deeppart.state.tree.values import encode_key, encode_value, is_extended, is_value
 
 #: Containers inside each other, at most: readers of JSON stop a little above twice that.
 DEEPEST_NESTING = 200
-PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 #: Types of dict keys of which two that are equal are the same.
 _SIMPLE_KEYS = frozenset({str, int, bool, bytes, type(None)})
 
@@ -129,6 +131,8 @@ class _Walk:
             return self._items(item, path, range(len(item)), kind.__name__)
         if is_value(item):
             return self._value(item, path)
+        if registered(kind) is not None:
+            return self._object(item, path)
         if isinstance(item, torch.Tensor):
             return self._sharded(item, path) if is_sharded(item) else self._tensor(item, path)
         if isinstance(item, np.ndarray):
@@ -137,7 +141,7 @@ class _Walk:
             self._check_namedtuple(kind, path)
             self.flat.tokens += (kind.__name__, *kind._fields)
             return self._items(item, path, kind._fields, "namedtuple")
-        if callable(getattr(item, "state_dict", None)) and callable(getattr(item, "load_state_dict", None)):
+        if is_object(item):
             return self._object(item, path)
         encode_value(item, readable(path))  # raises the error that names path and type
         raise AssertionError("is_value and encode_value disagree")
@@ -189,7 +193,7 @@ class _Walk:
             check_tensor(tensor, readable(path))
         if self._in_part and not inside:
             return self._whole(tensor, path)
-        leaf = self._leaf(_noted(self.flat, tensor, live=self._live), path)
+        leaf = self._leaf(noted(self.flat, tensor, live=self._live), path)
         leaf.inside = inside
         return leaf
 
@@ -252,7 +256,7 @@ class _Walk:
         return leaf
 
     def _dict(self, container: dict[Any, Any], path: Path, kind: str) -> Branch:
-        keys = shared = canonical_order(container)
+        keys = shared = self._keys(container, path)
         apart: dict[Key, Apart] = {}
         if self._cuts is not None:
             found = [(key, self._cut(self._cuts, (*path, key), container[key])) for key in keys]
@@ -262,12 +266,13 @@ class _Walk:
                     apart[key].place = place
             shared = [key for key in keys if key not in apart]
         self.flat.tokens += (kind, len(shared))
+        self.flat.extended |= kind == NEW_TABLE
         if all(type(key) is str for key in shared):
             self.flat.tokens += shared
         else:
             # 1 == True == 1.0, but they are different keys in a file; so are (1,) and (True,), 0.0 and -0.0. And
             # numpy's numbers do not compare with tuples.
-            texts = [None if type(key) in _SIMPLE_KEYS else _encoded(key, path) for key in shared]
+            texts = [None if type(key) in _SIMPLE_KEYS else self._encoded(key, path) for key in shared]
             self.flat.tokens += [key if text is None else text for key, text in zip(shared, texts, strict=True)]
             self.flat.tokens += [type(key) if text is None else text for key, text in zip(shared, texts, strict=True)]
         # By identity: of keys that do not compare, such as numpy's numbers with tuples, == is no answer.
@@ -286,6 +291,23 @@ class _Walk:
             children = [self.node(container[key], (*path, key)) for key in keys]
         self._open.discard(id(container))
         return Branch(kind, container, keys, children, path)
+
+    def _keys(self, container: dict[Any, Any], path: Path) -> list[Key]:
+        try:
+            return canonical_order(container)
+        except UnsupportedLeafError as error:  # of a key that has no order of its own
+            error.where = f"path {readable(path)}, a dict key"
+            raise
+
+    def _encoded(self, key: Key, path: Path) -> str:
+        """A key as text that tells it from every other key.
+
+        Raises:
+            UnsupportedLeafError: it cannot be stored; the message names the dict's path and the key's type.
+        """
+        encoded = encode_key(key, f"{readable(path)}, a dict key")
+        self.flat.extended |= is_extended(encoded)
+        return json.dumps(encoded)
 
     def _items(self, container: Sequence[Any], path: Path, keys: Sequence[Key], kind: str) -> Branch:
         self.flat.tokens += (kind, len(container))
@@ -306,13 +328,18 @@ class _Walk:
             )
 
     def _object(self, item: Any, path: Path) -> Branch:
-        self.flat.tokens.append(OBJECT)
+        form = object_form(item)
+        if form is None:
+            self.flat.tokens.append(OBJECT)
+        else:
+            self.flat.extended = True
+            self.flat.tokens += (FORM, form.kind, *form.about)
         self._enter(item, path)
         known = id(item) in self._state_dicts
-        given = self._state_dicts[id(item)] if known else state_dict_of(item, lambda: readable(path))
+        given = self._state_dicts[id(item)] if known else object_state(item, form, path)
         child = self.node(given, path)
         self._open.discard(id(item))
-        return Branch("object", item, (), [child], path)
+        return Branch("object", item, (), [child], path, form)
 
     def _enter(self, container: Any, path: Path) -> None:
         if len(self._open) >= DEEPEST_NESTING:
@@ -334,65 +361,3 @@ def _too_deep(path: Path) -> UnsupportedLeafError:
         where=f"path {readable(path)[:200]} ...",
         todo="flatten the deepest containers",
     )
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    """True if a tensor's elements are simply its dense storage, of a dtype and on a device that can be stored."""
-    return not (
-        type(tensor) not in PLAIN_TENSORS  # first: a ShardedTensor answers none of the questions below
-        or tensor.layout is not torch.strided
-        or tensor.is_quantized
-        or tensor.is_meta
-        or tensor.dtype not in STORABLE_DTYPES
-        or not (tensor.is_cpu or tensor.is_cuda)
-        or tensor.is_nested
-    )
-
-
-def note_tensor(flat: FlatState, tensor: torch.Tensor, path: Path, *, live: bool) -> torch.Tensor:
-    """Check a tensor and add its type and address to a flat state; returns the tensor to read (or write, if live).
-
-    Raises:
-        UnsupportedLeafError: it cannot be stored.
-    """
-    if not is_plain(tensor):
-        check_tensor(tensor, readable(path))
-    return _noted(flat, tensor, live=live)
-
-
-def _noted(flat: FlatState, tensor: torch.Tensor, *, live: bool) -> torch.Tensor:
-    if not live and (tensor.is_conj() or tensor.is_neg()):
-        flat.unresolved[len(flat.pointers)] = tensor
-        tensor = tensor.resolve_conj().resolve_neg()
-    flat.types += (tensor.dtype, tensor.shape, tensor.device, tensor.is_contiguous() or tensor.stride())
-    flat.pointers.append(tensor.data_ptr())
-    return tensor
-
-
-def note_shards(flat: FlatState, leaf: ShardedLeaf, shards: Shards, *, live: bool) -> None:
-    """Add what this rank has of a sharded tensor to a flat state, behind all that is there.
-
-    Raises:
-        UnsupportedLeafError: a local tensor cannot be stored.
-    """
-    leaf.first = len(flat.arrays)
-    for box, tensor in zip(shards.boxes, shards.tensors, strict=True):
-        flat.tokens += (SHARDED, str(box))
-        flat.data.append(note_tensor(flat, tensor, leaf.path, live=live))
-        flat.arrays.append(ArrayLeaf(leaf.path, len(flat.arrays)))
-
-
-def note_array(flat: FlatState, found: np.ndarray[Any, Any], path: Path) -> None:
-    """Like :func:`note_tensor`, for a numpy array."""
-    check_array(found, readable(path))
-    flat.types += (found.dtype, found.shape, NUMPY, bool(found.flags.c_contiguous) or found.strides)
-    flat.pointers.append(found.ctypes.data)
-
-
-def _encoded(key: Key, path: Path) -> str:
-    """A key as text that tells it from every other key.
-
-    Raises:
-        UnsupportedLeafError: it cannot be stored; the message names the dict's path and the key's type.
-    """
-    return json.dumps(encode_key(key, f"{readable(path)}, a dict key"))

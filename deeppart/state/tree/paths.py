@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 import json
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from deeppart.state.tree.stand_ins import SavedMember
 from deeppart.state.tree.values import encode_key
 
 #: The path of the state itself, for people.
@@ -22,6 +24,8 @@ IdKey = str | tuple[str, Key]
 ExactPath = tuple[IdKey, ...]
 #: numpy has two types for integers of one width and writes them as one: a file gives the first back for either.
 _STORED_AS: dict[type, type] = {kind: np.dtype(np.dtype(kind).str).type for kind in (np.longlong, np.ulonglong)}
+#: Keys that are, or may hold, members of enums.
+_NESTED = frozenset({tuple, frozenset, SavedMember})
 
 
 def exact(path: Path) -> ExactPath:
@@ -39,7 +43,19 @@ def id_key(key: Key) -> IdKey:
     kind = type(key)
     if kind is str:
         return str(key)
+    if kind is not int and (kind in _NESTED or isinstance(key, enum.Enum)):
+        return "key", _stored(key)
     return _STORED_AS.get(kind, kind).__name__, key
+
+
+def _stored(key: Key) -> Key:
+    """A key in which each member of an enum is what ``load`` gives for it: its class may be in another module here."""
+    if isinstance(key, (enum.Enum, SavedMember)):
+        of = key.enum if isinstance(key, SavedMember) else type(key).__qualname__
+        return "enum", of, key.name is None, key.value if key.name is None else key.name
+    if type(key) is frozenset:
+        return "frozenset", frozenset(map(_stored, key))
+    return ("tuple", *map(id_key, key)) if type(key) is tuple else id_key(key)
 
 
 def readable(path: Path) -> str:
@@ -54,8 +70,12 @@ def component(key: Key) -> str:
 
 
 def _key_text(key: Key) -> str:
-    try:
+    if isinstance(key, enum.Enum):
+        return f"{type(key).__name__}.{key.value if key.name is None else key.name}"
+    if type(key) is SavedMember:
         return str(key)
+    try:
+        return str(key) if not _is_unordered(key) else json.dumps(encode_key(key, "a dict key"))
     except ValueError:  # an int of thousands of digits
         return json.dumps(encode_key(key, "a dict key"))
 
@@ -68,8 +88,15 @@ def canonical_order(container: dict[Any, Any]) -> list[Key]:
     return sorted(container, key=lambda key: (type(key).__name__, _sortable(key)))
 
 
+def _is_unordered(key: Key) -> bool:
+    """True if Python's text of a key may be another one on another rank: of sets, and of members of enums."""
+    if type(key) is tuple:
+        return any(map(_is_unordered, key))
+    return type(key) is frozenset or isinstance(key, (enum.Enum, SavedMember))
+
+
 def _sortable(key: Key) -> str:
     try:
-        return repr(key)
+        return repr(key) if not _is_unordered(key) else json.dumps(encode_key(key, "a dict key"))
     except ValueError:  # an int of thousands of digits
         return _key_text(key)

@@ -6,7 +6,8 @@ any depth: a table of records, say. A run is encoded as a whole, by columns (:mo
 
 ========================================== ==============================================================
 ``["run", "list", column]``                a list; also ``"tuple"``
-``["run", "dict", column, column]``        a dict: its keys and its values; also ``"odict"``, ``"counter"``
+``["run", "dict", column, column]``        a dict: its keys and its values; also ``"odict"``, ``"counter"``,
+                                           ``"defaultdict"``
 ========================================== ==============================================================
 """
 
@@ -23,21 +24,25 @@ from deeppart.part.format import short
 from deeppart.state.tree.columns import (
     CONTAINERS,
     MOST_LEVELS,
+    NEW_TABLE,
     SEQUENCE_MAKERS,
     SEQUENCES,
     TABLE_MAKERS,
     TABLES,
     decode_column,
     encode_column,
+    is_extended_column,
     make_table,
 )
 from deeppart.state.tree.naming import name_kind
+from deeppart.state.tree.value_kinds import MUTABLE
 from deeppart.state.tree.values import (
     Encoded,
     decode_value,
     describe_value,
     encode_key,
     encode_value,
+    is_extended,
     is_value_type,
     same_value,
 )
@@ -95,7 +100,7 @@ def _inner(level: list[Any]) -> list[Any] | None:
         return None
     items = list(chain.from_iterable(map(_items, level)))
     kinds = set(map(type, items))
-    if not all(kind in CONTAINERS or is_value_type(kind) for kind in kinds):
+    if not all(kind in CONTAINERS or _fits_in_run(kind) for kind in kinds):
         return None
     if kinds.isdisjoint(CONTAINERS):
         return []
@@ -109,11 +114,16 @@ def _items(container: Any) -> Collection[Any]:
 
 
 def _all_values(items: Collection[Any]) -> bool:
-    return all(map(is_value_type, set(map(type, items))))
+    return all(map(_fits_in_run, set(map(type, items))))
+
+
+def _fits_in_run(kind: type) -> bool:
+    """True for values that are replaced as a whole: those that change stay the objects that they are in a restore."""
+    return is_value_type(kind) and kind not in MUTABLE
 
 
 def run_kind(value: object) -> str | None:
-    """Kind of the container that a leaf's value is: "list", "tuple", "dict", "odict", "counter"; None: no container."""
+    """Kind of the container that a leaf's value is, such as "list" or "odict"; None: no container."""
     return SEQUENCES.get(type(value)) or TABLES.get(type(value))
 
 
@@ -158,6 +168,13 @@ def encode_leaf_value(value: Any, where: str) -> Encoded:
     except UnsupportedLeafError:
         _raise_unsupported(value, where)
         raise
+
+
+def is_extended_value(encoded: Encoded) -> bool:
+    """True if readers before structure version 5 do not know something in what a leaf holds."""
+    if type(encoded) is list and encoded[0] == _TAG:
+        return encoded[1] == NEW_TABLE or any(map(is_extended_column, encoded[2:]))
+    return is_extended(encoded)
 
 
 def _raise_unsupported(value: Any, where: str) -> None:

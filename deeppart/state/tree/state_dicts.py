@@ -1,15 +1,43 @@
-"""Asking the caller's objects for their state."""
+"""Asking the caller's objects for their state, and giving it back to them.
+
+Random number generators have other names for that than ``state_dict()``; and torch's SWALR, before torch 2.10, gives a
+function, of which a file gets the name.
+"""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from types import FunctionType, MethodType
 from typing import Any
+
+import numpy as np
+import torch
+from torch.optim.swa_utils import SWALR
 
 from deeppart.errors import DeeppartError, StateError
 from deeppart.state.tree.conversions import class_names
 
 #: Optimizers that give their whole state only where it was gathered before.
 _SHARDED = "torch.distributed.optim.zero_redundancy_optimizer.ZeroRedundancyOptimizer"
+#: SWALR's strategies as torch calls them from 2.10 on, and the functions that earlier ones have in their state.
+_ANNEALING = {"cos": "_cosine_anneal", "linear": "_linear_anneal"}
+_FUNCTION, _STRATEGY = "anneal_func", "_anneal_strategy"
+
+
+def has_state(item: Any) -> bool:
+    """True if an object gives its state and takes it back."""
+    if callable(getattr(item, "state_dict", None)) and callable(getattr(item, "load_state_dict", None)):
+        return True
+    return _is_generator(item)
+
+
+def _is_generator(item: Any) -> bool:
+    """True for random number generators. What a subclass adds would be lost: of numpy's bit generators, all are
+    subclasses, and their ``state`` is all of them.
+    """
+    exactly = type(item) in (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+    return exactly or isinstance(item, np.random.BitGenerator)
 
 
 def state_dict_of(item: Any, where: Callable[[], str]) -> Any:
@@ -22,7 +50,7 @@ def state_dict_of(item: Any, where: Callable[[], str]) -> Any:
         StateError: it raised something.
     """
     try:
-        return item.state_dict()
+        return _state(item)
     except DeeppartError:
         raise
     except Exception as error:
@@ -38,3 +66,45 @@ def state_dict_of(item: Any, where: Callable[[], str]) -> Any:
             where=f"path {where()}",
             todo=todo,
         ) from error
+
+
+def load_state_dict_of(item: Any, state: Any) -> None:
+    """``item.load_state_dict(state)``; raises whatever that raises."""
+    if isinstance(item, torch.Generator):
+        item.set_state(state)
+    elif isinstance(item, np.random.Generator):
+        item.bit_generator.state = state
+    elif isinstance(item, np.random.BitGenerator):
+        item.state = state
+    elif isinstance(item, np.random.RandomState):
+        item.set_state(state)
+    elif isinstance(item, random.Random):
+        item.setstate(state)
+    elif isinstance(item, SWALR) and _has_function(item.state_dict()):
+        rest = {key: value for key, value in state.items() if key != _STRATEGY}
+        item.load_state_dict({**rest, _FUNCTION: getattr(item, _ANNEALING[state[_STRATEGY]])})
+    else:
+        item.load_state_dict(state)
+
+
+def _state(item: Any) -> Any:
+    if isinstance(item, torch.Generator):
+        return item.get_state()
+    if isinstance(item, np.random.Generator):
+        return item.bit_generator.state
+    if isinstance(item, np.random.BitGenerator):
+        return item.state
+    if isinstance(item, np.random.RandomState):
+        return item.get_state(legacy=False)
+    if isinstance(item, random.Random):
+        return item.getstate()
+    state = item.state_dict()
+    if isinstance(item, SWALR) and _has_function(state):
+        names = [name for name, function in _ANNEALING.items() if getattr(item, function) == state[_FUNCTION]]
+        if names:  # otherwise it is of the caller's own, and refused as other functions are
+            return {key: value for key, value in state.items() if key != _FUNCTION} | {_STRATEGY: names[0]}
+    return state
+
+
+def _has_function(state: Any) -> bool:
+    return isinstance(state, dict) and isinstance(state.get(_FUNCTION), (FunctionType, MethodType))

@@ -31,11 +31,12 @@ from deeppart.state.tree.flat import (
     UnmadeLeaf,
     ValueLeaf,
 )
-from deeppart.state.tree.flatten import PLAIN_TENSORS, flatten, hold_memory
+from deeppart.state.tree.flatten import flatten, hold_memory
+from deeppart.state.tree.noting import PLAIN_TENSORS
+from deeppart.state.tree.objects import object_form, object_state
 from deeppart.state.tree.paths import readable
 from deeppart.state.tree.runs import LEAST_ROWS, RUN_KINDS, run_levels
 from deeppart.state.tree.sharded import shards_again
-from deeppart.state.tree.state_dicts import state_dict_of
 from deeppart.state.tree.values import is_value
 
 #: Puts an item into its place; False if it does not fit.
@@ -227,13 +228,13 @@ class Template:
         return fill
 
     def _object_filler(self, branch: Branch, fill_state_dict: _Filler) -> _Filler:
-        kind = type(branch.container)
+        kind, form, path = type(branch.container), branch.form, branch.path
 
         def fill(item: Any) -> bool:
-            if type(item) is not kind:
+            if type(item) is not kind or (form is not None and object_form(item) != form):
                 return False
             branch.container = item
-            state_dict = state_dict_of(item, lambda: readable(branch.path))
+            state_dict = object_state(item, form, path)
             self._state_dicts[id(item)] = state_dict
             return fill_state_dict(state_dict)
 

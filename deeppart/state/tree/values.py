@@ -17,12 +17,15 @@ device      torch.device                            name
 size        torch.Size                              the integers
 numpy       numpy scalar                            dtype string, bytes in hexadecimal
 =========== ======================================= =========================================
+
+Those of the standard library, enums and sets are in :mod:`deeppart.state.tree.value_kinds`.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import io
 import json
 import math
 import re
@@ -36,6 +39,7 @@ import torch
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
 from deeppart.part.format import short
 from deeppart.state.tree.conversions import conversion
+from deeppart.state.tree.value_kinds import DECODERS, encoder_of, is_kind
 
 #: JSON-like value: None, bool, int, float, str, or a tagged list.
 Encoded = Any
@@ -46,6 +50,11 @@ _PLAIN = frozenset({type(None), bool})
 _NUMPY_KINDS = frozenset("biufcSUmM")
 #: ``dtype.str`` of these kinds: a few digits, and the unit of a time.
 _NUMPY_DTYPE = re.compile(r"[<>|][biufcSU][0-9]{1,9}|[<>][mM]8(\[[0-9]{0,9}[A-Za-z]{1,2}\])?", re.ASCII)
+#: What decoding raises where a file holds something else; RuntimeError also covers RecursionError.
+_UNDECODABLE = (
+    *(KeyError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, IndexError),
+    *(struct.error, binascii.Error, UnsupportedLeafError),
+)
 #: By the name that a file holds. An attribute of torch would do as well, but some import what they name.
 _DTYPES = {str(item).removeprefix("torch."): item for item in vars(torch).values() if isinstance(item, torch.dtype)}
 
@@ -57,7 +66,7 @@ def is_value(value: object) -> bool:
 
 def is_value_type(kind: type) -> bool:
     """True if objects of this type are small values."""
-    return kind in _VALUE_TYPES or (issubclass(kind, np.generic) and kind.__module__ == np.__name__)
+    return kind in _VALUE_TYPES or is_kind(kind) or (issubclass(kind, np.generic) and kind.__module__ == np.__name__)
 
 
 def encode_value(value: Any, where: str) -> Encoded:
@@ -94,20 +103,44 @@ def encode_value(value: Any, where: str) -> Encoded:
         return ["size", list(value)]
     if is_value_type(kind) and isinstance(value, np.generic) and value.dtype.kind in _NUMPY_KINDS:
         return ["numpy", value.dtype.str, value.tobytes().hex()]
+    encode = encoder_of(kind)
+    if encode is not None:
+        try:
+            return encode(value, lambda item: encode_key(item, where))
+        except UnsupportedLeafError as error:
+            error.where = error.where or f"path {where}"
+            raise
     raise UnsupportedLeafError(
         f"the state holds a {kind.__module__}.{kind.__qualname__}, which cannot be stored exactly",
-        expected="tensors, numpy arrays and scalars, int, float, complex, bool, str, bytes, None, torch.dtype, "
-        "torch.device, torch.Size, in dicts, lists, tuples or objects with state_dict() and load_state_dict()",
+        expected="tensors, numpy arrays and scalars, numbers, texts, bytes, None, dates, paths, enums, in dicts, "
+        "lists, tuples, sets, deques, namespaces, dataclasses, objects with state_dict() and load_state_dict(), or "
+        "of a type that deeppart.register() was told of",
         where=f"path {where}",
         todo=conversion(value),
     )
 
 
 def encode_key(key: Any, where: str) -> Encoded:
-    """Encode one dict key: any small value or a tuple of them."""
-    if type(key) is tuple:
+    """Encode one dict key, or what is inside a value: any small value or a tuple of them.
+
+    Raises:
+        UnsupportedLeafError: it has no exact encoding, or is a key by its identity alone.
+    """
+    kind = type(key)
+    if kind is tuple:
         return ["tuple", [encode_key(item, where) for item in key]]
+    if kind is io.BytesIO:
+        raise UnsupportedLeafError(
+            "the state holds an io.BytesIO as a key or within a value", where=f"path {where}", todo="use its content"
+        )
     return encode_value(key, where)
+
+
+def is_extended(encoded: Encoded) -> bool:
+    """True if an encoded value or key is one that readers before structure version 5 do not know."""
+    if type(encoded) is not list:
+        return False
+    return encoded[0] in DECODERS or (encoded[0] == "tuple" and any(map(is_extended, encoded[1])))
 
 
 def decode_value(encoded: Encoded, where: str) -> Any:
@@ -118,8 +151,7 @@ def decode_value(encoded: Encoded, where: str) -> Any:
     """
     try:
         return _decode_list(encoded, where) if isinstance(encoded, list) else _plain(encoded)
-    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, struct.error, binascii.Error) as error:
-        # RuntimeError also covers RecursionError
+    except _UNDECODABLE as error:
         found = f"{short(encoded)}: {type(error).__name__}: {error}"[:300]
         raise CorruptFileError("a stored value cannot be decoded", found=found, where=where) from error
 
@@ -135,9 +167,12 @@ def _plain(encoded: Encoded) -> Any:
 
 def _decode_list(encoded: list[Any], where: str) -> Any:
     tag, *arguments = encoded
-    value = _DECODERS[tag](*arguments)
+    if tag in DECODERS:
+        value = DECODERS[tag](arguments, lambda item: decode_value(item, where))
+    else:
+        value = _DECODERS[tag](*arguments)
     # What is written otherwise than the library writes it was not written by it.
-    if tag != "numpy" and encode_key(value, where) != encoded:
+    if tag != "numpy" and (encode_key if tag == "tuple" else encode_value)(value, where) != encoded:
         raise ValueError("not as this library writes it")
     return value
 
@@ -151,6 +186,8 @@ def describe_value(value: Any) -> str:
     """A small value in at most 80 characters, whatever it is."""
     if type(value) is int and value.bit_length() > 256:  # Python refuses to print those of thousands of digits
         return f"an int of {value.bit_length()} bits"
+    if type(value) is io.BytesIO:
+        return f"io.BytesIO of {len(value.getbuffer())} bytes, at {value.tell()}"
     return f"{value!r:.80}"
 
 

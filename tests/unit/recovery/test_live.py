@@ -95,13 +95,13 @@ def test_whatever_the_callers_objects_raise_is_an_error_of_the_state() -> None:
 
 def test_an_error_of_the_library_is_raised_as_it_is() -> None:
     with pytest.raises(UnsupportedLeafError, match="path a"):
-        flatten_live({"a": {1}})
+        flatten_live({"a": object()})
 
 
 # --- nothing to restore yet -------------------------------------------------------------------------------------------
 
 UNSAVEABLE: dict[str, Callable[[], Any]] = {
-    "a set": lambda: {"bad": {1}},
+    "an object": lambda: {"bad": object()},
     "no data": lambda: {"bad": torch.ones(3, device="meta")},
     "an object that fails": lambda: {"bad": Failing()},
     "far too deep": lambda: nested(300),
@@ -127,5 +127,5 @@ def test_what_can_be_saved_is_no_error() -> None:
 def test_it_is_raised_at_the_first_restore_into_a_directory_without_checkpoints(tmp_path: Path) -> None:
     with deeppart.Checkpointer(config(tmp_path)) as ck:
         with pytest.raises(UnsupportedLeafError, match="path bad"):
-            ck.restore({"bad": {1}})
+            ck.restore({"bad": object()})
         assert ck.restore({"good": 1}) is None

@@ -112,7 +112,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[StateError], str]] = {
     "one more": (lambda: live_for_forged() | {"c": 1}, StructureMismatchError, "remove them from the state"),
     "a level more": (lambda: {"state": live_for_forged()}, StructureMismatchError, "restore(state['state'])"),
     "expanded": (lambda: live_for_forged() | {"a": torch.zeros(1).expand(900)}, StateError, "clone"),
-    "what cannot be saved": (lambda: live_for_forged() | {"position": {1}}, StateError, ""),
+    "what cannot be saved": (lambda: live_for_forged() | {"position": object()}, StateError, ""),
 }
 
 

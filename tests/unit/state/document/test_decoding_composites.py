@@ -32,7 +32,7 @@ def test_it_is_read_as_it_was_written(name: str) -> None:
     with pytest.raises(CorruptFileError, match="older version"):
         decode_structure({**document, "version": 3}, "here")
     with pytest.raises(NewerFormatError):
-        decode_structure({**document, "version": 5}, "here")
+        decode_structure({**document, "version": 6}, "here")
 
 
 COO = ["indices", "values", "shape", "coalesced"]

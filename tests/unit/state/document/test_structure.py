@@ -71,7 +71,7 @@ def test_leaves_below_what_is_rank_0s() -> None:
 
 
 def test_kinds_of_dicts() -> None:
-    assert DICTS == {"dict", "odict", "counter"}
+    assert DICTS == {"dict", "odict", "counter", "defaultdict"}
 
 
 def test_a_structure_without_values_has_none_of_its_own() -> None:

@@ -1,0 +1,211 @@
+"""Classes of the script that a checkpoint names: found in the live state and among what was registered, never imported.
+
+What a file has of a member of an enum, or of an object of a dataclass, says the name of its class. The class is one
+that the live state has somewhere, or that was given to ``deeppart.register``. A class may have moved to another module
+since (``__main__`` is one): the qualified name decides, and the module only where two classes have it.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from deeppart.errors import LeafMismatchError, StructureMismatchError, UnsupportedLeafError
+from deeppart.state.document.structure import SavedBranch, SavedNode, SavedValue, walk_tree
+from deeppart.state.restore.target import Target
+from deeppart.state.tree.columns import CONTAINERS
+from deeppart.state.tree.flat import Branch, FlatState, Node, ValueLeaf
+from deeppart.state.tree.forms import DATACLASS, REGISTERED, Form, field_names, takes
+from deeppart.state.tree.naming import some_names
+from deeppart.state.tree.paths import Path, readable
+from deeppart.state.tree.registry import known_classes, registered_as
+from deeppart.state.tree.runs import make_run, run_items, run_kind
+from deeppart.state.tree.stand_ins import SavedMember, SavedRecord
+from deeppart.state.tree.values import encode_key
+
+_GROUPS = frozenset({set, frozenset})
+#: What may have members of enums in it.
+_MAY_HOLD = CONTAINERS | _GROUPS | {slice}
+
+
+def resolve(target: Target, flat: FlatState) -> None:
+    """Put the members of the script's own enums in the place of what a file has of them, in values and in keys; and
+    find the class of each dataclass. Changes nothing live.
+
+    Raises:
+        StructureMismatchError: a class is not known.
+        LeafMismatchError: an enum has no such member any more.
+    """
+    if target.structure.extended:
+        _know(target, (*known_classes(), *_live_classes(flat.root)))
+        tree = _Resolving(target, strict=True).all_of(target.structure.tree)
+        target.structure = replace(target.structure, tree=tree)
+
+
+def resolve_registered(target: Target, tree: SavedNode) -> SavedNode:
+    """The same where there is no live state; what was not registered stays as the file has it.
+
+    Returns:
+        The tree, with members of enums among its keys.
+
+    Raises:
+        LeafMismatchError: an enum has no such member any more.
+    """
+    if not target.structure.extended or not known_classes():
+        return tree
+    _know(target, known_classes())
+    return _Resolving(target, strict=False).all_of(tree)
+
+
+def _know(target: Target, kinds: Iterable[type]) -> None:
+    target.classes = {}
+    for kind in kinds:
+        named = kind.saved_class[:2] if issubclass(kind, SavedRecord) else (kind.__module__, kind.__qualname__)
+        target.classes.setdefault(named[1], {}).setdefault(named[0], kind)
+
+
+class _Resolving:
+    """One walk over a saved tree; ``strict``: every class has to be known."""
+
+    def __init__(self, target: Target, *, strict: bool) -> None:
+        self._target, self._strict = target, strict
+
+    def all_of(self, tree: SavedNode) -> SavedNode:
+        """Resolves the values of a tree in its target; returns the tree."""
+        tree, values = self._node(tree, ()), self._target.values
+        for path, node in walk_tree(tree, ()):
+            if isinstance(node, SavedValue):
+                values[node.index] = self._value(values[node.index], path)
+        return tree
+
+    def _node(self, node: SavedNode, path: Path) -> SavedNode:
+        """A tree with members of enums among its keys."""
+        if not isinstance(node, SavedBranch):
+            return node
+        if node.form is not None and self._strict:
+            _check_form(node.form, node.children[0], self._target, path)
+        keys = tuple([key if type(key) is str else self._value(key, path) for key in node.keys])
+        below = [path if node.kind == "object" else (*path, key) for key in keys]
+        children = tuple([self._node(child, inner) for child, inner in zip(node.children, below, strict=True)])
+        return replace(node, keys=keys, children=children)
+
+    def _value(self, value: Any, path: Path) -> Any:
+        """A value or key with the script's members of enums."""
+        kind = type(value)
+        if kind is SavedMember:
+            found = self._target.class_of(value.module, value.enum)
+            return value if found is None and not self._strict else _member(value, found, path)
+        if kind is slice:
+            return slice(*[self._value(each, path) for each in (value.start, value.stop, value.step)])
+        if kind not in _MAY_HOLD:
+            return value
+        keys, items = (range(len(value)), list(value)) if kind in _GROUPS else run_items(value)
+        if not _may_hold(items) and not _may_hold(keys):
+            return value
+        new_keys, new_items = [self._value(key, path) for key in keys], [self._value(item, path) for item in items]
+        return kind(new_items) if kind in _GROUPS else make_run(run_kind(value) or "", new_keys, new_items)
+
+
+def _check_form(form: Form, data: SavedNode, target: Target, path: Path) -> None:
+    if form.kind == DATACLASS:
+        kind = target.class_of(*form.about[:2])
+        if kind is None:
+            raise _unknown(f"an object of the dataclass {form.about[0]}.{form.about[1]}", form.about[1], path)
+        if not issubclass(kind, SavedRecord):
+            value = target.values[data.index] if isinstance(data, SavedValue) else None
+            keys = data.keys if isinstance(data, SavedBranch) else tuple(value) if isinstance(value, dict) else ()
+            _check_fields(form, kind, keys, path)
+    if form.kind == REGISTERED and registered_as(form.about[0]) is None:
+        raise StructureMismatchError(
+            f"the checkpoint has an object of a type that was registered as {form.about[0]!r}, and none is here",
+            where=f"path {readable(path)}",
+            todo=f"call deeppart.register(type, to, from_, name={form.about[0]!r}) before restore; deeppart.load gives "
+            "the plain data",
+        )
+
+
+def _check_fields(form: Form, kind: type, attributes: Sequence[Any], path: Path) -> None:
+    """The class must have the fields that it had, and take the other attributes."""
+    saved, mine = form.about[2], field_names(kind)
+    lost = [name for name in saved if name not in mine] + [name for name in attributes if not takes(kind, name)]
+    added = [name for name in mine if name not in saved]
+    if lost or added:
+        what = [f"lost {some_names(lost)}"] * bool(lost) + [f"got {some_names(added)}"] * bool(added)
+        raise StructureMismatchError(
+            f"the dataclass {kind.__qualname__} has {' and '.join(what)} since the checkpoint was saved",
+            expected=f"fields {some_names(saved)} (checkpoint)",
+            found=f"fields {some_names(mine)} (live)",
+            where=f"path {readable(path)}",
+            todo="give the class the fields that it had for this restore; or make the object of what deeppart.load "
+            "gives, and save that from now on",
+        )
+
+
+def _unknown(what: str, name: str, path: Path) -> StructureMismatchError:
+    return StructureMismatchError(
+        f"the checkpoint has {what}, and that class is not known here",
+        expected="a live state that has something of this class, or deeppart.register() of it",
+        where=f"path {readable(path)}",
+        todo=f"call deeppart.register({name.rpartition('.')[2]}) before restore: nothing is imported by its name",
+    )
+
+
+def _may_hold(items: Iterable[Any]) -> bool:
+    return not (_MAY_HOLD | {SavedMember}).isdisjoint(map(type, items))
+
+
+def _member(saved: SavedMember, kind: type | None, path: Path) -> enum.Enum:
+    if kind is None or not issubclass(kind, enum.Enum):
+        raise _unknown(f"a member of the enum {saved.module}.{saved.enum}", saved.enum, path)
+    found = kind.__members__.get(saved.name or "")
+    if found is None and issubclass(kind, enum.Flag) and type(saved.value) is int:
+        try:
+            found = kind(saved.value)  # several flags together
+        except ValueError:
+            found = None
+    if found is None or (saved.has_value and not _has_value(found, saved.value)):
+        raise LeafMismatchError(
+            f"the enum {kind.__qualname__} has no such member any more",
+            expected=f"{saved}, the value {saved.value!r:.80} (checkpoint)",
+            found=f"{found!r:.80}" if found is not None else f"{', '.join(kind.__members__)} (live)",
+            where=f"path {readable(path)}",
+            todo="give the class the member back, with its value; or convert what deeppart.load gives",
+        )
+    return found
+
+
+def _has_value(member: enum.Enum, value: Any) -> bool:
+    try:
+        hash(member.value)
+        return json.dumps(encode_key(member.value, "")) == json.dumps(encode_key(value, ""))
+    except (UnsupportedLeafError, TypeError):  # it had one that is stored
+        return False
+
+
+def _live_classes(node: Node) -> Iterator[type]:
+    """The enums and dataclasses of which a live state has something."""
+    if isinstance(node, ValueLeaf):
+        yield from _classes_in((node.value,))
+    if not isinstance(node, Branch):
+        return
+    yield from _classes_in(node.keys)
+    if node.form is not None and node.form.kind == DATACLASS:
+        yield type(node.container)
+    for child in node.children:
+        yield from _live_classes(child)
+
+
+def _classes_in(values: Iterable[Any]) -> Iterator[type]:
+    kinds = set(map(type, values))
+    yield from (kind for kind in kinds if isinstance(kind, enum.EnumMeta))
+    if kinds.isdisjoint(_MAY_HOLD):
+        return
+    for value in values:
+        if type(value) is slice:
+            yield from _classes_in((value.start, value.stop, value.step))
+        elif type(value) in _MAY_HOLD:
+            yield from _classes_in(value)
+            yield from _classes_in(value.values() if isinstance(value, dict) else ())

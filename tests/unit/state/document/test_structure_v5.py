@@ -1,0 +1,131 @@
+"""A checkpoint that was written when structure documents got version 5; and how older readers are told of one."""
+
+from __future__ import annotations
+
+import collections
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import deeppart
+from deeppart.errors import CorruptFileError, DeeppartWarning, NewerFormatError
+from deeppart.offline.inspect.choosing import choose_steps
+from deeppart.offline.inspect.verifying import verify
+from deeppart.part import FileSource, PartReader
+from deeppart.state.document import decoding
+from deeppart.state.document.decoding import decode_structure
+from deeppart.state.document.part_document import decode_meta
+from deeppart.state.tree import registry
+from deeppart.state.tree.stand_ins import SavedMember
+from tests.features.script_values import Phase, state
+from tests.features.test_script_values import bits
+from tests.golden.make_structure_v5 import Meter, make_states, register_meter
+from tests.unit.sharded_states import restore, save
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "structure-v5" / "ckpt"
+
+
+@pytest.fixture(autouse=True)
+def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_by_type", {})
+    monkeypatch.setattr(registry, "_by_name", {})
+
+
+@pytest.mark.filterwarnings("ignore::deeppart.PerRankNotice")
+def test_it_is_sound_and_loaded_as_it_was() -> None:
+    (subject,) = choose_steps(GOLDEN)
+    assert verify(subject).state == "sound"
+    for rank in (0, 1):
+        loaded = deeppart.load(GOLDEN, rank=rank)
+        assert loaded["own"]["set"] == {rank, "a"} and list(loaded["apart"]) == [1, 2][: 1 + rank]
+        assert loaded["own"]["phase"].name == ["WARMUP", "TRAIN"][rank] and type(loaded["own"]["phase"]) is SavedMember
+        assert loaded["meter"] == {"total": 2.5}
+    expected = state(2)
+    for name in ("path", "at", "decimal", "fraction", "uuid", "range", "slice", "zone", "delta", "windows", "version"):
+        assert bits(loaded["values"][name]) == bits(expected["values"][name]), name
+    for name in ("set", "sets", "deque", "window", "stream", "octets"):
+        assert bits(loaded["in place"][name]) == bits(expected["in place"][name]), name
+    assert loaded["in place"]["words"] == expected["in place"]["words"]
+
+
+def test_it_is_restored_to_the_same(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN, tmp_path / "ckpt")
+    expected, live = make_states(), [{**state(0), **_own(rank)} for rank in range(2)]
+    with pytest.warns(DeeppartWarning, match="is a copy of a checkpoint directory"):
+        assert restore(tmp_path / "ckpt", live) == 9
+    for one, other in zip(expected, live, strict=True):
+        assert one.pop("meter").total == other.pop("meter").total
+        assert bits(one) == bits(other)
+
+
+def _own(rank: int) -> dict[str, Any]:
+    register_meter()
+    apart = collections.deque([0, 0][: 1 + rank], maxlen=3)
+    return {"meter": Meter(0), "own": {"set": {9}, "phase": Phase.WARMUP}, "apart": apart}
+
+
+def metas_of(root: Path) -> list[bytes]:
+    found = []
+    for path in sorted(root.glob("step-*/part-*")):
+        with FileSource(path) as source:
+            found.append(PartReader(source, where=str(path)).meta)
+    return found
+
+
+def test_older_readers_are_told_the_version_whoever_of_the_ranks_has_something_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that they do not know stands where they look before they see the version."""
+    with pytest.warns(deeppart.PerRankNotice, match="a$"):
+        save(tmp_path / "ckpt", [{"a": 1, "b": 5}, {"a": frozenset({1}), "b": 5}])
+    metas = metas_of(tmp_path / "ckpt")
+    assert json.loads(metas[0])["structure"]["version"] == 5
+    for meta in metas:
+        document = json.loads(meta)
+        assert document["values"] == {} and "trees" not in document
+    assert decode_meta(metas[1], "here").values == {0: frozenset({1})}
+    monkeypatch.setattr(decoding, "STRUCTURE_VERSION", 4)
+    with pytest.raises(NewerFormatError, match="newer deeppart"):
+        decode_meta(metas[0], "here")
+    with pytest.raises(NewerFormatError):
+        deeppart.load(tmp_path / "ckpt")
+
+
+def test_objects_in_an_older_version_are_damage() -> None:
+    document: dict[str, Any] = {
+        "version": 5, "tree": ["w", "deque", [3], ["l", [["v", 0]]]], "leaves": [], "values": [1],
+        "per_rank_values": [], "rank0": [], "apart": False,
+    }  # fmt: skip
+    assert str(decode_structure(document, "here").tree.form) == "deque(maxlen=3)"  # type: ignore[union-attr]
+    with pytest.raises(CorruptFileError, match="older version"):
+        decode_structure({**document, "version": 4}, "here")
+
+
+DAMAGED: dict[str, Any] = {
+    "no such form": ["w", "pickle", [], ["l", []]],
+    "too little about it": ["w", "deque", [], ["l", []]],
+    "too much about it": ["w", "namespace", [1], ["d", [], [], None]],
+    "a length that is none": ["w", "deque", [-1], ["l", []]],
+    "a bool for a length": ["w", "deque", [True], ["l", []]],
+    "a class without a name": ["w", "dataclass", ["m", 5, []], ["d", [], [], None]],
+    "fields that are no list": ["w", "dataclass", ["m", "C", "ab"], ["d", [], [], None]],
+    "a field without a name": ["w", "dataclass", ["m", "C", [1]], ["d", [], [], None]],
+    "a name with a NUL": ["w", "dataclass", ["m", "C\0", []], ["d", [], [], None]],
+    "a lone surrogate": ["w", "registered", ["\ud800"], ["d", [], [], None]],
+    "about it that is no list": ["w", "deque", None, ["l", []]],
+    "no data": ["w", "deque", [None]],
+    "a form that is no text": ["w", ["deque"], [None], ["l", []]],
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_other_forms_are_damage(name: str) -> None:
+    document = {
+        "version": 5, "tree": DAMAGED[name], "leaves": [], "values": [], "per_rank_values": [], "rank0": [],
+        "apart": False,
+    }  # fmt: skip
+    with pytest.raises(CorruptFileError):
+        decode_structure(document, "here")

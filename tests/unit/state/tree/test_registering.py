@@ -1,0 +1,196 @@
+"""Types of the caller's own: saved as what their functions give, restored by these, loaded with and without them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.errors import ConfigError, StateError, StructureMismatchError, UnsupportedLeafError
+from deeppart.state.tree import registry
+
+
+@pytest.fixture(autouse=True)
+def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_by_type", {})
+    monkeypatch.setattr(registry, "_by_name", {})
+
+
+class Meter:
+    def __init__(self, total: Any = 0.0, history: Any = ()) -> None:
+        self.total, self.history = total, list(history)
+
+
+class Better(Meter):
+    pass
+
+
+class Kind(enum.Enum):
+    A = 1
+
+
+@dataclasses.dataclass
+class Point:
+    x: int = 0
+
+
+def take(meter: Meter, data: Any) -> None:
+    meter.total, meter.history = data["total"], data["history"]
+
+
+def register(**settings: Any) -> None:
+    deeppart.register(
+        Meter, lambda m: {"total": m.total, "history": m.history}, lambda data: Meter(**data), **settings
+    )  # fmt: skip
+
+
+def save(directory: Path, state: Any) -> None:
+    with deeppart.Checkpointer(persistent_dir=directory, timeout=20.0) as ck:
+        ck.checkpoint(state, step=1).wait(timeout=100)
+
+
+def restore(directory: Path, state: Any) -> None:
+    with deeppart.Checkpointer(persistent_dir=directory, timeout=20.0) as ck:
+        ck.restore(state)
+
+
+def test_an_object_is_made_anew_or_filled_if_there_is_a_function_for_that(tmp_path: Path) -> None:
+    register(name="meter")
+    save(tmp_path, {"m": Meter(torch.ones(2), [1, {"deep": torch.ones(1)}]), "l": [Meter(3)]})
+    live: dict[str, Any] = {"m": Meter(torch.zeros(2), [0, {"deep": torch.zeros(1)}]), "l": [Meter(0)]}
+    meter, tensor = live["m"], live["m"].total
+    restore(tmp_path, live)
+    assert live["m"] is not meter and live["m"].total is tensor and tensor.tolist() == [1, 1]
+    assert live["m"].history[1]["deep"].item() == 1 and live["l"][0].total == 3
+    registry._by_type, registry._by_name = {}, {}
+    register(name="meter", into=take)
+    live = {"m": Meter(torch.zeros(2), [0, {"deep": torch.zeros(1)}]), "l": [Meter(0)]}
+    meters = live["m"], live["l"][0]
+    restore(tmp_path, live)
+    assert (live["m"], live["l"][0]) == meters and meters[0].total.tolist() == [1, 1] and meters[1].total == 3
+
+
+def test_load_gives_the_object_or_its_data(tmp_path: Path) -> None:
+    register(name="meter")
+    save(tmp_path, {"m": Meter(3, [1, 2])})
+    assert type(deeppart.load(tmp_path)["m"]) is Meter and deeppart.load(tmp_path)["m"].history == [1, 2]
+    assert deeppart.load(tmp_path, keys="m/total") == {"m": {"total": 3}}, "a part of its data makes no object"
+    registry._by_type, registry._by_name = {}, {}
+    assert deeppart.load(tmp_path) == {"m": {"total": 3, "history": [1, 2]}}
+
+
+def test_what_is_not_registered_any_more_is_refused(tmp_path: Path) -> None:
+    register(name="meter")
+    save(tmp_path, {"m": Meter(3), "l": [Meter(4)]})
+    registry._by_type, registry._by_name = {}, {}
+    lives: list[dict[str, Any]] = [{"m": None, "l": []}, {"m": {"total": 3, "history": []}, "l": []}]
+    for live in lives:
+        with pytest.raises(StructureMismatchError, match=r"register\(type, to, from_, name='meter'\)"):
+            restore(tmp_path, live)
+    with pytest.raises(UnsupportedLeafError, match=r"deeppart.register\(\)"):
+        restore(tmp_path, {"m": Meter(), "l": []})
+    register(name="another")
+    with pytest.raises(StructureMismatchError, match="'meter'"):
+        restore(tmp_path, {"m": Meter(), "l": []})
+    registry._by_type, registry._by_name = {}, {}
+    register(name="meter")
+    live = {"m": None, "l": []}
+    restore(tmp_path, live)
+    assert live["m"].total == 3 and live["l"][0].total == 4
+
+
+def test_a_subclass_is_registered_for_itself(tmp_path: Path) -> None:
+    register()
+    with pytest.raises(UnsupportedLeafError, match="Better"):
+        save(tmp_path, {"m": Better(1)})
+
+
+def test_it_counts_before_what_a_type_is_otherwise(tmp_path: Path) -> None:
+    class Named(collections.OrderedDict):  # type: ignore[type-arg]
+        title = ""
+
+    def made(data: Any) -> Named:
+        found = Named(data[1])
+        found.title = data[0]
+        return found
+
+    deeppart.register(Named, lambda d: [d.title, dict(d)], made)
+    deeppart.register(Point, lambda p: p.x, Point, name="point")
+    named = Named(a=1)
+    named.title = "t"
+    save(tmp_path, {"d": named, "p": Point(4)})
+    live: dict[str, Any] = {"d": Named(a=0), "p": Point(0)}
+    restore(tmp_path, live)
+    assert live["d"].title == "t" and live["d"]["a"] == 1 and live["p"] == Point(4)
+
+
+def test_classes_alone_can_be_registered(tmp_path: Path) -> None:
+    save(tmp_path, {"k": Kind.A, "p": Point(3), "l": [Kind.A] * 9, "d": {Kind.A: 1}})
+    assert type(deeppart.load(tmp_path)["p"]) is not Point
+    assert deeppart.register(Kind) is Kind and deeppart.register(Point) is Point
+    assert deeppart.load(tmp_path) == {"k": Kind.A, "p": Point(3), "l": [Kind.A] * 9, "d": {Kind.A: 1}}
+    live: dict[str, Any] = {"k": None, "p": None, "l": [], "d": {}}
+    restore(tmp_path, live)
+    assert live == {"k": Kind.A, "p": Point(3), "l": [Kind.A] * 9, "d": {Kind.A: 1}}
+
+
+def failing(*_: Any) -> Any:
+    raise RuntimeError("not today")
+
+
+def test_what_the_functions_raise_says_where_it_was(tmp_path: Path) -> None:
+    deeppart.register(Meter, lambda m: {"t": m.total}, failing, name="meter")
+    save(tmp_path, {"a": [Meter(1)]})
+    with pytest.raises(StateError, match="from_ of the registered type 'meter' failed") as caught:
+        restore(tmp_path, {"a": [Meter(0)]})
+    assert "not today" in str(caught.value) and "path a/0" in str(caught.value)
+    with pytest.raises(StateError, match="from_ of the registered type"):
+        deeppart.load(tmp_path)
+    registry._by_type, registry._by_name = {}, {}
+    deeppart.register(Meter, failing, Meter, name="meter")
+    with pytest.raises(StateError, match="to of the registered type 'meter' failed"):
+        restore(tmp_path, {"a": [Meter(0)]})
+    registry._by_type, registry._by_name = {}, {}
+    deeppart.register(Meter, lambda m: {"t": m.total}, lambda data: data, name="meter")
+    with pytest.raises(StateError, match="has made something else"):
+        restore(tmp_path, {"a": [Meter(0)]})
+
+
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "no type": (lambda: deeppart.register(5, repr, int), "only a type"),  # type: ignore[arg-type]
+    "one function": (lambda: deeppart.register(Meter, repr), "two functions"),
+    "no function": (lambda: deeppart.register(Meter), "two functions"),
+    "not callable": (lambda: deeppart.register(Meter, repr, Meter, into=5), "two functions"),  # type: ignore[arg-type]
+    "a dataclass with a name": (lambda: deeppart.register(Point, name="p"), "two functions"),
+    "an enum with functions": (lambda: deeppart.register(Kind, repr, lambda data: Kind.A), "without functions"),
+    "an empty name": (lambda: deeppart.register(Meter, repr, Meter, name=""), "no text"),
+    "a name that cannot be shown": (lambda: deeppart.register(Meter, repr, Meter, name="a\0"), "no text"),
+    **{
+        kind.__name__: (lambda kind=kind: deeppart.register(kind, repr, kind), "stores by itself")  # type: ignore[misc]
+        for kind in (int, dict, list, set, Path, collections.deque, torch.Tensor, torch.Generator)
+        if kind is not Path
+    },
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_registered(name: str) -> None:
+    make, said = WRONG[name]
+    with pytest.raises(ConfigError, match=said):
+        make()
+    assert not registry._by_type and not registry._by_name
+
+
+def test_one_type_and_one_name_once() -> None:
+    register(name="meter")
+    for again in (lambda: register(name="other"), lambda: deeppart.register(Better, repr, Better, name="meter")):
+        with pytest.raises(ConfigError, match="registered twice"):
+            again()
+    assert list(registry._by_name) == ["meter"]
