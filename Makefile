@@ -45,7 +45,7 @@ $(STAMP): setup.cfg pyproject.toml Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	    { echo "$(PYTHON) cannot make $(VENV) (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet --editable '.[$(MPI),sim,demo,test,dev,docs]'
+	$(BIN)/python -m pip install --quiet --editable '.[$(MPI),sim,demo,test,trainers,dev,docs]'
 	@touch $@
 
 demo: $(STAMP) ## train, kill, restart, compare: the main job, in one to four minutes
