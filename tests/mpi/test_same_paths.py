@@ -111,10 +111,13 @@ def scrubbed(comm: Any, directory: Path) -> tuple[bool, list[str]]:
         warnings.simplefilter("always")
         with job(comm, directory, "cdea", scrub_bandwidth=1e9) as ck:
             ck.restore(state(0, comm.rank))
-            path = part(directory, "c", 0)
-            on_rank_0(comm, flip, path)
             deadline = time.monotonic() + 60
-            while ck.scrubbed.repaired < 1 and time.monotonic() < deadline:
+            while ck.repairing and time.monotonic() < deadline:  # a file that is still to come is missing to a scrubber
+                time.sleep(0.02)
+            comm.Barrier()
+            path, before = part(directory, "c", 0), ck.scrubbed.repaired
+            on_rank_0(comm, flip, path)
+            while ck.scrubbed.repaired <= before and time.monotonic() < deadline:
                 time.sleep(0.02)
             comm.Barrier()
             sound = is_sound(path)
