@@ -67,13 +67,14 @@ def _has_other_names(saved: SavedNode, live: Node) -> bool:
         return _has_other_names(saved.children[0], live)
     if not isinstance(saved, SavedBranch) or not isinstance(live, Branch) or not _are_alike(saved, live):
         return False
-    mine = dict(zip(id_keys(live.keys), live.children, strict=True))
-    if saved.kind in DICTS and aligned(saved.keys, list(live.keys), whole=True):
+    if saved.kind in DICTS and aligned(saved.keys, live.keys, whole=True):
         return True
-    pairs = zip(id_keys(saved.keys), saved.children, strict=True)
-    return any(
-        isinstance(child, SavedBranch) and name in mine and _has_other_names(child, mine[name]) for name, child in pairs
-    )
+    inner = [(key, child) for key, child in zip(saved.keys, saved.children, strict=True) if type(child) is SavedBranch]
+    if not inner:
+        return False
+    mine = dict(zip(id_keys(live.keys), live.children, strict=True))
+    found = ((child, mine.get(id_key(key))) for key, child in inner)
+    return any(other is not None and _has_other_names(child, other) for child, other in found)
 
 
 def choose(

@@ -25,10 +25,10 @@ def aligned(saved: Sequence[Key], live: Sequence[Key], *, whole: bool) -> dict[s
     Args:
         whole: every name must have a counterpart. Otherwise, more of them than without this.
     """
-    if not saved or not live or saved == live or not all(type(key) is str for key in (*saved, *live)):
+    if not saved or not live:
         return {}
     common = len(set(saved) & set(live))
-    if common == len(saved) or common == len(live):
+    if common == len(saved) or common == len(live) or not all(type(key) is str for key in (*saved, *live)):
         return {}
     theirs, mine = bare_names(saved), bare_names(live)
     if len(theirs) != len(saved) or len(mine) != len(live):
