@@ -170,11 +170,14 @@ class _Choosing:
         lacking = [key for key, name in zip(live.keys, mine, strict=True) if name not in theirs]
         if saved.kind == "list" and any(key != number for number, (key, _) in enumerate(kept)):
             raise _hole_error(path)
+        is_refused = False  # as one that the checkpoint lacks
         if lacking and not (saved.kind == "list" and only_values(live, len(saved.keys))):
             # Of counts, none is 0: with some of the live ones they would be those of two runs.
             around = replace(at, whole=at.whole or saved.kind == "counter")
-            kept += [(key, _STAYS) for key in lacking if self._stays((*path, key), around)]
-        if not at.asked and all(isinstance(child, SavedApart) for _, child in kept):
+            staying = [key for key in lacking if self._stays((*path, key), around)]
+            kept += [(key, _STAYS) for key in staying]
+            is_refused = len(staying) < len(lacking)
+        if not at.asked and not is_refused and all(isinstance(child, SavedApart) for _, child in kept):
             return _STAYS
         same = len(kept) == len(saved.children) and all(
             key is old and child is before

@@ -393,3 +393,18 @@ def test_counts_of_two_runs_are_not_mixed(ck: deeppart.Checkpointer) -> None:
     live["seen"].clear()
     ck.restore(live, strict=False)
     assert live == {"seen": Counter(a=1, b=2), "x": 1}
+
+
+@pytest.mark.parametrize(
+    ("keys", "name"), [("model/w", "w"), ("model/?", "w"), (["model/w", "e"], "w"), (["model/?", "e"], "v")]
+)
+def test_what_is_asked_for_and_not_in_the_checkpoint_is_an_error(
+    ck: deeppart.Checkpointer, keys: Any, name: str
+) -> None:
+    """Also where it is all that is asked for of the dict around it. All names have to differ by wrappers, or none."""
+    saved = {"model": {"module.v": torch.ones(2), "module.x": torch.ones(2)}, "e": 1}
+    ck.checkpoint(saved, 1).wait("persistent", timeout=30)
+    live: dict[str, Any] = {"model": {name: torch.zeros(2), "z": torch.zeros(2)}, "e": 0}
+    with pytest.raises(StructureMismatchError, match="the live state has leaves that the checkpoint lacks"):
+        ck.restore(live, keys=keys)
+    assert not live["model"][name].any() and live["e"] == 0
