@@ -23,7 +23,7 @@ from deeppart.recovery.distribute import Distributor
 from deeppart.recovery.documents import Documents, share_documents
 from deeppart.recovery.live import flatten_live
 from deeppart.recovery.matching import Matched, check_step, find_places, match, notices, refused_ties
-from deeppart.recovery.narrowing import narrowed, outermost_keys
+from deeppart.recovery.narrowing import narrowed, outermost_keys, with_own_of_all
 from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map_old_leaves, memory_for_old_leaves
 from deeppart.recovery.overlapping import ToFill, arrays_to_fill, check_conflicts, marks, memory_alone
 from deeppart.recovery.ranks import Ranks
@@ -121,13 +121,13 @@ class _Restoring:
         flat = self._together(lambda: flatten_live(state), _MATCHING)
         outermost = outermost_keys(flat, comm, self._what, self._timeout)
 
-        def looked() -> tuple[SavedStep, Choice | None]:
+        def looked() -> tuple[SavedStep, SavedStep, Choice | None]:
             whole = saved_step(attempt, documents, comm.rank, comm.size)
-            found, choice = narrowed(whole, flat, request, outermost)
-            check_step(found, self._tables.indexes, self._per_rank, comm.size)
-            return found, choice
+            return whole, *narrowed(whole, flat, request, outermost)
 
-        saved, choice = self._together(looked, _MATCHING)
+        whole, saved, choice = self._together(looked, _MATCHING)
+        saved = with_own_of_all(saved, whole, comm, self._what, self._timeout)
+        self._together(lambda: check_step(saved, self._tables.indexes, self._per_rank, comm.size), _MATCHING)
         places = find_places(saved, flat, self._ranks, self._what, replication.in_parts)
 
         def matched() -> tuple[Matched, OldLeaves]:

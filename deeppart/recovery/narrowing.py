@@ -6,6 +6,8 @@ import json
 from collections.abc import Collection
 from dataclasses import replace
 
+import numpy as np
+
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.errors import CorruptFileError
@@ -14,8 +16,9 @@ from deeppart.state.document.structure import DICTS, SavedArray, SavedNode, Save
 from deeppart.state.restore.choosing import Choice, choose, needs_choice
 from deeppart.state.restore.request import Request
 from deeppart.state.restore.target import decode_values
-from deeppart.state.tree.flat import Branch, FlatState
-from deeppart.state.tree.paths import IdKey, Path, exact, id_key
+from deeppart.state.restore.wrappers import counterpart
+from deeppart.state.tree.flat import Branch, FlatState, Node
+from deeppart.state.tree.paths import ExactPath, IdKey, Path, exact, id_key, id_keys
 
 #: Keys of the outermost dict of live states; None where everything is asked for.
 Outermost = Collection[IdKey] | None
@@ -41,8 +44,7 @@ def narrowed(
 ) -> tuple[SavedStep, Choice | None]:
     """A step less what is not asked for, with the names of the live state; and what was chosen, unless it is all.
 
-    What each rank has saved for itself is left out by what all ranks ask for, not by what this one has a place for: so
-    all of them go on with the same.
+    Of what each rank has saved for itself, this is what has a place here: see :func:`with_own_of_all`.
 
     Raises:
         StructureMismatchError: as of :func:`~deeppart.state.restore.choosing.choose`.
@@ -52,35 +54,94 @@ def narrowed(
         return saved, None
     values = decode_values(saved.structure, f"step {saved.attempt.step}")
     choice = choose(tree, flat.root, values, request, outermost)
-
-    def asked(path: Path) -> bool:
-        here: Path = ()
-        for key in path:
-            here = (*here, request.renamed(here, key)[0])
-        known = request.keys is not None or outermost is None or not here or id_key(here[0]) in outermost
-        return known and request.asks_for(here)
-
-    own = [(path, node) for path, node in walk_tree(tree, ()) if _is_own(saved, node) and asked(path)]
     before, after = _arrays(tree), _arrays(choice.tree)
     if not after <= before:
         raise CorruptFileError("a leaf stands twice in the structure of a checkpoint", where=f"{saved.attempt.step}")
+    placed = {node.index for _, node in walk_tree(choice.tree, ()) if isinstance(node, SavedValue)}
+    apart, divided = _asked_apart(saved, flat.root, request, outermost)
     step = replace(
         saved,
         structure=replace(saved.structure, tree=choice.tree),
-        own_leaves=frozenset(node.index for _, node in own if isinstance(node, SavedArray)),
-        own_values=frozenset(node.index for _, node in own if isinstance(node, SavedValue)),
-        apart=tuple(each for each in saved.apart if asked(each.path)),
+        own_leaves=saved.own_leaves & after,
+        own_values=saved.own_values & placed,
+        apart=tuple(each for each in saved.apart if exact(each.path) in apart),
         tree_as_saved=tree,
         left_out=frozenset(before - after),
-        left_apart=frozenset(exact(each.path) for each in saved.apart if not asked(each.path)),
+        left_apart=frozenset(exact(each.path) for each in saved.apart) - apart,
+        divided_apart=frozenset(divided),
     )
     return step, choice
 
 
-def _is_own(saved: SavedStep, node: SavedNode) -> bool:
-    if isinstance(node, SavedArray):
-        return node.index in saved.own_leaves
-    return isinstance(node, SavedValue) and node.index in saved.own_values
+def with_own_of_all(saved: SavedStep, whole: SavedStep, comm: Comm, what: str, timeout: float) -> SavedStep:
+    """A step with all that any rank restores of what the old ranks had for themselves (collective).
+
+    Live states may have other names, and lack other things; but the old ranks' leaves are brought by all together. As
+    many ranks as have saved it need no such thing: each has its own.
+
+    Args:
+        saved: what is restored here.
+        whole: the same before anything was left out of it.
+    """
+    if whole.same_world or not whole.any_own:
+        return saved
+    leaves, values = sorted(whole.own_leaves), sorted(whole.own_values)
+    found = [index in saved.own_leaves for index in leaves] + [index in saved.own_values for index in values]
+    found += [exact(each.path) not in saved.left_apart for each in whole.apart]
+    anywhere = finish(comm, comm.maximum(np.array(found, dtype=np.int64)), what, timeout).tolist()
+    asked_apart = [
+        each for each, asked in zip(whole.apart, anywhere[len(leaves) + len(values) :], strict=True) if asked
+    ]
+    return replace(
+        saved,
+        own_leaves=frozenset(index for index, asked in zip(leaves, anywhere, strict=False) if asked),
+        own_values=frozenset(index for index, asked in zip(values, anywhere[len(leaves) :], strict=False) if asked),
+        apart=tuple(asked_apart),
+        left_apart=saved.left_apart - {exact(each.path) for each in asked_apart},
+    )
+
+
+def _is_asked(here: Path, request: Request, outermost: Outermost) -> bool:
+    known = request.keys is not None or outermost is None or not here or id_key(here[0]) in outermost
+    return known and request.asks_for(here)
+
+
+def _asked_apart(
+    saved: SavedStep, live: Node, request: Request, outermost: Outermost
+) -> tuple[set[ExactPath], set[ExactPath]]:
+    """The paths of what stands apart and is asked for, at least some of it; and of these, where only some of it is, or
+    where it has another name here.
+    """
+    if saved.same_world:  # each rank has its own in its tree
+        return {exact(each.path) for each in saved.apart}, set()
+    inside: dict[ExactPath, set[Path]] = {exact(each.path): {each.path} for each in saved.apart}
+    for tree in (tree for own in saved.documents.own for tree in own.trees):
+        if exact(tree.path) in inside:
+            inside[exact(tree.path)].update(path for path, _ in walk_tree(tree.node, tree.path))
+    apart, divided = set[ExactPath](), set[ExactPath]()
+    for place, each in ((exact(each.path), each) for each in saved.apart):
+        leaves = inside[place] - {each.path} or {each.path}
+        asked = {_is_asked(_here(live, request, path), request, outermost) for path in leaves}
+        if True in asked:
+            apart.add(place)
+            if False in asked or _here(live, request, each.path) != each.path:
+                divided.add(place)
+    return apart, divided
+
+
+def _here(live: Node, request: Request, path: Path) -> Path:
+    """What a saved path is called here, by the rules of the caller and the names of the live state."""
+    here: Path = ()
+    node: Node | None = live
+    for key in path:
+        while isinstance(node, Branch) and node.kind == "object":
+            node = node.children[0]
+        mine = dict(zip(id_keys(node.keys), node.children, strict=True)) if isinstance(node, Branch) else {}
+        name, _ = request.renamed(here, key)
+        if isinstance(node, Branch) and node.kind in DICTS and id_key(name) not in mine:
+            name = counterpart(name, list(node.keys))
+        here, node = (*here, name), mine.get(id_key(name))
+    return here
 
 
 def _arrays(tree: SavedNode) -> set[int]:

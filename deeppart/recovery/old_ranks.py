@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from deeppart.errors import DeeppartError, LeafMismatchError, StateError
+from deeppart.errors import DeeppartError, LeafMismatchError, StateError, StructureMismatchError
 from deeppart.recovery.distribute import Distributor
 from deeppart.recovery.documents import content_at
 from deeppart.recovery.matching import Matched
@@ -151,7 +151,19 @@ class _Mapping:
             )
 
     def _asked_apart(self) -> list[OwnTree]:
-        """The restored items that are apart; if rank 0's are meant for all, what rank 0 lacks stays as it is here."""
+        """The restored items that are apart; if rank 0's are meant for all, what rank 0 lacks stays as it is here.
+
+        Raises:
+            StructureMismatchError: only some of one is asked for, or it has another name here.
+        """
+        if divided := [each.path for each in self._saved.apart if exact(each.path) in self._saved.divided_apart]:
+            raise StructureMismatchError(
+                "what each rank has saved for itself, with a structure of its own, is restored on another number of "
+                "ranks as a whole and under its name",
+                found="only some of it is asked for, or it has another name in the live state",
+                where=f"path {readable(divided[0])}",
+                todo=f"ask for all of {readable(divided[0])!r} under this name, or exclude it",
+            )
         if self._way == RANK0:
             trees = [tree for tree in self._saved.documents.own[0].trees if not self._saved.wholes.has_part(tree)]
             return [tree for tree in trees if exact(tree.path) not in self._saved.left_apart]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,6 +40,7 @@ class SavedStep:
         left_out: numbers of the leaves that this rank does not restore.
         tree_as_saved: the tree of ``structure`` before anything was left out of it.
         left_apart: paths of what stands apart and is not asked for.
+        divided_apart: paths of what stands apart, and of which only some is asked for, or that has another name here.
     """
 
     attempt: Attempt
@@ -54,6 +55,7 @@ class SavedStep:
     first_value: int
     left_out: frozenset[int] = frozenset()
     left_apart: frozenset[ExactPath] = frozenset()
+    divided_apart: frozenset[ExactPath] = frozenset()
     tree_as_saved: SavedNode | None = None
 
     def tensors(self) -> dict[int, WholeTensor]:
@@ -115,11 +117,13 @@ class SavedStep:
 
     def own_names(self) -> list[str]:
         """Readable paths of all that is per rank: leaves, values, and what stands apart."""
-        paths = self.paths()
+        # What has no place here may have one on another rank, and has no other name than the saved one.
+        whole = self.structure if self.tree_as_saved is None else replace(self.structure, tree=self.tree_as_saved)
+        paths = whole.array_paths()
         names = [readable(paths[index]) for index in sorted(self.own_leaves)]
         names += [
             readable(path)
-            for path, node in self.structure.walk()
+            for path, node in whole.walk()
             if isinstance(node, SavedValue) and node.index in self.own_values
         ]
         return names + [readable(tree.path) for tree in self.apart]

@@ -20,7 +20,7 @@ from deeppart.state.restore.composites import is_composite
 from deeppart.state.restore.counterparts import only_values
 from deeppart.state.restore.request import CREATE, ERROR, KEEP, Request
 from deeppart.state.restore.wrappers import aligned
-from deeppart.state.tree.flat import Branch, Node
+from deeppart.state.tree.flat import Branch, Node, ValueLeaf
 from deeppart.state.tree.naming import some_names
 from deeppart.state.tree.paths import IdKey, Key, Path, id_key, id_keys, readable
 from deeppart.state.tree.runs import run_items, run_kind
@@ -147,7 +147,14 @@ class _Choosing:
         if isinstance(saved, SavedBranch) and isinstance(live, Branch) and _are_alike(saved, live):
             return self._items(saved, live, path, at)
         pruned = self._pruned(saved, path, at)
+        if pruned is not None and isinstance(saved, SavedValue) and isinstance(live, ValueLeaf):
+            self._check_live_run(live.value, path)
         return _STAYS if pruned is None else pruned
+
+    def _check_live_run(self, value: Any, path: Path) -> None:
+        """It is filled as a whole, and would lose what is to stay as it is and the checkpoint lacks."""
+        if self._request.may_exclude_below(path) and _any_item(value, path, self._request.excludes):
+            raise _run_error(path)
 
     def _items(self, saved: SavedBranch, live: Branch, path: Path, at: _At) -> SavedNode:
         kept: list[tuple[Key, SavedNode]] = []
@@ -164,9 +171,14 @@ class _Choosing:
         lacking = [key for key, name in zip(live.keys, mine, strict=True) if name not in theirs]
         if saved.kind == "list" and any(key != number for number, (key, _) in enumerate(kept)):
             raise _hole_error(path)
+        is_refused = False  # as one that the checkpoint lacks
         if lacking and not (saved.kind == "list" and only_values(live, len(saved.keys))):
-            kept += [(key, _STAYS) for key in lacking if self._stays((*path, key), at)]
-        if not at.asked and all(isinstance(child, SavedApart) for _, child in kept):
+            # Of counts, none is 0: with some of the live ones they would be those of two runs.
+            around = replace(at, whole=at.whole or saved.kind == "counter")
+            staying = [key for key in lacking if self._stays((*path, key), around)]
+            kept += [(key, _STAYS) for key in staying]
+            is_refused = len(staying) < len(lacking)
+        if not at.asked and not is_refused and all(isinstance(child, SavedApart) for _, child in kept):
             return _STAYS
         same = len(kept) == len(saved.children) and all(
             key is old and child is before

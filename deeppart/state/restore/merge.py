@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, OrderedDict, defaultdict, namedtuple
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partialmethod
 from typing import Any
 
@@ -214,7 +214,7 @@ class _Putting:
             given = live.children[0]
             if isinstance(live.container, torch.nn.Module) and isinstance(given, Branch):
                 self._has_changed |= not are_own(live.container, given)
-            _load_object(live.container, merged, path, self._has_changed, exact_types=not self._target.may_cast)
+            _load_object(live.container, merged, path, self._has_changed, self._is_cast)
             self._has_changed = changed
             return live.container
         mine = dict(zip(id_keys(live.keys), live.children, strict=True))
@@ -233,6 +233,13 @@ class _Putting:
                 if created is not DROPPED or live.kind not in DICTS:
                     merged_items.append((key, None if created is DROPPED else created))
         return _copied(live, merged_items) if copy else _filled(live, merged_items)
+
+    def _is_cast(self, parameter: torch.Tensor) -> bool:
+        """True if a parameter has another dtype than in the checkpoint, as far as this restore has seen."""
+        if self._target.cast_shards:
+            return True
+        casts = (data for data in self._target.casts.values() if isinstance(data, torch.Tensor))
+        return any(data.data_ptr() == parameter.data_ptr() for data in casts)
 
     def _composite(self, saved: SavedBranch, live: Branch) -> Any:
         """The live tensor with restored elements, or another one to put in its place."""
@@ -296,9 +303,12 @@ def _copied(live: Branch, items: list[tuple[Any, Any]]) -> Any:
     return type(live.container)._make(merged) if live.kind == "namedtuple" else tuple(merged)
 
 
-def _load_object(item: Any, state_dict: Any, path: Path, has_changed: bool, *, exact_types: bool) -> None:
+def _load_object(
+    item: Any, state_dict: Any, path: Path, has_changed: bool, is_cast: Callable[[torch.Tensor], bool]
+) -> None:
     if isinstance(item, torch.nn.Module) and not has_changed and _is_in_place(item):
         return  # state_dict() gave the parameters themselves, and their bytes are already restored
+    before = dict(item.state) if isinstance(item, torch.optim.Optimizer) else {}
     try:
         load_state_dict_of(item, state_dict)
     except Exception as error:
@@ -309,7 +319,7 @@ def _load_object(item: Any, state_dict: Any, path: Path, has_changed: bool, *, e
             todo="tensors of the live state may already hold the checkpoint's bytes: rebuild the state before training",
         ) from error
     if isinstance(item, torch.optim.Optimizer):
-        _undo_casts(item, state_dict, exact_types=exact_types)
+        _undo_casts(item, state_dict, before, is_cast)
 
 
 #: What a module's class must not define, and a module not have of its own, where loading is to change nothing.
@@ -331,13 +341,20 @@ def _is_in_place(module: torch.nn.Module) -> bool:
     return True
 
 
-def _undo_casts(optimizer: torch.optim.Optimizer, state_dict: Any, *, exact_types: bool) -> None:
+def _undo_casts(
+    optimizer: torch.optim.Optimizer,
+    state_dict: Any,
+    before: Mapping[Any, Any],
+    is_cast: Callable[[torch.Tensor], bool],
+) -> None:
     """torch casts optimizer state to its parameter's dtype on loading; the checkpoint's dtype is the exact one.
 
     It also makes new containers, and of a text it makes another one.
 
     Args:
-        exact_types: false where the parameters may have another dtype than in the checkpoint: then torch's is right.
+        before: the state that it had. What was live has the dtype that it is to have.
+        is_cast: true of a parameter that has another dtype than in the checkpoint: for what is created, torch's is
+            right then.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
@@ -347,7 +364,9 @@ def _undo_casts(optimizer: torch.optim.Optimizer, state_dict: Any, *, exact_type
             values = optimizer.state[parameter]
             loaded = values.get(name)
             if isinstance(restored, torch.Tensor):
-                if exact_types and isinstance(loaded, torch.Tensor) and loaded.dtype != restored.dtype:
+                if not isinstance(loaded, torch.Tensor) or loaded.dtype == restored.dtype:
+                    continue
+                if name in before.get(parameter, ()) or not is_cast(parameter):
                     values[name] = restored.to(loaded.device)
             elif by_torch and name in values:
                 values[name] = _on_device(restored, parameter.device)

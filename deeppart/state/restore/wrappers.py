@@ -38,6 +38,16 @@ def aligned(saved: Sequence[Key], live: Sequence[Key], *, whole: bool) -> dict[s
     return {name: mine[bare] for bare, name in theirs.items() if bare in mine and name != mine[bare]}
 
 
+def counterpart(name: Key, live: Sequence[Key]) -> Key:
+    """The one live name that differs from a name by wrappers alone; the name itself where there is none."""
+    texts = [key for key in live if type(key) is str]
+    if type(name) is not str or not texts:
+        return name
+    (bare,) = bare_names([name])
+    found = [key for key in texts if bare in bare_names([key])]
+    return found[0] if len(found) == 1 else name
+
+
 def bare_names(names: Sequence[str]) -> dict[str, str]:
     """Name without what wrappers put into it -> name."""
     return {".".join(word for word in name.split(".") if word not in WRAPPERS): name for name in names}

@@ -148,3 +148,67 @@ def test_random_parts_of_random_states(tmp_path: Path) -> None:
         added = [item for each in live for key, item in each.items() if key.startswith("new")]
         assert not any(each.any() for each in added), seed
     assert total > 300
+
+
+def wrapped(rank: int) -> dict[str, Any]:
+    """A model inside DistributedDataParallel, of which each rank has saved some for itself."""
+    return {"m": {"module.a": whole("a") + 100 * rank, "module.b": whole("b")}, "seed": 7 + rank}
+
+
+@pytest.mark.filterwarnings("ignore:.*what wrappers put into them:deeppart.errors.DeeppartWarning")
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("cast", [False, True])
+def test_what_is_each_ranks_own_is_asked_for_by_its_name_here(tmp_path: Path, ranks: int, cast: bool) -> None:
+    """As the live state calls it, which may be otherwise than the checkpoint does, and on each rank."""
+    save(tmp_path, [wrapped(rank) for rank in range(2)], replicated={"m/module.a": "none", "seed": "none"})
+    how: dict[str, Any] = {"cast": cast, "per_rank": "strict" if ranks == 2 else "rank0"}
+    kind = torch.float64 if cast else torch.float32
+    for names in (["a"] * 3, ["module.a", "a", "_orig_mod.a"]):
+
+        def live(names: list[str] = names) -> list[dict[str, Any]]:
+            return [
+                {"m": {name: whole("a", 0).to(kind), name[:-1] + "b": whole("b", 0)}, "seed": 0}
+                for name in names[:ranks]
+            ]
+
+        states = live()
+        restore(tmp_path, states, keys=["m/*a"], **how)
+        for rank, (each, name) in enumerate(zip(states, names, strict=False)):
+            assert torch.equal(each["m"][name], (whole("a") + 100 * (rank if ranks == 2 else 0)).to(kind))
+            assert not each["m"][name[:-1] + "b"].any() and each["seed"] == 0
+        states = live()
+        restore(tmp_path, states, exclude=["m/*a", "seed"], cast=cast)
+        for each, name in zip(states, names, strict=False):
+            assert torch.equal(each["m"][name[:-1] + "b"], whole("b")) and not each["m"][name].any()
+
+
+@pytest.mark.filterwarnings("ignore:.*what wrappers put into them:deeppart.errors.DeeppartWarning")
+@pytest.mark.parametrize("how", [{}, {"cast": True}, {"exclude": "nothing"}])
+def test_a_small_value_of_each_rank_that_comes_back_is_one(tmp_path: Path, how: dict[str, Any]) -> None:
+    """Nobody has a place for it, and it is made: so it has to be said which rank's, whatever else is asked for."""
+    save(tmp_path, [wrapped(rank) for rank in range(2)], replicated={"m/module.a": "none", "seed": "none"})
+    names = ["module.", "", ""]
+    live: list[dict[str, Any]] = [{"m": {f"{name}a": whole("a", 0), f"{name}b": whole("b", 0)}} for name in names]
+    with pytest.raises(PerRankError, match=r"m/module\.a, seed"):
+        restore(tmp_path, live, **how)
+    restore(tmp_path, live, per_rank="rank0", **how)
+    assert [each["seed"] for each in live] == [7, 7, 7]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_what_stands_apart_is_restored_as_a_whole_and_under_its_name(tmp_path: Path, ranks: int) -> None:
+    """On another number of ranks the function is asked for all of it; what it gives goes where it was saved."""
+    saved = [{"m": whole("m"), "own": {"x": whole("x"), "y": whole("y")} if rank else None} for rank in range(2)]
+    save(tmp_path, saved, replicated={"own": "none"})
+    how: dict[str, Any] = {"per_rank": lambda path, old, rank, size: old[1]}
+    for asked, name in (({"exclude": "own/x"}, "own"), ({"rename": {"own": "mine"}}, "mine"), ({}, "module.own")):
+        live: list[dict[str, Any]] = [
+            {"m": whole("m", 0), name: {"x": whole("x", 0), "y": whole("y", 0)}} for _ in range(ranks)
+        ]
+        if name == "module.own":
+            live = [{"state": each} for each in live]
+            save(tmp_path / "in", [{"state": each} for each in saved], replicated={"state/own": "none"})
+        with pytest.raises(DeeppartError, match="as a whole and under its name"):
+            restore(tmp_path / "in" if name == "module.own" else tmp_path, live, **asked, **how)
+        inner = live[0].get("state", live[0])
+        assert not inner["m"].any() and inner.keys() == {"m", name} and not inner[name]["x"].any()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -346,3 +346,65 @@ def test_whole_numbers_are_not_converted(ck: deeppart.Checkpointer) -> None:
     live = {"x": np.zeros(2, dtype=np.float32)}
     ck.restore(live, cast=True, keys="x")
     assert live["x"].all()
+
+
+@pytest.mark.parametrize("stepped_here", [False, True])
+def test_the_state_of_an_optimizer_keeps_its_precision_unless_its_parameters_change_theirs(
+    ck: deeppart.Checkpointer, stepped_here: bool
+) -> None:
+    """Parameters in bfloat16 with moments in float32 are usual; torch would round these to the parameter's dtype."""
+
+    def made(model: Any, moment: float | None) -> torch.optim.Optimizer:
+        optimizer = stepped(model) if moment is not None else torch.optim.Adam(model.parameters())
+        for parameter, state in optimizer.state.items():
+            state["exp_avg"] = torch.full(parameter.shape, moment or 0.0)
+        return optimizer
+
+    saved = network(1).bfloat16()
+    ck.checkpoint({"model": saved, "optimizer": made(saved, 1 / 3)}, 1).wait("persistent", timeout=30)
+    for kind, expected in ((torch.bfloat16, torch.float32), (torch.float16, torch.float16)):
+        model = network(2).to(kind)
+        optimizer = made(model, 0.0 if stepped_here else None)
+        ck.restore({"model": model, "optimizer": optimizer}, cast=True)
+        wanted = torch.float32 if stepped_here else expected
+        for state in optimizer.state.values():
+            assert state["exp_avg"].dtype == wanted
+            assert torch.equal(state["exp_avg"], torch.full_like(state["exp_avg"], 1 / 3))
+
+
+def test_what_is_excluded_stays_in_a_large_dict_that_lacked_it(ck: deeppart.Checkpointer) -> None:
+    """It is one value in the checkpoint, and filled as one: it would go."""
+    ck.checkpoint({"counts": {f"k{number}": number for number in range(300)}, "x": 1}, 1).wait("persistent", timeout=30)
+    live = {"counts": {f"k{number}": 0 for number in range(300)} | {"mine": 5}, "x": 0}
+    with pytest.raises(StructureMismatchError, match="restored as a whole"):
+        ck.restore(live, exclude="counts/mine")
+    assert live["counts"]["mine"] == 5 and live["x"] == 0  # type: ignore[index]
+    ck.restore(live, exclude="counts")
+    assert live["counts"]["k7"] == 0 and live["x"] == 1  # type: ignore[index]
+
+
+def test_counts_of_two_runs_are_not_mixed(ck: deeppart.Checkpointer) -> None:
+    """What a Counter lacks counts 0."""
+    ck.checkpoint({"seen": Counter(a=1, b=2), "x": 1}, 1).wait("persistent", timeout=30)
+    live: dict[str, Any] = {"seen": Counter(a=5, c=2), "x": 0}
+    with pytest.raises(StructureMismatchError, match="seen/c"):
+        ck.restore(live, strict=False)
+    assert live == {"seen": Counter(a=5, c=2), "x": 0}
+    live["seen"].clear()
+    ck.restore(live, strict=False)
+    assert live == {"seen": Counter(a=1, b=2), "x": 1}
+
+
+@pytest.mark.parametrize(
+    ("keys", "name"), [("model/w", "w"), ("model/?", "w"), (["model/w", "e"], "w"), (["model/?", "e"], "v")]
+)
+def test_what_is_asked_for_and_not_in_the_checkpoint_is_an_error(
+    ck: deeppart.Checkpointer, keys: Any, name: str
+) -> None:
+    """Also where it is all that is asked for of the dict around it. All names have to differ by wrappers, or none."""
+    saved = {"model": {"module.v": torch.ones(2), "module.x": torch.ones(2)}, "e": 1}
+    ck.checkpoint(saved, 1).wait("persistent", timeout=30)
+    live: dict[str, Any] = {"model": {name: torch.zeros(2), "z": torch.zeros(2)}, "e": 0}
+    with pytest.raises(StructureMismatchError, match="the live state has leaves that the checkpoint lacks"):
+        ck.restore(live, keys=keys)
+    assert not live["model"][name].any() and live["e"] == 0
