@@ -7,7 +7,9 @@ Tensors that are made of others can only be made of their components: those are 
 from __future__ import annotations
 
 import codecs
-from collections import Counter, OrderedDict
+import enum
+import io
+from collections import Counter, OrderedDict, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,12 +22,22 @@ from deeppart.offline.export.reading import Content
 from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue
 from deeppart.state.restore.merge import build
 from deeppart.state.tree.composites import COMPOSITES, SUBCLASS
+from deeppart.state.tree.forms import data_of, form_of
 from deeppart.state.tree.leaves import Array
 from deeppart.state.tree.paths import Path, readable
+from deeppart.state.tree.stand_ins import SavedMember
+from deeppart.state.tree.value_kinds import is_kind
 from deeppart.state.tree.values import is_unicode
 
 #: Of an int, with its sign in 255 bytes.
 _MOST_INT_BITS = 255 * 8 - 1
+
+# What is written in the place of something else.
+_ROWS = "namedtuples are tuples there"
+_SCALARS = "numpy scalars are Python's there"
+_OBJECTS = "objects are the dicts, lists or bytes of their data there"
+_MEMBERS = "members of enums are their values there"
+_TEXTS = "paths, times and other such values are texts there"
 
 
 class EmptyBytes:
@@ -100,12 +112,11 @@ class _Plain:
     """Puts plain containers and values in the place of those that ``torch.load(weights_only=True)`` refuses."""
 
     def __init__(self) -> None:
-        self._rows: list[str] = []
-        self._scalars: list[str] = []
+        self._replaced: dict[str, list[str]] = {each: [] for each in (_ROWS, _SCALARS, _OBJECTS, _MEMBERS, _TEXTS)}
 
     def remarks(self) -> list[str]:
         """What was replaced."""
-        found = [("namedtuples are tuples there", self._rows), ("numpy scalars are Python's there", self._scalars)]
+        found = self._replaced.items()
         return [f"{what}: {', '.join(names[:4])}{' ...' * (len(names) > 4)}" for what, names in found if names]
 
     def of(self, item: Any, path: Path) -> Any:
@@ -120,9 +131,15 @@ class _Plain:
             return made
         if kind is torch.Size:
             return item
+        if is_kind(kind) and kind is not bytearray:
+            return self._of_kind(item, path)
+        if kind is defaultdict:  # its factory is a function of the script
+            return self._replace(_OBJECTS, dict(item), path)
+        if (form := form_of(item)) is not None:
+            return self._replace(_OBJECTS, data_of(item, form, lambda: f"path {readable(path)}"), path)
         if isinstance(item, (list, tuple)):
             if kind not in (list, tuple):
-                self._rows.append(readable(path))
+                self._replaced[_ROWS].append(readable(path))
             items = [self.of(each, (*path, place)) for place, each in enumerate(item)]
             return items if kind is list else tuple(items)
         if isinstance(item, np.generic):
@@ -131,15 +148,35 @@ class _Plain:
             raise _unsupported(fault, path)
         return EMPTY_BYTES if kind is bytes and not item else item
 
+    def _replace(self, what: str, data: Any, path: Path) -> Any:
+        self._replaced[what].append(readable(path))
+        return self.of(data, path)
+
+    def _of_kind(self, item: Any, path: Path) -> Any:
+        """A value of the standard library, or a member of an enum."""
+        if isinstance(item, SavedMember):
+            return self._replace(_MEMBERS, item.value if item.has_value else item.name, path)
+        if isinstance(item, enum.Enum):
+            return self._replace(_MEMBERS, item.value, path)
+        if isinstance(item, io.BytesIO):
+            return self._replace(_OBJECTS, item.getvalue(), path)
+        if isinstance(item, (set, frozenset)):
+            if any(type(each) in (set, frozenset) for each in item):
+                raise _unsupported("a set of sets", path)
+            return {self._key(self.of(each, path), path) for each in item}
+        return self._replace(_TEXTS, str(item), path)
+
     def _scalar(self, item: np.generic, path: Path) -> Any:
         if item.dtype.kind not in "biufcSU" or item.dtype.char in "gG":
             raise _unsupported(f"a {type(item).__module__}.{type(item).__name__}", path)
-        self._scalars.append(readable(path))
+        self._replaced[_SCALARS].append(readable(path))
         return item.item()
 
     def _key(self, key: Any, path: Path) -> Any:
         for each in key if type(key) is tuple else (key,):
             fault = "a numpy scalar" if isinstance(each, np.generic) else _fault(each)
+            if is_kind(type(each)):
+                fault = f"an object such as {each}"
             if fault is not None or each == b"":
                 raise _unsupported(f"a dict with {fault or 'empty bytes'} as a key", path)
         return key

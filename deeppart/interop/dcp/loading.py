@@ -237,4 +237,17 @@ def _plain(node: dict[str | int, Any]) -> dict[str | int, Any] | list[Any]:
     found = dict(items)
     if any(type(key) is int for key in found):
         raise FormatError("paths of a DCP checkpoint contradict each other", found=short(list(found)))
+    return _numbered(found)
+
+
+def _numbered(found: dict[str | int, Any]) -> dict[str | int, Any]:
+    """With numbers again for the keys of an optimizer's state, of which DCP makes texts.
+
+    ``load_state_dict`` of an optimizer takes a state whose keys are texts, and uses none of it.
+    """
+    groups, state = found.get("param_groups"), found.get("state")
+    if found.keys() == {"state", "param_groups"} and isinstance(groups, list) and isinstance(state, dict):
+        listed = [group.get("params") for group in groups if isinstance(group, dict)]
+        numbers = {str(each): each for of in listed if isinstance(of, list) for each in of if type(each) is int}
+        found["state"] = {numbers.get(key, key): item for key, item in state.items()}
     return found

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+import argparse
+import enum
+import io
+from collections import Counter, OrderedDict, defaultdict, deque
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
+import deeppart
+from deeppart.errors import UnsupportedLeafError
 from deeppart.interop.outline import EMPTY_BYTES, Outline, outline
 from deeppart.offline.export import export
 from deeppart.offline.export.beside import BesideFile
@@ -39,6 +47,65 @@ def test_nothing_is_read_but_what_tensors_are_made_of(tmp_path: Path) -> None:
     assert found.state["raw"] is EMPTY_BYTES and found.state["l"] == [b"x", None]
     assert found.values == 4 and len(found.leaves) == 1 and "held in memory" in found.remarks[0]
     assert str(EMPTY_BYTES) == "b''"
+
+
+class Schedule(enum.Enum):
+    COSINE = "cosine"
+
+
+@dataclass
+class Settings:
+    out: Path = Path("runs/1")
+    schedule: Schedule = Schedule.COSINE
+    weights: dict[str, Any] = field(default_factory=lambda: {"w": torch.ones(2)})
+
+
+def test_objects_and_values_of_scripts_are_plain_data(tmp_path: Path) -> None:
+    stream = io.BytesIO(b"log")
+    state = {
+        "settings": Settings(),
+        "arguments": argparse.Namespace(rate=0.1, out=Path("x")),
+        "space": SimpleNamespace(a=1),
+        "losses": deque([1.0, 2.0], maxlen=4),
+        "counts": defaultdict(list, {"a": [1]}),
+        "seen": {1, 2},
+        "frozen": frozenset({Schedule.COSINE}),
+        "raw": bytearray(b"ab"),
+        "stream": stream,
+        "order": range(3),
+    }
+    found = made(tmp_path, state)
+    settings = found.state.pop("settings")
+    assert type(settings) is dict and settings.pop("weights")["w"].is_meta
+    assert settings == {"out": "runs/1", "schedule": "cosine"}
+    assert found.state == {
+        "arguments": {"rate": 0.1, "out": "x"},
+        "space": {"a": 1},
+        "losses": [1.0, 2.0],
+        "counts": {"a": [1]},
+        "seen": {1, 2},
+        "frozen": {"cosine"},
+        "raw": bytearray(b"ab"),
+        "stream": b"log",
+        "order": "range(0, 3)",
+    }
+    assert [type(found.state[name]) for name in ("losses", "counts", "frozen")] == [list, dict, set]
+    objects, members, texts = found.remarks
+    assert "settings" in objects and "settings/schedule" in members and "settings/out" in texts
+
+
+def test_a_registered_type_is_its_data(tmp_path: Path) -> None:
+    class Meter:
+        total = 3
+
+    deeppart.register(Meter, lambda meter: {"total": meter.total}, lambda data: Meter(), name="outlined meter")
+    assert made(tmp_path, {"meter": Meter()}).state == {"meter": {"total": 3}}
+
+
+@pytest.mark.parametrize("state", [{"d": {Path("x"): 1}}, {"d": {Schedule.COSINE: 1}}, {"s": {frozenset({1})}}])
+def test_what_has_no_plain_counterpart_is_named(tmp_path: Path, state: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedLeafError, match=f"path {next(iter(state))}"):
+        made(tmp_path, state)
 
 
 def test_containers_stay_what_they_are(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.checkpoint._extension import ZStandard
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
+from deeppart import Checkpointer, Config
 from deeppart.errors import (
     CorruptFileError,
     DeeppartError,
@@ -22,6 +23,7 @@ from deeppart.errors import (
     StructureMismatchError,
     UnsupportedLeafError,
 )
+from deeppart.interop import import_checkpoint
 from deeppart.interop.dcp import load
 from tests.unit.sharded_states import same
 
@@ -68,6 +70,25 @@ def test_through_an_extension_of_torchs_own(tmp_path: Path) -> None:
     dcp.save(saved, storage_writer=FileSystemWriter(tmp_path, _extensions=[ZStandard()]))
     found = load(tmp_path)
     assert same(found["model"], saved["model"]) and same(found["state"], saved["state"])
+
+
+def test_an_optimizer_takes_its_state(tmp_path: Path) -> None:
+    def made(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        model = nn.Linear(3, 4)
+        return model, torch.optim.AdamW(model.parameters())
+
+    model, optimizer = made(1)
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    dcp.save({"optimizer": optimizer.state_dict(), "step": 7}, checkpoint_id=tmp_path / "x", no_dist=True)
+    root, live = tmp_path / "ckpt", made(2)[1]
+    import_checkpoint(tmp_path / "x", root)
+    with Checkpointer(Config(persistent_dir=str(root))) as checkpointer:
+        assert checkpointer.restore({"optimizer": live, "step": 0}) == 0
+    of = live.param_groups[0]["params"][0]
+    assert same(live.state[of]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
+    assert same(load(tmp_path / "x")["optimizer"], optimizer.state_dict())
 
 
 def test_keys(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import zipfile
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,26 @@ def test_what_people_save(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(300, 4), torch.nn.BatchNorm1d(4))
     export(root, out, TorchWriter(), inner="model", overwrite=True)
     model.load_state_dict(torch_load(out))
+
+
+def test_objects_of_scripts_are_read_without_any_class(tmp_path: Path) -> None:
+    state = {
+        "arguments": argparse.Namespace(rate=0.5, out=Path("x")),
+        "losses": deque([1.0], maxlen=3),
+        "seen": {1, 2},
+        "frozen": frozenset({3}),
+        "raw": bytearray(b"ab"),
+        "counts": defaultdict(int, a=1),
+    }
+    export(saved(tmp_path / "ckpt", state), tmp_path / "x.pt", TorchWriter())
+    assert torch_load(tmp_path / "x.pt") == {
+        "arguments": {"rate": 0.5, "out": "x"},
+        "losses": [1.0],
+        "seen": {1, 2},
+        "frozen": {3},
+        "raw": bytearray(b"ab"),
+        "counts": {"a": 1},
+    }
 
 
 def test_other_readers_of_zip_find_every_checksum_right(tmp_path: Path) -> None:
