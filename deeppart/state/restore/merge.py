@@ -181,6 +181,7 @@ class _Putting:
         #: A tensor has become another one, which the object that holds it is to be told.
         self._has_changed = False
         self._offsets: dict[int, torch.Tensor] = {}
+        self._casts: set[int] | None = None  # addresses of the live tensors of another dtype, once asked for
 
     def node(self, saved: SavedNode, live: Node, path: Path, *, copy: bool) -> Any:
         """``copy``: leave live containers alone and return new ones: an object may hold one at several places."""
@@ -236,10 +237,10 @@ class _Putting:
 
     def _is_cast(self, parameter: torch.Tensor) -> bool:
         """True if a parameter has another dtype than in the checkpoint, as far as this restore has seen."""
-        if self._target.cast_shards:
-            return True
-        casts = (data for data in self._target.casts.values() if isinstance(data, torch.Tensor))
-        return any(data.data_ptr() == parameter.data_ptr() for data in casts)
+        if self._casts is None:
+            arrays = self._target.casts.values()
+            self._casts = {data.data_ptr() for data in arrays if isinstance(data, torch.Tensor)}
+        return bool(self._target.cast_shards) or parameter.data_ptr() in self._casts
 
     def _composite(self, saved: SavedBranch, live: Branch) -> Any:
         """The live tensor with restored elements, or another one to put in its place."""

@@ -57,7 +57,7 @@ def test_what_derives_from_a_dict_comes_back_as_one() -> None:
     assert unpack(pack(OrderedDict(a=1), "x"), "x") == {"a": 1}
 
 
-@pytest.mark.parametrize("value", [{1, 2}, object(), torch.eye(2).to_sparse(), np.array([object()])])
+@pytest.mark.parametrize("value", [object(), torch.eye(2).to_sparse(), np.array([object()])])
 def test_what_has_no_exact_encoding_is_refused_with_its_path(value: Any) -> None:
     with pytest.raises(UnsupportedLeafError, match="state/worker/0"):
         pack({"worker": [value]}, "state")
