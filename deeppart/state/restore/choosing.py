@@ -149,12 +149,28 @@ class _Choosing:
         pruned = self._pruned(saved, path, at)
         if pruned is not None and isinstance(saved, SavedValue) and isinstance(live, ValueLeaf):
             self._check_live_run(live.value, path)
+            self._check_same_keys(self._values[saved.index], live.value, path, at)
         return _STAYS if pruned is None else pruned
 
     def _check_live_run(self, value: Any, path: Path) -> None:
         """It is filled as a whole, and would lose what is to stay as it is and the checkpoint lacks."""
         if self._request.may_exclude_below(path) and _any_item(value, path, self._request.excludes):
             raise _run_error(path)
+
+    def _check_same_keys(self, saved: Any, live: Any, path: Path, at: _At) -> None:
+        """A large dict of small values becomes what was saved: that keeps no key, and leaves none out."""
+        request = self._request
+        is_default = request.missing == ERROR and request.unexpected == CREATE
+        if is_default or at.whole or not isinstance(saved, dict) or not isinstance(live, dict) or not live:
+            return
+        differing = set(id_keys(list(saved))) ^ set(id_keys(list(live)))
+        if differing:
+            raise StructureMismatchError(
+                "a large dict of small values is restored as a whole, and has other keys in the checkpoint",
+                found=f"{len(differing)} keys that only one of them has",
+                where=f"path {readable(path)}",
+                todo="leave it out (exclude=), or restore it in a call of its own with strict=True: it becomes what was saved",
+            )
 
     def _items(self, saved: SavedBranch, live: Branch, path: Path, at: _At) -> SavedNode:
         kept: list[tuple[Key, SavedNode]] = []

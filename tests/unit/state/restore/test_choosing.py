@@ -261,6 +261,21 @@ def test_lists_tuples_and_values(ck: deeppart.Checkpointer) -> None:
     assert not live["l"][0].any() and live["run"] == [7]
 
 
+def test_a_large_dict_keeps_no_key_of_its_own(ck: deeppart.Checkpointer) -> None:
+    saved = {"r": {f"k{number}": number for number in range(300)}, "n": 1}
+    ck.checkpoint(saved, 1).wait(timeout=30)
+    live = {"r": dict(saved["r"], mine=7), "n": 0}  # type: ignore[call-overload]
+    how: Any
+    for how in ({"strict": False}, {"on_missing": "keep"}, {"on_unexpected": "error"}, {"on_unexpected": "ignore"}):
+        with pytest.raises(StructureMismatchError, match="other keys in the checkpoint"):
+            ck.restore(live, **how)
+        assert live["r"]["mine"] == 7 and live["n"] == 0
+    ck.restore(live, strict=False, exclude="r")
+    assert live["r"]["mine"] == 7 and live["n"] == 1
+    ck.restore(live, keys="r")
+    assert live["r"] == saved["r"]
+
+
 def test_tied_leaves_come_from_each_other(ck: deeppart.Checkpointer) -> None:
     """Only one of two tied names is asked for: the bytes are those of the other, which is not."""
     weight = torch.nn.Parameter(torch.arange(6.0))
