@@ -169,7 +169,7 @@ class _Choosing:
                 "a large dict of small values is restored as a whole, and has other keys in the checkpoint",
                 found=f"{len(differing)} keys that only one of them has",
                 where=f"path {readable(path)}",
-                todo="leave it out (exclude=), or restore it in a call of its own with strict=True: it becomes what was saved",
+                todo="leave it out (exclude=), or restore it alone, with strict=True: it becomes what was saved",
             )
 
     def _items(self, saved: SavedBranch, live: Branch, path: Path, at: _At) -> SavedNode:
