@@ -308,7 +308,9 @@ def notices(matched: Matched, size: int) -> list[DeeppartWarning]:
 
 
 def _advise(error: DeeppartError, saved: SavedStep, flat: FlatState) -> None:
-    error.todo = advice(saved.tree_as_saved or saved.structure.tree, flat.root) or error.todo
+    # A leaf of another type has been found at its place: names that were matched without wrappers are not the cause.
+    as_saved = None if isinstance(error, LeafMismatchError) else saved.tree_as_saved
+    error.todo = advice(as_saved or saved.structure.tree, flat.root) or error.todo
 
 
 def _target(saved: SavedStep, way: str, rank: int) -> Target:

@@ -181,7 +181,8 @@ class _Matching:
                 expected=f"{expected} (checkpoint)",
                 found=f"{found} (live)",
                 where=f"path {readable(path)}",
-                todo=f"build the state as it was when it was saved, or convert what deeppart.load gives{castable}"
+                todo="build the state as it was when it was saved, or leave this leaf as it is "
+                f"(exclude={readable(path)!r}), or convert what deeppart.load gives{castable}"
                 + (more if self._objects else ""),
             )
         self._target.live[index] = data

@@ -196,3 +196,13 @@ def test_arrays_of_numpy_that_are_read_only(tmp_path: Path) -> None:
     array.flags.writeable = False
     with pytest.raises(StateError, match="read-only"):
         open_step(tmp_path).matched({"x": array})
+
+
+def test_a_leaf_of_another_shape_behind_a_wrapper_is_not_put_down_to_the_wrapper(tmp_path: Path) -> None:
+    inner = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 9))
+    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path), timeout=TIMEOUT_S)) as checkpointer:
+        checkpointer.checkpoint({"model": torch.nn.DataParallel(inner)}, 1).wait()
+        another_head = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+        with pytest.raises(LeafMismatchError) as caught:
+            checkpointer.restore({"model": another_head}, strict=False)
+        assert "exclude='model/1.weight'" in str(caught.value) and "DataParallel" not in str(caught.value)
