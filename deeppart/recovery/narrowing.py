@@ -16,6 +16,7 @@ from deeppart.state.document.structure import DICTS, SavedArray, SavedNode, Save
 from deeppart.state.restore.choosing import Choice, choose, needs_choice
 from deeppart.state.restore.request import Request
 from deeppart.state.restore.target import decode_values
+from deeppart.state.restore.unmet_globs import unmet_globs
 from deeppart.state.restore.wrappers import counterpart
 from deeppart.state.tree.flat import Branch, FlatState, Node
 from deeppart.state.tree.paths import ExactPath, IdKey, Path, exact, id_key, id_keys
@@ -54,6 +55,7 @@ def narrowed(
         return saved, None
     values = decode_values(saved.structure, f"step {saved.attempt.step}")
     choice = choose(tree, flat.root, values, request, outermost)
+    choice.unmet = unmet_globs(request, tree, flat.root, [each.path for each in saved.apart])
     before, after = _arrays(tree), _arrays(choice.tree)
     if not after <= before:
         raise CorruptFileError("a leaf stands twice in the structure of a checkpoint", where=f"{saved.attempt.step}")

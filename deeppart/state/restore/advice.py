@@ -142,6 +142,10 @@ def choice_notices(choice: Choice) -> list[str]:
             f"left in the checkpoint, since the live state has no such key: {names}. Put what is to be restored into "
             "the state, or say what you want: keys="
         )
+    if choice.unmet:
+        found.append(
+            f"globs of keys or exclude that cover nothing here or in the checkpoint: {', '.join(choice.unmet)}"
+        )
     if choice.unwrapped:
         names = some_names([readable(path) for path in choice.unwrapped])
         found.append(

@@ -39,6 +39,7 @@ class Choice:
         beside: items of the outermost dict that the live one lacks, and that are left out since nobody asked for them.
         renamed: paths of saved items in the checkpoint and here, by rules of the caller.
         unwrapped: paths of dicts whose names differed by wrappers.
+        unmet: globs of the caller that cover nothing in the checkpoint or the live state.
     """
 
     tree: SavedNode
@@ -47,6 +48,7 @@ class Choice:
     beside: list[Path] = field(default_factory=list)
     renamed: list[tuple[Path, Path]] = field(default_factory=list)
     unwrapped: list[Path] = field(default_factory=list)
+    unmet: list[str] = field(default_factory=list)
 
 
 def needs_choice(saved: SavedNode, live: Node, request: Request, outermost: Collection[IdKey] | None) -> bool:
@@ -302,8 +304,9 @@ class _Choosing:
         if not self._any_asked:
             raise StructureMismatchError(
                 "nothing in the checkpoint or the live state matches the keys asked for, or it is excluded",
-                expected="globs over paths, as `deeppart show DIR` lists them",
+                expected="globs over paths",
                 found=f"keys {', '.join(request.keys or ())}",
+                todo="`deeppart show DIR` lists the paths",
             )
         if unmet := [pattern for number, (pattern, _) in enumerate(request.rules) if number not in self._rules_met]:
             raise StructureMismatchError(

@@ -38,6 +38,15 @@ def check_object(saved: SavedBranch, live: Branch, values: list[Any], path: Path
                 where=f"path {readable(path)}",
                 todo="call module.to_empty(device=...) first, and build the optimizer over its parameters then",
             )
+        if texts := [key for key in _state_keys(inner_saved) if isinstance(key, str) and key.isdecimal()]:
+            raise StructureMismatchError(
+                f"an optimizer's state was saved with texts for the numbers of parameters: {readable(path)}",
+                expected="numbers, as the live optimizer has them",
+                found=some(texts),
+                where=f"path {readable(path)}",
+                todo="DCP makes texts of them: import that checkpoint again, or give what deeppart.load gives, with "
+                "numbers, to its load_state_dict()",
+            )
         shapes = [_group_sizes(inner_saved, values), _group_sizes(inner_live, values)]
         if shapes[0] != shapes[1]:
             raise StructureMismatchError(
@@ -66,6 +75,12 @@ def _prefix(names: Sequence[object], inner: Sequence[object]) -> str:
         if first and prefix.endswith(".") and {f"{prefix}{each}" for each in inner} == set(names):
             return prefix
     return ""
+
+
+def _state_keys(state_dict: SavedBranch) -> Sequence[object]:
+    """What the state of an optimizer has for its parameters."""
+    state = dict(zip(state_dict.keys, state_dict.children, strict=True)).get("state")
+    return state.keys if isinstance(state, SavedBranch) else ()
 
 
 def _group_sizes(state_dict: SavedBranch | Branch, values: list[Any]) -> list[int]:

@@ -37,3 +37,14 @@ def test_an_optimizer_that_has_stepped_cannot_unlearn_it(tmp_path: Path) -> None
 def test_a_module_that_does_not_fit_is_told_how_to(tmp_path: Path, saved: Any, live: Any, todo: str) -> None:
     with pytest.raises(deeppart.DeeppartError, match=f"to do: .*{todo}"):
         save_and_restore(tmp_path, {"m": saved}, {"m": live})
+
+
+def test_texts_for_the_numbers_of_parameters_are_not_lost_without_a_word(tmp_path: Path) -> None:
+    """As DCP saves a state dict: the optimizer would take it, and find none of its moments."""
+    model, live = network(1), network(2)
+    optimizer = torch.optim.Adam(model.parameters())
+    train(model, optimizer, 1)
+    saved = optimizer.state_dict()
+    saved["state"] = {str(number): state for number, state in saved["state"].items()}
+    with pytest.raises(deeppart.StructureMismatchError, match="texts for the numbers of parameters: o"):
+        save_and_restore(tmp_path, {"o": saved}, {"o": torch.optim.Adam(live.parameters())})
