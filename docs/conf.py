@@ -74,6 +74,7 @@ CONTENTS: dict[str, list[tuple[str, list[str]]]] = {
             "Guide",
             [
                 "docs/quickstart",
+                "docs/from-torchrun",
                 "docs/trainers",
                 "docs/configuration",
                 "docs/commands",
