@@ -119,7 +119,7 @@ class _Restoring:
         """Match the live state; and memory for what old ranks had, where it is asked for."""
         comm, attempt = self._comm, self._recovered.attempt
         flat = self._together(lambda: flatten_live(state), _MATCHING)
-        outermost = outermost_keys(flat, comm, self._what, self._timeout)
+        outermost = outermost_keys(flat, request, comm, self._what, self._timeout)
 
         def looked() -> tuple[SavedStep, SavedStep, Choice | None]:
             whole = saved_step(attempt, documents, comm.rank, comm.size)

@@ -23,7 +23,7 @@ from deeppart.recovery.live import check_writable
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.saved import SavedStep, check_spans
 from deeppart.recovery.tables import PartIndexView
-from deeppart.state.document.structure import Alias, SavedArray, SavedValue, walk_tree
+from deeppart.state.document.structure import Alias, SavedArray, SavedValue, array_numbers, walk_tree
 from deeppart.state.document.ties import alias_digests, contiguous_strides
 from deeppart.state.document.units import Unit, units_of
 from deeppart.state.restore.advice import (
@@ -163,8 +163,7 @@ def match(
     target.structure, target.dropped = replace(target.structure, tree=tree), target.dropped | left
     target.boxed |= places.split | sharded
     if sharded:
-        placed = {node.index for _, node in walk_tree(target.structure.tree, ()) if isinstance(node, SavedArray)}
-        target.dropped |= sharded - placed  # in what is another rank's own
+        target.dropped |= sharded - array_numbers(target.structure.tree)  # in what is another rank's own
     try:
         find_targets(target, flat)
         create_sharded(target, flat, sharded)

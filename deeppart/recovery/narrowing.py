@@ -12,7 +12,7 @@ from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.errors import CorruptFileError
 from deeppart.recovery.saved import SavedStep
-from deeppart.state.document.structure import DICTS, SavedArray, SavedNode, SavedValue, walk_tree
+from deeppart.state.document.structure import DICTS, SavedValue, array_numbers, walk_tree
 from deeppart.state.restore.choosing import Choice, choose, needs_choice
 from deeppart.state.restore.request import Request
 from deeppart.state.restore.target import decode_values
@@ -25,12 +25,14 @@ from deeppart.state.tree.paths import ExactPath, IdKey, Path, exact, id_key, id_
 Outermost = Collection[IdKey] | None
 
 
-def outermost_keys(flat: FlatState, comm: Comm, what: str, timeout: float) -> Outermost:
+def outermost_keys(flat: FlatState, request: Request, comm: Comm, what: str, timeout: float) -> Outermost:
     """The keys of the outermost dict of any rank's live state (collective).
 
-    None where that is no dict, or, on all ranks, an empty one. What no rank has a place for is not asked for. Keys that
-    are no texts are not compared: who has any asks for everything.
+    None where ``keys`` say what is asked for, or that is no dict, or, on all ranks, an empty one. What no rank has a
+    place for is not asked for. Keys that are no texts are not compared: who has any asks for everything.
     """
+    if request.keys is not None:
+        return None
     root = flat.root
     is_dict = isinstance(root, Branch) and root.kind in DICTS and all(type(key) is str for key in root.keys)
     mine = json.dumps(list(root.keys) if is_dict and isinstance(root, Branch) else None).encode()
@@ -56,7 +58,7 @@ def narrowed(
     values = decode_values(saved.structure, f"step {saved.attempt.step}")
     choice = choose(tree, flat.root, values, request, outermost)
     choice.unmet = unmet_globs(request, tree, flat.root, [each.path for each in saved.apart])
-    before, after = _arrays(tree), _arrays(choice.tree)
+    before, after = array_numbers(tree), array_numbers(choice.tree)
     if not after <= before:
         raise CorruptFileError("a leaf stands twice in the structure of a checkpoint", where=f"{saved.attempt.step}")
     placed = {node.index for _, node in walk_tree(choice.tree, ()) if isinstance(node, SavedValue)}
@@ -104,7 +106,7 @@ def with_own_of_all(saved: SavedStep, whole: SavedStep, comm: Comm, what: str, t
 
 
 def _is_asked(here: Path, request: Request, outermost: Outermost) -> bool:
-    known = request.keys is not None or outermost is None or not here or id_key(here[0]) in outermost
+    known = outermost is None or not here or id_key(here[0]) in outermost
     return known and request.asks_for(here)
 
 
@@ -144,7 +146,3 @@ def _here(live: Node, request: Request, path: Path) -> Path:
             name = counterpart(name, list(node.keys))
         here, node = (*here, name), mine.get(id_key(name))
     return here
-
-
-def _arrays(tree: SavedNode) -> set[int]:
-    return {node.index for _, node in walk_tree(tree, ()) if isinstance(node, SavedArray)}

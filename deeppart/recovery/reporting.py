@@ -18,7 +18,7 @@ from deeppart.state.tree.paths import Path, id_key, id_keys, readable
 def report_of(matched: Matched) -> RestoreReport:
     """The report of a restore that has ended."""
     target, choice = matched.target, matched.choice
-    placed = [(path, node) for path, node in walk_tree(target.structure.tree, ())]
+    placed = list(walk_tree(target.structure.tree, ()))
     names = {node.index: readable(path) for path, node in placed if isinstance(node, SavedArray)}
     live = {index: leaf_type(data).dtype for index, data in target.casts.items()}
     live |= {index: target.sharded[index].kind.dtype for index in target.cast_shards}

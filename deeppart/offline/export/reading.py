@@ -11,7 +11,7 @@ import torch
 from deeppart.errors import StructureMismatchError
 from deeppart.offline.batches import BATCH_BYTES, repeats
 from deeppart.offline.load import OpenCheckpoint
-from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, walk_tree
+from deeppart.state.document.structure import SavedBranch, SavedNode, array_numbers
 from deeppart.state.document.ties import contiguous_strides
 from deeppart.state.tree.leaves import Array, LeafType, flat_bytes
 from deeppart.state.tree.paths import readable
@@ -72,7 +72,7 @@ class Content:
         self.tree, self.leaves = checkpoint.select(keys)
         if inner is not None:
             self.tree = _descend(self.tree, inner)
-            self.leaves = {node.index for _, node in walk_tree(self.tree, ()) if isinstance(node, SavedArray)}
+            self.leaves = array_numbers(self.tree)
         checkpoint.check(self.leaves)
 
     @property

@@ -176,6 +176,11 @@ class Structure:
         return frozenset(shard.leaf for shards in self.shards.values() for shard in shards)
 
 
+def array_numbers(tree: SavedNode) -> set[int]:
+    """Numbers of the leaves with bytes in a tree; of what stands apart there are none."""
+    return {node.index for _, node in walk_tree(tree, ()) if isinstance(node, SavedArray)}
+
+
 def walk_tree(node: SavedNode, path: Path) -> Iterator[tuple[Path, SavedLeaf]]:
     """Every leaf and value of a tree that stands at a path; what stands apart is not among them."""
     if isinstance(node, SavedApart):

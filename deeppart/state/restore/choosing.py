@@ -87,13 +87,13 @@ def choose(
     Args:
         values: the saved values, by number.
         outermost: keys of the outermost dict that the live states of any ranks have; tensors and objects under others
-            are not asked for unless ``keys`` name them. None where everything is.
+            are not asked for. None where everything is, or ``keys`` say what.
 
     Raises:
         StructureMismatchError: nothing is asked for, a rule of ``rename`` meets nothing or gives two items one name, or
             the live state lacks something and ``unexpected`` is "error".
     """
-    walk = _Choosing(values, request, None if request.keys is not None else outermost)
+    walk = _Choosing(values, request, outermost)
     walk.found.tree = walk.node(saved, live, (), _At((), request.keys is None))
     walk.check()
     return walk.found

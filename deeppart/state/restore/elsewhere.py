@@ -15,6 +15,7 @@ from deeppart.state.document.structure import (
     SavedBranch,
     SavedNode,
     SavedSharded,
+    array_numbers,
     walk_tree,
 )
 from deeppart.state.tree.flat import Branch, Node, ShardedLeaf, ValueLeaf
@@ -143,7 +144,7 @@ class _Unplaced:
         for key, name, child in zip(saved.keys, id_keys(saved.keys), saved.children, strict=True):
             inner = mine.get(name)
             lacks = inner is None or (isinstance(inner, ValueLeaf) and inner.value is None)
-            arrays = _arrays(child) if lacks and may_lack else set()
+            arrays = array_numbers(child) if lacks and may_lack else set()
             if not arrays.isdisjoint(self._sharded):
                 self.gone |= arrays
                 self.paths.append((*path, key))
@@ -152,10 +153,6 @@ class _Unplaced:
                 continue
             kept.append((key, child if inner is None else self.node(child, inner, (*path, key))))
         return saved.with_items(kept)
-
-
-def _arrays(node: SavedNode) -> set[int]:
-    return {leaf.index for _, leaf in walk_tree(node, ()) if isinstance(leaf, SavedArray)}
 
 
 def _has_shards(live: Node) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -197,6 +198,7 @@ def _rules(rename: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
     return tuple(rename.items())
 
 
+@functools.lru_cache(maxsize=256)  # asked of every key of a state
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile("([^/]*)".join(map(re.escape, pattern.split("*"))), re.DOTALL)
 

@@ -10,13 +10,8 @@ from collections.abc import Sequence
 
 from deeppart.state.tree.paths import Key
 
-#: What wrappers put between the dots of a name -> which of them, for people.
-WRAPPERS = {
-    "_orig_mod": "torch.compile",
-    "module": "DistributedDataParallel or DataParallel",
-    "_fsdp_wrapped_module": "FullyShardedDataParallel",
-    "_checkpoint_wrapped_module": "activation checkpointing",
-}
+#: What they put between the dots of a name.
+_WORDS = frozenset({"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
 
 def aligned(saved: Sequence[Key], live: Sequence[Key], *, whole: bool) -> dict[str, str]:
@@ -50,4 +45,4 @@ def counterpart(name: Key, live: Sequence[Key]) -> Key:
 
 def bare_names(names: Sequence[str]) -> dict[str, str]:
     """Name without what wrappers put into it -> name."""
-    return {".".join(word for word in name.split(".") if word not in WRAPPERS): name for name in names}
+    return {".".join(word for word in name.split(".") if word not in _WORDS): name for name in names}

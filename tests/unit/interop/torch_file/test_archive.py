@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import struct
 import zipfile
@@ -92,7 +91,11 @@ def test_every_byte_of_the_table_of_contents(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     torch.save([torch.ones(3)], buffer)
     sound, path = buffer.getvalue(), tmp_path / "x.pt"
+    refused = 0
     for place in range(sound.index(b"PK\x01\x02"), len(sound)):
         path.write_bytes(sound[:place] + bytes([sound[place] ^ 0x80]) + sound[place + 1 :])
-        with contextlib.suppress(CorruptFileError, UnsupportedLeafError):
+        try:
             archive(path)
+        except (CorruptFileError, UnsupportedLeafError):
+            refused += 1
+    assert refused > 50  # some bytes say nothing that is read, such as times
