@@ -28,10 +28,9 @@ def flatten_live(state: Any) -> FlatState:
         raise StateError("looking at the state failed", found=f"{type(error).__name__}: {error}") from error
 
 
-def refusal_of_state(state: Any) -> DeeppartError | None:
+def refusal_of_state(flat: FlatState) -> DeeppartError | None:
     """The reason why a state cannot be saved, if there is nothing to restore: found now, not at the first save."""
     try:
-        flat = flatten_live(state)
         if flat.unmade:
             check_tensor(torch.empty(0, device="meta"), readable(flat.unmade[0].path))
         for leaf in flat.values:

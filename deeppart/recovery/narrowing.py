@@ -3,26 +3,52 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from deeppart.comm.agreement import together
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.errors import CorruptFileError
+from deeppart.recovery.live import flatten_live
+from deeppart.recovery.narrow_reading import Outermost
 from deeppart.recovery.saved import SavedStep
 from deeppart.state.document.structure import DICTS, SavedValue, array_numbers, walk_tree
 from deeppart.state.restore.choosing import Choice, choose, needs_choice
-from deeppart.state.restore.request import Request
+from deeppart.state.restore.request import Asked, Request
 from deeppart.state.restore.target import decode_values
 from deeppart.state.restore.unmet_globs import unmet_globs
 from deeppart.state.restore.wrappers import counterpart
 from deeppart.state.tree.flat import Branch, FlatState, Node
-from deeppart.state.tree.paths import ExactPath, IdKey, Path, exact, id_key, id_keys
+from deeppart.state.tree.paths import ExactPath, Path, exact, id_key, id_keys
 
-#: Keys of the outermost dict of live states; None where everything is asked for.
-Outermost = Collection[IdKey] | None
+
+@dataclass(frozen=True, slots=True)
+class LiveState:
+    """The live state of a rank, and what its caller asks for.
+
+    Attributes:
+        flat: the state, taken apart.
+        asked: what of a step; the same on all ranks.
+        outermost: keys of the outermost dict of any rank's live state, as of :func:`outermost_keys`.
+    """
+
+    flat: FlatState
+    asked: Asked
+    outermost: Outermost = None
+
+
+def look_at(state: Any, asked: Asked, comm: Comm, timeout: float) -> LiveState:
+    """Take the live state of each rank apart (collective).
+
+    Raises:
+        StateError: it could not be filled, or saved.
+        RemoteRankError, PeerTimeoutError: from the other ranks.
+    """
+    flat = together(comm, lambda: flatten_live(state), "looking at the live state failed", ("restore", timeout))
+    return LiveState(flat, asked, outermost_keys(flat, asked.request, comm, "restore", timeout))
 
 
 def outermost_keys(flat: FlatState, request: Request, comm: Comm, what: str, timeout: float) -> Outermost:
