@@ -324,6 +324,7 @@ def _target(saved: SavedStep, way: str, rank: int) -> Target:
         for index, value in mine.values.items():
             values[index] = value
         values[saved.first_value :] = saved.wholes.contents(rank)
+        dropped = saved.shard_leaves(rank)  # they come as boxes of the whole tensors
     else:
         values[saved.first_value :] = saved.wholes.contents(None)
         leaves = set(saved.own_leaves)
