@@ -271,6 +271,7 @@ class Checkpointer:
         self._suspicions.wait(timeout)
         self._saver.restored()
         memory = self._staging, self._arena
+        asked = asked.without(self.config.exclude)
         done, self.explanation = restore_step(session, state, step, per_rank, asked, memory)
         if done is None:
             self._steps.went_on_from(None)

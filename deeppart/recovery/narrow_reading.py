@@ -44,10 +44,11 @@ class NarrowReading:
         live: the live state of this rank.
         request: what the caller asks for; the same on all ranks.
         outermost: as of :func:`~deeppart.recovery.narrowing.outermost_keys`.
+        alike: no other rank has a place for anything that this one has none for.
     """
 
-    def __init__(self, live: Node, request: Request, outermost: Outermost) -> None:
-        self._live, self._request, self._outermost = live, request, outermost
+    def __init__(self, live: Node, request: Request, outermost: Outermost, *, alike: bool = False) -> None:
+        self._live, self._request, self._outermost, self._alike = live, request, outermost, alike
 
     @property
     def may_choose(self) -> bool:
@@ -153,7 +154,7 @@ class NarrowReading:
             yield from self._leaves(saved.children[0], live, path, is_asked, whole=whole)
             return
         mine = dict(zip(id_keys(live.keys), live.children, strict=True)) if isinstance(live, Branch) else {}
-        may_lack = not whole and request.unexpected == IGNORE and bool(mine) and saved.kind in DICTS
+        may_lack = self._alike and not whole and request.unexpected == IGNORE and bool(mine) and saved.kind in DICTS
         for key, child in zip(self._names(saved, live, path), saved.children, strict=True):
             found = mine.get(id_key(key))
             if found is not None or not may_lack:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import xxhash
 
-from deeppart.comm.agreement import together
+from deeppart.comm.agreement import together, unequal
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.errors import CorruptFileError
@@ -22,7 +23,7 @@ from deeppart.state.restore.target import decode_values
 from deeppart.state.restore.unmet_globs import unmet_globs
 from deeppart.state.restore.wrappers import counterpart
 from deeppart.state.tree.flat import Branch, FlatState, Node
-from deeppart.state.tree.paths import ExactPath, Path, exact, id_key, id_keys
+from deeppart.state.tree.paths import ExactPath, Path, exact, id_key, id_keys, readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,13 @@ class LiveState:
         flat: the state, taken apart.
         asked: what of a step; the same on all ranks.
         outermost: keys of the outermost dict of any rank's live state, as of :func:`outermost_keys`.
+        alike: the live states of all ranks have the same leaves; not found out where everything is asked for.
     """
 
     flat: FlatState
     asked: Asked
     outermost: Outermost = None
+    alike: bool = False
 
 
 def look_at(state: Any, asked: Asked, comm: Comm, timeout: float) -> LiveState:
@@ -47,8 +50,19 @@ def look_at(state: Any, asked: Asked, comm: Comm, timeout: float) -> LiveState:
         StateError: it could not be filled, or saved.
         RemoteRankError, PeerTimeoutError: from the other ranks.
     """
-    flat = together(comm, lambda: flatten_live(state), "looking at the live state failed", ("restore", timeout))
-    return LiveState(flat, asked, outermost_keys(flat, asked.request, comm, "restore", timeout))
+    excluded = asked.request.settings
+    what = "looking at the live state failed", ("restore", timeout)
+    flat = together(comm, lambda: flatten_live(state, excluded), *what)
+    outermost = outermost_keys(flat, asked.request, comm, "restore", timeout)
+    return LiveState(flat, asked, outermost, not asked.request.is_default and _are_alike(flat, comm, timeout))
+
+
+def _are_alike(flat: FlatState, comm: Comm, timeout: float) -> bool:
+    """True if the leaves of all ranks' live states have the same paths (collective)."""
+    paths = [leaf.path for leaf in flat.arrays] + [leaf.path for leaf in flat.sharded]
+    paths += [leaf.path for leaf in flat.unmade]
+    digest = xxhash.xxh3_64_intdigest("\n".join(map(readable, paths)).encode(errors="backslashreplace")) >> 1
+    return not unequal(comm, np.array([digest], dtype=np.int64), "restore", timeout).any()
 
 
 def outermost_keys(flat: FlatState, request: Request, comm: Comm, what: str, timeout: float) -> Outermost:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ from deeppart.session.restore_warnings import warn_unfinished
 from deeppart.session.stock import take_stock
 from deeppart.state.capture.staging import Staging
 from deeppart.state.restore.request import Asked
+from deeppart.state.tree.excluding import Excluded
+from deeppart.state.tree.paths import Path
 from deeppart.state.tree.per_rank import PerRank
 
 
@@ -59,7 +62,7 @@ def restore_step(
     comm, timeout = session.comm, session.config.timeout
     inventory = take_stock(session, timeout)
     live = look_at(state, asked, comm, timeout)
-    narrow = NarrowReading(live.flat.root, asked.request, live.outermost)
+    narrow = NarrowReading(live.flat.root, asked.request, live.outermost, alike=live.alike)
     ranks = Ranks(comm, session.topology.node_of, timeout, session.processors.waiting)
     what = inventory, step, *memory, timeout, session.persistent.signing, session.processors.waiting
     explanation: tuple[str, ...] = ()
@@ -68,7 +71,7 @@ def restore_step(
         explanation += told
         if recovered is None:
             warn_unfinished(session, explanation)
-            raise_together(comm, refusal_of_state(live.flat), "restore", timeout)
+            raise_together(comm, refusal_of_state(live.flat, _left_out(asked)), "restore", timeout)
             return None, explanation
         done = restore_state(ranks, recovered, live, per_rank, session.config.replicated)
         if done is not None:
@@ -76,3 +79,11 @@ def restore_step(
         recovered.mine.clear()  # before its memory is used for the same once more
         explanation += (f"step {recovered.attempt.step}: ranks name things differently; it is read whole",)
     raise AssertionError("a step that was read whole lacks nothing")
+
+
+def _left_out(asked: Asked) -> Callable[[Path], bool] | None:
+    """True for paths of what the configuration leaves out of checkpoints; None where it leaves out nothing."""
+    excluded = Excluded(asked.request.settings)
+    if not excluded.patterns:
+        return None
+    return lambda path: any(excluded.covers(path[:end]) for end in range(1, len(path) + 1))

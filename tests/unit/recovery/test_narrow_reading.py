@@ -258,3 +258,14 @@ def test_the_same_as_if_everything_had_been_read(memory: Path, tmp_path: Path, s
         assert alike(dict(enumerate(live)), dict(enumerate(whole))), (seed, case.request)
         less, restored = less + (unread > 0), restored + (not error)
     assert restored > 15 and less > 8, (restored, less)
+
+
+def test_a_plain_leaf_beside_shards_that_only_one_rank_has_a_place_for(memory: Path) -> None:
+    """Seed 347: ranks did not agree on who is sent it, and waited for each other until the timeout."""
+    case = Random(347)
+    states = [case.state(rank, case.saving) for rank in range(case.saving)]
+    save(memory, states, compression="zstd")  # what is raw ranks find in the memory of their node
+    live = [case.live(rank) for rank in range(case.ranks)]
+    assert [("deep" in each["inner"]) for each in live] == [False, False, True] and case.kind["e"] == "plain"
+    assert outcome(memory, live, case.request) == ("", 0)
+    assert torch.equal(live[2]["inner"]["deep"]["e"], leaf("e"))
