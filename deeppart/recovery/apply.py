@@ -100,7 +100,7 @@ def _restore_state(
         to_fill = restoring.look_for_overlaps(matched, mapped)
         restoring.write(matched, mapped, to_fill)
     restoring.tell(matched, live.asked)
-    return report_of(matched, tables.read_bytes, tables.saved_bytes), notices(matched, ranks.comm.size)
+    return report_of(matched, tables.loaded_bytes, tables.saved_bytes), notices(matched, ranks.comm.size)
 
 
 class _Restoring:
@@ -139,7 +139,7 @@ class _Restoring:
 
     def needs_more(self, matched: Matched) -> bool:
         """True on all ranks if any of them needs bytes that nobody has read."""
-        if self._tables.read_bytes == self._tables.saved_bytes:
+        if self._tables.loaded_bytes == self._tables.saved_bytes:
             return False
         lacking = np.array([lacks_bytes(matched, self._tables)], dtype=np.int64)
         return bool(self._ranks.finish(self._comm.maximum(lacking), self._what).any())

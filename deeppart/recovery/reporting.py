@@ -15,11 +15,11 @@ from deeppart.state.tree.leaves import Array, leaf_type
 from deeppart.state.tree.paths import Path, id_key, id_keys, readable
 
 
-def report_of(matched: Matched, read_bytes: int, saved_bytes: int) -> RestoreReport:
+def report_of(matched: Matched, loaded_bytes: int, saved_bytes: int) -> RestoreReport:
     """The report of a restore that has ended.
 
     Args:
-        read_bytes, saved_bytes: of the step, by all ranks together: raw bytes.
+        loaded_bytes, saved_bytes: of the step, by all ranks together: raw bytes.
     """
     target, choice = matched.target, matched.choice
     placed = list(walk_tree(target.structure.tree, ()))
@@ -32,7 +32,7 @@ def report_of(matched: Matched, read_bytes: int, saved_bytes: int) -> RestoreRep
         matched.saved.attempt.step,
         leaves=len(names.keys() - target.dropped),
         values=sum(isinstance(node, SavedValue) for _, node in placed),
-        read_bytes=read_bytes,
+        loaded_bytes=loaded_bytes,
         saved_bytes=saved_bytes,
         missing=tuple(missing),
         unexpected=tuple(unexpected),

@@ -75,7 +75,7 @@ class Tables:
         return sum(sum(index.lengths) for index in self.indexes)
 
     @property
-    def read_bytes(self) -> int:
+    def loaded_bytes(self) -> int:
         """Raw bytes of those that were read."""
         return self.saved_bytes - sum(index.lengths[chunk] for index in self.indexes for chunk in index.unread())
 

@@ -25,7 +25,7 @@ def test_all_of_it_in_numbers_that_can_be_counted(tmp_path: Path) -> None:
             unexpected=("net/old", "gone"),
             cast={"a": ("float32", "float16")},
             renamed={"b": "net"},
-            read_bytes=24,
+            loaded_bytes=24,
             saved_bytes=24,
         )
         assert str(ck.restored).splitlines() == [
