@@ -25,10 +25,6 @@ from deeppart.model import Attempt
 from deeppart.model.reports import RestoreReport
 from deeppart.nodes.exchange.memory import Arena
 from deeppart.pending import Pending
-from deeppart.recovery.apply import restore_state
-from deeppart.recovery.live import refusal_of_state
-from deeppart.recovery.ranks import Ranks
-from deeppart.recovery.recover import recover
 from deeppart.repair.scrub import ScrubReport
 from deeppart.save.agreed import Agreed, Call
 from deeppart.save.job import Job
@@ -40,8 +36,8 @@ from deeppart.session.history import StepHistory
 from deeppart.session.leave import Background, not_finished, pipeline_full, settle
 from deeppart.session.open import configuration_of, open_session
 from deeppart.session.preparation import Preparation
-from deeppart.session.restore_warnings import still_busy, tell_restored, tell_suspects, warn_unfinished, warn_unsaved
-from deeppart.session.stock import take_stock
+from deeppart.session.restore_warnings import still_busy, tell_restored, tell_suspects, warn_unsaved
+from deeppart.session.restoring import restore_step
 from deeppart.session.wiring import (
     SUSPICION_PATIENCE_S,
     cadence_for,
@@ -274,26 +270,23 @@ class Checkpointer:
         raise_together(self._comm, refusal or unfinished, "restore", timeout)
         self._suspicions.wait(timeout)
         self._saver.restored()
-        inventory = take_stock(session, timeout)
-        what = (inventory, step, self._staging, self._arena, timeout, session.persistent.signing)
-        recovered, self.explanation = recover(self._comm, *what, session.processors.waiting)
-        if recovered is None:
-            warn_unfinished(session, self.explanation)
-            raise_together(self._comm, refusal_of_state(state), "restore", timeout)
+        memory = self._staging, self._arena
+        asked = asked.without(self.config.exclude)
+        done, self.explanation = restore_step(session, state, step, per_rank, asked, memory)
+        if done is None:
             self._steps.went_on_from(None)
             return None
-        ranks = Ranks(self._comm, session.topology.node_of, timeout, session.processors.waiting)
-        what_else = self.config.replicated, asked
-        self.restored, notices = restore_state(ranks, recovered, state, per_rank, *what_else)
+        self.restored, recovered = done.report, done.recovered
         self._steps.went_on_from(recovered.attempt.step)  # not before: who goes on after a failed restore starts over
         self._retention.went_on()
         if self._auto is not None:
             self._auto.restored(recovered.slowest_level_read)
-        self.explanation += heal_redundancy(session, self._pipeline, self._retention, self._arena, recovered, inventory)
+        what = self._pipeline, self._retention, self._arena, recovered, done.inventory
+        self.explanation += heal_redundancy(session, *what)
         self._recorder.restored(recovered.attempt.step, time.monotonic() - began)
         # From here on, where warnings are errors, no other rank waits for this one.
         self.explanation += tell_suspects(session, recovered.attempt)
-        tell_restored(session, recovered.attempt, inventory, notices, named=step is not None)
+        tell_restored(session, recovered.attempt, done.inventory, done.notices, named=step is not None)
         return recovered.attempt.step
 
     @warns_at_the_end

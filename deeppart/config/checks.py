@@ -74,6 +74,14 @@ def check_replicated(value: object) -> str | dict[str, str]:
     return dict(value)
 
 
+def check_globs(name: str, value: object) -> tuple[str, ...]:
+    """A glob, or several."""
+    globs = (value,) if isinstance(value, str) else value
+    if not isinstance(globs, (list, tuple)) or not all(isinstance(glob, str) and glob for glob in globs):
+        raise refusal(name, value, "a glob over paths, or a list of them")
+    return tuple(globs)
+
+
 def check_positive(name: str, value: object, *, optional: bool = False, zero: bool = False) -> None:
     """A finite number above 0.
 

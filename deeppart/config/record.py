@@ -22,6 +22,7 @@ from deeppart.config.checks import (
     check_directory,
     check_every,
     check_file,
+    check_globs,
     check_key_files,
     check_levels,
     check_parity,
@@ -109,6 +110,8 @@ class Config:
             are equal, "none" saves all per rank, "parts" is as "auto", but dicts may have other keys on other ranks, as
             pipeline stages have. Or a mapping from globs over paths, as ``load(keys=...)`` takes them, to one of these
             or to "rank0", which saves what rank 0 has for all; the first that matches decides.
+        exclude: globs over paths: items of dicts that are in no checkpoint, and that stay as they are when one is
+            restored: the frozen weights below an adapter.
         on_busy: what ``checkpoint()`` does while the pipeline is full: "wait" for it or "skip" this checkpoint.
         flush_bandwidth: most bytes per second that one node sends to ``persistent_dir`` and to other nodes; None for no
             limit.
@@ -160,6 +163,7 @@ class Config:
     compression: str = _setting("compression", "auto")
     capture: str = _setting("capture", "eager")
     replicated: str | Mapping[str, str] = _setting("replicated", "auto")
+    exclude: str | Sequence[str] = _setting("exclude", ())
     on_busy: str = _setting("on_busy", "wait")
     flush_bandwidth: float | None = _setting("flush_bandwidth", None)
     node_size: int | None = _setting("node_size", None)
@@ -188,6 +192,7 @@ class Config:
         object.__setattr__(self, "keep", {**DEFAULT_KEEP, **check_levels("keep", self.keep)})
         check_choice("capture", self.capture, ("eager", "lazy"))
         object.__setattr__(self, "replicated", check_replicated(self.replicated))
+        object.__setattr__(self, "exclude", check_globs("exclude", self.exclude))
         check_choice("on_busy", self.on_busy, ("wait", "skip"))
         check_choice("files", self.files, ("rank", "node"))
         check_choice("status", self.status, ("node", "rank", "none"))

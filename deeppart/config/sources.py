@@ -94,6 +94,7 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         "replicated": _read_modes,
         "parity_group": int,
         "parity_tolerate": int,
+        "exclude": lambda text: text.split(","),
         "sign_key_file": lambda text: text.split(os.pathsep),
     }
     values: dict[str, Any] = {}

@@ -143,6 +143,8 @@ class RestoreReport:
         cast: path -> dtypes in the checkpoint and here, of leaves that were converted (``cast=True``).
         renamed: path in the checkpoint -> path here (``rename``).
         unwrapped: dicts whose names differed by ``module.`` or ``_orig_mod.``.
+        loaded_bytes: what all ranks together have read of the step, uncompressed: what is asked for, in whole chunks.
+        saved_bytes: what there is of it.
 
     Example:
         >>> import deeppart
@@ -163,6 +165,8 @@ class RestoreReport:
     cast: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
     unwrapped: tuple[str, ...] = ()
+    loaded_bytes: int = 0
+    saved_bytes: int = 0
 
     def __str__(self) -> str:
         def many(count: int, what: str) -> str:
@@ -170,6 +174,8 @@ class RestoreReport:
 
         leaves = "1 leaf" if self.leaves == 1 else f"{self.leaves} leaves"
         lines = [f"step {self.step}: {leaves} and {many(self.values, 'value')} restored"]
+        if self.loaded_bytes < self.saved_bytes:
+            lines.append(f"  read: {show_bytes(self.loaded_bytes)} of {show_bytes(self.saved_bytes)}")
         for what, names in (
             ("missing in the checkpoint", self.missing),
             ("missing in the live state", self.unexpected),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -21,9 +21,8 @@ from deeppart.model.reports import RestoreReport
 from deeppart.recovery.box_delivery import BoxDelivery
 from deeppart.recovery.distribute import Distributor
 from deeppart.recovery.documents import Documents, share_documents
-from deeppart.recovery.live import flatten_live
 from deeppart.recovery.matching import Matched, check_step, find_places, match, notices, refused_ties
-from deeppart.recovery.narrowing import narrowed, outermost_keys, with_own_of_all
+from deeppart.recovery.narrowing import LiveState, narrowed, with_own_of_all
 from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map_old_leaves, memory_for_old_leaves
 from deeppart.recovery.overlapping import ToFill, arrays_to_fill, check_conflicts, marks, memory_alone
 from deeppart.recovery.ranks import Ranks
@@ -31,19 +30,18 @@ from deeppart.recovery.recover import Recovered
 from deeppart.recovery.reporting import call_back, report_of, to_cast
 from deeppart.recovery.saved import SavedStep, saved_step
 from deeppart.recovery.tables import Tables, share_tables
+from deeppart.recovery.unread import lacks_bytes
 from deeppart.state.restore.casting import cast_into
 from deeppart.state.restore.choosing import Choice
 from deeppart.state.restore.merge import put, tie
 from deeppart.state.restore.overlaps import assign
-from deeppart.state.restore.request import Asked, Request
+from deeppart.state.restore.request import Asked
 from deeppart.state.restore.scatter import Scatter
 from deeppart.state.tree.leaves import Array
 from deeppart.state.tree.per_rank import PerRank
 from deeppart.state.tree.replication import Replication
 
 T = TypeVar("T")
-
-_EVERYTHING = Asked()
 
 _MATCHING = "matching the live state with the checkpoint failed"
 _SHARING = "looking for live leaves that share memory failed"
@@ -58,22 +56,22 @@ _TODO = "fix what that rank reports and build the state again: it may hold bytes
 def restore_state(
     ranks: Ranks,
     recovered: Recovered,
-    state: Any,
+    live: LiveState,
     per_rank: PerRank,
     replicated: str | Mapping[str, str],
-    asked: Asked = _EVERYTHING,
-) -> tuple[RestoreReport, list[DeeppartWarning]]:
+) -> tuple[RestoreReport, list[DeeppartWarning]] | None:
     """Write a recovered step into the live state (collective).
 
     Where it is refused, the parts are dropped: whoever keeps the error, or its traceback, would keep their memory with
     it, which may be locked.
 
     Args:
+        live: the live state of this rank, and what is asked for.
         replicated: as ``Config.replicated``; of it, where ranks have parts of one state.
-        asked: what of the step; the same on all ranks.
 
     Returns:
-        What was done on this rank, and what rank 0 is to tell the user.
+        What was done on this rank, and what rank 0 is to tell the user. None, on all ranks, where more is needed than
+        was read: nothing has been changed, and the step is to be read whole.
 
     Raises:
         StateError: the state does not match the checkpoint; nothing has been changed. Raised where it happens, and as
@@ -81,7 +79,7 @@ def restore_state(
         PerRankError: per-rank leaves, another world size, and ``per_rank="strict"``.
     """
     try:
-        return _restore_state(ranks, recovered, state, per_rank, Replication(replicated), asked)
+        return _restore_state(ranks, recovered, live, per_rank, Replication(replicated))
     except DeeppartError as error:
         if not isinstance(error, CommError) or isinstance(error, RemoteRankError):
             recovered.mine.clear()  # otherwise messages may be on their way from there
@@ -89,18 +87,20 @@ def restore_state(
 
 
 def _restore_state(
-    ranks: Ranks, recovered: Recovered, state: Any, per_rank: PerRank, replication: Replication, asked: Asked
-) -> tuple[RestoreReport, list[DeeppartWarning]]:
+    ranks: Ranks, recovered: Recovered, live: LiveState, per_rank: PerRank, replication: Replication
+) -> tuple[RestoreReport, list[DeeppartWarning]] | None:
     tables = share_tables(ranks, recovered)
     with closing(tables.copies):
         documents = share_documents(ranks, recovered, tables.document)
         restoring = _Restoring(ranks, recovered, tables, per_rank)
-        matched, old = restoring.match(documents, state, replication, asked.request)
+        matched, old = restoring.match(documents, live, replication)
+        if restoring.needs_more(matched):
+            return None
         mapped = restoring.map_old_ranks(matched, old)
         to_fill = restoring.look_for_overlaps(matched, mapped)
         restoring.write(matched, mapped, to_fill)
-    restoring.tell(matched, asked)
-    return report_of(matched), notices(matched, ranks.comm.size)
+    restoring.tell(matched, live.asked)
+    return report_of(matched, tables.loaded_bytes, tables.saved_bytes), notices(matched, ranks.comm.size)
 
 
 class _Restoring:
@@ -113,17 +113,14 @@ class _Restoring:
         self._what = f"restore of step {recovered.attempt.step}"
         self._boxes = False
 
-    def match(
-        self, documents: Documents, state: Any, replication: Replication, request: Request
-    ) -> tuple[Matched, OldLeaves]:
+    def match(self, documents: Documents, live: LiveState, replication: Replication) -> tuple[Matched, OldLeaves]:
         """Match the live state; and memory for what old ranks had, where it is asked for."""
         comm, attempt = self._comm, self._recovered.attempt
-        flat = self._together(lambda: flatten_live(state), _MATCHING)
-        outermost = outermost_keys(flat, request, comm, self._what, self._timeout)
+        flat, request = live.flat, live.asked.request
 
         def looked() -> tuple[SavedStep, SavedStep, Choice | None]:
             whole = saved_step(attempt, documents, comm.rank, comm.size)
-            return whole, *narrowed(whole, flat, request, outermost)
+            return whole, *narrowed(whole, flat, request, live.outermost)
 
         whole, saved, choice = self._together(looked, _MATCHING)
         saved = with_own_of_all(saved, whole, comm, self._what, self._timeout)
@@ -139,6 +136,13 @@ class _Restoring:
             self._agree_on_boxes(found)
         raise_together(comm, refused_ties(found, comm, self._what, self._timeout), self._what, self._timeout)
         return found, old
+
+    def needs_more(self, matched: Matched) -> bool:
+        """True on all ranks if any of them needs bytes that nobody has read."""
+        if self._tables.loaded_bytes == self._tables.saved_bytes:
+            return False
+        lacking = np.array([lacks_bytes(matched, self._tables)], dtype=np.int64)
+        return bool(self._ranks.finish(self._comm.maximum(lacking), self._what).any())
 
     def _agree_on_boxes(self, matched: Matched) -> None:
         """What any rank has shards of goes to all ranks box by box: none of it is sent to those who have others."""

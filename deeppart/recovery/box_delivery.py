@@ -20,10 +20,17 @@ from deeppart.comm.base import Operation
 from deeppart.comm.exchange import exchange
 from deeppart.model.boxes import Box
 from deeppart.nodes.exchange.memory import Bytes
-from deeppart.recovery.distribute import Attempts, bytes_here, chunk_in_memory, copiers, nothing_left
+from deeppart.recovery.distribute import (
+    Attempts,
+    bytes_here,
+    chunk_in_memory,
+    copiers,
+    never_read,
+    nothing_left,
+)
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered
-from deeppart.recovery.tables import PartIndexView, Tables
+from deeppart.recovery.tables import UNREAD, PartIndexView, Tables
 from deeppart.state.restore.boxes import BoxScatter, Wanted
 from deeppart.state.restore.patches import cut_patch, patch_bytes, patches
 from deeppart.state.restore.scatter import LeafPiece
@@ -80,6 +87,10 @@ class BoxDelivery:
         with copiers(self._ranks.threads) as copy:
             for index in self._tables.indexes:
                 for chunk, wants in _wanted_of(index, scatter):
+                    if index.readers[chunk] == UNREAD:
+                        leaf = index.pieces[chunk][wants[0][0]].leaf
+                        self._attempts.failure = self._attempts.failure or never_read(index.part, leaf)
+                        continue
                     here = bytes_here(self._ranks.rank, self._recovered, self._tables, index, chunk)
                     if here is None:
                         orders[index.readers[chunk]].append(_Order(index.part, chunk, wants))

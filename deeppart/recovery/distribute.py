@@ -18,13 +18,14 @@ from typing import TypeVar
 import numpy as np
 
 from deeppart.comm.base import Operation, interleaved
+from deeppart.errors import StorageError
 from deeppart.nodes.exchange.memory import Bytes
 from deeppart.plan.restart import Hop, Routes
 from deeppart.recovery.load_part import LoadedPart
 from deeppart.recovery.node_copies import Holding
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered
-from deeppart.recovery.tables import PartIndexView, Tables
+from deeppart.recovery.tables import UNREAD, PartIndexView, Tables
 from deeppart.state.restore.scatter import LeafPiece, Scatter
 from deeppart.storage.locked_pages import bring_pages
 
@@ -93,7 +94,8 @@ class Distributor:
     def shared(self, scatter: Scatter) -> Exception | None:
         """Fill the replicated leaves of all ranks."""
         items = (_Item(*each, scatter) for each in self._in_turns(per_rank=False))
-        return self._deliver((item for item in items if item.is_wanted), self._hop_to_all)
+        failure = self._deliver((item for item in items if item.is_wanted), self._hop_to_all)
+        return failure or self._unread(lambda part: scatter, per_rank=False)
 
     def own(self, scatter: Scatter, skipped: Callable[[int], frozenset[int]]) -> Exception | None:
         """Give every rank the per-rank leaves of the part it saved itself; the world is as large as at the save.
@@ -107,7 +109,8 @@ class Distributor:
             for item in (_Item(*each, scatter) for each in self._in_turns(per_rank=True))
             if any(piece.leaf not in left_out[item.index.part] for piece in item.pieces)
         )
-        return self._deliver(items, self._hop_to_owner, only_owner=True)
+        failure = self._deliver(items, self._hop_to_owner, only_owner=True)
+        return failure or self._unread(lambda part: scatter if part == self._ranks.rank else None, per_rank=True)
 
     def all_own(self, parts: Iterable[int], scatters: Callable[[int], Scatter]) -> Exception | None:
         """Give every rank the per-rank leaves of some parts.
@@ -121,16 +124,29 @@ class Distributor:
             for index in self._tables.indexes
             if index.part in asked
             for chunk, own in enumerate(index.per_rank)
-            if own
+            if own and index.readers[chunk] != UNREAD
         )
-        return self._deliver((item for item in items if item.is_wanted), self._hop_to_all)
+        failure = self._deliver((item for item in items if item.is_wanted), self._hop_to_all)
+        return failure or self._unread(lambda part: scatters(part) if part in asked else None, per_rank=True)
+
+    def _unread(self, scatter_of: Callable[[int], Scatter | None], *, per_rank: bool) -> Exception | None:
+        """An error if anything was to be filled from bytes that nobody has read: it would keep what it had."""
+        for index in self._tables.indexes:
+            scatter = scatter_of(index.part)
+            if scatter is None:
+                continue
+            for chunk in (chunk for chunk in index.unread() if index.per_rank[chunk] == per_rank):
+                for piece in index.pieces[chunk]:
+                    if scatter.wants(piece.leaf):
+                        return never_read(index.part, piece.leaf)
+        return None
 
     def _in_turns(self, *, per_rank: bool) -> Iterator[tuple[PartIndexView, int]]:
         """Chunks of all parts, the readers taking turns."""
         queues: dict[int, deque[tuple[PartIndexView, int]]] = {}
         for index in self._tables.indexes:
             for chunk, own in enumerate(index.per_rank):
-                if own == per_rank:
+                if own == per_rank and index.readers[chunk] != UNREAD:
                     queues.setdefault(index.readers[chunk], deque()).append((index, chunk))
         while any(queues.values()):
             for queue in queues.values():
@@ -219,6 +235,15 @@ class Distributor:
 
     def _sending(self, data: Bytes, hop: Hop, tag: int) -> Operation[None]:
         return interleaved([self._ranks.comm.send(data, target, tag) for target in hop.targets])
+
+
+def never_read(part: int, leaf: int) -> StorageError:
+    """The error for a leaf that is to be filled from bytes that were left out as not asked for."""
+    return StorageError(
+        "bytes that a restore needs were left out when the step was read; this is a fault of the library",
+        found=f"leaf {leaf} of part {part}",
+        todo="report it; restore the whole state meanwhile, without keys= and exclude=",
+    )
 
 
 class Attempts:

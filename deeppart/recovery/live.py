@@ -2,40 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from deeppart._gc import collection_paused
-from deeppart.errors import DeeppartError, StateError
+from deeppart.errors import DeeppartError, StateError, UnsupportedLeafError
 from deeppart.state.restore.target import Target
-from deeppart.state.tree.flat import FlatState
+from deeppart.state.tree.excluding import Excluded
+from deeppart.state.tree.flat import ApartRules, FlatState
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.leaves import check_tensor, overlaps_itself
 from deeppart.state.tree.paths import Path, readable
 from deeppart.state.tree.runs import encode_leaf_value
 
 
-def flatten_live(state: Any) -> FlatState:
-    """Take a live state apart, to be filled; whatever its objects raise becomes a StateError."""
+def flatten_live(state: Any, excluded: Sequence[str] = ()) -> FlatState:
+    """Take a live state apart, to be filled; whatever its objects raise becomes a StateError.
+
+    Args:
+        excluded: globs of what is in no checkpoint. It is part of the live state, for objects that want to be given
+            all of theirs, unless it is nothing that could be stored.
+    """
     try:
         with collection_paused():
-            return flatten(state, live=True)
+            if not excluded:
+                return flatten(state, live=True)
+            cuts = ApartRules(excluded=Excluded(excluded), leaves_out=False)
+            try:
+                return flatten(state, live=True, cuts=cuts)
+            except UnsupportedLeafError:
+                return flatten(state, live=True, cuts=replace(cuts, leaves_out=True))
     except DeeppartError:
         raise
     except Exception as error:  # from the caller's objects: the other ranks are waiting to hear of it
         raise StateError("looking at the state failed", found=f"{type(error).__name__}: {error}") from error
 
 
-def refusal_of_state(state: Any) -> DeeppartError | None:
-    """The reason why a state cannot be saved, if there is nothing to restore: found now, not at the first save."""
+def refusal_of_state(flat: FlatState, is_left_out: Callable[[Path], bool] | None = None) -> DeeppartError | None:
+    """The reason why a state cannot be saved, if there is nothing to restore: found now, not at the first save.
+
+    Args:
+        is_left_out: true for paths of what is in no checkpoint; None: nothing is left out.
+    """
     try:
-        flat = flatten_live(state)
-        if flat.unmade:
-            check_tensor(torch.empty(0, device="meta"), readable(flat.unmade[0].path))
+        for unmade in flat.unmade:
+            if is_left_out is None or not is_left_out(unmade.path):
+                check_tensor(torch.empty(0, device="meta"), readable(unmade.path))
         for leaf in flat.values:
-            encode_leaf_value(leaf.value, readable(leaf.path))
+            if is_left_out is None or not is_left_out(leaf.path):
+                encode_leaf_value(leaf.value, readable(leaf.path))
     except DeeppartError as error:
         return error
     return None

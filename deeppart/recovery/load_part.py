@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from deeppart.codec.raw import RawCodec
@@ -31,6 +32,8 @@ _BLOCK_BYTES = 8 << 20
 
 #: What became of bytes that were used where they lie; None: nothing.
 Problem = CorruptFileError | StorageError | None
+#: By number of a chunk of a part, whether it is read.
+Chosen = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,9 @@ class LoadedPart:
         raw: the raw stream, from the first of the chunks on.
         source: the file's bytes, to read them again if they are not those of ``raw``: its path, or memory.
         chunks: numbers of the chunks that are here; None for all.
+        read: by number of a chunk, whether it was read; None: all of ``chunks`` were. The others are not here, or were
+            not checked.
+        starts: where each of ``chunks`` begins in ``raw``, in bytes; None: as in the raw stream.
         used_in_place: the file whose own memory ``raw`` is, or None.
         place: where other processes of this node find ``raw``, or None.
     """
@@ -72,6 +78,8 @@ class LoadedPart:
     used_in_place: FileSource | None = None
     place: FilePlace | None = None
     chunks: range | None = None
+    read: Chosen | None = None
+    starts: npt.NDArray[np.int64] | None = None
 
     def problem(self) -> Problem:
         """To be asked when the bytes have been used: whether they may have changed since they were checked.
@@ -85,7 +93,8 @@ class LoadedPart:
     def _changed(self) -> CorruptFileError | None:
         try:
             for index in range(len(self.reader.chunks)) if self.chunks is None else self.chunks:
-                self.reader.check_chunk(index, self.chunk(index).data)
+                if self.read is None or self.read[index]:
+                    self.reader.check_chunk(index, self.chunk(index).data)
         except CorruptFileError as error:
             return error
         return None
@@ -93,6 +102,9 @@ class LoadedPart:
     def chunk(self, index: int) -> Bytes:
         """The raw bytes of a chunk, where they lie."""
         start, stop = self.reader.raw_starts[index : index + 2].tolist()
+        if self.starts is not None:
+            at = int(self.starts[index - (self.chunks.start if self.chunks else 0)])
+            return self.raw[at : at + stop - start]
         here = int(self.reader.raw_starts[self.chunks.start]) if self.chunks else 0
         return self.raw[start - here : stop - here]
 
@@ -152,9 +164,6 @@ class OpenedPart:
         signing: the keys; it must be signed with one of them. None: not checked.
         rank: whose portion of it is loaded; None: of the one who reads it first, which is all of it mostly.
 
-    Attributes:
-        room_bytes: memory that :meth:`load` needs.
-
     Raises:
         FormatError: it is damaged or not the part wanted.
         StorageError: it cannot be read.
@@ -194,14 +203,31 @@ class OpenedPart:
         self._pinned: LockedFile | None = None
         if may_share and not self._in_place and isinstance(source, FileSource):
             self._pinned = pin(source, self._start, self._stop)
-        self.room_bytes = 0 if self._in_place or self._pinned is not None else raw_bytes
+        self._raw_bytes = 0 if self._in_place or self._pinned is not None else raw_bytes
 
-    def load(self, room: Bytes, threads: int) -> LoadedPart:
+    @property
+    def reader(self) -> PartReader:
+        """What its index says."""
+        return self._reader
+
+    def room_bytes(self, chosen: Chosen | None = None) -> int:
+        """Memory that :meth:`load` needs, in bytes."""
+        if not self._raw_bytes or chosen is None:
+            return self._raw_bytes
+        return int(self._lengths(chosen).sum())
+
+    def _lengths(self, chosen: Chosen) -> npt.NDArray[np.int64]:
+        """Raw bytes of the chunks of this rank that are chosen; 0 of the others."""
+        mine = slice(self._mine.start, self._mine.stop)
+        return np.where(chosen[mine], self._reader.chunks["raw_length"][mine], 0).astype(np.int64)
+
+    def load(self, room: Bytes, threads: int, chosen: Chosen | None = None) -> LoadedPart:
         """Bring it into memory and check every chunk.
 
         Args:
-            room: buffer of ``room_bytes`` bytes for the raw stream.
+            room: buffer of :meth:`room_bytes` bytes for what of the raw stream is chosen.
             threads: that take part; at least :data:`LEAST_THREADS` do.
+            chosen: by number of a chunk, whether it is read; None: all are.
 
         Raises:
             FormatError: it is damaged.
@@ -229,7 +255,11 @@ class OpenedPart:
                 self._reader.read_encoded(index, encoded)
                 self._reader.decode_chunk(index, encoded, raw)
 
-        is_whole = len(self._mine) == len(chunks)
+        is_whole = len(self._mine) == len(chunks) and chosen is None
+        starts = None
+        if chosen is not None and mapped is None:
+            lengths = self._lengths(chosen)
+            starts = np.cumsum(lengths) - lengths
         again = None if self._is_payload and is_whole else self._source
         path = again.path if isinstance(again, FileSource) else again
         in_place, place = None, None
@@ -237,10 +267,11 @@ class OpenedPart:
             file = self._source
             place = FilePlace(file.path, *file.identity, self._start, len(room), self._is_on_a_node)
             in_place = file if self._is_on_a_node else None  # on the persistent level, none is ever written over
-        part = LoadedPart(self._reader, room, path, in_place, place, self._mine)
+        part = LoadedPart(self._reader, room, path, in_place, place, self._mine, chosen, starts)
+        wanted = self._mine if chosen is None else [index for index in self._mine if chosen[index]]
         with ThreadPoolExecutor(max(threads, LEAST_THREADS), "deeppart-load") as pool:
             try:
-                for _ in pool.map(bring, self._mine):
+                for _ in pool.map(bring, wanted):
                     pass
             except BaseException:
                 pool.shutdown(cancel_futures=True)  # and waits: the memory is going to be used for something else
@@ -262,7 +293,7 @@ def load_part(
         StorageError: it cannot be read.
     """
     opened = OpenedPart(source, read, attempt, signing)
-    return opened.load(np.empty(opened.room_bytes, dtype=np.uint8), threads)
+    return opened.load(np.empty(opened.room_bytes(), dtype=np.uint8), threads)
 
 
 def sound_pieces(path: Path) -> Iterator[memoryview]:

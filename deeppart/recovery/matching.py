@@ -100,7 +100,9 @@ def find_places(
     values = _in_common(len(shared.values), saved.first_value, len(saved.wholes.values))
     rules = saved.part_rules(declared)
     here = lacking_leaves(saved.structure.tree, flat.root, rules)
-    here.arrays.update(saved.left_out - saved.all_own_leaves())
+    # Beside sharded tensors, what is in a container that is not restored here may have a place elsewhere.
+    unplaced = without_unplaced(saved.structure.tree, flat.root, frozenset(saved.tensors()))[1]
+    here.arrays.update((saved.left_out | unplaced) - saved.all_own_leaves())
     lacking = np.concatenate([np.isin(arrays, list(here.arrays)), np.isin(values, list(here.values))])
     told = np.concatenate([lacking, ~lacking, [bool(flat.sharded)]]).astype(np.int64)
     most = ranks.finish(ranks.comm.maximum(told), what).astype(np.bool_)
@@ -324,6 +326,7 @@ def _target(saved: SavedStep, way: str, rank: int) -> Target:
         for index, value in mine.values.items():
             values[index] = value
         values[saved.first_value :] = saved.wholes.contents(rank)
+        dropped = saved.shard_leaves(rank)  # they come as boxes of the whole tensors
     else:
         values[saved.first_value :] = saved.wholes.contents(None)
         leaves = set(saved.own_leaves)

@@ -3,26 +3,66 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import xxhash
 
+from deeppart.comm.agreement import together, unequal
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.errors import CorruptFileError
+from deeppart.recovery.live import flatten_live
+from deeppart.recovery.narrow_reading import Outermost
 from deeppart.recovery.saved import SavedStep
 from deeppart.state.document.structure import DICTS, SavedValue, array_numbers, walk_tree
 from deeppart.state.restore.choosing import Choice, choose, needs_choice
-from deeppart.state.restore.request import Request
+from deeppart.state.restore.request import Asked, Request
 from deeppart.state.restore.target import decode_values
 from deeppart.state.restore.unmet_globs import unmet_globs
 from deeppart.state.restore.wrappers import counterpart
 from deeppart.state.tree.flat import Branch, FlatState, Node
-from deeppart.state.tree.paths import ExactPath, IdKey, Path, exact, id_key, id_keys
+from deeppart.state.tree.paths import ExactPath, Path, exact, id_key, id_keys, readable
 
-#: Keys of the outermost dict of live states; None where everything is asked for.
-Outermost = Collection[IdKey] | None
+
+@dataclass(frozen=True, slots=True)
+class LiveState:
+    """The live state of a rank, and what its caller asks for.
+
+    Attributes:
+        flat: the state, taken apart.
+        asked: what of a step; the same on all ranks.
+        outermost: keys of the outermost dict of any rank's live state, as of :func:`outermost_keys`.
+        alike: the live states of all ranks have the same leaves; not found out where everything is asked for.
+    """
+
+    flat: FlatState
+    asked: Asked
+    outermost: Outermost = None
+    alike: bool = False
+
+
+def look_at(state: Any, asked: Asked, comm: Comm, timeout: float) -> LiveState:
+    """Take the live state of each rank apart (collective).
+
+    Raises:
+        StateError: it could not be filled, or saved.
+        RemoteRankError, PeerTimeoutError: from the other ranks.
+    """
+    excluded = asked.request.settings
+    what = "looking at the live state failed", ("restore", timeout)
+    flat = together(comm, lambda: flatten_live(state, excluded), *what)
+    outermost = outermost_keys(flat, asked.request, comm, "restore", timeout)
+    return LiveState(flat, asked, outermost, not asked.request.is_default and _are_alike(flat, comm, timeout))
+
+
+def _are_alike(flat: FlatState, comm: Comm, timeout: float) -> bool:
+    """True if the leaves of all ranks' live states have the same paths (collective)."""
+    paths = [leaf.path for leaf in flat.arrays] + [leaf.path for leaf in flat.sharded]
+    paths += [leaf.path for leaf in flat.unmade]
+    digest = xxhash.xxh3_64_intdigest("\n".join(map(readable, paths)).encode(errors="backslashreplace")) >> 1
+    return not unequal(comm, np.array([digest], dtype=np.int64), "restore", timeout).any()
 
 
 def outermost_keys(flat: FlatState, request: Request, comm: Comm, what: str, timeout: float) -> Outermost:

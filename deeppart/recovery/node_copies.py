@@ -23,7 +23,7 @@ import numpy.typing as npt
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.nodes.exchange.memory import Bytes
 from deeppart.part import FileSource, check_encoded
-from deeppart.recovery.load_part import FilePlace, LoadedPart, Problem, problem_of
+from deeppart.recovery.load_part import Chosen, FilePlace, LoadedPart, Problem, problem_of
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered
 from deeppart.storage.locked_pages import bring_pages
@@ -40,11 +40,13 @@ class Place(NamedTuple):
         text: as of :func:`described`.
         raw_start: where it begins in the raw bytes of the part.
         chunks: rows of CHUNK_DTYPE.
+        read: of each, whether it was read and checked; None: all were.
     """
 
     text: str
     raw_start: int
     chunks: npt.NDArray[np.void]
+    read: Chosen | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class NodeCopy:
         is_on_a_node: other jobs on this node may take the file away.
         chunks: rows of CHUNK_DTYPE; it is stored raw, so they lie in the raw bytes one after the other.
         raw_start: where the raw bytes begin in those of the whole part.
+        read: of each of the chunks, whether it was read and checked; None: all were.
     """
 
     raw: Bytes
@@ -66,6 +69,7 @@ class NodeCopy:
     is_on_a_node: bool
     chunks: npt.NDArray[np.void]
     raw_start: int = 0
+    read: Chosen | None = None
 
     def problem(self) -> Problem:
         """To be asked when the bytes have been used: whether they may have changed, as of :class:`LoadedPart`."""
@@ -76,6 +80,8 @@ class NodeCopy:
         try:
             for number, row in enumerate(self.chunks):
                 start, at = at, at + int(row["encoded_length"])
+                if self.read is not None and not self.read[number]:
+                    continue
                 stretch = self.stretch(self.raw_start + start, self.raw_start + at)
                 check_encoded(row, stretch.data, f"{self.file.path}, chunk {number}")
         except (CorruptFileError, StorageError) as error:
@@ -170,7 +176,7 @@ def _mapped(of: Place) -> NodeCopy:
         raw = np.frombuffer(file.viewed(), dtype=np.uint8)[place.first : place.first + place.raw_bytes]
         if len(raw) != place.raw_bytes:
             raise StorageError("a file has become shorter since it was read", where=place.path)
-        return NodeCopy(raw, file, place.first, place.is_on_a_node, of.chunks, of.raw_start)
+        return NodeCopy(raw, file, place.first, place.is_on_a_node, of.chunks, of.raw_start, of.read)
     except BaseException:
         file.close()
         raise

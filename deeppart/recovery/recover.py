@@ -1,14 +1,14 @@
 """Recovery: from what survives to verified parts in memory, collectively and without touching the live state.
 
-Every chunk is read by exactly one rank, and its digest is checked, before anyone goes on. A source that turns out bad
-gives way to the part's next one; a step that cannot be recovered gives way to the one before; all reasons are kept for
-the error or the report.
+Every chunk that is asked for is read by exactly one rank, and its digest is checked, before anyone goes on. A source
+that turns out bad gives way to the part's next one; a step that cannot be recovered gives way to the one before; all
+reasons are kept for the error or the report.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,7 +32,8 @@ from deeppart.plan.restart import (
     survey,
 )
 from deeppart.recovery.inventory import Run, no_more_files
-from deeppart.recovery.load_part import LEAST_THREADS, LoadedPart, OpenedPart, load_part
+from deeppart.recovery.load_part import LEAST_THREADS, Chosen, LoadedPart, OpenedPart, load_part
+from deeppart.recovery.narrow_reading import NarrowReading
 from deeppart.state.capture.staging import Staging, staging_bytes
 from deeppart.storage.node import one_line
 
@@ -82,6 +83,7 @@ def recover(
     timeout: float,
     signing: Signing | None,
     threads: int = LEAST_THREADS,
+    narrow: NarrowReading | None = None,
 ) -> tuple[Recovered | None, tuple[str, ...]]:
     """Read the newest recoverable step into memory (collective).
 
@@ -91,6 +93,7 @@ def recover(
         arena: memory for blocks on their way.
         signing: the keys; parts must be signed with one of them. None: not checked.
         threads: that read, check and decode a part.
+        narrow: leaves out chunks that are not asked for; None: all are read.
 
     Returns:
         What was recovered, and a line for every decision and everything passed over on the way. None when no attempt
@@ -109,7 +112,7 @@ def recover(
     reasons: list[str] = []
     for candidate in outlook.candidates:
         newer = [number for number in outlook.rejected if number[0] > candidate.attempt.step]
-        recovered, lines = read_candidate(comm, candidate, staging, arena, run, signing, None, threads)
+        recovered, lines = read_candidate(comm, candidate, staging, arena, run, signing, None, threads, narrow)
         reasons += lines
         if recovered is not None:
             passed_over = [f"step {number}: {reason}" for number, reason in newer]
@@ -146,6 +149,7 @@ def read_candidate(
     signing: Signing | None,
     wanted: Callable[[Read], bool] | None = None,
     threads: int = LEAST_THREADS,
+    narrow: NarrowReading | None = None,
 ) -> tuple[Recovered | None, list[str]]:
     """Read parts, falling back from bad sources; None if a part has no good one (collective).
 
@@ -154,16 +158,24 @@ def read_candidate(
         signing: the keys; parts must be signed with one of them. None: not checked.
         wanted: which parts to read, each by one rank. None: all, which ranks share where some would read more.
         threads: that read, check and decode a part.
+        narrow: of all parts, leaves out chunks that are not asked for; None: none are.
 
     Returns:
         What was read, and a line for every decision.
     """
     label = f"step {candidate.attempt.step}"
     lines: list[str] = []
+
+    def chosen_of(opened: Mapping[int, OpenedPart]) -> dict[int, Chosen]:
+        if narrow is None or reads[0].source.rebuild is not None:
+            return {}
+        readers = {part: each.reader for part, each in opened.items()}
+        return narrow.choose(comm, reads[0].reader, candidate.attempt, readers, run)
+
     while True:
         reads = assign(candidate, comm.size, whole=wanted is not None)
         reads = reads if wanted is None else tuple(read for read in reads if wanted(read))
-        mine, space, failures = _read_mine(comm.rank, candidate.attempt, reads, staging, signing, threads)
+        mine, space, failures = _read_mine(comm.rank, candidate.attempt, reads, staging, signing, threads, chosen_of)
         failed = _gather_failures(comm, failures, f"{label}, reading", run)
         if not failed and any(read.source.rebuild for read in reads):
             for careful in (False, True):  # nearly always, the files are as good as they look
@@ -220,8 +232,13 @@ def _read_mine(
     staging: Staging,
     signing: Signing | None,
     threads: int,
+    chosen_of: Callable[[Mapping[int, OpenedPart]], dict[int, Chosen]],
 ) -> tuple[dict[int, LoadedPart], dict[int, Bytes], list[_Failure]]:
-    """Read this rank's parts; also memory for those that it will get by a rebuild, and failures."""
+    """Read this rank's parts; also memory for those that it will get by a rebuild, and failures.
+
+    Args:
+        chosen_of: which chunks to read of the parts that could be opened; of parts not named, all. Collective.
+    """
     assigned = [read for read in reads if rank in read.readers]
     opened: dict[int, OpenedPart] = {}
     mine: dict[int, LoadedPart] = {}
@@ -234,15 +251,16 @@ def _read_mine(
                     opened[read.part] = OpenedPart(source, read, attempt, signing, rank)
                 except Exception as error:  # of whatever kind: the other ranks wait for what this one has read
                     failures.append(_failure(read, rank, error))
+        chosen = chosen_of(opened)
         try:
-            rooms = _rooms(assigned, opened, staging)
+            rooms = _rooms(assigned, opened, chosen, staging)
         except MemoryError as error:
             return {}, {}, [(read.part, read.source.location, f"rank {rank}: {error}", False) for read in assigned]
         for read in assigned:
             if read.part not in opened:
                 continue
             try:
-                mine[read.part] = opened[read.part].load(rooms[read.part], threads)
+                mine[read.part] = opened[read.part].load(rooms[read.part], threads, chosen.get(read.part))
             except Exception as error:
                 failures.append(_failure(read, rank, error))
     return mine, {part: room for part, room in rooms.items() if part not in opened}, failures
@@ -255,7 +273,9 @@ def _failure(read: Read, rank: int, error: Exception) -> _Failure:
     return read.part, read.source.location, line, lacks_descriptors(error)
 
 
-def _rooms(assigned: list[Read], opened: dict[int, OpenedPart], staging: Staging) -> dict[int, Bytes]:
+def _rooms(
+    assigned: list[Read], opened: dict[int, OpenedPart], chosen: dict[int, Chosen], staging: Staging
+) -> dict[int, Bytes]:
     """Staging memory for every part that takes some: part -> its buffer.
 
     Raises:
@@ -266,7 +286,7 @@ def _rooms(assigned: list[Read], opened: dict[int, OpenedPart], staging: Staging
         if read.source.rebuild is not None:
             lengths[read.part] = padded_bytes(read.source.rebuild.identity)
         elif read.part in opened:
-            lengths[read.part] = opened[read.part].room_bytes
+            lengths[read.part] = opened[read.part].room_bytes(chosen.get(read.part))
     memory = staging_bytes(staging.reserve(sum(lengths.values())))
     rooms, at = {}, 0
     for part, length in lengths.items():

@@ -15,8 +15,12 @@ from deeppart.state.tree.leaves import Array, leaf_type
 from deeppart.state.tree.paths import Path, id_key, id_keys, readable
 
 
-def report_of(matched: Matched) -> RestoreReport:
-    """The report of a restore that has ended."""
+def report_of(matched: Matched, loaded_bytes: int, saved_bytes: int) -> RestoreReport:
+    """The report of a restore that has ended.
+
+    Args:
+        loaded_bytes, saved_bytes: of the step, by all ranks together: raw bytes.
+    """
     target, choice = matched.target, matched.choice
     placed = list(walk_tree(target.structure.tree, ()))
     names = {node.index: readable(path) for path, node in placed if isinstance(node, SavedArray)}
@@ -28,6 +32,8 @@ def report_of(matched: Matched) -> RestoreReport:
         matched.saved.attempt.step,
         leaves=len(names.keys() - target.dropped),
         values=sum(isinstance(node, SavedValue) for _, node in placed),
+        loaded_bytes=loaded_bytes,
+        saved_bytes=saved_bytes,
         missing=tuple(missing),
         unexpected=tuple(unexpected),
         left_out=tuple(beside),

@@ -34,6 +34,7 @@ from deeppart.state.compare.replica_sets import Differing, ReplicaSets
 from deeppart.state.document.apart import encode_own
 from deeppart.state.document.encoding import encode_path
 from deeppart.state.document.part_document import Own, PartDocument, own_shards
+from deeppart.state.tree.excluding import Excluded
 from deeppart.state.tree.flat import ApartRules, FlatState
 from deeppart.state.tree.paths import ExactPath
 from deeppart.state.tree.per_rank import WAYS
@@ -71,6 +72,7 @@ class Saver:
         self._timeout = config.timeout
         self._kappa = config.kappa
         self._classifier = Classifier(comm, config.replicated, config.timeout)
+        self._excluded = Excluded(config.exclude) if config.exclude else None
         self._template = Template()
         self._template.cuts = self._cuts(frozenset())
         self._noticed: tuple[str, ...] = ()
@@ -228,12 +230,12 @@ class Saver:
 
     def _cuts(self, mine: frozenset[ExactPath], parts: frozenset[ExactPath] = frozenset()) -> ApartRules | None:
         """The cuts of states: at ``mine``, where rank 0's holds for all, and where patterns treat items differently."""
-        replication = self._classifier.replication
-        if not mine and not replication.patterns:
+        replication, excluded = self._classifier.replication, self._excluded
+        if not mine and not replication.patterns and excluded is None:
             return None
         rank0 = replication.is_rank0 if replication.has_rank0 else None
         splits = replication.splits if replication.patterns else None
-        return ApartRules(mine, rank0, self._comm.rank == 0, splits, parts)
+        return ApartRules(mine, rank0, self._comm.rank == 0, splits, parts, excluded)
 
     def _has_own_cuts(self) -> bool:
         return self._template.cuts is not None and bool(self._template.cuts.mine)
@@ -315,7 +317,10 @@ class Saver:
         self._classifier.note(call.turn, call.step, saved=bool(call.due))
         if any(each.interval is not None for each in found.diverged):
             self._put_on_record(call, found.diverged)
-        self._warnings.patterns(self._comm, self._classifier.replication, *within)
+        replication, excluded = self._classifier.replication, self._excluded
+        self._warnings.patterns(self._comm, "replicated", replication.patterns, replication.used, *within)
+        if excluded is not None:
+            self._warnings.patterns(self._comm, "exclude", excluded.patterns, excluded.used, *within)
         layout = self._classifier.known
         holders = None
         if self._holders is not None:

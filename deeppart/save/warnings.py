@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from deeppart.comm.waiting import finish
 from deeppart.errors import DeeppartWarning, PerRankNotice, ReplicaDivergenceWarning, warn_caller
 from deeppart.state.compare.classify import Classified
 from deeppart.state.tree.naming import Naming, pattern_of, some_names
-from deeppart.state.tree.replication import Replication
 
 #: The names of an optimizer's parameters: pipeline stages have other ones.
 _PARAMETER_NAMES = re.compile(r"(^|/)param_groups/[0-9]+/params(/|$)")
@@ -29,19 +28,25 @@ class Warnings:
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
         self._naming = Naming()
-        self._told_patterns = False
+        self._told_patterns: set[str] = set()
 
-    def patterns(self, comm: Comm, replication: Replication, what: str, timeout: float) -> None:
-        """Say once which patterns match nothing on any rank (collective where there are patterns)."""
-        if self._told_patterns or self._quiet or not replication.patterns:
+    def patterns(
+        self, comm: Comm, setting: str, patterns: Sequence[str], matched: Collection[str], what: str, timeout: float
+    ) -> None:
+        """Say once which patterns of a setting match nothing on any rank (collective where there are patterns).
+
+        Args:
+            matched: those that have matched something on this rank.
+        """
+        if setting in self._told_patterns or self._quiet or not patterns:
             return
-        self._told_patterns = True
-        used = np.array([pattern in replication.used for pattern in replication.patterns], dtype=np.int64)
+        self._told_patterns.add(setting)
+        used = np.array([pattern in matched for pattern in patterns], dtype=np.int64)
         used = finish(comm, comm.maximum(used), what, timeout)
-        unused = [pattern for pattern, hit in zip(replication.patterns, used.tolist(), strict=True) if not hit]
+        unused = [pattern for pattern, hit in zip(patterns, used.tolist(), strict=True) if not hit]
         if unused and comm.rank == 0:
             names = some_names([repr(each) for each in unused])
-            warn_caller(f"replicated: {names} matches nothing: no path in the state of any rank", DeeppartWarning)
+            warn_caller(f"{setting}: {names} matches nothing: no path in the state of any rank", DeeppartWarning)
 
     def differences(self, found: Classified, noticed: Sequence[str], what: str) -> None:
         """Warn of leaves that turn out to differ between ranks."""

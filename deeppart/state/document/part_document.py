@@ -31,15 +31,17 @@ from deeppart.state.document.decoding import (
     decode_structure,
     decode_type,
 )
-from deeppart.state.document.encoding import encode_structure, encode_type
-from deeppart.state.document.structure import Alias, Structure
+from deeppart.state.document.encoding import CODES, encode_structure, encode_type
+from deeppart.state.document.structure import DICTS, Alias, Structure
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tree.paths import Key
 from deeppart.state.tree.runs import decode_leaf_value
-from deeppart.state.tree.values import Encoded
+from deeppart.state.tree.values import Encoded, decode_value
 
 #: Where the values and trees of a rank are in documents of structure version 5.
 _EXTENDED = "extended"
+_DICT_CODES = frozenset(CODES[kind] for kind in DICTS)
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
 
@@ -300,6 +302,18 @@ def _decode_meta(meta: bytes, where: str, with_structure: bool) -> OwnDocument:
         ) from error
     decoded = None if structure is None else decode_structure(structure, where)
     return OwnDocument(types, values, decoded, trees, aliases, sharded)
+
+
+def saved_outermost(meta: bytes) -> list[Key]:
+    """The keys of the outermost dict in the structure of rank 0's document; [] if that is no dict.
+
+    Nothing else of it is decoded or checked.
+
+    Raises:
+        ValueError, KeyError, TypeError, IndexError, RecursionError: not one that :meth:`PartDocument.meta` makes.
+    """
+    code, *rest = parse_json(meta)["structure"]["tree"]
+    return [decode_value(key, "outermost keys") for key in rest[0]] if code in _DICT_CODES else []
 
 
 def _number(text: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
 import xxhash
@@ -38,6 +38,7 @@ class Request:
         unexpected: "error", "create" or "ignore": what the live state lacks.
         cast: floating-point leaves of one shape may have another dtype in the checkpoint.
         rules: pairs of a pattern of saved names and what they are called here (``rename``).
+        settings: those of ``exclude`` that are not the caller's, but from the configuration.
         is_default: true if the caller has asked for nothing of all this.
     """
 
@@ -47,6 +48,7 @@ class Request:
     unexpected: str = CREATE
     cast: bool = False
     rules: tuple[tuple[str, str], ...] = ()
+    settings: tuple[str, ...] = ()
 
     @property
     def is_default(self) -> bool:
@@ -104,6 +106,15 @@ class Asked:
         on_missing: called with the path and the live item of each that the checkpoint lacks, or None.
         on_unexpected: called with the path of each saved item that the live state lacks and is left out, or None.
     """
+
+    def without(self, excluded: Sequence[str]) -> Asked:
+        """The same, and what the configuration leaves out of checkpoints stays as it is."""
+        if not excluded:
+            return self
+        settings = tuple(each for each in excluded if each not in self.request.exclude)
+        return replace(
+            self, request=replace(self.request, exclude=(*self.request.exclude, *settings), settings=settings)
+        )
 
     request: Request = field(default_factory=Request)
     on_missing: Callable[[str, Any], object] | None = None

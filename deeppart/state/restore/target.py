@@ -76,13 +76,13 @@ class Target:
         """The array of every leaf to restore: the live one, or a new one of the right type. Aliases are not listed, nor
         what is filled box by box.
         """
-        return {index: self.array(index) for index in self._numbers() if index not in self.boxed}
+        return {index: self.array(index) for index in self.numbers() if index not in self.boxed}
 
     def boxed_arrays(self) -> dict[int, Array]:
         """The same for those filled box by box, less those of which the live state has shards."""
         return {
             index: self.array(index)
-            for index in self._numbers()
+            for index in self.numbers()
             if index in self.boxed and index not in self.sharded and index not in self.created
         }
 
@@ -90,7 +90,8 @@ class Target:
         """The live array of a leaf, or a new one."""
         return self.live[index] if index in self.live else new_array(self.types[index])
 
-    def _numbers(self) -> list[int]:
+    def numbers(self) -> list[int]:
+        """Numbers of the leaves that are restored, less those that are views of others."""
         aliases, dropped = self.structure.aliases, self.dropped
         return [index for index in range(len(self.types)) if index not in aliases and index not in dropped]
 

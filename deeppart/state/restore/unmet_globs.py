@@ -18,6 +18,8 @@ def unmet_globs(request: Request, saved: SavedNode, live: Node, others: Iterable
         others: paths of what is in the checkpoint, and not in its tree.
     """
     left = dict.fromkeys((*(request.keys or ()), *request.exclude))
+    for glob in request.settings:
+        left.pop(glob, None)
     for path in (*others, *_paths(saved, ()), *_paths(live, ())):
         if not left:
             break

@@ -35,14 +35,23 @@ def aligned(saved: Sequence[Key], live: Sequence[Key], *, whole: bool) -> dict[s
 
 def counterpart(name: Key, live: Sequence[Key]) -> Key:
     """The one live name that differs from a name by wrappers alone; the name itself where there is none."""
-    texts = [key for key in live if type(key) is str]
-    if type(name) is not str or not texts:
-        return name
-    (bare,) = bare_names([name])
-    found = [key for key in texts if bare in bare_names([key])]
-    return found[0] if len(found) == 1 else name
+    return counterparts([name], live)[0]
+
+
+def counterparts(names: Sequence[Key], live: Sequence[Key]) -> list[Key]:
+    """Of each name the one live name that differs from it by wrappers alone; the name itself where there is none."""
+    found: dict[str, list[Key]] = {}
+    for key in live:
+        if type(key) is str:
+            found.setdefault(_bare(key), []).append(key)
+    alike = [found.get(_bare(name), []) if type(name) is str else [] for name in names]
+    return [keys[0] if len(keys) == 1 else name for name, keys in zip(names, alike, strict=True)]
 
 
 def bare_names(names: Sequence[str]) -> dict[str, str]:
     """Name without what wrappers put into it -> name."""
-    return {".".join(word for word in name.split(".") if word not in _WORDS): name for name in names}
+    return {_bare(name): name for name in names}
+
+
+def _bare(name: str) -> str:
+    return ".".join(word for word in name.split(".") if word not in _WORDS)

@@ -12,6 +12,7 @@ import torch
 
 from deeppart.model.boxes import Box
 from deeppart.state.memory.held import Extents, HeldMemory
+from deeppart.state.tree.excluding import Excluded
 from deeppart.state.tree.forms import Form
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import ExactPath, Key, Path
@@ -143,6 +144,8 @@ class ApartRules:
         splits: true if the item at a path must be divided, because not all below it is treated alike.
         parts: those of ``mine`` that are a part of one state, such as the layers of a pipeline stage: of what is there,
             all ranks that have it hold the same.
+        excluded: which items of dicts are left out, as if the state had none there.
+        leaves_out: false if only runs are divided where some of one may be left out: of a live state.
     """
 
     mine: frozenset[ExactPath] = frozenset()
@@ -150,9 +153,15 @@ class ApartRules:
     leads: bool = True
     splits: Callable[[Path], bool] | None = None
     parts: frozenset[ExactPath] = frozenset()
+    excluded: Excluded | None = None
+    leaves_out: bool = True
 
     def may_be_run(self, path: Path, levels: int) -> bool:
-        """True if a run of so many levels may stay in one piece at a path. A flat one always may."""
+        """True if a run of so many levels may stay in one piece at a path. A flat one may, unless some of it may be
+        left out.
+        """
+        if self.excluded is not None and self.excluded.splits(path):
+            return False
         return levels == 1 or self.splits is None or not self.splits(path)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import keyword
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,6 +110,7 @@ class _Walk:
         self.flat = FlatState(root=ValueLeaf((), None, 0))
         self._open: set[int] = set()
         self._cuts = cuts
+        self._excluded = None if cuts is None or not cuts.leaves_out else cuts.excluded
         self._later: list[tuple[Apart, Any, set[int]]] = []
         self._shards: list[tuple[ShardedLeaf, Shards]] = []
         self._in_rank0 = self._in_part = False
@@ -151,7 +152,7 @@ class _Walk:
         flat = self.flat
         flat.shared, flat.shared_sharded = flat.sizes(), len(flat.sharded)
         leads = self._cuts is not None and self._cuts.leads
-        self._cuts = None if self._cuts is None else ApartRules(splits=self._cuts.splits)
+        self._cuts = None if self._cuts is None else ApartRules(splits=self._cuts.splits, excluded=self._excluded)
         for mine in (False, True):
             for apart, item, opened in self._later:
                 if apart.mine is not mine:
@@ -256,12 +257,13 @@ class _Walk:
         return leaf
 
     def _dict(self, container: dict[Any, Any], path: Path, kind: str) -> Branch:
-        keys = shared = self._keys(container, path)
+        order = self._kept(container, path)
+        keys = shared = self._keys(order, path)
         apart: dict[Key, Apart] = {}
         if self._cuts is not None:
             found = [(key, self._cut(self._cuts, (*path, key), container[key])) for key in keys]
             apart = {key: cut for key, cut in found if cut is not None}
-            for place, key in enumerate(container if apart else ()):
+            for place, key in enumerate(order if apart else ()):
                 if key in apart:
                     apart[key].place = place
             shared = [key for key in keys if key not in apart]
@@ -276,9 +278,9 @@ class _Walk:
             self.flat.tokens += [key if text is None else text for key, text in zip(shared, texts, strict=True)]
             self.flat.tokens += [type(key) if text is None else text for key, text in zip(shared, texts, strict=True)]
         # By identity: of keys that do not compare, such as numpy's numbers with tuples, == is no answer.
-        if not all(map(operator.is_, container, keys)):
-            self.flat.orders.append((len(self.flat.tokens), list(container)))
-            mine = [key for key in container if key not in apart] if apart else list(container)
+        if not all(map(operator.is_, order, keys)):
+            self.flat.orders.append((len(self.flat.tokens), list(order)))
+            mine = [key for key in order if key not in apart] if apart else list(order)
             if kind == "odict" and path and not all(map(operator.is_, mine, shared)):
                 self.flat.ordered.append((len(self.flat.tokens), path, mine))
         self._enter(container, path)
@@ -292,7 +294,12 @@ class _Walk:
         self._open.discard(id(container))
         return Branch(kind, container, keys, children, path)
 
-    def _keys(self, container: dict[Any, Any], path: Path) -> list[Key]:
+    def _kept(self, container: dict[Any, Any], path: Path) -> Collection[Key]:
+        """The keys of what is not left out, in the order of the dict."""
+        excluded = self._excluded
+        return container if excluded is None else [key for key in container if not excluded.covers((*path, key))]
+
+    def _keys(self, container: Collection[Key], path: Path) -> list[Key]:
         try:
             return canonical_order(container)
         except UnsupportedLeafError as error:  # of a key that has no order of its own
@@ -310,6 +317,9 @@ class _Walk:
         return json.dumps(encoded)
 
     def _items(self, container: Sequence[Any], path: Path, keys: Sequence[Key], kind: str) -> Branch:
+        if self._excluded is not None:
+            for key in keys:
+                self._excluded.refuse((*path, key), f"an item of a {kind}")
         self.flat.tokens += (kind, len(container))
         self._enter(container, path)
         children = [self.node(item, (*path, key)) for key, item in zip(keys, container, strict=True)]
@@ -337,6 +347,9 @@ class _Walk:
         self._enter(item, path)
         known = id(item) in self._state_dicts
         given = self._state_dicts[id(item)] if known else object_state(item, form, path)
+        if self._excluded is not None and form is not None:
+            for key in given if isinstance(given, dict) else ():
+                self._excluded.refuse((*path, key), f"a field of a {type(item).__name__}")
         child = self.node(given, path)
         self._open.discard(id(item))
         return Branch("object", item, (), [child], path, form)

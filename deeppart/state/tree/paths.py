@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,7 +80,7 @@ def _key_text(key: Key) -> str:
         return json.dumps(encode_key(key, "a dict key"))
 
 
-def canonical_order(container: dict[Any, Any]) -> list[Key]:
+def canonical_order(container: Collection[Key]) -> list[Key]:
     """The keys of a dict in an order that depends only on the keys: by type name, then by value or text."""
     kinds = {type(key) for key in container}
     if kinds == {str} or kinds == {int}:

@@ -108,9 +108,9 @@ def two_nodes(comm: Any, directory: Path) -> tuple[dict[str, Any], tuple[int, in
     chunks: list[int] = []
     view = tables._view
 
-    def counting(read: Any, rows: Any, spans: Any) -> Any:
+    def counting(read: Any, rows: Any, *rest: Any) -> Any:
         chunks.append(int(((rows["flags"] & FLAG_PER_RANK) == 0).sum()))
-        return view(read, rows, spans)
+        return view(read, rows, *rest)
 
     def count(rank: int, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(tables, "_view", counting)

@@ -81,8 +81,8 @@ def restore(
     chunks: list[tuple[int, int]] = []
     load = OpenedPart.load
 
-    def recording(self: Any, room: Any, threads: int) -> Any:
-        part = load(self, room, threads)
+    def recording(self: Any, *what: Any) -> Any:
+        part = load(self, *what)
         chunks.extend((self._reader.rank, chunk) for chunk in part.chunks or ())
         return part
 
@@ -147,9 +147,9 @@ def restore_in_place(comm: Any, directory: Path, way: str) -> Any:
     found: list[int] = []
     load = OpenedPart.load
 
-    def recording(self: Any, room: Any, threads: int) -> Any:
+    def recording(self: Any, room: Any, *what: Any) -> Any:
         found.append(len(room))
-        return load(self, room, threads)
+        return load(self, room, *what)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OpenedPart, "load", recording)

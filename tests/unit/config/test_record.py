@@ -45,6 +45,7 @@ SOURCES: dict[str, tuple[tuple[Any, Any], tuple[str, Any], tuple[str, Any]]] = {
     "files": (("rank", "rank"), ("node", "node"), ('"node"', "node")),
     "status": (("rank", "rank"), ("none", "none"), ('"rank"', "rank")),
     "metrics_file": (("a.prom", "a.prom"), ("{rank}", "{rank}"), ('"c"', "c")),
+    "exclude": (("a/*", ("a/*",)), ("a,b*", ("a", "b*")), ('["c", "d"]', ("c", "d"))),
     "events_file": (("a.jsonl", "a.jsonl"), ("{node}", "{node}"), ('"c"', "c")),
     "capture": (("eager", "eager"), ("lazy", "lazy"), ('"eager"', "eager")),
     "flush_bandwidth": ((5.5, 5.5), ("1.5G", 1.5e9), ("250_000_000", 250_000_000)),

@@ -25,6 +25,8 @@ def test_all_of_it_in_numbers_that_can_be_counted(tmp_path: Path) -> None:
             unexpected=("net/old", "gone"),
             cast={"a": ("float32", "float16")},
             renamed={"b": "net"},
+            loaded_bytes=24,
+            saved_bytes=24,
         )
         assert str(ck.restored).splitlines() == [
             "step 7: 2 leaves and 3 values restored",

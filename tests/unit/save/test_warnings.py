@@ -51,7 +51,7 @@ def test_earlier_steps_are_called_suspect_where_there_are_any() -> None:
 def test_patterns_that_match_nothing_are_told_once() -> None:
     rules, rank0 = Replication({"replay/*": "none", "w": "all", "*": "auto"}), Warnings()
     rules.mode(("w",))
-    ask = warns_at_the_end(lambda: rank0.patterns(SingleComm(), rules, WHAT, 20.0))
+    ask = warns_at_the_end(lambda: rank0.patterns(SingleComm(), "replicated", rules.patterns, rules.used, WHAT, 20.0))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ask()

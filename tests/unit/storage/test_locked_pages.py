@@ -122,9 +122,9 @@ def restore_and_compare(tmp_path: Path, *, in_place: bool) -> None:
     rooms: list[int] = []
     opened = load_part.OpenedPart.load
 
-    def load(part: load_part.OpenedPart, room: Any, threads: int) -> load_part.LoadedPart:
-        rooms.append(part.room_bytes)
-        return opened(part, room, threads)
+    def load(part: load_part.OpenedPart, room: Any, *rest: Any) -> load_part.LoadedPart:
+        rooms.append(part.room_bytes())
+        return opened(part, room, *rest)
 
     live = {name: torch.zeros_like(value) for name, value in state.items()}
     gc.collect()  # what tests before this one have left behind is not to be released meanwhile

@@ -1,0 +1,190 @@
+"""Which chunks of a step a restore has to read, where only some of the state is asked for.
+
+Who reads a part decides by the names that its leaves have in its document, and by the live state of its own rank. That
+may be more than is needed. Where ranks have other names in their live states it may be less: once all of them are
+matched, :mod:`deeppart.recovery.unread` tells, and then the step is read whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from deeppart._gc import collection_paused
+from deeppart.comm.base import Comm
+from deeppart.model import Attempt
+from deeppart.part import PartReader
+from deeppart.recovery.inventory import Run
+from deeppart.recovery.load_part import Chosen
+from deeppart.state.document.part_document import decode_meta, saved_outermost
+from deeppart.state.document.structure import (
+    DICTS,
+    SavedArray,
+    SavedBranch,
+    SavedNode,
+    SavedSharded,
+    Structure,
+)
+from deeppart.state.restore.request import IGNORE, Request
+from deeppart.state.restore.wrappers import counterparts
+from deeppart.state.tree.flat import Branch, Node
+from deeppart.state.tree.paths import IdKey, Key, Path, id_key, id_keys
+
+#: Keys of the outermost dict of live states; None where everything is asked for.
+Outermost = Collection[IdKey] | None
+
+
+class NarrowReading:
+    """What of a step is asked for, as one rank sees it before anything is read.
+
+    Args:
+        live: the live state of this rank.
+        request: what the caller asks for; the same on all ranks.
+        outermost: as of :func:`~deeppart.recovery.narrowing.outermost_keys`.
+        alike: no other rank has a place for anything that this one has none for.
+    """
+
+    def __init__(self, live: Node, request: Request, outermost: Outermost, *, alike: bool = False) -> None:
+        self._live, self._request, self._outermost, self._alike = live, request, outermost, alike
+
+    @property
+    def may_choose(self) -> bool:
+        """True if any step can have something that is not asked for; the same on all ranks."""
+        request = self._request
+        return request.keys is not None or bool(request.exclude) or self._outermost is not None
+
+    def choose(
+        self, comm: Comm, leader: int, attempt: Attempt, readers: Mapping[int, PartReader], run: Run
+    ) -> dict[int, Chosen]:
+        """Which chunks to read of the parts that this rank has opened; all of those not named (collective).
+
+        Args:
+            leader: the rank that has opened part 0, whose document all parts share.
+        """
+        what = f"step {attempt.step}, structure"
+        text = b""
+        if comm.rank == leader and 0 in readers and self._is_less(readers[0]):
+            text = readers[0].meta
+        text = run(comm.broadcast(text if comm.rank == leader else None, leader), what)
+        if not text:
+            return {}
+        try:
+            with collection_paused():
+                return self._chosen(text, attempt.world_size == comm.size, readers)
+        except Exception:  # of whatever kind: what is damaged is told by who takes in the documents
+            return {}
+
+    def _is_less(self, reader: PartReader) -> bool:
+        """True if the step may have leaves that nobody asks for."""
+        if self._request.keys is not None or self._request.exclude:
+            return True
+        try:
+            names, outermost = saved_outermost(reader.meta), self._outermost
+        except Exception:  # as above
+            return False
+        return outermost is not None and any(key not in outermost for key in id_keys(names))
+
+    def _chosen(self, text: bytes, same_world: bool, readers: Mapping[int, PartReader]) -> dict[int, Chosen]:
+        first = decode_meta(text, "part 0")
+        shared = first.structure
+        if shared is None:
+            return {}
+        alike = not (shared.per_rank.any() or shared.has_apart)
+        found: dict[int, Chosen] = {}
+        asked = self._asked(shared, same_world) if alike else None
+        for part, reader in readers.items():
+            if asked is None:
+                document = decode_meta(reader.meta, f"part {part}", with_structure=False) if part else first
+                mine = self._asked(document.complete(shared, f"part {part}"), same_world)
+            else:
+                mine = asked
+            chosen = chunks_of(reader, mine)
+            if not chosen.all():
+                found[part] = chosen
+        return found
+
+    def _asked(self, structure: Structure, same_world: bool) -> npt.NDArray[np.bool_]:
+        """By number, whether a leaf of one rank is asked for."""
+        asked = np.zeros(len(structure.types), dtype=np.bool_)
+        for node in self._leaves(structure.tree, self._live, (), self._request.keys is None, whole=False):
+            if isinstance(node, SavedArray):
+                asked[node.index] = True
+            else:
+                asked[[shard.leaf for shard in structure.shards.get(node.index, ())]] = True
+        if not same_world:  # what each old rank had for itself is brought as a whole, to be mapped
+            own = np.array(structure.per_rank, dtype=np.bool_)
+            own[list(structure.shard_leaves())] = False
+            asked |= own
+        owners = [alias.owner for index, alias in structure.aliases.items() if asked[index]]
+        asked[owners] = True
+        return asked
+
+    def _leaves(
+        self, saved: SavedNode, live: Node | None, path: Path, is_asked: bool, *, whole: bool
+    ) -> Iterator[SavedArray | SavedSharded]:
+        """The leaves that are asked for below a place.
+
+        Args:
+            live: what is there in the live state, if anything.
+            path: as the live state calls it.
+            is_asked: ``keys`` cover the place, or what contains it.
+            whole: as of :mod:`deeppart.state.restore.choosing`: nothing that the live state lacks is left out.
+        """
+        request = self._request
+        if path and request.excludes(path):
+            return
+        if len(path) == 1 and self._outermost is not None and id_key(path[0]) not in self._outermost:
+            return
+        is_asked = is_asked or request.covers(path)
+        if not is_asked and not request.may_choose_below(path):
+            return
+        if isinstance(saved, (SavedArray, SavedSharded)):
+            if is_asked:
+                yield saved
+            return
+        if not isinstance(saved, SavedBranch):
+            return
+        if isinstance(live, Branch) and live.kind == "object":
+            whole = whole or not isinstance(live.container, torch.nn.Module)
+            live = live.children[0]
+        if saved.kind == "object":
+            yield from self._leaves(saved.children[0], live, path, is_asked, whole=whole)
+            return
+        mine = dict(zip(id_keys(live.keys), live.children, strict=True)) if isinstance(live, Branch) else {}
+        may_lack = self._alike and not whole and request.unexpected == IGNORE and bool(mine) and saved.kind in DICTS
+        for key, child in zip(self._names(saved, live, path), saved.children, strict=True):
+            found = mine.get(id_key(key))
+            if found is not None or not may_lack:
+                yield from self._leaves(child, found, (*path, key), is_asked, whole=whole)
+
+    def _names(self, saved: SavedBranch, live: Node | None, path: Path) -> list[Key]:
+        """What the keys of a container are called here."""
+        if saved.kind not in DICTS:
+            return list(saved.keys)
+        names = [self._request.renamed(path, key)[0] for key in saved.keys] if self._request.rules else [*saved.keys]
+        if not isinstance(live, Branch) or live.kind not in DICTS:
+            return names
+        known = set(id_keys(live.keys))
+        if all(id_key(name) in known for name in names):
+            return names
+        others = counterparts(names, list(live.keys))
+        return [name if id_key(name) in known else other for name, other in zip(names, others, strict=True)]
+
+
+def chunks_of(reader: PartReader, asked: npt.NDArray[np.bool_]) -> Chosen:
+    """By number, whether a chunk of a part has bytes of any leaf that is asked for.
+
+    Args:
+        asked: by number of a leaf.
+    """
+    spans = reader.spans[asked[reader.spans["leaf"]] & (reader.spans["length"] > 0)]
+    starts = reader.raw_starts.astype(np.int64)
+    first = np.searchsorted(starts, spans["raw_offset"].astype(np.int64), side="right") - 1
+    stop = np.searchsorted(starts, (spans["raw_offset"] + spans["length"]).astype(np.int64), side="left")
+    steps = np.zeros(len(starts), dtype=np.int64)
+    np.add.at(steps, first, 1)
+    np.add.at(steps, stop, -1)
+    return np.asarray(np.cumsum(steps)[:-1] > 0)

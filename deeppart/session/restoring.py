@@ -1,0 +1,89 @@
+"""One restore of a session: what there is, read and brought into the live state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from deeppart.comm.agreement import raise_together
+from deeppart.errors import DeeppartWarning
+from deeppart.model.reports import RestoreReport
+from deeppart.nodes.exchange.memory import Arena
+from deeppart.plan.restart import Inventory
+from deeppart.recovery.apply import restore_state
+from deeppart.recovery.live import refusal_of_state
+from deeppart.recovery.narrow_reading import NarrowReading
+from deeppart.recovery.narrowing import look_at
+from deeppart.recovery.ranks import Ranks
+from deeppart.recovery.recover import Recovered, recover
+from deeppart.session.record import Session
+from deeppart.session.restore_warnings import warn_unfinished
+from deeppart.session.stock import take_stock
+from deeppart.state.capture.staging import Staging
+from deeppart.state.restore.request import Asked
+from deeppart.state.tree.excluding import Excluded
+from deeppart.state.tree.paths import Path
+from deeppart.state.tree.per_rank import PerRank
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A step that is in the live state.
+
+    Attributes:
+        recovered: the step, and from where its parts came.
+        inventory: what there was to choose from.
+        report: what was done on this rank.
+        notices: what rank 0 is to tell the user.
+    """
+
+    recovered: Recovered
+    inventory: Inventory
+    report: RestoreReport
+    notices: list[DeeppartWarning]
+
+
+def restore_step(
+    session: Session, state: Any, step: int | None, per_rank: PerRank, asked: Asked, memory: tuple[Staging, Arena]
+) -> tuple[Restored | None, tuple[str, ...]]:
+    """Bring a step back (collective).
+
+    Args:
+        step: only this one; None for the newest.
+        memory: to read into, and for blocks on their way.
+
+    Returns:
+        What was restored, None if there is no checkpoint; and a line for every decision on the way.
+
+    Raises:
+        RestoreError, StateError, PerRankError, RemoteRankError, PeerTimeoutError: as of ``Checkpointer.restore``.
+    """
+    comm, timeout = session.comm, session.config.timeout
+    inventory = take_stock(session, timeout)
+    live = look_at(state, asked, comm, timeout)
+    narrow = NarrowReading(live.flat.root, asked.request, live.outermost, alike=live.alike)
+    ranks = Ranks(comm, session.topology.node_of, timeout, session.processors.waiting)
+    what = inventory, step, *memory, timeout, session.persistent.signing, session.processors.waiting
+    explanation: tuple[str, ...] = ()
+    for narrower in (narrow if narrow.may_choose else None, None):
+        recovered, told = recover(comm, *what, narrower)
+        explanation += told
+        if recovered is None:
+            warn_unfinished(session, explanation)
+            raise_together(comm, refusal_of_state(live.flat, _left_out(asked)), "restore", timeout)
+            return None, explanation
+        done = restore_state(ranks, recovered, live, per_rank, session.config.replicated)
+        if done is not None:
+            return Restored(recovered, inventory, *done), explanation
+        recovered.mine.clear()  # before its memory is used for the same once more
+        explanation += (f"step {recovered.attempt.step}: ranks name things differently; it is read whole",)
+    raise AssertionError("a step that was read whole lacks nothing")
+
+
+def _left_out(asked: Asked) -> Callable[[Path], bool] | None:
+    """True for paths of what the configuration leaves out of checkpoints; None where it leaves out nothing."""
+    excluded = Excluded(asked.request.settings)
+    if not excluded.patterns:
+        return None
+    return lambda path: any(excluded.covers(path[:end]) for end in range(1, len(path) + 1))

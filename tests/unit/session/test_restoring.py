@@ -1,0 +1,43 @@
+"""A restore that reads only what is asked for, and finds that this is not enough."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.errors import StateError
+from deeppart.state.capture import layout
+from tests.unit.recovery.test_narrow_reading import leaf, reports
+from tests.unit.sharded_states import save
+
+pytestmark = [
+    pytest.mark.usefixtures("working_directory"),
+    pytest.mark.filterwarnings("ignore::deeppart.DeeppartWarning"),
+]
+
+
+def test_what_other_ranks_ask_for_by_other_names_is_read_in_a_second_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only part is read by rank 0, whose live state has none of the names that rank 1 asks for."""
+    monkeypatch.setattr(layout, "CHUNK_BYTES", 64)  # a leaf in each
+    save(tmp_path, [{"model": {"w": leaf("w"), "v": leaf("v")}, "more": leaf("more")}])
+    live: list[dict[str, Any]] = [
+        {"model": {"w": leaf("w", 0), "v": leaf("v", 0)}, "more": leaf("more", 0)},
+        {"model": {"module.w": leaf("w", 0), "module.v": leaf("v", 0)}, "more": leaf("more", 0)},
+    ]
+    told = reports(tmp_path, live, keys=["model/module.*", "more"])
+    assert torch.equal(live[1]["model"]["module.w"], leaf("w")) and torch.equal(live[1]["model"]["module.v"], leaf("v"))
+    assert not live[0]["model"]["w"].any() and all(torch.equal(each["more"], leaf("more")) for each in live)
+    assert all("read whole" in text and report.loaded_bytes == report.saved_bytes for report, text in told)
+
+
+def test_where_there_is_nothing_to_restore_the_state_is_looked_at(tmp_path: Path) -> None:
+    with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
+        assert ck.restore({"x": torch.zeros(2)}) is None
+        with pytest.raises(StateError):
+            ck.restore({"x": torch.zeros(2, device="meta")})
