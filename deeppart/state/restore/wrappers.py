@@ -43,6 +43,11 @@ def counterpart(name: Key, live: Sequence[Key]) -> Key:
     return found[0] if len(found) == 1 else name
 
 
+def bare_name(name: str) -> str:
+    """A name without what wrappers put into it."""
+    return ".".join(word for word in name.split(".") if word not in _WORDS)
+
+
 def bare_names(names: Sequence[str]) -> dict[str, str]:
     """Name without what wrappers put into it -> name."""
-    return {".".join(word for word in name.split(".") if word not in _WORDS): name for name in names}
+    return {bare_name(name): name for name in names}
