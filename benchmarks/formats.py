@@ -70,7 +70,7 @@ def tasks(directory: Path, state: dict[str, torch.Tensor]) -> dict[str, Callable
         "copy": lambda told: copy(next(step.rglob("part-*")), directory / "copy")
     }
     found |= {f"export {form}": exports(form) for form in _OUT}
-    found |= {f"import {form}": imports(form) for form in ("safetensors", "torch", "dcp")}
+    found |= {f"import {form}": imports(form) for form in ("safetensors", "torch", "dcp", "hdf5", "hdf5, gzip")}
     found["torch.save"] = lambda told: torch.save(state, directory / "theirs.pt")
     found["torch.load"] = lambda told: torch.load(directory / "theirs.pt", weights_only=True)
     found["dcp.save"] = lambda told: dcp.save(state, checkpoint_id=directory / "theirs")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from deeppart.cli.commands import GOOD, print_json
 from deeppart.cli.output import PlainConsole, unchecked_line
 from deeppart.cli.text import printable
-from deeppart.cli.values import json_value, value_text
+from deeppart.cli.values import json_value, long_text, value_text
 from deeppart.errors import StateError
 from deeppart.offline.elements import as_numpy, octets_of
 from deeppart.offline.inspect.listing import require_directory
@@ -99,7 +99,7 @@ def _item_document(item: Item) -> dict[str, Any]:
     document = {"path": item.path, "per_rank": item.own}
     if item.kind is None:
         value = {"type": type(item.content).__name__, "value": json_value(item.content)}
-        return {**document, "kind": "value", **value}
+        return {**document, "kind": "value", **value, **({"object": item.form} if item.form else {})}
     array = as_numpy(item.content, item.kind)
     if array.size > _MOST_JSON_ELEMENTS:
         raise StateError(
@@ -130,8 +130,10 @@ def _nested(items: Any) -> Any:
 
 
 def _print(found: Found, *, is_full: bool) -> None:
+    if not found.items:
+        click.echo("(there is nothing in it)")
     for item in found.items:
-        lines = _text(item, is_full=is_full).split("\n")
+        lines = _text(item, is_full=is_full, is_alone=not found.is_container).split("\n")
         if found.is_container:
             heading = printable(item.path if item.kind is None else f"{item.path}  {item.kind}")
             if item.kind is None:
@@ -142,9 +144,11 @@ def _print(found: Found, *, is_full: bool) -> None:
             click.echo(printable(line))
 
 
-def _text(item: Item, *, is_full: bool) -> str:
+def _text(item: Item, *, is_full: bool, is_alone: bool) -> str:
     if item.kind is None:
-        return _full_text(item.content) if is_full else value_text(item.content)
+        if is_full:
+            return _full_text(item.content)
+        return (long_text if is_alone else value_text)(item.content, item.form)
     array = as_numpy(item.content, item.kind)
     if is_full:
         return np.array2string(array, threshold=sys.maxsize, floatmode="unique")

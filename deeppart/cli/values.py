@@ -12,6 +12,11 @@ from deeppart.state.tree.values import describe_value
 
 #: Longer texts are cut where people read them; --json has all of them.
 _MOST_CHARACTERS = 60
+#: Of these for the items of a run, before how many there are: "(1000000 in a list)".
+_RUN_CHARACTERS = 36
+#: Of a value that was asked for by its path.
+_MOST_ALONE = 1000
+_UNLIMITED = 1 << 30
 #: JSON readers keep integers of so many bits; Python refuses to write out those of thousands of digits.
 _MOST_BITS = 64
 
@@ -32,16 +37,33 @@ def json_value(value: Any) -> Any:
     return describe_value(value) if type(value) is io.BytesIO else repr(value)
 
 
-def value_text(value: Any) -> str:
-    """A small value on one line, at most so long as people read."""
+def value_text(value: Any, form: str | None = None) -> str:
+    """A small value on one line, at most so long as people read.
+
+    Args:
+        form: what it is the data of, such as a deque; None if of nothing.
+    """
     if run_kind(value) is not None:
-        return cut(describe_leaf_value(value))
+        return cut(describe_leaf_value(value, _RUN_CHARACTERS, what=f"a {form}" if form else ""), most=_UNLIMITED)
+    return cut(_as_text(value))
+
+
+def long_text(value: Any, form: str | None = None) -> str:
+    """The same of a value that stands alone: a few lines of a terminal, and what is left out said at the end."""
+    if run_kind(value) is not None:
+        what = f"a {form}" if form else ""
+        return cut(describe_leaf_value(value, _MOST_ALONE, _MOST_ALONE, what), most=_UNLIMITED)
+    text = printable(_as_text(value))
+    return text if len(text) <= _MOST_ALONE else f"{text[:_MOST_ALONE]} ... ({len(text):,} characters, --full has them)"
+
+
+def _as_text(value: Any) -> str:
     if type(value) is int and value.bit_length() >= _MOST_BITS:
-        return cut(hex(value))
-    return cut(describe_value(value) if type(value) is io.BytesIO else repr(value))
+        return hex(value)
+    return describe_value(value) if type(value) is io.BytesIO else repr(value)
 
 
-def cut(text: str) -> str:
+def cut(text: str, most: int = _MOST_CHARACTERS) -> str:
     """The beginning of a text, printable."""
     text = printable(text)
-    return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 
@@ -73,6 +74,10 @@ class ForeignFile:
                 raise self._too_short(offset + len(rest), offset)
             rest = rest[count:]
             offset += count
+
+    def descriptor(self) -> AbstractContextManager[int]:
+        """The file's descriptor as long as the block lasts, for a library that reads by itself."""
+        return self._file.descriptor()
 
     def close(self) -> None:
         """A second call does nothing."""

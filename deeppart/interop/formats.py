@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from deeppart.offline.export import Writer
 
 #: What can be read: names of :data:`deeppart.interop.loading.READERS`.
-SOURCES = ("dcp", "torch", "safetensors")
+SOURCES = ("dcp", "torch", "safetensors", "hdf5")
 _SUFFIX = ".safetensors"
 FORMATS = ("hdf5", "safetensors", "torch", "dcp")
 #: Endings of names that ask for one.

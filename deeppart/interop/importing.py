@@ -54,7 +54,7 @@ class Imported:
     Attributes:
         directory: the persistent directory.
         step: the step that was made.
-        form: what was read: "dcp", "torch" or "safetensors".
+        form: what was read: "dcp", "torch", "safetensors" or "hdf5".
         files: how many files it consisted of.
         leaves, values: how many of each.
         nbytes: bytes of the leaves, each that is tied once.
@@ -84,12 +84,12 @@ def import_checkpoint(
     """Make a committed step of a checkpoint of another library. At most some MiB of it are in memory at a time.
 
     Tensors of a DCP checkpoint that are not divided by rows, and all of a file of ``torch.save`` with tensors that are
-    made of others, are in memory as a whole.
+    made of others, are in memory as a whole; of an HDF5 file such tensors, and one row of chunks.
 
     Args:
         source: as :func:`deeppart.interop.load` takes it.
         directory: a persistent directory; it is made if it is not there.
-        form: "dcp", "torch" or "safetensors"; None to find out.
+        form: "dcp", "torch", "safetensors" or "hdf5"; None to find out.
         step: number of the step; None for 0, if the directory has no steps.
         keys: globs over paths as of :func:`deeppart.load`; None for everything.
         progress: is told bytes done and bytes in all, now and then.
@@ -245,10 +245,10 @@ class _Leaves:
     def _read(self, leaf: int, start: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with bytes of a leaf."""
         array = self._flat.data[leaf]
-        source = self._sources.get(address_of(array)) if isinstance(array, torch.Tensor) else None
+        source = self._sources.get(address_of(array))
         if source is not None and is_flat(array):
-            assert isinstance(array, torch.Tensor)
-            source.read_into(int(array.storage_offset()) * array.itemsize + start, buffer)
+            offset = int(array.storage_offset()) * array.itemsize if isinstance(array, torch.Tensor) else 0
+            source.read_into(offset + start, buffer)
             return
         if self._ordered is None or self._ordered[0] != leaf:
             self._ordered = None  # never hold two

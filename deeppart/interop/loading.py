@@ -12,12 +12,15 @@ from deeppart.errors import RestoreError
 from deeppart.interop.dcp.metadata import METADATA_NAME
 from deeppart.interop.dcp.opening import open_dcp
 from deeppart.interop.files import ForeignFile, is_directory, names_in
+from deeppart.interop.hdf5.loading import open_hdf5
 from deeppart.interop.opened import Opened
 from deeppart.interop.safetensors.loading import INDEX_SUFFIX, SUFFIX, open_safetensors
 from deeppart.interop.torch_file.loading import open_torch_file
+from deeppart.storage.steps import MANIFEST_NAME, parse_step_directory_name
 
 #: What can be read, by name.
-READERS = {"dcp": open_dcp, "torch": open_torch_file, "safetensors": open_safetensors}
+READERS = {"dcp": open_dcp, "torch": open_torch_file, "safetensors": open_safetensors, "hdf5": open_hdf5}
+_HDF5 = b"\x89HDF\r\n\x1a\n"
 _HEADER_BYTES = 9  # of safetensors: the length, and the brace after it
 
 
@@ -25,13 +28,13 @@ def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) 
     """Read a checkpoint of another library in one process, onto the CPU, without executing anything that it names.
 
     Args:
-        path: a DCP directory, a file of ``torch.save``, a safetensors file, or a directory of them as Hugging Face has
-            it.
+        path: a DCP directory, a file of ``torch.save``, a safetensors file, a directory of them as Hugging Face has
+            it, or an HDF5 file.
         keys: globs over paths as of :func:`deeppart.load`; only what they cover is read. None for everything.
 
     Returns:
-        What was saved, as :func:`deeppart.interop.dcp.load`, :func:`deeppart.interop.torch_file.load` or
-        :func:`deeppart.interop.safetensors.load` gives it.
+        What was saved, as :func:`deeppart.interop.dcp.load`, :func:`deeppart.interop.torch_file.load`,
+        :func:`deeppart.interop.safetensors.load` or :func:`deeppart.interop.hdf5.load` gives it.
 
     Raises:
         RestoreError: there is no checkpoint of these kinds.
@@ -78,6 +81,15 @@ def recognize(path: Path) -> str:
             return "dcp"
         if any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names):
             return "safetensors"
+        if MANIFEST_NAME in names or any(parse_step_directory_name(name) is not None for name in names):
+            raise RestoreError(
+                "this is a checkpoint directory of deeppart already: there is nothing to import",
+                expected="a checkpoint of another library",
+                found=f"a directory of {len(names)} entries: {', '.join(names[:4])}",
+                where=str(path),
+                todo="restore from it with persistent_dir, or read it with deeppart.load; `deeppart export` writes its "
+                "steps in other formats, and a copy of the directory is a checkpoint directory, too",
+            )
         raise _unknown(path, f"a directory of {len(names)} entries: {', '.join(names[:4])}")
     if path.name.endswith(INDEX_SUFFIX):
         return "safetensors"
@@ -87,6 +99,8 @@ def recognize(path: Path) -> str:
         begin = bytes(file.read_at(0, min(_HEADER_BYTES, file.size)))
     if begin[:2] in (b"PK", b"\x80\x02"):  # a zip archive; a pickle, as torch wrote before its release 1.6
         return "torch"
+    if begin.startswith(_HDF5):
+        return "hdf5"
     if len(begin) == _HEADER_BYTES and begin[-1:] == b"{" and int.from_bytes(begin[:-1], "little") <= file.size:
         return "safetensors"
     raise _unknown(path, f"a file that begins with {begin!r}")
@@ -95,7 +109,7 @@ def recognize(path: Path) -> str:
 def _unknown(path: Path, found: str, todo: str = "say what it is, if it is one of these (--from)") -> RestoreError:
     return RestoreError(
         "this is no checkpoint that can be read",
-        expected="a DCP directory, a file of torch.save, safetensors, or a directory of safetensors",
+        expected="a DCP directory, a file of torch.save, safetensors, a directory of safetensors, or an HDF5 file",
         found=found,
         where=str(path),
         todo=todo,

@@ -7,18 +7,23 @@ them piece by piece (:mod:`deeppart.interop.importing`), and the memory is never
 
 from __future__ import annotations
 
+import argparse
 import zlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from deeppart.errors import CorruptFileError, StructureMismatchError
 from deeppart.interop.files import ForeignFile
 from deeppart.part.format import short
-from deeppart.state.tree.leaves import flat_bytes
+from deeppart.state.tree.leaves import Array, flat_bytes
+from deeppart.state.tree.nearest import nearest_globs
 from deeppart.state.tree.paths import readable
 from deeppart.state.tree.patterns import covers
 
@@ -111,10 +116,11 @@ class Opened:
         patterns = [keys] if isinstance(keys, str) else list(keys)
         chosen = _chosen(self.state, (), patterns)
         if chosen is _NOTHING:
-            known = ", ".join(list(map(readable, _paths(self.state, ())))[:4])
+            known = list(map(readable, _paths(self.state, ())))
+            near = dict.fromkeys(other for glob in patterns for other in nearest_globs(glob, known))
             raise StructureMismatchError(
                 "nothing in the checkpoint matches the keys asked for",
-                expected=f"globs over paths such as {known}",
+                expected=f"globs over paths such as {', '.join(near or known[:4])}",
                 found=short(keys),
                 where=where,
             )
@@ -122,12 +128,11 @@ class Opened:
 
     def load(self, told: Callable[[int, int], None] = lambda done, total: None) -> Any:
         """The state, with every tensor in memory."""
-        tensors = list(tensors_in(self.state))
-        wanted = {address: tensor for tensor in tensors if (address := address_of(tensor)) in self.sources}
+        arrays = arrays_in(self.state)
+        wanted = {address: array for array in arrays if (address := address_of(array)) in self.sources}
         total, done = sum(self.sources[address].nbytes for address in wanted), 0
-        for address, tensor in wanted.items():
-            source, storage = self.sources[address], tensor.untyped_storage()
-            memory = flat_bytes(torch.empty(0, dtype=torch.uint8).set_(storage)).data
+        for address, array in wanted.items():
+            source, memory = self.sources[address], _memory_of(array)
             for start in range(0, source.nbytes, PIECE_BYTES):
                 piece = memory[start : min(start + PIECE_BYTES, source.nbytes)]
                 source.read_into(start, piece)
@@ -136,8 +141,17 @@ class Opened:
         return self.state
 
 
-def address_of(tensor: torch.Tensor) -> int:
-    """Of the storage of a tensor; 0 if it has none of its own, as sparse ones."""
+def _memory_of(array: Array) -> memoryview:
+    """All of what lies in an array's storage."""
+    if not isinstance(array, torch.Tensor):
+        return flat_bytes(array).data
+    return flat_bytes(torch.empty(0, dtype=torch.uint8).set_(array.untyped_storage())).data
+
+
+def address_of(tensor: Array) -> int:
+    """Of the storage of a tensor; 0 if it has none of its own, as sparse ones. Of a numpy array of its elements."""
+    if not isinstance(tensor, torch.Tensor):
+        return int(tensor.__array_interface__["data"][0]) if tensor.size else 0
     if tensor.layout is not torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return 0
     return tensor.untyped_storage().data_ptr() if tensor.numel() else 0
@@ -145,16 +159,23 @@ def address_of(tensor: torch.Tensor) -> int:
 
 def tensors_in(state: Any) -> list[torch.Tensor]:
     """The tensors of a nested state, in its order."""
-    found: list[torch.Tensor] = []
+    return [item for item in arrays_in(state) if isinstance(item, torch.Tensor)]
+
+
+def arrays_in(state: Any) -> list[Array]:
+    """The tensors and numpy arrays of a nested state, in its order; those in objects, too."""
+    found: list[Array] = []
     left = [state]
     while left:
         item = left.pop()
-        if isinstance(item, torch.Tensor):
+        if isinstance(item, (torch.Tensor, np.ndarray)):
             found.append(item)
         elif isinstance(item, dict):
             left += list(item.values())[::-1]
-        elif isinstance(item, (list, tuple)):
+        elif isinstance(item, (list, tuple, deque)):
             left += list(item)[::-1]
+        elif isinstance(item, SimpleNamespace) or type(item) is argparse.Namespace:
+            left += list(vars(item).values())[::-1]
     return found
 
 

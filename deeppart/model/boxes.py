@@ -54,10 +54,12 @@ class Box(NamedTuple):
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """True if it lies in a tensor of this shape."""
-        return len(self.offset) == len(self.sizes) == len(shape) and all(
-            0 <= begin and 0 <= length and begin + length <= whole
-            for begin, length, whole in zip(self.offset, self.sizes, shape, strict=True)
-        )
+        if not len(self.offset) == len(self.sizes) == len(shape):
+            return False
+        for begin, length, whole in zip(self.offset, self.sizes, shape, strict=True):
+            if begin < 0 or length < 0 or begin + length > whole:
+                return False
+        return True
 
     def __str__(self) -> str:
         ranges = (f"{begin}:{begin + length}" for begin, length in zip(self.offset, self.sizes, strict=True))

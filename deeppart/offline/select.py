@@ -11,6 +11,7 @@ from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode
 from deeppart.state.tree.columns import CONTAINERS
 from deeppart.state.tree.composites import COMPOSITES
 from deeppart.state.tree.forms import REGISTERED
+from deeppart.state.tree.nearest import nearest_globs
 from deeppart.state.tree.paths import ROOT, readable
 from deeppart.state.tree.patterns import covers, may_match_below
 from deeppart.state.tree.runs import make_run, run_items, run_kind
@@ -49,9 +50,10 @@ def select(structure: Structure, values: list[Any], patterns: Sequence[str] | No
     tree = prune(structure.tree, ())
     if tree is None:
         names = sorted(readable(path) for path, _ in structure.walk())
+        near = dict.fromkeys(other for pattern in patterns for other in nearest_globs(pattern, names))
         raise StructureMismatchError(
             "no leaf of the checkpoint matches the keys asked for",
-            expected=f"globs over {len(names)} paths such as {', '.join(names[:4])}",
+            expected=f"globs over {len(names)} paths such as {', '.join(near or names[:4])}",
             found=", ".join(map(repr, patterns)),
             todo="`deeppart show DIR` lists the paths",
         )

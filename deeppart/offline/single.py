@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,13 +19,11 @@ from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode
 from deeppart.state.tree.columns import CONTAINERS
 from deeppart.state.tree.leaves import Array, LeafType
 from deeppart.state.tree.naming import some_names
+from deeppart.state.tree.nearest import nearest_globs
 from deeppart.state.tree.paths import Path as KeyPath
 from deeppart.state.tree.paths import readable
 from deeppart.state.tree.patterns import covers
 from deeppart.state.tree.runs import run_items, run_kind
-
-#: Of so many paths the nearest to a misspelt one are looked for; of more it would take seconds.
-_MOST_COMPARED = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +35,14 @@ class Item:
         kind: type of a tensor or array; None of a small value.
         content: the tensor, the array, or the value.
         own: true if the rank has saved it for itself.
+        form: what a small value is all of the data of, as text: ``deque(maxlen=9)``; None if of nothing.
     """
 
     path: str
     kind: LeafType | None
     content: Any
     own: bool
+    form: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +70,7 @@ class _Place:
     node: SavedNode
     item: Any = None
     in_run: bool = False
+    form: str | None = None
 
 
 def read_single(root: Path, key: str, step: int | None = None, rank: int = 0, signing: Signing | None = None) -> Found:
@@ -128,8 +128,7 @@ def _find(checkpoint: OpenCheckpoint, key: str) -> _Place:
             todo="name one of them",
         )
     paths = list(dict.fromkeys(place.path for place in places))
-    near = difflib.get_close_matches(key, paths, 3) if len(paths) <= _MOST_COMPARED else []
-    near = near or [path for path in paths if path.endswith(f"/{key.rpartition('/')[2]}")][:3]
+    near = nearest_globs(key, paths)
     raise StructureMismatchError(
         "there is nothing at this path",
         expected=f"one of {len(paths)} paths" + (f", such as {', '.join(near)}" if near else ""),
@@ -141,9 +140,10 @@ def _find(checkpoint: OpenCheckpoint, key: str) -> _Place:
 
 def _places(checkpoint: OpenCheckpoint, node: SavedNode, path: KeyPath) -> Iterator[_Place]:
     """All that has a path, but for what is inside runs of values; an object is what its ``state_dict()`` returned."""
+    form = None
     while isinstance(node, SavedBranch) and node.kind == "object":
-        node = node.children[0]
-    yield _Place(readable(path), node)
+        form, node = (None if node.form is None else str(node.form)), node.children[0]
+    yield _Place(readable(path), node, form=form)
     if isinstance(node, SavedBranch):
         for key, child in zip(node.keys, node.children, strict=True):
             yield from _places(checkpoint, child, (*path, key))
@@ -173,7 +173,7 @@ def _read(checkpoint: OpenCheckpoint, place: _Place) -> Iterator[Item]:
             yield Item(each.path, checkpoint.target.types[index], arrays[index], own)
         elif isinstance(each.node, SavedValue):
             value = each.item if each.in_run else checkpoint.target.values[each.node.index]
-            yield Item(each.path, None, value, checkpoint.is_own_value(each.node.index))
+            yield Item(each.path, None, value, checkpoint.is_own_value(each.node.index), each.form)
 
 
 def _places_below(checkpoint: OpenCheckpoint, place: _Place) -> Iterator[_Place]:
@@ -181,7 +181,8 @@ def _places_below(checkpoint: OpenCheckpoint, place: _Place) -> Iterator[_Place]
         yield place
         return
     for each in _places(checkpoint, place.node, ()):
-        yield _Place(each.path if place.path == readable(()) else f"{place.path}/{each.path}", each.node)
+        path = each.path if place.path == readable(()) else f"{place.path}/{each.path}"
+        yield _Place(path, each.node, form=each.form)
 
 
 def _check_size(checkpoint: OpenCheckpoint, leaves: set[int], path: str) -> None:

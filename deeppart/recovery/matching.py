@@ -153,14 +153,14 @@ def match(
     way = way_of(per_rank)
     matched = Matched(saved, flat, _target(saved, way, rank), way, rank)
     target, sharded = matched.target, frozenset(saved.tensors())
-    target.may_cast = cast
+    target.may_cast, target.is_chosen = cast, saved.tree_as_saved is not None
     if saved.left_out:
         target.dropped |= saved.left_out
-        _untie_from(target, saved.left_out)
+        matched = _untie_from(matched, saved.left_out)
     if places.elsewhere.any() or places.rules.part_paths:
         tree, gone = without_leaves(target.structure.tree, flat.root, places.rules, places.elsewhere)
         target.structure, target.dropped = replace(target.structure, tree=tree), target.dropped | gone.arrays
-        _untie_from(target, gone.arrays)
+        matched = _untie_from(matched, gone.arrays)
     tree, left, target.unplaced = without_unplaced(target.structure.tree, flat.root, sharded)
     target.structure, target.dropped = replace(target.structure, tree=tree), target.dropped | left
     target.boxed |= places.split | sharded
@@ -183,36 +183,52 @@ def match(
     return matched
 
 
-def _untie_from(target: Target, gone: Set[int]) -> None:
+def _untie_from(matched: Matched, gone: Set[int]) -> Matched:
     """What was saved as another name of a leaf that has no place here is filled for itself, from the same bytes.
 
-    Of several names the first has the bytes then, and the others are tied to it.
+    Of several names the first has the bytes then, and the others are tied to it. What is a part of a leaf, or of one
+    that was the rank's own, is copied from memory for that leaf, which is brought beside the live one: of what is not
+    asked for, nothing else changes.
+
+    Returns:
+        The same, with the leaves of this rank's own that are to be brought beside.
 
     Raises:
-        StructureMismatchError: it was a part of that leaf.
+        StructureMismatchError: the leaf was each rank's own, and there are not as many ranks.
     """
+    saved, target = matched.saved, matched.target
     aliases, kept = target.structure.aliases, dict(target.structure.aliases)
     placed = {node.index: path for path, node in walk_tree(target.structure.tree, ()) if isinstance(node, SavedArray)}
     left = {index: alias for index, alias in aliases.items() if alias.owner in gone and index in placed}
+    own = {alias.owner for alias in left.values() if target.structure.per_rank[alias.owner]}
+    if own and not saved.same_world:
+        raise _own_error(saved, placed[min(index for index, alias in left.items() if alias.owner in own)])
     firsts: dict[int, int] = {}
     for index, alias in left.items():
         kind, owner = target.types[index], target.types[alias.owner]
-        if alias == Alias(alias.owner, 0, contiguous_strides(kind.shape)) and kind.nbytes == owner.nbytes:
+        same = alias == Alias(alias.owner, 0, contiguous_strides(kind.shape)) and kind.nbytes == owner.nbytes
+        if same and alias.owner not in own:
             firsts.setdefault(alias.owner, index)
     for index, alias in left.items():
         if alias.owner not in firsts:
-            raise StructureMismatchError(
-                "a leaf was saved as a part of another one, which is not restored on this rank",
-                expected=f"leaf {alias.owner}, {target.types[alias.owner]}, in the live state, and asked for, too",
-                where=f"path {readable(placed[index])}",
-                todo="restore both, or neither",
-            )
-        if firsts[alias.owner] == index:
+            target.dropped -= {alias.owner}
+            target.boxed |= {alias.owner} - own
+        elif firsts[alias.owner] == index:
             del kept[index]
             target.boxed.add(index)
         else:
             kept[index] = replace(alias, owner=firsts[alias.owner])
     target.structure = replace(target.structure, aliases=kept)
+    return replace(matched, saved=replace(saved, own_leaves=saved.own_leaves | own)) if own else matched
+
+
+def _own_error(saved: SavedStep, path: Path) -> StructureMismatchError:
+    return StructureMismatchError(
+        "a leaf of each rank's own was saved as a part, or as another name, of one that is not restored",
+        expected=f"both, on another number of ranks than the {saved.attempt.world_size} that saved it",
+        where=f"path {readable(path)}",
+        todo="ask for both, or neither",
+    )
 
 
 def _torn_shards(matched: Matched) -> list[int]:

@@ -16,11 +16,12 @@ from deeppart.recovery.saved import SavedStep
 from deeppart.state.document.apart import OwnTree, insert
 from deeppart.state.document.decoding import check_aliases, decode_tree
 from deeppart.state.document.encoding import encode_tree
-from deeppart.state.document.structure import SavedArray, SavedValue
+from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue
 from deeppart.state.restore.filling import detached
 from deeppart.state.restore.leaf_matching import find_targets
 from deeppart.state.restore.scatter import Scatter
 from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.forms import DATACLASS, Form, data_of, form_of, make
 from deeppart.state.tree.leaves import Array, leaf_type, new_array
 from deeppart.state.tree.paths import Path, exact, readable
 from deeppart.state.tree.per_rank import MAP, RANK0, PerRank
@@ -103,12 +104,15 @@ class _Mapping:
         structure, documents = self._saved.structure, self._saved.documents.own[: len(self._old)]
         # What is a view of another leaf follows that one.
         asked = self._own_leaves - structure.aliases.keys()
+        forms = _forms_of_runs(structure.tree)
         for path, node in structure.walk():
             if isinstance(node, SavedArray) and node.index in asked:
                 self._arrays[node.index] = self._ask(path, [entry[node.index] for entry in self._old])
             elif isinstance(node, SavedValue) and node.index in self._saved.own_values:
                 values = [document.values[node.index] for document in documents]
-                self._target.values[node.index] = self._ask(path, values)
+                form = forms.get(node.index)
+                found = self._ask(path, values) if form is None else self._ask_for_object(path, form, values)
+                self._target.values[node.index] = found
         self._map_apart()
         self._take()
         return Mapped(self._arrays, frozenset(self._own_leaves))
@@ -118,6 +122,32 @@ class _Mapping:
         if callable(self._per_rank):
             return detached(self._per_rank(readable(path), old, *self._place))
         return old[0]
+
+    def _ask_for_object(self, path: Path, form: Form, old: list[Any]) -> Any:
+        """The data of an object, such as a deque, of which the caller's function gets those that the old ranks had.
+
+        Raises:
+            LeafMismatchError: it returned neither such an object nor data of one.
+        """
+        if not callable(self._per_rank):
+            return old[0]
+
+        def where() -> str:
+            return f"path {readable(path)}, the per_rank function"
+
+        kind = self._target.class_of(*form.about[:2]) if form.kind == DATACLASS else None
+        objects = [make(form, data, kind, where) for data in old]
+        found = self._per_rank(readable(path), objects, *self._place)
+        theirs = form_of(found)
+        data = data_of(found, form, where) if theirs is not None and theirs.kind == form.kind else found
+        if type(data) is not type(old[0]):
+            raise LeafMismatchError(
+                "the per_rank function must return such an object as it was given",
+                expected=f"a {form}, or its data, a {type(old[0]).__name__}",
+                found=type(found).__name__,
+                where=f"path {readable(path)}",
+            )
+        return detached(data)
 
     def _map_apart(self) -> None:
         """Ask for what stands apart: the function gets what each old rank had there, None where it had nothing."""
@@ -191,3 +221,12 @@ class _Mapping:
         mapped = {index for index, alias in aliases.items() if alias.owner in self._own_leaves} | self._own_leaves
         self._target.dropped -= mapped
         find_targets(self._target, self._flat)
+
+
+def _forms_of_runs(node: SavedNode) -> dict[int, Form]:
+    """Number of a value that is all of the data of an object -> the object's form."""
+    if not isinstance(node, SavedBranch):
+        return {}
+    if node.form is not None and isinstance(node.children[0], SavedValue):
+        return {node.children[0].index: node.form}
+    return {number: form for child in node.children for number, form in _forms_of_runs(child).items()}

@@ -15,9 +15,10 @@ from deeppart.comm.agreement import agree, raise_together
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.config import Config
-from deeppart.errors import CheckpointError, DeeppartError, RanksDisagreeError, StateError, StructureMismatchError
+from deeppart.errors import CheckpointError, DeeppartError, StateError, StructureMismatchError
 from deeppart.model import LEVELS
 from deeppart.save.agreed import Agreed, Call, CapturedShare
+from deeppart.save.disagreement import raise_disagreement
 from deeppart.save.shard_holders import Holders, find_holders
 from deeppart.save.share_planning import plan_share
 from deeppart.save.transfer import Staged
@@ -133,7 +134,7 @@ class Saver:
         flags |= dict(zip(_RANK0_FLAGS, rank0, strict=True))
         agreed = agree(self._comm, fields, flags, what, self._timeout)
         if agreed.differing & _CALL:
-            self._raise_disagreement(what)
+            raise_disagreement(self._comm, what, self._timeout)
         if isinstance(flattened, DeeppartError) or agreed.flags["error"]:
             raise_together(self._comm, error, what, self._timeout)
             raise AssertionError("an error on any rank is raised on all")
@@ -380,24 +381,7 @@ class Saver:
         agreed = agree(self._comm, fields, dict.fromkeys(_FLAGS, 0), "restore", 2 * self._timeout)
         if agreed.differing & _CALL:
             more = f", of keys and other arguments with the digest {asked:016x}" if asked else ""
-            self._raise_disagreement(f"restore(step={step}, per_rank={per_rank}{more})")
-
-    def _raise_disagreement(self, what: str) -> None:
-        texts = finish(self._comm, self._comm.allgather(what.encode()), what, self._timeout)
-        calls = [text.decode(errors="replace") for text in texts]
-        found = ", ".join(f"rank {rank}: {theirs}" for rank, theirs in enumerate(calls[:8]))
-        raise RanksDisagreeError(
-            f"{what}: ranks made different calls",
-            expected="the same call with the same step on every rank, and every rank making every call",
-            found=f"{found}{' ...' if len(calls) > 8 else ''}"
-            + (
-                "; the same step, but not the same number of calls, or not all with `force`"
-                if len(set(calls)) == 1
-                else ""
-            ),
-            where=f"rank {self._comm.rank}",
-            todo="checkpoint(), prepare() and restore() are collective: all ranks call them, with the same arguments",
-        )
+            raise_disagreement(self._comm, f"restore(step={step}, per_rank={per_rank}{more})", self._timeout)
 
 
 def _rank0_of(flags: Mapping[str, int]) -> tuple[int, int]:

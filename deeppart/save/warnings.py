@@ -16,6 +16,10 @@ from deeppart.state.tree.naming import Naming, pattern_of, some_names
 #: The names of an optimizer's parameters: pipeline stages have other ones.
 _PARAMETER_NAMES = re.compile(r"(^|/)param_groups/[0-9]+/params(/|$)")
 _SUSPECT = ". Earlier steps are suspect: they hold one rank's bytes, or a mixture, for all"
+_OWN = (
+    "\n  If ranks are meant to differ there, nothing is to be done: on as many ranks each gets its own back, and on "
+    "another number restore() asks for per_rank=. If not, make them alike, or say in `replicated` whose holds"
+)
 
 
 class Warnings:
@@ -55,7 +59,8 @@ class Warnings:
         own = self._naming.news([name for name in (*noticed, *found.per_rank) if not _PARAMETER_NAMES.search(name)])
         if own:
             names = some_names(own)
-            warn_caller(f"these leaves differ between ranks and are saved per rank from now on: {names}", PerRankNotice)
+            text = f"these leaves differ between ranks and are saved per rank from now on: {names}{_OWN}"
+            warn_caller(text, PerRankNotice)
         if found.diverged:
             warn_caller(
                 f"{what}: leaves that all ranks held alike have come to differ. Where ranks are not meant to differ, "

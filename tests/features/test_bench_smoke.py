@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -136,3 +137,18 @@ def test_bert_large_by_shapes() -> None:
     assert sum(math.prod(shape) for shape in shapes.values()) == 335_141_888
     assert state_bytes(1.0) == 12 * 335_141_888 + 4 * 391
     assert state_bytes(0.1) == pytest.approx(0.1 * state_bytes(1.0), rel=0.02)
+
+
+def test_formats_are_measured_beside_those_of_others(tmp_path: Path) -> None:
+    from benchmarks.formats import study
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # DCP's, of a single process
+        found = study(1_000_000, 1, tmp_path)
+    written, read = ("safetensors", "torch", "dcp", "hdf5", "hdf5, gzip"), ("torch.load", "dcp.load")
+    names = {"copy", "torch.save", "dcp.save", *read}
+    names |= {f"{way} {form}" for way in ("export", "import") for form in written}
+    assert names <= found.keys()
+    assert all(len(found[name]["seconds"]) == 1 and found[name]["seconds"][0] > 0 for name in names)
+    assert 0 < found["file of hdf5, gzip"]["bytes"][0] < 2_000_000
+    assert os.listdir(tmp_path) == []

@@ -6,7 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from tests.fuzz.campaign import Campaign, working
+from tests.fuzz.campaign import Campaign
+from tests.fuzz.running import working
 
 
 def main() -> int:

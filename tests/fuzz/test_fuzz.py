@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.campaign import Campaign, Case, Worker, working
+from tests.fuzz.campaign import Campaign
 from tests.fuzz.images import ManifestImage, PartImage
+from tests.fuzz.running import Case, Worker, working
 from tests.fuzz.seeds import SIGNED, Files, make_seeds
 
 #: One worker runs all of these, so that what they share is made once.

@@ -6,6 +6,7 @@ what it lies in (`nodes`: `files`, `bytes`), which "as for `ls`" may have from a
 
 from __future__ import annotations
 
+import collections
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,6 +96,8 @@ def documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list
         "diff": [call_json("diff", f"{root}@1", f"{forged}@1", code=1), _differing(tmp_path)],
         "export": [call_json("export", root, tmp_path / "out.h5"), call_json("export", root, tmp_path / "out.pt")],
     }
+    deques = save_states(tmp_path / "deques", {"window": collections.deque(range(20), 30)})
+    found["cat"].append(call_json("cat", deques, "window"))
     found["import"] = [call_json("import", tmp_path / "out.pt", tmp_path / "imported")]
     (lineage,) = (path for path in local.iterdir() if len(path.name) == 32)
     flip(part_path(lineage, 1), 6000)

@@ -18,7 +18,9 @@ from deeppart.errors import CorruptFileError, FormatError, StructureMismatchErro
 from deeppart.interop.dcp.codec_stream import DESCRIPTOR, decoded
 from deeppart.interop.dcp.metadata import DcpMetadata, Keys, Place, StoredTensor, read_metadata
 from deeppart.interop.files import ForeignFile
+from deeppart.interop.torch_file.loading import refusal, told_by_torch
 from deeppart.part.format import short
+from deeppart.state.tree.nearest import nearest_globs
 from deeppart.state.tree.paths import readable
 from deeppart.state.tree.patterns import covers
 
@@ -26,6 +28,8 @@ from deeppart.state.tree.patterns import covers
 _FRAME_BYTES = 1 << 20
 _MOST_VALUE_BYTES = 1 << 30
 _ZSTD = "stream.zstd/1"
+#: Of an optimizer's ``state_dict()``.
+_GROUPS = "param_groups"
 
 
 def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) -> Any:
@@ -54,7 +58,7 @@ def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) 
     chosen = choose(metadata, keys, str(directory))
     with ExitStack() as files:
         opened = Files(directory, files)
-        return nested([(path_of(metadata, name), _read(opened, metadata, name)) for name in chosen])
+        return nested_of(opened, metadata, [(name, _read(opened, metadata, name)) for name in chosen])
 
 
 def choose(metadata: DcpMetadata, keys: str | Sequence[str] | None, where: str) -> list[str]:
@@ -66,20 +70,25 @@ def choose(metadata: DcpMetadata, keys: str | Sequence[str] | None, where: str) 
     names = sorted(metadata.tensors.keys() | metadata.values.keys())
     chosen = [name for name in names if _is_chosen(path_of(metadata, name), keys)]
     if keys is not None and not chosen:
-        known = ", ".join(readable(path_of(metadata, name)) for name in names[:4])
+        known = [readable(path_of(metadata, name)) for name in names]
+        near = dict.fromkeys(other for glob in _globs(keys) for other in nearest_globs(glob, known))
         raise StructureMismatchError(
             "nothing in the DCP checkpoint matches the keys asked for",
-            expected=f"globs over {len(names)} paths such as {known}",
+            expected=f"globs over {len(names)} paths such as {', '.join(near or known[:4])}",
             found=short(keys),
             where=where,
         )
     return chosen
 
 
+def _globs(keys: str | Sequence[str]) -> Sequence[str]:
+    return [keys] if isinstance(keys, str) else keys
+
+
 def _is_chosen(path: Keys, keys: str | Sequence[str] | None) -> bool:
     if keys is None:
         return True
-    patterns = [keys] if isinstance(keys, str) else keys
+    patterns = _globs(keys)
     return any(covers(readable(path[:end]), patterns, container=end < len(path)) for end in range(1, len(path) + 1))
 
 
@@ -190,7 +199,7 @@ def _unpacked(data: io.BytesIO, where: str) -> Any:
     except pickle.UnpicklingError as error:
         raise UnsupportedLeafError(
             "a value of a DCP checkpoint is of a kind that only unpickling could make, which might execute anything",
-            found=short(str(error).partition("\n")[0]),
+            found=refusal(error, where).found,
             where=where,
             todo="leave it out (keys=), or load it by torch if you trust the file, and save it as plain values",
         ) from error
@@ -199,9 +208,35 @@ def _unpacked(data: io.BytesIO, where: str) -> Any:
     except Exception as error:  # of whatever kind: a damaged file raises anything
         raise CorruptFileError(
             "a piece of a DCP checkpoint cannot be read",
-            found=f"{type(error).__name__}: {short(str(error))}",
+            found=f"{type(error).__name__}: {told_by_torch(error, lines=None)}",
             where=where,
         ) from error
+
+
+def nested_of(files: Files, metadata: DcpMetadata, chosen: Sequence[tuple[str, Any]]) -> Any:
+    """What was chosen, nested as it stood.
+
+    If that is of an optimizer its state alone, the groups say which of its keys were numbers, and are left out again.
+
+    Args:
+        chosen: names and what they stand for.
+    """
+    items = [(path_of(metadata, name), item) for name, item in chosen]
+    places = {path[: path.index("state")] for path, _ in items if "state" in path}
+    places = {place for place in places if not any(path[: len(place) + 1] == (*place, _GROUPS) for path, _ in items)}
+    groups = [
+        (path, read_value(files, place, name))
+        for name, place in metadata.values.items()
+        for path in [path_of(metadata, name)]
+        if any(path[: len(each) + 1] == (*each, _GROUPS) for each in places)
+    ]
+    found = nested(items + groups)
+    for place in {path[: path.index(_GROUPS)] for path, _ in groups}:
+        inner = found
+        for key in place:
+            inner = inner[key]
+        del inner[_GROUPS]
+    return found
 
 
 def nested(items: Iterable[tuple[Keys, Any]]) -> Any:
@@ -245,8 +280,8 @@ def _numbered(found: dict[str | int, Any]) -> dict[str | int, Any]:
 
     ``load_state_dict`` of an optimizer takes a state whose keys are texts, and uses none of it.
     """
-    groups, state = found.get("param_groups"), found.get("state")
-    if found.keys() == {"state", "param_groups"} and isinstance(groups, list) and isinstance(state, dict):
+    groups, state = found.get(_GROUPS), found.get("state")
+    if found.keys() == {"state", _GROUPS} and isinstance(groups, list) and isinstance(state, dict):
         listed = [group.get("params") for group in groups if isinstance(group, dict)]
         numbers = {str(each): each for of in listed if isinstance(of, list) for each in of if type(each) is int}
         found["state"] = {numbers.get(key, key): item for key, item in state.items()}

@@ -167,8 +167,27 @@ class _Reader(pickle._Unpickler):
 
     def __init__(self, data: bytes, where: str) -> None:
         super().__init__(io.BytesIO(data))
-        self._where = where
+        self._data, self._where = data, where
         self._made = {name: type(name[1], (_Record,), {}) for name in _NAMES}
+
+    def load(self) -> Any:
+        """As the base class does, but for frames, which are for files that are read little by little: all is here.
+
+        A shard takes a hundred opcodes. To cut each out of its frame takes as long as all the rest.
+        """
+        data = io.BytesIO(self._data)
+        self.read, self.readline, self.readinto = data.read, data.readline, data.readinto
+        self.metastack: list[Any] = []
+        self.stack: list[Any] = []
+        self.append, self.proto = self.stack.append, 0
+        read, dispatch = data.read, dict[int, Any](self.dispatch)
+        dispatch[pickle.FRAME[0]] = lambda reader: read(8)
+        try:
+            while key := read(1):
+                dispatch[key[0]](self)
+        except pickle._Stop as stop:  # type: ignore[attr-defined]
+            return stop.value
+        raise EOFError
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name in _DTYPES:

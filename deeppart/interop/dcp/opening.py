@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from deeppart.interop.dcp.loading import Files, choose, nested, path_of, read_tensor, read_value
+from deeppart.interop.dcp.loading import Files, choose, nested_of, read_tensor, read_value
 from deeppart.interop.dcp.metadata import Place, StoredTensor, read_metadata
 from deeppart.interop.opened import Opened, Source, address_of
 from deeppart.interop.torch_file.archive import Archive
@@ -32,11 +32,10 @@ def open_dcp(path: Path, closing: ExitStack, keys: str | Sequence[str] | None = 
     metadata = read_metadata(path)
     files = Files(path, closing)
     sources: dict[int, Source] = {}
-    items: list[tuple[Any, Any]] = []
+    items: list[tuple[str, Any]] = []
     for name in choose(metadata, keys, str(path)):
-        where = path_of(metadata, name)
         if name in metadata.values:
-            items.append((where, read_value(files, metadata.values[name], name)))
+            items.append((name, read_value(files, metadata.values[name], name)))
             continue
         stored = metadata.tensors[name]
         kind = LeafType("torch", dtype_name(stored.dtype, name), stored.shape)
@@ -45,10 +44,14 @@ def open_dcp(path: Path, closing: ExitStack, keys: str | Sequence[str] | None = 
         assert isinstance(tensor, torch.Tensor)
         if kind.nbytes:
             sources[address_of(tensor)] = _Pieces(files, stored, name, kind.nbytes)
-        items.append((where, tensor))
+        items.append((name, tensor))
     places = {place.file for stored in metadata.tensors.values() for _, place in stored.chunks}
     return Opened(
-        "dcp", nested(items), sources, len(places | {each.file for each in metadata.values.values()}), closing
+        "dcp",
+        nested_of(files, metadata, items),
+        sources,
+        len(places | {each.file for each in metadata.values.values()}),
+        closing,
     )
 
 

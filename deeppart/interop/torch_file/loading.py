@@ -31,6 +31,8 @@ from deeppart.state.tree.leaves import LeafType, new_array
 _PLAIN = frozenset({b"_rebuild_tensor", b"_rebuild_tensor_v2", b"_rebuild_tensor_v3", b"_rebuild_parameter"})
 _REBUILDS = re.compile(rb"_rebuild_\w+")
 _NAMED = re.compile(r"GLOBAL ([\w.]+)")
+#: What turns bold type on and off in a terminal, and the like.
+_TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 #: Before it, ``weights_only`` could be talked into running code by files of the older formats (CVE-2025-32434).
 _SAFE_FOR_OLD_FILES = (2, 6)
 
@@ -190,10 +192,19 @@ def _typed(where: str) -> Iterator[None]:
     except Exception as error:  # of whatever kind: a damaged file raises anything
         raise CorruptFileError(
             "a file of torch.save cannot be read",
-            found=f"{type(error).__name__}: {short(str(error))}",
+            found=f"{type(error).__name__}: {told_by_torch(error, lines=None)}",
             where=where,
             todo="it is damaged, or no file of torch.save",
         ) from error
+
+
+def told_by_torch(error: Exception, lines: int | None = 1) -> str:
+    """What torch says, on one line and without the bold type that it has for terminals.
+
+    Args:
+        lines: how many of the first ones; None for all.
+    """
+    return short("\n".join(_TERMINAL.sub("", str(error)).split("\n")[:lines]))
 
 
 def refusal(error: pickle.UnpicklingError, where: str) -> UnsupportedLeafError:
@@ -202,7 +213,7 @@ def refusal(error: pickle.UnpicklingError, where: str) -> UnsupportedLeafError:
     return UnsupportedLeafError(
         "a file holds something that only unpickling could make, which might execute anything",
         expected="tensors, numbers, texts and containers of them",
-        found=named[1] if named else short(str(error).partition("\n")[0]),
+        found=named[1] if named else told_by_torch(error),
         where=where,
         todo="load it by torch if you trust the file, and save what is wanted as plain values: a model's state_dict()",
     )

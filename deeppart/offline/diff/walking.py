@@ -142,6 +142,10 @@ class Walk:
         self._rank = 0
         #: What no rank has for itself is compared once, and not for each rank.
         self._seen: set[ExactPath] = set()
+        #: The sides and trees of the first rank; and the nodes in them that have nothing that is a rank's own, once
+        #: another rank is walked. Trees of all ranks have these nodes themselves, so there is no need to go into them.
+        self._first: tuple[tuple[Side, SavedNode], tuple[Side, SavedNode]] | None = None
+        self._shared: tuple[set[int], set[int]] = (set(), set())
 
     def walk(self, a: Side, b: Side, trees: tuple[SavedNode, SavedNode], rank: int) -> None:
         """Compare two trees, and add to what was found before.
@@ -151,6 +155,10 @@ class Walk:
             rank: whose.
         """
         self.pairs, self._rank, self._a, self._b = [], rank, a, b
+        if self._first is None:
+            self._first = (a, trees[0]), (b, trees[1])
+        elif not self._shared[0]:
+            self._shared = _shared_nodes(*self._first[0]), _shared_nodes(*self._first[1])
         self._compare(a.look(trees[0]), b.look(trees[1]), ())
 
     def _compare(self, a: Node | None, b: Node | None, path: Path) -> None:
@@ -177,6 +185,8 @@ class Walk:
             {id_key(key): (key, child) for key, child in zip(node.keys, node.children, strict=True)} for node in (a, b)
         )
         for name, (key, child) in ours.items():
+            if name in theirs and id(child) in self._shared[0] and id(theirs[name][1]) in self._shared[1]:
+                continue  # compared for the first rank
             other = self._b.look(theirs[name][1]) if name in theirs else None
             self._compare(self._a.look(child), other, (*path, key))
         for name, (key, child) in theirs.items():
@@ -228,6 +238,25 @@ class Walk:
                 self._seen.add(key)
             return False
         return True
+
+
+def _shared_nodes(side: Side, tree: SavedNode) -> set[int]:
+    """``id`` of the nodes below one in which nothing is a rank's own."""
+    found: set[int] = set()
+
+    def is_shared(node: SavedNode) -> bool:
+        if isinstance(node, SavedBranch):
+            inner = [is_shared(child) for child in node.children]  # all of them are looked at
+            shared = all(inner)
+        else:
+            there = side.look(node)
+            shared = there is not None and not isinstance(there, Container) and not there.own
+        if shared:
+            found.add(id(node))
+        return shared
+
+    is_shared(tree)
+    return found
 
 
 def _opened(node: Node) -> Node:

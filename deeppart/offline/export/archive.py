@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import h5py
 from deeppart.model.version import VERSION
 from deeppart.offline.batches import batches
 from deeppart.offline.export.beside import BesideFile
-from deeppart.offline.export.hdf5 import Filter, exact_key, link_name, type_name, write_array, write_value
+from deeppart.offline.export.hdf5 import ORDERED, Filter, exact_key, link_name, type_name, write_array, write_value
 from deeppart.offline.export.reading import Content, Progress, Totals
 from deeppart.state.document.structure import SavedApart, SavedArray, SavedNode, SavedSharded, SavedValue
 from deeppart.storage.refusals import storage_error
@@ -94,6 +95,7 @@ class _Archive:
             self._place(group, node.children[0], name, key)
             if node.form is not None and name in group:
                 group[name].attrs["object"] = str(node.form)
+                group[name].attrs["form"] = json.dumps([node.form.kind, *node.form.about])
         else:
             made = group.create_group(name)
             made.attrs["type"] = node.kind
@@ -101,8 +103,10 @@ class _Archive:
                 made.attrs["name"] = node.name
             _note(made, key, False)
             taken: set[str] = set()
-            for child_key, child in zip(node.keys, node.children, strict=True):
-                child_name = link_name(child_key, taken)
+            names = [link_name(child_key, taken) for child_key in node.keys]
+            if node.kind in ORDERED:  # what is in a group is listed by name
+                made.attrs["order"] = json.dumps(names)
+            for child_key, child_name, child in zip(node.keys, names, node.children, strict=True):
                 plain = child_name == child_key or node.kind in ("list", "tuple")
                 self._place(made, child, child_name, None if plain else exact_key(child_key))
 

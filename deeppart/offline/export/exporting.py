@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -119,13 +120,12 @@ def export(
     signing = read_key_files(sign_key_file)
     try:
         folder = access.open_folder(out.absolute().parent)
-        taken = folder.has(out.name)
+        there = folder.lstat(out.name).st_mode if folder.has(out.name) else None
     except OSError as error:
         raise storage_error("cannot write the archive", error, out) from error
     with folder:
-        if taken and not overwrite:
-            todo = "choose another name, or have it replaced (--overwrite)"
-            raise StorageError("there is a file of that name", errno=errno.EEXIST, where=str(out.absolute()), todo=todo)
+        if there is not None and not (overwrite and stat.S_ISDIR(there) == made_by.is_directory):
+            raise _taken(out, stat.S_ISDIR(there), made_by.is_directory)
 
         def use(chosen: Chosen) -> Exported:
             chosen.tell()
@@ -151,3 +151,22 @@ def export(
             )
 
         return with_checkpoint(Path(root), step, use, signing)
+
+
+def _taken(out: Path, is_directory: bool, makes_directory: bool) -> StorageError:
+    """The refusal to write where a directory, or something else, is already."""
+    kinds = ("a file", "a directory")
+    todo = "choose another name, or have it replaced (--overwrite)"
+    if is_directory and not makes_directory:
+        todo = f"choose another name, such as {out / 'archive.h5'}: a file does not replace a directory"
+    elif is_directory:
+        todo += ": it is, if there is nothing in it but what an export makes"
+    elif makes_directory:
+        todo = "choose another name: a directory does not replace a file"
+    return StorageError(
+        f"there is {kinds[is_directory]} of that name",
+        errno=errno.EEXIST,
+        expected=f"a name for {kinds[makes_directory]} that nothing has",
+        where=str(out.absolute()),
+        todo=todo,
+    )

@@ -45,6 +45,8 @@ def _bfloat16() -> h5py.h5t.TypeFloatID:
 
 
 _UTF8_NAMES, _BFLOAT16 = _utf8_names(), _bfloat16()
+#: Kinds of containers that are other ones in another order of what is in them.
+ORDERED = frozenset({"odict", "namedtuple"})
 
 
 def type_name(kind: LeafType) -> str:
@@ -95,7 +97,7 @@ def write_array(
     filter: Filter | None = None,  # noqa: A002
 ) -> h5py.Dataset:
     """Store a leaf as a data set of its shape: contiguous, or in chunks of whole rows that go through a filter."""
-    stored, numbers = _stored_type(array, kind)
+    stored, numbers = stored_type(kind), flat_bytes(_in_order(array))
     space = h5py.h5s.create(h5py.h5s.SCALAR) if not kind.shape else h5py.h5s.create_simple(kind.shape)
     how = None
     if filter is not None and kind.nbytes >= _LEAST_FILTERED_BYTES and kind.shape:
@@ -120,21 +122,24 @@ def _chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _stored_type(array: Array, kind: LeafType) -> tuple[h5py.h5t.TypeID, np.ndarray[Any, Any]]:
-    """The HDF5 type of a leaf, and its elements in C order as something numpy can hand over."""
-    if isinstance(array, torch.Tensor):
-        octets = flat_bytes(array.contiguous())
+def _in_order(array: Array) -> Array:
+    return array.contiguous() if isinstance(array, torch.Tensor) else np.ascontiguousarray(array)
+
+
+def stored_type(kind: LeafType) -> h5py.h5t.TypeID:
+    """The HDF5 type of a leaf's elements: their bytes are those in memory."""
+    dtype: np.dtype[Any]
+    if kind.kind == "torch":
         if kind.dtype == "bfloat16":
-            return _BFLOAT16, octets
-        dtype: np.dtype[Any]
+            return _BFLOAT16
         if kind.dtype == "complex32":
             dtype = _COMPLEX32
         else:
             dtype = np.dtype(np.uint8 if kind.dtype.startswith(("float8", "float4")) else kind.dtype)
     else:
-        octets = flat_bytes(np.ascontiguousarray(array))
-        dtype = array.dtype if array.dtype.kind in _NUMBERS | {"S"} else h5py.opaque_dtype(array.dtype)
-    return h5py.h5t.py_create(dtype, logical=True), octets
+        dtype = np.dtype(kind.dtype)
+        dtype = dtype if dtype.kind in _NUMBERS | {"S"} else h5py.opaque_dtype(dtype)
+    return h5py.h5t.py_create(dtype, logical=True)
 
 
 def write_value(group: h5py.Group, name: str, value: Any) -> h5py.Dataset:

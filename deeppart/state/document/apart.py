@@ -241,7 +241,8 @@ def _insert(node: SavedNode, trees: list[tuple[Path, OwnTree]], whole: bool) -> 
             raise ValueError(f"no place for {readable(trees[0][1].path)}")
         return node
     if node.kind == "object":
-        return replace(node, children=(_insert(node.children[0], trees, whole),))
+        inner = _insert(node.children[0], trees, whole)
+        return node if inner is node.children[0] else replace(node, children=(inner,))
     below: dict[Any, list[tuple[Path, OwnTree]]] = {}
     for rest, tree in trees:
         if not rest:
@@ -252,6 +253,8 @@ def _insert(node: SavedNode, trees: list[tuple[Path, OwnTree]], whole: bool) -> 
         for key, child in zip(node.keys, node.children, strict=True)
     ]
     added = [each for group in below.values() for each in group]
+    if not added and all(child is before for (_, child), before in zip(entries, node.children, strict=True)):
+        return node  # the very node that other ranks have, too
     if (node.kind not in DICTS and added) or any(rest or tree.place is None for rest, tree in added):
         raise ValueError(f"no place for {readable(added[0][1].path)}")
     for _, tree in sorted(added, key=lambda each: each[1].place or 0):

@@ -19,8 +19,10 @@ from deeppart.state.document.structure import DICTS, SavedApart, SavedBranch, Sa
 from deeppart.state.restore.composites import is_composite
 from deeppart.state.restore.counterparts import only_values
 from deeppart.state.restore.request import CREATE, ERROR, KEEP, Request
+from deeppart.state.restore.unmet_globs import no_such_keys, no_such_names
 from deeppart.state.restore.wrappers import aligned
 from deeppart.state.tree.flat import Branch, Node, ValueLeaf
+from deeppart.state.tree.forms import DEQUE
 from deeppart.state.tree.naming import some_names
 from deeppart.state.tree.paths import IdKey, Key, Path, id_key, id_keys, readable
 from deeppart.state.tree.runs import run_items, run_kind
@@ -95,7 +97,7 @@ def choose(
     """
     walk = _Choosing(values, request, outermost)
     walk.found.tree = walk.node(saved, live, (), _At((), request.keys is None))
-    walk.check()
+    walk.check(saved, live)
     return walk.found
 
 
@@ -107,7 +109,7 @@ class _At:
         saved_path: as the checkpoint calls it.
         asked: true if ``keys`` cover it, or what contains it.
         whole: true within what takes all of its state, or nothing: an optimizer, whose states are numbered, and any
-            object but a module.
+            object with a ``state_dict()`` but a module.
     """
 
     saved_path: Path
@@ -139,7 +141,7 @@ class _Choosing:
         if not at.asked and not request.may_choose_below(path):
             return _STAYS
         if isinstance(live, Branch) and live.kind == "object":
-            at = replace(at, whole=at.whole or not isinstance(live.container, torch.nn.Module))
+            at = replace(at, whole=at.whole or not _has_items(live))
             live = live.children[0]
         if isinstance(saved, SavedBranch) and saved.kind == "object":
             child = self.node(saved.children[0], live, path, at)
@@ -294,27 +296,17 @@ class _Choosing:
         self.found.missing.append(path)
         return True
 
-    def check(self) -> None:
-        """To be asked at the end of the walk.
+    def check(self, saved: SavedNode, live: Node) -> None:
+        """To be asked at the end of the walk over these.
 
         Raises:
             StructureMismatchError: as of :func:`choose`.
         """
         request, found = self._request, self.found
         if not self._any_asked:
-            raise StructureMismatchError(
-                "nothing in the checkpoint or the live state matches the keys asked for, or it is excluded",
-                expected="globs over paths",
-                found=f"keys {', '.join(request.keys or ())}",
-                todo="`deeppart show DIR` lists the paths",
-            )
+            raise no_such_keys(request, saved, live)
         if unmet := [pattern for number, (pattern, _) in enumerate(request.rules) if number not in self._rules_met]:
-            raise StructureMismatchError(
-                "a rule of rename matches nothing in the checkpoint",
-                found=", ".join(unmet),
-                todo="`deeppart show DIR` lists the names; a pattern without `/` is compared with single keys, one "
-                "with `/` with whole paths, in which `*` does not go beyond a `/`",
-            )
+            raise no_such_names(unmet, saved)
         if request.keys is None and found.unexpected and not any(True for _ in walk_tree(found.tree, ())):
             raise StructureMismatchError(
                 "nothing in the checkpoint has a place in the live state",
@@ -329,6 +321,11 @@ class _Choosing:
                 where=f"path {readable(found.unexpected[0])}",
                 todo='leave them out (on_unexpected="ignore"), or have them made (on_unexpected="create")',
             )
+
+
+def _has_items(live: Branch) -> bool:
+    """True if what is in an object can be restored one by one: of modules, and of what is a dict of attributes."""
+    return isinstance(live.container, torch.nn.Module) or (live.form is not None and live.form.kind != DEQUE)
 
 
 def _any_item(value: Any, path: Path, meets: Callable[[Path], bool]) -> bool:

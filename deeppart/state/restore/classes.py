@@ -117,7 +117,7 @@ def _check_form(form: Form, data: SavedNode, target: Target, path: Path) -> None
         if not issubclass(kind, SavedRecord):
             value = target.values[data.index] if isinstance(data, SavedValue) else None
             keys = data.keys if isinstance(data, SavedBranch) else tuple(value) if isinstance(value, dict) else ()
-            _check_fields(form, kind, keys, path)
+            _check_fields(form, kind, keys, path, chosen=target.is_chosen)
     if form.kind == REGISTERED and registered_as(form.about[0]) is None:
         raise StructureMismatchError(
             f"the checkpoint has an object of a type that was registered as {form.about[0]!r}, and none is here",
@@ -127,11 +127,17 @@ def _check_form(form: Form, data: SavedNode, target: Target, path: Path) -> None
         )
 
 
-def _check_fields(form: Form, kind: type, attributes: Sequence[Any], path: Path) -> None:
-    """The class must have the fields that it had, and take the other attributes."""
+def _check_fields(form: Form, kind: type, attributes: Sequence[Any], path: Path, *, chosen: bool) -> None:
+    """The class must have the fields that it had, and take the other attributes.
+
+    Args:
+        attributes: what an object gets, under the names that it has here.
+        chosen: what is left out (``strict=False``) is not among them, and what stays as it is here is.
+    """
     saved, mine = form.about[2], field_names(kind)
-    lost = [name for name in saved if name not in mine] + [name for name in attributes if not takes(kind, name)]
-    added = [name for name in mine if name not in saved]
+    gone = [name for name in saved if name not in mine and not (chosen and name not in attributes)]
+    lost = list(dict.fromkeys([*gone, *(name for name in attributes if not takes(kind, name))]))
+    added = [name for name in mine if name not in saved and not (chosen and name in attributes)]
     if lost or added:
         what = [f"lost {some_names(lost)}"] * bool(lost) + [f"got {some_names(added)}"] * bool(added)
         raise StructureMismatchError(
@@ -139,8 +145,8 @@ def _check_fields(form: Form, kind: type, attributes: Sequence[Any], path: Path)
             expected=f"fields {some_names(saved)} (checkpoint)",
             found=f"fields {some_names(mine)} (live)",
             where=f"path {readable(path)}",
-            todo="give the class the fields that it had for this restore; or make the object of what deeppart.load "
-            "gives, and save that from now on",
+            todo="restore with strict=False, which keeps the live values of new fields and leaves lost ones out; or "
+            "make the object of what deeppart.load gives, and save that from now on",
         )
 
 

@@ -91,8 +91,7 @@ class Request:
         """
         if type(key) is str:
             for number, (pattern, name) in enumerate(self.rules):
-                text = readable((*path, key)) if "/" in pattern else component(key)
-                if (match := _compiled(pattern).fullmatch(text)) is not None:
+                if (match := matched(pattern, path, key)) is not None:
                     return _written(name, match, key), number
         return key, None
 
@@ -207,6 +206,12 @@ def _rules(rename: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
         if not pattern or not name or name.count("*") > pattern.count("*") or not same_place:
             raise _impossible("rename", f"{expected}; with `/`, paths of one container", {pattern: name})
     return tuple(rename.items())
+
+
+def matched(pattern: str, path: Path, key: str) -> re.Match[str] | None:
+    """What the pattern of a rule of ``rename`` makes of a key of the dict at a path; None if it does not match."""
+    text = readable((*path, key)) if "/" in pattern else component(key)
+    return _compiled(pattern).fullmatch(text)
 
 
 @functools.lru_cache(maxsize=256)  # asked of every key of a state

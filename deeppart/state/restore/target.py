@@ -47,6 +47,7 @@ class Target:
         cast_shards: the same for sharded tensors: memory for this rank's shards as they were saved.
         unplaced: paths of what is not restored, because the live state lacks it and it has sharded tensors in it.
         classes: qualified name -> module -> an enum or dataclass of the script's.
+        is_chosen: the structure is less what the caller has not asked for, and has marks where live items stay.
     """
 
     structure: Structure
@@ -66,6 +67,7 @@ class Target:
     cast_shards: dict[int, list[Array]] = field(default_factory=dict)
     unplaced: tuple[Path, ...] = ()
     classes: dict[str, dict[str, type]] = field(default_factory=dict)
+    is_chosen: bool = False
 
     def class_of(self, module: str, name: str) -> type | None:
         """The script's class by a name that a file has; None if there is none, or several in other modules."""

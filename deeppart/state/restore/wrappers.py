@@ -43,15 +43,16 @@ def counterparts(names: Sequence[Key], live: Sequence[Key]) -> list[Key]:
     found: dict[str, list[Key]] = {}
     for key in live:
         if type(key) is str:
-            found.setdefault(_bare(key), []).append(key)
-    alike = [found.get(_bare(name), []) if type(name) is str else [] for name in names]
+            found.setdefault(bare_name(key), []).append(key)
+    alike = [found.get(bare_name(name), []) if type(name) is str else [] for name in names]
     return [keys[0] if len(keys) == 1 else name for name, keys in zip(names, alike, strict=True)]
+
+
+def bare_name(name: str) -> str:
+    """A name without what wrappers put into it."""
+    return ".".join(word for word in name.split(".") if word not in _WORDS)
 
 
 def bare_names(names: Sequence[str]) -> dict[str, str]:
     """Name without what wrappers put into it -> name."""
-    return {_bare(name): name for name in names}
-
-
-def _bare(name: str) -> str:
-    return ".".join(word for word in name.split(".") if word not in _WORDS)
+    return {bare_name(name): name for name in names}

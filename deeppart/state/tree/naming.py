@@ -34,7 +34,7 @@ class Naming:
         for name in new:
             pattern = pattern_of(name)
             folds = pattern != name and self._counts[pattern] > _ONE_BY_ONE
-            told[pattern if folds else name] = f"{pattern} ({counts[pattern]})" if folds else name
+            told[pattern if folds else name] = f"{pattern} ({counts[pattern]} paths)" if folds else name
         self._said.update(told)
         return list(told.values())
 

@@ -63,8 +63,10 @@ def dropped_notice(names: Sequence[str], saved_by: int, ranks: int, step: int) -
     :func:`strict_error`.
     """
     return (
-        f'restored step {step} of {saved_by} ranks on {ranks} with per_rank="drop": these hold what they held '
-        f"before, None in a list that lacked them, while what is beside them was restored: {_listed(names)}"
+        f"restored step {step} of {saved_by} ranks on {ranks} without what each rank had for itself "
+        f'(per_rank="drop"): {_listed(names)}. What the live state had there stays as it was; where it had nothing, '
+        "an item of a dict is still missing, and one of a list is None. If you need them, restore on as many ranks as "
+        'saved the step, or with per_rank="rank0" or a function'
     )
 
 

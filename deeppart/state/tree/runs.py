@@ -16,7 +16,7 @@ from __future__ import annotations
 import binascii
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
@@ -197,16 +197,27 @@ def same_leaf_value(one: Any, other: Any) -> bool:
     return json.dumps(encode_leaf_value(one, "")) == json.dumps(encode_leaf_value(other, ""))
 
 
-def describe_leaf_value(value: Any) -> str:
-    """The content of a leaf in at most 80 characters."""
+def describe_leaf_value(value: Any, room: int = 50, most: int = 4, what: str = "") -> str:
+    """The content of a leaf in at most 80 characters: of a run the first items, none of them cut unless it is alone.
+
+    Args:
+        room: characters for the items of a run.
+        most: so many of them at most.
+        what: what the run is, if its kind does not say it: a deque.
+    """
     kind = run_kind(value)
     if kind is None:
         return describe_value(value)
-    keys, items = run_items(value)
-    texts = [_short_kind(item) if type(item) in CONTAINERS else describe_value(item) for item in items[:4]]
-    if isinstance(value, dict):
-        texts = [f"{describe_value(key)}: {text}" for key, text in zip(keys, texts, strict=False)]
-    return f"{', '.join(texts):.50} ... ({len(value)} in {name_kind(kind)})"
+    shown, left = list[str](), room
+    for key, item in islice(zip(*run_items(value), strict=True), most):
+        text = _short_kind(item) if type(item) in CONTAINERS else describe_value(item)
+        text = f"{describe_value(key)}: {text}" if isinstance(value, dict) else text
+        if shown and len(text) > left:
+            break
+        shown.append(text if len(text) <= room else f"{text[: room - 3]}...")
+        left -= len(text) + len(", ")
+    more = " ..." if len(shown) < len(value) else ""
+    return f"{', '.join(shown)}{more} ({len(value)} in {what or name_kind(kind)})"
 
 
 def _short_kind(container: Any) -> str:

@@ -116,3 +116,15 @@ def test_ls_and_prune_do_not_wait_for_torch(tmp_path: Path) -> None:
             cwd=Path(__file__).parents[3],
         )
         assert done.returncode == 0, done.stderr
+
+
+def test_as_a_module_of_python() -> None:
+    """Where the script is not on the PATH."""
+    for module in ("deeppart", "deeppart.cli"):
+        command = [sys.executable, "-m", module, "ls", "missing"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 1 and "no such checkpoint directory" in done.stderr
+    help_text = subprocess.run(
+        [sys.executable, "-m", "deeppart", "--help"], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    assert help_text.startswith("Usage: deeppart [OPTIONS]")

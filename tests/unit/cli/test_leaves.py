@@ -106,7 +106,7 @@ def test_as_numpy_prints(root: Path) -> None:
 def test_values(root: Path) -> None:
     assert call("cat", root, "small/n") == "0x400000000000000000\n"
     assert call("cat", root, "small/s") == "'a\\x1b\\nb'\n"
-    assert call("cat", root, "small/run") == "0, 1, 2, 3 ... (100 in a list)\n"
+    assert call("cat", root, "small/run") == f"{', '.join(map(str, range(100)))} (100 in a list)\n"
     assert call("cat", root, "small/run", "--full") == f"{list(range(100))}\n"
     assert call("cat", root, "small/run/42") == "42\n"
     assert call("cat", root, "small").splitlines()[0] == "small/n  = 0x400000000000000000"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.cli.values import cut, json_value, value_text
+from deeppart.cli.values import cut, json_value, long_text, value_text
 
 
 @pytest.mark.parametrize(
@@ -25,8 +25,8 @@ from deeppart.cli.values import cut, json_value, value_text
         ("a\x1b", "a\x1b", "'a\\x1b'"),
         (torch.bfloat16, "torch.bfloat16", "torch.bfloat16"),
         (np.float32(1), "np.float32(1.0)", "np.float32(1.0)"),
-        ([1, 2.5], [1, 2.5], "1, 2.5 ... (2 in a list)"),
-        ({"a": 1}, [["a", 1]], "'a': 1 ... (1 in a dict)"),
+        ([1, 2.5], [1, 2.5], "1, 2.5 (2 in a list)"),
+        ({"a": 1}, [["a", 1]], "'a': 1 (1 in a dict)"),
     ],
 )
 def test_values(value: Any, document: Any, text: str) -> None:
@@ -37,3 +37,24 @@ def test_values(value: Any, document: Any, text: str) -> None:
 def test_long_texts_are_cut() -> None:
     assert cut("x" * 61) == "x" * 57 + "..." and cut("x" * 60) == "x" * 60
     assert len(value_text(1 << 100_000)) == 60
+
+
+@pytest.mark.parametrize("form", [None, "deque(maxlen=9)"])
+def test_no_item_of_a_run_is_cut_and_how_many_there_are_is_said(form: str | None) -> None:
+    numbers = [1 / 3, 2 / 3, -1e-300 / 7, 4.0]
+    said = f"(4 in a {form or 'list'})"
+    assert value_text(numbers, form) == f"0.3333333333333333 ... {said}"
+    assert long_text(numbers, form) == f"{', '.join(map(repr, numbers))} {said}"
+    assert long_text(list(range(100_000)), form).endswith(f" ... (100000 in a {form or 'list'})")
+    assert len(long_text(list(range(100_000)))) < 1100
+    assert value_text(["x" * 500, 1]) == f"'{'x' * 32}... ... (2 in a list)"
+    assert value_text(list(range(10))) == "0, 1, 2, 3 ... (10 in a list)"
+
+
+def test_a_value_alone_is_shown_whole_or_its_length_is() -> None:
+    assert long_text("y" * 500) == repr("y" * 500)
+    assert long_text("y" * 5000) == f"'{'y' * 999} ... (5,002 characters, --full has them)"
+    assert (
+        long_text(frozenset(range(300)))
+        == repr(frozenset(range(300)))[:1000] + " ... (1,401 characters, --full has them)"
+    )

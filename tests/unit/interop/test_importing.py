@@ -29,6 +29,8 @@ from deeppart.interop.importing import import_checkpoint
 from deeppart.interop.safetensors.writing import SafetensorsWriter
 from deeppart.interop.torch_file.writing import TorchWriter
 from deeppart.offline.export import export
+from deeppart.offline.export.archive import Hdf5Writer
+from deeppart.offline.export.hdf5 import Filter
 from deeppart.testing.states import difference
 from tests.tensor_kinds import coo, quantized
 from tests.unit.cli_support import call_json
@@ -166,6 +168,9 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
         names = {"safetensors": "x.safetensors", "torch": "x.pt", "dcp": "x"}
         import_checkpoint(here / "small.pt", here / "warm")
         found = {}
+        for name in ("plain.h5", "gzip.h5"):
+            of = here / f"of {name}"
+            found[f"import {name}"] = measured(lambda told: import_checkpoint(here / name, of, progress=told))
         for form, name in names.items():
             writer = writer_for(form, here / name)
             export(here / "warm", here / f"warm.{name}", writer_for(form, here / f"warm.{name}"))
@@ -177,9 +182,12 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
     with deeppart.Checkpointer(persistent_dir=str(tmp_path / "ckpt"), compression="none", timeout=20.0) as ck:
         ck.checkpoint({"a": torch.ones(20_000_000), "b": torch.ones(2000, 5000)}, 1).wait(timeout=200)
     torch.save({"a": torch.ones(2_000_000)}, tmp_path / "small.pt")
+    export(tmp_path / "ckpt", tmp_path / "plain.h5")
+    export(tmp_path / "ckpt", tmp_path / "gzip.h5", Hdf5Writer(Filter(1)))
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert len(found) == 6 and all(kilobytes < 64 << 10 for kilobytes in found.values()), found
-    assert difference({"a": torch.ones(20_000_000)}, deeppart.load(tmp_path / "of dcp", keys="a")) is None
+    assert len(found) == 8 and all(kilobytes < 64 << 10 for kilobytes in found.values()), found
+    for name in ("of dcp", "of gzip.h5"):
+        assert difference({"a": torch.ones(20_000_000)}, deeppart.load(tmp_path / name, keys="a")) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import collections
 import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,13 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.errors import ConfigError, DeeppartError, LeafMismatchError, StateError
+from deeppart.errors import ConfigError, DeeppartError, LeafMismatchError, StateError, StructureMismatchError
 from deeppart.recovery.matching import Matched
 from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map_old_leaves, memory_for_old_leaves
 from deeppart.state.restore.target import DROPPED
 from deeppart.testing.states import difference
 from tests.unit.cli_support import forge, live_for_forged
 from tests.unit.recovery.opened import Opened, open_step
+from tests.unit.sharded_states import restore, save
 
 RANKS = 3
 
@@ -180,3 +183,51 @@ def test_an_array_for_a_value(opened: Opened) -> None:
 def test_until_they_are_mapped_they_are_not_restored(opened: Opened) -> None:
     matched, _ = brought(opened, live_for_forged(), last)
     assert matched.target.dropped == {2} and matched.target.values == [DROPPED]
+
+
+# --- objects ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::deeppart.PerRankNotice")
+@pytest.mark.parametrize("gives", [collections.deque, list])
+@pytest.mark.parametrize("lengths", [(20, 20), (3, 5), (20, 3)], ids=["one value", "apart", "of two kinds"])
+def test_deques_are_given_as_deques(tmp_path: Path, lengths: tuple[int, int], gives: Callable[..., Any]) -> None:
+    """Saved as one value, or apart because they differ in length; its data may be given for one that is one value."""
+    windows = [collections.deque(range(rank, rank + length), 50) for rank, length in enumerate(lengths)]
+    save(tmp_path, [{"window": window, "w": torch.ones(2)} for window in windows])
+    seen: list[Any] = []
+
+    def joined(path: str, old: Sequence[Any], rank: int, size: int) -> Any:
+        seen.append((path, list(old)))
+        items = [x for each in old for x in each]
+        return collections.deque(items, 50) if gives is collections.deque else items
+
+    live: Any = {"window": collections.deque([7], 50), "w": torch.zeros(2)}
+    window = live["window"]
+    if gives is list and lengths != (20, 20):
+        with pytest.raises(StructureMismatchError):  # all of it stands apart: a list is no deque
+            restore(tmp_path, [live], per_rank=joined)
+        assert list(window) == [7]
+    else:
+        restore(tmp_path, [live], per_rank=joined)
+        assert live["window"] is window and list(window) == [*windows[0], *windows[1]] and window.maxlen == 50
+    assert seen == [("window", windows)] and {type(each) for each in seen[0][1]} == {collections.deque}
+
+
+@pytest.mark.filterwarnings("ignore::deeppart.PerRankNotice")
+def test_a_function_that_gives_something_else_for_a_deque(tmp_path: Path) -> None:
+    save(tmp_path, [{"window": collections.deque(range(rank, rank + 20))} for rank in range(2)])
+    live = {"window": collections.deque([7])}
+    for given in (5, None, {"a": 1}, "text"):
+        with pytest.raises(LeafMismatchError, match="such an object as it was given") as caught:
+            restore(tmp_path, [live], per_rank=lambda path, old, rank, size, given=given: given)
+        assert caught.value.where == "path window" and list(live["window"]) == [7]
+
+
+@pytest.mark.filterwarnings("ignore::deeppart.PerRankNotice")
+def test_other_objects_are_given_as_what_they_are(tmp_path: Path) -> None:
+    spaces = [argparse.Namespace(**{f"x{n}": n + rank for n in range(300)}) for rank in range(2)]
+    save(tmp_path, [{"space": space} for space in spaces])
+    live = {"space": argparse.Namespace(**{f"x{n}": 0 for n in range(300)})}
+    restore(tmp_path, [live], per_rank=lambda path, old, rank, size: max(old, key=lambda each: each.x0))
+    assert live["space"] == spaces[1]

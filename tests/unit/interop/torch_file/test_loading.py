@@ -14,6 +14,7 @@ import torch
 
 from deeppart.errors import CorruptFileError, DeeppartError, StorageError, StructureMismatchError, UnsupportedLeafError
 from deeppart.interop.torch_file import load
+from deeppart.interop.torch_file.loading import refusal, told_by_torch
 from deeppart.state.tree.leaves import TORCH_DTYPES
 from deeppart.testing.states import difference
 from tests.tensor_kinds import coo, csr, quantized
@@ -93,6 +94,14 @@ def test_what_only_unpickling_could_make_is_named(tmp_path: Path, new: bool) -> 
     with pytest.raises(UnsupportedLeafError) as caught:
         load(written(tmp_path, {"x": np.ones(2)}))
     assert "_reconstruct" in (caught.value.found or "")
+
+
+def test_what_torch_says_has_no_bold_type() -> None:
+    """Its message is made for terminals, and ours may go to a log."""
+    bold = pickle.UnpicklingError("Weights only load failed. \x1b[1mDo so only if you trust it\x1b[0m.\nmore")
+    assert told_by_torch(bold) == "'Weights only load failed. Do so only if you trust it.'"
+    assert refusal(bold, "here").found == told_by_torch(bold)
+    assert told_by_torch(ValueError("a\nb"), lines=None) == "'a\\nb'"
 
 
 @pytest.mark.parametrize("new", [True, False])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from deeppart.errors import RestoreError, StorageError, StructureMismatchError
+from deeppart.interop.dcp.writing import DcpWriter
 from deeppart.offline.export import export
 from tests.unit.cli_support import save
 
@@ -24,3 +25,22 @@ def test_what_is_refused_leaves_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "taken").read_text() == "precious"
     done = export(tmp_path / "ckpt", tmp_path / "x", inner="model")
     assert (done.form, done.files, done.leaves) == ("hdf5", 1, 3)
+
+
+def test_what_stands_there_is_called_what_it_is(tmp_path: Path) -> None:
+    save(tmp_path / "ckpt", 1)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("precious")
+    for overwrite in (False, True):
+        with pytest.raises(StorageError, match="there is a directory of that name") as caught:
+            export(tmp_path / "ckpt", tmp_path / "folder", overwrite=overwrite)
+        assert "does not replace a directory" in str(caught.value) and str(tmp_path / "folder") in str(caught.value)
+        with pytest.raises(StorageError, match="there is a file of that name") as caught:
+            export(tmp_path / "ckpt", tmp_path / "file", DcpWriter(), overwrite=overwrite)
+        assert "does not replace a file" in str(caught.value)
+    with pytest.raises(StorageError, match="there is a directory of that name") as caught:
+        export(tmp_path / "ckpt", tmp_path / "folder", DcpWriter())
+    assert "--overwrite" in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt", "file", "folder"]
+    export(tmp_path / "ckpt", tmp_path / "folder", DcpWriter(), overwrite=True)
+    assert (tmp_path / "folder" / ".metadata").exists()

@@ -14,8 +14,8 @@ import torch
 
 import deeppart
 from deeppart.errors import StructureMismatchError
+from tests.features.script_files import bits
 from tests.features.script_values import Phase, Plan, Settings, state
-from tests.features.test_script_values import bits
 from tests.unit.sharded_states import restore, save
 
 DIFFERING: dict[str, Callable[[int], Any]] = {

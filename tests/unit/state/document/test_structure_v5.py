@@ -20,8 +20,8 @@ from deeppart.state.document.decoding import decode_structure
 from deeppart.state.document.part_document import decode_meta
 from deeppart.state.tree import registry
 from deeppart.state.tree.stand_ins import SavedMember
+from tests.features.script_files import bits
 from tests.features.script_values import Phase, state
-from tests.features.test_script_values import bits
 from tests.golden.make_structure_v5 import Meter, make_states, register_meter
 from tests.unit.sharded_states import restore, save
 
@@ -79,7 +79,7 @@ def test_older_readers_are_told_the_version_whoever_of_the_ranks_has_something_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing that they do not know stands where they look before they see the version."""
-    with pytest.warns(deeppart.PerRankNotice, match="a$"):
+    with pytest.warns(deeppart.PerRankNotice, match="on: a\n"):
         save(tmp_path / "ckpt", [{"a": 1, "b": 5}, {"a": frozenset({1}), "b": 5}])
     metas = metas_of(tmp_path / "ckpt")
     assert json.loads(metas[0])["structure"]["version"] == 5

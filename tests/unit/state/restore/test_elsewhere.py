@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.errors import DeeppartError, DeeppartWarning, StructureMismatchError
+from deeppart.errors import DeeppartWarning, StructureMismatchError
 from deeppart.state.document.decoding import decode_tree
 from deeppart.state.document.encoding import encode_tree
 from deeppart.state.document.structure import SavedArray, SavedLeaf, SavedNode, walk_tree
@@ -180,13 +180,12 @@ def test_what_is_tied_to_a_leaf_of_another_rank_is_filled(tmp_path: Path, ranks:
     assert all(torch.equal(array, whole) for each in live for array in each.values())
 
 
-def test_a_part_of_a_leaf_of_another_rank_is_refused(tmp_path: Path) -> None:
-    whole = torch.ones(4, 3)
+def test_a_part_of_a_leaf_of_another_rank(tmp_path: Path) -> None:
+    whole = torch.arange(12.0).view(4, 3)
     save(tmp_path, [{"all": whole, "row": whole[1]}])
     live = [{"all": whole * 0}, {"row": whole[1] * 0}]
-    with pytest.raises(DeeppartError, match="saved as a part of another one"):
-        restore(tmp_path, live, replicated="parts")
-    assert not any(array.any() for each in live for array in each.values())
+    restore(tmp_path, live)
+    assert torch.equal(live[0]["all"], whole) and torch.equal(live[1]["row"], whole[1])
 
 
 def test_a_dict_around_what_is_each_ranks_own_is_made(tmp_path: Path) -> None:

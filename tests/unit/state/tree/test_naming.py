@@ -9,9 +9,9 @@ def test_names_that_differ_in_numbers_are_a_pattern_once_there_are_many() -> Non
     naming = Naming()
     assert naming.news(["draw", "log/0", "log/1"]) == ["draw", "log/0", "log/1"]
     assert naming.news(["draw", "log/0", "log/1", "log/2"]) == ["log/2"]
-    assert naming.news(["log/3", "log/4"]) == ["log/* (2)"], "a pattern as `replicated` takes it"
+    assert naming.news(["log/3", "log/4"]) == ["log/* (2 paths)"], "a pattern as `replicated` takes it"
     assert naming.news(["log/5", "draw"]) == []
-    assert naming.news([f"replay/{place}/obs" for place in range(5)]) == ["replay/*/obs (5)"]
+    assert naming.news([f"replay/{place}/obs" for place in range(5)]) == ["replay/*/obs (5 paths)"]
     assert naming.news(["replay/9/obs", "replay/9/action", "7"]) == ["replay/9/action", "7"]
 
 

@@ -20,8 +20,8 @@ from deeppart.state.tree.runs import decode_leaf_value, encode_leaf_value, is_ex
 from deeppart.state.tree.stand_ins import SavedMember
 from deeppart.state.tree.value_kinds import put_in
 from deeppart.state.tree.values import decode_value, encode_key, encode_value, same_value
+from tests.features.script_files import bits
 from tests.features.script_values import Phase, Rights, values
-from tests.features.test_script_values import bits
 
 SETS: list[Any] = [
     set(), {1}, {True}, {-0.0}, {"b", "a"}, {1, 1.5, "1", None, b"1"}, {(1, 2), (1,), ()}, {("a", 1), ("b", 0)},
