@@ -13,7 +13,7 @@ def own_generator(loader: Any) -> None:
 
     Loaders draw a seed whenever they begin, and a restart begins once more than a run that was never ended.
     """
-    if getattr(loader, "generator", loader) is None:
+    if hasattr(loader, "generator") and loader.generator is None:
         loader.generator = torch.Generator().manual_seed(torch.initial_seed() % (1 << 63))
 
 

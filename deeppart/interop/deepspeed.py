@@ -153,7 +153,7 @@ class CheckpointEngine(BaseCheckpointEngine):
                 todo="call resume() of deeppart's CheckpointEngine instead of engine.load_checkpoint(), with as many "
                 "ranks as saved it",
             )
-        return put_together(self._restored.pop(_common(name)), name)
+        return put_together(file, name)
 
     def is_data_parallel_writer(self, dp_rank: int) -> bool:
         """Every rank gives the weights: the ranks divide them among themselves."""

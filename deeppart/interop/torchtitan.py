@@ -106,9 +106,10 @@ class CheckpointManager(BaseCheckpointManager):
         """Restore a step, or the newest; without any, do torchtitan's initial load."""
         fresh = [optimizer for optimizer in self.states[OPTIMIZER] if not optimizer.state]
         state = self._live()
+        names = tuple(state)  # restore may add what the checkpoint has beside these
         found = self._checkpointer.restore(state, None if step == -1 else step, per_rank=self._config.per_rank)
         if found is not None:
-            self._put(state)
+            self._put({name: state[name] for name in names})
             return True
         for optimizer in fresh:  # its state was made to be looked at, by a step of Adam that would count
             optimizer.state.clear()

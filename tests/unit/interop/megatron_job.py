@@ -53,8 +53,9 @@ class Net(torch.nn.Module):
 
     def sharded_state_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
+        groups = {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
         for place, layer in enumerate(self.layers):
-            of_layer = layer.sharded_state_dict("layers.", ((0, place, LAYERS),))
+            of_layer = layer.sharded_state_dict("layers.", ((0, place, LAYERS),), groups)
             found |= {f"layers.{place}.{name[len('layers.') :]}": each for name, each in of_layer.items()}
         return found
 

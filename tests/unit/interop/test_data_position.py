@@ -10,6 +10,8 @@ import torch
 from deeppart.interop.data_position import go_to, own_generator, position
 from deeppart.interop.training_state import pack, unpack
 
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # by torchdata
+
 
 class Numbers(torch.utils.data.IterableDataset[Any]):
     """Of two epochs; each number is drawn from the process's random numbers."""

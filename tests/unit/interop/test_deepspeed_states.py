@@ -46,7 +46,7 @@ def test_objects_of_deepspeed_come_back() -> None:
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    scaler = DynamicLossScaler(16.0, 2.0, 1000, 1.0, 2, False, True, torch.float16)
+    scaler = DynamicLossScaler(16.0, 1000, 1.0, 2, False)
     scaler.cur_iter = 5
     states = {"scaler": scaler, "stage": ZeroStageEnum.gradients, "at": fragment_address(numel=3, start=4)}
     found = put_together(take_apart(states, "x"), "x")

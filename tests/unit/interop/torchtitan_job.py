@@ -21,6 +21,8 @@ _CALLS = {"get_device_name": lambda _: "CPU", "reset_peak_memory_stats": lambda:
 _PLACE = {"set_device": lambda _: None, "device_count": lambda: 8, "current_device": lambda: 0}
 device_tools.device_type = "cpu"
 device_tools.device_module = SimpleNamespace(synchronize=lambda: None, **_MEMORY, **_CALLS, **_PLACE)
+if not hasattr(torch.distributed, "set_timeout"):  # torchtitan 0.3.0 sets shorter timeouts by it; torch 2.13 lacks it
+    setattr(torch.distributed, "set_timeout", lambda *_: None)  # noqa: B010 - mypy knows that it is not there
 
 from torchtitan.components.dataloader import ParallelAwareDataloader
 from torchtitan.components.loss import CrossEntropyLoss
@@ -34,6 +36,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer as TitanTrainer
 
 from deeppart.errors import DeeppartError
+from deeppart.interop.data_position import own_generator
 from deeppart.interop.torchtitan import CheckpointManager
 
 LENGTH, WORDS = 16, 64
@@ -133,7 +136,7 @@ def sharded(model: Any, *, parallel_dims: Any, **_: Any) -> Any:
     return fully_shard(model, mesh=parallel_dims.get_mesh("fsdp"))
 
 
-def config(run: Run, **checkpoint: Any) -> Any:
+def config(run: Run, steps: int = STEPS, **checkpoint: Any) -> Any:
     settings: dict[str, Any] = {"enable": True, "interval": EVERY, "folder": "ckpt", "last_save_model_only": False}
     return Trainer.Config(
         model_spec=ModelSpec(
@@ -151,7 +154,7 @@ def config(run: Run, **checkpoint: Any) -> Any:
         dataloader=Loader.Config(),
         optimizer=default_adamw(lr=0.01),
         lr_scheduler=LRSchedulersContainer.Config(warmup_steps=3),
-        training=TrainingConfig(local_batch_size=2, seq_len=LENGTH, steps=STEPS, disable_cuda_graphs=True),
+        training=TrainingConfig(local_batch_size=2, seq_len=LENGTH, steps=steps, disable_cuda_graphs=True),
         parallelism=ParallelismConfig(spmd_backend="partial_dtensor"),
         debug=DebugConfig(seed=5),
         loss=CrossEntropyLoss.Config(global_vocab_size=WORDS),
@@ -170,21 +173,81 @@ def in_a_job(run: Run) -> None:
 def train(run: Run) -> Weights:
     in_a_job(run)
     trainer = config(run).build()
-    trainer.train()
-    weights = {name: value.full_tensor() for name, value in trainer.model_parts[0].state_dict().items()}
-    trainer.close()
+    weights = trained(trainer, run.rank)
     torch.distributed.destroy_process_group()
     return weights
 
 
+def trained(trainer: Any, rank: int = 0) -> Weights:
+    torch.manual_seed(100 + rank)
+    trainer.train()
+    trainer.close()
+    return weights_of(trainer)
+
+
+def weights_of(trainer: Any) -> Weights:
+    return {name: value.full_tensor() for name, value in trainer.model_parts[0].state_dict().items()}
+
+
+def same(one: Weights, other: Weights) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
 def refusals(top: Path) -> list[str]:
-    """What it says to options that it does not take."""
-    run = Run(top / "whole-1", 0, 1, None, 0)
-    in_a_job(run)
+    """What else is to be seen in one process, and what the manager says to options that it does not take."""
+    in_a_job(Run(top, 0, 1, None, 0))
+    whole = [torch.load(top / f"whole-{ranks}" / "weights") for ranks in (1, 2)]
+    alone = config(Run(top, 0, 1, None, 0), enable=False).build()
+    own_generator(alone.dataloader)
+    assert same(trained(alone), whole[0]), "a manager changes training"
+    _exported(top)
+    return [*_on_one_rank(Run(top / "whole-2", 0, 1, None, 0), whole[1]), *_refused(Run(top / "none", 0, 1, None, 0))]
+
+
+def _exported(top: Path) -> None:
+    """torchtitan writes the model of the last step by itself, and begins with it; the training can go on, too."""
+    run, other = (Run(top / name, 0, 1, None, 0) for name in ("exported", "begun"))
+    weights = trained(config(run, steps=2, last_save_model_only=True).build())
+    longer = trained(config(run, steps=6, interval=1, keep_latest_k=2).build())
+    assert not same(weights, longer) and len(list(run.folder.glob("ckpt/step-*/manifest"))) == 2
+    begun = config(other, initial_load_path=str(run.folder / "ckpt-export" / "step-2")).build()
+    assert begun.checkpointer.load() and same(weights_of(begun), weights) and begun.step == 0
+    assert not begun.checkpointer.save(1) and begun.checkpointer.save(EVERY)
+    begun.checkpointer.maybe_wait_for_saving()
+    assert begun.checkpointer.save_future is None and len(list(other.folder.glob("ckpt/step-*/manifest"))) == 1
+    begun.close()
+
+
+def _on_one_rank(run: Run, expected: Weights) -> list[str]:
+    """What two ranks saved: data positions are asked about, then random generators; then one rank has it."""
     found = []
-    for options in ({"create_seed_checkpoint": True}, {"exclude_from_loading": ["optimiser"]}, {"folder": "s3://x/y"}):
+    for options in ({"per_rank": "rank0"}, {"exclude_from_loading": ["dataloader"]}):
+        trainer = config(run, **options).build()
+        before = weights_of(trainer)
         try:
-            config(run, **options).build()
+            trainer.checkpointer.load()
+        except DeeppartError as error:
+            found.append(str(error))
+        assert same(weights_of(trainer), before), "a load that was refused changed weights"
+        trainer.close()
+    trainer = config(run, exclude_from_loading=["dataloader"], per_rank="rank0").build()
+    assert trainer.checkpointer.load() and trainer.step == STEPS and same(weights_of(trainer), expected)
+    trainer.close()
+    return found
+
+
+def _refused(run: Run) -> list[str]:
+    found = []
+    for options in (
+        {"create_seed_checkpoint": True},
+        {"exclude_from_loading": ["optimiser"]},
+        {"folder": "s3://x/y"},
+        {"initial_load_path": str(run.folder.parent / "whole-1" / "ckpt")},
+        {"load_step": 7},
+    ):
+        try:
+            trainer = config(run, **options).build()
+            trainer.checkpointer.load(7)
         except DeeppartError as error:
             found.append(str(error))
     return found

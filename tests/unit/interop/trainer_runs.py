@@ -115,7 +115,11 @@ def main(
 
 
 def results(
-    module: str, needs: tuple[str, ...], folder: Path, install: str = "pip install 'deeppart[trainers]'"
+    module: str,
+    needs: tuple[str, ...],
+    folder: Path,
+    install: str = "pip install 'deeppart[trainers]'",
+    limit_s: float = LIMIT_S,
 ) -> dict[str, Any]:
     """What :func:`main` of a module has printed, in a process of its own; skips where a package is missing."""
     for name in needs:
@@ -126,7 +130,7 @@ def results(
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     env |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-m", f"tests.unit.interop.{module}", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit_s, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told
