@@ -69,7 +69,7 @@ class CheckpointManager(BaseCheckpointManager):
         """torchtitan's options for checkpoints, and one more."""
 
         per_rank: Literal["strict", "rank0", "drop"] = "strict"
-        """What becomes of random generators on another number of ranks: an error, rank 0's, or the new ones."""
+        """What becomes of random generators on another number of ranks, as in ``Checkpointer.restore``."""
 
     def __init__(
         self,

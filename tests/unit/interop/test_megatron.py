@@ -11,8 +11,9 @@ import torch
 
 from deeppart.comm.base import Comm
 from deeppart.errors import StateError, UnsupportedLeafError
+from tests.unit.comm.worlds import LIMIT_S
 from tests.unit.interop.trainer_runs import check, results
-from tests.unit.sharded_states import LIMIT_S, checkpointer, on_ranks
+from tests.unit.sharded_states import checkpointer, on_ranks
 
 WEIGHT = torch.arange(1 << 16, dtype=torch.float32).view(-1, 16).to(torch.bfloat16)
 
