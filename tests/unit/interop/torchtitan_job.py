@@ -230,9 +230,15 @@ def _on_one_rank(run: Run, expected: Weights) -> list[str]:
             found.append(str(error))
         assert same(weights_of(trainer), before), "a load that was refused changed weights"
         trainer.close()
-    trainer = config(run, exclude_from_loading=["dataloader"], per_rank="rank0").build()
-    assert trainer.checkpointer.load() and trainer.step == STEPS and same(weights_of(trainer), expected)
-    trainer.close()
+    for options in (
+        {"exclude_from_loading": ["dataloader"], "per_rank": "rank0"},
+        {"exclude_from_loading": ["dataloader", "rng"]},
+    ):
+        trainer = config(run, **options).build()
+        drawn = torch.get_rng_state()
+        assert trainer.checkpointer.load() and trainer.step == STEPS and same(weights_of(trainer), expected)
+        assert torch.equal(torch.get_rng_state(), drawn) == ("per_rank" not in options)
+        trainer.close()
     return found
 
 
