@@ -18,19 +18,21 @@ from deeppart.interop.deepspeed import CheckpointEngine
 from tests.unit.interop.trainer_runs import EVERY, STEPS, Data, Run, Weights, main, network
 
 
-def engine(stage: int) -> Any:
+def engine(stage: int, *, bf16: bool = False) -> Any:
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
     config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": zero, "zero_allow_untested_optimizer": True}
+    config["bf16"] = {"enabled": bf16}
     made, *_ = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=scheduler, config=config)
     return made
 
 
 def train(run: Run) -> Weights:
     deepspeed.init_distributed("gloo", dist_init_required=True, verbose=False)
-    training = engine(int(run.variant[-1]))
+    bf16 = "bf16" in run.variant
+    training = engine(int(run.variant[-1]), bf16=bf16)
     sampler: Any = DistributedSampler(Data(), run.ranks, run.rank)
     loader = StatefulDataLoader(Data(), batch_size=2, sampler=sampler)
     torch.manual_seed(100 + run.rank)
@@ -41,6 +43,8 @@ def train(run: Run) -> Weights:
         sampler.set_epoch(epoch)
         for x, y in loader:
             run.stepped(training.global_steps)
+            if bf16:
+                x, y = x.bfloat16(), y.bfloat16()
             loss = ((training(x) - y) ** 2).mean()
             training.backward(loss)
             training.step()
@@ -81,4 +85,4 @@ def _resumed_by_one(top: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(train, refusals, sigterm=False, sizes=(2,), variants=("-zero1", "-zero2", "-zero3"))
+    main(train, refusals, sigterm=False, sizes=(2,), variants=("-zero1", "-zero2", "-zero3", "-bf16-zero1"))
