@@ -220,7 +220,8 @@ def _exported(top: Path) -> None:
 
 def _on_one_rank(run: Run, expected: Weights) -> list[str]:
     """What two ranks saved: data positions are asked about, then random generators; then one rank has it."""
-    found = []
+    found: list[str] = []
+    options: dict[str, Any]
     for options in ({"per_rank": "rank0"}, {"exclude_from_loading": ["dataloader"]}):
         trainer = config(run, **options).build()
         before = weights_of(trainer)
