@@ -10,14 +10,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedType
 
 from deeppart.checkpointer import Checkpointer
 from deeppart.config import Config
 from deeppart.errors import ConfigError
 from deeppart.interop.training_state import pack, rng_state, set_rng_state, unpack
+from deeppart.interop.versions import require
 from deeppart.pending import Pending
 from deeppart.state.tree.per_rank import PerRank
+
+require("accelerate", "1.10", "deeppart.interop.accelerate")
+
+from accelerate.utils import DistributedType
 
 #: Where a model is in one process, or the same on every rank.
 _PLAIN = frozenset(

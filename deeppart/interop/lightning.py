@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning.fabric.utilities.data import _set_sampler_epoch
-from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
-from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
-
 from deeppart.checkpointer import Checkpointer
 from deeppart.config import Config
 from deeppart.errors import ConfigError
 from deeppart.interop.saving import Saving
 from deeppart.interop.training_state import pack, rng_state, set_rng_state, unpack
+from deeppart.interop.versions import require
 from deeppart.state.tree.per_rank import PerRank
+
+require("lightning", "2.6", "deeppart.interop.lightning")
+
+from lightning.fabric.utilities.data import _set_sampler_epoch
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 #: What Lightning puts into a checkpoint that is small, and of another structure at other steps or on other ranks:
 #: progress of the loops with positions of data loaders, states of callbacks.

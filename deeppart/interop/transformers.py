@@ -13,14 +13,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from transformers.trainer_callback import ExportableState, TrainerCallback, TrainerState
-
 from deeppart.checkpointer import Checkpointer
 from deeppart.config import Config
 from deeppart.errors import ConfigError, StateError
 from deeppart.interop.saving import Saving
 from deeppart.interop.training_state import rng_state, set_rng_state
+from deeppart.interop.versions import require
 from deeppart.state.tree.per_rank import PerRank
+
+require("transformers", "5", "deeppart.interop.transformers")
+
+from transformers.trainer_callback import ExportableState, TrainerCallback, TrainerState
 
 #: What ``Trainer.train(resume_from_checkpoint=...)`` reads in that folder by itself.
 _STATE_FILE = "trainer_state.json"

@@ -54,6 +54,9 @@ MEANT = {
     ("session/handshake.py", "is_dir"): "the same",
     ("interop/transformers.py", "tempfile"): "a folder of this process's own, which the Trainer reads",
     ("interop/transformers.py", "write_text"): "the same",
+    ("interop/deepspeed.py", "tempfile"): "a folder of this process's own, where DeepSpeed looks for names",
+    ("interop/deepspeed.py", "touch"): "the same",
+    ("interop/torchtitan.py", "glob"): "whether the caller named a directory of checkpoints, for the message",
 }
 
 

@@ -41,6 +41,8 @@ ABOUT = {DEQUE: 1, NAMESPACE: 0, SIMPLE: 0, DATACLASS: 3, REGISTERED: 1}
 _NAMESPACES: dict[type, str] = {argparse.Namespace: NAMESPACE, SimpleNamespace: SIMPLE}
 _SPACE_TYPES: dict[str, type] = {form: kind for kind, form in _NAMESPACES.items()}
 _SLOTS = MemberDescriptorType
+#: Its dataclasses say which part of a tensor or object a rank has.
+_MEGATRON = "megatron.core.dist_checkpointing.mapping"
 
 
 class Form(NamedTuple):
@@ -236,6 +238,13 @@ def _members(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
 def _attributes(item: Any, where: Callable[[], str]) -> dict[str, Any]:
     """All attributes that an object of a dataclass has of its own. Runs none of its code."""
     kind: Any = type(item)
+    if kind.__module__ == _MEGATRON:  # taken for values, its offsets would be those of the layout that saved it
+        raise UnsupportedLeafError(
+            f"the state holds a {_MEGATRON}.{kind.__qualname__}",
+            expected="tensors that tell by torch's protocol for checkpoints what this rank has of them",
+            where=where(),
+            todo="save and load sharded state dicts of Megatron-core with deeppart.interop.megatron",
+        )
     slots, cached = _members(kind)
     own = getattr(item, "__dict__", {})
     found = {name: value for name, value in own.items() if name not in cached}

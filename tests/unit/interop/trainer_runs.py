@@ -6,6 +6,7 @@ A module that trains has ``train(run: Run) -> weights`` and calls :func:`main`; 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import signal
@@ -14,8 +15,8 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ class Run:
         rank, ranks: of the process.
         end: the signal to be sent to the process itself after a checkpoint is safe, or None.
         after: the step before which it may not be sent.
+        variant: which training, where a module has several.
     """
 
     folder: Path
@@ -48,6 +50,7 @@ class Run:
     ranks: int
     end: signal.Signals | None
     after: int
+    variant: str = ""
 
     @property
     def config(self) -> deeppart.Config:
@@ -87,44 +90,57 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 1))
 
 
-def main(train: Callable[[Run], Weights], refusals: Callable[[Path], list[str]], *, sigterm: bool = True) -> None:
+def main(
+    train: Callable[[Run], Weights],
+    refusals: Callable[[Path], list[str]],
+    *,
+    sigterm: bool = True,
+    sizes: Sequence[int] = (1, 2),
+    variants: Sequence[str] = ("",),
+) -> None:
     """Run all trainings, on one rank and on two, and print what came of them as JSON."""
     torch.set_num_threads(1)
     top = Path(sys.argv[1])
     found: dict[str, Any] = {}
-    for ranks in (1, 2):
-        _processes(train, top / f"whole-{ranks}", ranks)
+    for ranks, variant in itertools.product(sizes, variants):
+        name = f"{ranks}{variant}"
+        _processes(train, Run(top / f"whole-{name}", 0, ranks, None, 0, variant))
         for end, after in ((signal.SIGKILL, 17), *([(signal.SIGTERM, 14)] if sigterm else [])):
-            folder = top / f"{end.name}-{ranks}"
-            ended = _processes(train, folder, ranks, end, after)
-            _processes(train, folder, ranks)
-            found[f"{end.name}-{ranks}"] = {"ended": ended, **_compared(folder, top / f"whole-{ranks}")}
+            run = Run(top / f"{end.name}-{name}", 0, ranks, end, after, variant)
+            ended = _processes(train, run)
+            _processes(train, replace(run, end=None))
+            found[run.folder.name] = {"ended": ended, **_compared(run.folder, top / f"whole-{name}")}
     found["refusals"] = refusals(top)
     print(json.dumps(found))
 
 
-def results(module: str, needs: tuple[str, ...], folder: Path) -> dict[str, Any]:
+def results(
+    module: str,
+    needs: tuple[str, ...],
+    folder: Path,
+    install: str = "pip install 'deeppart[trainers]'",
+    limit_s: float = LIMIT_S,
+) -> dict[str, Any]:
     """What :func:`main` of a module has printed, in a process of its own; skips where a package is missing."""
     for name in needs:
         if importlib.util.find_spec(name) is None:
-            pytest.skip(f"{name} is not installed: pip install 'deeppart[trainers]'")
+            pytest.skip(f"{name} is not installed: {install}")
     left_out = ("MASTER_", "SLURM_", "PMI_", "OMPI_", "DEEPPART_", "TORCHELASTIC_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
-    env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-m", f"tests.unit.interop.{module}", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit_s, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told
 
 
-def _processes(
-    train: Callable[[Run], Weights], folder: Path, ranks: int, end: signal.Signals | None = None, after: int = 0
-) -> list[int]:
+def _processes(train: Callable[[Run], Weights], run: Run) -> list[int]:
     """How the ranks ended: exit codes, or signals as negative numbers. Where one fails, the others are killed."""
-    folder.mkdir(exist_ok=True)
-    port = str(free_port())
-    running = {_fork(train, Run(folder, rank, ranks, end, after), port): rank for rank in range(ranks)}
+    run.folder.mkdir(exist_ok=True)
+    port, ranks = str(free_port()), run.ranks
+    running = {_fork(train, replace(run, rank=rank), port): rank for rank in range(ranks)}
     codes = [0] * ranks
     while running:
         process, status = os.wait()
@@ -133,7 +149,7 @@ def _processes(
         if codes[rank]:
             for other in running:
                 os.kill(other, signal.SIGKILL)
-    assert end == signal.SIGKILL or not any(codes), f"{folder.name}: ranks ended with {codes}"
+    assert run.end == signal.SIGKILL or not any(codes), f"{run.folder.name}: ranks ended with {codes}"
     return codes
 
 
@@ -174,9 +190,12 @@ def _compared(folder: Path, whole: Path) -> dict[str, Any]:
     }
 
 
-def check(found: dict[str, Any], *, sigterm: bool = True) -> None:
+def check(
+    found: dict[str, Any], *, sigterm: bool = True, sizes: Sequence[int] = (1, 2), variants: Sequence[str] = ("",)
+) -> None:
     """Every training that was ended came to the same bits, and went on in its middle; after SIGTERM, where it ended."""
-    for name in ("SIGKILL-1", "SIGKILL-2", *(("SIGTERM-1", "SIGTERM-2") if sigterm else ())):
+    ends = ("SIGKILL", "SIGTERM") if sigterm else ("SIGKILL",)
+    for name in (f"{end}-{ranks}{variant}" for end in ends for ranks in sizes for variant in variants):
         came = found[name]
         assert came["weights"] and came["log"], (name, came)
         assert 0 <= came["lines_twice"] < came["lines"] / 2, (name, came)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deeppart.errors import CorruptFileError
+from deeppart.errors import CorruptFileError, UnsupportedLeafError
 from deeppart.state.tree.forms import ABOUT, Form, data_of, form_of, make, put, replaces, takes
 from tests.features.script_values import Plan, Settings
 
@@ -60,6 +60,16 @@ def test_no_code_of_the_class_runs() -> None:
     form = known(item)
     assert put(item, form, {"x": 7}, here) is item and item.x == 7
     assert make(form, {"x": 8}, Guarded, here).x == 8
+
+
+def test_records_of_megatron_are_no_values() -> None:
+    kind: Any = dataclasses.make_dataclass("ShardedTensor", ["key", "global_offset"])
+    kind.__module__ = "megatron.core.dist_checkpointing.mapping"
+    item = kind("weight", (0, 4))
+    form = form_of(item)
+    assert form is not None
+    with pytest.raises(UnsupportedLeafError, match=r"ShardedTensor(.|\n)*path w(.|\n)*deeppart\.interop\.megatron"):
+        data_of(item, form, lambda: "path w")
 
 
 def test_a_frozen_one_stays_as_long_as_it_is_the_same() -> None:

@@ -1,0 +1,202 @@
+"""Checkpoints for DeepSpeed, ZeRO 1 to 3: a checkpoint engine in the place of DeepSpeed's own.
+
+checkpoints = CheckpointEngine(engine)  # after deepspeed.initialize(...)
+client_state = checkpoints.resume()  # instead of engine.load_checkpoint(folder)
+engine.save_checkpoint(folder)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from deeppart.checkpointer import Checkpointer
+from deeppart.config import Config
+from deeppart.errors import CheckpointError, ConfigError
+from deeppart.interop.data_position import go_to, own_generator, position
+from deeppart.interop.deepspeed_states import put_together, take_apart
+from deeppart.interop.training_state import pack, rng_state, set_rng_state, unpack
+from deeppart.interop.versions import require
+from deeppart.pending import Pending
+
+require("deepspeed", "0.18", "deeppart.interop.deepspeed")
+
+from deepspeed.runtime.checkpoint_engine.checkpoint_engine import (
+    CheckpointEngine as BaseCheckpointEngine,
+)
+
+#: What in the name of a file says which rank wrote it.
+_RANK = re.compile(r"(zero_pp_rank_|mp_rank_)\d+")
+_MODEL = "model_states.pt"
+
+
+class CheckpointEngine(BaseCheckpointEngine):
+    """Saves and resumes a DeepSpeed engine with deeppart: ZeRO 1 to 3, on the same number of ranks.
+
+    It puts itself in the place of ``engine.checkpoint_engine``. What DeepSpeed would write to a file of each rank
+    becomes one checkpoint, made in the background: weights that are the same on every rank are saved once and divided
+    among the ranks, partitions per rank. With it go random generators and the positions of data loaders, per rank.
+    The folder of ``save_checkpoint`` gets what DeepSpeed itself writes there (``latest``), and no states.
+
+    DeepSpeed's partitions are flat and opaque: they come back on the same number of ranks only.
+
+    Args:
+        engine: what ``deepspeed.initialize`` gave.
+        checkpointer: an open :class:`deeppart.Checkpointer`, which stays open; or a :class:`deeppart.Config`, or None
+            for the settings of the environment and ``deeppart.toml``, for one that :meth:`close` closes.
+        loaders: name -> data loader with ``state_dict()``, whose position is saved: torchdata's StatefulDataLoader.
+
+    Attributes:
+        pending: the last checkpoint, or None.
+
+    Raises:
+        ConfigError: the engine does what is not supported.
+
+    Example:
+        >>> from deeppart.interop.deepspeed import CheckpointEngine  # doctest: +SKIP
+        >>> checkpoints = CheckpointEngine(engine)  # doctest: +SKIP
+        >>> client_state = checkpoints.resume()  # None if there is no checkpoint  # doctest: +SKIP
+        >>> engine.save_checkpoint("out")  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        checkpointer: Checkpointer | Config | None = None,
+        *,
+        loaders: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.name = "deeppart"
+        _check(engine)
+        self._engine, self._loaders = engine, dict(loaders or {})
+        for loader in self._loaders.values():
+            own_generator(loader)
+        self._own = None if isinstance(checkpointer, Checkpointer) else Checkpointer(checkpointer)
+        self.checkpointer = checkpointer if isinstance(checkpointer, Checkpointer) else self._own
+        self.pending: Pending | None = None
+        self._saved: dict[str, Any] = {}
+        self._restored: dict[str, Any] = {}
+        engine.checkpoint_engine = self
+        engine.save_non_zero_checkpoint = True  # of every rank, which is asked for when the engine is made
+
+    def resume(self, step: int | None = None, **how: Any) -> dict[str, Any] | None:
+        """Restore a checkpoint into the engine, the loaders and the random generators (collective).
+
+        Args:
+            step: which one; None for the newest that can be recovered.
+            how: for ``engine.load_checkpoint``.
+
+        Returns:
+            The ``client_state`` that was saved; None if there is no checkpoint.
+
+        Raises:
+            PerRankError: it was saved by another number of ranks.
+            DeeppartError: as of :meth:`deeppart.Checkpointer.restore`; the engine is unchanged.
+        """
+        assert self.checkpointer is not None
+        state: dict[str, Any] = {"files": {}, "tag": "", "data": "", "rng": {}}
+        if self.checkpointer.restore(state, step) is None:
+            return None
+        self._restored = state["files"]
+        try:
+            with tempfile.TemporaryDirectory(prefix="deeppart-deepspeed-") as folder:
+                self._write_markers(Path(folder, state["tag"]))
+                _, client_state = self._engine.load_checkpoint(folder, state["tag"], **how)
+        finally:
+            self._restored = {}
+        for name, saved in unpack(state["data"], "positions in the data").items():
+            if name in self._loaders:
+                go_to(self._loaders[name], saved)
+        set_rng_state(state["rng"])
+        found: dict[str, Any] = client_state
+        return found
+
+    def close(self) -> None:
+        """Wait for what is in the background, if this object opened the Checkpointer (collective)."""
+        if self._own is not None:
+            self._own.close()
+
+    # --- what DeepSpeed calls ---
+
+    def create(self, info: Any) -> None:
+        """A checkpoint begins."""
+        self._saved = {}
+
+    def save(self, state_dict: dict[str, Any], path: str) -> None:
+        """Take what would be a file; it is saved by :meth:`commit`."""
+        self._saved[os.path.basename(path)] = state_dict
+
+    def commit(self, info: Any) -> bool:
+        """Save all of it as one checkpoint (collective); returns when the engine may go on training."""
+        assert self.checkpointer is not None
+        saved, self._saved = self._saved, {}
+        files = {_common(name): {"name": name, **take_apart(states, name)} for name, states in saved.items()}
+        data = {name: position(loader) for name, loader in self._loaders.items()}
+        state = {"files": files, "tag": info.tag, "data": pack(data, "positions in the data"), "rng": rng_state()}
+        self.pending = self.checkpointer.checkpoint(state, self._engine.global_steps)
+        return True
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """What :meth:`resume` has restored of a file; DeepSpeed puts it where it belongs."""
+        name = os.path.basename(path)
+        file = self._restored.get(_common(name))
+        if file is None or file["name"] != name:
+            raise CheckpointError(
+                "DeepSpeed asks for states that this rank did not restore",
+                expected=", ".join(sorted(each["name"] for each in self._restored.values())) or "a call of resume()",
+                found=name,
+                todo="call resume() of deeppart's CheckpointEngine instead of engine.load_checkpoint(), with as many "
+                "ranks as saved it",
+            )
+        return put_together(file, name)
+
+    def is_data_parallel_writer(self, dp_rank: int) -> bool:
+        """Every rank gives the weights: the ranks divide them among themselves."""
+        return True
+
+    def preserves_storage_sharing(self) -> bool:
+        """False: views are saved as what they show, so DeepSpeed need not copy them before."""
+        return False
+
+    def _write_markers(self, folder: Path) -> None:
+        """Empty files where DeepSpeed looks whether its own are there: those with the model, of all model ranks."""
+        folder.mkdir(parents=True)
+        for file in self._restored.values():
+            if file["name"].endswith(_MODEL):
+                for rank in range(self._engine.mp_world_size):
+                    folder.joinpath(re.sub(r"mp_rank_\d+", f"mp_rank_{rank:02d}", file["name"])).touch()
+
+
+def _common(name: str) -> str:
+    """The name of a file without the rank: the same on all of them."""
+    return _RANK.sub(r"\g<1>N", name)
+
+
+def _check(engine: Any) -> None:
+    """Refuse by name what would be saved wrongly or not at all.
+
+    Raises:
+        ConfigError: the engine does what is not supported.
+    """
+    from deepspeed.runtime.pipe.engine import PipelineEngine
+
+    found = [
+        (engine.zero_optimization_stage() not in (1, 2, 3), f"ZeRO stage {engine.zero_optimization_stage()}"),
+        (isinstance(engine, PipelineEngine), "pipeline parallelism"),
+        (engine.has_moe_layers, "mixture of experts"),
+        (engine.zero_nvme_offload_optimizer(), "optimizer states on NVMe"),
+        (engine.zero_elastic_checkpoint(), "elastic_checkpoint"),
+        (engine.load_universal_checkpoint(), "universal checkpoints"),
+    ]
+    if refused := [name for present, name in found if present]:
+        raise ConfigError(
+            "this DeepSpeed engine is of a kind that deeppart cannot save",
+            expected="ZeRO 1, 2 or 3, as dense models have it",
+            found=", ".join(refused),
+            todo="use DeepSpeed's own checkpoint engine",
+        )
