@@ -70,6 +70,8 @@ class SafetensorsWriter:
             remarks.append(f"tied leaves stand there once, with their other names in the metadata: {_some(list(ties))}")
         if names.values:
             remarks.append(f"small values are in the metadata, as JSON, under {VALUES!r}")
+        if names.empty:
+            remarks.append(f"containers with nothing in them are not there: {_some(names.empty)}")
         return content.totals(len(names.values), names.own_values, remarks, files)
 
     def _write_directory(
@@ -142,6 +144,7 @@ class _Names:
         self._leaves: dict[int, str] = {}
         self.values: dict[str, Any] = {}
         self.own_values = 0
+        self.empty: list[str] = []
         self._walk(content.tree, ())
 
     def has(self, name: str) -> bool:
@@ -179,6 +182,8 @@ class _Names:
             self.values[name] = encode_leaf_value(checkpoint.target.values[node.index], readable(path))
             self.own_values += bool(checkpoint.structure.per_rank_values[node.index])
         elif isinstance(node, SavedBranch):
+            if not node.children:
+                self.empty.append(readable(path))
             if node.kind in COMPOSITES and node.kind != SUBCLASS:
                 raise UnsupportedLeafError(
                     f"safetensors has no {node.kind} tensors",
