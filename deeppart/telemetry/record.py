@@ -220,7 +220,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     if typing.get_origin(kind) is Mapping and type(value) is dict:
         return {key: _read(arguments[1], each, where) for key, each in value.items()}
     if dataclasses.is_dataclass(kind) and type(value) is dict:
-        hints = _hints_of(kind)
+        hints = _hints_of(typing.cast(type, kind))
         missing = [name for name in hints if name not in value]
         if missing:
             raise ValueError(f"{where} has no {missing[0]}")
@@ -232,7 +232,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
 
 
 @functools.cache
-def _hints_of(kind: Any) -> Mapping[str, Any]:
+def _hints_of(kind: type) -> Mapping[str, Any]:
     """The types of a record's fields: to evaluate them takes longer than all else, and there are thousands of files."""
     return typing.get_type_hints(kind)
 
