@@ -222,7 +222,7 @@ class _Records:
 
     def abandon(self) -> None:
         """Write nothing more: ``zipfile`` would, when it is thrown away, and print on the terminal that it cannot."""
-        self._zip.fp = None
+        setattr(self._zip, "fp", None)  # noqa: B010 - which is how `close` knows that it has been closed
 
     def close(self) -> None:
         """Write the table of contents."""
