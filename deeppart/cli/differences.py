@@ -96,6 +96,7 @@ def _document(found: Diff, tolerance: Tolerance | None, signing: Signing | None)
         "atol": None if tolerance is None else tolerance.atol,
         "compared": {"leaves": found.leaves, "values": found.values, "bytes": found.nbytes},
         "within_tolerance": found.within,
+        "values_within_tolerance": found.values_within,
         "differences": [_difference_document(each) for each in found.differences],
         "problems": list(found.problems),
         "signatures_checked": signing is not None,
@@ -243,12 +244,14 @@ def _counts(leaves: int, values: int) -> str:
 
 def _summary(found: Diff, tolerance: Tolerance | None) -> str:
     compared = f"{_counts(found.leaves, found.values)}, {show_bytes(found.nbytes)}"
-    within = f"; {count(found.within, 'leaf')} only within the tolerance" if found.within else ""
+    alike = [(found.within, "leaf"), (found.values_within, "value")]
+    alike_text = " and ".join(count(number, noun) for number, noun in alike if number)
+    within = f"; {alike_text} only within the tolerance" if alike_text else ""
     if found.problems:
         known = "they differ" if found.differences else "no difference was found"
         return f"not everything can be read: {known} in what can be, {compared}{within}"
     if not found.differences:
-        how = "bit for bit" if tolerance is None or not found.within else "within the tolerance"
+        how = "bit for bit" if not within else "within the tolerance"
         return f"equal, {how}: {compared}{within}"
     kinds = Counter(each.kind for each in found.differences)
     parts = [

@@ -12,6 +12,7 @@ import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,6 +20,50 @@ from deeppart import access
 from deeppart.access.hanging import storage_operation
 from deeppart.errors import CorruptFileError, RestoreError, StorageError
 from deeppart.storage.refusals import storage_error
+
+
+class Readable(Protocol):
+    """Bytes of a foreign checkpoint.
+
+    Attributes:
+        path: for messages.
+        size: how many.
+    """
+
+    path: str
+    size: int
+
+    def read_at(self, offset: int, length: int) -> memoryview:
+        """As of :meth:`ForeignFile.read_at`."""
+        ...
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """As of :meth:`ForeignFile.read_into`."""
+        ...
+
+
+class HeldBytes:
+    """Bytes that are in memory, read as if they were a file.
+
+    Args:
+        data: the bytes. path: where they come from, for messages.
+
+    Attributes:
+        path: as given. size: how many.
+    """
+
+    def __init__(self, data: memoryview, path: str) -> None:
+        self.path, self.size = path, data.nbytes
+        self._data = data
+
+    def read_at(self, offset: int, length: int) -> memoryview:
+        """These bytes themselves, not a copy."""
+        check_range(self, offset, length)
+        return self._data[offset : offset + length]
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` from ``offset``."""
+        buffer.cast("B")[:] = self.read_at(offset, buffer.nbytes)
 
 
 class ForeignFile:
@@ -50,7 +95,7 @@ class ForeignFile:
 
     def read_at(self, offset: int, length: int) -> memoryview:
         """Exactly ``length`` bytes from ``offset``; errors as of :meth:`read_into`."""
-        self._check_range(offset, length)
+        check_range(self, offset, length)
         buffer = np.empty(length, dtype=np.uint8).data
         self.read_into(offset, buffer)
         return buffer
@@ -62,7 +107,7 @@ class ForeignFile:
             CorruptFileError: the file ends before that.
             StorageError: the operating system refused.
         """
-        self._check_range(offset, buffer.nbytes)
+        check_range(self, offset, buffer.nbytes)
         rest = buffer.cast("B")
         while rest:
             try:
@@ -71,7 +116,7 @@ class ForeignFile:
             except OSError as error:
                 raise storage_error("cannot read a file of a foreign checkpoint", error, self.path) from error
             if count == 0:
-                raise self._too_short(offset + len(rest), offset)
+                raise _too_short(self, offset + len(rest), offset)
             rest = rest[count:]
             offset += count
 
@@ -91,19 +136,25 @@ class ForeignFile:
     ) -> None:
         self.close()
 
-    def _check_range(self, offset: int, length: int) -> None:
-        # before any memory is taken for the bytes
-        if offset < 0 or length < 0 or offset + length > self.size:
-            raise self._too_short(offset + length, self.size)
 
-    def _too_short(self, needed: int, found: int) -> CorruptFileError:
-        return CorruptFileError(
-            "a file of a foreign checkpoint ends before the bytes that it names",
-            expected=f"at least {needed} bytes",
-            found=f"{found} bytes",
-            where=self.path,
-            todo="it was not copied or downloaded completely: fetch it again",
-        )
+def check_range(file: Readable, offset: int, length: int) -> None:
+    """See that there are so many bytes, before any memory is taken for them.
+
+    Raises:
+        CorruptFileError: there are not.
+    """
+    if offset < 0 or length < 0 or offset + length > file.size:
+        raise _too_short(file, offset + length, file.size)
+
+
+def _too_short(file: Readable, needed: int, found: int) -> CorruptFileError:
+    return CorruptFileError(
+        "a file of a foreign checkpoint ends before the bytes that it names",
+        expected=f"at least {needed} bytes",
+        found=f"{found} bytes",
+        where=file.path,
+        todo="it was not copied or downloaded completely: fetch it again",
+    )
 
 
 def read_small(path: Path, limit_bytes: int) -> bytes:
@@ -143,6 +194,17 @@ def names_in(path: Path) -> list[str]:
         return sorted(access.names_in_foreign(path))
     except OSError as error:
         raise storage_error("cannot list a foreign checkpoint", error, path) from error
+
+
+def is_plain_name(name: Any) -> bool:
+    """True of a text that can be the name of a file in a directory, and leads nowhere else."""
+    if type(name) is not str or os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name:
+        return False
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:  # halves of surrogate pairs
+        return False
+    return True
 
 
 def is_directory(path: Path) -> bool:

@@ -24,9 +24,10 @@ from deeppart.config import Config
 from deeppart.config.arguments import check_step
 from deeppart.errors import DirectoryInUseError, StateError
 from deeppart.interop.loading import open_foreign
-from deeppart.interop.opened import Opened, Source, address_of
+from deeppart.interop.opened import Opened, Source, address_of, check_tree
 from deeppart.model import Attempt, Manifest
 from deeppart.model.version import LIBRARY
+from deeppart.offline.batches import BATCH_BYTES
 from deeppart.part import PartSummary, encode_manifest
 from deeppart.save.agreed import Agreed, Call
 from deeppart.save.behind import WriteBehind
@@ -41,7 +42,8 @@ from deeppart.state.capture.layout import ShareLayout
 from deeppart.state.capture.staging import Staging
 from deeppart.state.document.part_document import PartDocument
 from deeppart.state.tree.flat import FlatState
-from deeppart.state.tree.leaves import Array, Bytes, flat_bytes, is_flat
+from deeppart.state.tree.leaves import Array, Bytes, LeafType, flat_bytes, is_flat, leaf_type, new_array
+from deeppart.state.tree.paths import readable
 from deeppart.storage.key_files import KeyFiles
 
 Progress = Callable[[int, int], None]
@@ -111,6 +113,7 @@ def import_checkpoint(
                 found=type(opened.state).__name__,
                 where=str(source),
             )
+        check_tree(opened.state, str(source))
         session = open_session(_config(directory, sign_key_file), SingleComm())
         closing.callback(session.close)
         step = _free_step(session, number)
@@ -124,6 +127,7 @@ def import_checkpoint(
         attempt = Attempt(session.lineage, session.session, 0, step, 1)
         try:
             summary = _write(session, attempt, layout, document, _Leaves(agreed, opened), progress)
+            opened.check()
             _commit(session, attempt, document, summary)
         except BaseException:
             if not session.persistent.may_be_committed(attempt.key):
@@ -252,11 +256,23 @@ class _Leaves:
             return
         if self._ordered is None or self._ordered[0] != leaf:
             self._ordered = None  # never hold two
+            self._refuse_repeats(leaf, array, source)
             self._ordered = leaf, flat_bytes(_in_order(array, source))
         data = self._ordered[1]
         np.frombuffer(buffer, dtype=np.uint8)[:] = data[start : start + buffer.nbytes]
         if start + buffer.nbytes == len(data):
             self._ordered = None
+
+    def _refuse_repeats(self, leaf: int, array: Array, source: Source | None) -> None:
+        """Refuse what is small in a file because its elements lie at one address, and would be large in a part."""
+        if source is not None and array.nbytes > max(source.nbytes, BATCH_BYTES):
+            raise StateError(
+                "a leaf repeats its few bytes, as expand() makes it, and would be too large by itself",
+                expected=f"at most {BATCH_BYTES} bytes",
+                found=f"{array.nbytes} bytes, of which {source.nbytes} are in the file",
+                where=f"path {readable(self._flat.arrays[leaf].path)}",
+                todo="name the others (--keys)",
+            )
 
 
 def _in_order(array: Array, source: Source | None) -> Array:
@@ -265,7 +281,8 @@ def _in_order(array: Array, source: Source | None) -> Array:
         return np.ascontiguousarray(array)
     if source is None:
         return array.detach().resolve_conj().resolve_neg().contiguous()
-    storage = torch.empty(source.nbytes, dtype=torch.uint8)
+    storage, made = new_array(LeafType("torch", "uint8", (source.nbytes,))), new_array(leaf_type(array))
+    assert isinstance(storage, torch.Tensor) and isinstance(made, torch.Tensor)
     source.read_into(0, flat_bytes(storage).data)
     view = storage[: source.nbytes - source.nbytes % array.itemsize].view(array.dtype)
-    return view.as_strided(tuple(array.shape), array.stride(), array.storage_offset()).contiguous()
+    return made.copy_(view.as_strided(tuple(array.shape), array.stride(), array.storage_offset()))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -19,9 +19,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from deeppart.errors import CorruptFileError, StructureMismatchError
-from deeppart.interop.files import ForeignFile
+from deeppart.errors import CorruptFileError, StructureMismatchError, UnsupportedLeafError
+from deeppart.interop.files import Readable
 from deeppart.part.format import short
+from deeppart.state.tree.flatten import DEEPEST_NESTING
 from deeppart.state.tree.leaves import Array, flat_bytes
 from deeppart.state.tree.nearest import nearest_globs
 from deeppart.state.tree.paths import readable
@@ -29,6 +30,8 @@ from deeppart.state.tree.patterns import covers
 
 #: What is read at a time into memory that is new: the memory of the next piece is found while this one is in the cache.
 PIECE_BYTES = 16 << 20
+#: Items of all containers, each counted wherever it stands: so many, and some times as many as there are.
+_MOST_PLACES = 1 << 20
 
 
 class Source(Protocol):
@@ -47,6 +50,14 @@ class Source(Protocol):
         """
         ...
 
+    def check(self) -> None:
+        """Read the bytes that have a checksum, if it has not been compared: where only some of them were read.
+
+        Raises:
+            CorruptFileError, StorageError: as of :meth:`read_into`.
+        """
+        ...
+
 
 class FileSpan:
     """Bytes that lie in a row in a file.
@@ -60,10 +71,17 @@ class FileSpan:
         name: for messages.
     """
 
-    def __init__(self, file: ForeignFile, offset: int, nbytes: int, crc: int | None = None, name: str = "") -> None:
+    def __init__(self, file: Readable, offset: int, nbytes: int, crc: int | None = None, name: str = "") -> None:
         self.nbytes = nbytes
         self._file, self._offset, self._crc, self._name = file, offset, crc, name
         self._at = self._found = 0
+        self._is_compared = crc is None
+
+    def check(self) -> None:
+        """Compare the checksum, if that has not been done."""
+        room = memoryview(bytearray(0 if self._is_compared else min(PIECE_BYTES, self.nbytes)))
+        for start in range(0, 0 if self._is_compared else self.nbytes, PIECE_BYTES):
+            self.read_into(start, room[: self.nbytes - start])
 
     def read_into(self, start: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with the bytes from ``start``."""
@@ -74,7 +92,10 @@ class FileSpan:
             self._at = self._found = 0
         if start == self._at:
             self._found, self._at = zlib.crc32(buffer, self._found), start + buffer.nbytes
-        if self._at == self.nbytes and self._found != self._crc:
+        if self._at < self.nbytes:
+            return
+        self._is_compared = True
+        if self._found != self._crc:
             raise CorruptFileError(
                 "a tensor of a foreign checkpoint is damaged",
                 expected=f"CRC-32 {self._crc:08x}",
@@ -109,10 +130,11 @@ class Opened:
         """Keep what globs over paths cover, as :func:`deeppart.load` takes them; None for everything.
 
         Raises:
-            StructureMismatchError: nothing matches.
+            StructureMismatchError: nothing matches. UnsupportedLeafError: as of :func:`check_tree`.
         """
         if keys is None:
             return
+        check_tree(self.state, where)
         patterns = [keys] if isinstance(keys, str) else list(keys)
         chosen = _chosen(self.state, (), patterns)
         if chosen is _NOTHING:
@@ -125,6 +147,18 @@ class Opened:
                 where=where,
             )
         self.state = chosen
+        # The memory of the others may be given to something else, which would be taken for them.
+        left = set(map(address_of, tensors_in(chosen)))
+        self.sources = {address: source for address, source in self.sources.items() if address in left}
+
+    def check(self) -> None:
+        """See that every checksum of a storage in the state has been compared.
+
+        Raises:
+            CorruptFileError: one does not hold. StorageError: a file cannot be read.
+        """
+        for source in self.sources.values():
+            source.check()
 
     def load(self, told: Callable[[int, int], None] = lambda done, total: None) -> Any:
         """The state, with every tensor in memory."""
@@ -163,34 +197,101 @@ def tensors_in(state: Any) -> list[torch.Tensor]:
 
 
 def arrays_in(state: Any) -> list[Array]:
-    """The tensors and numpy arrays of a nested state, in its order; those in objects, too."""
+    """The tensors and numpy arrays of a nested state, in its order; those in objects, too.
+
+    A file may name one container in several places, or in itself: it is looked into once.
+    """
     found: list[Array] = []
+    seen: set[int] = set()
     left = [state]
     while left:
         item = left.pop()
         if isinstance(item, (torch.Tensor, np.ndarray)):
             found.append(item)
-        elif isinstance(item, dict):
-            left += list(item.values())[::-1]
-        elif isinstance(item, (list, tuple, deque)):
-            left += list(item)[::-1]
-        elif isinstance(item, SimpleNamespace) or type(item) is argparse.Namespace:
-            left += list(vars(item).values())[::-1]
+        elif _is_container(item) and id(item) not in seen:
+            seen.add(id(item))
+            left += _items(item)[::-1]
     return found
+
+
+def check_tree(state: Any, where: str) -> None:
+    """See that a state can be walked as the tree that its paths are.
+
+    Some hundred bytes of a pickle are enough for more paths than can be counted off: a list that stands twice in one
+    that stands twice in a third, and so on.
+
+    Raises:
+        UnsupportedLeafError: a container is in itself; or containers are nested too deeply, or stand in so many places.
+    """
+    places: dict[int, int] = {}
+    objects, under_way = 0, {id(state)}
+    stack: list[tuple[Any, Iterator[Any]]] = [(state, iter(_items(state)))]
+    counts = [1]
+    while stack:
+        for item in stack[-1][1]:
+            objects += 1
+            if id(item) in under_way:
+                raise _no_tree("is in itself", where)
+            if not _is_container(item):
+                counts[-1] += 1
+            elif id(item) in places:
+                counts[-1] += places[id(item)]
+            elif len(stack) > DEEPEST_NESTING:  # the outermost container is one of a file's own
+                raise _no_tree(f"is within {DEEPEST_NESTING} others", where)
+            else:
+                under_way.add(id(item))
+                stack.append((item, iter(_items(item))))
+                counts.append(1)
+                break
+        else:
+            done, count = stack.pop()[0], counts.pop()
+            under_way.remove(id(done))
+            places[id(done)] = count
+            if count > _MOST_PLACES + 4 * objects:
+                raise _no_tree(f"has {count:,} items, of {objects:,} that there are", where)
+            if counts:
+                counts[-1] += count
+
+
+def _is_container(item: Any) -> bool:
+    return (isinstance(item, (dict, list, tuple, deque)) and not isinstance(item, torch.Size)) or _has_attributes(item)
+
+
+def _has_attributes(item: Any) -> bool:
+    return isinstance(item, SimpleNamespace) or type(item) is argparse.Namespace
+
+
+def _items(item: Any) -> list[Any]:
+    if isinstance(item, dict):
+        return list(item.values())
+    if _has_attributes(item):
+        return list(vars(item).values())
+    return list(item) if _is_container(item) else []
+
+
+def _no_tree(what: str, where: str) -> UnsupportedLeafError:
+    return UnsupportedLeafError(
+        "the containers of a foreign checkpoint are no tree whose paths could be walked",
+        expected="dicts, lists and tuples inside each other, each in few places",
+        found=f"one that {what}",
+        where=where,
+        todo="load it by torch if you trust the file, and save what is wanted of it",
+    )
 
 
 _NOTHING = object()
 
 
 def _chosen(item: Any, path: tuple[Any, ...], patterns: list[str]) -> Any:
-    container = isinstance(item, (dict, list, tuple)) and not isinstance(item, torch.Size)
+    container = _is_container(item)
+    is_sequence = container and isinstance(item, (list, tuple))
     if path and covers(readable(path), patterns, container=container):
         return item
     if isinstance(item, dict):
         inner = {key: _chosen(each, (*path, key), patterns) for key, each in item.items()}
         kept = {key: each for key, each in inner.items() if each is not _NOTHING}
         return kept or _NOTHING
-    if container:
+    if is_sequence:
         items = [_chosen(each, (*path, place), patterns) for place, each in enumerate(item)]
         return [each for each in items if each is not _NOTHING] or _NOTHING
     return _NOTHING

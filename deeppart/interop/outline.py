@@ -123,9 +123,7 @@ class _Plain:
         """An item as it is written."""
         kind = type(item)
         if kind in (dict, OrderedDict, Counter):
-            made: Any = kind((self._key(key, path), self.of(each, (*path, key))) for key, each in item.items())
-            if kind is Counter:
-                made = Counter({self._key(key, path): each for key, each in item.items()})
+            made: Any = kind({self._key(key, path): self.of(each, (*path, key)) for key, each in item.items()})
             if isinstance(made, OrderedDict) and hasattr(item, "_metadata"):
                 made._metadata = item._metadata  # type: ignore[attr-defined]
             return made

@@ -137,9 +137,13 @@ def is_hex32(text: object) -> bool:
     return isinstance(text, str) and _HEX32.fullmatch(text) is not None
 
 
+#: What may hold one thing many times: the repr of some hundred bytes of a pickle may have no end.
+_NESTED = (list, dict, tuple, set, frozenset)
+
+
 def short(value: object) -> str:
     """Describe what was found in a file in at most 120 characters; it may be anything, and as long as the file."""
-    if isinstance(value, (list, dict)):
+    if isinstance(value, _NESTED) and (type(value) is not tuple or any(isinstance(each, _NESTED) for each in value)):
         return f"a {type(value).__name__} of {len(value)}"  # not its repr: it may be nested deeper than repr can go
     text = repr(value[:120] if isinstance(value, (str, bytes)) else value)
     return text if len(text) <= 120 else text[:117] + "..."

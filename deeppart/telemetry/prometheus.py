@@ -117,6 +117,9 @@ def _number(value: float) -> str:
 
 
 def _escaped(text: str) -> str:
-    """A label's value. Halves of surrogate pairs, which UTF-8 has no bytes for, are spelled out."""
-    whole = text.encode("utf-8", "backslashreplace").decode()
+    """A label's value. What is not printed is spelled out: a name from a file is not to steer the terminal.
+
+    So are halves of surrogate pairs, which UTF-8 has no bytes for.
+    """
+    whole = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
     return whole.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import types
 import typing
@@ -219,7 +220,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     if typing.get_origin(kind) is Mapping and type(value) is dict:
         return {key: _read(arguments[1], each, where) for key, each in value.items()}
     if dataclasses.is_dataclass(kind) and type(value) is dict:
-        hints = typing.get_type_hints(kind)
+        hints = _hints_of(typing.cast(type, kind))
         missing = [name for name in hints if name not in value]
         if missing:
             raise ValueError(f"{where} has no {missing[0]}")
@@ -228,6 +229,12 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     if type(value) not in wanted or (type(value) in (int, float) and abs(value) >= _MOST_NUMBER):
         raise ValueError(f"{where} is {short(value)}")
     return float(value) if kind is float else value
+
+
+@functools.cache
+def _hints_of(kind: type) -> Mapping[str, Any]:
+    """The types of a record's fields: to evaluate them takes longer than all else, and there are thousands of files."""
+    return typing.get_type_hints(kind)
 
 
 def bounded_lines(lines: tuple[str, ...]) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import pickle  # for its errors alone
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,12 +13,21 @@ from typing import Any
 import torch
 import zstandard
 
-from deeppart.errors import CorruptFileError, FormatError, StructureMismatchError, UnsupportedLeafError
+from deeppart.errors import (
+    CorruptFileError,
+    DeeppartError,
+    FormatError,
+    StructureMismatchError,
+    UnsupportedLeafError,
+)
 from deeppart.interop.dcp.codec_stream import DESCRIPTOR, decoded
 from deeppart.interop.dcp.metadata import DcpMetadata, Keys, Place, StoredTensor, read_metadata
-from deeppart.interop.files import ForeignFile
+from deeppart.interop.files import ForeignFile, HeldBytes
+from deeppart.interop.opened import PIECE_BYTES
+from deeppart.interop.torch_file.archive import Archive
 from deeppart.interop.torch_file.loading import refusal, told_by_torch
 from deeppart.part.format import short
+from deeppart.state.tree.leaves import LeafType, dtype_name, new_array
 from deeppart.state.tree.nearest import nearest_globs
 from deeppart.state.tree.paths import readable
 from deeppart.state.tree.patterns import covers
@@ -27,6 +35,8 @@ from deeppart.state.tree.patterns import covers
 #: What ``torch.save`` adds to the bytes of a tensor, at most; the file of a value is no longer than this.
 _FRAME_BYTES = 1 << 20
 _MOST_VALUE_BYTES = 1 << 30
+#: Of the numbers of parameters. Python does not write out those of thousands of digits.
+_MOST_BITS = 64
 _ZSTD = "stream.zstd/1"
 #: Of an optimizer's ``state_dict()``.
 _GROUPS = "param_groups"
@@ -135,14 +145,17 @@ class Files:
 
 
 def _decompressed(data: Any, most_bytes: int, where: str) -> bytes:
+    found = bytearray()
     try:
         with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)) as stream:
-            found = stream.read(most_bytes + 1)
+            # Piece by piece: it takes memory for as much as it is asked for.
+            while piece := stream.read(min(PIECE_BYTES, most_bytes + 1 - len(found))):
+                found += piece
     except zstandard.ZstdError as error:
         raise CorruptFileError("a piece of a DCP checkpoint is no zstd", found=str(error), where=where) from error
     if len(found) > most_bytes:
         raise CorruptFileError("a piece of a DCP checkpoint is longer than what it holds", where=where)
-    return found
+    return bytes(found)
 
 
 #: What undoes an extension, by its name.
@@ -160,9 +173,31 @@ def read_value(files: Files, place: Place, name: str) -> Any:
     return _unpacked(files.read(place, _MOST_VALUE_BYTES, name), f"{place.file}, {name}")
 
 
+def new_tensor(stored: StoredTensor, name: str) -> torch.Tensor:
+    """Memory for a tensor, which nobody has touched.
+
+    Raises:
+        UnsupportedLeafError, CorruptFileError: there are no such tensors. RestoreError: there is not so much memory.
+    """
+    kind = LeafType("torch", dtype_name(stored.dtype, name), stored.shape)
+    kind.check(name)
+    for box, place in stored.chunks:
+        nbytes = box.elements * kind.itemsize
+        if not place.transforms and place.length < nbytes:
+            raise CorruptFileError(
+                "a piece of a DCP checkpoint is shorter than what it holds",
+                expected=f"at least {nbytes} bytes for {kind.dtype}{list(box.sizes)}",
+                found=f"{place.length} bytes",
+                where=f"{place.file}, {name}",
+            )
+    made = new_array(kind)
+    assert isinstance(made, torch.Tensor)
+    return made
+
+
 def read_tensor(files: Files, stored: StoredTensor, name: str) -> torch.Tensor:
     """A tensor, with one of its pieces in memory beside it."""
-    found = torch.empty(stored.shape, dtype=stored.dtype)
+    found = new_tensor(stored, name)
     for box, place in stored.chunks:
         nbytes = box.elements * stored.dtype.itemsize
         piece = _unpacked(files.read(place, nbytes + _FRAME_BYTES, name), f"{place.file}, {name}")
@@ -174,6 +209,14 @@ def read_tensor(files: Files, stored: StoredTensor, name: str) -> torch.Tensor:
                 found=f"{piece.dtype}{list(piece.shape)}" if is_tensor else type(piece).__name__,
                 where=f"{place.file}, {name}",
             )
+        if piece.layout is not torch.strided or piece.is_meta:
+            raise UnsupportedLeafError(
+                "a tensor of a DCP checkpoint is of a kind that dcp.load does not load, either",
+                expected="dense tensors",
+                found="one without data" if piece.is_meta else str(piece.layout),
+                where=f"{place.file}, {name}",
+                todo="leave it out (keys=)",
+            )
         with torch.no_grad():
             found[box.slices()].copy_(piece)
     return found
@@ -182,19 +225,11 @@ def read_tensor(files: Files, stored: StoredTensor, name: str) -> torch.Tensor:
 def _unpacked(data: io.BytesIO, where: str) -> Any:
     """What ``torch.save`` has written; nothing that it names is called but what ``weights_only`` allows.
 
-    Its archive has a checksum of every record, at which ``torch.load`` does not look.
+    Its archive has a checksum of every record, at which ``torch.load`` does not look; nor whether records are
+    compressed, or lie over each other, so that a few bytes would become many.
     """
     try:
-        with zipfile.ZipFile(data) as archive:
-            if (damaged := archive.testzip()) is not None:
-                raise CorruptFileError(
-                    "a piece of a DCP checkpoint is damaged",
-                    expected="the bytes of which its CRC-32 is",
-                    found=f"others, in {short(damaged)}",
-                    where=where,
-                    todo="take another checkpoint; torch would load this one without a word",
-                )
-        data.seek(0)
+        Archive(HeldBytes(data.getbuffer(), where)).check()
         return torch.load(data, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UnsupportedLeafError(
@@ -203,7 +238,7 @@ def _unpacked(data: io.BytesIO, where: str) -> Any:
             where=where,
             todo="leave it out (keys=), or load it by torch if you trust the file, and save it as plain values",
         ) from error
-    except CorruptFileError:
+    except DeeppartError:
         raise
     except Exception as error:  # of whatever kind: a damaged file raises anything
         raise CorruptFileError(
@@ -283,6 +318,10 @@ def _numbered(found: dict[str | int, Any]) -> dict[str | int, Any]:
     groups, state = found.get(_GROUPS), found.get("state")
     if found.keys() == {"state", _GROUPS} and isinstance(groups, list) and isinstance(state, dict):
         listed = [group.get("params") for group in groups if isinstance(group, dict)]
-        numbers = {str(each): each for of in listed if isinstance(of, list) for each in of if type(each) is int}
+        numbers = {str(each): each for of in listed if isinstance(of, list) for each in of if _is_number(each)}
         found["state"] = {numbers.get(key, key): item for key, item in state.items()}
     return found
+
+
+def _is_number(each: Any) -> bool:
+    return type(each) is int and each.bit_length() < _MOST_BITS

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from deeppart.errors import CorruptFileError, RestoreError
+from deeppart.interop.files import is_plain_name, read_small
 from deeppart.model.boxes import Box
 from deeppart.part.format import short
 from deeppart.plan.shards import fault_of_cover
+from deeppart.state.tree.flatten import DEEPEST_NESTING
 from deeppart.state.tree.leaves import TORCH_DTYPES
-from deeppart.storage.small_files import read_file
 
 METADATA_NAME = ".metadata"
 #: A hundred bytes or two for each shard of each tensor.
@@ -49,6 +50,7 @@ _NAMES = frozenset(
     }
 )
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TORCH_DTYPES.values()}
+_FROZEN = (tuple, frozenset)
 #: Keys of nested dicts and places in lists.
 Keys = tuple[str | int, ...]
 
@@ -108,7 +110,7 @@ def read_metadata(directory: Path) -> DcpMetadata:
     """
     path = directory / METADATA_NAME
     try:
-        data = read_file(path, _LIMIT_BYTES)
+        data = read_small(path, _LIMIT_BYTES)
     except FileNotFoundError as error:
         raise RestoreError(
             "this is no DCP checkpoint, or one that was never completed",
@@ -158,6 +160,28 @@ class _Record:
         return self.state[name]
 
 
+#: What puts something into dicts and sets -> which of the items on the stack are keys.
+_KEYS = {
+    pickle.SETITEM: slice(-2, -1),
+    pickle.SETITEMS: slice(None, None, 2),
+    pickle.DICT: slice(None, None, 2),
+    pickle.ADDITEMS: slice(None),
+    pickle.FROZENSET: slice(None),
+}
+
+
+def _looking_at(keys: slice, load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """What does the same, but refuses nested keys: the hash of a pair of one pair of one pair ... has no end."""
+
+    def checked(reader: Any) -> None:
+        for key in reader.stack[keys]:
+            if type(key) in _FROZEN and any(type(each) in _FROZEN for each in key):
+                raise ValueError(f"a key {short(key)}")
+        load(reader)
+
+    return checked
+
+
 class _Reader(pickle._Unpickler):
     """Makes a record of whatever is one of DCP's, and refuses all else.
 
@@ -169,6 +193,11 @@ class _Reader(pickle._Unpickler):
         super().__init__(io.BytesIO(data))
         self._data, self._where = data, where
         self._made = {name: type(name[1], (_Record,), {}) for name in _NAMES}
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        **pickle._Unpickler.dispatch,
+        **{opcode[0]: _looking_at(keys, pickle._Unpickler.dispatch[opcode[0]]) for opcode, keys in _KEYS.items()},
+    }
 
     def load(self) -> Any:
         """As the base class does, but for frames, which are for files that are read little by little: all is here.
@@ -262,14 +291,16 @@ def _places(found: Any) -> dict[tuple[str, tuple[int, ...] | None], Place]:
         _expect_kind(info, "_StorageInfo")
         file, transforms = info.part("relative_path"), info.state.get("transform_descriptors") or ()
         offset, length = info.part("offset"), info.part("length")
-        if type(file) is not str or Path(file).name != file or file in ("", ".", ".."):
+        if not is_plain_name(file):
             raise ValueError(f"a file {short(file)}")
         if any(type(each) is not int or each < 0 for each in (offset, length)):
             raise ValueError(f"bytes {short(offset)}, {short(length)}")
         if any(type(each) is not str for each in transforms):
             raise ValueError(f"transforms {short(transforms)}")
-        begins = index.state.get("offset")
-        name = index.part("fqn"), None if begins is None else _numbers(begins)
+        begins, fqn = index.state.get("offset"), index.part("fqn")
+        if type(fqn) is not str:
+            raise ValueError(f"a name {short(fqn)}")
+        name = fqn, None if begins is None else _numbers(begins)
         places.setdefault(name, Place(file, offset, length, tuple(transforms)))
     return places
 
@@ -278,15 +309,19 @@ def _paths(found: Any, names: Any) -> dict[str, Keys]:
     """Where in the state each name stood; what other planners leave here says nothing of that."""
     if type(found) is not dict:
         return {}
-    return {
+    paths: dict[str, Keys] = {
         name: path
         for name, path in found.items()
         if name in names and type(path) is tuple and path and all(_is_key(key) for key in path)
     }
+    for name, path in paths.items():
+        if len(path) > DEEPEST_NESTING:
+            raise ValueError(f"{short(name)}: more than {DEEPEST_NESTING} containers inside each other")
+    return paths
 
 
 def _is_key(key: Any) -> bool:
-    return type(key) is str or (type(key) is int and key >= 0)
+    return type(key) is str or (type(key) is int and 0 <= key < 1 << 62)
 
 
 def _numbers(size: Any) -> tuple[int, ...]:

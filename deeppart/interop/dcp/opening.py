@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from deeppart.interop.dcp.loading import Files, choose, nested_of, read_tensor, read_value
+from deeppart.interop.dcp.loading import Files, choose, nested_of, new_tensor, read_tensor, read_value
 from deeppart.interop.dcp.metadata import Place, StoredTensor, read_metadata
 from deeppart.interop.opened import Opened, Source, address_of
 from deeppart.interop.torch_file.archive import Archive
 from deeppart.interop.torch_file.loading import open_archive
 from deeppart.model.boxes import Box
-from deeppart.state.tree.leaves import Bytes, LeafType, dtype_name, flat_bytes, is_flat, new_array
+from deeppart.state.tree.leaves import Bytes, flat_bytes, is_flat
 
 
 def open_dcp(path: Path, closing: ExitStack, keys: str | Sequence[str] | None = None) -> Opened:
@@ -38,12 +38,9 @@ def open_dcp(path: Path, closing: ExitStack, keys: str | Sequence[str] | None = 
             items.append((name, read_value(files, metadata.values[name], name)))
             continue
         stored = metadata.tensors[name]
-        kind = LeafType("torch", dtype_name(stored.dtype, name), stored.shape)
-        kind.check(f"{path}, {name}")
-        tensor = new_array(kind)
-        assert isinstance(tensor, torch.Tensor)
-        if kind.nbytes:
-            sources[address_of(tensor)] = _Pieces(files, stored, name, kind.nbytes)
+        tensor = new_tensor(stored, f"{path}, {name}")
+        if tensor.nbytes:
+            sources[address_of(tensor)] = _Pieces(files, stored, name, tensor.nbytes)
         items.append((name, tensor))
     places = {place.file for stored in metadata.tensors.values() for _, place in stored.chunks}
     return Opened(
@@ -87,6 +84,11 @@ class _Pieces:
         view[:] = self._whole[start:stop].data
         if stop == self.nbytes:
             self._whole = None
+
+    def check(self) -> None:
+        """Compare what was not; pieces that are put together were all read."""
+        for _, piece in self._rows or ():
+            piece.check()
 
     def _find_rows(self) -> list[tuple[int, Source]] | None:
         """First byte and source of each piece, if every piece is whole rows of the tensor, lying in a row in a file."""

@@ -114,6 +114,7 @@ class BalancedSavePlanner(DefaultSavePlanner):
         self._files = files
         self._node = node
         self._digest = ""
+        self._save = ""
         self._kept: dict[str, OwnPlan] = {}
         self._local: Mapping[str, Sequence[WriteItem]] = {}
         self._final: Mapping[MetadataIndex, WriteItem] = {}
@@ -126,10 +127,8 @@ class BalancedSavePlanner(DefaultSavePlanner):
             by_name.setdefault(item.index.fqn, []).append(item)
         self._local, self._final = by_name, {}
         if self._caches:
-            self._digest = _digest_of(plan, (self._files, self._node, self.dedup_save_to_lowest_rank))
-            self._kept = {key: own for key, own in OWN.items() if own.digest == self._digest}
-            # Until this save has succeeded; the coordinator may not know them.
-            OWN.remove(tuple(self._kept))
+            self._digest = _digest_of(plan, (self._files, self._node_name(), self.dedup_save_to_lowest_rank))
+            self._save, self._kept = OWN.begin(self._digest)
             if self._kept:
                 message = _Message(digest=self._digest, same_as=tuple(self._kept))
                 return replace(plan, items=[], planner_data=message)
@@ -145,9 +144,10 @@ class BalancedSavePlanner(DefaultSavePlanner):
         key = xxhash.xxh3_128_hexdigest("\n".join(each.digest for each in messages).encode()) if self._caches else ""
         known = GLOBAL.get(key) if self._caches else None
         if known is None:
-            sent = recall(all_plans, [each.same_as for each in messages])
+            digests = [each.digest for each in messages]
+            sent = recall(all_plans, [each.same_as for each in messages], digests)
             finished, metadata = super().create_global_plan(self._divided(sent))
-            known = GlobalPlan(sent, finished, metadata)
+            known = GlobalPlan(sent, digests, finished, metadata)
         if self._caches:
             GLOBAL.put(key, known)
         self.metadata = replace(known.metadata)
@@ -162,8 +162,7 @@ class BalancedSavePlanner(DefaultSavePlanner):
         answer: _Answer = new_plan.planner_data
         items = self._kept[answer.key].items if answer.again else new_plan.items
         if self._caches:
-            for key, own in {**self._kept, answer.key: OwnPlan(self._digest, items)}.items():
-                OWN.put(key, own)
+            OWN.end(self._save, self._kept, answer.key, OwnPlan(self._digest, items))
         self._final = {item.index: item for item in items if item.type is not WriteItemType.BYTE_IO}
         mappings = self.mappings if self.flatten_state_dict else None
         return super().finish_plan(replace(new_plan, items=items, planner_data=mappings))
@@ -207,7 +206,10 @@ class BalancedSavePlanner(DefaultSavePlanner):
                 indices.append(item.index)
                 tensors.append(tensor)
         samples = dict(zip(indices, sampled_digests(tensors), strict=True))
-        return RankNotes(node_name() if self._node is None else self._node, value_bytes, samples)
+        return RankNotes(self._node_name(), value_bytes, samples)
+
+    def _node_name(self) -> str:
+        return node_name() if self._node is None else self._node
 
 
 def _digest_of(plan: SavePlan, settings: Any) -> str:

@@ -33,6 +33,7 @@ from deeppart.offline.export.beside import BesideFolder, Stream
 from deeppart.offline.export.reading import Content, Progress, Totals
 from deeppart.part.format import short
 from deeppart.state.document.ties import contiguous_strides
+from deeppart.state.tree.paths import readable
 
 
 class DcpWriter:
@@ -70,6 +71,10 @@ class DcpWriter:
                 stream.write(pickle.dumps(metadata))
             file.finish()
         remarks = [*arrays_remark(content), *made.remarks]
+        known = set(paths.values())
+        if lost := [readable(path) for path in _empty(made.state, ()) if path not in known]:
+            more = f" and {len(lost) - 4} more" if len(lost) > 4 else ""
+            remarks.append(f"dicts with nothing in them are not there, nor by dcp.save: {', '.join(lost[:4])}{more}")
         if any(content.is_same(leaf) for leaf in content.leaves):
             remarks.append("tied leaves stand there under each of their names, as dcp.save writes them")
         return content.totals(made.values, made.own_values, remarks, files + 1)
@@ -123,6 +128,18 @@ def _flat(state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
                 todo="leave it out (--keys), or export to another format: --to torch or hdf5",
             )
     return items, paths
+
+
+def _empty(item: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    """Where empty dicts stand, in dicts and lists, with the keys that DCP gives them."""
+    if isinstance(item, dict):
+        if path and not item:
+            yield path
+        for key, each in item.items():
+            yield from _empty(each, (*path, str(key)))
+    elif isinstance(item, list):
+        for place, each in enumerate(item):
+            yield from _empty(each, (*path, place))
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -24,6 +24,8 @@ LENGTH_BYTES = 8
 #: As the library has it: a longer header is refused.
 MOST_HEADER_BYTES = 100_000_000
 METADATA = "__metadata__"
+#: Of the metadata: what wrote the file, "pt" as a rule. It is no second name of a tensor "pt".
+FORMAT = "format"
 #: Names of dtypes in torch -> in a header.
 NAMES = {
     "float64": "F64",
@@ -112,7 +114,8 @@ def decode_header(data: bytes, payload_bytes: int, where: str) -> Header:
         if not data.startswith(b"{"):
             raise ValueError(f"begins with {data[:8]!r}")
         found = json.loads(data.decode("utf-8"), object_pairs_hook=_without_doubles)
-        metadata = found.pop(METADATA, {})
+        metadata = found.pop(METADATA, None)
+        metadata = {} if metadata is None else metadata  # which the library takes for none, too
         if type(metadata) is not dict or not all(type(text) is str for text in metadata.values()):
             raise ValueError("metadata that is no table of texts")
         entries = {name: _entry(name, entry, LENGTH_BYTES + len(data)) for name, entry in found.items()}

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from deeppart.errors import CorruptFileError, RestoreError
-from deeppart.interop.files import ForeignFile, is_directory, names_in, read_small
+from deeppart.interop.files import ForeignFile, is_directory, is_plain_name, names_in, read_small
 from deeppart.interop.opened import FileSpan, Opened, Source, address_of
-from deeppart.interop.safetensors.header import LENGTH_BYTES, Entry, Header, check_length, decode_header
+from deeppart.interop.safetensors.header import FORMAT, LENGTH_BYTES, Entry, Header, check_length, decode_header
 from deeppart.part.format import short
 from deeppart.state.tree.leaves import LeafType, dtype_name, new_array
 from deeppart.state.tree.runs import decode_leaf_value
@@ -133,7 +133,7 @@ def _placeholder(entry: Entry, where: str) -> torch.Tensor:
 def _add_noted(state: dict[str, Any], notes: Mapping[str, str], where: str) -> None:
     """Second names of tensors, as ``safetensors.torch.save_model`` notes them, and values that we have noted."""
     for name, other in notes.items():
-        if name not in state and isinstance(state.get(other), torch.Tensor):
+        if name not in state and name != FORMAT and isinstance(state.get(other), torch.Tensor):
             state[name] = state[other]
     if VALUES not in notes:
         return
@@ -151,7 +151,7 @@ def _read_index(path: Path) -> dict[str, str]:
     """Name of a tensor -> name of a file beside the index."""
     try:
         found = json.loads(read_small(path, _MOST_INDEX_BYTES))["weight_map"]
-        sound = type(found) is dict and all(_is_plain_name(name) for name in found.values())
+        sound = type(found) is dict and all(is_plain_name(name) and name.endswith(SUFFIX) for name in found.values())
     except FileNotFoundError as error:
         raise RestoreError("there is no such index", where=str(path)) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -163,7 +163,3 @@ def _read_index(path: Path) -> dict[str, str]:
             "an index of safetensors files leads out of its directory", expected="names of files", where=str(path)
         )
     return {str(name): file for name, file in found.items()}
-
-
-def _is_plain_name(name: Any) -> bool:
-    return type(name) is str and os.path.basename(name) == name and name.endswith(SUFFIX) and "\0" not in name

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deeppart.errors import StateError, UnsupportedLeafError
-from deeppart.interop.safetensors.header import METADATA, MOST_HEADER_BYTES, NAMES, encode_header
+from deeppart.interop.safetensors.header import FORMAT, METADATA, MOST_HEADER_BYTES, NAMES, encode_header
 from deeppart.interop.safetensors.loading import VALUES
 from deeppart.interop.tensors import arrays_remark, torch_dtype_name
 from deeppart.model.version import VERSION
@@ -19,8 +19,6 @@ from deeppart.state.tree.composites import COMPOSITES, SUBCLASS
 from deeppart.state.tree.paths import Path, readable
 from deeppart.state.tree.runs import encode_leaf_value
 from deeppart.state.tree.values import is_unicode
-
-_FORMAT = "format"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +55,9 @@ class SafetensorsWriter:
         content.refuse_repeats()
         names = _Names(content)
         tensors, ties = names.tensors()
-        metadata = {_FORMAT: "pt", "library": f"deeppart {VERSION}"}
-        metadata["step"] = str(content.checkpoint.manifest.attempt.step)
+        about = {"library": f"deeppart {VERSION}", "step": str(content.checkpoint.manifest.attempt.step)}
+        # A text that is the name of a tensor would say that what it stands under is another name of it.
+        metadata = {FORMAT: "pt"} | {key: text for key, text in about.items() if not names.has(text)}
         notes = ties | ({VALUES: json.dumps(names.values)} if names.values else {})
         writing = _Writing(content, told, sum(tensor.nbytes for tensor in tensors))
         files = 1
@@ -71,6 +70,8 @@ class SafetensorsWriter:
             remarks.append(f"tied leaves stand there once, with their other names in the metadata: {_some(list(ties))}")
         if names.values:
             remarks.append(f"small values are in the metadata, as JSON, under {VALUES!r}")
+        if names.empty:
+            remarks.append(f"containers with nothing in them are not there: {_some(names.empty)}")
         return content.totals(len(names.values), names.own_values, remarks, files)
 
     def _write_directory(
@@ -143,7 +144,12 @@ class _Names:
         self._leaves: dict[int, str] = {}
         self.values: dict[str, Any] = {}
         self.own_values = 0
+        self.empty: list[str] = []
         self._walk(content.tree, ())
+
+    def has(self, name: str) -> bool:
+        """True if a leaf or value has it."""
+        return name in self._paths
 
     def tensors(self) -> tuple[list[_Tensor], dict[str, str]]:
         """The tensors in the order in which they are written, and second names of them."""
@@ -176,6 +182,8 @@ class _Names:
             self.values[name] = encode_leaf_value(checkpoint.target.values[node.index], readable(path))
             self.own_values += bool(checkpoint.structure.per_rank_values[node.index])
         elif isinstance(node, SavedBranch):
+            if not node.children:
+                self.empty.append(readable(path))
             if node.kind in COMPOSITES and node.kind != SUBCLASS:
                 raise UnsupportedLeafError(
                     f"safetensors has no {node.kind} tensors",
@@ -187,7 +195,7 @@ class _Names:
 
     def _name(self, path: Path) -> str:
         name = ".".join(key if type(key) is str else readable((key,)) for key in path)
-        if name in self._paths or name in (METADATA, _FORMAT, VALUES) or not is_unicode(name):
+        if name in self._paths or name in (METADATA, FORMAT, VALUES) or not is_unicode(name):
             other = f"path {readable(self._paths[name])} has it" if name in self._paths else "it means something else"
             raise StateError(
                 "a leaf cannot have the name that it would have in safetensors",

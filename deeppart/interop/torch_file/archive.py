@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
-from deeppart.interop.files import ForeignFile
+from deeppart.interop.files import Readable
 from deeppart.part.format import short
 
 PICKLE = "data.pkl"
@@ -25,6 +25,7 @@ ZIP_MAGIC = b"PK\x03\x04"
 MOST_PICKLE_BYTES = 1 << 30
 _LOCAL_HEADER = struct.Struct("<4s22sHH")
 _ENCRYPTED = 1
+_PIECE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Record:
 class _Section(io.RawIOBase):
     """A stretch of a file, for ``zipfile``."""
 
-    def __init__(self, file: ForeignFile, offset: int, nbytes: int) -> None:
+    def __init__(self, file: Readable, offset: int, nbytes: int) -> None:
         self._file, self._offset, self._nbytes, self._at = file, offset, nbytes, 0
 
     def seekable(self) -> bool:
@@ -87,7 +88,7 @@ class Archive:
         UnsupportedLeafError: it is TorchScript, which is a program.
     """
 
-    def __init__(self, file: ForeignFile, offset: int = 0, nbytes: int | None = None, where: str = "") -> None:
+    def __init__(self, file: Readable, offset: int = 0, nbytes: int | None = None, where: str = "") -> None:
         self.file, self.where = file, where or file.path
         self._offset, self._nbytes = offset, file.size if nbytes is None else nbytes
         try:
@@ -125,6 +126,26 @@ class Archive:
         if zlib.crc32(data) != record.crc:
             raise self._corrupt(f"{name}: another CRC-32 than its own")
         return data
+
+    def check(self) -> None:
+        """See that every record has the bytes of which its CRC-32 is.
+
+        Raises:
+            CorruptFileError: one does not.
+        """
+        for name, record in self.records.items():
+            found = 0
+            for start in range(0, record.nbytes, _PIECE_BYTES):
+                length = min(_PIECE_BYTES, record.nbytes - start)
+                found = zlib.crc32(self.file.read_at(record.offset + start, length), found)
+            if found != record.crc:
+                raise CorruptFileError(
+                    "a record of an archive of torch.save is damaged",
+                    expected=f"CRC-32 {record.crc:08x}",
+                    found=f"{found:08x}",
+                    where=f"{self.where}, {short(name)}",
+                    todo="take another checkpoint; torch would load this one without a word",
+                )
 
     def _checked(self, infos: list[zipfile.ZipInfo]) -> dict[str, Record]:
         records: dict[str, Record] = {}

@@ -30,6 +30,7 @@ from deeppart.state.tree.leaves import LeafType, new_array
 #: What makes a plain tensor of a storage; any other function may look at its elements.
 _PLAIN = frozenset({b"_rebuild_tensor", b"_rebuild_tensor_v2", b"_rebuild_tensor_v3", b"_rebuild_parameter"})
 _REBUILDS = re.compile(rb"_rebuild_\w+")
+_OTHERS = "with tensors that are made of others, or stand in sets, keys or attributes"
 _NAMED = re.compile(r"GLOBAL ([\w.]+)")
 #: What turns bold type on and off in a terminal, and the like.
 _TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -73,10 +74,14 @@ def open_torch_file(path: Path, closing: ExitStack, keys: str | Sequence[str] | 
     state, sources, remarks = None, dict[int, Source](), tuple[str, ...]()
     if bytes(file.read_at(0, min(len(ZIP_MAGIC), file.size))) != ZIP_MAGIC:
         state, remarks = _read_by_torch(file, is_old=True), (_in_memory("of an older format"),)
-    elif (found := open_archive(Archive(file))) is not None:
-        state, sources = found
     else:
-        state, remarks = _read_by_torch(file), (_in_memory("with tensors that are made of others"),)
+        archive = Archive(file)
+        found = open_archive(archive)
+        if found is not None:
+            state, sources = found
+        else:
+            archive.check()
+            state, remarks = _read_by_torch(file), (_in_memory(_OTHERS),)
     opened = Opened("torch", state, sources, 1, closing, remarks)
     opened.choose(keys, str(path))
     return opened
@@ -90,7 +95,8 @@ def open_archive(archive: Archive) -> tuple[Any, dict[int, Source]] | None:
     """What an archive holds, with tensors of which nothing is read; and the sources of their storages.
 
     Returns:
-        None where torch has to read it: there are tensors in it that are not plain.
+        None where torch has to read it: there are tensors in it that are not plain, or that stand elsewhere than in
+        dicts, lists and tuples.
 
     Raises:
         CorruptFileError, UnsupportedLeafError: as of :func:`load`.
@@ -105,14 +111,16 @@ def open_archive(archive: Archive) -> tuple[Any, dict[int, Source]] | None:
         unpickler.persistent_load = storages.take  # type: ignore[method-assign]
         state = unpickler.load()
         storages.check()
-    if not all(_is_plain(tensor) for tensor in tensors_in(state)):
-        return None
+        tensors = tensors_in(state)
+        if not all(map(_is_plain, tensors)) or not storages.are_all_in(tensors):
+            return None
     return state, storages.sources
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-    return plain and not tensor.is_quantized and not tensor.is_nested and tensor.is_cpu
+    plain = plain and not tensor.is_quantized and not tensor.is_nested and tensor.is_cpu
+    return plain and not tensor.is_conj() and not tensor.is_neg()  # which are copied as they read
 
 
 class _Storages:
@@ -156,6 +164,17 @@ class _Storages:
             record = self._archive.records[f"data/{key}"]
             if storage._untyped_storage.nbytes() != record.nbytes:
                 raise ValueError(f"a tensor reaches beyond the {record.nbytes} bytes of storage {short(key)}")
+
+    def are_all_in(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """True if each storage with bytes is that of one of these tensors, all plain.
+
+        Raises:
+            ValueError: a tensor has elements of which there are no bytes: it would hold what was in memory before.
+        """
+        found = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        if any(tensor.numel() and tensor.untyped_storage().data_ptr() not in self.sources for tensor in tensors):
+            raise ValueError("a tensor of which no record has the bytes")
+        return self.sources.keys() <= found
 
 
 def _read_by_torch(file: ForeignFile, *, is_old: bool = False) -> Any:

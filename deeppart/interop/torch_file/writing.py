@@ -161,18 +161,22 @@ def write_archive(
     total, done = sum(leaves.content.types[leaf].nbytes for leaf in order), 0
     of_leaves = leaves.stream(order)
     records = _Records(stream)
-    records.write("data.pkl", [data.getvalue()])
-    records.write("byteorder", [sys.byteorder.encode()])
-    for number, stored in enumerate(pickler.storages):
-        if isinstance(stored, int):
-            leaf, pieces = next(of_leaves)
-            assert leaf == stored
-            done = records.write(f"data/{number}", pieces, _Progress(told, done, total))
-        else:
-            records.write(f"data/{number}", [flat_bytes(torch.empty(0, dtype=torch.uint8).set_(stored)).data])
-    records.write("version", [b"3\n"])
-    records.write(".data/serialization_id", [str(uuid.uuid4().int).rjust(40, "0").encode()])
-    records.close()
+    try:
+        records.write("data.pkl", [data.getvalue()])
+        records.write("byteorder", [sys.byteorder.encode()])
+        for number, stored in enumerate(pickler.storages):
+            if isinstance(stored, int):
+                leaf, pieces = next(of_leaves)
+                assert leaf == stored
+                done = records.write(f"data/{number}", pieces, _Progress(told, done, total))
+            else:
+                records.write(f"data/{number}", [flat_bytes(torch.empty(0, dtype=torch.uint8).set_(stored)).data])
+        records.write("version", [b"3\n"])
+        records.write(".data/serialization_id", [str(uuid.uuid4().int).rjust(40, "0").encode()])
+        records.close()
+    except BaseException:
+        records.abandon()
+        raise
 
 
 class _Progress:
@@ -215,6 +219,10 @@ class _Records:
                 if progress is not None:
                     progress.add(nbytes)
         return 0 if progress is None else progress.done
+
+    def abandon(self) -> None:
+        """Write nothing more: ``zipfile`` would, when it is thrown away, and print on the terminal that it cannot."""
+        setattr(self._zip, "fp", None)  # noqa: B010 - which is how `close` knows that it has been closed
 
     def close(self) -> None:
         """Write the table of contents."""

@@ -71,7 +71,7 @@ class _Comparing:
 
     def __init__(self, files: ExitStack, chosen: tuple[Chosen, Chosen], rank: int, signing: Signing | None) -> None:
         self._both = [OpenCheckpoint(files, each.directory, each.manifest, rank, signing=signing) for each in chosen]
-        self._leaves = self._nbytes = self._values = self._within = 0
+        self._leaves = self._nbytes = self._values = self._within = self._values_within = 0
         self._done = self._total = 0
         self._differences: list[Difference] = []
         self._problems: list[str] = []
@@ -93,7 +93,7 @@ class _Comparing:
                 progress(self._done, self._total)
             self._differences += [found[pair] for pair in walk.pairs if pair in found]
         self._differences[:0] = walk.differences
-        self._values = walk.values
+        self._values, self._values_within = walk.values, walk.within
 
     def _ranks(self) -> range:
         """The ranks whose own leaves are compared: one will do where no rank has any."""
@@ -133,7 +133,7 @@ class _Comparing:
 
     def result(self, a: Compared, b: Compared) -> Diff:
         """All that was found."""
-        counts = (self._leaves, self._values, self._nbytes, self._within)
+        counts = (self._leaves, self._values, self._nbytes, self._within, self._values_within)
         return Diff(a, b, *counts, tuple(self._differences), tuple(self._problems))
 
 

@@ -129,7 +129,7 @@ class Diff:
         a, b: the two.
         leaves, values: how many of each both have, and were compared.
         nbytes: of the leaves that were compared, in each.
-        within: how many leaves differ in some bit, and by no more than the tolerance.
+        within, values_within: how many leaves and values differ in some bit, and by no more than the tolerance.
         differences: of what the trees have first, then of elements; each in the order of the tree.
         problems: lines about leaves that cannot be read, which may differ or not.
     """
@@ -140,5 +140,6 @@ class Diff:
     values: int
     nbytes: int
     within: int
+    values_within: int
     differences: tuple[Difference, ...]
     problems: tuple[str, ...]

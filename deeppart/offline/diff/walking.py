@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deeppart.offline.batches import owner_of
-from deeppart.offline.diff.records import Difference, DifferenceKind, Held, Tolerance
+from deeppart.offline.diff.records import Difference, DifferenceKind, Held, Items, Tolerance
 from deeppart.offline.diff.values import compare_runs, same_small
 from deeppart.offline.load import OpenCheckpoint
 from deeppart.state.document.structure import DICTS, SavedArray, SavedBranch, SavedNode, SavedValue
@@ -132,13 +132,14 @@ class Walk:
         differences: those that need no reading.
         pairs: the leaves to be read, of the rank that was walked last.
         values: how many small values both have.
+        within: how many of them differ, by no more than the tolerance.
     """
 
     def __init__(self, tolerance: Tolerance | None) -> None:
         self._tolerance = tolerance
         self.differences: list[Difference] = []
         self.pairs: list[Pair] = []
-        self.values = 0
+        self.values = self.within = 0
         self._rank = 0
         #: What no rank has for itself is compared once, and not for each rank.
         self._seen: set[ExactPath] = set()
@@ -207,12 +208,9 @@ class Walk:
         if self._is_done(path, own):
             return
         self.values += 1
-        detail = None
-        if run_kind(a.value) is not None and type(a.value) is type(b.value):
-            detail = compare_runs(a.value, b.value, self._tolerance)
-            differ = detail is not None
-        else:
-            differ = not same_small(a.value, b.value, self._tolerance)
+        differ, detail = _differ(a.value, b.value, self._tolerance)
+        if not differ and self._tolerance is not None:
+            self.within += _differ(a.value, b.value, None)[0]
         if differ:
             rank = self._rank if own else None
             self.differences.append(Difference(readable(path), rank, "value", a.value, b.value, detail))
@@ -257,6 +255,14 @@ def _shared_nodes(side: Side, tree: SavedNode) -> set[int]:
 
     is_shared(tree)
     return found
+
+
+def _differ(a: Any, b: Any, tolerance: Tolerance | None) -> tuple[bool, Items | None]:
+    """Whether two small values differ; and how, if they are runs."""
+    if run_kind(a) is not None and type(a) is type(b):
+        detail = compare_runs(a, b, tolerance)
+        return detail is not None, detail
+    return not same_small(a, b, tolerance), None
 
 
 def _opened(node: Node) -> Node:

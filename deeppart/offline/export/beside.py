@@ -98,7 +98,7 @@ class BesideFile:
         """
         workers = Workers(1, "deeppart-behind")
         try:
-            appending = _Appending(self.out, self.path, self.fd)
+            appending = _Appending(self.out, self.out, self.fd)
             with WriteBehind(appending, workers) as behind:
                 yield Stream(behind)
             appending.commit()

@@ -12,7 +12,7 @@ def fault_of_cover(boxes: Sequence[Box], shape: tuple[int, ...]) -> str:
     """What is wrong with the boxes of a tensor, for people; "" if they cover it and do not overlap.
 
     Shards lie in a grid nearly always: then looking at the cuts of each dimension is enough. Otherwise every box is
-    compared with those that begin before it ends, along the first dimension.
+    compared with those that begin before it ends, along the dimension in which they begin at most places.
 
     Args:
         boxes: different ones, none of them empty, all within the tensor.
@@ -46,9 +46,11 @@ def _is_grid(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:
 def _first_clash(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
     """Two boxes that overlap; None if there are none."""
     reaching: list[Box] = []
-    for box in sorted(boxes):
+    places = [len(set(offsets)) for offsets in zip(*(box.offset for box in boxes), strict=True)]
+    along = places.index(max(places)) if places else 0
+    for box in sorted(boxes, key=lambda box: (box.offset[along : along + 1], box)):
         if box.offset:
-            reaching = [each for each in reaching if each.offset[0] + each.sizes[0] > box.offset[0]]
+            reaching = [each for each in reaching if each.offset[along] + each.sizes[along] > box.offset[along]]
         for other in reaching:
             if other.common(box) is not None:
                 return other, box

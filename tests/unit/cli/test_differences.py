@@ -20,7 +20,8 @@ def test_equal(tmp_path: Path) -> None:
     assert text.startswith(f"A  {tmp_path} step 1, 1 rank\nB  {tmp_path} step 1, 1 rank\n")
     document = call_json("diff", tmp_path, tmp_path)
     assert document.keys() == {
-        "a", "b", "equal", "rtol", "atol", "compared", "within_tolerance", "differences", "problems",
+        "a", "b", "equal", "rtol", "atol", "compared", "within_tolerance", "values_within_tolerance", "differences",
+        "problems",
         "signatures_checked",
     }  # fmt: skip
     assert document["equal"] is True and document["compared"] == {"leaves": 8, "values": 7, "bytes": 7360948}
@@ -81,6 +82,20 @@ def test_tolerances(root: Path) -> None:
     assert text.endswith(
         "equal, within the tolerance: 3 leaves and 0 values, 132 B; 3 leaves only within the tolerance\n"
     )
+
+
+def test_values_within_the_tolerance_are_not_the_same_bit_for_bit(tmp_path: Path) -> None:
+    save_states(
+        tmp_path, {"x": 0.0, "n": 10**400, "run": [1.0] * 20}, {"x": -0.0, "n": 10**400 + 1, "run": [1.0] * 19 + [1.5]}
+    )
+    places = f"{tmp_path}@1", f"{tmp_path}@2"
+    document = call_json("diff", *places, "--atol", "1")
+    assert (document["equal"], document["within_tolerance"], document["values_within_tolerance"]) == (True, 0, 3)
+    text = call("diff", *places, "--atol", "1")
+    assert text.endswith(
+        "equal, within the tolerance: 0 leaves and 3 values, 0 B; 3 values only within the tolerance\n"
+    )
+    assert "equal, bit for bit" in call("diff", places[0], places[0], "--atol", "1")
 
 
 def test_many_lines_are_cut_and_the_others_counted(tmp_path: Path) -> None:

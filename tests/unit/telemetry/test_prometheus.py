@@ -67,6 +67,13 @@ def test_labels_are_escaped() -> None:
     assert dict(labels)["node"] == STRANGE.replace("\ud800", r"\ud800")
 
 
+def test_labels_do_not_steer_a_terminal() -> None:
+    text = prometheus_text([status(node="\x1b[2J\x9b1m\u202e\r\x85\n", job="\x07")])
+    assert text.replace("\n", "").isprintable()
+    (labels,) = parsed(text)["deeppart_ranks"]
+    assert dict(labels)["node"] == r"\x1b[2J\x9b1m\u202e\r\x85" + "\n"
+
+
 def test_nothing_is_nothing() -> None:
     assert prometheus_text([]) == ""
 

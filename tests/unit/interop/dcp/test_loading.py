@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,15 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint._extension import ZStandard
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from zstandard import ZstdCompressor
 
 import deeppart
 from deeppart import Checkpointer, Config
@@ -243,3 +253,88 @@ def test_the_state_of_an_optimizer_alone_has_numbers(tmp_path: Path, is_tensor: 
     assert same(deeppart.load(tmp_path / "ckpt"), found)
     with pytest.raises(StructureMismatchError, match=r"such as optimizer/state/\*"):
         load(tmp_path / "dcp", "optimizer.state.*")
+
+
+def changed(directory: Path, change: Any) -> Path:
+    """A checkpoint whose metadata says something else."""
+    data_file(directory)
+    path = directory / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    change(metadata)
+    path.write_bytes(pickle.dumps(metadata))
+    return directory
+
+
+def everywhere(**fields: Any) -> Any:
+    def change(metadata: Any) -> None:
+        for info in metadata.storage_data.values():
+            for name, value in fields.items():
+                setattr(info, name, value)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        everywhere(relative_path="a\0b"),
+        everywhere(relative_path="\ud800"),
+        lambda metadata: setattr(metadata, "planner_data", {"w": ("a",) * 5000}),
+    ],
+)
+def test_names_and_paths_that_nothing_can_have(tmp_path: Path, change: Any) -> None:
+    with pytest.raises(CorruptFileError):
+        load(changed(tmp_path, change))
+
+
+def stored_as(directory: Path, shape: tuple[int, ...], data: bytes, transforms: Any = None) -> Path:
+    """A checkpoint of a float32 tensor of a shape, and the bytes that are its only piece."""
+    directory.mkdir()
+    (directory / "f").write_bytes(data)
+    begin, size = torch.Size([0] * len(shape)), torch.Size(shape)
+    about = TensorStorageMetadata(TensorProperties(), size, [ChunkStorageMetadata(begin, size)])
+    place = _StorageInfo("f", 0, len(data))
+    if transforms:
+        place.transform_descriptors = transforms
+    (directory / ".metadata").write_bytes(
+        pickle.dumps(Metadata({"x": about}, None, {MetadataIndex("x", begin, 0): place}))
+    )
+    return directory
+
+
+def packed(tensor: torch.Tensor) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(tensor, buffer)
+    return buffer.getvalue()
+
+
+def test_few_bytes_that_stand_for_many(tmp_path: Path) -> None:
+    expanded = packed(torch.ones(1).expand(1 << 40))
+    with pytest.raises(CorruptFileError, match="shorter than what it holds"):
+        load(stored_as(tmp_path / "expanded", (1 << 40,), expanded))
+    with pytest.raises(CorruptFileError):
+        load(stored_as(tmp_path / "impossible", (1 << 61, 8), expanded))
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(packed(torch.zeros(4)))) as sound, zipfile.ZipFile(buffer, "w", 8) as made:
+        for info in sound.infolist():
+            made.writestr(info.filename, sound.read(info))
+    with pytest.raises(CorruptFileError, match="no archive of") as caught:
+        load(stored_as(tmp_path / "deflated", (4,), buffer.getvalue()))
+    assert "compressed" in (caught.value.found or "")
+    with pytest.raises((CorruptFileError, RestoreError)):  # what it takes to hold all of it is asked for at once
+        load(stored_as(tmp_path / "zstd", (1 << 50,), ZstdCompressor().compress(bytes(5)), ["stream.zstd/1"]))
+
+
+@pytest.mark.parametrize("piece", [torch.ones(4).to_sparse(), torch.ones(4, device="meta")], ids=["sparse", "meta"])
+def test_pieces_of_kinds_that_dcp_does_not_load(tmp_path: Path, piece: torch.Tensor) -> None:
+    with pytest.raises(UnsupportedLeafError, match="of a kind that"):
+        load(stored_as(tmp_path / "x", (4,), packed(piece)))
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
+    """As in the folders that Hugging Face's library makes; of the metadata too."""
+    expected, made = load(changed(tmp_path / "x", lambda metadata: None)), tmp_path / "links"
+    made.mkdir()
+    for file in (tmp_path / "x").iterdir():
+        (made / file.name).symlink_to(file)
+    assert same(load(made), expected)

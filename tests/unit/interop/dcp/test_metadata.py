@@ -197,3 +197,28 @@ def test_random_damage_is_an_error_or_says_something_sound(data: st.DataObject) 
     for stored in found.tensors.values():
         assert sum(box.elements for box, _ in stored.chunks) == torch.Size(stored.shape).numel()
         assert all(Path(place.file).name == place.file for _, place in stored.chunks)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("place", ["key", "outside", "dtype"])
+def test_tuples_that_have_no_end(place: str) -> None:
+    """Some hundred bytes, of which the hash, or the text, would take for ever: a pair of one pair of one pair ..."""
+    pair = b")q\x00" + b"".join(b"h" + bytes([n]) + b"\x86q" + bytes([n + 1]) for n in range(60))
+    module = b"torch.distributed.checkpoint.metadata\n"
+    made = {
+        "key": b"}" + pair + b"K\x01s",
+        "outside": pair + b"Q",
+        "dtype": b"c"
+        + module
+        + b"Metadata\n)\x81}(U\x13state_dict_metadata}U\x01xc"
+        + module
+        + b"TensorStorageMetadata\n)\x81}(U\nproperties"
+        + b"c"
+        + module
+        + b"TensorProperties\n)\x81}U\x05dtype"
+        + pair
+        + b"sbU\x04sizectorch\nSize\n)\x85RubsU\x0cstorage_data}U\x0cplanner_dataNub",
+    }[place]
+    with pytest.raises(CorruptFileError) as caught:
+        decode_metadata(b"\x80\x02" + made + b".", "here")
+    assert "tuple of 2" in str(caught.value)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from deeppart.errors import CorruptFileError, DeeppartError, RestoreError, StructureMismatchError
 from deeppart.interop.safetensors import load
@@ -128,3 +129,15 @@ def test_nothing_there(tmp_path: Path) -> None:
         load(tmp_path / "none.safetensors")
     with pytest.raises(RestoreError):
         load(tmp_path / "none.safetensors.index.json")
+
+
+def test_what_wrote_a_file_is_no_name_of_a_tensor(tmp_path: Path) -> None:
+    save_file({"pt": torch.ones(2)}, tmp_path / "x.safetensors", metadata={"format": "pt"})
+    assert load(tmp_path / "x.safetensors").keys() == {"pt"}
+
+
+def test_an_index_of_names_that_no_file_can_have(tmp_path: Path) -> None:
+    for name in ("\ud800.safetensors", "a\0.safetensors", "../x.safetensors"):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+        with pytest.raises(CorruptFileError, match="leads out of its directory"):
+            load(tmp_path)

@@ -155,3 +155,16 @@ def test_per_rank_values_and_sharded_checkpoints_are_read_as_load_reads_them(tmp
         assert difference(torch.as_tensor(expected["rng"]), found["rng"]) is None and done.per_rank == 2
         assert found["position"] == expected["position"]
         assert difference(torch.as_tensor(expected["a"]), found["a"]) is None
+
+
+def test_a_tensor_whose_name_is_the_number_of_the_step(tmp_path: Path) -> None:
+    """The metadata says which step it was; and which names are other names of a tensor."""
+    root = saved(tmp_path / "ckpt", {20: torch.ones(2)}, step=20)
+    export(root, tmp_path / "x.safetensors", SafetensorsWriter())
+    assert load(tmp_path / "x.safetensors").keys() == {"20"}
+
+
+def test_containers_with_nothing_in_them_are_told(tmp_path: Path) -> None:
+    root = saved(tmp_path / "ckpt", {"x": torch.ones(2), "hooks": {}, "deep": [{"none": ()}]})
+    done = export(root, tmp_path / "x.safetensors", SafetensorsWriter())
+    assert any("nothing in them" in line and "hooks" in line and "deep/0/none" in line for line in done.remarks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import zipfile
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -190,4 +191,53 @@ def test_files_that_are_short_or_gone(tmp_path: Path) -> None:
             load(path)
     path.unlink()
     with pytest.raises(StorageError):
+        load(path)
+
+
+def test_tensors_in_all_places_are_read(tmp_path: Path) -> None:
+    """In sets, keys and attributes too, where nobody would look for them."""
+    apart = OrderedDict(x=torch.ones(2))
+    apart.extra = torch.full((3,), 7.0)  # type: ignore[attr-defined]
+    state = {"set": {torch.full((3,), 5.0)}, "keys": {(torch.full((3,), 6.0), 1): 2}, "apart": apart}
+    found = load(written(tmp_path, state))
+    ((key, _),) = found["keys"]
+    tensors = [*found["set"], key, found["apart"].extra]
+    assert [tensor.tolist() for tensor in tensors] == [[5.0] * 3, [6.0] * 3, [7.0] * 3]
+
+
+def test_conjugated_and_negated_tensors(tmp_path: Path) -> None:
+    state = {"c": torch.randn(5, dtype=torch.complex64).conj(), "n": torch.randn(5, dtype=torch.complex64).conj().imag}
+    assert difference(state, load(written(tmp_path, state))) is None
+
+
+def test_a_list_in_itself_and_one_in_many_places_end(tmp_path: Path) -> None:
+    inside: list[Any] = [torch.ones(2)]
+    inside.append(inside)
+    many: list[Any] = [torch.full((2,), 3.0)]
+    for _ in range(60):
+        many = [many, many]
+    found = load(written(tmp_path, {"inside": inside, "many": many}))
+    assert found["inside"][1] is found["inside"] and found["inside"][0].tolist() == [1, 1]
+    item = found["many"]
+    for _ in range(60):
+        item = item[0]
+    assert item[0].tolist() == [3, 3]
+    with pytest.raises(UnsupportedLeafError, match="no tree"):
+        load(tmp_path / "x.pt", "inside")
+
+
+def test_a_tensor_of_which_the_file_has_no_bytes(tmp_path: Path) -> None:
+    """It would hold what was in this process's memory."""
+    path = with_pickle(tmp_path / "x.pt", b"\x80\x02ctorch\nTensor\nK\x04\x85R.")
+    with pytest.raises(CorruptFileError, match="cannot be read") as caught:
+        load(path)
+    assert "no record" in (caught.value.found or "")
+
+
+def test_damaged_bytes_that_torch_reads_itself(tmp_path: Path) -> None:
+    path = written(tmp_path, {"x": coo(), "w": torch.arange(1000.0)})
+    data = bytearray(path.read_bytes())
+    data[data.index(torch.arange(500.0, 510.0).numpy().tobytes())] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptFileError, match="is damaged"):
         load(path)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import gc
+import resource
+import sys
 import zipfile
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import deeppart
-from deeppart.errors import CorruptFileError, StateError
+from deeppart.errors import CorruptFileError, StateError, StorageError
+from deeppart.interop.dcp.writing import DcpWriter
 from deeppart.interop.torch_file import load
 from deeppart.interop.torch_file.writing import TorchWriter
 from deeppart.offline.export import export
@@ -168,3 +172,27 @@ def test_damage_in_the_middle_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(CorruptFileError):
         export(root, tmp_path / "x.pt", TorchWriter())
     assert [path.name for path in tmp_path.iterdir()] == ["ckpt"]
+
+
+@pytest.mark.parametrize("writer", [TorchWriter(), DcpWriter()], ids=["torch", "dcp"])
+def test_a_full_disk_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: Any) -> None:
+    """By an error that names the archive, and nothing is printed beside it."""
+    root, printed = saved(tmp_path / "ckpt", {"w": torch.ones(3_000_000)}), list[Any]()
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(StorageError) as caught:
+            export(root, tmp_path / "out", writer)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert str(tmp_path / "out") in (caught.value.where or "")
+    del caught
+    gc.collect()
+    assert printed == [] and [path.name for path in tmp_path.iterdir()] == ["ckpt"]
+
+
+def test_what_a_counter_counts_in(tmp_path: Path) -> None:
+    done = export(saved(tmp_path / "ckpt", {"x": Counter({"a": np.float16(2)})}), tmp_path / "x.pt", TorchWriter())
+    assert torch.load(tmp_path / "x.pt", weights_only=True) == {"x": Counter({"a": 2.0})}
+    assert done.remarks == ("numpy scalars are Python's there: x/a",)

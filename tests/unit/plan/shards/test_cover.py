@@ -68,3 +68,5 @@ def test_many_rows_are_looked_at_once_each() -> None:
     assert fault_of_cover(rows, (20_000, 8)) == ""
     cut = [*rows[1:], Box((0, 0), (1, 5)), Box((0, 5), (1, 3))]
     assert fault_of_cover(cut, (20_000, 8)) == ""
+    across = [Box((column > 0, column), (2 - (column > 0), 1)) for column in range(20_000)]
+    assert fault_of_cover([*across, Box((0, 1), (1, 19_999))], (2, 20_000)) == ""
