@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,22 @@ import numpy as np
 from deeppart._gc import collection_paused
 from deeppart.errors import RestoreError
 from deeppart.model import Manifest
+from deeppart.model.boxes import Box
 from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.select import select
 from deeppart.part import SHARED_TABLE, FileSource, PartReader, Signing
 from deeppart.state.document.decoding import decode_structure
 from deeppart.state.document.part_document import OwnDocument, decode_meta
 from deeppart.state.document.structure import SavedNode, Structure
-from deeppart.state.document.whole import gather_wholes, with_wholes
+from deeppart.state.document.whole import ShardSource, WholeTensor, gather_wholes, with_wholes
 from deeppart.state.restore.boxes import BoxScatter, LiveBox, OwnSpans, check_bytes
 from deeppart.state.restore.classes import resolve_registered
 from deeppart.state.restore.merge import build, tie
+from deeppart.state.restore.overlaps import assign
 from deeppart.state.restore.scatter import LeafPiece, Scatter, check_cover, check_places, chunk_pieces
 from deeppart.state.restore.target import Target, decode_values
 from deeppart.state.tree.leaves import Array
+from deeppart.state.tree.paths import readable
 from deeppart.storage.key_files import KeyFiles, read_key_files
 
 
@@ -155,7 +158,7 @@ class OpenCheckpoint:
     def _look_as(self, rank: int) -> None:
         self.rank = rank
         self.structure = with_wholes(self._of_ranks[rank], self._wholes)
-        self.target = _target(self.structure, self._own[rank], self._wholes.contents(rank), self._where)
+        self.target = target_of(self.structure, self._own[rank], self._wholes.contents(rank), self._where)
         #: Number of a leaf -> the sharded tensor that it is.
         tensors = [tensor.for_rank(rank) for tensor in self._wholes.tensors.values()]
         self._sharded = dict(enumerate(tensors, start=len(self._of_ranks[rank].types)))
@@ -248,6 +251,43 @@ class OpenCheckpoint:
         tie(self.target, arrays)
         return arrays
 
+    def read_boxes(self, wanted: Mapping[int, Sequence[LiveBox]]) -> None:
+        """Fill boxes of leaves, with every chunk's digest checked; reads no chunk that holds nothing of them.
+
+        Args:
+            wanted: number of a leaf -> what to fill.
+
+        Raises:
+            FormatError: a chunk is damaged, or the parts do not hold every byte of a leaf exactly once.
+            StorageError: a file cannot be read.
+        """
+        self.check(set(wanted))
+        aliases = self.structure.aliases
+        views = {leaf for leaf in wanted if leaf in aliases}
+        arrays = self.read(views) if views else {}
+        for leaf in views:
+            for live in wanted[leaf]:
+                assign(live.array, arrays[leaf][live.box.slices()])
+        scatter = BoxScatter({leaf: (self._whole(leaf), live) for leaf, live in wanted.items() if leaf not in views})
+        for number, reader in enumerate(self._readers):
+            for chunk in sorted(
+                {chunk for leaf in scatter.leaves(number) for chunk in self._chunks[number].get(leaf, ())}
+            ):
+                pieces = [piece for piece in self._pieces[number][chunk] if scatter.wants_of(number, piece)]
+                if pieces:
+                    data = np.frombuffer(reader.read_chunk(chunk), dtype=np.uint8)
+                    for piece in pieces:
+                        scatter.write(number, piece, data)
+
+    def _whole(self, leaf: int) -> WholeTensor:
+        """A leaf as a tensor of which parts may have some bytes each."""
+        if leaf in self._sharded:
+            return self._sharded[leaf]
+        kind = self.target.types[leaf]
+        parts = [self.rank] if self.structure.per_rank[leaf] else range(len(self._readers))
+        sources = tuple(ShardSource(part, leaf, Box.whole(kind.shape)) for part in parts)
+        return WholeTensor(kind, readable(self.structure.array_paths()[leaf]), sources, None, len(self._readers))
+
     def stream(self, leaf: int) -> Iterator[memoryview] | None:
         """The bytes of a leaf in C order, with every chunk's digest checked; each piece is good until the next one.
 
@@ -308,7 +348,16 @@ def _open_part(
     )
 
 
-def _target(structure: Structure, own: OwnDocument, in_parts: list[Any], where: str) -> Target:
+def target_of(structure: Structure, own: OwnDocument, in_parts: list[Any], where: str) -> Target:
+    """What one rank had, of its structure.
+
+    Args:
+        own: the document of that rank.
+        in_parts: what it had of the values in parts of the state.
+
+    Raises:
+        CorruptFileError: a value cannot be decoded.
+    """
     values = decode_values(structure, where)
     for index, value in own.values.items():
         values[index] = value
