@@ -26,6 +26,8 @@ from deeppart.state.tree.leaves import TORCH_DTYPES
 from deeppart.state.tree.paths import readable
 from deeppart.storage.key_files import KeyFiles, read_key_files
 
+#: What the live state has is restored, and nothing else.
+_HERE_ALONE: dict[str, Any] = {"on_missing": "keep", "on_unexpected": "ignore"}
 #: Names -> boxes that are asked for.
 WantedByName = Mapping[str, Sequence[Wanted]]
 
@@ -98,7 +100,7 @@ class SessionSource:
         for owner in owners - live.keys():
             kind = stored.target.types[owner]
             live[owner] = torch.empty(kind.shape, dtype=TORCH_DTYPES[kind.dtype])
-        self._restore(live_tree(stored.tree, live), on_missing="keep", on_unexpected="ignore")
+        self._restore(live_tree(stored.tree, live), **_HERE_ALONE)
         found = self._compounds(stored, compounds)
         for source, want in later:
             want.into.copy_(source)
@@ -106,7 +108,7 @@ class SessionSource:
 
     def refuse(self, error: DeeppartError) -> NoReturn:
         """Raise it, and on the other ranks an error that quotes it."""
-        self._restore(Refused(error))
+        self._restore(Refused(error), **_HERE_ALONE)
         raise AssertionError("a state that is refused raises")
 
     def _looked(self) -> tuple[Stored, SavedStep]:

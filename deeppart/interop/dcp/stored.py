@@ -20,6 +20,7 @@ from deeppart.state.document.structure import (
     SavedSharded,
     SavedValue,
     array_numbers,
+    walk_tree,
 )
 from deeppart.state.restore.classes import resolve_registered
 from deeppart.state.restore.composites import is_composite
@@ -157,12 +158,23 @@ def live_tree(tree: SavedNode, live: Mapping[int, Any]) -> dict[str, Any]:
     Args:
         live: by leaf number.
     """
-    found = _live(tree, live)
-    return found if found is not None else {_NOTHING: None}
+    found: dict[str, Any] | None = _live(tree, live)
+    return _least(tree) if found is None else found
 
 
-#: Key of a live state that wants nothing: an empty one would want everything.
-_NOTHING = "deeppart wants nothing"
+def _least(tree: SavedNode) -> dict[str, Any]:
+    """A live state that wants one small thing: an empty one would want everything, and one of other names is refused."""
+    smallest: tuple[bool, Path] | None = None
+    for path, node in walk_tree(tree, ()):
+        found = not isinstance(node, SavedValue) or not all(type(key) is str for key in path), path
+        if smallest is None or found[0] < smallest[0]:
+            smallest = found
+        if not smallest[0]:
+            break
+    state: Any = None
+    for key in reversed([] if smallest is None else smallest[1] if not smallest[0] else smallest[1][:1]):
+        state = {key: state}
+    return state or {}
 
 
 def _live(node: SavedNode, live: Mapping[int, Any]) -> Any:

@@ -67,7 +67,9 @@ def test_a_live_tree_has_only_what_is_wanted(tmp_path: Path) -> None:
     assert w is not None and inner is not None
     assert live_tree(found.tree, {w: "W"}) == {"model": {"w": "W"}}
     assert live_tree(found.tree, {inner: "X"}) == {"lists": [None, ["X", None], None, None, None, None]}
-    assert live_tree(found.tree, {}) == {"deeppart wants nothing": None}
+    # An empty state would want everything.
+    assert live_tree(found.tree, {}) == {"n": None}
+    assert live_tree(stored({"a": {"b": torch.ones(1)}}, tmp_path / "a").tree, {}) == {"a": None}
 
 
 def test_what_dcp_cannot_name_is_refused(tmp_path: Path) -> None:
