@@ -29,7 +29,7 @@ from deeppart.state.restore.overlaps import assign
 from deeppart.state.restore.scatter import LeafPiece, Scatter, check_cover, check_places, chunk_pieces
 from deeppart.state.restore.target import Target, decode_values
 from deeppart.state.tree.leaves import Array
-from deeppart.state.tree.paths import readable
+from deeppart.state.tree.paths import Path as TreePath, readable
 from deeppart.storage.key_files import KeyFiles, read_key_files
 
 
@@ -252,7 +252,10 @@ class OpenCheckpoint:
         return arrays
 
     def read_boxes(self, wanted: Mapping[int, Sequence[LiveBox]]) -> None:
-        """Fill boxes of leaves, with every chunk's digest checked; reads no chunk that holds nothing of them.
+        """Fill boxes of leaves; reads no chunk that holds nothing of them.
+
+        All of these chunks are read and their digests checked before anything is written; then they are read, and
+        checked, once more, mostly out of the page cache. That takes less time than memory for them, and none of it.
 
         Args:
             wanted: number of a leaf -> what to fill.
@@ -262,31 +265,45 @@ class OpenCheckpoint:
             StorageError: a file cannot be read.
         """
         self.check(set(wanted))
-        aliases = self.structure.aliases
-        views = {leaf for leaf in wanted if leaf in aliases}
+        views = {leaf for leaf in wanted if leaf in self.structure.aliases}
+        paths = self.structure.array_paths()
+        scatter = BoxScatter(
+            {leaf: (self._whole(leaf, paths[leaf]), live) for leaf, live in wanted.items() if leaf not in views}
+        )
+        held = list(self._held_by(scatter))
+        lengths = (self._readers[number].chunks["encoded_length"][chunk] for number, chunk, _ in held)
+        scratch = np.empty(int(max(lengths, default=0)), dtype=np.uint8).data
+        for number, chunk, _ in held:
+            reader = self._readers[number]
+            encoded = scratch[: int(reader.chunks["encoded_length"][chunk])]
+            reader.read_encoded(chunk, encoded)
+            reader.check_chunk(chunk, encoded)
         arrays = self.read(views) if views else {}
         for leaf in views:
             for live in wanted[leaf]:
                 assign(live.array, arrays[leaf][live.box.slices()])
-        scatter = BoxScatter({leaf: (self._whole(leaf), live) for leaf, live in wanted.items() if leaf not in views})
-        for number, reader in enumerate(self._readers):
-            for chunk in sorted(
-                {chunk for leaf in scatter.leaves(number) for chunk in self._chunks[number].get(leaf, ())}
-            ):
+        for number, chunk, pieces in held:
+            data = np.frombuffer(self._readers[number].read_chunk(chunk, scratch), dtype=np.uint8)
+            for piece in pieces:
+                scatter.write(number, piece, data)
+
+    def _held_by(self, scatter: BoxScatter) -> Iterator[tuple[int, int, list[LeafPiece]]]:
+        """Part, chunk, and the pieces in it, of all chunks that hold something of what is wanted."""
+        for number in range(len(self._readers)):
+            chunks = {chunk for leaf in scatter.leaves(number) for chunk in self._chunks[number].get(leaf, ())}
+            for chunk in sorted(chunks):
                 pieces = [piece for piece in self._pieces[number][chunk] if scatter.wants_of(number, piece)]
                 if pieces:
-                    data = np.frombuffer(reader.read_chunk(chunk), dtype=np.uint8)
-                    for piece in pieces:
-                        scatter.write(number, piece, data)
+                    yield number, chunk, pieces
 
-    def _whole(self, leaf: int) -> WholeTensor:
+    def _whole(self, leaf: int, path: TreePath) -> WholeTensor:
         """A leaf as a tensor of which parts may have some bytes each."""
         if leaf in self._sharded:
             return self._sharded[leaf]
         kind = self.target.types[leaf]
         parts = [self.rank] if self.structure.per_rank[leaf] else range(len(self._readers))
         sources = tuple(ShardSource(part, leaf, Box.whole(kind.shape)) for part in parts)
-        return WholeTensor(kind, readable(self.structure.array_paths()[leaf]), sources, None, len(self._readers))
+        return WholeTensor(kind, readable(path), sources, None, len(self._readers))
 
     def stream(self, leaf: int) -> Iterator[memoryview] | None:
         """The bytes of a leaf in C order, with every chunk's digest checked; each piece is good until the next one.

@@ -23,6 +23,7 @@ from deeppart.state.document.whole import with_wholes
 from deeppart.state.restore.boxes import LiveBox
 from deeppart.state.restore.target import Target
 from deeppart.state.tree.leaves import TORCH_DTYPES
+from deeppart.state.tree.noting import is_plain
 from deeppart.state.tree.paths import readable
 from deeppart.storage.key_files import KeyFiles, read_key_files
 
@@ -187,7 +188,7 @@ class DirectorySource:
 
     def __init__(self, directory: str | os.PathLike[str], rank: int = 0, sign_key_file: KeyFiles = None) -> None:
         self._root, self._rank, self._signing = Path(directory), rank, read_key_files(sign_key_file)
-        self._chosen: Chosen | None = None
+        self._looked: tuple[Chosen, Stored] | None = None
 
     def look(self, step: int | None) -> Stored:
         """What a committed step holds, or the newest whose manifest is sound.
@@ -201,38 +202,41 @@ class DirectorySource:
                 target = self._open(files, chosen).target
             return chosen, Stored(target, str(chosen.directory))
 
-        self._chosen = None
-        self._chosen, stored = with_checkpoint(self._root, step, use, self._signing)
-        self._chosen.tell()
+        self._looked = None
+        self._looked = chosen, stored = with_checkpoint(self._root, step, use, self._signing)
+        chosen.tell()
         return stored
 
     def bring(self, wanted: WantedByName, compounds: Sequence[str]) -> dict[str, Any]:
         """Fill what is asked for, once all of it was read and checked.
 
         Raises:
-            FormatError: it is damaged. StorageError: it cannot be read. Nothing was changed.
+            FormatError: it is damaged. StorageError: it cannot be read. Nothing was changed, unless a file has changed
+                between being checked and being used.
         """
-        if self._chosen is None:
+        if self._looked is None:
             raise CheckpointError("DCP reads before it has asked what there is", todo="load by dcp.load")
+        chosen, stored = self._looked
         with access.guarded(self._root, access.READING), ExitStack() as files:
-            checkpoint = self._open(files, self._chosen)
-            stored = Stored(checkpoint.target, str(self._chosen.directory))
-            later: list[tuple[torch.Tensor, Wanted]] = []
-            boxes: dict[int, list[LiveBox]] = {}
-            for name, parts in wanted.items():
-                item, leaf = stored.entries[name].item, stored.entries[name].leaf
-                assert leaf is not None
-                for part in parts:
-                    memory = torch.empty(part.box.sizes, dtype=item.dtype)
-                    boxes.setdefault(leaf, []).append(LiveBox(memory, part.box))
-                    later.append((memory, part))
-            checkpoint.read_boxes(boxes)
+            checkpoint = self._open(files, chosen)
             found = {}
             if compounds:
                 leaves = {leaf for name in compounds for leaf in stored.leaves_in(name)}
                 checkpoint.check(leaves)
                 arrays = checkpoint.read(leaves)
                 found = {name: stored.built(name, arrays) for name in compounds}
+            later: list[tuple[torch.Tensor, Wanted]] = []
+            boxes: dict[int, list[LiveBox]] = {}
+            for name, parts in wanted.items():
+                entry = stored.entries[name]
+                assert entry.leaf is not None
+                for part in parts:
+                    memory = part.into
+                    if memory.dtype != entry.item.dtype or not is_plain(memory):
+                        memory = torch.empty(part.box.sizes, dtype=entry.item.dtype)
+                        later.append((memory, part))
+                    boxes.setdefault(entry.leaf, []).append(LiveBox(memory, part.box))
+            checkpoint.read_boxes(boxes)
         for memory, part in later:
             part.into.copy_(memory)
         return found
