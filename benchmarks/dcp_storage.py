@@ -47,6 +47,8 @@ from benchmarks.machine import describe_machine
 from benchmarks.memory import MemoryWatch
 from deeppart.interop.dcp import StorageReader, StorageWriter
 
+#: It takes numbers for steps, too, which its annotations do not have.
+async_save: Any = dcp.async_save
 STATES = ("same on all ranks", "shards")
 _TIMEOUT_S = 300.0
 
@@ -85,7 +87,7 @@ class Stock:
 
     def save(self, state: dict[str, Any], step: int) -> Any:
         """Begin a save."""
-        return dcp.async_save(
+        return async_save(
             state,
             storage_writer=FileSystemWriter(self._path / str(step), sync_files=False),
             planner=DefaultSavePlanner(enable_plan_caching=True),
@@ -117,15 +119,12 @@ class Deeppart:
 
     def save(self, state: dict[str, Any], step: int) -> Any:
         """Begin a save."""
-        return dcp.async_save(state, checkpoint_id=step, storage_writer=self._writer)
+        return async_save(state, checkpoint_id=step, storage_writer=self._writer)
 
     def loads(self, step: int) -> dict[str, Callable[[dict[str, Any]], None]]:
         """Ways to load a step."""
         sources = {"load": StorageReader(self._path), "load, session": StorageReader(self._writer)}
-        return {
-            name: lambda state, source=source: dcp.load(state, checkpoint_id=step, storage_reader=source)
-            for name, source in sources.items()
-        }
+        return {name: partial(dcp.load, checkpoint_id=step, storage_reader=source) for name, source in sources.items()}
 
     def remove(self, step: int) -> None:
         """The library does it."""

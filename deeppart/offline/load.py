@@ -15,6 +15,7 @@ from deeppart._gc import collection_paused
 from deeppart.errors import RestoreError
 from deeppart.model import Manifest
 from deeppart.model.boxes import Box
+from deeppart.offline.chunk_access import ChunkAccess
 from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.select import select
 from deeppart.part import SHARED_TABLE, FileSource, PartReader, Signing
@@ -29,7 +30,8 @@ from deeppart.state.restore.overlaps import assign
 from deeppart.state.restore.scatter import LeafPiece, Scatter, check_cover, check_places, chunk_pieces
 from deeppart.state.restore.target import Target, decode_values
 from deeppart.state.tree.leaves import Array
-from deeppart.state.tree.paths import Path as TreePath, readable
+from deeppart.state.tree.paths import Path as TreePath
+from deeppart.state.tree.paths import readable
 from deeppart.storage.key_files import KeyFiles, read_key_files
 
 
@@ -123,9 +125,11 @@ class OpenCheckpoint:
         self.manifest, self.directory, self._where = manifest, directory, str(directory)
         shared = decode_structure(manifest.structure, self._where)
         self._check_rank(rank)
-        self._readers = [
+        opened = [
             _open_part(files, directory, manifest, number, signing) for number in range(manifest.attempt.world_size)
         ]
+        self._readers, self._sources = [reader for reader, _ in opened], [source for _, source in opened]
+        self._may_share = signing is None
         self._own = [
             decode_meta(reader.meta, f"{self._where}, part {number}", with_structure=False)
             for number, reader in enumerate(self._readers)
@@ -254,8 +258,8 @@ class OpenCheckpoint:
     def read_boxes(self, wanted: Mapping[int, Sequence[LiveBox]]) -> None:
         """Fill boxes of leaves; reads no chunk that holds nothing of them.
 
-        All of these chunks are read and their digests checked before anything is written; then they are read, and
-        checked, once more, mostly out of the page cache. That takes less time than memory for them, and none of it.
+        The digests of all of these chunks are checked before anything is written
+        (:mod:`deeppart.offline.chunk_access`).
 
         Args:
             wanted: number of a leaf -> what to fill.
@@ -271,19 +275,18 @@ class OpenCheckpoint:
             {leaf: (self._whole(leaf, paths[leaf]), live) for leaf, live in wanted.items() if leaf not in views}
         )
         held = list(self._held_by(scatter))
-        lengths = (self._readers[number].chunks["encoded_length"][chunk] for number, chunk, _ in held)
-        scratch = np.empty(int(max(lengths, default=0)), dtype=np.uint8).data
+        access = {
+            number: ChunkAccess(self._readers[number], self._sources[number], may_share=self._may_share)
+            for number in {number for number, _, _ in held}
+        }
         for number, chunk, _ in held:
-            reader = self._readers[number]
-            encoded = scratch[: int(reader.chunks["encoded_length"][chunk])]
-            reader.read_encoded(chunk, encoded)
-            reader.check_chunk(chunk, encoded)
+            access[number].check(chunk)
         arrays = self.read(views) if views else {}
         for leaf in views:
             for live in wanted[leaf]:
                 assign(live.array, arrays[leaf][live.box.slices()])
         for number, chunk, pieces in held:
-            data = np.frombuffer(self._readers[number].read_chunk(chunk, scratch), dtype=np.uint8)
+            data = access[number].data(chunk)
             for piece in pieces:
                 scatter.write(number, piece, data)
 
@@ -351,11 +354,11 @@ def _chunks_of_leaves(pieces: list[list[LeafPiece]]) -> dict[int, list[int]]:
 
 def _open_part(
     files: ExitStack, directory: Path, manifest: Manifest, number: int, signing: Signing | None
-) -> PartReader:
+) -> tuple[PartReader, FileSource]:
     record = manifest.parts[number]
     path = directory / record.file
     source = files.enter_context(FileSource(path))
-    return PartReader(
+    reader = PartReader(
         source,
         where=str(path),
         expected_attempt=manifest.attempt,
@@ -363,6 +366,7 @@ def _open_part(
         expected_index_digest=record.index_digest,
         signing=signing,
     )
+    return reader, source
 
 
 def target_of(structure: Structure, own: OwnDocument, in_parts: list[Any], where: str) -> Target:

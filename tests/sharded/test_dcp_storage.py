@@ -1,4 +1,4 @@
-"""The library's writer and reader under DCP, on four ranks: sharded states, other meshes, failures, lost directories."""
+"""The library's writer and reader under DCP, on four ranks: sharded states, other meshes, failures, lost files."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Source(Protocol):
 
 
 class SessionSource:
-    """A job's session: every step that its levels have, from the cheapest source that is left. Its calls are collective.
+    """A job's session: every step that its levels have, from the cheapest source that is left. Calls are collective.
 
     What each rank had saved for itself it gets back; on another number of ranks, all get that of rank 0.
 

@@ -163,7 +163,7 @@ def live_tree(tree: SavedNode, live: Mapping[int, Any]) -> dict[str, Any]:
 
 
 def _least(tree: SavedNode) -> dict[str, Any]:
-    """A live state that wants one small thing: an empty one would want everything, and one of other names is refused."""
+    """A live state that wants one small thing: an empty one would want all, and one of other names is refused."""
     smallest: tuple[bool, Path] | None = None
     for path, node in walk_tree(tree, ()):
         found = not isinstance(node, SavedValue) or not all(type(key) is str for key in path), path

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner
-from torch.distributed.checkpoint import state_dict_loader
+from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner, state_dict_loader
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 
 import deeppart
@@ -115,8 +114,8 @@ def test_what_does_not_fit_is_an_error_and_nothing_changes(
 
 def test_a_planner_that_gives_a_wrong_tensor(tmp_path: Path, reader: Any) -> None:
     class Wrong(DefaultLoadPlanner):
-        def resolve_tensor(self, read_item: Any) -> torch.Tensor:
-            return torch.zeros(5)
+        def lookup_tensor(self, index: Any) -> torch.Tensor:
+            return super().lookup_tensor(index)[:1]
 
     saved(tmp_path)
     source, live = reader(), {"epoch": 0, "model": {"2.bias": torch.ones(2)}}
@@ -161,7 +160,7 @@ def test_a_damaged_byte_is_noticed_and_nothing_changes(tmp_path: Path, reader: A
     data[at] ^= 1
     part.write_bytes(data)
     source = reader()
-    live = {"model": {"2.weight": torch.ones(2, 300), "0.weight": torch.ones(300, 700)}, "epoch": 0}
+    live: dict[str, Any] = {"model": {"2.weight": torch.ones(2, 300), "0.weight": torch.ones(300, 700)}, "epoch": 0}
     with pytest.raises(CheckpointException) as caught:
         dcp.load(live, checkpoint_id=7, storage_reader=source)
     assert isinstance(failure_of(caught.value), (CorruptFileError, RestoreError))
@@ -178,7 +177,7 @@ def test_a_directory_reads_only_what_is_asked_for(tmp_path: Path) -> None:
     at = data.index((large[2 << 20 :][:8]).numpy().tobytes())
     data[at] ^= 1
     part.write_bytes(data)
-    found = {"b": torch.zeros(1 << 20), "c": 0}
+    found: dict[str, Any] = {"b": torch.zeros(1 << 20), "c": 0}
     dcp.load(found, storage_reader=StorageReader(tmp_path))
     assert bool((found["b"] == 1).all()) and found["c"] == 5
     with pytest.raises(CheckpointException, match="chunk"):

@@ -33,6 +33,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning"),
     pytest.mark.filterwarnings("ignore:restored step .*is in the directory too:deeppart.DeeppartWarning"),
 ]
+#: It takes numbers for steps, too, which its annotations do not have.
+async_save: Any = dcp.async_save
 IS_NEW = "async_checkpointer_type" in inspect.signature(dcp.async_save).parameters
 
 
@@ -113,11 +115,11 @@ def test_saved_and_loaded(writer: StorageWriter, tmp_path: Path, kind: str, plan
         assert saved.planner_data == expected.planner_data
         check_from(tmp_path / f"dcp-{step}", step)
     for reader in (StorageReader(writer), StorageReader(tmp_path / "ckpt")):
-        for step in (None, 3, 4):
+        for wanted in (None, 3, 4):
             found = cleared()
             pointers = found["model"]["w"].data_ptr(), found["layers"][0].data_ptr()
-            dcp.load(found, checkpoint_id=step, storage_reader=reader)
-            check(found, step or 6)
+            dcp.load(found, checkpoint_id=wanted, storage_reader=reader)
+            check(found, wanted or 6)
             assert pointers == (found["model"]["w"].data_ptr(), found["layers"][0].data_ptr())
     # It is a checkpoint like others.
     loaded = deeppart.load(tmp_path / "ckpt", step=4)
@@ -147,10 +149,10 @@ def test_what_is_staged_is_small_and_stage_is_dcps_protocol(writer: StorageWrite
 
 def test_steps(writer: StorageWriter) -> None:
     dcp.save(state(1), storage_writer=writer)
-    dcp.async_save(state(1), storage_writer=writer).result(60)
+    async_save(state(1), storage_writer=writer).result(60)
     dcp.save(state(1), checkpoint_id=10, storage_writer=writer)
-    dcp.async_save(state(7), checkpoint_id=10, storage_writer=writer).result(60)  # again
-    dcp.async_save(state(1), storage_writer=writer).result(60)
+    async_save(state(7), checkpoint_id=10, storage_writer=writer).result(60)  # again
+    async_save(state(1), storage_writer=writer).result(60)
     assert writer.checkpointer._next_step() == 12
     found = cleared()
     dcp.load(found, checkpoint_id=10, storage_reader=StorageReader(writer))
@@ -159,7 +161,7 @@ def test_steps(writer: StorageWriter) -> None:
         dcp.save(state(1), checkpoint_id=10, storage_writer=writer)
     assert isinstance(failure_of(caught.value), StepExistsError)
     with pytest.raises(StepExistsError):
-        dcp.async_save(state(1), checkpoint_id="a/1", storage_writer=writer)
+        async_save(state(1), checkpoint_id="a/1", storage_writer=writer)
     for save in (dcp.save, dcp.async_save):
         with pytest.raises(ConfigError, match="impossible checkpoint_id"):
             save(state(1), checkpoint_id="newest", storage_writer=writer)
@@ -171,14 +173,14 @@ def test_steps(writer: StorageWriter) -> None:
 @pytest.mark.skipif(not IS_NEW, reason="this torch has no process for saves, and no saves without collectives")
 def test_what_is_refused(writer: StorageWriter) -> None:
     with pytest.raises(ConfigError, match="another process"):
-        dcp.async_save(
+        async_save(
             state(1),
             checkpoint_id=1,
             storage_writer=writer,
             async_checkpointer_type=dcp.state_dict_saver.AsyncCheckpointerType.PROCESS,
         )
     with pytest.raises(ConfigError, match="use_collectives=False"):
-        dcp.async_save(state(1), checkpoint_id=1, storage_writer=writer, use_collectives=False)
+        async_save(state(1), checkpoint_id=1, storage_writer=writer, use_collectives=False)
     with pytest.raises(ConfigError, match="use_collectives=False"):
         dcp.save(state(1), checkpoint_id=1, storage_writer=writer, use_collectives=False)
     dcp.save(state(1), checkpoint_id=1, storage_writer=writer)
@@ -218,14 +220,14 @@ def test_a_failure_in_the_background_is_noticed_even_if_nobody_looks_at_the_futu
         faults.refuse(
             0, errno.ENOSPC, count=None, only=("pwrite", "pwritev", "write", "fsync", "mkdir", "link", "rename")
         )
-        saving: Any = dcp.async_save(state(2), checkpoint_id=2, storage_writer=writer)
+        saving: Any = async_save(state(2), checkpoint_id=2, storage_writer=writer)
         error = saving.exception(60)
         faults.clear()
         assert isinstance(error, CheckpointException) and not isinstance(error, Exception)
         failure = failure_of(error)
         assert isinstance(failure, CheckpointError) and "No space left" in str(failure)
         with pytest.warns(BackgroundFailureWarning, match="No space left"):
-            again: Any = dcp.async_save(state(3), checkpoint_id=3, storage_writer=writer)
+            again: Any = async_save(state(3), checkpoint_id=3, storage_writer=writer)
         again.result(60)
         found = cleared()
         dcp.load(found, checkpoint_id=1, storage_reader=StorageReader(writer))
@@ -294,7 +296,7 @@ def test_a_staged_state_is_saved_once_and_for_its_step(writer: StorageWriter) ->
     assert dcp.save(second, storage_writer=writer).state_dict_metadata.keys() > {"epoch"}
     with pytest.raises(CheckpointException):
         dcp.save(first, storage_writer=writer)
-    dcp.async_save(state(3), storage_writer=writer).result(60)
+    async_save(state(3), storage_writer=writer).result(60)
 
 
 def test_a_checkpoint_that_goes_nowhere_is_an_error(tmp_path: Path) -> None:
@@ -307,7 +309,7 @@ def test_a_checkpoint_that_goes_nowhere_is_an_error(tmp_path: Path) -> None:
 
 def test_until_a_level(tmp_path: Path) -> None:
     with StorageWriter(tmp_path / "ckpt", tmp_path / "local", until="local", flush_bandwidth=2e5) as writer:
-        saving: Any = dcp.async_save({"w": torch.rand(100_000)}, checkpoint_id=1, storage_writer=writer)
+        saving: Any = async_save({"w": torch.rand(100_000)}, checkpoint_id=1, storage_writer=writer)
         saving.result(60)
         (pending,) = writer.checkpointer._recent
         assert pending.done("local") and not pending.done("persistent")
