@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import glob
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -160,7 +160,8 @@ class SessionSource:
         paths = [stored.entries[name].path for name in names]
         # Of a list, all of it or none.
         ends = [next((end for end, key in enumerate(path) if type(key) is int), len(path)) for path in paths]
-        keys = sorted({glob.escape(readable(path[:end])) for path, end in zip(paths, ends, strict=True)})
+        names_of = (readable(path[:end]) for path, end in zip(paths, ends, strict=True))
+        keys = sorted({re.sub(r"[*?\[]", r"[\g<0>]", name) for name in names_of})  # as they are, no globs
         made: dict[Any, Any] = {}
         self._restore(made, keys=keys)
         found = {}

@@ -23,6 +23,7 @@ def state() -> dict[str, Any]:
         "view": w[10:20, 5:],
         "list": [torch.ones(3), 4, torch.full((2,), 7)],
         "rng": ("MT", np.arange(5), torch.ones(2)),
+        "r[n]*?": {"of": (torch.zeros(1), 1)},
         "n": {"x": 5},
     }
 
@@ -41,12 +42,13 @@ def test_boxes_and_compounds(tmp_path: Path, kind: str) -> None:
             "view": [Wanted(Box((0, 0), (10, 595)), view)],
             "list.2": [Wanted(Box((0,), (2,)), third)],
         }
-        found = source.bring(wanted, ["rng"])
+        found = source.bring(wanted, ["rng", "r[n]*?.of"])
         part = torch.zeros(2, 2)
         source.bring({"view": [Wanted(Box((1, 1), (2, 2)), part)]}, [])
     w = state()["w"]
     assert torch.equal(columns, w[:, 3:5]) and torch.equal(halves, w[2:6, :6].half())
     assert torch.equal(view, state()["view"]) and third.tolist() == [7, 7] and torch.equal(part, w[11:13, 6:8])
+    assert found["r[n]*?.of"] == (torch.zeros(1), 1)
     assert type(found["rng"]) is tuple and found["rng"][0] == "MT" and found["rng"][1].tolist() == [0, 1, 2, 3, 4]
 
 

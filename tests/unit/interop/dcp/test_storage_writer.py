@@ -31,6 +31,7 @@ from deeppart.testing import StorageFaults
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning"),
+    pytest.mark.filterwarnings("ignore:status. cannot:deeppart.DeeppartWarning"),
     pytest.mark.filterwarnings("ignore:restored step .*is in the directory too:deeppart.DeeppartWarning"),
 ]
 #: It takes numbers for steps, too, which its annotations do not have.
