@@ -16,7 +16,7 @@ from deeppart.checkpointer import Checkpointer
 from deeppart.errors import CheckpointError, DeeppartError, RestoreError
 from deeppart.interop.dcp.pieces import Pieces
 from deeppart.interop.dcp.stored import Entry, Stored, Wanted, live_tree, whole
-from deeppart.offline.find import Chosen, with_checkpoint
+from deeppart.offline.find import Chosen, find_step, with_checkpoint
 from deeppart.offline.load import OpenCheckpoint, target_of
 from deeppart.recovery.saved import SavedStep
 from deeppart.state.document.whole import with_wholes
@@ -26,6 +26,7 @@ from deeppart.state.tree.leaves import TORCH_DTYPES
 from deeppart.state.tree.noting import is_plain
 from deeppart.state.tree.paths import readable
 from deeppart.storage.key_files import KeyFiles, read_key_files
+from deeppart.storage.steps import list_steps
 
 #: What the live state has is restored, and nothing else.
 _HERE_ALONE: dict[str, Any] = {"on_missing": "keep", "on_unexpected": "ignore"}
@@ -38,6 +39,10 @@ class Source(Protocol):
 
     #: How many ranks read together; None: each by itself.
     ranks: int | None
+
+    def newest(self) -> int | None:
+        """The step that :meth:`look` takes if it is told none; None if there is none."""
+        ...
 
     def look(self, step: int | None) -> Stored:
         """What a step holds, or the newest."""
@@ -66,6 +71,15 @@ class SessionSource:
         self.ranks: int | None = checkpointer.world_size
         self._step: SavedStep | None = None
         self._stored: Stored | None = None
+
+    def newest(self) -> int | None:
+        """The newest step that can be recovered; None if there is no checkpoint.
+
+        Raises:
+            RestoreError: there are some, and none can be. RemoteRankError, PeerTimeoutError: from the other ranks.
+        """
+        found = self._checkpointer._look(None)
+        return None if found is None else found.attempt.step
 
     def look(self, step: int | None) -> Stored:
         """What a step holds, or the newest that can be recovered.
@@ -190,6 +204,18 @@ class DirectorySource:
     def __init__(self, directory: str | os.PathLike[str], rank: int = 0, sign_key_file: KeyFiles = None) -> None:
         self._root, self._rank, self._signing = Path(directory), rank, read_key_files(sign_key_file)
         self._looked: tuple[Chosen, Stored] | None = None
+
+    def newest(self) -> int | None:
+        """The newest committed step whose manifest is sound; None if there is no checkpoint.
+
+        Raises:
+            RestoreError: there are some, and none is sound. StorageError: the directory cannot be read.
+        """
+        with access.guarded(self._root, access.READING):
+            if not access.exists(self._root) or not list_steps(self._root):
+                return None
+            found, _ = find_step(self._root, None, self._signing)
+        return found.manifest.attempt.step
 
     def look(self, step: int | None) -> Stored:
         """What a committed step holds, or the newest whose manifest is sound.

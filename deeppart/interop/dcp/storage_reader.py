@@ -79,6 +79,17 @@ class StorageReader(TorchStorageReader):
         self._stored: Stored | None = None
         self._failure: DeeppartError | None = None
 
+    def newest(self) -> int | None:
+        """The step that a load without ``checkpoint_id`` takes; None if there is no checkpoint.
+
+        Of a session, a call of all ranks.
+
+        Raises:
+            RestoreError: there are checkpoints, but none can be loaded. StorageError, RemoteRankError,
+                PeerTimeoutError: it cannot be found out.
+        """
+        return self._source.newest()
+
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """True if it names a step."""

@@ -79,6 +79,7 @@ def test_what_the_library_has_saved_of_objects(tmp_path: Path, reader: Any) -> N
 
 def test_some_of_it(tmp_path: Path, reader: Any) -> None:
     state, source = saved(tmp_path), reader()
+    assert source.newest() == 7
     live: dict[str, Any] = {"model": {"0.weight": torch.zeros(300, 700, dtype=torch.float64)}}
     dcp.load(live, storage_reader=source)  # of another dtype, as DCP does it
     assert torch.equal(live["model"]["0.weight"], state["model"][0].weight.double())
@@ -138,8 +139,8 @@ def test_without_a_state_to_load_into(tmp_path: Path, reader: Any) -> None:
 
 
 def test_no_checkpoint_and_no_such_step(tmp_path: Path, reader: Any) -> None:
-    (tmp_path / "empty").mkdir()
     source = reader()
+    assert source.newest() is None
     with pytest.raises(CheckpointException) as caught:
         dcp.load({"w": torch.ones(1)}, storage_reader=source)
     assert isinstance(failure_of(caught.value), RestoreError)

@@ -95,11 +95,11 @@ def failure_of(error: BaseException) -> BaseException:
 
 
 @pytest.mark.parametrize("kind", ["save", "async_save"])
-@pytest.mark.parametrize("planner", [None, DefaultSavePlanner, BalancedSavePlanner, "cached"])
+@pytest.mark.parametrize("planner", [None, BalancedSavePlanner, "cached"])
 def test_saved_and_loaded(writer: StorageWriter, tmp_path: Path, kind: str, planner: Any) -> None:
     if planner == "cached" and not hasattr(dcp.planner.SavePlanner, "_cached_save_plan"):
         pytest.skip("this torch keeps no plans")
-    for step in (3, 4, 6):
+    for step in (3, 6):
         live = state(step)
         how = {"enable_plan_caching": True} if planner == "cached" else {}
         made = DefaultSavePlanner(**how) if planner == "cached" else planner and planner()
@@ -116,15 +116,15 @@ def test_saved_and_loaded(writer: StorageWriter, tmp_path: Path, kind: str, plan
         assert saved.planner_data == expected.planner_data
         check_from(tmp_path / f"dcp-{step}", step)
     for reader in (StorageReader(writer), StorageReader(tmp_path / "ckpt")):
-        for wanted in (None, 3, 4):
+        for wanted in (None, 3):
             found = cleared()
             pointers = found["model"]["w"].data_ptr(), found["layers"][0].data_ptr()
             dcp.load(found, checkpoint_id=wanted, storage_reader=reader)
             check(found, wanted or 6)
             assert pointers == (found["model"]["w"].data_ptr(), found["layers"][0].data_ptr())
     # It is a checkpoint like others.
-    loaded = deeppart.load(tmp_path / "ckpt", step=4)
-    check(loaded, 4)
+    loaded = deeppart.load(tmp_path / "ckpt", step=3)
+    check(loaded, 3)
     assert list(loaded["optimizer"]["state"]) == [0]
 
 
