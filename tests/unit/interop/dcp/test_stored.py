@@ -68,7 +68,7 @@ def test_a_live_tree_has_only_what_is_wanted(tmp_path: Path) -> None:
     assert live_tree(found.tree, {w: "W"}) == {"model": {"w": "W"}}
     assert live_tree(found.tree, {inner: "X"}) == {"lists": [None, ["X", None], None, None, None, None]}
     # An empty state would want everything.
-    assert live_tree(found.tree, {}) == {"n": None}
+    assert live_tree(found.tree, {}) == {"table": None}
     assert live_tree(stored({"a": {"b": torch.ones(1)}}, tmp_path / "a").tree, {}) == {"a": None}
 
 
