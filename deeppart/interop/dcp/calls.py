@@ -1,8 +1,9 @@
 """What ``dcp.async_save`` was called with, as its stager sees it.
 
 ``stage()`` is given the state alone; newer releases of torch (2.13 is one, 2.4 is not) tell the writer of the
-``checkpoint_id`` only afterwards, in another thread. But whoever copies only its share must know the step and the planner now. They are arguments of a
-public function by their public names; so they are read there, and compared when DCP says them.
+``checkpoint_id`` only afterwards, in another thread. But whoever copies only its share must know the step and the
+planner now. They are arguments of a public function by their public names; so they are read there, and compared when
+DCP says them.
 """
 
 from __future__ import annotations
