@@ -25,6 +25,7 @@ from deeppart.model import Attempt
 from deeppart.model.reports import RestoreReport
 from deeppart.nodes.exchange.memory import Arena
 from deeppart.pending import Pending
+from deeppart.recovery.saved import SavedStep
 from deeppart.repair.scrub import ScrubReport
 from deeppart.save.agreed import Agreed, Call
 from deeppart.save.job import Job
@@ -34,6 +35,7 @@ from deeppart.session.at_exit import close_at_the_end
 from deeppart.session.healing import heal_redundancy
 from deeppart.session.history import StepHistory
 from deeppart.session.leave import Background, not_finished, pipeline_full, settle
+from deeppart.session.looking import look_at
 from deeppart.session.open import configuration_of, open_session
 from deeppart.session.preparation import Preparation
 from deeppart.session.restore_warnings import still_busy, tell_restored, tell_suspects, warn_unsaved
@@ -357,6 +359,26 @@ class Checkpointer:
             self._background.leave(after_error=True)
             if self._auto is not None:
                 self._auto.end(failed=True)
+
+    # --- for interop ---
+
+    def _next_step(self) -> int:
+        """The first step after all that are taken."""
+        return self._steps.following()
+
+    @collection_paused()
+    def _look(self, step: int | None) -> SavedStep | None:
+        """What :meth:`restore` would restore on this rank, without its bytes (collective); None if there is nothing.
+
+        Raises:
+            RestoreError, RemoteRankError, PeerTimeoutError, FormatError: as of :meth:`restore`.
+        """
+        self._refuse_if_closed("restore")
+        timeout = self.config.timeout
+        unfinished = None if self._pipeline.wait_until_idle(timeout) else still_busy(timeout)
+        raise_together(self._comm, unfinished, "restore", timeout)
+        self._saver.restored()
+        return look_at(self._session, step, self._staging, self._arena)
 
     # --- the steps of checkpoint() ---
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,24 @@ import numpy as np
 from deeppart._gc import collection_paused
 from deeppart.errors import RestoreError
 from deeppart.model import Manifest
+from deeppart.model.boxes import Box
+from deeppart.offline.chunk_access import ChunkAccess
 from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.select import select
 from deeppart.part import SHARED_TABLE, FileSource, PartReader, Signing
 from deeppart.state.document.decoding import decode_structure
 from deeppart.state.document.part_document import OwnDocument, decode_meta
 from deeppart.state.document.structure import SavedNode, Structure
-from deeppart.state.document.whole import gather_wholes, with_wholes
+from deeppart.state.document.whole import ShardSource, WholeTensor, gather_wholes, with_wholes
 from deeppart.state.restore.boxes import BoxScatter, LiveBox, OwnSpans, check_bytes
 from deeppart.state.restore.classes import resolve_registered
 from deeppart.state.restore.merge import build, tie
+from deeppart.state.restore.overlaps import assign
 from deeppart.state.restore.scatter import LeafPiece, Scatter, check_cover, check_places, chunk_pieces
 from deeppart.state.restore.target import Target, decode_values
 from deeppart.state.tree.leaves import Array
+from deeppart.state.tree.paths import Path as TreePath
+from deeppart.state.tree.paths import readable
 from deeppart.storage.key_files import KeyFiles, read_key_files
 
 
@@ -120,9 +125,11 @@ class OpenCheckpoint:
         self.manifest, self.directory, self._where = manifest, directory, str(directory)
         shared = decode_structure(manifest.structure, self._where)
         self._check_rank(rank)
-        self._readers = [
+        opened = [
             _open_part(files, directory, manifest, number, signing) for number in range(manifest.attempt.world_size)
         ]
+        self._readers, self._sources = [reader for reader, _ in opened], [source for _, source in opened]
+        self._may_share = signing is None
         self._own = [
             decode_meta(reader.meta, f"{self._where}, part {number}", with_structure=False)
             for number, reader in enumerate(self._readers)
@@ -155,7 +162,7 @@ class OpenCheckpoint:
     def _look_as(self, rank: int) -> None:
         self.rank = rank
         self.structure = with_wholes(self._of_ranks[rank], self._wholes)
-        self.target = _target(self.structure, self._own[rank], self._wholes.contents(rank), self._where)
+        self.target = target_of(self.structure, self._own[rank], self._wholes.contents(rank), self._where)
         #: Number of a leaf -> the sharded tensor that it is.
         tensors = [tensor.for_rank(rank) for tensor in self._wholes.tensors.values()]
         self._sharded = dict(enumerate(tensors, start=len(self._of_ranks[rank].types)))
@@ -248,6 +255,59 @@ class OpenCheckpoint:
         tie(self.target, arrays)
         return arrays
 
+    def read_boxes(self, wanted: Mapping[int, Sequence[LiveBox]]) -> None:
+        """Fill boxes of leaves; reads no chunk that holds nothing of them.
+
+        The digests of all of these chunks are checked before anything is written
+        (:mod:`deeppart.offline.chunk_access`).
+
+        Args:
+            wanted: number of a leaf -> what to fill.
+
+        Raises:
+            FormatError: a chunk is damaged, or the parts do not hold every byte of a leaf exactly once.
+            StorageError: a file cannot be read.
+        """
+        self.check(set(wanted))
+        views = {leaf for leaf in wanted if leaf in self.structure.aliases}
+        paths = self.structure.array_paths()
+        scatter = BoxScatter(
+            {leaf: (self._whole(leaf, paths[leaf]), live) for leaf, live in wanted.items() if leaf not in views}
+        )
+        held = list(self._held_by(scatter))
+        access = {
+            number: ChunkAccess(self._readers[number], self._sources[number], may_share=self._may_share)
+            for number in {number for number, _, _ in held}
+        }
+        for number, chunk, _ in held:
+            access[number].check(chunk)
+        arrays = self.read(views) if views else {}
+        for leaf in views:
+            for live in wanted[leaf]:
+                assign(live.array, arrays[leaf][live.box.slices()])
+        for number, chunk, pieces in held:
+            data = access[number].data(chunk)
+            for piece in pieces:
+                scatter.write(number, piece, data)
+
+    def _held_by(self, scatter: BoxScatter) -> Iterator[tuple[int, int, list[LeafPiece]]]:
+        """Part, chunk, and the pieces in it, of all chunks that hold something of what is wanted."""
+        for number in range(len(self._readers)):
+            chunks = {chunk for leaf in scatter.leaves(number) for chunk in self._chunks[number].get(leaf, ())}
+            for chunk in sorted(chunks):
+                pieces = [piece for piece in self._pieces[number][chunk] if scatter.wants_of(number, piece)]
+                if pieces:
+                    yield number, chunk, pieces
+
+    def _whole(self, leaf: int, path: TreePath) -> WholeTensor:
+        """A leaf as a tensor of which parts may have some bytes each."""
+        if leaf in self._sharded:
+            return self._sharded[leaf]
+        kind = self.target.types[leaf]
+        parts = [self.rank] if self.structure.per_rank[leaf] else range(len(self._readers))
+        sources = tuple(ShardSource(part, leaf, Box.whole(kind.shape)) for part in parts)
+        return WholeTensor(kind, readable(path), sources, None, len(self._readers))
+
     def stream(self, leaf: int) -> Iterator[memoryview] | None:
         """The bytes of a leaf in C order, with every chunk's digest checked; each piece is good until the next one.
 
@@ -294,11 +354,11 @@ def _chunks_of_leaves(pieces: list[list[LeafPiece]]) -> dict[int, list[int]]:
 
 def _open_part(
     files: ExitStack, directory: Path, manifest: Manifest, number: int, signing: Signing | None
-) -> PartReader:
+) -> tuple[PartReader, FileSource]:
     record = manifest.parts[number]
     path = directory / record.file
     source = files.enter_context(FileSource(path))
-    return PartReader(
+    reader = PartReader(
         source,
         where=str(path),
         expected_attempt=manifest.attempt,
@@ -306,9 +366,19 @@ def _open_part(
         expected_index_digest=record.index_digest,
         signing=signing,
     )
+    return reader, source
 
 
-def _target(structure: Structure, own: OwnDocument, in_parts: list[Any], where: str) -> Target:
+def target_of(structure: Structure, own: OwnDocument, in_parts: list[Any], where: str) -> Target:
+    """What one rank had, of its structure.
+
+    Args:
+        own: the document of that rank.
+        in_parts: what it had of the values in parts of the state.
+
+    Raises:
+        CorruptFileError: a value cannot be decoded.
+    """
     values = decode_values(structure, where)
     for index, value in own.values.items():
         values[index] = value

@@ -73,6 +73,10 @@ class StepHistory:
         """The largest step that was restored, or saved since; -1 if there is none."""
         return max([self._largest, *(pending.step for pending in self._recent if _counts(pending))])
 
+    def following(self) -> int:
+        """The first step after all that are taken, or may be."""
+        return max(self.last(), self._found_newest, *self._known, -1) + 1
+
     def refusal_of(self, step: int) -> DeeppartError | None:
         """The reason why there cannot be a checkpoint of that step, or None."""
         active = [pending for pending in self._recent if pending.step == step]

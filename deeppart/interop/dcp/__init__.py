@@ -11,13 +11,25 @@ if TYPE_CHECKING:
     from deeppart.interop.dcp.extension import TensorCodecExtension, extension_registry
     from deeppart.interop.dcp.planner import BalancedSavePlanner
     from deeppart.interop.dcp.snapshots import Snapshots
+    from deeppart.interop.dcp.storage_reader import StorageReader
+    from deeppart.interop.dcp.storage_writer import StorageWriter
 
-__all__ = ["BalancedSavePlanner", "Snapshots", "TensorCodecExtension", "extension_registry", "load"]
+__all__ = [
+    "BalancedSavePlanner",
+    "Snapshots",
+    "StorageReader",
+    "StorageWriter",
+    "TensorCodecExtension",
+    "extension_registry",
+    "load",
+]
 
 #: Name -> module, imported at first use: with torch.distributed.checkpoint, which ``load`` does without.
 _LATER = {
     "BalancedSavePlanner": "deeppart.interop.dcp.planner",
     "Snapshots": "deeppart.interop.dcp.snapshots",
+    "StorageReader": "deeppart.interop.dcp.storage_reader",
+    "StorageWriter": "deeppart.interop.dcp.storage_writer",
     "TensorCodecExtension": "deeppart.interop.dcp.extension",
     "extension_registry": "deeppart.interop.dcp.extension",
 }

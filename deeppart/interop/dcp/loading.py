@@ -307,10 +307,10 @@ def _plain(node: dict[str | int, Any]) -> dict[str | int, Any] | list[Any]:
     found = dict(items)
     if any(type(key) is int for key in found):
         raise FormatError("paths of a DCP checkpoint contradict each other", found=short(list(found)))
-    return _numbered(found)
+    return numbered(found)
 
 
-def _numbered(found: dict[str | int, Any]) -> dict[str | int, Any]:
+def numbered(found: dict[str | int, Any]) -> dict[str | int, Any]:
     """With numbers again for the keys of an optimizer's state, of which DCP makes texts.
 
     ``load_state_dict`` of an optimizer takes a state whose keys are texts, and uses none of it.

@@ -1,0 +1,252 @@
+"""StorageWriter and StorageReader of deeppart beside DCP's own, under dcp.async_save and dcp.load.
+
+    python benchmarks/dcp_storage.py [--quick] [--ranks 2,4] [--megabytes 800] [--directory /dev/shm] [--json FILE]
+
+A state of float32, Adam's two moments beside each tensor: once the same on all ranks (DDP), once as DTensors of which
+each rank has a part (FSDP). DCP saves with its best settings: one stager kept for all saves, plans kept
+(enable_plan_caching), files without fsync. Both take turns, round after round; the state changes before each save.
+Medians, each of the slowest rank, and the ratios of deeppart to DCP:
+
+- *blocked*: until dcp.async_save returns, and the state may change;
+- *safe*: until its result is there: for deeppart on the persistent level, with fsync;
+- *load*: dcp.load into a state that is there, from a directory, each rank for itself; and by the session of the job;
+- *memory*: by which a rank's memory grows during its first save, at its peak; without files that are mapped. What is
+  kept for the next save is in it.
+
+What is loaded is compared. Exit code: 0 measured, 1 malfunction.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+if __name__ == "__main__":  # runs from a checkout, installed or not
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from rich.console import Console
+from rich.table import Table
+from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.multiprocessing.spawn import spawn
+
+from benchmarks.machine import describe_machine
+from benchmarks.memory import MemoryWatch
+from deeppart.interop.dcp import StorageReader, StorageWriter
+
+#: It takes numbers for steps, too, which its annotations do not have.
+async_save: Any = dcp.async_save
+STATES = ("same on all ranks", "shards")
+_TIMEOUT_S = 300.0
+
+
+def make_state(name: str, megabytes: float) -> dict[str, Any]:
+    """A model of layers, and two moments of each tensor."""
+    torch.manual_seed(1)
+    rows = max(8, int(megabytes * 1e6 / 12 / (24 * 1024 * 4)) // 8 * 8)
+    model: dict[str, Any] = {}
+    for layer in range(24):
+        model[f"layers.{layer}.weight"] = torch.randn(rows * 4, 1024)
+        model[f"layers.{layer}.bias"] = torch.randn(1024)
+    if name == "shards":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        model = {key: distribute_tensor(each, mesh, [Shard(0)]) for key, each in model.items()}
+    moments = {key: {"exp_avg": each.clone(), "exp_avg_sq": each.clone(), "step": 1.0} for key, each in model.items()}
+    return {"model": model, "optimizer": {"state": moments}, "step": 1}
+
+
+def tensors(item: Any) -> list[torch.Tensor]:
+    """Every tensor that this rank has memory of."""
+    if isinstance(item, dict):
+        return [tensor for each in item.values() for tensor in tensors(each)]
+    return [getattr(item, "_local_tensor", item)] if isinstance(item, torch.Tensor) else []
+
+
+class Stock:
+    """DCP's own writer and reader."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stager = DefaultStager(StagingOptions(False, False, False, False))
+
+    def save(self, state: dict[str, Any], step: int) -> Any:
+        """Begin a save."""
+        return async_save(
+            state,
+            storage_writer=FileSystemWriter(self._path / str(step), sync_files=False),
+            planner=DefaultSavePlanner(enable_plan_caching=True),
+            async_stager=self._stager,
+        )
+
+    def loads(self, step: int) -> dict[str, Callable[[dict[str, Any]], None]]:
+        """Ways to load a step."""
+        return {"load": lambda state: dcp.load(state, storage_reader=FileSystemReader(self._path / str(step)))}
+
+    def remove(self, step: int) -> None:
+        """Remove a step."""
+        if dist.get_rank() == 0:
+            shutil.rmtree(self._path / str(step), ignore_errors=True)
+
+    def close(self) -> None:
+        """End it."""
+        self._stager.close()
+
+
+class Deeppart:
+    """The library's."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path / "deeppart"
+        self._writer = StorageWriter(
+            self._path, process_group=dist.group.WORLD, keep={"persistent": 1}, timeout=_TIMEOUT_S
+        )
+
+    def save(self, state: dict[str, Any], step: int) -> Any:
+        """Begin a save."""
+        return async_save(state, checkpoint_id=step, storage_writer=self._writer)
+
+    def loads(self, step: int) -> dict[str, Callable[[dict[str, Any]], None]]:
+        """Ways to load a step."""
+        sources = {"load": StorageReader(self._path), "load, session": StorageReader(self._writer)}
+        return {name: partial(dcp.load, checkpoint_id=step, storage_reader=source) for name, source in sources.items()}
+
+    def remove(self, step: int) -> None:
+        """The library does it."""
+
+    def close(self) -> None:
+        """End it."""
+        self._writer.close()
+
+
+def timed(call: Callable[[], Any]) -> float:
+    """Seconds of the slowest rank."""
+    dist.barrier()
+    began = time.perf_counter()
+    call()
+    return slowest(time.perf_counter() - began)
+
+
+def slowest(seconds: float) -> float:
+    """Of all ranks."""
+    most = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    return float(most)
+
+
+def measure(rank: int, ranks: int, options: argparse.Namespace, results: Path) -> None:
+    """What one rank does; rank 0 leaves the results."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{results.parent}/meeting", rank=rank, world_size=ranks)
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for name in STATES:
+        state, live = (make_state(name, options.megabytes) for _ in range(2))
+        where = results.parent / name.replace(" ", "-")
+        makers: dict[str, Callable[[Path], Stock | Deeppart]] = {"DCP": Stock, "deeppart": Deeppart}
+        contestants = {each: make(where) for each, make in makers.items()}
+        figures: dict[str, dict[str, list[float]]] = {each: {} for each in contestants}
+        for turn in range(2 if options.quick else 2 + options.repeat):
+            for contestant, each in contestants.items():
+                seen = _turn(each, state, live, turn + 1, results.parent)
+                for key, value in seen.items():
+                    if (key == "memory") == (turn == 0):
+                        figures[contestant].setdefault(key, []).append(value)
+        for each in contestants.values():
+            each.close()
+        found[name] = {
+            contestant: {key: median(values) for key, values in each.items()} for contestant, each in figures.items()
+        }
+        shutil.rmtree(where, ignore_errors=True)
+    if rank == 0:
+        results.write_text(json.dumps(found), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _turn(
+    contestant: Stock | Deeppart, state: dict[str, Any], live: dict[str, Any], step: int, files: Path
+) -> dict[str, float]:
+    """One save and its loads."""
+    for tensor in tensors(state):
+        tensor.add_(1)
+    state["step"] = step
+    gc.collect()
+    with MemoryWatch(files) as peak:
+        dist.barrier()
+        began = time.perf_counter()
+        saving = contestant.save(state, step)
+        blocked = time.perf_counter() - began
+        saving.result(_TIMEOUT_S)  # nothing else between ranks meanwhile: DCP's thread has the group
+        safe = time.perf_counter() - began
+    found = {"blocked": slowest(blocked), "safe": slowest(safe), "memory": slowest(peak.growth_bytes)}
+    for name, load in contestant.loads(step).items():
+        for tensor in tensors(live):
+            tensor.zero_()
+        found[name] = timed(partial(load, live))
+        if live["step"] != step or not all(map(torch.equal, tensors(live), tensors(state))):
+            sys.exit(f"dcp_storage: MALFUNCTION, {name} gives something else")
+    dist.barrier()
+    contestant.remove(step)
+    dist.barrier()
+    return found
+
+
+def show(found: dict[str, Any], ranks: int, console: Console) -> None:
+    """A table of one number of ranks."""
+    table = Table(title=f"dcp.async_save and dcp.load on {ranks} ranks", title_justify="left")
+    for column in ("state", "", "DCP", "deeppart", "deeppart / DCP"):
+        table.add_column(column, justify="left" if column in ("state", "") else "right")
+    for name, each in found.items():
+        ours, theirs = each["deeppart"], each["DCP"]
+        for key, value in ours.items():
+            other = theirs[key.partition(",")[0]]
+            shown = [f"{one / 1e6:.0f} MB" if key == "memory" else f"{one:.3f} s" for one in (other, value)]
+            table.add_row(name, key, *shown, f"{value / max(other, 1e-9):.2f}")
+    console.print(table)
+
+
+def main() -> int:
+    """Measure; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small states, one round")
+    parser.add_argument("--repeat", type=int, default=5, help="rounds, after two that do not count (default 5)")
+    parser.add_argument("--ranks", default="2,4", metavar="N,N", help="numbers of ranks (default 2,4)")
+    parser.add_argument("--megabytes", type=float, default=800.0, help="of the whole state (default 800)")
+    parser.add_argument("--directory", type=Path, default=Path("/dev/shm"), help="where files go (default /dev/shm)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
+    options = parser.parse_args()
+    if options.quick:
+        options.megabytes = min(options.megabytes, 40.0)
+    document: dict[str, Any] = {"machine": describe_machine({"files": str(options.directory)})}
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    for ranks in map(int, options.ranks.split(",")):
+        directory = Path(tempfile.mkdtemp(prefix="deeppart-dcp-storage-", dir=options.directory))
+        try:
+            results = directory / "results.json"
+            spawn(measure, (ranks, options, results), ranks)
+            document[str(ranks)] = json.loads(results.read_text(encoding="utf-8"))
+        finally:
+            shutil.rmtree(directory)
+        show(document[str(ranks)], ranks, console)
+    if options.json is not None:
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

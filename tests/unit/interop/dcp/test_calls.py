@@ -1,0 +1,47 @@
+"""What dcp.async_save was called with, as its stager sees it; on whatever torch this is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
+
+from deeppart.interop.dcp.calls import AsyncSave, calling_async_save
+
+
+class Looking(FileSystemWriter):
+    """Keeps what its stage() sees."""
+
+    _synchronize_after_execute = False
+    should_synchronize_after_execute = False
+    seen: AsyncSave | None = None
+
+    def stage(self, state_dict: Any) -> Any:
+        self.seen = calling_async_save()
+        return state_dict
+
+    def synchronize_staging(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
+def test_arguments_are_those_of_the_call(tmp_path: Path) -> None:
+    writer, planner = Looking(tmp_path), DefaultSavePlanner()
+    saving: Any = dcp.async_save(
+        {"w": torch.ones(1)}, checkpoint_id=tmp_path / "step_5", storage_writer=writer, planner=planner
+    )
+    saving.result(60)
+    assert writer.seen is not None and writer.seen == AsyncSave(tmp_path / "step_5", planner)
+    assert calling_async_save() is None
+
+
+def test_a_function_of_the_same_name_is_none() -> None:
+    def async_save(checkpoint_id: int) -> AsyncSave | None:
+        return calling_async_save()
+
+    assert async_save(3) is None
