@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.errors import DeeppartWarning, StateError
+from deeppart.errors import DeeppartWarning, StateError, StructureMismatchError
 from deeppart.model.boxes import Box
-from tests.unit.sharded_states import Piece, piece, restore, save
+from tests.unit.sharded_states import Piece, piece, restore, rows, save
 
 WHOLE = torch.arange(8.0)
 
@@ -90,3 +90,26 @@ def test_another_whole_shape_is_noticed_at_the_next_checkpoint(tmp_path: Path) -
         with pytest.raises(deeppart.StructureMismatchError, match="of 9 elements, 8 are in a shard"):
             ck.checkpoint({"w": at(WHOLE.clone(), 0, 9)}, 2)
     assert issubclass(DeeppartWarning, UserWarning)
+
+
+W = torch.arange(200.0).view(20, 10) + 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("view", [W[10:20, 5:], W[10:], W.T], ids=["box", "rows", "transposed"])
+@pytest.mark.parametrize("of_view", [False, True], ids=["the owner", "the view"])
+def test_shards_of_a_view_or_of_what_it_is_a_view_of_are_refused(
+    tmp_path: Path, view: torch.Tensor, of_view: bool, ranks: int
+) -> None:
+    """Nothing has the bytes of the view as such: it would stay as it was."""
+    save(tmp_path, [{"w": W, "view": view}])
+    plain, split = (W, view) if of_view else (view, W)
+    names = ("w", "view") if of_view else ("view", "w")
+    zeros = [(torch.zeros_like(plain), rows(split * 0, rank, ranks)) for rank in range(ranks)]
+    live = [dict(zip(names, each, strict=True)) for each in zeros]
+    with pytest.raises(StructureMismatchError, match="saved as a view"):
+        restore(tmp_path, live)
+    assert not any(each[name].any() for each in live for name in names)
+    restore(tmp_path, live, exclude="view")
+    whole = live[0]["w"]
+    assert torch.equal(whole, W if of_view else rows(W, 0, ranks))
