@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import deeppart
+from deeppart.interop.dcp import (
+    BalancedSavePlanner,
+    StorageReader,
+    StorageWriter,
+    TensorCodecExtension,
+    extension_registry,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -85,3 +97,62 @@ def test_staging_is_pinned_and_reused(tmp_path: Path) -> None:
                 assert staged.is_pinned()
                 places.add(staged.data_ptr())
     assert len(places) == 1
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    """A process group of one rank, with a backend for the host, which ``dcp.async_save`` wants."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def state_for_dcp(scale: float = 1.0) -> dict[str, Any]:
+    torch.manual_seed(4)
+    model = torch.nn.Linear(700, 900).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(8, 700, device="cuda")).sum().backward()
+    optimizer.step()
+    found, moments = get_state_dict(model, optimizer)
+    state = {"model": found, "optimizer": moments, "half": torch.randn(5000, device="cuda").bfloat16(), "epoch": 3}
+    for tensor in tensors_of(state):
+        tensor.detach().mul_(scale)
+    return state
+
+
+def tensors_of(item: Any) -> list[torch.Tensor]:
+    if isinstance(item, dict):
+        return [tensor for each in item.values() for tensor in tensors_of(each)]
+    return [item] if isinstance(item, torch.Tensor) else []
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_device_tensors_by_way_of_dcp(tmp_path: Path) -> None:
+    """Through our writer and reader, and through DCP's own with our planner and codec."""
+    expected = state_for_dcp()
+    extension = TensorCodecExtension()
+    with StorageWriter(tmp_path / "ours", timeout=100.0) as writer:
+        for step in (1, 2):
+            changing = state_for_dcp()
+            saving: Any = dcp.async_save(changing, checkpoint_id=str(step), storage_writer=writer)
+            for tensor in tensors_of(changing):
+                tensor.detach().add_(7)  # after the call: not saved
+            saving.result(100)
+        dcp.save(expected, checkpoint_id=tmp_path / "planned", planner=BalancedSavePlanner())
+        coded = FileSystemWriter(tmp_path / "coded", _extensions=[extension])
+        dcp.save(expected, storage_writer=coded)
+        readers: list[Any] = [
+            StorageReader(writer),
+            StorageReader(tmp_path / "ours"),
+            FileSystemReader(tmp_path / "planned"),
+            FileSystemReader(tmp_path / "coded", _extension_registry=extension_registry()),
+        ]
+        for reader in readers:
+            live = state_for_dcp(0.0)
+            places = [tensor.data_ptr() for tensor in tensors_of(live)]
+            dcp.load(live, storage_reader=reader)
+            assert [tensor.data_ptr() for tensor in tensors_of(live)] == places
+            assert all(map(torch.equal, tensors_of(live), tensors_of(expected))), reader
+    found = deeppart.load(tmp_path / "ours")
+    assert torch.equal(found["half"], expected["half"].cpu())
