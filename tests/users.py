@@ -38,7 +38,7 @@ def told_by(
         if not module.name.endswith("__main__") and not module.name.startswith("deeppart.comm.mpi"):
             try:
                 importlib.import_module(module.name)
-            except ModuleNotFoundError as error:  # a trainer that is not installed
+            except ImportError as error:  # a trainer that is not installed
                 if str(error.name).startswith("deeppart"):
                     raise
     reading, writing = os.pipe()

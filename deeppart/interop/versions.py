@@ -8,6 +8,10 @@ from importlib import metadata
 from deeppart.errors import ConfigError
 
 
+class _TrainerImportError(ConfigError, ImportError):
+    """A module of this package that is imported without what it is for."""
+
+
 def require(package: str, oldest: str, purpose: str) -> None:
     """Refuse a package that is missing or too old, before anything is done with it.
 
@@ -17,7 +21,7 @@ def require(package: str, oldest: str, purpose: str) -> None:
         purpose: the module that needs it.
 
     Raises:
-        ConfigError: it is not installed, or older.
+        ConfigError: it is not installed, or older. It is an ImportError, too, as of any module that cannot be imported.
 
     Example:
         >>> from deeppart.interop.versions import require
@@ -29,7 +33,7 @@ def require(package: str, oldest: str, purpose: str) -> None:
         found = ""
     if found and _numbers(found) >= _numbers(oldest):
         return
-    raise ConfigError(
+    raise _TrainerImportError(
         f"{purpose} needs {package}" if not found else f"{purpose} needs a newer {package}",
         expected=f"{package} {oldest} or newer",
         found=found or "none is installed",
