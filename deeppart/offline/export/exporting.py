@@ -20,6 +20,7 @@ from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.load import OpenCheckpoint
 from deeppart.storage.key_files import KeyFiles, read_key_files
 from deeppart.storage.refusals import storage_error
+from deeppart.storage.steps import parse_step_directory_name
 
 
 class Writer(Protocol):
@@ -112,12 +113,14 @@ def export(
         FormatError: a file that is needed is damaged.
         StateError: the format has nothing like something in the state.
         StructureMismatchError: ``keys`` match nothing, or there is no container ``inner``.
-        StorageError: a file cannot be read or written, or there is one of that name.
+        StorageError: a file cannot be read or written, or there is one of that name; or ``out`` is within a step of
+            ``root``.
     """
     out = Path(out)
     made_by: Writer = Hdf5Writer() if writer is None else writer
     told = progress or (lambda done, total: None)
     signing = read_key_files(sign_key_file)
+    _refuse_inside(out, Path(root))
     try:
         folder = access.open_folder(out.absolute().parent)
         there = folder.lstat(out.name).st_mode if folder.has(out.name) else None
@@ -151,6 +154,21 @@ def export(
             )
 
         return with_checkpoint(Path(root), step, use, signing)
+
+
+def _refuse_inside(out: Path, root: Path) -> None:
+    """Refuse to write over, or beside, the files of a step."""
+    folder, inside = os.path.realpath(out.absolute().parent), os.path.realpath(root)
+    if not Path(folder).is_relative_to(inside):
+        return
+    within = Path(folder).relative_to(inside).parts
+    if within and parse_step_directory_name(within[0]) is not None:
+        raise StorageError(
+            "an archive is not written into a step of a checkpoint directory",
+            found=f"{within[0]} in {root}",
+            where=str(out),
+            todo="give it a place outside of the checkpoint",
+        )
 
 
 def _taken(out: Path, is_directory: bool, makes_directory: bool) -> StorageError:

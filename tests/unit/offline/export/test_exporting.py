@@ -44,3 +44,15 @@ def test_what_stands_there_is_called_what_it_is(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt", "file", "folder"]
     export(tmp_path / "ckpt", tmp_path / "folder", DcpWriter(), overwrite=True)
     assert (tmp_path / "folder" / ".metadata").exists()
+
+
+def test_a_step_is_not_written_over_by_its_own_archive(tmp_path: Path) -> None:
+    save(tmp_path / "ckpt", 1)
+    (step,) = (tmp_path / "ckpt").glob("step-0*")
+    before = {path.name: path.read_bytes() for path in step.iterdir()}
+    (tmp_path / "link").symlink_to(step)
+    for out in (step / "manifest", step / "new", tmp_path / "link" / "manifest"):
+        with pytest.raises(StorageError, match="into a step"):
+            export(tmp_path / "ckpt", out, overwrite=True)
+    assert {path.name: path.read_bytes() for path in step.iterdir()} == before
+    assert export(tmp_path / "ckpt", tmp_path / "ckpt" / "archive.h5").step == 1
