@@ -190,7 +190,7 @@ def connected(comm: MPI.Comm) -> Operation[MpiComm]:
     while True:
         first = starts.begun[0]
         try:
-            yield next(first)  # not "yield from": that would end with this operation, when it is given up
+            moved = next(first)  # not "yield from": that would end with this operation, when it is given up
         except StopIteration as stop:
             channel: MpiComm = stop.value
             del starts.begun[0]
@@ -202,6 +202,8 @@ def connected(comm: MPI.Comm) -> Operation[MpiComm]:
             del starts.begun[0]
             if first is mine or not isinstance(error, CommError):
                 raise
+        else:
+            yield moved  # where this operation is given up, and let go of at some later time: the start goes on
 
 
 def _start(comm: MPI.Comm, pool: Pool[MpiComm]) -> Operation[MpiComm]:
