@@ -15,7 +15,6 @@ import argparse
 import json
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,9 +30,8 @@ import torch.distributed.checkpoint as dcp
 from rich.console import Console
 from rich.table import Table
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter, SavePlanner
-from torch.multiprocessing.spawn import spawn
 
-from benchmarks.machine import describe_machine
+from benchmarks.dcp_ranks import measure_each, parser_of
 from benchmarks.workload import make_workload
 from deeppart.interop.dcp import BalancedSavePlanner
 
@@ -152,27 +150,9 @@ def show(found: dict[str, Any], ranks: int, console: Console) -> None:
 
 def main() -> int:
     """Measure; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small states, one round")
-    parser.add_argument("--repeat", type=int, default=5, help="rounds, after one that does not count (default 5)")
-    parser.add_argument("--ranks", default="2,4", metavar="N,N", help="numbers of ranks (default 2,4)")
-    parser.add_argument("--directory", type=Path, default=Path("/dev/shm"), help="where files go (default /dev/shm)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
+    parser = parser_of(__doc__, "one that does")
     options = parser.parse_args()
-    document: dict[str, Any] = {"machine": describe_machine({"files": str(options.directory)})}
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    for ranks in map(int, options.ranks.split(",")):
-        directory = Path(tempfile.mkdtemp(prefix="deeppart-dcp-planner-", dir=options.directory))
-        try:
-            results = directory / "results.json"
-            spawn(measure, (ranks, options, results), ranks)
-            document[str(ranks)] = json.loads(results.read_text(encoding="utf-8"))
-        finally:
-            shutil.rmtree(directory)
-        show(document[str(ranks)], ranks, console)
-    if options.json is not None:
-        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return 0
+    return measure_each("dcp-planner", options, measure, show)
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ class _Restoring:
 
     def needs_more(self, matched: Matched) -> bool:
         """True on all ranks if any of them needs bytes that nobody has read."""
-        if self._tables.loaded_bytes == self._tables.saved_bytes:
+        if not any(index.unread() for index in self._tables.indexes):
             return False
         lacking = np.array([lacks_bytes(matched, self._tables)], dtype=np.int64)
         return bool(self._ranks.finish(self._comm.maximum(lacking), self._what).any())

@@ -23,8 +23,8 @@ from deeppart.recovery.live import check_writable
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.saved import SavedStep, check_spans
 from deeppart.recovery.tables import PartIndexView
-from deeppart.state.document.structure import Alias, SavedArray, SavedValue, array_numbers, walk_tree
-from deeppart.state.document.ties import alias_digests, contiguous_strides
+from deeppart.state.document.structure import SavedArray, SavedValue, array_numbers, walk_tree
+from deeppart.state.document.ties import alias_digests
 from deeppart.state.document.units import Unit, units_of
 from deeppart.state.restore.advice import (
     advice,
@@ -205,9 +205,7 @@ def _untie_from(matched: Matched, gone: Set[int]) -> Matched:
         raise _own_error(saved, placed[min(index for index, alias in left.items() if alias.owner in own)])
     firsts: dict[int, int] = {}
     for index, alias in left.items():
-        kind, owner = target.types[index], target.types[alias.owner]
-        same = alias == Alias(alias.owner, 0, contiguous_strides(kind.shape)) and kind.nbytes == owner.nbytes
-        if same and alias.owner not in own:
+        if target.has_all_bytes(index, alias) and alias.owner not in own:
             firsts.setdefault(alias.owner, index)
     for index, alias in left.items():
         if alias.owner not in firsts:

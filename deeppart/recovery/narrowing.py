@@ -43,7 +43,7 @@ class LiveState:
     alike: bool = False
 
 
-def look_at(state: Any, asked: Asked, comm: Comm, timeout: float) -> LiveState:
+def look_at_live(state: Any, asked: Asked, comm: Comm, timeout: float) -> LiveState:
     """Take the live state of each rank apart (collective).
 
     Raises:

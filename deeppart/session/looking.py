@@ -46,7 +46,7 @@ def look_at(session: Session, step: int | None, staging: Staging, arena: Arena) 
         found, _ = recover(comm, *what, session.processors.waiting)
     if found is None:
         return None
-    text = found.led_by(comm.rank)[0].reader.meta if 0 in found.led_by(comm.rank) else None
+    text = found.mine[0].reader.meta if found.reads[0].reader == comm.rank else None
     name = f"restore of step {found.attempt.step}, document"
     first = finish(comm, comm.broadcast(text, found.reads[0].reader), name, timeout)
     documents = share_documents(ranks, found, first)

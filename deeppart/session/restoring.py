@@ -14,7 +14,7 @@ from deeppart.plan.restart import Inventory
 from deeppart.recovery.apply import restore_state
 from deeppart.recovery.live import refusal_of_state
 from deeppart.recovery.narrow_reading import NarrowReading
-from deeppart.recovery.narrowing import look_at
+from deeppart.recovery.narrowing import look_at_live
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered, recover
 from deeppart.session.record import Session
@@ -61,7 +61,7 @@ def restore_step(
     """
     comm, timeout = session.comm, session.config.timeout
     inventory = take_stock(session, timeout)
-    live = look_at(state, asked, comm, timeout)
+    live = look_at_live(state, asked, comm, timeout)
     narrow = NarrowReading(live.flat.root, asked.request, live.outermost, alike=live.alike)
     ranks = Ranks(comm, session.topology.node_of, timeout, session.processors.waiting)
     what = inventory, step, *memory, timeout, session.persistent.signing, session.processors.waiting

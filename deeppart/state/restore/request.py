@@ -106,6 +106,10 @@ class Asked:
         on_unexpected: called with the path of each saved item that the live state lacks and is left out, or None.
     """
 
+    request: Request = field(default_factory=Request)
+    on_missing: Callable[[str, Any], object] | None = None
+    on_unexpected: Callable[[str], object] | None = None
+
     def without(self, excluded: Sequence[str]) -> Asked:
         """The same, and what the configuration leaves out of checkpoints stays as it is."""
         if not excluded:
@@ -114,10 +118,6 @@ class Asked:
         return replace(
             self, request=replace(self.request, exclude=(*self.request.exclude, *settings), settings=settings)
         )
-
-    request: Request = field(default_factory=Request)
-    on_missing: Callable[[str, Any], object] | None = None
-    on_unexpected: Callable[[str], object] | None = None
 
 
 class RestoreArguments(TypedDict, total=False):

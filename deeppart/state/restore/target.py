@@ -109,18 +109,21 @@ class Target:
         kept = {index: alias for index, alias in aliases.items() if index not in apart and alias.owner not in apart}
         if len(kept) == len(aliases):
             return
-        parts = {index for index, alias in aliases.items() if index not in kept and not self._is_all_of(index, alias)}
+        parts = {index for index, alias in aliases.items() if index not in kept and not self._is_twin(index, alias)}
         parts -= self.dropped
         for path, node in walk_tree(self.structure.tree, ()) if parts else ():
             if isinstance(node, SavedArray) and node.index in parts:
                 raise _part_error(path, self.types[node.index], self.types[aliases[node.index].owner])
         self.structure = replace(self.structure, aliases=kept)
 
-    def _is_all_of(self, index: int, alias: Alias) -> bool:
-        """True if a leaf is the same elements in the same order as the one whose memory it shares."""
+    def has_all_bytes(self, index: int, alias: Alias) -> bool:
+        """True if a leaf is all the bytes, in their order, of the one whose memory it shares."""
         kind, owner = self.types[index], self.types[alias.owner]
-        same_order = not alias.offset and alias.strides == contiguous_strides(kind.shape)
-        return same_order and kind.shape == owner.shape and kind.nbytes == owner.nbytes
+        return not alias.offset and alias.strides == contiguous_strides(kind.shape) and kind.nbytes == owner.nbytes
+
+    def _is_twin(self, index: int, alias: Alias) -> bool:
+        """True if it has the same boxes, too."""
+        return self.has_all_bytes(index, alias) and self.types[index].shape == self.types[alias.owner].shape
 
 
 def _part_error(path: Path, kind: LeafType, owner: LeafType) -> StructureMismatchError:

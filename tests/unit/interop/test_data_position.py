@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,9 +70,12 @@ def test_a_generator_that_the_user_gave_stays() -> None:
     assert loader.generator is given
 
 
-def test_what_is_no_loader_of_torch_is_left_alone() -> None:
+def test_what_has_no_generator_is_left_alone() -> None:
     own_generator(object())
     own_generator(None)
+    other = SimpleNamespace(rank=3)
+    own_generator(other)
+    assert vars(other) == {"rank": 3}
 
 
 def test_a_subclass_that_pickles_its_position_is_asked_for_what_it_pickles() -> None:
