@@ -147,12 +147,13 @@ class _Restoring:
     def _agree_on_boxes(self, matched: Matched) -> None:
         """What any rank has shards of goes to all ranks box by box: none of it is sent to those who have others."""
         found = np.zeros(len(matched.saved.documents.structure.types) + 1, dtype=np.int64)
-        split = [index for index in (*matched.target.sharded, *matched.target.created) if index < len(found) - 1]
+        target = matched.target
+        split = [index for index in {*target.sharded, *target.created, *target.boxed} if index < len(found) - 1]
         found[split] = 1
-        found[-1] = bool(matched.target.boxed)
+        found[-1] = bool(target.boxed)
         everywhere = self._ranks.finish(self._comm.maximum(found), self._what)
         self._boxes = bool(everywhere.any())
-        matched.target.boxed |= set(np.flatnonzero(everywhere[:-1]).tolist())
+        target.boxed |= set(np.flatnonzero(everywhere[:-1]).tolist())
 
     def map_old_ranks(self, matched: Matched, old: OldLeaves) -> Mapped:
         """Take rank 0's per-rank values, or ask the caller's function for this rank's."""

@@ -296,8 +296,8 @@ class Refused:
 def _owners(target: Target, wanted: Collection[int]) -> set[int]:
     """The leaves of which a wanted one was saved as a part: they are restored, too, and as a whole."""
     aliases = target.structure.aliases
-    found = {leaf: aliases[leaf].owner for leaf in wanted if leaf in aliases}
-    return {owner for leaf, owner in found.items() if target.types[leaf].nbytes != target.types[owner].nbytes}
+    found = {leaf: aliases[leaf] for leaf in wanted if leaf in aliases}
+    return {alias.owner for leaf, alias in found.items() if not target.is_twin(leaf, alias)}
 
 
 def _target(step: SavedStep, rank: int) -> Target:

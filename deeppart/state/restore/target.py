@@ -109,11 +109,13 @@ class Target:
         kept = {index: alias for index, alias in aliases.items() if index not in apart and alias.owner not in apart}
         if len(kept) == len(aliases):
             return
-        parts = {index for index, alias in aliases.items() if index not in kept and not self._is_twin(index, alias)}
+        parts = {index for index, alias in aliases.items() if index not in kept and not self.is_twin(index, alias)}
         parts -= self.dropped
         for path, node in walk_tree(self.structure.tree, ()) if parts else ():
             if isinstance(node, SavedArray) and node.index in parts:
                 raise _part_error(path, self.types[node.index], self.types[aliases[node.index].owner])
+        # No part has bytes under the number of an alias: they come as boxes of its owner.
+        self.boxed |= aliases.keys() - kept.keys() - apart
         self.structure = replace(self.structure, aliases=kept)
 
     def has_all_bytes(self, index: int, alias: Alias) -> bool:
@@ -121,8 +123,8 @@ class Target:
         kind, owner = self.types[index], self.types[alias.owner]
         return not alias.offset and alias.strides == contiguous_strides(kind.shape) and kind.nbytes == owner.nbytes
 
-    def _is_twin(self, index: int, alias: Alias) -> bool:
-        """True if it has the same boxes, too."""
+    def is_twin(self, index: int, alias: Alias) -> bool:
+        """True if a leaf is the same elements, in the same order and shape, as the one whose memory it shares."""
         return self.has_all_bytes(index, alias) and self.types[index].shape == self.types[alias.owner].shape
 
 

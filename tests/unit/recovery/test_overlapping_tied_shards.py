@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,22 @@ def test_shards_of_a_view_or_of_what_it_is_a_view_of_are_refused(
     restore(tmp_path, live, exclude="view")
     whole = live[0]["w"]
     assert torch.equal(whole, W if of_view else rows(W, 0, ranks))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_one_tensor_under_three_names_some_of_them_split(tmp_path: Path, seed: int) -> None:
+    """Of which one has the bytes in the checkpoint, the live states know nothing; nor what other ranks have split."""
+    rng = random.Random(seed)
+    saving, ranks = rng.choice([1, 2]), rng.choice([1, 2, 3])
+    save(tmp_path, [dict.fromkeys("abc", W) | {"d": W + 1}] * saving, compression=rng.choice(["none", "zstd"]))
+
+    def live(rank: int) -> dict[str, Any]:
+        return {name: rows(W * 0, rank, ranks) if rng.random() < 0.5 else torch.zeros(20, 10) for name in "abcd"}
+
+    states = [live(rank) for rank in range(ranks)]
+    restore(tmp_path, states, on_nodes=rng.random() < 0.5)
+    for rank, state in enumerate(states):
+        for name, found in state.items():
+            expected = W + (name == "d")
+            split = rows(expected, rank, ranks) if isinstance(found, Piece) else expected
+            assert torch.equal(found.as_subclass(torch.Tensor), split.as_subclass(torch.Tensor)), (rank, name)

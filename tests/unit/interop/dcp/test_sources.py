@@ -77,3 +77,24 @@ def test_another_ranks_values_of_a_directory(tmp_path: Path) -> None:
     source.look(5)
     source.bring({"w": [Wanted(Box((0,), (1,)), found)]}, [])
     assert found.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("kind", ["session", "directory"])
+@pytest.mark.parametrize("way", ["T", "flat", "same"])
+def test_boxes_of_a_tensor_and_of_the_same_bytes_in_another_order(tmp_path: Path, kind: str, way: str) -> None:
+    """Not only what is smaller is a part of another."""
+    w = torch.arange(6000.0).view(100, 60)
+    other = {"T": w.T, "flat": w.view(-1), "same": w}[way]
+    with deeppart.Checkpointer(persistent_dir=tmp_path) as checkpointer:
+        checkpointer.checkpoint({"w": w, "other": other}, 5).wait()
+        source: Source = SessionSource(checkpointer) if kind == "session" else DirectorySource(tmp_path)
+        source.look(None)
+        some, all_of, more = torch.zeros(3, 7), torch.zeros(other.shape), torch.zeros(2, *other.shape[1:])
+        boxes = [Wanted(Box((1,) + (0,) * (other.ndim - 1), tuple(more.shape)), more)]
+        wanted = {"w": [Wanted(Box((2, 5), (3, 7)), some)], "other": boxes}
+        source.bring(wanted, [])
+        assert torch.equal(some, w[2:5, 5:12]) and torch.equal(more, other[1:3])
+        some.zero_()
+        wanted["other"] = [Wanted(Box((0,) * other.ndim, tuple(other.shape)), all_of)]
+        source.bring(wanted, [])
+    assert torch.equal(some, w[2:5, 5:12]) and torch.equal(all_of, other)
