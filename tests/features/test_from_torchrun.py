@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,14 +83,16 @@ def start(process: subprocess.Popen[bytes], folder: Path) -> Run:
     return Run()
 
 
-def read(process: subprocess.Popen[bytes], run: Run, losses: dict[int, str], until: int | None = None) -> None:
-    """Note what is printed, up to a step or until both ranks have ended."""
+def read(
+    process: subprocess.Popen[bytes], run: Run, losses: dict[int, str], until: Callable[[int], bool] = lambda _: False
+) -> None:
+    """Note what is printed, up to the first step of which `until` is true or until both ranks have ended."""
     assert process.stdout is not None
     for line in map(bytes.decode, process.stdout):  # unbuffered: nothing is read ahead
         if found := re.fullmatch(r"step (\d+): loss (\S+)\n", line):
             step = int(found[1])
             assert losses.setdefault(step, found[2]) == found[2], f"step {step} again, with another loss"
-            if step == until:
+            if until(step):
                 return
         elif line.startswith("pids"):
             run.pids = [int(word) for word in line.split()[1:]]
@@ -115,14 +117,16 @@ def test_the_script_of_the_page_goes_on_bit_for_bit_after_sigkill_and_sigterm(tm
         assert (run.restored, run.ended) == ("None", [0, 0])
 
         run = start(process, stopped)
-        read(process, run, losses, until=25)
+        committed = stopped / "ckpt"
+        read(process, run, losses, until=lambda step: step >= 25 and any(committed.glob("step-*/manifest")))
+        killed_after = max(losses)
         for pid in run.pids:
             os.kill(pid, signal.SIGKILL)
         read(process, run, losses)
         assert run.ended == [signal.SIGKILL] * 2
 
         run = start(process, stopped)
-        read(process, run, losses, until=50)
+        read(process, run, losses, until=lambda step: step >= killed_after + 25)
         os.kill(run.pids[1], signal.SIGTERM)  # one rank alone: both stop
         read(process, run, losses)
         assert int(run.restored) >= 10  # what was in the background when it was killed may be lost
