@@ -1,7 +1,7 @@
 """Import: a checkpoint of another library as a committed step of a persistent directory.
 
 One process is the job. The state is taken apart, laid out and described as ``checkpoint()`` does it, but nothing is
-captured: the chunks of the part are read from the foreign files as they are written, a few at a time.
+captured: the chunks of the part are read from the foreign files while those before them are written, a few at a time.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from deeppart.model.version import LIBRARY
 from deeppart.offline.batches import BATCH_BYTES
 from deeppart.part import PartSummary, encode_manifest
 from deeppart.save.agreed import Agreed, Call
+from deeppart.save.ahead import read_ahead
 from deeppart.save.behind import WriteBehind
 from deeppart.save.encoding import Chunk, Encoders
 from deeppart.save.saver import Saver
@@ -104,8 +105,8 @@ def import_checkpoint(
         ConfigError: the settings, or the key, are not used. StorageError: a file cannot be read or written.
     """
     number = None if step is None else check_step(step, "import")
-    with ExitStack() as closing:
-        opened = open_foreign(Path(source), closing, keys, form)
+    with ExitStack() as ending:
+        opened = open_foreign(Path(source), ending, keys, form)
         if not isinstance(opened.state, (dict, list, tuple)):
             raise StateError(
                 "what is to be imported is no state",
@@ -115,14 +116,14 @@ def import_checkpoint(
             )
         check_tree(opened.state, str(source))
         session = open_session(_config(directory, sign_key_file), SingleComm())
-        closing.callback(session.close)
+        ending.callback(session.close)
         step = _free_step(session, number)
         saver = Saver(session.comm, session.config, Staging(), lambda turn, step, diverged: None, quiet=True)
-        closing.callback(saver.close)
+        ending.callback(saver.close)
         with collection_paused():
             agreed = saver.agree(Call(step, 0, frozenset()), saver.flatten(opened.state), busy=False)
         assert agreed is not None
-        closing.callback(saver.let_go, agreed)
+        ending.callback(saver.let_go, agreed)
         layout, document = saver.describe(agreed)
         attempt = Attempt(session.lineage, session.session, 0, step, 1)
         try:
@@ -182,21 +183,35 @@ def _write(
 ) -> PartSummary:
     """The part of the one rank, durable under its name."""
     signing = session.persistent.signing
-    encoders, behind = Encoders(0 if signing is None else 1), Workers(1, "deeppart-behind")
+    encoders = Encoders(0 if signing is None else 1)
+    behind, reading = Workers(1, "deeppart-behind"), Workers(1, "deeppart-ahead")
     encoding = Encoding(Chooser("none"), encoders, None, signing)
     file = session.persistent.open_part(attempt, 0)
     try:
-        with WriteBehind(file, behind) as ahead:
-            chunks = leaves.chunks(layout, encoders.most_ahead + 1, progress)
-            summary = write_chunks(chunks, layout, document, ahead, encoding, attempt, 0)
+        # Those in work, one more that is read meanwhile, and the one that is handed over.
+        chunks = read_ahead(leaves.chunks(layout, encoders.most_ahead + 2), reading)
+        with WriteBehind(file, behind) as sink, closing(chunks):
+            told = _telling(chunks, layout.nbytes, progress)
+            summary = write_chunks(told, layout, document, sink, encoding, attempt, 0)
         file.commit()
     except BaseException:
         file.abort()
         raise
     finally:
         behind.close()
+        reading.close()
         encoders.close()
     return summary
+
+
+def _telling(chunks: Iterator[Chunk], total: int, progress: Progress) -> Iterator[Chunk]:
+    """The chunks, each told of once it is taken care of."""
+    done = 0
+    for chunk in chunks:
+        nbytes = chunk.raw.nbytes
+        yield chunk
+        done += nbytes
+        progress(done, total)
 
 
 def _commit(session: Session, attempt: Attempt, document: PartDocument, summary: PartSummary) -> None:
@@ -228,7 +243,7 @@ class _Leaves:
         #: A leaf that does not lie in C order, put in order: number and bytes. It is read from the first to the last.
         self._ordered: tuple[int, Bytes] | None = None
 
-    def chunks(self, layout: ShareLayout, rooms: int, progress: Progress) -> Iterator[Chunk]:
+    def chunks(self, layout: ShareLayout, rooms: int) -> Iterator[Chunk]:
         """The chunks of a share, each in one of ``rooms`` buffers that are used in turn."""
         longest = max((plan.length for plan in layout.chunks), default=1)
         memory = [memoryview(mmap.mmap(-1, longest)) for _ in range(rooms)]
@@ -244,7 +259,6 @@ class _Leaves:
                 low, high = max(at, plan.start), min(at + length, end)
                 self._read(leaf, start + low - at, room[low - plan.start : high - plan.start])
             yield Chunk(room[: plan.length], plan.dtype)
-            progress(end, layout.nbytes)
 
     def _read(self, leaf: int, start: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with bytes of a leaf."""

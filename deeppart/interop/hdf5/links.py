@@ -160,6 +160,6 @@ def scalar_of(dataset: h5py.h5d.DatasetID) -> Any:
 
 
 def open_file(path: Path | str, where: str) -> h5py.h5f.FileID:
-    """An HDF5 file, to be read."""
+    """An HDF5 file, to be read; without HDF5's cache of chunks, of which each data set would keep its own."""
     with typed(where):
-        return h5py.File(path, "r", locking=False).id
+        return h5py.File(path, "r", locking=False, rdcc_nbytes=0).id
