@@ -15,31 +15,26 @@ from deeppart.comm.agreement import raise_together
 from deeppart.config import Config
 from deeppart.config.arguments import check_state, check_step, refuse_in_fork
 from deeppart.errors import (
-    BackgroundFailureWarning,
     CheckpointError,
     DeeppartError,
-    warn_caller,
     warns_at_the_end,
 )
-from deeppart.model import Attempt
 from deeppart.model.reports import RestoreReport
 from deeppart.nodes.exchange.memory import Arena
 from deeppart.pending import Pending
-from deeppart.recovery.saved import SavedStep
 from deeppart.repair.scrub import ScrubReport
-from deeppart.save.agreed import Agreed, Call
-from deeppart.save.job import Job
 from deeppart.save.saver import Saver
 from deeppart.save.sizing import size_share
 from deeppart.session.at_exit import close_at_the_end
 from deeppart.session.healing import heal_redundancy
 from deeppart.session.history import StepHistory
-from deeppart.session.leave import Background, not_finished, pipeline_full, settle
-from deeppart.session.looking import look_at
+from deeppart.session.leave import Background, not_finished, settle
+from deeppart.session.looking import Looked, look_at
 from deeppart.session.open import configuration_of, open_session
 from deeppart.session.preparation import Preparation
 from deeppart.session.restore_warnings import still_busy, tell_restored, tell_suspects, warn_unsaved
 from deeppart.session.restoring import restore_step
+from deeppart.session.saves import Saves
 from deeppart.session.wiring import (
     SUSPICION_PATIENCE_S,
     cadence_for,
@@ -49,15 +44,11 @@ from deeppart.session.wiring import (
     suspicions_for,
 )
 from deeppart.state.capture.staging import Staging
-from deeppart.state.restore.request import Globs, OnMissing, OnUnexpected, asked_or_refusal
+from deeppart.state.restore.request import Asked, Globs, OnMissing, OnUnexpected, asked_or_refusal
 from deeppart.state.tree.per_rank import PerRank, refusal_of, way_of
 
-#: Without MPI_THREAD_MULTIPLE, ``checkpoint`` spends up to this on completing earlier ones: most need a millisecond.
-_ROUND_PATIENCE_S = 0.02
 #: A start waits for what this process has left before; shorter than the other ranks wait for this one.
 _SETTLE_SHARE = 0.8
-#: Room is waited for less long than the other ranks wait in the exchange that follows.
-_ROOM_SHARE = 0.8
 
 
 class Checkpointer:
@@ -72,8 +63,6 @@ class Checkpointer:
 
     Attributes:
         config: the settings in use.
-        failures: how many levels of earlier checkpoints failed in the background, as of the last ``checkpoint()`` or
-            ``close()``.
         explanation: lines about how the last restore found its parts.
         restored: what the last restore has done on this rank; None where there was nothing to restore.
 
@@ -96,7 +85,6 @@ class Checkpointer:
         settle(_SETTLE_SHARE * self.config.timeout)
         self._session = open_session(self.config, comm)
         self._comm = self._session.comm
-        self._every = self._session.protection.every
         self._staging, self._arena = Staging(), Arena()
         self._preparation = Preparation(self._session, self._staging)
         self._retention = retention_for(self._session)
@@ -112,8 +100,10 @@ class Checkpointer:
         close_at_the_end(self, self._background)
         self._auto = cadence_for(self._session)
         self._recorder = self._background.record(self._auto)
-        self._sequence, self._closed, self.failures = 0, False, 0
+        self._closed = False
         self._steps = StepHistory(self._session, self._recent)
+        saving = self._saver, self._pipeline, self._preparation, self._auto
+        self._saves = Saves(self._session, *saving, self._steps, self._recent)
         self.explanation: tuple[str, ...] = ()
         self.restored: RestoreReport | None = None
 
@@ -121,6 +111,14 @@ class Checkpointer:
     def rank(self) -> int:
         """This rank."""
         return self._comm.rank
+
+    @property
+    def failures(self) -> int:
+        """How many levels of earlier checkpoints failed in the background, as of the last call that has reported it.
+
+        ``checkpoint()`` and ``close()`` do.
+        """
+        return self._saves.failures
 
     @property
     def repairing(self) -> bool:
@@ -174,39 +172,13 @@ class Checkpointer:
             CheckpointError: the pipeline was full for 0.8 times ``timeout`` (``on_busy="wait"``).
             RanksDisagreeError, RemoteRankError, PeerTimeoutError: from the other ranks.
         """
-        began = time.monotonic()
         self._refuse_if_closed("checkpoint")
-        self._report_failures()
+        self._saves.report_failures()
         check_state(state, "checkpoint")
         step = check_step(step, "checkpoint(state, step)")
-        due = self._due(step, force=force)
-        if self._auto is not None and not due:
-            return Pending(step, due, self._pipeline.poll)
-        refusal = None if force and step == self._steps.last() else self._steps.refusal_of(step)
-        self._steps.warn_not_restored(step)
-        self._steps.warn_counting_down(step)
-        pending = Pending(step, due, self._pipeline.poll)
-        call, agreed, diverged = Call(step, self._sequence, due), None, tuple[str, ...]()
-        waited = self._make_room() if due else 0.0
-        try:
-            with collection_paused():
-                agreed = self._look_and_agree(call, state, refusal, pending)
-            copying = time.monotonic()
-            if agreed is None:
-                self._drop_busy(pending, step)
-            else:
-                diverged = tuple(map(str, agreed.diverged))
-                self._capture_and_submit(pending, agreed)
-                if self._auto is not None:
-                    self._auto.made(pending)
-        finally:
-            self._saver.let_go(agreed)
-            agreed = None  # an error that is kept leads here
-        ended = time.monotonic()
-        pending.note_cost(blocked_s=ended - began, waited_s=waited, diverged=diverged)
-        pending.note_cost(reduced=self._session.protection.shortfalls)
-        pending.note_stage("capture", ended - copying)
-        pending.note_returned()
+        pending = self._saves.save(state, step, force=force)
+        if pending is None:
+            return Pending(step, frozenset(), self._pipeline.poll)
         self._recorder.begun(pending)
         return pending
 
@@ -260,36 +232,11 @@ class Checkpointer:
             PerRankError: see ``per_rank``.
             RemoteRankError, PeerTimeoutError: from the other ranks.
         """
-        session, timeout, began = self._session, self.config.timeout, time.monotonic()
         self._refuse_if_closed("restore")
-        self.restored = None
         check_state(state, "restore")
         step = None if step is None else check_step(step, "restore(state, step)")
         asked, impossible = asked_or_refusal(keys, exclude, strict, cast, rename, on_missing, on_unexpected)
-        refusal = refusal_of(per_rank) or impossible
-        unfinished = None if self._pipeline.wait_until_idle(timeout) else still_busy(timeout)
-        self._saver.agree_on_restore(step, way_of(per_rank), asked.request.digest())
-        raise_together(self._comm, refusal or unfinished, "restore", timeout)
-        self._suspicions.wait(timeout)
-        self._saver.restored()
-        memory = self._staging, self._arena
-        asked = asked.without(self.config.exclude)
-        done, self.explanation = restore_step(session, state, step, per_rank, asked, memory)
-        if done is None:
-            self._steps.went_on_from(None)
-            return None
-        self.restored, recovered = done.report, done.recovered
-        self._steps.went_on_from(recovered.attempt.step)  # not before: who goes on after a failed restore starts over
-        self._retention.went_on()
-        if self._auto is not None:
-            self._auto.restored(recovered.slowest_level_read)
-        what = self._pipeline, self._retention, self._arena, recovered, done.inventory
-        self.explanation += heal_redundancy(session, *what)
-        self._recorder.restored(recovered.attempt.step, time.monotonic() - began)
-        # From here on, where warnings are errors, no other rank waits for this one.
-        self.explanation += tell_suspects(session, recovered.attempt)
-        tell_restored(session, recovered.attempt, done.inventory, done.notices, named=step is not None)
-        return recovered.attempt.step
+        return self._bring_back(state, step, per_rank, asked, refusal_of(per_rank) or impossible)
 
     @warns_at_the_end
     def prepare(self, state: Any) -> None:
@@ -332,7 +279,7 @@ class Checkpointer:
             raise
         try:
             self._suspicions.wait(self.config.timeout)
-            self._report_failures()
+            self._saves.report_failures()
             if self._auto is not None:
                 self._auto.end(failed=False)
                 warn_unsaved(self._session, self._auto.unsaved_step)
@@ -367,84 +314,69 @@ class Checkpointer:
         return self._steps.following()
 
     @collection_paused()
-    def _look(self, step: int | None) -> SavedStep | None:
+    def _look(self, step: int | None) -> Looked | None:
         """What :meth:`restore` would restore on this rank, without its bytes (collective); None if there is nothing.
 
         Raises:
             RestoreError, RemoteRankError, PeerTimeoutError, FormatError: as of :meth:`restore`.
         """
         self._refuse_if_closed("restore")
-        timeout = self.config.timeout
-        unfinished = None if self._pipeline.wait_until_idle(timeout) else still_busy(timeout)
-        raise_together(self._comm, unfinished, "restore", timeout)
+        raise_together(self._comm, self._unfinished(), "restore", self.config.timeout)
         self._saver.restored()
         return look_at(self._session, step, self._staging, self._arena)
 
-    # --- the steps of checkpoint() ---
+    @warns_at_the_end
+    @collection_paused()
+    def _restore_looked(self, state: Any, looked: Looked, per_rank: PerRank, asked: Asked) -> None:
+        """Restore what was looked at, and is not looked for again (collective).
+
+        Raises:
+            StateError, RestoreError, PerRankError, RemoteRankError, PeerTimeoutError: as of :meth:`restore`.
+        """
+        self._refuse_if_closed("restore")
+        self._bring_back(state, looked, per_rank, asked, None)
+
+    # --- the steps of restore() ---
+
+    def _bring_back(
+        self, state: Any, which: int | Looked | None, per_rank: PerRank, asked: Asked, refusal: DeeppartError | None
+    ) -> int | None:
+        session, timeout, began = self._session, self.config.timeout, time.monotonic()
+        self.restored = None
+        step = which.saved.attempt.step if isinstance(which, Looked) else which
+        unfinished = self._unfinished()
+        self._saver.agree_on_restore(step, way_of(per_rank), asked.request.digest())
+        raise_together(self._comm, refusal or unfinished, "restore", timeout)
+        self._suspicions.wait(timeout)
+        self._saver.restored()
+        memory = self._staging, self._arena
+        done, self.explanation = restore_step(
+            session, state, which, per_rank, asked.without(self.config.exclude), memory
+        )
+        if done is None:
+            self._steps.went_on_from(None)
+            return None
+        self.restored, recovered = done.report, done.recovered
+        self._steps.went_on_from(recovered.attempt.step)  # not before: who goes on after a failed restore starts over
+        self._retention.went_on()
+        if self._auto is not None:
+            self._auto.restored(recovered.slowest_level_read)
+        what = self._pipeline, self._retention, self._arena, recovered, done.inventory
+        self.explanation += heal_redundancy(session, *what)
+        self._recorder.restored(recovered.attempt.step, time.monotonic() - began)
+        # From here on, where warnings are errors, no other rank waits for this one.
+        self.explanation += tell_suspects(session, recovered.attempt)
+        tell_restored(session, recovered.attempt, done.inventory, done.notices, named=step is not None)
+        return recovered.attempt.step
+
+    def _unfinished(self) -> DeeppartError | None:
+        """Wait for what is in the background; the error if it takes too long."""
+        return None if self._pipeline.wait_until_idle(self.config.timeout) else still_busy(self.config.timeout)
+
+    # --- of all calls ---
 
     def _refuse_if_closed(self, what: str) -> None:
         refuse_in_fork(self._process, self.rank)
         if self._closed:
             todo = f"{what} inside the `with` block; atexit handlers that were registered before it run too late"
             raise CheckpointError("this checkpointer is closed", todo=todo)
-
-    def _due(self, step: int, *, force: bool) -> frozenset[str]:
-        """Levels that a call goes to (with "auto", collective)."""
-        if self._auto is not None:
-            self._pipeline.poll()
-            room, working = self._pipeline.has_room(), self._pipeline.working
-            return self._auto.due(step, room=room, working=working, force=force)
-        on = [(name, every) for name, every in self._every.items() if every]
-        return frozenset(name for name, every in on if force or self._sequence % every == 0)
-
-    def _look_and_agree(self, call: Call, state: Any, refusal: DeeppartError | None, pending: Pending) -> Agreed | None:
-        began = time.monotonic()
-        flattened = refusal if refusal is not None else self._saver.flatten(state)
-        agreeing = time.monotonic()
-        full = bool(call.due) and not self._pipeline.has_room()
-        agreed = self._saver.agree(call, flattened, busy=full)
-        self._pipeline.poll(_ROUND_PATIENCE_S)  # now that all ranks are here
-        pending.note_stage("flatten", agreeing - began)
-        pending.note_stage("agree", time.monotonic() - agreeing)
-        return agreed
-
-    def _make_room(self) -> float:
-        """Wait for the pipeline if the configuration says so; returns the seconds spent."""
-        self._pipeline.poll(_ROUND_PATIENCE_S)
-        began = time.monotonic()
-        if self.config.on_busy == "wait" and not self._pipeline.has_room():
-            self._pipeline.wait_for_room(_ROOM_SHARE * self.config.timeout)
-        return time.monotonic() - began
-
-    def _drop_busy(self, pending: Pending, step: int) -> None:
-        if self.config.on_busy == "wait":
-            raise pipeline_full(step, _ROOM_SHARE * self.config.timeout, removing=self._pipeline.removing)
-        pending.note_skipped()
-
-    def _capture_and_submit(self, pending: Pending, agreed: Agreed) -> None:
-        session, step, due = self._session, agreed.call.step, agreed.call.due
-        attempt = Attempt(session.lineage, session.session, self._sequence, step, self._comm.size)
-        self._sequence += 1
-        self._recent.append(pending)
-        if not due:
-            return
-        captured = self._saver.try_capture(agreed)
-        if isinstance(captured, CheckpointError):
-            job = Job.of(attempt, due, pending, None, captured, None)
-        else:
-            self._preparation.a_share_comes(captured.staged.layout.nbytes)
-            pending.note_cost(raw_bytes=captured.staged.layout.nbytes, per_rank_bytes=captured.own_bytes)
-            job = Job.of(attempt, due, pending, captured.staged, None, captured.deferred)
-        self._pipeline.submit(job)
-
-    def _report_failures(self) -> None:
-        """Tell the caller, once, of what has failed in the background; forget what has come to its end."""
-        finished = [pending for pending in self._recent if pending.finished]
-        for pending in self._recent:
-            for failure in pending.failures():
-                self.failures += 1
-                if failure.is_news(self.rank):
-                    warn_caller(str(failure.error), BackgroundFailureWarning)
-        for note, category in self._pipeline.ledger.take_notes():
-            warn_caller(note, category)
-        self._steps.settle(finished)

@@ -20,7 +20,7 @@ from deeppart.errors import CommError, DeeppartError, DeeppartWarning, RemoteRan
 from deeppart.model.reports import RestoreReport
 from deeppart.recovery.box_delivery import BoxDelivery
 from deeppart.recovery.distribute import Distributor
-from deeppart.recovery.documents import Documents, share_documents
+from deeppart.recovery.documents import share_documents
 from deeppart.recovery.matching import Matched, check_step, find_places, match, notices, refused_ties
 from deeppart.recovery.narrowing import LiveState, narrowed, with_own_of_all
 from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map_old_leaves, memory_for_old_leaves
@@ -32,7 +32,6 @@ from deeppart.recovery.saved import SavedStep, saved_step
 from deeppart.recovery.tables import Tables, share_tables
 from deeppart.recovery.unread import lacks_bytes
 from deeppart.state.restore.casting import cast_into
-from deeppart.state.restore.choosing import Choice
 from deeppart.state.restore.merge import put, tie
 from deeppart.state.restore.overlaps import assign
 from deeppart.state.restore.request import Asked
@@ -59,6 +58,7 @@ def restore_state(
     live: LiveState,
     per_rank: PerRank,
     replicated: str | Mapping[str, str],
+    known: SavedStep | None = None,
 ) -> tuple[RestoreReport, list[DeeppartWarning]] | None:
     """Write a recovered step into the live state (collective).
 
@@ -68,6 +68,7 @@ def restore_state(
     Args:
         live: the live state of this rank, and what is asked for.
         replicated: as ``Config.replicated``; of it, where ranks have parts of one state.
+        known: a step whose documents all ranks have taken in already; used if it is this one.
 
     Returns:
         What was done on this rank, and what rank 0 is to tell the user. None, on all ranks, where more is needed than
@@ -79,7 +80,7 @@ def restore_state(
         PerRankError: per-rank leaves, another world size, and ``per_rank="strict"``.
     """
     try:
-        return _restore_state(ranks, recovered, live, per_rank, Replication(replicated))
+        return _restore_state(ranks, recovered, live, per_rank, Replication(replicated), known)
     except DeeppartError as error:
         if not isinstance(error, CommError) or isinstance(error, RemoteRankError):
             recovered.mine.clear()  # otherwise messages may be on their way from there
@@ -87,13 +88,18 @@ def restore_state(
 
 
 def _restore_state(
-    ranks: Ranks, recovered: Recovered, live: LiveState, per_rank: PerRank, replication: Replication
+    ranks: Ranks,
+    recovered: Recovered,
+    live: LiveState,
+    per_rank: PerRank,
+    replication: Replication,
+    known: SavedStep | None,
 ) -> tuple[RestoreReport, list[DeeppartWarning]] | None:
     tables = share_tables(ranks, recovered)
     with closing(tables.copies):
-        documents = share_documents(ranks, recovered, tables.document)
         restoring = _Restoring(ranks, recovered, tables, per_rank)
-        matched, old = restoring.match(documents, live, replication)
+        whole = known if known is not None and known.attempt == recovered.attempt else restoring.take_in()
+        matched, old = restoring.match(whole, live, replication)
         if restoring.needs_more(matched):
             return None
         mapped = restoring.map_old_ranks(matched, old)
@@ -113,16 +119,16 @@ class _Restoring:
         self._what = f"restore of step {recovered.attempt.step}"
         self._boxes = False
 
-    def match(self, documents: Documents, live: LiveState, replication: Replication) -> tuple[Matched, OldLeaves]:
-        """Match the live state; and memory for what old ranks had, where it is asked for."""
+    def take_in(self) -> SavedStep:
+        """All of the step, out of the documents of its parts."""
         comm, attempt = self._comm, self._recovered.attempt
-        flat, request = live.flat, live.asked.request
+        documents = share_documents(self._ranks, self._recovered, self._tables.document)
+        return self._together(lambda: saved_step(attempt, documents, comm.rank, comm.size), _MATCHING)
 
-        def looked() -> tuple[SavedStep, SavedStep, Choice | None]:
-            whole = saved_step(attempt, documents, comm.rank, comm.size)
-            return whole, *narrowed(whole, flat, request, live.outermost)
-
-        whole, saved, choice = self._together(looked, _MATCHING)
+    def match(self, whole: SavedStep, live: LiveState, replication: Replication) -> tuple[Matched, OldLeaves]:
+        """Match the live state; and memory for what old ranks had, where it is asked for."""
+        comm, flat, request = self._comm, live.flat, live.asked.request
+        saved, choice = self._together(lambda: narrowed(whole, flat, request, live.outermost), _MATCHING)
         saved = with_own_of_all(saved, whole, comm, self._what, self._timeout)
         self._together(lambda: check_step(saved, self._tables.indexes, self._per_rank, comm.size), _MATCHING)
         places = find_places(saved, flat, self._ranks, self._what, replication.in_parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from deeppart.comm.agreement import together
 from deeppart.comm.waiting import finish
 from deeppart.nodes.exchange.memory import Arena
 from deeppart.part import FileSource, PartReader
-from deeppart.plan.restart import Candidate, assign, survey
+from deeppart.plan.restart import Candidate, Inventory, assign, survey
 from deeppart.recovery.documents import share_documents
 from deeppart.recovery.load_part import LoadedPart
 from deeppart.recovery.ranks import Ranks
@@ -21,7 +22,20 @@ from deeppart.session.stock import take_stock
 from deeppart.state.capture.staging import Staging
 
 
-def look_at(session: Session, step: int | None, staging: Staging, arena: Arena) -> SavedStep | None:
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What a restore would restore.
+
+    Attributes:
+        inventory: what there was to choose from.
+        saved: the step, as this rank would restore it.
+    """
+
+    inventory: Inventory
+    saved: SavedStep
+
+
+def look_at(session: Session, step: int | None, staging: Staging, arena: Arena) -> Looked | None:
     """What there is of a step, or of the newest that can be recovered (collective).
 
     The first of the sources that a restore would take are asked for their documents. If one of them is damaged, or has
@@ -31,7 +45,7 @@ def look_at(session: Session, step: int | None, staging: Staging, arena: Arena) 
         staging, arena: memory to recover it, where that is needed.
 
     Returns:
-        The step as this rank would restore it; None if there is none.
+        What there is; None if there is no step.
 
     Raises:
         RestoreError, RemoteRankError, PeerTimeoutError, FormatError: as of ``restore``.
@@ -57,7 +71,8 @@ def look_at(session: Session, step: int | None, staging: Staging, arena: Arena) 
     def seen() -> SavedStep:
         return saved_step(attempt, documents, comm.rank, comm.size)
 
-    return together(comm, seen, "the documents of a step could not be taken in", (name, timeout))
+    saved = together(comm, seen, "the documents of a step could not be taken in", (name, timeout))
+    return Looked(inventory, saved)
 
 
 def _documents_alone(session: Session, candidate: Candidate) -> Recovered | None:

@@ -17,6 +17,7 @@ from deeppart.recovery.narrow_reading import NarrowReading
 from deeppart.recovery.narrowing import look_at_live
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered, recover
+from deeppart.session.looking import Looked
 from deeppart.session.record import Session
 from deeppart.session.restore_warnings import warn_unfinished
 from deeppart.session.stock import take_stock
@@ -45,12 +46,17 @@ class Restored:
 
 
 def restore_step(
-    session: Session, state: Any, step: int | None, per_rank: PerRank, asked: Asked, memory: tuple[Staging, Arena]
+    session: Session,
+    state: Any,
+    which: int | Looked | None,
+    per_rank: PerRank,
+    asked: Asked,
+    memory: tuple[Staging, Arena],
 ) -> tuple[Restored | None, tuple[str, ...]]:
     """Bring a step back (collective).
 
     Args:
-        step: only this one; None for the newest.
+        which: only this step; None for the newest. Or what a look has found.
         memory: to read into, and for blocks on their way.
 
     Returns:
@@ -60,7 +66,9 @@ def restore_step(
         RestoreError, StateError, PerRankError, RemoteRankError, PeerTimeoutError: as of ``Checkpointer.restore``.
     """
     comm, timeout = session.comm, session.config.timeout
-    inventory = take_stock(session, timeout)
+    known = which.saved if isinstance(which, Looked) else None
+    step = which.saved.attempt.step if isinstance(which, Looked) else which
+    inventory = which.inventory if isinstance(which, Looked) else take_stock(session, timeout)
     live = look_at_live(state, asked, comm, timeout)
     narrow = NarrowReading(live.flat.root, asked.request, live.outermost, alike=live.alike)
     ranks = Ranks(comm, session.topology.node_of, timeout, session.processors.waiting)
@@ -73,7 +81,7 @@ def restore_step(
             warn_unfinished(session, explanation)
             raise_together(comm, refusal_of_state(live.flat, _left_out(asked)), "restore", timeout)
             return None, explanation
-        done = restore_state(ranks, recovered, live, per_rank, session.config.replicated)
+        done = restore_state(ranks, recovered, live, per_rank, session.config.replicated, known)
         if done is not None:
             return Restored(recovered, inventory, *done), explanation
         recovered.mine.clear()  # before its memory is used for the same once more

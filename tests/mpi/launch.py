@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.mpi.launchers import ROOT, environment, find_mpiexec, is_hydra, options, unavailable
+from tests.mpi.launchers import STAND_IN, environment, find_mpiexec, is_hydra, options, unavailable
 from tests.mpi.nurseries import borrowed, give_back
 
 #: Names the process that ends a rank with its job, where it is not the rank's parent.
@@ -39,7 +39,6 @@ KEEPER = "RANKS_TEST_KEEPER"
 #: Makes a rank print the stack of every thread (see rank_main.py).
 STACKS_SIGNAL = signal.SIGUSR2
 
-_STAND_IN = ROOT / "tests" / "mpi" / "stand_in.py"
 _LOG_LIMIT = 20_000
 #: A job that hangs is ended after this; so long, because on a busy machine good ones take ten times as long as alone.
 LIMIT_S = 300.0
@@ -165,7 +164,7 @@ class Job:
         arguments = ["-m", "tests.mpi.rank_main", str(self._path)]
         if self._nurseries is None:
             return [sys.executable, "-m", "mpi4py", *arguments]
-        return [sys.executable, "-I", "-S", str(_STAND_IN), str(self._nurseries.directory), *arguments]
+        return [sys.executable, "-I", "-S", str(STAND_IN), str(self._nurseries.directory), *arguments]
 
     def __enter__(self) -> Job:
         return self
@@ -324,7 +323,7 @@ def run_python(
         timeout: in seconds.
     """
     nurseries = borrowed(environment({}, timeout), 1)
-    stand_in = [] if nurseries is None else ["-I", "-S", str(_STAND_IN), str(nurseries.directory)]
+    stand_in = [] if nurseries is None else ["-I", "-S", str(STAND_IN), str(nurseries.directory)]
     command = [sys.executable, *stand_in, "-c", textwrap.dedent(script), *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=env)

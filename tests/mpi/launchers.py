@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+#: What is started in place of a rank that a nursery forks.
+STAND_IN = ROOT / "tests" / "mpi" / "stand_in.py"
 
 #: Variables by which a launcher, or the shell around the tests, would reach into the job.
 _FOREIGN = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_LOCAL", "HYDRA_", "HYDI_", "SLURM_", "DEEPPART_")

@@ -19,6 +19,9 @@ from tests.mpi.stand_in import NURSERIES
 MODULES = (
     "torch",
     "torch._dynamo",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.run",
     "numpy",
     "pytest",
     "deeppart.checkpointer",

@@ -33,6 +33,8 @@ import types
 from dataclasses import dataclass
 from pathlib import Path
 
+#: Before the arguments of a script, or of ``-m`` and a module, that is to be run without mpi4py.
+PLAIN = "--plain"
 #: What each has to import itself: it starts MPI, or reads the environment.
 _MODULES_OF_RANKS = ("mpi4py", "tests.conftest", "tests.mpi.conftest")
 
@@ -158,14 +160,31 @@ def become(order: _Order) -> None:
         sys.modules["numpy.random"].seed()
 
 
-def run_rank(arguments: list[str]) -> None:
-    """Do as ``python -m mpi4py ARGUMENT...`` does.
+def end_early() -> None:
+    """When the process ends, leave out what comes after all handlers that are younger than this one.
 
-    Python ends as ever, and so does MPI, whose handlers are younger than this one. But torch would then take its tables
-    apart, for which each of their pages, which the nursery shares with all its ranks, would be copied.
+    Python ends as ever, and so does MPI. But torch would then take its tables apart, for which each of their pages,
+    which the nursery shares with all its ranks, would be copied.
     """
     libc = ctypes.CDLL(None)
     libc.on_exit(libc._exit, None)
+
+
+def run_plain(arguments: list[str]) -> None:
+    """Do as ``python ARGUMENT...`` does: of a script, or of a module after ``-m``."""
+    end_early()
+    if arguments[0] == "-m":
+        sys.argv[:] = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[:] = arguments
+        sys.path.insert(0, os.path.dirname(os.path.abspath(arguments[0])))
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+def run_rank(arguments: list[str]) -> None:
+    """Do as ``python -m mpi4py ARGUMENT...`` does."""
+    end_early()
     sys.argv[:] = ["mpi4py", *arguments]
     runpy.run_module("mpi4py", run_name="__main__", alter_sys=True)
 
@@ -197,6 +216,8 @@ def main(listener_fd: int, modules: list[str]) -> None:
     option, *arguments = order.arguments
     if option == "-c":
         run_script(arguments[0], arguments[1:])
+    elif option == PLAIN:
+        run_plain(arguments)
     else:
         run_rank(order.arguments)
 

@@ -1,4 +1,4 @@
-"""What mpirun starts in place of a rank that a nursery forks: ``python -I -S stand_in.py SOCKETS ARGUMENT...``
+"""What mpirun, or torchrun, starts for a rank that a nursery forks: ``python -I -S stand_in.py SOCKETS ARGUMENT...``
 
 Imports next to nothing: see nursery.py. SOCKETS is the directory in which nursery N listens at ``N``, one for each
 number of :data:`NURSERIES`.
@@ -22,7 +22,7 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, sign
 
 def main(sockets: str, arguments: list[str]) -> int:
     """Order the rank, and stand for it until it ends."""
-    nursery = int(os.environ.get("PMI_RANK", "0")) % NURSERIES
+    nursery = int(os.environ.get("PMI_RANK") or os.environ.get("RANK") or 0) % NURSERIES
     files = [int(name) for name in os.listdir("/proc/self/fd")]
     files = [file for file in files if _is_open(file)]  # not the one that listed them
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.mpi.test_torchrun import told, torchrun_command
+from tests.mpi.torchrun import torchrun
 from tests.sharded.layouts import SPLITS_ALONE
 
 pytestmark = [
@@ -44,9 +44,7 @@ RESTORED = {
 def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """One job of three ranks that tries everything."""
     directory = tmp_path_factory.mktemp("bad")
-    return directory, told(
-        3, [torchrun_command(3, ["-m", "tests.sharded.bad_input_job", str(directory)])], directory, {}
-    )
+    return directory, torchrun(3, ["-m", "tests.sharded.bad_input_job", str(directory)], directory)
 
 
 def check(of_ranks: list[dict[str, Any]], text: str) -> None:

@@ -10,7 +10,7 @@ import torch.distributed.tensor
 
 from deeppart.interop.dcp import load
 from deeppart.interop.dcp.metadata import read_metadata
-from tests.mpi.test_torchrun import told, torchrun_command
+from tests.mpi.torchrun import torchrun
 
 pytestmark = [
     pytest.mark.timeout(220),
@@ -20,7 +20,7 @@ pytestmark = [
 
 
 def test_sharded_tensors_come_back_whole(tmp_path: Path) -> None:
-    told(4, [torchrun_command(4, ["-m", "tests.sharded.dcp_job", str(tmp_path)])], tmp_path, {})
+    torchrun(4, ["-m", "tests.sharded.dcp_job", str(tmp_path)], tmp_path)
     wholes = torch.load(tmp_path / "wholes.pt", weights_only=True)
     found = load(tmp_path / "ckpt")
     layers = found["model"]["layers"]

@@ -9,7 +9,7 @@ import torch
 import torch.distributed.tensor
 
 from deeppart.interop.dcp import load
-from tests.mpi.test_torchrun import told, torchrun_command
+from tests.mpi.torchrun import torchrun
 
 pytestmark = [
     pytest.mark.timeout(220),
@@ -21,7 +21,7 @@ pytestmark = [
 def test_shards_and_plain_tensors_of_four_ranks(tmp_path: Path) -> None:
     from tests.sharded.dcp_planner_job import wholes
 
-    ranks = told(4, [torchrun_command(4, ["-m", "tests.sharded.dcp_planner_job", str(tmp_path)])], tmp_path, {})
+    ranks = torchrun(4, ["-m", "tests.sharded.dcp_planner_job", str(tmp_path)], tmp_path)
     for rank, found in enumerate(ranks):
         assert found["same"] == found["other"] == [] and found.get("fewer ranks", []) == [], found
         assert found["evenness"] < 1.02 < found["stock evenness"], found

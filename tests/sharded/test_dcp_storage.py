@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 import torch.distributed.tensor
 
 from deeppart.interop.dcp import StorageReader
-from tests.mpi.test_torchrun import told, torchrun_command
+from tests.mpi.torchrun import torchrun
 from tests.sharded.layouts import build, clear, wrong
 
 pytestmark = [
@@ -22,7 +22,7 @@ MODULE = ["-m", "tests.sharded.dcp_storage_job"]
 
 
 def test_sharded_states_of_four_ranks(tmp_path: Path) -> None:
-    ranks = told(4, [torchrun_command(4, [*MODULE, "all", str(tmp_path)])], tmp_path, {})
+    ranks = torchrun(4, [*MODULE, "all", str(tmp_path)], tmp_path)
     for rank, found in enumerate(ranks):
         assert found["fsdp"] == found["hsdp"] == found["tp-dp"] == [], found
         assert all(each == [] for each in found["onto"].values()), found["onto"]
@@ -50,7 +50,7 @@ def test_sharded_states_of_four_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
 def test_a_rank_is_killed_between_two_saves(tmp_path: Path) -> None:
-    told(4, [torchrun_command(4, [*MODULE, "killed", str(tmp_path)])], tmp_path, {}, None)
+    torchrun(4, [*MODULE, "killed", str(tmp_path)], tmp_path, expect_rc=None)
     state = build("replicated", None)
     clear(state)
     dcp.load(state, storage_reader=StorageReader(tmp_path / "ckpt"))

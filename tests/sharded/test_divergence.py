@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import deeppart
-from tests.mpi.test_torchrun import told, torchrun_command
+from tests.mpi.torchrun import torchrun
 from tests.sharded.divergence_job import BAD
 from tests.sharded.layouts import HAS_TWO_DIMENSIONS, expected, tensors, wrong
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.timeout(220), pytest.mark.xdist_group("torchrun")]
 
 @pytest.mark.skipif(not HAS_TWO_DIMENSIONS, reason="this torch has no HSDP state_dict()")
 def test_a_replica_with_other_bytes_is_found_and_kept_apart(tmp_path: Path) -> None:
-    found = told(4, [torchrun_command(4, ["-m", "tests.sharded.divergence_job", str(tmp_path)])], tmp_path, {})
+    found = torchrun(4, ["-m", "tests.sharded.divergence_job", str(tmp_path)], tmp_path)
     warned = [text for text in found[0]["after"] if "have come to differ" in text]
     assert found[0]["before"] == [] and len(warned) == 1
     assert f"{BAD[1:]}: rank 0 holds other bytes than rank 2" in warned[0]

@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import fsdp
 
 from tests.mpi.launchers import ROOT
-from tests.mpi.test_torchrun import told, torchrun_command
+from tests.mpi.torchrun import torchrun
 
 pytestmark = [
     pytest.mark.timeout(220),
@@ -24,7 +24,7 @@ def train(ranks: int, directory: Path, steps: int) -> dict[int, str]:
     log = directory / "losses.jsonl"
     command = [str(ROOT / "examples" / "train_fsdp.py"), "--layers", "2", "--width", "32", "--every", "3"]
     command += ["--checkpoint-dir", str(directory / "ckpt"), "--loss-log", str(log), "--steps", str(steps)]
-    told(ranks, [torchrun_command(ranks, command)], directory, {})
+    torchrun(ranks, command, directory)
     return {entry["step"]: entry["hex"] for entry in map(json.loads, log.read_text().splitlines())}
 
 

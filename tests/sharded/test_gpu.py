@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.mpi.launchers import environment
-from tests.mpi.test_torchrun import LIMIT_S, told, torchrun_command
+from tests.mpi.torchrun import LIMIT_S, torchrun
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(220), pytest.mark.xdist_group("torchrun")]
 
 
 def test_shards_on_a_device_come_back(tmp_path: Path) -> None:
     module = ["-m", "tests.sharded.gpu_job"]
-    for found in told(2, [torchrun_command(2, [*module, "ranks", str(tmp_path)])], tmp_path, {}):
+    for found in torchrun(2, [*module, "ranks", str(tmp_path)], tmp_path, anew=True):
         assert found == {
             "step eager": 2, "eager": True, "fresh eager": True, "step lazy": 2, "lazy": True, "fresh lazy": True
         }  # fmt: skip

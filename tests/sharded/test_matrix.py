@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import deeppart
-from tests.mpi.test_torchrun import told, torchrun_command
+from tests.mpi.torchrun import torchrun
 from tests.sharded.layouts import LAYOUTS, wrong
 from tests.sharded.matrix_job import SOURCES
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.timeout(220), pytest.mark.xdist_group("torchrun")]
 
 
 def test_every_byte_comes_from_every_layout_to_every_other(tmp_path: Path) -> None:
-    found = told(5, [torchrun_command(5, ["-m", "tests.sharded.matrix_job", str(tmp_path)])], tmp_path, {})
+    found = torchrun(5, ["-m", "tests.sharded.matrix_job", str(tmp_path)], tmp_path)
     targets = [f"{name} {count}" for name, counts in LAYOUTS.items() for count in counts]
     assert found[0].keys() == {f"{name} {ranks} -> {target}" for name, ranks, _ in SOURCES for target in targets}
     assert [each for of_rank in found for each in of_rank.items() if each[1]] == []

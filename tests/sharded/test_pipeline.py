@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import deeppart
-from tests.mpi.test_torchrun import told, torchrun_command
+from tests.mpi.torchrun import torchrun
 from tests.sharded.layouts import tensors, wrong
 from tests.sharded.pipeline_job import wrong_numbers
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.timeout(220), pytest.mark.xdist_group("torchrun")]
 
 
 def test_stages_come_back_as_stages_and_as_a_whole_and_a_whole_as_stages(tmp_path: Path) -> None:
-    found = told(4, [torchrun_command(4, ["-m", "tests.sharded.pipeline_job", str(tmp_path)])], tmp_path, {})
+    found = torchrun(4, ["-m", "tests.sharded.pipeline_job", str(tmp_path)], tmp_path)
     for each in found:
         assert each["notices"] == []
         for restored, step in (("same", 2), ("exchanged", 2), ("fsdp", 2), ("back", 5)):

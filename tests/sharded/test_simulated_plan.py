@@ -11,7 +11,7 @@ from deeppart_simulator.workload.shapes import Parameter
 from deeppart_simulator.workload.states import State, state_of
 from deeppart_simulator.workload.tensors import Tensor
 
-from tests.mpi.test_torchrun import told, torchrun_command
+from tests.mpi.torchrun import torchrun
 from tests.sharded.layouts import HAS_TWO_DIMENSIONS, build, tensors
 from tests.sharded.plan_job import KAPPAS
 
@@ -49,8 +49,7 @@ def spans(state: State, kappa: float | None) -> list[list[list[object]]]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_rank_saves_what_the_simulator_says(layout: str, tmp_path: Path) -> None:
-    command = torchrun_command(RANKS, ["-m", "tests.sharded.plan_job", layout, str(tmp_path)])
-    found = told(RANKS, [command], tmp_path, {})
+    found = torchrun(RANKS, ["-m", "tests.sharded.plan_job", layout, str(tmp_path)], tmp_path)
     for name, kappa in KAPPAS.items():
         of_ranks = [of_rank[name] for of_rank in found]
         assert len({path for of_rank in of_ranks for path, *_ in of_rank}) == 50

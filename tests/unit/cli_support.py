@@ -131,7 +131,7 @@ def four_steps(root: Path) -> Path:
 
 def block(checkpointer: deeppart.Checkpointer, root: Path, step: int) -> Path:
     """A file in place of the directory of the next attempt, so that it fails at a level."""
-    path = step_directory(root, StepKey(step, checkpointer._session.session, checkpointer._sequence))
+    path = step_directory(root, StepKey(step, checkpointer._session.session, checkpointer._saves.sequence))
     path.write_text("in the way")
     return path
 

@@ -13,12 +13,10 @@ import torch
 
 import deeppart
 from deeppart.errors import (
-    BackgroundFailureWarning,
     CheckpointError,
     DeeppartWarning,
     LevelNotRunError,
     RestoreError,
-    StepExistsError,
 )
 from deeppart.offline import load
 from deeppart.part import FileSource
@@ -183,21 +181,6 @@ def test_load_goes_on_to_the_next_step_if_a_running_job_removes_the_one_it_reads
             deeppart.load(memory / "p")
 
 
-def test_every_counts_checkpoints_per_level(memory: Path) -> None:
-    settings = {"every": {"local": 2, "persistent": 3}, "keep": {"local": 0, "persistent": 0}}
-    with deeppart.Checkpointer(config(memory, **settings)) as ck:
-        pendings = [ck.checkpoint(state(step), step * 10) for step in range(8)]
-        for pending in pendings:
-            for level in ("local", "persistent"):
-                try:
-                    pending.wait(level, timeout=200)
-                except LevelNotRunError:
-                    assert states_of(pending)[level == "persistent"] == "off"
-        live = state(99)
-        assert ck.restore(live) == 60 and live["step"] == 6, "local and persistent"
-    assert local_steps(memory) == [0, 20, 40, 60] and persistent_steps(memory) == [0, 30, 60]
-
-
 def test_a_local_only_step_is_restored_when_it_is_the_newest(memory: Path) -> None:
     settings = {"every": {"local": 1, "persistent": 3}, "keep": {"local": 2}}
     with deeppart.Checkpointer(config(memory, **settings)) as ck:
@@ -317,35 +300,6 @@ def test_the_end_of_the_process_waits_for_a_session_that_is_being_given_back(
     assert not over.is_set()
     leave.break_off()
     assert over.is_set()
-
-
-@pytest.mark.parametrize("every", [{"persistent": 1}, {"local": 1, "persistent": 2}, "auto"])
-def test_the_last_step_may_be_saved_again_by_force(memory: Path, every: Any) -> None:
-    """At the end one does not know whether it was saved: by ``every``, or before the job was submitted again."""
-    for last in (3, 3, 4):
-        live = state(0)
-        with deeppart.Checkpointer(config(memory, every=every, keep={"persistent": 9})) as ck:
-            restored = ck.restore(live)
-            for step in range((restored or 0) + 1, last + 1):
-                live = state(step)
-                ck.checkpoint(live, step)
-            live["x"] = live["x"] + 7
-            ck.checkpoint(live, last, force=True)
-        assert ck.failures == 0
-        with deeppart.Checkpointer(config(memory, every=every, keep={"persistent": 9})) as ck:
-            again = state(0)
-            assert ck.restore(again) == last and difference(live, again) is None
-            for step, force in ((last, False), (last - 1, True)) if every == {"persistent": 1} else ():
-                with pytest.raises(StepExistsError, match="start it again"):
-                    ck.checkpoint(live, step, force=force)
-
-
-def test_close_reports_what_failed_last(memory: Path) -> None:
-    with pytest.warns(BackgroundFailureWarning, match="step 5 is not complete at level 'persistent'") as caught:
-        with deeppart.Checkpointer(config(memory)) as ck:
-            block(ck, memory / "p", 5)
-            ck.checkpoint(state(5), step=5)
-    assert len(caught) == 1 and ck.failures == 1
 
 
 def test_leftovers_are_never_restored_and_go_with_the_next_commit(memory: Path) -> None:

@@ -19,8 +19,10 @@ from deeppart.interop.dcp.stored import Entry, Stored, Wanted, live_tree, whole
 from deeppart.offline.find import Chosen, find_step, with_checkpoint
 from deeppart.offline.load import OpenCheckpoint, target_of
 from deeppart.recovery.saved import SavedStep
+from deeppart.session.looking import Looked
 from deeppart.state.document.whole import with_wholes
 from deeppart.state.restore.boxes import LiveBox
+from deeppart.state.restore.request import Asked, asked_of
 from deeppart.state.restore.target import Target
 from deeppart.state.tree.leaves import TORCH_DTYPES
 from deeppart.state.tree.noting import is_plain
@@ -29,7 +31,7 @@ from deeppart.storage.key_files import KeyFiles, read_key_files
 from deeppart.storage.steps import list_steps
 
 #: What the live state has is restored, and nothing else.
-_HERE_ALONE: dict[str, Any] = {"on_missing": "keep", "on_unexpected": "ignore"}
+_HERE_ALONE = asked_of(None, None, True, False, None, "keep", "ignore")
 #: Names -> boxes that are asked for.
 WantedByName = Mapping[str, Sequence[Wanted]]
 
@@ -69,7 +71,7 @@ class SessionSource:
     def __init__(self, checkpointer: Checkpointer) -> None:
         self._checkpointer = checkpointer
         self.ranks: int | None = checkpointer.world_size
-        self._step: SavedStep | None = None
+        self._step: Looked | None = None
         self._stored: Stored | None = None
 
     def newest(self) -> int | None:
@@ -79,7 +81,7 @@ class SessionSource:
             RestoreError: there are some, and none can be. RemoteRankError, PeerTimeoutError: from the other ranks.
         """
         found = self._checkpointer._look(None)
-        return None if found is None else found.attempt.step
+        return None if found is None else found.saved.attempt.step
 
     def look(self, step: int | None) -> Stored:
         """What a step holds, or the newest that can be recovered.
@@ -91,7 +93,8 @@ class SessionSource:
         found = self._checkpointer._look(step)
         if found is None:
             raise RestoreError("there is no checkpoint", where=str(self._checkpointer.config.persistent_dir))
-        self._step, self._stored = found, Stored(_target(found, self._checkpointer.rank), f"step {found.attempt.step}")
+        saved = found.saved
+        self._step, self._stored = found, Stored(_target(saved, self._checkpointer.rank), f"step {saved.attempt.step}")
         return self._stored
 
     def bring(self, wanted: WantedByName, compounds: Sequence[str]) -> dict[str, Any]:
@@ -115,7 +118,7 @@ class SessionSource:
         for owner in owners - live.keys():
             kind = stored.target.types[owner]
             live[owner] = torch.empty(kind.shape, dtype=TORCH_DTYPES[kind.dtype])
-        self._restore(live_tree(stored.tree, live), **_HERE_ALONE)
+        self._restore(live_tree(stored.tree, live), _HERE_ALONE)
         found = self._compounds(stored, compounds)
         for source, want in later:
             want.into.copy_(source)
@@ -123,17 +126,17 @@ class SessionSource:
 
     def refuse(self, error: DeeppartError) -> NoReturn:
         """Raise it, and on the other ranks an error that quotes it."""
-        self._restore(Refused(error), **_HERE_ALONE)
+        self._restore(Refused(error), _HERE_ALONE)
         raise AssertionError("a state that is refused raises")
 
-    def _looked(self) -> tuple[Stored, SavedStep]:
+    def _looked(self) -> tuple[Stored, Looked]:
         if self._stored is None or self._step is None:
             raise CheckpointError("DCP reads before it has asked what there is", todo="load by dcp.load")
         return self._stored, self._step
 
-    def _restore(self, live: Any, **how: Any) -> None:
+    def _restore(self, live: Any, asked: Asked) -> None:
         _, step = self._looked()
-        self._checkpointer.restore(live, step.attempt.step, "strict" if step.same_world else "rank0", **how)
+        self._checkpointer._restore_looked(live, step, "strict" if step.saved.same_world else "rank0", asked)
 
     def _live(
         self,
@@ -177,7 +180,7 @@ class SessionSource:
         names_of = (readable(path[:end]) for path, end in zip(paths, ends, strict=True))
         keys = sorted({re.sub(r"[*?\[]", r"[\g<0>]", name) for name in names_of})  # as they are, no globs
         made: dict[Any, Any] = {}
-        self._restore(made, keys=keys)
+        self._restore(made, asked_of(keys, None, True, False, None, None, None))
         found = {}
         for name, path in zip(names, paths, strict=True):
             item: Any = made

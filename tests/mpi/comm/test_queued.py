@@ -140,10 +140,10 @@ def one_rank_looks(directory: Path) -> int:
     """``if rank == 0: pending.wait()``, with the other ranks already at the next checkpoint, or at a restore."""
     from mpi4py import MPI
 
-    from deeppart import checkpointer
     from deeppart.comm import driver
+    from deeppart.session import saves
 
-    checkpointer._ROUND_PATIENCE_S = driver._BULK_S = 0.0
+    saves._ROUND_PATIENCE_S = driver._BULK_S = 0.0
     leads = MPI.COMM_WORLD.rank == 0
     with deeppart.Checkpointer(config(directory, timeout=40.0)) as ck:
         for step in range(1, 9):
@@ -165,10 +165,10 @@ def two_at_once(directory: Path) -> int:
     """Two checkpointers of a process, waited for in another order on each rank."""
     from mpi4py import MPI
 
-    from deeppart import checkpointer
     from deeppart.comm import driver
+    from deeppart.session import saves
 
-    checkpointer._ROUND_PATIENCE_S = driver._BULK_S = 0.0
+    saves._ROUND_PATIENCE_S = driver._BULK_S = 0.0
     with (
         deeppart.Checkpointer(config(directory / "a", timeout=40.0)) as one,
         deeppart.Checkpointer(config(directory / "b", timeout=40.0)) as other,

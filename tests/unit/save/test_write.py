@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 import threading
@@ -26,9 +25,9 @@ from deeppart.testing.states import difference
 PATIENCE_S = 20.0
 
 
-def open_at(directory: Path) -> deeppart.Checkpointer:
+def open_at(directory: Path, **settings: Any) -> deeppart.Checkpointer:
     levels: dict[str, Any] = {"persistent_dir": str(directory / "p"), "local_dir": str(directory / "l")}
-    return deeppart.Checkpointer(deeppart.Config(**levels, timeout=PATIENCE_S, compression="none"))
+    return deeppart.Checkpointer(**levels, timeout=PATIENCE_S, compression="none", **settings)
 
 
 def state(step: int) -> dict[str, Any]:
@@ -146,9 +145,8 @@ def test_memory_is_not_given_back_while_the_local_part_is_written_from_it(
         raise StorageError("no space", errno=errno.ENOSPC, where=str(memory / "p"))
 
     monkeypatch.setattr(DurableFile, "write", write_late)
-    with open_at(memory) as ck:
+    with open_at(memory, on_busy="skip") as ck:
         monkeypatch.setattr(ck._session.persistent, "open_part", refused)
-        ck.config = dataclasses.replace(ck.config, on_busy="skip")
         first = ck.checkpoint(state(1), 1)
         deadline = time.monotonic() + PATIENCE_S
         while first.report.levels["persistent"].state != "failed":

@@ -21,11 +21,11 @@ def test_the_documents_alone_are_read(tmp_path: Path) -> None:
         with StorageFaults(tmp_path) as counted:
             found = checkpointer._look(None)
             opened = [path for name, path in counted.log if name == "open" and "part" in path]
-        assert found is not None and found.attempt.step == 5 and checkpointer._next_step() == 6
-        assert found.structure.types == (LeafType("torch", "int64", (1 << 20,)),)
+        assert found is not None and found.saved.attempt.step == 5 and checkpointer._next_step() == 6
+        assert found.saved.structure.types == (LeafType("torch", "int64", (1 << 20,)),)
         assert len(set(opened)) <= 1
         earlier = checkpointer._look(3)
-        assert earlier is not None and earlier.attempt.step == 3
+        assert earlier is not None and earlier.saved.attempt.step == 3
         with pytest.raises(RestoreError, match="step 4"):
             checkpointer._look(4)
     with pytest.raises(CheckpointError, match="closed"):
@@ -40,4 +40,4 @@ def test_a_damaged_part_gives_way_to_the_step_before(tmp_path: Path) -> None:
         with newest.open("r+b") as file:
             file.truncate(newest.stat().st_size - 10)
         found = checkpointer._look(None)
-    assert found is not None and found.attempt.step == 3
+    assert found is not None and found.saved.attempt.step == 3
