@@ -309,11 +309,14 @@ def warn_now(text: str, category: type[DeeppartWarning]) -> None:
 
 
 def warn_caller(text: str, category: type[DeeppartWarning]) -> None:
-    """Warn, with the line that called the library as the place, however deep inside this is noticed."""
+    """Warn, with the line that called the library as the place, however deep inside this is noticed.
+
+    Where torch has called the library (``dcp.save``, a hook), it is the line that called torch.
+    """
     if _held.texts is not None:
         _held.texts.append((text, category))
         return
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in (__package__, "torch"):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, category, stacklevel=level)

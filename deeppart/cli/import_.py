@@ -17,7 +17,7 @@ from deeppart.interop.formats import SOURCES
 from deeppart.model.units import show_bytes
 
 
-@click.command(name="import", short_help="Make a step of a DCP, torch.save or safetensors checkpoint.")
+@click.command(name="import", short_help="Make a step of DCP, torch.save, safetensors or HDF5.")
 @click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path))
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
@@ -42,8 +42,8 @@ def import_(
     key_file: str | None,
     as_json: bool,
 ) -> int:
-    """Make a committed step in DIR of SOURCE: a DCP directory, a file of torch.save, a safetensors file, or a directory
-    of them as Hugging Face has it.
+    """Make a committed step in DIR of SOURCE: a DCP directory, a file of torch.save, a safetensors file, a directory
+    of them as Hugging Face has it, or an HDF5 file.
 
     Nothing that SOURCE names is executed. The step appears when all of it is written. DIR is made if it is not there.
     """

@@ -13,6 +13,7 @@ _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)\s*([A-Za-zµ]*)"
 _PREFIXES = "kMGTPE"
 _BYTES = {"": 1, "B": 1}
 _BYTES |= {f"{prefix}{end}": 1000 ** (power + 1) for power, prefix in enumerate(_PREFIXES) for end in ("", "B")}
+_BYTES["KB"] = 1000  # as Hugging Face writes it
 _BYTES |= {f"{prefix.upper()}iB": 1024 ** (power + 1) for power, prefix in enumerate(_PREFIXES)}
 _SECONDS = {
     "": 1.0,

@@ -55,7 +55,7 @@ def _recognize(path: Path) -> Mistaken | None:
     if (path / _DCP_METADATA).is_file():
         return Mistaken(
             "this is a checkpoint of torch.distributed.checkpoint",
-            "read it with torch.distributed.checkpoint.load, then save it with deeppart.checkpoint",
+            _read_by("dcp.load"),
         )
     try:
         names = sorted(os.listdir(path))
@@ -83,10 +83,15 @@ def _file(path: Path) -> Mistaken:
     except OSError:
         begins = b""
     if path.suffix == ".safetensors":
-        return Mistaken("this is a file of safetensors", "read it with safetensors.torch.load_file")
+        return Mistaken("this is a file of safetensors", _read_by("safetensors.torch.load_file"))
     if begins == _ZIP_MAGIC or path.suffix in (".pt", ".pth", ".ckpt", ".bin"):
-        return Mistaken("this looks like a file of torch.save", "read it with torch.load")
+        return Mistaken("this looks like a file of torch.save", _read_by("torch.load"))
     return Mistaken("this is a file, not a checkpoint directory", "give the persistent_dir of the job")
+
+
+def _read_by(others: str) -> str:
+    """What to do with a checkpoint in a format of others, which has a reader of its own."""
+    return f"read it with deeppart.interop.load or {others}, or make a step of it: `deeppart import PATH DIR`"
 
 
 def _inside(what: str, root: Path, step: int | None) -> Mistaken:

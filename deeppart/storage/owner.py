@@ -120,7 +120,10 @@ class DirectoryOwner:
             todo = "use its Checkpointer (deeppart.checkpoint() has one too), or close that, as `with` does"
         else:
             what = "another running job checkpoints into this directory"
-            todo = "end that job (or let `deeppart prune` end), or give this one another persistent_dir"
+            todo = (
+                "end that job (or let `deeppart prune` end), or give this one another persistent_dir. Only to read: "
+                "deeppart.load, or dcp.load with deeppart.interop.dcp.StorageReader(DIR): these need not be alone"
+            )
         return DirectoryInUseError(what, expected=expected, found=found, where=str(self.directory), todo=todo)
 
     def _holds(self, lock_fd: int) -> bool:

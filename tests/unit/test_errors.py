@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 
 import pytest
+from torch.utils._pytree import tree_map
 
 from deeppart import errors
 from deeppart.errors import (
@@ -95,3 +97,10 @@ def test_the_place_of_a_warning_is_the_line_that_called_the_library() -> None:
         warnings.simplefilter("always")
         warn_caller("here", DeeppartWarning)
     assert caught[0].filename == __file__
+
+
+def test_a_warning_has_the_line_that_called_torch_where_torch_called_the_library() -> None:
+    """``dcp.save`` with this library's writer: a line inside of torch would tell the user nothing."""
+    with pytest.warns(DeeppartWarning, match="here") as caught:
+        tree_map(partial(warn_caller, category=DeeppartWarning), ["here"])
+    assert [warning.filename for warning in caught] == [__file__]

@@ -66,7 +66,7 @@ def _advice(saved: SavedNode, live: Node, path: Path) -> str | None:
             f"restore({what}), and save dicts with {_some(mine)} from now on"
         )
     if theirs is not None and not path:
-        return f"the checkpoint is a dict with {_some(theirs)}: {_call(theirs, None)}"
+        return _part_inside(theirs, mine) or f"the checkpoint is a dict with {_some(theirs)}: {_call(theirs, None)}"
     return None
 
 
@@ -246,6 +246,20 @@ def _alike(outer: _Inner, wanted: Any) -> Key | None:
         one = _as_dict(child)
         if one is not None and (_overlap(_names(one), _names(inner)) or aligned(one.keys, inner.keys, whole=True)):
             return key
+    return None
+
+
+def _part_inside(theirs: _Inner, mine: _Inner | None) -> str | None:
+    """The call for a part of what the checkpoint has one level further in: the model of an application's state."""
+    names = set() if mine is None else _names(mine)
+    if mine is None or not names or len(names) < len(mine.keys):
+        return None
+    for key, child in zip(theirs.keys, theirs.children, strict=True):
+        inside = _as_dict(child)
+        if inside is not None and names <= _names(inside):
+            given = "{" + ", ".join(f'"{name}": {name if name.isidentifier() else "..."}' for name in mine.keys) + "}"
+            globs = ", ".join(f'"{readable((key, name))}"' for name in mine.keys)
+            return f'the checkpoint has them at {readable((key,))}: restore({{"{key}": {given}}}, keys=[{globs}])'
     return None
 
 

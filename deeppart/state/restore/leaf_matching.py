@@ -358,9 +358,14 @@ def _same_kind(saved: str, live: str) -> bool:
 
 
 def _lacking_error(saved: list[Any], lacking: list[Any], path: Path) -> StructureMismatchError:
+    if path:
+        expected = f"keys {some(saved)} (checkpoint)" if saved else "no keys there (checkpoint)"
+    else:  # those that the live state has no place for have been left out before
+        expected = f"of the outermost keys here only {some(saved)}" if saved else "none of the outermost keys here"
+        expected += " (checkpoint)"
     return StructureMismatchError(
         f"the live state has leaves that the checkpoint lacks: {readable((*path, lacking[0]))}",
-        expected=f"keys {some(saved)} (checkpoint)" if saved else "no keys there (checkpoint)",
+        expected=expected,
         found=f"also {some(lacking)} (live)",
         where=f"path {readable(path)}",
         todo="remove them from the state given to restore, or leave them as they are (strict=False), or restore a "

@@ -19,6 +19,7 @@ from deeppart.model.units import read_bytes, read_rate, read_seconds, show_bytes
         ("64KiB", 65536),
         ("10 B", 10.0),
         ("3e2 kB", 3e5),
+        ("50KB", 5e4),
     ],
 )
 def test_bytes(text: object, value: float) -> None:

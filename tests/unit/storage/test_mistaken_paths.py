@@ -57,10 +57,13 @@ PLACES: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
     "nothing there": (lambda root: root / "nothing", ["no such checkpoint directory"]),
     "empty": (lambda root: made(root.parent / "empty"), ["empty", "persistent_dir"]),
     "a file": (lambda root: file(root.parent / "notes.txt", b"text"), ["a file, not a checkpoint directory"]),
-    "torch.save": (lambda root: torch_saved(root.parent / "model"), ["torch.save", "torch.load"]),
+    "torch.save": (lambda root: torch_saved(root.parent / "model"), ["torch.save", "torch.load", "interop.load"]),
     "old torch.save": (lambda root: file(root.parent / "model.pt", b"\x80\x02"), ["torch.save", "torch.load"]),
-    "safetensors": (lambda root: file(root.parent / "m.safetensors", b"\x08"), ["safetensors.torch.load_file"]),
-    "DCP": (lambda root: dcp_saved(root.parent / "dcp"), ["torch.distributed.checkpoint"]),
+    "safetensors": (
+        lambda root: file(root.parent / "m.safetensors", b"\x08"),
+        ["safetensors.torch.load_file", "deeppart import"],
+    ),
+    "DCP": (lambda root: dcp_saved(root.parent / "dcp"), ["torch.distributed.checkpoint", "deeppart import"]),
 }
 
 

@@ -178,6 +178,10 @@ NESTING: dict[str, tuple[Callable[[], tuple[Any, Any]], list[str]]] = {
         lambda: ({"all": {"net": network()}, "n": 1}, {"all": network(), "n": 1}),
         ["what is at all is a dict with the key net"],
     ),
+    "the model alone, of the state of an application": (
+        lambda: ({"app": training(network())}, {"model": network()}),
+        ['has them at app: restore({"app": {"model": model}}, keys=["app/model"])'],
+    ),
     "DDP was saved, and another head": (
         lambda: ({"model": Wrapped(network(), "module")}, {"model": headed(network())}),
         ["begin with 'module.'", "DistributedDataParallel", "at model", "wrapped.module", "strict=False"],
@@ -262,6 +266,26 @@ def test_a_mismatch_without_such_a_cause_keeps_its_own_advice(tmp_path: Path) ->
             with pytest.raises(StateError) as caught:
                 ck.restore(live)
             assert "level" not in str(caught.value.todo)
+
+
+def test_what_is_said_of_the_outermost_keys_is_true(tmp_path: Path) -> None:
+    """Those that the live state has no place for are left out before it is compared; the checkpoint has them."""
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        ck.checkpoint({"a": torch.ones(3), "b": torch.ones(2)}, 1).wait()
+        for live, words in (({"c": torch.ones(3)}, "none of the"), ({"a": torch.ones(3), "c": 2}, "here only 'a'")):
+            with pytest.raises(StructureMismatchError) as caught:
+                ck.restore(live)
+            assert words in str(caught.value.expected)
+
+
+def test_the_advice_for_a_part_further_inside_can_be_followed(tmp_path: Path) -> None:
+    saved, model = training(network()), network()
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        ck.checkpoint({"app": saved}, 1).wait()
+        live = {"app": {"model": model}}
+        assert ck.restore(live, keys=["app/model"]) == 1
+    assert live["app"].keys() == {"model"}
+    assert all(map(torch.equal, model.parameters(), saved["model"].parameters()))
 
 
 # --- places -----------------------------------------------------------------------------------------------------------
