@@ -68,9 +68,9 @@ def _number(name: str) -> int:
     return int(name.removeprefix(_MARK))
 
 
-def mark_among(names: Iterable[str]) -> str | None:
+def mark_among(names: Iterable[object]) -> str | None:
     """The name of an item that stands for a staged state; None if there is none."""
-    return next((name for name in names if name.startswith(_MARK)), None)
+    return next((name for name in names if isinstance(name, str) and name.startswith(_MARK)), None)
 
 
 @dataclass(frozen=True, slots=True)

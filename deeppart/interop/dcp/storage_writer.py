@@ -20,7 +20,7 @@ from torch.futures import Future
 from deeppart.checkpointer import Checkpointer
 from deeppart.comm import SingleComm
 from deeppart.errors import CheckpointError, ConfigError, as_error
-from deeppart.interop.dcp.calls import AsyncSave, calling_async_save
+from deeppart.interop.dcp.calls import AsyncSave, calling_async_save, keys_of_calling_save
 from deeppart.interop.dcp.described import fill
 from deeppart.interop.dcp.handover import Answer, Staged, StagedSaves, Wrote, answered, mark_among
 from deeppart.interop.dcp.names import Named, named, step_of
@@ -173,7 +173,7 @@ class StorageWriter(TorchStorageWriter):
     def storage_meta(self) -> None:
         """Nothing for planners. A save begins here."""
         saving = self._saving
-        saving.checkpoint_id, saving.given, saving.mark = saving.given, None, None
+        saving.checkpoint_id, saving.given, saving.mark = saving.given, None, mark_among(keys_of_calling_save())
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """See that DCP saves as this writer can.
@@ -185,7 +185,7 @@ class StorageWriter(TorchStorageWriter):
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """What this rank has staged is told."""
-        mark = self._saving.mark = mark_among(item.index.fqn for item in plan.items)
+        mark = self._saving.mark = self._saving.mark or mark_among(item.index.fqn for item in plan.items)
         return plan if mark is None else replace(plan, storage_data=self._staged.told(mark))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:

@@ -20,7 +20,7 @@ def test_a_staged_state_is_taken_once_and_those_before_it_are_forgotten() -> Non
     saves = StagedSaves()
     states = [staged(str(number)) for number in range(3)]
     marks = [mark_among(["other", *saves.put(each)]) or "" for each in states]
-    assert len(set(marks)) == 3 and mark_among(["model.weight"]) is None
+    assert len(set(marks)) == 3 and mark_among(["model.weight", 7]) is None
     assert saves.take(marks[1]) is states[1]
     assert saves.take(marks[1]) is None and saves.take(marks[0]) is None and saves.told(marks[0]) is None
     assert saves.take(marks[2]) is states[2]
