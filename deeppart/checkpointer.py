@@ -380,6 +380,10 @@ class Checkpointer:
         self._saver.restored()
         return look_at(self._session, step, self._staging, self._arena)
 
+    def _raise_together(self, error: DeeppartError | None) -> None:
+        """Raise this rank's error, if there is one, and one that quotes it on the others (collective)."""
+        raise_together(self._comm, error, "restore", self.config.timeout)
+
     # --- the steps of checkpoint() ---
 
     def _refuse_if_closed(self, what: str) -> None:
