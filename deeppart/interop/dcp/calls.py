@@ -12,7 +12,7 @@ planner of the caller leaves out or renames.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ class AsyncSave(NamedTuple):
     Attributes:
         checkpoint_id, planner, no_dist, use_collectives: as given.
         in_process: the save is to be made by another process.
+        process_group: as given.
     """
 
     checkpoint_id: Any = None
@@ -32,6 +33,19 @@ class AsyncSave(NamedTuple):
     in_process: bool = False
     no_dist: bool = False
     use_collectives: bool = True
+    process_group: Any = None
+
+
+class Save(NamedTuple):
+    """A call of ``dcp.save``.
+
+    Attributes:
+        keys: of the outermost dict of the state.
+        process_group: as given.
+    """
+
+    keys: tuple[Any, ...] = ()
+    process_group: Any = None
 
 
 def calling_async_save() -> AsyncSave | None:
@@ -46,14 +60,17 @@ def calling_async_save() -> AsyncSave | None:
         kind == "process",
         bool(found.get("no_dist", False)),
         bool(found.get("use_collectives", True)),
+        found.get("process_group"),
     )
 
 
-def keys_of_calling_save() -> Iterable[Any]:
-    """The outermost keys of the state that the ``dcp.save`` was given of which this call is a part; () if of none."""
+def calling_save() -> Save | None:
+    """The call of ``dcp.save`` that this one is a part of; None if there is none."""
     found = _arguments_of("save")
-    state = None if found is None else found.get("state_dict")
-    return tuple(state) if isinstance(state, Mapping) else ()
+    if found is None:
+        return None
+    state = found.get("state_dict")
+    return Save(tuple(state) if isinstance(state, Mapping) else (), found.get("process_group"))
 
 
 def _arguments_of(function: str) -> Mapping[str, Any] | None:

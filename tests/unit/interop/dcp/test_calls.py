@@ -10,7 +10,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 
-from deeppart.interop.dcp.calls import AsyncSave, calling_async_save, keys_of_calling_save
+from deeppart.interop.dcp.calls import AsyncSave, Save, calling_async_save, calling_save
 
 
 class Looking(FileSystemWriter):
@@ -19,14 +19,14 @@ class Looking(FileSystemWriter):
     _synchronize_after_execute = False
     should_synchronize_after_execute = False
     seen: AsyncSave | None = None
-    keys: Any = None
+    saved: Save | None = None
 
     def stage(self, state_dict: Any) -> Any:
         self.seen = calling_async_save()
         return state_dict
 
     def storage_meta(self) -> Any:
-        self.keys = keys_of_calling_save()
+        self.saved = calling_save()
         return super().storage_meta()
 
     def synchronize_staging(self) -> None: ...
@@ -42,8 +42,8 @@ def test_arguments_are_those_of_the_call(tmp_path: Path) -> None:
     )
     saving.result(60)
     assert writer.seen is not None and writer.seen == AsyncSave(tmp_path / "step_5", planner)
-    assert writer.keys == ("w",)  # in another thread
-    assert calling_async_save() is None and keys_of_calling_save() == ()
+    assert writer.saved == Save(("w",))  # in another thread
+    assert calling_async_save() is None and calling_save() is None
 
 
 def test_a_function_of_the_same_name_is_none() -> None:
@@ -51,6 +51,6 @@ def test_a_function_of_the_same_name_is_none() -> None:
         return calling_async_save()
 
     def save(state_dict: dict[str, int]) -> Any:
-        return keys_of_calling_save()
+        return calling_save()
 
-    assert async_save(3) is None and save({"w": 1}) == ()
+    assert async_save(3) is None and save({"w": 1}) is None

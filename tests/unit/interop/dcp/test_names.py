@@ -70,8 +70,8 @@ def test_a_list_in_which_an_empty_dict_was_has_the_same_names(given: list[Any]) 
     planner.set_up_planner({"a": given}, None, True)
     found = nested(planner.state_dict, planner.mappings)
     assert isinstance(found.tree["a"], list) and len(found.tree["a"]) == len(given)
-    again = DefaultSavePlanner()
-    again.set_up_planner(found.tree, None, True)
+    again, tree = DefaultSavePlanner(), {str(key): item for key, item in found.tree.items()}
+    again.set_up_planner(tree, None, True)
     assert again.mappings == planner.mappings and set(again.state_dict) == {item.name for item in found.items}
 
 
