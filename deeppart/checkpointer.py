@@ -336,6 +336,10 @@ class Checkpointer:
         self._refuse_if_closed("restore")
         self._bring_back(state, looked, per_rank, asked, None)
 
+    def _raise_together(self, error: DeeppartError | None) -> None:
+        """Raise this rank's error, if there is one, and one that quotes it on the others (collective)."""
+        raise_together(self._comm, error, "restore", self.config.timeout)
+
     # --- the steps of restore() ---
 
     def _bring_back(

@@ -264,6 +264,9 @@ class Job:
             found["no_dist load"] = reason(
                 lambda: dcp.load(state, storage_reader=StorageReader(self.writer), no_dist=True)
             )
+        group = group_of(2)
+        for name, save in (("save", dcp.save), ("async_save", async_save)) if self.rank < 2 else ():
+            found[f"group {name}"] = reason(partial(save, state, **how, process_group=group))
         dist.barrier()
         return found
 

@@ -15,6 +15,8 @@ from deeppart.pending import Pending
 
 #: The state that a save goes on with once it is staged has one item, whose name begins so.
 _MARK = "deeppart staged "
+#: Staged states that wait for DCP's own save. Of those that fail before they come to the writer, it is not told.
+MOST_STAGED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class StagedSaves:
         with self._lock:
             number = next(self._numbers)
             self._staged[number] = staged
+            for old in sorted(self._staged)[:-MOST_STAGED]:
+                del self._staged[old]
         return {f"{_MARK}{number}": None}
 
     def told(self, name: str) -> Told | None:
@@ -56,21 +60,18 @@ class StagedSaves:
         return None if staged is None else Told(name, known)
 
     def take(self, name: str) -> Staged | None:
-        """The one that an item stands for, once. Of those before it, no save will come any more."""
-        number = _number(name)
+        """The one that an item stands for, once. Saves of DCP that are under way together come in any order."""
         with self._lock:
-            found = self._staged.get(number)
-            self._staged = {each: staged for each, staged in self._staged.items() if each > number}
-        return found
+            return self._staged.pop(_number(name), None)
 
 
 def _number(name: str) -> int:
     return int(name.removeprefix(_MARK))
 
 
-def mark_among(names: Iterable[str]) -> str | None:
+def mark_among(names: Iterable[object]) -> str | None:
     """The name of an item that stands for a staged state; None if there is none."""
-    return next((name for name in names if name.startswith(_MARK)), None)
+    return next((name for name in names if isinstance(name, str) and name.startswith(_MARK)), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,10 +111,15 @@ class _Inner(dict[str | int, Any]):
 
 
 def _plain(node: _Inner) -> Any:
-    """With lists in place of those that have all numbers from 0 for keys."""
+    """With lists in place of those that have numbers for keys.
+
+    DCP has no name for an empty dict: one was in each place of a list that is missing, and perhaps behind its end. Only
+    with it does DCP take a list of small values apart.
+    """
     found = {key: _plain(child) if isinstance(child, _Inner) else child for key, child in node.items()}
-    if found and all(type(key) is int for key in found) and set(found) == set(range(len(found))):
-        return [found[number] for number in range(len(found))]
+    if found and all(type(key) is int for key in found):
+        items = [found.get(number, {}) for number in range(max(map(int, found)) + 1)]
+        return [*items, {}] if is_one(items) else items
     return numbered({str(key): child for key, child in found.items()})
 
 

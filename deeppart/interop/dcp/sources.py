@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -13,7 +13,7 @@ import torch
 
 from deeppart import access
 from deeppart.checkpointer import Checkpointer
-from deeppart.errors import CheckpointError, DeeppartError, RestoreError
+from deeppart.errors import CheckpointError, DeeppartError, RestoreError, as_error
 from deeppart.interop.dcp.pieces import Pieces
 from deeppart.interop.dcp.stored import Entry, Stored, Wanted, live_tree, whole
 from deeppart.offline.find import Chosen, find_step, with_checkpoint
@@ -34,6 +34,7 @@ from deeppart.storage.steps import list_steps
 _HERE_ALONE = asked_of(None, None, True, False, None, "keep", "ignore")
 #: Names -> boxes that are asked for.
 WantedByName = Mapping[str, Sequence[Wanted]]
+Use = Callable[[dict[str, Any]], None]
 
 
 class Source(Protocol):
@@ -50,8 +51,13 @@ class Source(Protocol):
         """What a step holds, or the newest."""
         ...
 
-    def bring(self, wanted: WantedByName, compounds: Sequence[str]) -> dict[str, Any]:
-        """Fill what is asked for of the step that was looked at; returns what is no tensor to DCP, by name."""
+    def bring(self, wanted: WantedByName, compounds: Sequence[str], use: Use) -> None:
+        """Fill what is asked for of the step that was looked at.
+
+        Args:
+            compounds: names of what has leaves in it, but is no tensor to DCP.
+            use: gets these by name, before anything is changed. If it raises, nothing is.
+        """
         ...
 
     def refuse(self, error: DeeppartError) -> NoReturn:
@@ -97,8 +103,10 @@ class SessionSource:
         self._step, self._stored = found, Stored(_target(saved, self._checkpointer.rank), f"step {saved.attempt.step}")
         return self._stored
 
-    def bring(self, wanted: WantedByName, compounds: Sequence[str]) -> dict[str, Any]:
-        """Fill what is asked for, once every byte of the step was checked.
+    def bring(self, wanted: WantedByName, compounds: Sequence[str], use: Use) -> None:
+        """Fill what is asked for, once every byte of it was checked.
+
+        What is no tensor to DCP comes first: a step is restored as a whole, or not at all, but these are two restores.
 
         Args:
             compounds: the same on all ranks.
@@ -108,6 +116,9 @@ class SessionSource:
                 changed, unless it says otherwise.
         """
         stored, _ = self._looked()
+        self._checkpointer._raise_together(None)  # whoever refuses says so here
+        found = self._compounds(stored, compounds)
+        self._checkpointer._raise_together(_failure_of(use, found))
         live: dict[int, Any] = {}
         later: list[tuple[torch.Tensor, Wanted]] = []
         asked = [(stored.entries[name], parts) for name, parts in wanted.items()]
@@ -119,15 +130,13 @@ class SessionSource:
             kind = stored.target.types[owner]
             live[owner] = torch.empty(kind.shape, dtype=TORCH_DTYPES[kind.dtype])
         self._restore(live_tree(stored.tree, live), _HERE_ALONE)
-        found = self._compounds(stored, compounds)
         for source, want in later:
             want.into.copy_(source)
-        return found
 
     def refuse(self, error: DeeppartError) -> NoReturn:
         """Raise it, and on the other ranks an error that quotes it."""
-        self._restore(Refused(error), _HERE_ALONE)
-        raise AssertionError("a state that is refused raises")
+        self._checkpointer._raise_together(error)
+        raise AssertionError("an error of this rank is raised")
 
     def _looked(self) -> tuple[Stored, Looked]:
         if self._stored is None or self._step is None:
@@ -237,7 +246,7 @@ class DirectorySource:
         chosen.tell()
         return stored
 
-    def bring(self, wanted: WantedByName, compounds: Sequence[str]) -> dict[str, Any]:
+    def bring(self, wanted: WantedByName, compounds: Sequence[str], use: Use) -> None:
         """Fill what is asked for, once all of it was read and checked.
 
         Raises:
@@ -255,6 +264,7 @@ class DirectorySource:
                 checkpoint.check(leaves)
                 arrays = checkpoint.read(leaves)
                 found = {name: stored.built(name, arrays) for name in compounds}
+            use(found)
             later: list[tuple[torch.Tensor, Wanted]] = []
             boxes: dict[int, list[LiveBox]] = {}
             for name, parts in wanted.items():
@@ -269,7 +279,6 @@ class DirectorySource:
             checkpoint.read_boxes(boxes)
         for memory, part in later:
             part.into.copy_(memory)
-        return found
 
     def refuse(self, error: DeeppartError) -> NoReturn:
         """Raise it."""
@@ -294,6 +303,14 @@ class Refused:
     def load_state_dict(self, state: Any) -> NoReturn:
         """Raise the error."""
         raise self._error
+
+
+def _failure_of(use: Use, found: dict[str, Any]) -> DeeppartError | None:
+    try:
+        use(found)
+    except Exception as error:  # of a class of the caller's: the other ranks wait
+        return as_error(error, "what was restored cannot be handed to the planner")
+    return None
 
 
 def _owners(target: Target, wanted: Collection[int]) -> set[int]:

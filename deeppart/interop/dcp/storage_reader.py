@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +15,13 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 from torch.futures import Future
 
 from deeppart.checkpointer import Checkpointer
-from deeppart.errors import ConfigError, DeeppartError, LeafMismatchError, StructureMismatchError, as_error
+from deeppart.errors import ConfigError, DeeppartError, StructureMismatchError, as_error
 from deeppart.interop.dcp.described import metadata_of
+from deeppart.interop.dcp.destinations import destinations, hand_over
 from deeppart.interop.dcp.names import step_of
 from deeppart.interop.dcp.sources import DirectorySource, SessionSource, Source
 from deeppart.interop.dcp.storage_writer import StorageWriter
 from deeppart.interop.dcp.stored import Stored, Wanted
-from deeppart.model.boxes import Box
 from deeppart.storage.key_files import KeyFiles
 
 
@@ -124,9 +125,16 @@ class StorageReader(TorchStorageReader):
             raise self._failure
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """What all ranks must read together is told."""
+        """What all ranks must read together is told.
+
+        Raises:
+            UnsupportedLeafError: the planner asks for a tensor that only its class could make.
+        """
         names = sorted(item.storage_index.fqn for item in plan.items if item.type is LoadItemType.BYTE_IO)
         compounds = [name for name in names if self._known(name).node is not None]
+        for name in compounds:
+            assert self._stored is not None
+            self._stored.refuse_to_build(name)
         return plan if self._source.ranks is None else replace(plan, storage_data=compounds)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -156,15 +164,22 @@ class StorageReader(TorchStorageReader):
         """
         tensors = [item for item in plan.items if item.type is not LoadItemType.BYTE_IO]
         values = [item for item in plan.items if item.type is LoadItemType.BYTE_IO]
+        together = self._source.ranks is not None
         wanted: dict[str, list[Wanted]] = {}
-        resolved: list[tuple[ReadItem, torch.Tensor]] = []
+        pickled: list[tuple[ReadItem, io.BytesIO]] = []
+
+        def pickle(brought: Mapping[str, Any]) -> None:
+            """What may fail of a class of the caller's, before anything is changed."""
+            for item in values:
+                name = item.storage_index.fqn
+                pickled.append((item, _pickled(brought[name] if name in brought else self._known(name).value)))
+
         try:
-            for item in tensors:
-                into = planner.resolve_tensor(item)
-                resolved.append((item, into))
-                wanted.setdefault(item.storage_index.fqn, []).append(_wanted(item, into))
+            found = destinations(planner, tensors, lambda name: self._known(name).item.dtype, may_refuse=together)
+            for each in found:
+                wanted.setdefault(each.item.storage_index.fqn, []).append(each.wanted)
             mine = [item.storage_index.fqn for item in values if self._known(item.storage_index.fqn).node is not None]
-            compounds = mine if self._source.ranks is None else plan.storage_data
+            compounds = plan.storage_data if together else mine
             if compounds is None or not set(mine) <= set(compounds):
                 raise StructureMismatchError(
                     "a planner has lost what deeppart's reader put into its plan",
@@ -174,12 +189,10 @@ class StorageReader(TorchStorageReader):
         except Exception as error:  # of the planner: other ranks may read together with this one
             self._source.refuse(as_error(error, "the planner does not say where to put a tensor"))
         with torch.no_grad():
-            brought = self._source.bring(wanted, compounds)
-        for item, into in resolved:
-            planner.commit_tensor(item, into)
-        for item in values:
-            name = item.storage_index.fqn
-            planner.load_bytes(item, _pickled(brought[name] if name in brought else self._known(name).value))
+            self._source.bring(wanted, compounds, pickle)
+        hand_over(planner, found)
+        for item, data in pickled:
+            planner.load_bytes(item, data)
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -193,24 +206,6 @@ class StorageReader(TorchStorageReader):
                 todo="see metadata in set_up_planner",
             )
         return entry
-
-
-def _wanted(item: ReadItem, into: torch.Tensor) -> Wanted:
-    """The box that an item asks for.
-
-    Raises:
-        LeafMismatchError: it does not fit into the tensor.
-    """
-    first = item.storage_index.offset or torch.Size([0] * len(item.storage_offsets))
-    offset = tuple(a + b for a, b in zip(first, item.storage_offsets, strict=True))
-    sizes = tuple(item.lengths)
-    if tuple(into.shape) != sizes:
-        raise LeafMismatchError(
-            f"a tensor of the planner has another shape than what it asks for: {item.storage_index.fqn}",
-            expected=f"shape {list(sizes)}",
-            found=f"shape {list(into.shape)}",
-        )
-    return Wanted(Box(offset, sizes), into.detach())
 
 
 def _pickled(value: Any) -> io.BytesIO:

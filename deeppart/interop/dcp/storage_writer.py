@@ -20,7 +20,7 @@ from torch.futures import Future
 from deeppart.checkpointer import Checkpointer
 from deeppart.comm import SingleComm
 from deeppart.errors import CheckpointError, ConfigError, as_error
-from deeppart.interop.dcp.calls import AsyncSave, calling_async_save
+from deeppart.interop.dcp.calls import AsyncSave, Save, calling_async_save, calling_save
 from deeppart.interop.dcp.described import fill
 from deeppart.interop.dcp.handover import Answer, Staged, StagedSaves, Wrote, answered, mark_among
 from deeppart.interop.dcp.names import Named, named, step_of
@@ -132,11 +132,12 @@ class StorageWriter(TorchStorageWriter):
             ConfigError: of ``dcp.async_save``: another process or no collectives, or an impossible ``checkpoint_id``.
             StateError, StepExistsError, RemoteRankError, PeerTimeoutError: as of ``Checkpointer.checkpoint``.
         """
-        call = calling_async_save() or AsyncSave(checkpoint_id=self._saving.given)
+        call = calling_async_save() or AsyncSave(self._saving.given, process_group=self._group)
         self._saving.given = None
         if call.in_process:
             raise _other_process()
         self._check_call(call.use_collectives, no_dist=call.no_dist or self._no_dist)
+        self._check_ranks(call.process_group)
         step = self._step(call.checkpoint_id)
 
         def looked() -> Named:
@@ -171,9 +172,15 @@ class StorageWriter(TorchStorageWriter):
         self._saving.given = checkpoint_id
 
     def storage_meta(self) -> None:
-        """Nothing for planners. A save begins here."""
+        """Nothing for planners. A save begins here.
+
+        Raises:
+            ConfigError: it is of another process group.
+        """
         saving = self._saving
-        saving.checkpoint_id, saving.given, saving.mark = saving.given, None, None
+        call = calling_save() or Save(process_group=self._group)
+        saving.checkpoint_id, saving.given, saving.mark = saving.given, None, mark_among(call.keys)
+        self._check_ranks(call.process_group)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """See that DCP saves as this writer can.
@@ -185,7 +192,7 @@ class StorageWriter(TorchStorageWriter):
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """What this rank has staged is told."""
-        mark = self._saving.mark = mark_among(item.index.fqn for item in plan.items)
+        mark = self._saving.mark = self._saving.mark or mark_among(item.index.fqn for item in plan.items)
         return plan if mark is None else replace(plan, storage_data=self._staged.told(mark))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -300,6 +307,17 @@ class StorageWriter(TorchStorageWriter):
                 found=f"a session of {self.checkpointer.world_size} ranks",
             )
 
+    def _check_ranks(self, group: Any) -> None:
+        """See that DCP saves on the ranks of the session: others would be waited for."""
+        mine, given = _ranks_of(self._group), _ranks_of(group)
+        if mine != given and not self._no_dist:
+            raise ConfigError(
+                "DCP saves on other ranks than deeppart's writer was made for",
+                expected=f"ranks {mine}",
+                found=f"ranks {given}",
+                todo="give both the same process_group",
+            )
+
     def _check_step(self, checkpoint_id: Any, step: int) -> None:
         if checkpoint_id is not None and step_of(checkpoint_id) != step:
             raise ConfigError(
@@ -322,6 +340,14 @@ class _Saving(threading.local):
     given: Any = None
     checkpoint_id: Any = None
     mark: str | None = None
+
+
+def _ranks_of(group: dist.ProcessGroup | None) -> list[int] | None:
+    """The ranks of a group, of all for None; None if there are no groups, or this rank is not in it."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    found = dist.group.WORLD if group is None else group
+    return dist.get_process_group_ranks(found) if isinstance(found, dist.ProcessGroup) else None
 
 
 def _comm_of(group: dist.ProcessGroup | None, no_dist: bool) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from deeppart.errors import StructureMismatchError
+from deeppart.errors import StructureMismatchError, UnsupportedLeafError
 from deeppart.interop.dcp.names import Item, Keys, by_name, is_one, walk_values
 from deeppart.model.boxes import Box
 from deeppart.state.document.structure import (
@@ -26,8 +26,9 @@ from deeppart.state.restore.classes import resolve_registered
 from deeppart.state.restore.composites import is_composite
 from deeppart.state.restore.merge import build
 from deeppart.state.restore.target import DROPPED, Target
+from deeppart.state.tree.composites import SUBCLASS
 from deeppart.state.tree.leaves import TORCH_DTYPES, Array
-from deeppart.state.tree.paths import Path
+from deeppart.state.tree.paths import Path, readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,22 @@ class Stored:
         assert node is not None
         return build(self.target, arrays, node)
 
+    def refuse_to_build(self, name: str) -> None:
+        """See that something that is no tensor to DCP can be made without a live one.
+
+        Raises:
+            UnsupportedLeafError: there is a tensor of a subclass in it.
+        """
+        entry = self.entries[name]
+        found = None if entry.node is None else _subclass_in(entry.node)
+        if found is not None:
+            raise UnsupportedLeafError(
+                "a tensor of a subclass cannot be loaded by dcp.load: only its class could make it",
+                found=f"a {found}",
+                where=f"path {readable(entry.path)}",
+                todo="restore it into a live one: Checkpointer.restore; or load what it is made of: deeppart.load",
+            )
+
     def leaves_in(self, name: str) -> set[int]:
         """Numbers of the leaves in it."""
         node = self.entries[name].node
@@ -150,6 +167,15 @@ class Stored:
         return False
 
 
+def _subclass_in(node: SavedNode) -> str | None:
+    """The name of the class of the first tensor of a subclass in it."""
+    if not isinstance(node, SavedBranch):
+        return None
+    if node.kind == SUBCLASS:
+        return node.name
+    return next((found for child in node.children if (found := _subclass_in(child)) is not None), None)
+
+
 def live_tree(tree: SavedNode, live: Mapping[int, Any]) -> dict[str, Any]:
     """A live state that has a place for some leaves of a saved one, and for nothing else.
 
@@ -164,17 +190,24 @@ def live_tree(tree: SavedNode, live: Mapping[int, Any]) -> dict[str, Any]:
 
 def _least(tree: SavedNode) -> dict[str, Any]:
     """A live state that wants one small thing: an empty one would want all, and one of other names is refused."""
-    smallest: tuple[bool, Path] | None = None
-    for path, node in walk_tree(tree, ()):
-        found = not isinstance(node, SavedValue) or not all(type(key) is str for key in path), path
-        if smallest is None or found[0] < smallest[0]:
-            smallest = found
-        if not smallest[0]:
-            break
+    path = next(_values(tree, ()), None)
+    if path is None:
+        path = min((path for path, _ in walk_tree(tree, ())), default=())[:1]
     state: Any = None
-    for key in reversed([] if smallest is None else smallest[1] if not smallest[0] else smallest[1][:1]):
+    for key in reversed(path):
         state = {key: state}
     return state or {}
+
+
+def _values(node: SavedNode, path: Path) -> Iterator[Path]:
+    """Paths of small values that a live state of dicts alone can have, by names."""
+    node = _inside(node)
+    if isinstance(node, SavedValue) and path:
+        yield path
+    elif isinstance(node, SavedBranch) and node.form is None and node.kind in DICTS:
+        for key, child in sorted(zip(node.keys, node.children, strict=True), key=lambda each: str(each[0])):
+            if type(key) is str:
+                yield from _values(child, (*path, key))
 
 
 def _live(node: SavedNode, live: Mapping[int, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What dcp.async_save was called with, as its stager sees it; on whatever torch this is."""
+"""What dcp.async_save and dcp.save were called with, as stager and writer see it; on whatever torch this is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 
-from deeppart.interop.dcp.calls import AsyncSave, calling_async_save
+from deeppart.interop.dcp.calls import AsyncSave, Save, calling_async_save, calling_save
 
 
 class Looking(FileSystemWriter):
@@ -19,10 +19,15 @@ class Looking(FileSystemWriter):
     _synchronize_after_execute = False
     should_synchronize_after_execute = False
     seen: AsyncSave | None = None
+    saved: Save | None = None
 
     def stage(self, state_dict: Any) -> Any:
         self.seen = calling_async_save()
         return state_dict
+
+    def storage_meta(self) -> Any:
+        self.saved = calling_save()
+        return super().storage_meta()
 
     def synchronize_staging(self) -> None: ...
 
@@ -37,11 +42,15 @@ def test_arguments_are_those_of_the_call(tmp_path: Path) -> None:
     )
     saving.result(60)
     assert writer.seen is not None and writer.seen == AsyncSave(tmp_path / "step_5", planner)
-    assert calling_async_save() is None
+    assert writer.saved == Save(("w",))  # in another thread
+    assert calling_async_save() is None and calling_save() is None
 
 
 def test_a_function_of_the_same_name_is_none() -> None:
     def async_save(checkpoint_id: int) -> AsyncSave | None:
         return calling_async_save()
 
-    assert async_save(3) is None
+    def save(state_dict: dict[str, int]) -> Any:
+        return calling_save()
+
+    assert async_save(3) is None and save({"w": 1}) is None

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import SavePlan
 
-from deeppart.interop.dcp.handover import Answer, Staged, StagedSaves, answered, mark_among
+from deeppart.interop.dcp.handover import MOST_STAGED, Answer, Staged, StagedSaves, answered, mark_among
 from deeppart.interop.dcp.names import Item
 from deeppart.pending import Pending
 
@@ -16,14 +16,20 @@ def staged(*names: str) -> Staged:
     return Staged(Pending(1, frozenset(), lambda: None), tuple(Item((name,), torch.float32, (1,)) for name in names))
 
 
-def test_a_staged_state_is_taken_once_and_those_before_it_are_forgotten() -> None:
+def test_a_staged_state_is_taken_once_in_any_order() -> None:
     saves = StagedSaves()
     states = [staged(str(number)) for number in range(3)]
     marks = [mark_among(["other", *saves.put(each)]) or "" for each in states]
-    assert len(set(marks)) == 3 and mark_among(["model.weight"]) is None
-    assert saves.take(marks[1]) is states[1]
-    assert saves.take(marks[1]) is None and saves.take(marks[0]) is None and saves.told(marks[0]) is None
-    assert saves.take(marks[2]) is states[2]
+    assert len(set(marks)) == 3 and mark_among(["model.weight", 7]) is None
+    assert [saves.take(marks[number]) for number in (1, 0, 2)] == [states[1], states[0], states[2]]
+    assert saves.take(marks[1]) is None and saves.told(marks[1]) is None
+
+
+def test_those_that_nobody_takes_are_forgotten() -> None:
+    saves = StagedSaves()
+    states = [staged(str(number)) for number in range(2 * MOST_STAGED)]
+    marks = [next(iter(saves.put(each))) for each in states]
+    assert [saves.take(mark) for mark in marks] == [None] * MOST_STAGED + states[MOST_STAGED:]
 
 
 def test_the_coordinator_asks_ranks_that_have_something_else() -> None:

@@ -64,8 +64,18 @@ def test_an_object_inside_is_refused() -> None:
     assert "model/inner" in str(caught.value)
 
 
-def test_a_list_with_holes_is_a_dict() -> None:
-    assert nested({"a.0": 1, "a.2": 2}, {"a.0": ("a", 0), "a.2": ("a", 2)}).tree == {"a": {"0": 1, "2": 2}}
+@pytest.mark.parametrize("given", [[1, {}, 2], [{}, torch.ones(1)], [{1}, {}], [[{}], (1, 2)], [1, 2, {"a": {}}]])
+def test_a_list_in_which_an_empty_dict_was_has_the_same_names(given: list[Any]) -> None:
+    planner = DefaultSavePlanner()
+    planner.set_up_planner({"a": given}, None, True)
+    found = nested(planner.state_dict, planner.mappings)
+    assert isinstance(found.tree["a"], list) and len(found.tree["a"]) == len(given)
+    again, tree = DefaultSavePlanner(), {str(key): item for key, item in found.tree.items()}
+    again.set_up_planner(tree, None, True)
+    assert again.mappings == planner.mappings and set(again.state_dict) == {item.name for item in found.items}
+
+
+def test_a_plan_that_contradicts_itself() -> None:
     with pytest.raises(StructureMismatchError, match="contradicts itself"):
         nested({"a": 1, "a.b": 2}, {"a": ("a",), "a.b": ("a", "b")})
 

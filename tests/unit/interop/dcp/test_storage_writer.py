@@ -285,6 +285,36 @@ def test_planners_of_the_caller(writer: StorageWriter, tmp_path: Path, save: Any
     save(state(3), checkpoint_id=2, storage_writer=writer)
 
 
+class KeepsTheModel(DefaultSavePlanner):
+    """Knows what it wants of a state, and of whatever else it may be given."""
+
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        kept = {key: each for key, each in state_dict.items() if key == "model"}
+        super().set_up_planner(kept, storage_meta, is_coordinator)
+
+
+class Renames(DefaultSavePlanner):
+    """Puts everything into a dict."""
+
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        super().set_up_planner({"app": dict(state_dict)}, storage_meta, is_coordinator)
+
+
+@pytest.mark.parametrize("planner", [KeepsTheModel, Renames])
+@pytest.mark.parametrize("save", [dcp.save, dcp.async_save])
+def test_planners_that_lose_what_stands_for_a_staged_state(
+    writer: StorageWriter, tmp_path: Path, save: Any, planner: Any
+) -> None:
+    for step in (1, 2):
+        saved = save(state(step), checkpoint_id=step, storage_writer=writer, planner=planner())
+        saved = saved.result(60) if save is dcp.async_save else saved
+        found = deeppart.load(tmp_path / "ckpt")
+        assert set(found) == ({"model"} if planner is KeepsTheModel else {"app"})
+        model = found["model"] if planner is KeepsTheModel else found["app"]["model"]
+        assert torch.equal(model["w"], state(step)["model"]["w"])
+        assert "model.w" in {name.removeprefix("app.") for name in saved.state_dict_metadata}
+
+
 def test_a_staged_state_is_saved_once_and_for_its_step(writer: StorageWriter) -> None:
     staged = writer.stage(state(1))  # by whoever calls it beside async_save
     with pytest.raises(CheckpointException) as caught:
@@ -293,10 +323,9 @@ def test_a_staged_state_is_saved_once_and_for_its_step(writer: StorageWriter) ->
     with pytest.raises(CheckpointException) as caught:
         dcp.save(staged, storage_writer=writer)
     assert "was saved before" in str(failure_of(caught.value))
-    first, second = writer.stage(state(1)), writer.stage(state(2))
-    assert dcp.save(second, storage_writer=writer).state_dict_metadata.keys() > {"epoch"}
-    with pytest.raises(CheckpointException):
-        dcp.save(first, storage_writer=writer)
+    first, second = writer.stage(state(1)), writer.stage(state(2))  # two saves under way, in either order
+    for each in (second, first):
+        assert dcp.save(each, storage_writer=writer).state_dict_metadata.keys() > {"epoch"}
     async_save(state(3), storage_writer=writer).result(60)
 
 

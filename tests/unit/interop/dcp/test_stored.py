@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque, namedtuple
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed.checkpoint import DefaultSavePlanner
+from torch.testing._internal.two_tensor import TwoTensor
 
 import deeppart
-from deeppart.errors import StructureMismatchError
+from deeppart.errors import StructureMismatchError, UnsupportedLeafError
 from deeppart.interop.dcp.names import Item
 from deeppart.interop.dcp.stored import Stored, Wanted, live_tree, whole
 from deeppart.model.boxes import Box
@@ -68,8 +70,26 @@ def test_a_live_tree_has_only_what_is_wanted(tmp_path: Path) -> None:
     assert live_tree(found.tree, {w: "W"}) == {"model": {"w": "W"}}
     assert live_tree(found.tree, {inner: "X"}) == {"lists": [None, ["X", None], None, None, None, None]}
     # An empty state would want everything.
-    assert live_tree(found.tree, {}) == {"table": None}
+    assert live_tree(found.tree, {}) == {"n": None}
     assert live_tree(stored({"a": {"b": torch.ones(1)}}, tmp_path / "a").tree, {}) == {"a": None}
+
+
+def test_a_live_tree_that_wants_nothing_does_not_lead_into_tensors_and_objects(tmp_path: Path) -> None:
+    point = namedtuple("point", "a b")
+    for number, item in enumerate((torch.eye(2).to_sparse(), point(1, torch.ones(1)), deque([1, 2]))):
+        tree = stored({"x": item}, tmp_path / str(number)).tree
+        assert live_tree(tree, {}) == {"x": None}
+        tree = stored({"x": item, "y": {"n": 3}}, tmp_path / f"{number} and a value").tree
+        assert live_tree(tree, {}) in ({"y": {"n": None}}, {"y": None})
+
+
+def test_what_only_a_class_could_make_is_refused(tmp_path: Path) -> None:
+    found = stored({"x": [TwoTensor(torch.ones(2), torch.zeros(2)), 1], "y": torch.eye(2).to_sparse()}, tmp_path)
+    (refused,) = [name for name, entry in found.entries.items() if name.startswith("x") and entry.node is not None]
+    with pytest.raises(UnsupportedLeafError, match=r"(?s)TwoTensor.*path x"):
+        found.refuse_to_build(refused)
+    for name in found.entries.keys() - {refused}:
+        found.refuse_to_build(name)
 
 
 def test_what_dcp_cannot_name_is_refused(tmp_path: Path) -> None:
