@@ -66,7 +66,7 @@ class Training:
 
     def __init__(self, name: str, megabytes: float, device: str) -> None:
         torch.manual_seed(1)
-        rows = max(8, int(megabytes * 1e6 / 12 / (_LAYERS * 1024 * 4)) // 8 * 8)
+        rows = max(8, int(megabytes * 1e6 / 3 / (_LAYERS * 1024 * 4)) // 8 * 8)
         sizes = [(1024, rows) if layer % 2 else (rows, 1024) for layer in range(_LAYERS)]
         self.model = nn.Sequential(*(nn.Linear(*size, device=device) for size in sizes))
         if name == "shards":
