@@ -20,26 +20,34 @@ from deeppart.state.tree.paths import Path, readable
 from deeppart.state.tree.runs import encode_leaf_value
 
 
-def flatten_live(state: Any, excluded: Sequence[str] = ()) -> FlatState:
+def flatten_live(state: Any, excluded: Sequence[str] = (), *, is_filled: bool = True) -> FlatState:
     """Take a live state apart, to be filled; whatever its objects raise becomes a StateError.
 
     Args:
         excluded: globs of what is in no checkpoint. It is part of the live state, for objects that want to be given
             all of theirs, unless it is nothing that could be stored.
+        is_filled: False where there is nothing to restore. Objects of the caller are not asked for their states then:
+            that may change them. (torch's own ``get_state_dict`` makes a step of an optimizer that has made none.)
     """
+    options: dict[str, Any] = {"live": True} if is_filled else {"live": True, "may_ask": _is_of_torch}
     try:
         with collection_paused():
             if not excluded:
-                return flatten(state, live=True)
+                return flatten(state, **options)
             cuts = ApartRules(excluded=Excluded(excluded), leaves_out=False)
             try:
-                return flatten(state, live=True, cuts=cuts)
+                return flatten(state, cuts=cuts, **options)
             except UnsupportedLeafError:
-                return flatten(state, live=True, cuts=replace(cuts, leaves_out=True))
+                return flatten(state, cuts=replace(cuts, leaves_out=True), **options)
     except DeeppartError:
         raise
     except Exception as error:  # from the caller's objects: the other ranks are waiting to hear of it
         raise StateError("looking at the state failed", found=f"{type(error).__name__}: {error}") from error
+
+
+def _is_of_torch(item: Any) -> bool:
+    """True for objects whose state_dict() only looks."""
+    return isinstance(item, (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler))
 
 
 def refusal_of_state(flat: FlatState, is_left_out: Callable[[Path], bool] | None = None) -> DeeppartError | None:

@@ -43,8 +43,11 @@ class LiveState:
     alike: bool = False
 
 
-def look_at_live(state: Any, asked: Asked, comm: Comm, timeout: float) -> LiveState:
+def look_at_live(state: Any, asked: Asked, comm: Comm, timeout: float, *, is_filled: bool = True) -> LiveState:
     """Take the live state of each rank apart (collective).
+
+    Args:
+        is_filled: False, on all ranks, where there is nothing to restore.
 
     Raises:
         StateError: it could not be filled, or saved.
@@ -52,7 +55,7 @@ def look_at_live(state: Any, asked: Asked, comm: Comm, timeout: float) -> LiveSt
     """
     excluded = asked.request.settings
     what = "looking at the live state failed", ("restore", timeout)
-    flat = together(comm, lambda: flatten_live(state, excluded), *what)
+    flat = together(comm, lambda: flatten_live(state, excluded, is_filled=is_filled), *what)
     outermost = outermost_keys(flat, asked.request, comm, "restore", timeout)
     return LiveState(flat, asked, outermost, not asked.request.is_default and _are_alike(flat, comm, timeout))
 

@@ -10,7 +10,7 @@ from deeppart.comm.agreement import raise_together
 from deeppart.errors import DeeppartWarning
 from deeppart.model.reports import RestoreReport
 from deeppart.nodes.exchange.memory import Arena
-from deeppart.plan.restart import Inventory
+from deeppart.plan.restart import Inventory, survey
 from deeppart.recovery.apply import restore_state
 from deeppart.recovery.live import refusal_of_state
 from deeppart.recovery.narrow_reading import NarrowReading
@@ -69,7 +69,7 @@ def restore_step(
     known = which.saved if isinstance(which, Looked) else None
     step = which.saved.attempt.step if isinstance(which, Looked) else which
     inventory = which.inventory if isinstance(which, Looked) else take_stock(session, timeout)
-    live = look_at_live(state, asked, comm, timeout)
+    live = look_at_live(state, asked, comm, timeout, is_filled=bool(survey(inventory, step).candidates))
     narrow = NarrowReading(live.flat.root, asked.request, live.outermost, alike=live.alike)
     ranks = Ranks(comm, session.topology.node_of, timeout, session.processors.waiting)
     what = inventory, step, *memory, timeout, session.persistent.signing, session.processors.waiting

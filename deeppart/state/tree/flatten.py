@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import keyword
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,12 @@ _SIMPLE_KEYS = frozenset({str, int, bool, bytes, type(None)})
 
 
 def flatten(
-    state: Any, *, live: bool = False, state_dicts: dict[int, Any] | None = None, cuts: ApartRules | None = None
+    state: Any,
+    *,
+    live: bool = False,
+    state_dicts: dict[int, Any] | None = None,
+    cuts: ApartRules | None = None,
+    may_ask: Callable[[Any], bool] = lambda item: True,
 ) -> FlatState:
     """Take a state apart; calls ``state_dict()`` of objects that have it, exactly once each.
 
@@ -65,12 +70,13 @@ def flatten(
             leaf holds a copy of the elements as they read.
         state_dicts: id of an object -> what its ``state_dict()`` has returned already.
         cuts: the places to cut at; None for none.
+        may_ask: False for objects whose ``state_dict()`` is not to be called: nothing stands in them.
 
     Raises:
         UnsupportedLeafError: something in the state cannot be stored; the message names its path and type.
         FreedMemoryError: a leaf lies in memory that was freed, or that is too small.
     """
-    walk = _Walk(live, state_dicts or {}, cuts)
+    walk = _Walk(live, state_dicts or {}, cuts, may_ask)
     try:
         walk.flat.root = walk.node(state, ())
         walk.finish()
@@ -104,8 +110,10 @@ def hold_memory(flat: FlatState, extents: Extents) -> None:
 
 
 class _Walk:
-    def __init__(self, live: bool, state_dicts: dict[int, Any], cuts: ApartRules | None) -> None:
-        self._live = live
+    def __init__(
+        self, live: bool, state_dicts: dict[int, Any], cuts: ApartRules | None, may_ask: Callable[[Any], bool]
+    ) -> None:
+        self._live, self._may_ask = live, may_ask
         self._state_dicts = state_dicts
         self.flat = FlatState(root=ValueLeaf((), None, 0))
         self._open: set[int] = set()
@@ -345,8 +353,10 @@ class _Walk:
             self.flat.extended = True
             self.flat.tokens += (FORM, form.kind, *form.about)
         self._enter(item, path)
-        known = id(item) in self._state_dicts
-        given = self._state_dicts[id(item)] if known else object_state(item, form, path)
+        if id(item) in self._state_dicts:
+            given = self._state_dicts[id(item)]
+        else:
+            given = object_state(item, form, path) if form is not None or self._may_ask(item) else {}
         if self._excluded is not None and form is not None:
             for key in given if isinstance(given, dict) else ():
                 self._excluded.refuse((*path, key), f"a field of a {type(item).__name__}")
