@@ -105,7 +105,8 @@ def save(
 def load(checkpointer: Checkpointer, sharded_state_dict: dict[str, Any], step: int | None = None) -> Loaded | None:
     """Restore into a sharded state dict, in place (collective): of any layout, on any number of ranks.
 
-    Common values that differed between ranks are, on another number of ranks, those of rank 0.
+    A part will do: sharded tensors and objects that only the checkpoint has are neither read nor returned. Common values
+    are all returned; those that differed between ranks are, on another number of ranks, those of rank 0.
 
     Args:
         checkpointer: an open :class:`deeppart.Checkpointer`.
@@ -123,11 +124,11 @@ def load(checkpointer: Checkpointer, sharded_state_dict: dict[str, Any], step: i
     sharded, _ = extract_sharded_base(preprocessed)
     live = _by_key(_leaves(sharded))
     objects = {each.unique_key: "" for each in _leaves(sharded) if isinstance(each, ShardedObject)}
-    state: dict[str, Any] = {"sharded": live | objects, "common": {}}
-    found = checkpointer.restore(state, step, per_rank="rank0")
+    restored: dict[str, Any] = live | objects
+    state: dict[str, Any] = {"common": {}} | ({"sharded": restored} if restored else {})  # an empty dict asks for all
+    found = checkpointer.restore(state, step, per_rank="rank0", on_unexpected="ignore")
     if found is None:
         return None
-    restored = state["sharded"]
 
     def data_of(each: Any) -> Any:
         if isinstance(each, ShardedObject):
