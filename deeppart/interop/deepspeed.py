@@ -20,7 +20,7 @@ from deeppart.config import Config
 from deeppart.errors import CheckpointError, ConfigError, DeeppartWarning
 from deeppart.interop.data_position import go_to, own_generator, position
 from deeppart.interop.deepspeed_states import put_together, take_apart
-from deeppart.interop.training_state import pack, rng_state, set_rng_state, unpack
+from deeppart.interop.training_state import or_refusal, pack, rng_state, set_rng_state, unpack
 from deeppart.interop.versions import require
 from deeppart.pending import Pending
 
@@ -154,10 +154,13 @@ class CheckpointEngine(BaseCheckpointEngine):
         saved, self._saved = self._saved, {}
         if not saved:  # on any rank: weights alone were written, by save_16bit_model()
             return True
-        files = {_common(name): {"name": name, **take_apart(states, name)} for name, states in saved.items()}
-        data = {name: position(loader) for name, loader in self._loaders.items()}
-        state = {"files": files, "tag": info.tag, "data": pack(data, "positions in the data"), "rng": rng_state()}
-        self.pending = self.checkpointer.checkpoint(state, self._engine.global_steps)
+
+        def state() -> dict[str, Any]:
+            files = {_common(name): {"name": name, **take_apart(states, name)} for name, states in saved.items()}
+            data = pack({name: position(loader) for name, loader in self._loaders.items()}, "positions in the data")
+            return {"files": files, "tag": info.tag, "data": data, "rng": rng_state()}
+
+        self.pending = self.checkpointer.checkpoint(or_refusal(state), self._engine.global_steps)
         return True
 
     def load(self, path: str, map_location: Any = None) -> Any:

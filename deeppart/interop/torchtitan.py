@@ -17,7 +17,7 @@ from deeppart.checkpointer import Checkpointer
 from deeppart.config import Config as Settings
 from deeppart.errors import ConfigError, RestoreError
 from deeppart.interop.data_position import go_to, own_generator, position
-from deeppart.interop.training_state import pack, rng_state, set_rng_state, unpack
+from deeppart.interop.training_state import or_refusal, pack, rng_state, set_rng_state, unpack
 from deeppart.interop.versions import require
 from deeppart.pending import Pending
 
@@ -126,7 +126,7 @@ class CheckpointManager(BaseCheckpointManager):
         """Save if it is due; returns when the state may change."""
         if not self._is_due(curr_step, last_step):
             return False
-        pending = self._checkpointer.checkpoint(self._state(), curr_step, force=last_step)
+        pending = self._checkpointer.checkpoint(or_refusal(self._state), curr_step, force=last_step)
         self.save_future = _Saving(pending) if pending.levels else None
         if last_step and self._config.last_save_model_only:
             self._native(self.folder + EXPORTS).save(curr_step, last_step=True)
