@@ -186,7 +186,9 @@ class CheckpointManager(BaseCheckpointManager):
         from torchtitan.components.checkpointer.dcp import CheckpointManager as Native
 
         names = [field.name for field in fields(BaseCheckpointManager.Config)]
-        config = Native.Config(**{name: getattr(self._config, name) for name in names} | {"keep_latest_k": 0})
+        given = {name: getattr(self._config, name) for name in names}
+        left_out = [name for name in self._config.exclude_from_loading if name != RNG]  # which it does not know
+        config = Native.Config(**given | {"keep_latest_k": 0, "exclude_from_loading": left_out})
         native = Native(config, states=dict(self.states), **self._parts)
         native.folder = folder
         return native
