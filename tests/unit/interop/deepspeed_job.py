@@ -21,7 +21,7 @@ from deeppart.interop.deepspeed import CheckpointEngine
 from tests.unit.interop.trainer_runs import EVERY, STEPS, Data, Run, Weights, main, network
 
 # It would compile an operator for ranks that share memory: minutes, and forever where a build was once broken off.
-importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
+setattr(importlib.import_module("deepspeed.comm.torch"), "build_shm_op", lambda: None)  # noqa: B010 - no attribute of ours
 
 
 def engine(stage: int, *, bf16: bool = False) -> Any:

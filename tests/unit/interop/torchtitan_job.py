@@ -218,8 +218,8 @@ def _exported(top: Path) -> None:
         "lr_scheduler",
         "train_state",
     ]  # of which torchtitan does not know the first
-    parts = {"initial_load_model_only": False, "exclude_from_loading": others}
-    for options in (parts, {}):
+    parts: dict[str, Any] = {"initial_load_model_only": False, "exclude_from_loading": others}
+    for options in (parts, dict[str, Any]()):
         begun = config(other, initial_load_path=there, **options).build()
         assert begun.checkpointer.load() and same(weights_of(begun), weights) and begun.step == 0
         begun.close()
