@@ -20,7 +20,8 @@ from deeppart.config import Config
 from deeppart.errors import CheckpointError, ConfigError, DeeppartWarning
 from deeppart.interop.data_position import go_to, own_generator, position
 from deeppart.interop.deepspeed_states import put_together, take_apart
-from deeppart.interop.training_state import or_refusal, pack, rng_state, set_rng_state, unpack
+from deeppart.interop.refusal import or_refusal
+from deeppart.interop.training_state import pack, rng_state, set_rng_state, unpack
 from deeppart.interop.versions import require
 from deeppart.pending import Pending
 

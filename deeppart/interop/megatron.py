@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from deeppart.checkpointer import Checkpointer
 from deeppart.errors import UnsupportedLeafError
-from deeppart.interop.training_state import or_refusal, pack, unpack
+from deeppart.interop.refusal import or_refusal
+from deeppart.interop.training_state import pack, unpack
 from deeppart.interop.versions import require
 from deeppart.pending import Pending
 

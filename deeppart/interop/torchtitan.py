@@ -17,7 +17,8 @@ from deeppart.checkpointer import Checkpointer
 from deeppart.config import Config as Settings
 from deeppart.errors import ConfigError, RestoreError
 from deeppart.interop.data_position import go_to, own_generator, position
-from deeppart.interop.training_state import or_refusal, pack, rng_state, set_rng_state, unpack
+from deeppart.interop.refusal import or_refusal
+from deeppart.interop.training_state import pack, rng_state, set_rng_state, unpack
 from deeppart.interop.versions import require
 from deeppart.pending import Pending
 

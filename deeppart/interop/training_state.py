@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from deeppart.errors import CorruptFileError, DeeppartError, UnsupportedLeafError
+from deeppart.errors import CorruptFileError, UnsupportedLeafError
 from deeppart.state.document.decoding import checked_type
 from deeppart.state.document.encoding import encode_type
 from deeppart.state.tree.leaves import check_array, check_tensor, flat_bytes, leaf_type, new_array
@@ -61,35 +61,6 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
             torch.cuda.set_rng_state(saved[0])
         else:
             torch.cuda.set_rng_state_all(saved[: torch.cuda.device_count()])
-
-
-def or_refusal(make: Callable[[], Any]) -> Any:
-    """A state to be saved; or, where this rank cannot make it, one of which all ranks hear why.
-
-    The other ranks are in ``checkpoint()`` by then, and would wait for this one.
-
-    Example:
-        >>> from deeppart.interop.training_state import or_refusal
-        >>> or_refusal(lambda: {"step": 3})
-        {'step': 3}
-    """
-    try:
-        return make()
-    except DeeppartError as error:
-        return {"refused": _Refused(error)}
-
-
-class _Refused:
-    """Raises when ``checkpoint()`` asks for its state, which ends that call on all ranks."""
-
-    def __init__(self, error: DeeppartError) -> None:
-        self._error = error
-
-    def state_dict(self) -> dict[str, Any]:
-        raise self._error
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        raise self._error
 
 
 def pack(value: Any, where: str) -> str:

@@ -12,11 +12,9 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.comm.base import Comm
-from deeppart.errors import CorruptFileError, DeeppartError, UnsupportedLeafError
-from deeppart.interop.training_state import or_refusal, pack, rng_state, set_rng_state, unpack
+from deeppart.errors import CorruptFileError, UnsupportedLeafError
+from deeppart.interop.training_state import pack, rng_state, set_rng_state, unpack
 from deeppart.testing import difference
-from tests.unit.sharded_states import checkpointer, on_ranks
 
 
 def draw() -> tuple[Any, ...]:
@@ -85,15 +83,3 @@ def test_what_has_no_exact_encoding_is_refused_with_its_path(value: Any) -> None
 def test_another_text_is_damage(text: str) -> None:
     with pytest.raises(CorruptFileError):
         unpack(text, "x")
-
-
-def test_where_one_rank_cannot_make_its_state_all_hear_why(tmp_path: Path) -> None:
-    def on_rank(comm: Comm) -> str:
-        with checkpointer(tmp_path, comm) as ck:
-            made = or_refusal(lambda: {"x": pack(object() if comm.rank else 1, "client_state")})
-            with pytest.raises(DeeppartError, match="client_state") as told:
-                ck.checkpoint(made, 1)
-            ck.checkpoint({"x": 1}, 1)  # and may go on
-        return type(told.value).__name__
-
-    assert on_ranks(2, on_rank) == ["RemoteRankError", "UnsupportedLeafError"]
