@@ -212,16 +212,14 @@ def _turn(contestant: Stock | Deeppart, training: Training, live: Training, step
     state = training.state() | {"step": step}
     expected = [tensor.clone() for tensor in tensors(state)]
     gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+    _wait_for_gpu()
     with MemoryWatch(files) as peak:
         dist.barrier()
         began = time.perf_counter()
         saving = contestant.save(state, step)
         blocked = time.perf_counter() - began
         training.step()
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        _wait_for_gpu()
         stepped = time.perf_counter() - began - blocked
         saving.result(_TIMEOUT_S)  # nothing else between ranks meanwhile: DCP's thread has the group
         safe = time.perf_counter() - began
@@ -238,6 +236,11 @@ def _turn(contestant: Stock | Deeppart, training: Training, live: Training, step
     contestant.remove(step)
     dist.barrier()
     return found
+
+
+def _wait_for_gpu() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def show(found: dict[str, Any], ranks: int, console: Console) -> None:

@@ -10,21 +10,25 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from deeppart.checkpointer import Checkpointer
 from deeppart.config import Config
-from deeppart.errors import CheckpointError, ConfigError
+from deeppart.errors import CheckpointError, ConfigError, DeeppartWarning
 from deeppart.interop.data_position import go_to, own_generator, position
 from deeppart.interop.deepspeed_states import put_together, take_apart
+from deeppart.interop.refusal import or_refusal
 from deeppart.interop.training_state import pack, rng_state, set_rng_state, unpack
 from deeppart.interop.versions import require
 from deeppart.pending import Pending
 
 require("deepspeed", "0.18", "deeppart.interop.deepspeed")
 
+from deepspeed.checkpoint.utils import clone_tensors_for_torch_save
+from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import (
     CheckpointEngine as BaseCheckpointEngine,
 )
@@ -32,6 +36,8 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import (
 #: What in the name of a file says which rank wrote it.
 _RANK = re.compile(r"(zero_pp_rank_|mp_rank_)\d+")
 _MODEL = "model_states.pt"
+#: The files of a checkpoint end so. Others are for other programs: what save_16bit_model() writes.
+_STATES = "_states.pt"
 
 
 class CheckpointEngine(BaseCheckpointEngine):
@@ -74,7 +80,8 @@ class CheckpointEngine(BaseCheckpointEngine):
         self.name = "deeppart"
         _check(engine)
         self._engine, self._loaders = engine, dict(loaders or {})
-        for loader in self._loaders.values():
+        for name, loader in self._loaders.items():
+            _check_loader(name, loader)
             own_generator(loader)
         self._own = None if isinstance(checkpointer, Checkpointer) else Checkpointer(checkpointer)
         self.checkpointer = checkpointer if isinstance(checkpointer, Checkpointer) else self._own
@@ -109,9 +116,17 @@ class CheckpointEngine(BaseCheckpointEngine):
                 _, client_state = self._engine.load_checkpoint(folder, state["tag"], **how)
         finally:
             self._restored = {}
-        for name, saved in unpack(state["data"], "positions in the data").items():
+        positions = unpack(state["data"], "positions in the data")
+        for name, saved in positions.items():
             if name in self._loaders:
                 go_to(self._loaders[name], saved)
+        if lacking := sorted(self._loaders.keys() - positions.keys()):
+            warnings.warn(
+                f"data loaders begin anew, as the checkpoint has no position of them: {', '.join(lacking)} "
+                f"(it has: {', '.join(sorted(positions)) or 'none'})",
+                DeeppartWarning,
+                stacklevel=2,
+            )
         set_rng_state(state["rng"])
         found: dict[str, Any] = client_state
         return found
@@ -128,17 +143,25 @@ class CheckpointEngine(BaseCheckpointEngine):
         self._saved = {}
 
     def save(self, state_dict: dict[str, Any], path: str) -> None:
-        """Take what would be a file; it is saved by :meth:`commit`."""
-        self._saved[os.path.basename(path)] = state_dict
+        """Take what would be a file of a checkpoint; it is saved by :meth:`commit`. Write any other."""
+        if path.endswith(_STATES):
+            self._saved[os.path.basename(path)] = state_dict
+        else:
+            TorchCheckpointEngine().save(clone_tensors_for_torch_save(state_dict), path)
 
     def commit(self, info: Any) -> bool:
         """Save all of it as one checkpoint (collective); returns when the engine may go on training."""
         assert self.checkpointer is not None
         saved, self._saved = self._saved, {}
-        files = {_common(name): {"name": name, **take_apart(states, name)} for name, states in saved.items()}
-        data = {name: position(loader) for name, loader in self._loaders.items()}
-        state = {"files": files, "tag": info.tag, "data": pack(data, "positions in the data"), "rng": rng_state()}
-        self.pending = self.checkpointer.checkpoint(state, self._engine.global_steps)
+        if not saved:  # on any rank: weights alone were written, by save_16bit_model()
+            return True
+
+        def state() -> dict[str, Any]:
+            files = {_common(name): {"name": name, **take_apart(states, name)} for name, states in saved.items()}
+            data = pack({name: position(loader) for name, loader in self._loaders.items()}, "positions in the data")
+            return {"files": files, "tag": info.tag, "data": data, "rng": rng_state()}
+
+        self.pending = self.checkpointer.checkpoint(or_refusal(state), self._engine.global_steps)
         return True
 
     def load(self, path: str, map_location: Any = None) -> Any:
@@ -175,6 +198,21 @@ class CheckpointEngine(BaseCheckpointEngine):
 def _common(name: str) -> str:
     """The name of a file without the rank: the same on all of them."""
     return _RANK.sub(r"\g<1>N", name)
+
+
+def _check_loader(name: str, loader: Any) -> None:
+    """Refuse a loader that has no position.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
+        raise ConfigError(
+            f"data loader {name!r} has no position to save",
+            expected="a loader with state_dict() and load_state_dict()",
+            found=type(loader).__qualname__,
+            todo="use torchdata.stateful_dataloader.StatefulDataLoader, or leave it out of loaders=",
+        )
 
 
 def _check(engine: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from deeppart.checkpointer import Checkpointer
 from deeppart.errors import UnsupportedLeafError
+from deeppart.interop.refusal import or_refusal
 from deeppart.interop.training_state import pack, unpack
 from deeppart.interop.versions import require
 from deeppart.pending import Pending
@@ -91,21 +92,15 @@ def save(
         >>> found = load(checkpointer, {"model": model.sharded_state_dict()})  # doctest: +SKIP
         >>> save(checkpointer, {"model": model.sharded_state_dict()}, step)  # doctest: +SKIP
     """
-    copied, _ = extract_matching_values(sharded_state_dict, lambda _: True)
-    apply_factories(copied)
-    _, persistent = extract_nonpersistent(copied)
-    sharded, common = extract_sharded_base(persistent)
-    found = _by_key(each for each in _leaves(sharded) if share_replicas or is_main_replica(each.replica_id))
-    for each in _leaves(sharded):
-        if isinstance(each, ShardedObject) and is_main_replica(each.replica_id):
-            found[each.unique_key] = pack(_plain(each.data), each.unique_key)
-    return checkpointer.checkpoint({"sharded": found, "common": common}, step, force=force)
+    state = or_refusal(lambda: _state(sharded_state_dict, share_replicas))
+    return checkpointer.checkpoint(state, step, force=force)
 
 
 def load(checkpointer: Checkpointer, sharded_state_dict: dict[str, Any], step: int | None = None) -> Loaded | None:
     """Restore into a sharded state dict, in place (collective): of any layout, on any number of ranks.
 
-    Common values that differed between ranks are, on another number of ranks, those of rank 0.
+    A part will do: sharded tensors and objects that only the checkpoint has are neither read nor returned. Common
+    values are all returned; those that differed between ranks are, on another number of ranks, those of rank 0.
 
     Args:
         checkpointer: an open :class:`deeppart.Checkpointer`.
@@ -123,11 +118,11 @@ def load(checkpointer: Checkpointer, sharded_state_dict: dict[str, Any], step: i
     sharded, _ = extract_sharded_base(preprocessed)
     live = _by_key(_leaves(sharded))
     objects = {each.unique_key: "" for each in _leaves(sharded) if isinstance(each, ShardedObject)}
-    state: dict[str, Any] = {"sharded": live | objects, "common": {}}
-    found = checkpointer.restore(state, step, per_rank="rank0")
+    restored: dict[str, Any] = live | objects
+    state: dict[str, Any] = {"common": {}} | ({"sharded": restored} if restored else {})  # an empty dict asks for all
+    found = checkpointer.restore(state, step, per_rank="rank0", on_unexpected="ignore")
     if found is None:
         return None
-    restored = state["sharded"]
 
     def data_of(each: Any) -> Any:
         if isinstance(each, ShardedObject):
@@ -139,6 +134,19 @@ def load(checkpointer: Checkpointer, sharded_state_dict: dict[str, Any], step: i
     merge(result, nonpersistent)
     merge(result, dict_list_map_outplace(data_of, sharded))
     return Loaded(found, apply_factory_merges(result, factories))
+
+
+def _state(sharded_state_dict: dict[str, Any], share_replicas: bool) -> dict[str, Any]:
+    """What is saved of a sharded state dict on this rank."""
+    copied, _ = extract_matching_values(sharded_state_dict, lambda _: True)
+    apply_factories(copied)
+    _, persistent = extract_nonpersistent(copied)
+    sharded, common = extract_sharded_base(persistent)
+    found = _by_key(each for each in _leaves(sharded) if share_replicas or is_main_replica(each.replica_id))
+    for each in _leaves(sharded):
+        if isinstance(each, ShardedObject) and is_main_replica(each.replica_id):
+            found[each.unique_key] = pack(_plain(each.data), each.unique_key)
+    return {"sharded": found, "common": common}
 
 
 def _leaves(sharded: Any) -> Iterator[Any]:

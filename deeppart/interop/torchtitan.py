@@ -17,6 +17,7 @@ from deeppart.checkpointer import Checkpointer
 from deeppart.config import Config as Settings
 from deeppart.errors import ConfigError, RestoreError
 from deeppart.interop.data_position import go_to, own_generator, position
+from deeppart.interop.refusal import or_refusal
 from deeppart.interop.training_state import pack, rng_state, set_rng_state, unpack
 from deeppart.interop.versions import require
 from deeppart.pending import Pending
@@ -126,7 +127,7 @@ class CheckpointManager(BaseCheckpointManager):
         """Save if it is due; returns when the state may change."""
         if not self._is_due(curr_step, last_step):
             return False
-        pending = self._checkpointer.checkpoint(self._state(), curr_step, force=last_step)
+        pending = self._checkpointer.checkpoint(or_refusal(self._state), curr_step, force=last_step)
         self.save_future = _Saving(pending) if pending.levels else None
         if last_step and self._config.last_save_model_only:
             self._native(self.folder + EXPORTS).save(curr_step, last_step=True)
@@ -186,7 +187,9 @@ class CheckpointManager(BaseCheckpointManager):
         from torchtitan.components.checkpointer.dcp import CheckpointManager as Native
 
         names = [field.name for field in fields(BaseCheckpointManager.Config)]
-        config = Native.Config(**{name: getattr(self._config, name) for name in names} | {"keep_latest_k": 0})
+        given = {name: getattr(self._config, name) for name in names}
+        left_out = [name for name in self._config.exclude_from_loading if name != RNG]  # which it does not know
+        config = Native.Config(**given | {"keep_latest_k": 0, "exclude_from_loading": left_out})
         native = Native(config, states=dict(self.states), **self._parts)
         native.folder = folder
         return native

@@ -69,7 +69,8 @@ def restore_step(
     known = which.saved if isinstance(which, Looked) else None
     step = which.saved.attempt.step if isinstance(which, Looked) else which
     inventory = which.inventory if isinstance(which, Looked) else take_stock(session, timeout)
-    live = look_at_live(state, asked, comm, timeout, is_filled=bool(survey(inventory, step).candidates))
+    is_filled = known is not None or bool(survey(inventory, step).candidates)
+    live = look_at_live(state, asked, comm, timeout, is_filled=is_filled)
     narrow = NarrowReading(live.flat.root, asked.request, live.outermost, alike=live.alike)
     ranks = Ranks(comm, session.topology.node_of, timeout, session.processors.waiting)
     what = inventory, step, *memory, timeout, session.persistent.signing, session.processors.waiting

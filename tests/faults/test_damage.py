@@ -17,6 +17,7 @@ import torch
 import deeppart
 from deeppart.errors import DeeppartError, FormatError, RestoreError, StorageError
 from deeppart.part import FileSource, PartReader
+from deeppart.session import leave
 from deeppart.storage.lineage import LOCK_NAME
 from deeppart.testing.states import difference
 from tests.copying import copy_as_original
@@ -50,6 +51,7 @@ def directory(sound: Path, memory: Path) -> Iterator[Path]:
     copy = Path(tempfile.mkdtemp(dir=memory)) / "copy"
     copy_as_original(sound, copy)
     yield copy
+    leave.settle(60.0)  # nothing waits for a session that was left after an error: it may still give its directory back
     shutil.rmtree(copy.parent)
 
 

@@ -6,6 +6,8 @@ import contextlib
 import os
 import random
 import shutil
+import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -31,6 +33,9 @@ from deeppart.state.tree.composites import take_apart
 from deeppart.storage.lineage import read_lineage
 
 PACKAGE = Path(deeppart.__file__).parent
+
+#: For the threads of a case to end.
+THREADS_S = 30.0
 
 
 @dataclass
@@ -214,13 +219,22 @@ def described(state: Any) -> str:
 
 @contextlib.contextmanager
 def _inside(directory: Path) -> Iterator[None]:
-    """The working directory, for deeppart.toml."""
+    """The working directory, for deeppart.toml; until the threads have ended that a refused restore leaves behind."""
     before = os.getcwd()
     os.chdir(directory)
     try:
         yield
     finally:
+        _wait_for_threads()
         os.chdir(before)
+
+
+def _wait_for_threads() -> None:
+    """What an error closes ends in the background: what it still reads belongs to this case, not to the next."""
+    ends_at = time.monotonic() + THREADS_S
+    for thread in threading.enumerate():
+        if thread.name.startswith("deeppart-"):
+            thread.join(max(ends_at - time.monotonic(), 0.0))
 
 
 def lay_out(directory: Path, files: dict[str, bytes]) -> None:

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.mpi.launchers import STAND_IN, environment, find_mpiexec, is_hydra, options, unavailable
+from tests.mpi.launchers import environment, find_mpiexec, is_hydra, options, unavailable
 from tests.mpi.nurseries import borrowed, give_back
 
 #: Names the process that ends a rank with its job, where it is not the rank's parent.
@@ -164,7 +164,7 @@ class Job:
         arguments = ["-m", "tests.mpi.rank_main", str(self._path)]
         if self._nurseries is None:
             return [sys.executable, "-m", "mpi4py", *arguments]
-        return [sys.executable, "-I", "-S", str(STAND_IN), str(self._nurseries.directory), *arguments]
+        return [*self._nurseries.python, *arguments]
 
     def __enter__(self) -> Job:
         return self
@@ -323,8 +323,8 @@ def run_python(
         timeout: in seconds.
     """
     nurseries = borrowed(environment({}, timeout), 1)
-    stand_in = [] if nurseries is None else ["-I", "-S", str(STAND_IN), str(nurseries.directory)]
-    command = [sys.executable, *stand_in, "-c", textwrap.dedent(script), *arguments]
+    python = [sys.executable] if nurseries is None else nurseries.python
+    command = [*python, "-c", textwrap.dedent(script), *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=env)
     finally:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.mpi.launchers import STAND_IN
 from tests.mpi.stand_in import NURSERIES
 
 #: What ranks import sooner or later, and what takes them long. torch's optimizers import its compiler.
@@ -50,6 +51,11 @@ class Nurseries:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._owner = os.getpid()
         atexit.register(self.close)
+
+    @property
+    def python(self) -> list[str]:
+        """The beginning of a command: instead of an interpreter, what stands for one that is forked."""
+        return [sys.executable, "-I", "-S", str(STAND_IN), str(self.directory)]
 
     def provide(self, ranks: int) -> None:
         """Start those that so many ranks need."""

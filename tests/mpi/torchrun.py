@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.mpi.launchers import STAND_IN, environment
+from tests.mpi.launchers import environment
 from tests.mpi.nurseries import borrowed, give_back
 from tests.mpi.nursery import PLAIN
 from tests.ports import free_port
@@ -46,7 +46,7 @@ def torchrun_prints(n: int, arguments: Arguments, *, expect_rc: int | None = 0, 
     """The same, and all that they print."""
     env = environment({}, LIMIT_S)
     with _python(env, n, anew=anew) as python:
-        ranks = [] if len(python) == 1 else ["--no-python", *python]
+        ranks = [] if anew else ["--no-python", *python]
         options = ["--nproc-per-node", str(n), "--master-port", str(free_port())]
         command = [*python, "-m", "torch.distributed.run", *options, *ranks, *map(str, arguments)]
         return _finished([command], [env], expect_rc)
@@ -72,8 +72,7 @@ def _python(env: Mapping[str, str], ranks: int, *, anew: bool) -> Iterator[list[
     """The beginning of a command that is a Python's: of an interpreter, or of what stands for one from a nursery."""
     nurseries = None if anew else borrowed(env, ranks)
     try:
-        plain = [] if nurseries is None else ["-I", "-S", str(STAND_IN), str(nurseries.directory), PLAIN]
-        yield [sys.executable, *plain]
+        yield [sys.executable] if nurseries is None else [*nurseries.python, PLAIN]
     finally:
         if nurseries is not None:
             give_back(nurseries)

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from deeppart.errors import LeafMismatchError
 from deeppart.interop.dcp.stored import Wanted
 from deeppart.model.boxes import Box
+from deeppart.state.document.ties import extent
 from deeppart.state.memory.held import freed_memory
 from deeppart.state.tree.leaves import overlaps_itself
 from deeppart.state.tree.noting import is_plain
@@ -106,9 +107,10 @@ def _check(item: ReadItem, tensor: torch.Tensor, dtype: torch.dtype) -> None:
         raise _unwritable(name, f"elements that share memory, of strides {list(tensor.stride())}")
     if tensor.is_inference() and tensor.dtype != dtype and not torch.is_inference_mode_enabled():
         raise _unwritable(name, "an inference tensor of another dtype than the stored one")
-    end = _end_of(tensor)
-    if tensor.numel() and end > tensor.untyped_storage().nbytes():
-        raise freed_memory(name, end, tensor.untyped_storage().nbytes())
+    first, nbytes = extent(tensor)
+    storage = tensor.untyped_storage()
+    if nbytes and (end := first + nbytes - storage.data_ptr()) > storage.nbytes():
+        raise freed_memory(name, end, storage.nbytes())
 
 
 def _unwritable(name: str, found: str) -> LeafMismatchError:
@@ -120,20 +122,17 @@ def _unwritable(name: str, found: str) -> LeafMismatchError:
     )
 
 
-def _end_of(tensor: torch.Tensor) -> int:
-    """Bytes from the beginning of a storage to the end of the last element."""
-    reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return int((tensor.storage_offset() + reach + 1) * tensor.element_size())
-
-
 def _sharing_memory(tensors: Sequence[torch.Tensor]) -> set[int]:
-    """Places of those that lie, perhaps, in memory of another one; of those that are no plain tensors, none."""
+    """Places of those that lie, perhaps, in memory of another one; of those that are no plain tensors, none.
+
+    Not :func:`~deeppart.state.restore.overlaps.overlapping`, which is exact, and compares each with each where a
+    planner has one buffer for thousands of items.
+    """
     ranges: list[tuple[str, int, int, int]] = []
     for place, tensor in enumerate(tensors):
         if is_plain(tensor) and tensor.numel():
-            begin = tensor.untyped_storage().data_ptr()
-            first = begin + int(tensor.storage_offset()) * tensor.element_size()
-            ranges.append((str(tensor.device), first, begin + _end_of(tensor), place))
+            first, nbytes = extent(tensor)
+            ranges.append((str(tensor.device), first, first + nbytes, place))
     ranges.sort()
     found: set[int] = set()
     reach: tuple[str, int, int] | None = None  # device, end and place of what reaches furthest

@@ -290,21 +290,6 @@ class DirectorySource:
         return OpenCheckpoint(files, chosen.directory, chosen.manifest, rank, signing=self._signing)
 
 
-class Refused:
-    """Stands for a state that cannot be used: says so when it is looked at, so that all ranks hear of it."""
-
-    def __init__(self, error: DeeppartError) -> None:
-        self._error = error
-
-    def state_dict(self) -> NoReturn:
-        """Raise the error."""
-        raise self._error
-
-    def load_state_dict(self, state: Any) -> NoReturn:
-        """Raise the error."""
-        raise self._error
-
-
 def _failure_of(use: Use, found: dict[str, Any]) -> DeeppartError | None:
     try:
         use(found)

@@ -25,7 +25,7 @@ from deeppart.interop.dcp.described import fill
 from deeppart.interop.dcp.handover import Answer, Staged, StagedSaves, Wrote, answered, mark_among
 from deeppart.interop.dcp.names import Named, named, step_of
 from deeppart.interop.dcp.planned import decides_nothing, part_of, planned_part, state_of
-from deeppart.interop.dcp.sources import Refused
+from deeppart.interop.refusal import Refused
 from deeppart.model import LEVELS
 from deeppart.pending import FAILED, Pending
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,13 @@ import torch
 from torch.utils.data import DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+import deeppart
 from deeppart.errors import DeeppartError
 from deeppart.interop.deepspeed import CheckpointEngine
 from tests.unit.interop.trainer_runs import EVERY, STEPS, Data, Run, Weights, main, network
+
+# It would compile an operator for ranks that share memory: minutes, and forever where a build was once broken off.
+setattr(importlib.import_module("deepspeed.comm.torch"), "build_shm_op", lambda: None)  # noqa: B010 - no attribute of ours
 
 
 def engine(stage: int, *, bf16: bool = False) -> Any:
@@ -67,12 +73,42 @@ def refusals(top: Path) -> list[str]:
     os.environ["MASTER_PORT"] = "0"
     deepspeed.init_distributed("gloo", dist_init_required=True, verbose=False)
     found = []
-    for call in (lambda: CheckpointEngine(engine(0)), lambda: _resumed_by_one(top)):
+    _weights_alone(top / "alone")
+    plain: Any = torch.utils.data.DataLoader(Data())
+    for call in (
+        lambda: CheckpointEngine(engine(0)),
+        lambda: _resumed_by_one(top),
+        lambda: CheckpointEngine(engine(1), loaders={"plain": plain}),
+    ):
         try:
             call()
         except DeeppartError as error:
             found.append(str(error))
     return found
+
+
+def _weights_alone(folder: Path) -> None:
+    """Weights for other programs are written, and are no checkpoint; a loader that was not saved is named."""
+    training = engine(2)
+    config = deeppart.Config(persistent_dir=str(folder / "ckpt"))
+    checkpoints = CheckpointEngine(training, config)
+    training.backward(training(torch.ones(2, 4)).sum())
+    training.step()
+    assert training.save_16bit_model(str(folder / "out")) and checkpoints.pending is None
+    training.save_checkpoint(str(folder / "out"), client_state={"epoch": 5})
+    assert training.save_16bit_model(str(folder / "out"), "again.bin")
+    checkpoints.close()
+    weights = dict(training.module.named_parameters())
+    for name in ("pytorch_model.bin", "again.bin"):
+        written = torch.load(folder / "out" / name)
+        assert written.keys() == weights.keys() and all(torch.equal(written[key], weights[key]) for key in weights)
+    later = CheckpointEngine(engine(2), config, loaders={"new": StatefulDataLoader(Data())})
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = later.resume()
+    assert found is not None and found["epoch"] == 5
+    assert [each for each in told if issubclass(each.category, deeppart.DeeppartWarning) and "new" in str(each.message)]
+    later.close()
 
 
 def _resumed_by_one(top: Path) -> None:

@@ -112,6 +112,28 @@ def test_no_checkpoint_is_none(tmp_path: Path) -> None:
     assert on_ranks(1, loaded) == [None]
 
 
+def test_a_part_is_loaded_and_what_the_checkpoint_lacks_is_refused(tmp_path: Path) -> None:
+    """An optimizer, say, that is not asked for is not read; what is common is returned."""
+    pytest.importorskip("megatron.core.dist_checkpointing")
+    from deeppart.interop.megatron import load
+
+    saved(tmp_path, (1.0, 1.0))
+
+    def loaded(comm: Comm) -> Any:
+        live = state(0, 1, 0, 0.0)
+        with checkpointer(tmp_path, comm) as ck:
+            small = load(ck, {"small": live["small"]})
+            nothing = load(ck, {})
+            live["weight"].key = "no such key"
+            with pytest.raises(StateError, match="no such key"):
+                load(ck, {"weight": live["weight"]})
+            return small, nothing, ck.restored
+
+    ((small, nothing, _),) = on_ranks(1, loaded)
+    assert small.state_dict.keys() == {"small", "iteration"} and small.state_dict["small"]["at"] == (1, 2)
+    assert nothing.state_dict == {"iteration": 7}
+
+
 def test_another_shape_and_unknown_objects_are_refused_and_nothing_changes(tmp_path: Path) -> None:
     pytest.importorskip("megatron.core.dist_checkpointing")
     from deeppart.interop.megatron import load, save

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections.abc import Callable, Collection
@@ -59,6 +60,7 @@ def test_a_directory_that_is_away_when_steps_are_counted_loses_none(
         checkpointer.checkpoint({"x": 1}, 1).wait(timeout=PATIENCE_S)
     count = Keeping.removable
     counted: list[int] = []
+    is_back = threading.Event()
 
     def away(self: Keeping, abandoned: Collection[StepKey]) -> set[StepKey]:
         counted.append(len(counted))
@@ -69,6 +71,7 @@ def test_a_directory_that_is_away_when_steps_are_counted_loses_none(
             return count(self, abandoned)
         finally:
             elsewhere.rename(root)
+            is_back.set()
 
     monkeypatch.setattr(Keeping, "removable", away)
     with warnings.catch_warnings(), deeppart.Checkpointer(config) as checkpointer:
@@ -76,6 +79,7 @@ def test_a_directory_that_is_away_when_steps_are_counted_loses_none(
         assert checkpointer.restore({"x": 0}) == 1
         for step in (2, 3):
             checkpointer.checkpoint({"x": step}, step).wait(timeout=PATIENCE_S)
+            assert is_back.wait(PATIENCE_S)  # steps are counted once one is complete, whoever waits for that
     assert len(counted) == 2 and steps_in(root) == [1, 2, 3]
 
 
