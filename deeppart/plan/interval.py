@@ -23,7 +23,7 @@ Daly, Future Generation Computer Systems 22, 2006.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, product
 from types import MappingProxyType
@@ -40,8 +40,12 @@ MOST_EVERY = 10_000
 FLUSH_SHARE = 0.1
 #: Calls are never closer than this.
 LEAST_PERIOD_S = 1e-3
-#: So many cadences that are good to first order are compared exactly.
-_COMPARED = 8
+#: So many cadences that are good to first order are compared exactly, at one period each.
+_COMPARED = 16
+#: Of these, and of those around the best, so many get the period that suits them.
+_REFINED = 2
+#: Waste that is less by this share is worth another round of looking around.
+_WORTHWHILE = 1e-4
 #: Of the logarithm of a period: the waste is flat there.
 _CLOSE = 0.003
 #: A part of the waste that is smaller than this is not worth a word.
@@ -299,13 +303,30 @@ class _Search:
     def best_of(self, first: set[tuple[int, ...]]) -> Cadence:
         """The best of the cadences to begin with, and of those around the best one, as long as these get better."""
         ranked = sorted(first, key=lambda every: (self.first_order(every)[0], every))
-        best = min(map(self._at_best_period, ranked[:_COMPARED]), key=_preference)
+        best = self._best_among(ranked[:_COMPARED], 1.0)
         while True:
-            around = [self._at_best_period(every) for every in self._neighbours(tuple(best.every.values()))]
-            better = min([best, *around], key=_preference)
-            if better.waste.total >= best.waste.total:
-                return best
+            every = tuple(best.every.values())
+            longer = best.period_s / self.first_order(every)[1]
+            better = self._best_among({every, *self._neighbours(every)}, longer)
+            if better.waste.total >= best.waste.total * (1 - _WORTHWHILE):
+                return min(best, better, key=_preference)
             best = better
+
+    def _best_among(self, candidates: Collection[tuple[int, ...]], longer: float) -> Cadence:
+        """The best of some.
+
+        Args:
+            longer: the factor by which their periods may be expected to be longer than to first order.
+        """
+        ranked = sorted(candidates, key=lambda every: (self._taken_at(every, longer), every))
+        return min(map(self._at_best_period, ranked[:_REFINED]), key=_preference)
+
+    def _taken_at(self, every: tuple[int, ...], longer: float) -> float:
+        """Time per time of training, with a period that suits it roughly: the waste is flat around the best one."""
+        cost, least = _cost_s(self._levels, every), self._least_period_s(every)
+        period = max(min(self.first_order(every)[1] * longer, 1e3 / self._back.rate), least, cost * (1 + 1e-6))
+        training = max(period - cost, LEAST_PERIOD_S)
+        return expected_s(self._levels, self._back, training, every) / training
 
     def first_order(self, every: tuple[int, ...]) -> tuple[float, float]:
         """Waste, not bounded by 1, and period, to first order."""
@@ -359,8 +380,9 @@ class _Search:
         return {each for each in found if each[-1] <= MOST_EVERY}
 
 
-def _preference(cadence: Cadence) -> tuple[float, float]:
-    return cadence.waste.total, cadence.period_s
+def _preference(cadence: Cadence) -> tuple[float, int, float]:
+    """Least is best: the waste, as far as it is known to be different, and then few different multiples."""
+    return float(f"{cadence.waste.total:.5g}"), sum(cadence.every.values()), cadence.period_s
 
 
 def _back(every: Sequence[int]) -> list[int]:
