@@ -7,6 +7,7 @@ most calls ask nobody anything. There are more looks as the time comes nearer, s
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from deeppart.plan.interval import Cadence, LevelCost, best
 
 #: With so many calls left or fewer, the next look is at the last of them.
 _NEAR = 8
+#: Costs that differ by no more than this share have the same cadence: it wastes a thousandth more than the best.
+_ALIKE = 0.05
 #: While nothing is known, or the pipeline is full, ranks look about this often, in seconds.
 PAUSE_S = 0.5
 
@@ -124,7 +127,7 @@ class Decider:
 
     def _updated(self) -> CadenceReport:
         costs = self.meter.costs(self.levels, failure_rates(self.nodes, self.levels, self.runs), self.flush_share)
-        if self.report is None or tuple(costs) != self.report.costs:
+        if self.report is None or not _alike(costs, self.report.costs):
             self.report = CadenceReport(
                 best(costs, self.meter.step_s),
                 tuple(costs),
@@ -133,6 +136,15 @@ class Decider:
                 self.meter.slowdown,
             )
         return self.report
+
+
+def _alike(costs: Sequence[LevelCost], others: Sequence[LevelCost]) -> bool:
+    """Whether the best cadence of one is good for the other: near it the waste is flat, and finding it takes time."""
+    return len(costs) == len(others) and all(
+        math.isclose(getattr(cost, field), getattr(other, field), rel_tol=_ALIKE)
+        for cost, other in zip(costs, others, strict=True)
+        for field in ("cost_s", "latency_s", "busy_s", "restart_s", "failures_per_s")
+    )
 
 
 class AutoCadence:

@@ -5,31 +5,33 @@ costs training the ``cost_s`` of every level that it writes. A failure *needs* l
 survives it: training goes back to the newest checkpoint that is complete on level l or a higher one, and does again
 what came after.
 
-The model. With periods of W seconds, of which c = sum(C_l / n_l) are cost, a failure that needs level l takes R_l to
-restart from and, on average, d_l + m_l W / 2 to do again: d_l is how long after the call the level is complete, m_l the
-smallest of n_l and those of the levels above. With failure rates r_l, in time that failures may hit as well,
+The model is that of :mod:`deeppart.plan.completion`: expected times, exactly, for failures that come at random. The
+best cadence is looked for in two steps. To first order, with periods of W seconds of which c = sum(C_l / n_l) are cost,
+and failure rates r_l,
 
-    efficiency = (1 - c / W) * (1 - sum r_l (R_l + d_l + m_l W / 2))
+    efficiency = (1 - c / W) (1 - sum r_l (R_l + d_l + m_l W / 2))
 
-which for given n is largest at W = sqrt(c (1 - a) / b), a = sum r_l (R_l + d_l), b = sum r_l m_l / 2, where it is
-(sqrt(1 - a) - sqrt(b c))^2. So n has to make b c small; without the rounding to whole numbers that is n_l in
-proportion to sqrt(C_l / r_l), which gives every level an interval of sqrt(2 C_l / r_l).
+where m_l is the smallest of n_l and those of the levels above. Without the rounding to whole numbers n_l is in
+proportion to sqrt(C_l / r_l), which gives every level an interval of sqrt(2 C_l / r_l). What lies around these is
+compared exactly, each with the period that suits it.
 
-Sources. One level: J. W. Young, Comm. ACM 17(9), 1974; J. T. Daly, Future Generation Computer Systems 22, 2006. Several
-levels, to first order the same as here: A. Benoit, A. Cavelan, V. Le Fevre, Y. Robert, H. Sun, Towards Optimal
-Multi-Level Checkpointing, IEEE Trans. Computers 66(7), 2017.
+Sources. To first order: J. W. Young, Comm. ACM 17(9), 1974; several levels: A. Benoit, A. Cavelan, V. Le Fevre, Y.
+Robert, H. Sun, Towards Optimal Multi-Level Checkpointing, IEEE Trans. Computers 66(7), 2017. To a higher order: J. T.
+Daly, Future Generation Computer Systems 22, 2006.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import accumulate, pairwise, product
 from types import MappingProxyType
 
 from deeppart.errors import ConfigError
 from deeppart.model.units import show_seconds, show_share
+from deeppart.plan.completion import Comebacks, comebacks, expected_s
+from deeppart.plan.minimum import least_of
 
 #: A level whose interval is longer than so many periods is written that often all the same.
 MOST_EVERY = 10_000
@@ -38,6 +40,14 @@ MOST_EVERY = 10_000
 FLUSH_SHARE = 0.1
 #: Calls are never closer than this.
 LEAST_PERIOD_S = 1e-3
+#: So many cadences that are good to first order are compared exactly, at one period each.
+_COMPARED = 16
+#: Of these, and of those around the best, so many get the period that suits them.
+_REFINED = 2
+#: Waste that is less by this share is worth another round of looking around.
+_WORTHWHILE = 1e-4
+#: Of the logarithm of a period: the waste is flat there.
+_CLOSE = 0.003
 #: A part of the waste that is smaller than this is not worth a word.
 _LEAST_SHOWN = 1e-5
 
@@ -172,16 +182,23 @@ def waste(levels: Sequence[LevelCost], period_s: float, every: Sequence[int]) ->
         period_s: from one call to the next.
         every: n per level.
     """
-    cost = sum(level.cost_s / n for level, n in zip(levels, every, strict=True)) / period_s
-    back = _back(every)
-    restart = sum(level.failures_per_s * level.restart_s for level in levels)
-    rework = sum(
-        level.failures_per_s * (level.latency_s + n * period_s / 2) for level, n in zip(levels, back, strict=True)
-    )
-    lost = restart + rework
-    if cost >= 1 or lost >= 1:
-        return Waste(1.0, 0.0, 0.0) if cost >= 1 else Waste(0.0, rework / lost, restart / lost)
-    return Waste(cost * (1 - lost), rework, restart)
+    return _waste(levels, comebacks(levels), period_s, every)
+
+
+def _waste(levels: Sequence[LevelCost], back: Comebacks, period_s: float, every: Sequence[int]) -> Waste:
+    cost_s = _cost_s(levels, every)
+    if cost_s >= period_s:
+        return Waste(1.0, 0.0, 0.0)
+    taken_s = expected_s(levels, back, period_s - cost_s, every)
+    if not math.isfinite(taken_s):
+        return Waste(0.0, 1 - back.share, back.share)
+    useful, cost = (period_s - cost_s) / taken_s, cost_s / taken_s
+    return Waste(cost, max(0.0, 1 - useful - cost - back.share), back.share)
+
+
+def _cost_s(levels: Sequence[LevelCost], every: Sequence[int]) -> float:
+    """Of a call, on average."""
+    return sum(level.cost_s / n for level, n in zip(levels, every, strict=True))
 
 
 def best(levels: Sequence[LevelCost], least_period_s: float = 0.0) -> Cadence:
@@ -201,7 +218,9 @@ def best(levels: Sequence[LevelCost], least_period_s: float = 0.0) -> Cadence:
             found=f"{len(levels)} levels without any",
             where="deeppart.plan.interval.best",
         )
-    return min((_best_of(levels, kept, least_period_s) for kept in _worth_trying(len(levels))), key=_preference)
+    search = _Search(levels, least_period_s)
+    first = {every for kept in _worth_trying(len(levels)) for every in _worth_comparing(levels, kept, search)}
+    return search.best_of(first)
 
 
 def _worth_trying(levels: int) -> list[tuple[bool, ...]]:
@@ -210,13 +229,14 @@ def _worth_trying(levels: int) -> list[tuple[bool, ...]]:
     return [(True, *middle, True)[:levels] for middle in between]
 
 
-def _best_of(levels: Sequence[LevelCost], kept: Sequence[bool], least_period_s: float) -> Cadence:
+def _worth_comparing(levels: Sequence[LevelCost], kept: Sequence[bool], search: _Search) -> set[tuple[int, ...]]:
+    """Multiples near the best ones to first order."""
     intervals = _intervals(levels, kept)
-    periods = {max(interval, least_period_s) for interval in intervals if math.isfinite(interval)}
-    found = _best_around(levels, intervals, periods, least_period_s)
+    periods = {max(interval, search.least_period_s) for interval in intervals if math.isfinite(interval)}
+    found = {every for period in periods for every in _around(intervals, period)}
     # Where calls cannot be as close as they should, since the background takes that long, other multiples are nearest.
-    again = _best_around(levels, intervals, {found.period_s}, least_period_s)
-    return min(found, again, key=_preference)
+    nearest = min(found, key=lambda every: search.first_order(every)[0])
+    return found | _around(intervals, search.first_order(nearest)[1])
 
 
 def _intervals(levels: Sequence[LevelCost], kept: Sequence[bool]) -> list[float]:
@@ -248,36 +268,121 @@ def _interval(cost_s: float, rate: float) -> float:
     return math.sqrt(2 * cost_s / rate) if rate else math.inf
 
 
-def _best_around(
-    levels: Sequence[LevelCost], intervals: Sequence[float], periods: set[float], least_period_s: float
-) -> Cadence:
-    choices = {every for period in periods for every in _around(intervals, period)}
-    found = [_at_best_period(levels, every, least_period_s) for every in sorted(choices)]
-    return min(found, key=_preference)
-
-
-def _preference(cadence: Cadence) -> tuple[float, float]:
-    return cadence.waste.total, cadence.period_s
-
-
 def _around(intervals: Sequence[float], period_s: float) -> set[tuple[int, ...]]:
-    """Whole multiples of a period next to the intervals, all combinations; every call goes to the cheapest level."""
-    near = [{1}]
+    """Multiples of a period next to the intervals, each one of that before; every call goes to the cheapest level."""
+    found: set[tuple[int, ...]] = {(1,)}
     for interval in intervals[1:]:
-        ratio = min(interval / max(period_s, LEAST_PERIOD_S), float(MOST_EVERY))
-        near.append({max(1, math.floor(ratio)), max(1, math.ceil(ratio))})
-    return set(product(*near))
+        ratio = interval / max(period_s, LEAST_PERIOD_S)
+        found = {(*every, n) for every in found for n in _multiples(every, ratio)}
+    return found
 
 
-def _at_best_period(levels: Sequence[LevelCost], every: tuple[int, ...], least_period_s: float) -> Cadence:
-    cost = sum(level.cost_s / n for level, n in zip(levels, every, strict=True))
-    busy = sum(level.busy_s / n for level, n in zip(levels, every, strict=True))
-    sure = sum(level.failures_per_s * (level.restart_s + level.latency_s) for level in levels)
-    slope = sum(level.failures_per_s * n for level, n in zip(levels, _back(every), strict=True)) / 2
-    ideal = math.sqrt(cost * max(0.0, 1 - sure) / slope)
-    period = max(ideal, busy, least_period_s, cost, LEAST_PERIOD_S)
-    names = {level.name: n for level, n in zip(levels, every, strict=True)}
-    return Cadence(period, MappingProxyType(names), waste(levels, period, every))
+def _multiples(every: tuple[int, ...], ratio: float) -> set[int]:
+    if math.isinf(ratio):
+        return {MOST_EVERY}
+    last = max(n for n in every if n != MOST_EVERY)
+    return {last * count for count in _near(min(ratio, float(MOST_EVERY)) / last)}
+
+
+def _near(ratio: float) -> set[int]:
+    return {max(1, math.floor(ratio)), max(1, math.ceil(ratio))}
+
+
+class _Search:
+    """Compares cadences; each with the period that suits it.
+
+    Args:
+        levels: cheapest first.
+        least_period_s: least time between calls.
+    """
+
+    def __init__(self, levels: Sequence[LevelCost], least_period_s: float) -> None:
+        self._levels, self._back, self.least_period_s = levels, comebacks(levels), least_period_s
+        self._found: dict[tuple[int, ...], Cadence] = {}
+
+    def best_of(self, first: set[tuple[int, ...]]) -> Cadence:
+        """The best of the cadences to begin with, and of those around the best one, as long as these get better."""
+        ranked = sorted(first, key=lambda every: (self.first_order(every)[0], every))
+        best = self._best_among(ranked[:_COMPARED], 1.0)
+        while True:
+            every = tuple(best.every.values())
+            longer = best.period_s / self.first_order(every)[1]
+            better = self._best_among({every, *self._neighbours(every)}, longer)
+            if better.waste.total >= best.waste.total * (1 - _WORTHWHILE):
+                return min(best, better, key=_preference)
+            best = better
+
+    def _best_among(self, candidates: Collection[tuple[int, ...]], longer: float) -> Cadence:
+        """The best of some.
+
+        Args:
+            longer: the factor by which their periods may be expected to be longer than to first order.
+        """
+        ranked = sorted(candidates, key=lambda every: (self._taken_at(every, longer), every))
+        return min(map(self._at_best_period, ranked[:_REFINED]), key=_preference)
+
+    def _taken_at(self, every: tuple[int, ...], longer: float) -> float:
+        """Time per time of training, with a period that suits it roughly: the waste is flat around the best one."""
+        cost, least = _cost_s(self._levels, every), self._least_period_s(every)
+        period = max(min(self.first_order(every)[1] * longer, 1e3 / self._back.rate), least, cost * (1 + 1e-6))
+        training = max(period - cost, LEAST_PERIOD_S)
+        return expected_s(self._levels, self._back, training, every) / training
+
+    def first_order(self, every: tuple[int, ...]) -> tuple[float, float]:
+        """Waste, not bounded by 1, and period, to first order."""
+        levels = self._levels
+        sure = sum(level.failures_per_s * (level.restart_s + level.latency_s) for level in levels)
+        slope = sum(level.failures_per_s * n for level, n in zip(levels, _back(every), strict=True)) / 2
+        cost = _cost_s(levels, every)
+        period = max(math.sqrt(cost / slope), self._least_period_s(every)) if slope else math.inf
+        return cost / period + slope * period + sure, period
+
+    def _least_period_s(self, every: tuple[int, ...]) -> float:
+        busy = sum(level.busy_s / n for level, n in zip(self._levels, every, strict=True))
+        return max(busy, self.least_period_s, LEAST_PERIOD_S)
+
+    def _at_best_period(self, every: tuple[int, ...]) -> Cadence:
+        if every not in self._found:
+            self._found[every] = self._look_for_period(every)
+        return self._found[every]
+
+    def _look_for_period(self, every: tuple[int, ...]) -> Cadence:
+        levels, least = self._levels, self._least_period_s(every)
+        cost = _cost_s(levels, every)
+
+        def taken(log_training: float) -> float:
+            """Time per time of training."""
+            training = math.exp(log_training)
+            return expected_s(levels, self._back, training, every) / training
+
+        guess = min(self.first_order(every)[1], 1 / self._back.rate)
+        low = math.log(max(least - cost, LEAST_PERIOD_S, cost * 1e-6))
+        training = math.exp(least_of(taken, low, math.log(max(guess, LEAST_PERIOD_S)), _CLOSE))
+        period = max(training + cost, least)
+        names = {level.name: n for level, n in zip(levels, every, strict=True)}
+        return Cadence(period, MappingProxyType(names), _waste(levels, self._back, period, every))
+
+    def _neighbours(self, every: tuple[int, ...]) -> set[tuple[int, ...]]:
+        """One of the ratios between levels is another one; the higher levels follow, or stay where they are, nearly."""
+        kept = [n for n in every if n != MOST_EVERY]
+        ratios = [b // a for a, b in pairwise(kept)]
+        changed: list[list[int]] = []
+        for place, ratio in enumerate(ratios):
+            for other in {ratio - 1, ratio + 1, round(ratio * 0.8), round(ratio * 1.25)} - {0, ratio}:
+                changed.append([*ratios[:place], other, *ratios[place + 1 :]])
+                if place + 1 < len(ratios):
+                    after = max(1, round(ratio * ratios[place + 1] / other))
+                    changed.append([*ratios[:place], other, after, *ratios[place + 2 :]])
+        found = set()
+        for each in changed:
+            multiples = iter(accumulate(each, int.__mul__, initial=1))
+            found.add(tuple(n if n == MOST_EVERY else next(multiples) for n in every))
+        return {each for each in found if each[-1] <= MOST_EVERY}
+
+
+def _preference(cadence: Cadence) -> tuple[float, int, float]:
+    """Least is best: the waste, as far as it is known to be different, and then few different multiples."""
+    return float(f"{cadence.waste.total:.5g}"), sum(cadence.every.values()), cadence.period_s
 
 
 def _back(every: Sequence[int]) -> list[int]:

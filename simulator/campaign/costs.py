@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from deeppart.model import LEVELS, REDUNDANT_LEVELS, Level
-from deeppart.plan.interval import LevelCost
+from deeppart.plan.interval import Cadence, LevelCost
 
 from .failures import CLASSES, Size, group_count, nodes_of_group, rates_per_s
 from .plan import Planned
@@ -75,6 +75,11 @@ def level_costs(planned: Planned, found: Survival | None = None) -> list[LevelCo
         costs.append(LevelCost(level, cost, done, busy / share, coming_back, rate))
         before = max(before, done)
     return costs
+
+
+def training_s(costs: Sequence[LevelCost], cadence: Cadence) -> float:
+    """New training between two calls: what a period is without what checkpoints cost."""
+    return cadence.period_s - sum(cost.cost_s / cadence.every[cost.name] for cost in costs)
 
 
 def _levels(planned: Planned) -> list[str]:

@@ -16,7 +16,7 @@ from deeppart.model import Level
 from deeppart.model.units import read_seconds, show_bytes, show_seconds, show_share
 from deeppart.plan.interval import best
 
-from ..campaign.costs import NOTHING, level_costs
+from ..campaign.costs import NOTHING, level_costs, training_s
 from ..campaign.failures import Failure, Size, read_trace
 from ..campaign.outcomes import Estimate, Summary, show_number, summarize
 from ..campaign.plan import Cadences, Planned, usual_spares
@@ -140,9 +140,9 @@ def _cadences(
     if every is not None and levels is not None:
         period = read_quantity(read_seconds, every, "--every")
         return Cadences(period, _read_levels(levels, on), wall_s, spares=spares, elastic=elastic)
-    found = best(level_costs(planned))
-    blocked_s = planned.on(planned.nodes).times.blocked_s
-    period = found.period_s - blocked_s if every is None else read_quantity(read_seconds, every, "--every")
+    costs = level_costs(planned)
+    found = best(costs)
+    period = training_s(costs, found) if every is None else read_quantity(read_seconds, every, "--every")
     counts = found.every if levels is None else _read_levels(levels, on)
     return Cadences(period, dict(counts), wall_s, spares=spares, elastic=elastic)
 

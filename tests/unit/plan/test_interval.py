@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from deeppart.errors import ConfigError
 from deeppart.plan.interval import LEAST_PERIOD_S, MOST_EVERY, LevelCost, best, daly, waste, young
+from tests.unit.plan.cadence_oracles import markov_efficiency
 
 
 def level(name: str, cost: float, rate: float, **more: float) -> LevelCost:
@@ -29,24 +31,27 @@ ATLAS = (level("local", 9, 7.78e-6, restart=9), level("pfs", 438, 5.19e-7, resta
 # --- one level --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("cost", "mtbf"), [(1.0, 1e4), (60.0, 86400.0), (1800.0, 1e6)])
-def test_one_level_is_young(cost: float, mtbf: float) -> None:
+@pytest.mark.parametrize(("cost", "mtbf"), [(1e-3, 1e6), (1.0, 1e6), (60.0, 1e8)])
+def test_one_level_is_young_where_failures_are_rare(cost: float, mtbf: float) -> None:
     found = best([level("only", cost, 1 / mtbf)])
-    assert found.period_s == pytest.approx(young(cost, mtbf), rel=1e-9)
+    assert found.period_s == pytest.approx(young(cost, mtbf), rel=0.01)
     assert found.every == {"only": 1}
 
 
-@pytest.mark.parametrize(("cost", "mtbf"), [(60.0, 86400.0), (600.0, 86400.0), (3600.0, 86400.0)])
-def test_daly_is_the_best_of_his_own_model(cost: float, mtbf: float) -> None:
-    """Wall time per useful time, equation 20 of Daly 2006, is least within a percent of where equation 37 says."""
+def _wall(cost: float, mtbf: float, training: float, restart: float = 0.0) -> float:
+    """Wall time per useful time, equation 20 of Daly 2006."""
+    return mtbf * math.exp(restart / mtbf) * math.expm1((training + cost) / mtbf) / training
 
-    def wall(period: float) -> float:
-        return mtbf * math.expm1((period + cost) / mtbf) / period
 
-    periods = np.geomspace(cost / 10, 10 * mtbf, 20001)
-    least = min(wall(period) for period in periods)
-    assert wall(daly(cost, mtbf)) <= least * 1.0005
-    assert wall(best([level("only", cost, 1 / mtbf)]).period_s - cost) <= least * 1.01
+@pytest.mark.parametrize("restart", [0.0, 600.0])
+@pytest.mark.parametrize(("cost", "mtbf"), [(60.0, 86400.0), (3600.0, 86400.0), (1800.0, 3600.0), (3600.0, 600.0)])
+def test_one_level_is_the_best_of_dalys_complete_model(cost: float, mtbf: float, restart: float) -> None:
+    found = best([level("only", cost, 1 / mtbf, restart=restart)])
+    walls = [_wall(cost, mtbf, training, restart) for training in np.geomspace(cost / 100, 100 * mtbf, 20001)]
+    assert _wall(cost, mtbf, found.period_s - cost, restart) <= min(walls) * 1.0001
+    assert 1 - found.waste.total == pytest.approx(1 / min(walls), rel=1e-4)
+    if cost < mtbf:
+        assert _wall(cost, mtbf, daly(cost, mtbf), restart) <= min(walls) * 1.01  # his equation 37 is close
 
 
 def test_daly_where_a_checkpoint_takes_longer_than_failures_leave() -> None:
@@ -69,65 +74,54 @@ def test_several_levels_come_near_the_optimum_of_benoit(levels: tuple[LevelCost,
     assert found.waste.total == pytest.approx(_optimum_of_benoit(plain), rel=0.03)
 
 
-def _markov_efficiency(levels: Sequence[LevelCost], period_s: float, every: Sequence[int]) -> float:
-    """Expected efficiency of a pattern of checkpoints, exactly: an absorbing Markov chain, solved.
-
-    After Moody et al. 2010 (section 4, there as a recursion): segments of work, each followed by a checkpoint of the
-    highest level due; a failure that needs level l goes back to the newest checkpoint of a level that survives it; and
-    failures strike checkpoints and restarts as well.
-    """
-    pattern = math.lcm(*every)
-    due = [max(place for place, n in enumerate(every) if number % n == 0) for number in range(1, pattern + 1)]
-    rates = [each.failures_per_s for each in levels]
-    rate = sum(rates)
-    # State 2k: working on segment k; 2k + 1 for each level: restarting after a failure of that level, then segment k.
-    count = pattern * (1 + len(levels))
-    matrix, constant = np.eye(count), np.zeros(count)
-
-    def index(segment: int, restarting: int | None = None) -> int:
-        return segment * (1 + len(levels)) + (0 if restarting is None else 1 + restarting)
-
-    def back_to(segment: int, failure: int) -> int:
-        """First segment to be done again: the one after the newest checkpoint that survives."""
-        for number in range(segment, 0, -1):
-            if due[number - 1] >= failure:
-                return number
-        return 0
-
-    for segment in range(pattern):
-        for restarting in (None, *range(len(levels))):
-            cost = sum(each.cost_s for each in levels[: due[segment] + 1])
-            span = period_s + cost if restarting is None else levels[restarting].restart_s
-            stays = math.exp(-rate * span)
-            lasts = 1 / rate - span * stays / -math.expm1(-rate * span) if span else 0.0
-            row = index(segment, restarting)
-            constant[row] = stays * span + (1 - stays) * lasts
-            onward = index(segment + 1) if restarting is None else index(segment)
-            if restarting is None and segment + 1 == pattern:
-                onward = -1
-            if onward >= 0:
-                matrix[row, onward] -= stays
-            for failure in range(len(levels)):
-                worst = failure if restarting is None else max(failure, restarting)
-                matrix[row, index(back_to(segment, worst), worst)] -= (1 - stays) * rates[failure] / rate
-    expected = np.linalg.solve(matrix, constant)
-    return pattern * period_s / float(expected[0])
-
-
 @pytest.mark.parametrize(("levels", "name"), [(COASTAL, "Coastal"), (ATLAS, "Atlas")])
 def test_the_cadence_is_the_best_of_the_markov_model_of_moody(levels: tuple[LevelCost, ...], name: str) -> None:
     """A search over periods and multiples in the exact model finds nothing better by more than half a percent."""
     found = best(levels)
     every = [found.every[each.name] for each in levels]
     cost = sum(each.cost_s / n for each, n in zip(levels, every, strict=True))
-    ours = _markov_efficiency(levels, found.period_s - cost, every)
+    ours = markov_efficiency(levels, found.period_s - cost, every)
     others = [
-        _markov_efficiency(levels, period, (1, n))
+        markov_efficiency(levels, period, (1, n))
         for n in sorted({1, 2, 3, 5, 8, 12, 16, 24, 32, every[1], 2 * every[1]})
         for period in np.geomspace(found.period_s / 5, found.period_s * 5, 15)
     ]
-    assert max(others) - ours <= 0.005, name
-    assert ours == pytest.approx(1 - found.waste.total, abs=0.01)
+    assert max(others) - ours <= 1e-5, name
+    assert ours == pytest.approx(1 - found.waste.total, rel=1e-9)
+
+
+def test_failures_that_come_nearly_as_often_as_checkpoints() -> None:
+    """A checkpoint costs 1800 s, a restart takes 600 s, failures come every hour: as much gets done as can be."""
+    found = best([level("only", 1800.0, 1 / 3600, restart=600.0)])
+    assert 1 - found.waste.total == pytest.approx(0.2554, rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_nothing_wastes_one_percent_less_whatever_the_machine(seed: int) -> None:
+    """Costs, restarts and failure rates over six orders of magnitude; the others are solved by another model."""
+    draw = random.Random(seed)
+    mtbf = 10 ** draw.uniform(3, 6)
+    shares = sorted((10 ** draw.uniform(-3, 0) for _ in range(draw.randint(1, 3))), reverse=True)
+    costs = sorted(mtbf * 10 ** draw.uniform(-6, -0.3) for _ in shares)
+    levels = [
+        level(str(place), cost, share / sum(shares) / mtbf, restart=mtbf * 10 ** draw.uniform(-5, -0.5))
+        for place, (cost, share) in enumerate(zip(costs, shares, strict=True))
+    ]
+    found = best(levels)
+    every = tuple(found.every.values())
+    cost = sum(each.cost_s / n for each, n in zip(levels, every, strict=True))
+    if math.lcm(*every) <= 60:
+        ours = markov_efficiency(levels, found.period_s - cost, every)
+        assert 1 - found.waste.total == pytest.approx(ours, rel=1e-6)
+    ours = 1 - found.waste.total
+    ratios = (1, 2, 3, 4, 6, 9, 15, 30)
+    for others in itertools.product(ratios, repeat=len(levels) - 1):
+        multiples = tuple(itertools.accumulate(others, int.__mul__, initial=1))
+        if multiples[-1] > 60:
+            continue
+        for training in np.geomspace(found.period_s / 30, found.period_s * 30, 13 if len(levels) < 3 else 7):
+            other = markov_efficiency(levels, float(training), multiples)
+            assert 1 - ours <= (1 - other) * 1.01, (multiples, training)
 
 
 def test_a_level_that_is_not_needed_is_hardly_ever_written() -> None:
@@ -142,16 +136,16 @@ def test_a_cheaper_level_that_no_failure_needs_goes_with_the_next() -> None:
 
 
 def test_calls_are_no_closer_than_a_step_and_than_the_background_allows() -> None:
-    assert best([level("only", 0.01, 1e-3)], least_period_s=30.0).period_s == 30.0
-    assert best([level("only", 0.01, 1e-3, busy_s=20.0)]).period_s == 20.0
-    assert best([level("free", 0.0, 1e-3)]).period_s == LEAST_PERIOD_S
+    assert best([level("only", 0.01, 1e-3)], least_period_s=30.0).period_s == pytest.approx(30.0)
+    assert best([level("only", 0.01, 1e-3, busy_s=20.0)]).period_s == pytest.approx(20.0)
+    assert best([level("free", 0.0, 1e-3)]).period_s == pytest.approx(LEAST_PERIOD_S)
 
 
 _RATES = st.floats(1e-9, 1e-4)
 _COSTS = st.floats(1e-3, 2000.0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(_COSTS, _RATES), min_size=1, max_size=3), st.sampled_from([0.0, 1.0, 600.0]))
 # A level in between that costs more than the highest one: best left out, its failures met by the highest.
 @example([(7.2, 1.9e-6), (214.5, 5.7e-8), (110.4, 3.1e-9)], 0.0)
@@ -159,8 +153,8 @@ _COSTS = st.floats(1e-3, 2000.0)
 def test_no_other_cadence_on_a_grid_wastes_less(raw: list[tuple[float, float]], least: float) -> None:
     levels = [level(str(place), cost, rate) for place, (cost, rate) in enumerate(raw)]
     found = best(levels, least)
-    multiples = (1, 2, 3, 4, 6, 9, 14, 20, 40, 100)
-    periods = np.geomspace(max(least, LEAST_PERIOD_S, found.period_s / 30), found.period_s * 30, 25)
+    multiples = (1, 2, 3, 4, 6, 9, 14, 40)
+    periods = np.geomspace(max(least, LEAST_PERIOD_S, found.period_s / 30), found.period_s * 30, 15)
     for every in itertools.product((1,), *(multiples for _ in levels[1:])):
         for period in periods:
             other = waste(levels, float(period), every).total
@@ -180,7 +174,9 @@ def test_shares_of_waste_add_up(raw: list[tuple[float, float]]) -> None:
 
 def test_a_cadence_that_gets_nothing_done_wastes_everything() -> None:
     assert waste([level("only", 10.0, 1e-3)], 5.0, [1]).total == 1.0
-    assert waste([level("only", 0.1, 1.0, restart=50.0)], 5.0, [1]).total == 1.0
+    assert waste([level("only", 0.1, 1.0, restart=600.0)], 5.0, [1]).total == 1.0
+    assert waste([level("only", 0.1, 1.0)], 900.0, [1]).total == 1.0
+    assert waste([level("only", 0.1, 0.1, latency_s=50.0)], 5.0, [1]).total == 1.0  # never complete in time
 
 
 @pytest.mark.parametrize("levels", [[], [level("local", 1.0, 0.0)]])
