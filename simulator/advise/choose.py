@@ -16,7 +16,7 @@ from deeppart.errors import ConfigError
 from deeppart.model import REDUNDANT_LEVELS, Level
 from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost, Waste, best, waste
 
-from ..campaign.costs import Survival, cadence_of, level_costs, often_enough, survival
+from ..campaign.costs import AT_LEAST_S, Survival, cadence_of, level_costs, often_enough, survival
 from ..campaign.plan import Planned
 from ..timing.stages import Job, Protection
 from .front import advised, front_of
@@ -218,7 +218,10 @@ def _less_often(choice: Choice) -> Iterator[Choice]:
                 continue
             every = dict(cadence.every)
             every[Level.PERSISTENT] *= times if len(costs) > 1 else 1
-            yield replace(choice, cadence=cadence_of(costs, cadence.period_s, every))
+            rarest_s = max(AT_LEAST_S, best_one.interval_s(Level.PERSISTENT))
+            is_rare = every[Level.PERSISTENT] * cadence.period_s > rarest_s
+            if not is_rare and all(every.get(level, 0) < MOST_EVERY for level in REDUNDANT_LEVELS):
+                yield replace(choice, cadence=cadence_of(costs, cadence.period_s, every))
 
 
 def _sensitivity(choice: Choice, step_s: float) -> Iterator[Sensitivity]:

@@ -17,6 +17,8 @@ from deeppart.plan.interval import Waste
 AS_GOOD, AS_GOOD_OF_ALL = 0.05, 5e-4
 #: So many times the bytes are as good.
 _AS_FEW = 2.0
+#: Losing more than so many times the least is not worth a look, however little is written.
+_WORTH_A_LOOK = 10.0
 #: What differs by less than this share does not differ.
 _SAME = 0.02
 
@@ -63,10 +65,14 @@ def least_restart(choices: Sequence[Weighed]) -> float:
 
 
 def front_of(choices: Sequence[T]) -> tuple[T, ...]:
-    """The choices that none of the others is as good as, least waste first; of equal ones the simplest."""
+    """The choices that none of the others is as good as, least waste first; of equal ones the simplest. Without those
+    that lose ten times the least.
+    """
     kept: list[T] = []
+    least = least_restart(choices)
+    most = max(_WORTH_A_LOOK * min(loss_of(choice, least) for choice in choices), AS_GOOD_OF_ALL)
     for choice in sorted(choices, key=lambda each: (each.waste.total, each.simplicity, each.drained_daily_bytes)):
-        if not any(_as_good(other, choice) for other in kept):
+        if loss_of(choice, least) <= most and not any(_as_good(other, choice) for other in kept):
             kept.append(choice)
     return tuple(kept)
 

@@ -19,7 +19,7 @@ from .survival import Stored, recover
 #: Nodes struck of a class, tried at so many places, since what survives may depend on where.
 _TRIED_PLACES = 16
 #: The file system gets a checkpoint so often all the same, in seconds.
-_AT_LEAST_S = 3600.0
+AT_LEAST_S = 3600.0
 #: Name of the level that stands for starting from nothing, in messages.
 NOTHING = "none"
 
@@ -113,7 +113,7 @@ def _coming_back_s(planned: Planned, level: str) -> float:
 
 def often_enough(costs: Sequence[LevelCost], cadence: Cadence) -> Cadence:
     """A cadence in which the file system gets a checkpoint now and then: jobs end, and not everything is foreseen."""
-    most = max(1, round(_AT_LEAST_S / cadence.period_s))
+    most = max(1, round(AT_LEAST_S / cadence.period_s))
     if cadence.every.get(Level.PERSISTENT, 0) < MOST_EVERY or most >= MOST_EVERY:
         return cadence
     on_nodes = math.lcm(*(n for level, n in cadence.every.items() if level != Level.PERSISTENT and n < MOST_EVERY))
