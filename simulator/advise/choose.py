@@ -1,28 +1,31 @@
 """The choice of levels, cadence, redundancy and compression that wastes least, with the reasons.
 
 Candidates are compared by the model of :mod:`deeppart.plan.interval`, with stage times from
-:mod:`deeppart_simulator.timing.stages` and what survives from the restart planner. Of the candidates that waste at most
-a twentieth more than the best, the simplest is advised: the machine's numbers are not known more precisely than that.
+:mod:`deeppart_simulator.timing.stages` and what survives from the restart planner: each with the cadence that wastes
+least, and with cadences that write less often. Which are worth a look, and which one is advised, says
+:mod:`deeppart_simulator.advise.front`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from deeppart.errors import ConfigError
 from deeppart.model import REDUNDANT_LEVELS, Level
-from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost, best, waste
+from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost, Waste, best, waste
 
-from ..campaign.costs import Survival, level_costs, survival
+from ..campaign.costs import AT_LEAST_S, Survival, cadence_of, level_costs, often_enough, survival
 from ..campaign.plan import Planned
 from ..timing.stages import Job, Protection
+from .front import advised, front_of
 
 #: Parity groups that are tried: (nodes, of them may be lost).
 PARITIES = ((4, 1), (8, 1), (8, 2), (16, 1), (16, 2))
-#: Wasting so much more than the least is as good, and may be advised for being simpler.
-_AS_GOOD = 0.05
+#: Cadences that are tried beside the best one: calls so many times as far apart, and so many times as rarely to the
+#: file system.
+_LESS_OFTEN = (1, 2, 4, 8, 16)
 _DAY_S = 86_400.0
 #: Factors on the mean times between failures that the sensitivity is shown for.
 FACTORS = (0.25, 0.5, 2.0, 4.0)
@@ -36,12 +39,12 @@ class Choice:
         job: with the levels, the compression and the capture.
         costs: per level.
         survival: which failure needs which level.
-        cadence: the best one.
+        cadence: the best one, or one that writes less often.
         blocked_s: of each call.
         complete_s: level -> until it is complete.
         node_bytes: on each node's storage, in bytes, for as many steps as are kept while another is written.
-        node_daily_bytes: that are written there per day: what wears a drive.
-        drained_daily_bytes: that the job writes to the file system per day.
+        level_bytes: level -> bytes that one checkpoint writes there, on all nodes.
+        nodes: of the job.
     """
 
     job: Job
@@ -51,8 +54,27 @@ class Choice:
     blocked_s: float
     complete_s: dict[str, float]
     node_bytes: float
-    node_daily_bytes: float
-    drained_daily_bytes: float
+    level_bytes: Mapping[str, int]
+    nodes: int
+
+    @property
+    def waste(self) -> Waste:
+        """Of the time."""
+        return self.cadence.waste
+
+    @property
+    def node_daily_bytes(self) -> float:
+        """Bytes that are written to each node's storage per day: what wears a drive."""
+        levels = [level for level in self.cadence.every if level != Level.PERSISTENT]
+        return sum(map(self._daily_bytes, levels)) / self.nodes
+
+    @property
+    def drained_daily_bytes(self) -> float:
+        """Bytes that the job writes to the file system per day."""
+        return self._daily_bytes(Level.PERSISTENT) if Level.PERSISTENT in self.cadence.every else 0.0
+
+    def _daily_bytes(self, level: str) -> float:
+        return self.level_bytes[level] * _DAY_S / self.cadence.interval_s(level)
 
     @property
     def simplicity(self) -> tuple[int, ...]:
@@ -84,14 +106,16 @@ class Advice:
     """The advice, with its reasons.
 
     Attributes:
-        chosen: the advice.
-        choices: all that were compared, the least waste first.
+        chosen: the advice, one of the front.
+        choices: every candidate with the cadence that wastes least; the least waste first.
+        front: the choices that none of the others is as good as (:func:`deeppart_simulator.advise.front.front_of`).
         sensitivity: to the failure rate.
         by_ranks_per_node: ranks per node -> (blocked, complete on the nodes) in seconds, of the same number of ranks.
     """
 
     chosen: Choice
     choices: tuple[Choice, ...]
+    front: tuple[Choice, ...]
     sensitivity: tuple[Sensitivity, ...]
     by_ranks_per_node: dict[int, tuple[float, float]]
 
@@ -106,12 +130,13 @@ def advise(job: Job, step_s: float = 0.0, progress: Callable[[str], None] = lamb
     Raises:
         ConfigError: the machine has no failures, or none of the candidates survives all of them.
     """
-    choices = []
+    choices, less_often = list[Choice](), list[Choice]()
     for candidate in _candidates(job):
         progress(describe(candidate))
         choice = _judge(candidate, step_s)
         if choice is not None:
             choices.append(choice)
+            less_often += _less_often(choice)
     if not choices:
         raise ConfigError(
             "nothing survives all failures that happen",
@@ -119,11 +144,16 @@ def advise(job: Job, step_s: float = 0.0, progress: Callable[[str], None] = lamb
             found="failures that lose all nodes, and no persistent level",
             where=job.machine.name,
         )
-    choices.sort(key=lambda choice: (choice.cadence.waste.total, choice.simplicity))
-    least = choices[0].cadence.waste.total
-    as_good = [choice for choice in choices if choice.cadence.waste.total <= least * (1 + _AS_GOOD)]
-    chosen = min(as_good, key=lambda choice: (choice.simplicity, choice.cadence.waste.total))
-    return Advice(chosen, tuple(choices), tuple(_sensitivity(chosen, step_s)), _by_ranks_per_node(chosen.job))
+    choices.sort(key=lambda choice: (choice.waste.total, choice.simplicity))
+    front = front_of([*choices, *less_often])
+    chosen = advised(front)
+    return Advice(chosen, tuple(choices), front, tuple(_sensitivity(chosen, step_s)), _by_ranks_per_node(chosen.job))
+
+
+def shown(advice: Advice, most: int = 12) -> list[Choice]:
+    """So many choices of the front, evenly, with the first, the last, and the one that is advised."""
+    places = {round(place * (len(advice.front) - 1) / (most - 1)) for place in range(most)}
+    return [choice for place, choice in enumerate(advice.front) if place in places or choice is advice.chosen]
 
 
 def describe(job: Job) -> str:
@@ -159,11 +189,10 @@ def _judge(job: Job, step_s: float) -> Choice | None:
     if found.unprotected:
         return None
     costs = tuple(level_costs(planned, found))
-    cadence = best(costs, step_s)
+    cadence = often_enough(costs, best(costs, step_s))
     if any(cadence.every.get(level, 0) >= MOST_EVERY for level in REDUNDANT_LEVELS):
         return None  # best left out: the same without that level is a candidate of its own
     world = planned.on(planned.nodes)
-    daily = {cost.name: world.level_bytes[cost.name] * _DAY_S / cadence.interval_s(cost.name) for cost in costs}
     on_nodes = [cost.name for cost in costs if cost.name != Level.PERSISTENT]
     return Choice(
         job,
@@ -173,9 +202,26 @@ def _judge(job: Job, step_s: float) -> Choice | None:
         world.times.blocked_s,
         world.times.complete(),
         node_bytes=2 * sum(world.level_bytes[name] for name in on_nodes) / planned.nodes,
-        node_daily_bytes=sum(daily[name] for name in on_nodes) / planned.nodes,
-        drained_daily_bytes=daily.get(Level.PERSISTENT, 0.0),
+        level_bytes=dict(world.level_bytes),
+        nodes=planned.nodes,
     )
+
+
+def _less_often(choice: Choice) -> Iterator[Choice]:
+    """The same, written less often."""
+    costs, best_one = choice.costs, choice.cadence
+    for calls in _LESS_OFTEN:
+        at_least_s = best_one.period_s * calls
+        cadence = best_one if calls == 1 else often_enough(costs, best(costs, at_least_s))
+        for times in _LESS_OFTEN:
+            if calls == times == 1 or Level.PERSISTENT not in cadence.every:
+                continue
+            every = dict(cadence.every)
+            every[Level.PERSISTENT] *= times if len(costs) > 1 else 1
+            rarest_s = max(AT_LEAST_S, best_one.interval_s(Level.PERSISTENT))
+            is_rare = every[Level.PERSISTENT] * cadence.period_s > rarest_s
+            if not is_rare and all(every.get(level, 0) < MOST_EVERY for level in REDUNDANT_LEVELS):
+                yield replace(choice, cadence=cadence_of(costs, cadence.period_s, every))
 
 
 def _sensitivity(choice: Choice, step_s: float) -> Iterator[Sensitivity]:

@@ -10,6 +10,7 @@ from deeppart.plan.interval import MOST_EVERY
 
 from ..campaign.failures import CLASSES
 from .choose import Advice, Choice, describe
+from .front import least_restart
 
 _FROM: dict[str, str] = {
     Level.LOCAL: "the node's own storage",
@@ -17,6 +18,8 @@ _FROM: dict[str, str] = {
     Level.PARITY: "the parity of its group",
     Level.PERSISTENT: "the parallel file system",
 }
+#: What is rarer than once in ten years is not worth a line.
+_LEAST_RATE = 1 / (10 * 365 * 86400.0)
 _KINDS = {
     "process": "a process dies",
     "node": "a node is lost",
@@ -29,17 +32,21 @@ def reasons(advice: Advice) -> list[str]:
     """The reasons, in sentences."""
     chosen = advice.chosen
     lines = [_failures_line(chosen, kind) for kind in CLASSES if chosen.survival.rates_per_s[kind] > 0]
-    waste = chosen.cadence.waste
+    lines += _coincidence_lines(chosen)
+    waste, least = chosen.waste, least_restart(advice.front)
     lines.append(
-        f"{describe(chosen.job)}: {show_share(waste.total)} of the time is not new training, of which "
-        f"{show_share(waste.cost)} for writing, {show_share(waste.rework)} for doing again what was lost, "
-        f"{show_share(waste.restart)} for coming back"
+        f"{describe(chosen.job)}: {show_share(waste.total)} of the time is not new training. Coming back takes "
+        f"{show_share(least)} whatever is chosen; of the rest, {show_share(waste.cost)} is for writing, "
+        f"{show_share(waste.rework)} for doing again what was lost"
+        + (f", {show_share(waste.restart - least)} for coming back slower" if waste.restart > least + 5e-5 else "")
     )
     best = advice.choices[0]
-    if best is not chosen:
+    if best.waste.total < chosen.waste.total:
         lines.append(
-            f"{describe(best.job)} would waste {show_share(best.cadence.waste.total)}, which is too little less to be "
-            "worth its complexity"
+            f"{describe(best.job)}, a call every {show_seconds(best.cadence.period_s)}, would waste "
+            f"{show_share(chosen.waste.total - best.waste.total)} of the time less, and write "
+            f"{show_bytes(best.drained_daily_bytes)} a day to the file system and {show_bytes(best.node_daily_bytes)} "
+            "a day to each node"
         )
     for cost in chosen.costs:
         lines.append(_level_line(chosen, cost.name))
@@ -62,8 +69,6 @@ def config_toml(advice: Advice, step_s: float = 0.0) -> str:
         call += f", which is every {max(1, round(period / step_s))} steps of {show_seconds(step_s)}"
     counts = dict.fromkeys(LEVELS, 0)
     counts |= {level: count for level, count in cadence.every.items() if count < MOST_EVERY}
-    if cadence.every.get(Level.PERSISTENT, 0) >= MOST_EVERY:
-        counts[Level.PERSISTENT] = math.ceil(_AT_LEAST_S / period)
     lines = [
         f"# Advice of deeppart-sim for {job.state.name} on {job.ranks} ranks of {job.machine.name}:",
         f"# {call}.",
@@ -90,14 +95,24 @@ def config_toml(advice: Advice, step_s: float = 0.0) -> str:
     return "\n".join(lines) + "\n"
 
 
-#: The file system gets a checkpoint so often all the same, in seconds: jobs end, and not everything is foreseen.
-_AT_LEAST_S = 3600.0
-
-
 def _failures_line(choice: Choice, kind: str) -> str:
     rate = choice.survival.rates_per_s[kind]
     level = choice.survival.needs[kind]
     return f"{_KINDS[kind]} every {show_seconds(1 / rate)} on average; what survives is {_FROM[level]}"
+
+
+def _coincidence_lines(chosen: Choice) -> list[str]:
+    """The failures that need more than their class does alone."""
+    lines = []
+    for kind in CLASSES:
+        need, rate = chosen.survival.needs[kind], chosen.survival.rates_per_s[kind]
+        for level, share in chosen.survival.shares[kind].items() if rate else ():
+            if level != need and share * rate > _LEAST_RATE:
+                lines.append(
+                    f"once in {show_seconds(1 / (share * rate))} {_KINDS[kind]} while another loss has not been made "
+                    f"good yet; what survives both is {_FROM[level]}"
+                )
+    return lines
 
 
 def _level_line(choice: Choice, level: str) -> str:
@@ -116,7 +131,9 @@ def _flush_line(chosen: Choice) -> str:
     """The bytes that are written, and the share of the file system's time that this takes."""
     if not chosen.drained_daily_bytes:
         return ""
-    busy = chosen.complete_s[Level.PERSISTENT] / chosen.cadence.interval_s(Level.PERSISTENT)
+    apart_s = next(cost.busy_s for cost in chosen.costs if cost.name == Level.PERSISTENT)
+    share = chosen.job.flush_share if math.isinf(chosen.job.flush_bandwidth) else 1.0
+    busy = apart_s * share / chosen.cadence.interval_s(Level.PERSISTENT)
     most = f", of at most {show_share(chosen.job.flush_share)}" if math.isinf(chosen.job.flush_bandwidth) else ""
     return (
         f"written: {show_bytes(chosen.node_daily_bytes)} a day to each node's storage; "

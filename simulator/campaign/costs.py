@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
+from types import MappingProxyType
 
 from deeppart.model import LEVELS, REDUNDANT_LEVELS, Level
-from deeppart.plan.interval import Cadence, LevelCost
+from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost, waste
 
+from .coincidences import out_at_once, share_beyond, window_s
 from .failures import CLASSES, Size, group_count, nodes_of_group, rates_per_s
 from .plan import Planned
 from .survival import Stored, recover
 
 #: Nodes struck of a class, tried at so many places, since what survives may depend on where.
 _TRIED_PLACES = 16
+#: The file system gets a checkpoint so often all the same, in seconds.
+AT_LEAST_S = 3600.0
 #: Name of the level that stands for starting from nothing, in messages.
 NOTHING = "none"
 
@@ -26,10 +31,12 @@ class Survival:
     Attributes:
         needs: failure class -> the cheapest level that survives it wherever it strikes; "none" where no level does.
         rates_per_s: failure class -> how often.
+        shares: failure class -> level -> the share of its failures that need it, since they do not come alone.
     """
 
     needs: dict[str, str]
     rates_per_s: dict[str, float]
+    shares: dict[str, dict[str, float]]
 
     @property
     def unprotected(self) -> list[str]:
@@ -48,7 +55,30 @@ def survival(planned: Planned) -> Survival:
             if all(_survives(planned, on[:count], struck) for struck in _strikes(planned, kind)):
                 needs[kind] = on[count - 1]
                 break
-    return Survival(needs, rates)
+    return Survival(needs, rates, {kind: _shares(planned, on, kind, needs[kind], rates) for kind in CLASSES})
+
+
+def _shares(planned: Planned, on: Sequence[str], kind: str, need: str, rates: Mapping[str, float]) -> dict[str, float]:
+    """The levels that failures of a class need, since some strike while an earlier one's loss is not made good yet."""
+    world = planned.on(planned.nodes)
+    found, left = dict[str, float](), 1.0
+    for level in on[on.index(need) :] if need in REDUNDANT_LEVELS else ():
+        if level not in REDUNDANT_LEVELS:
+            break
+        undisturbed_s = _coming_back_s(planned, level) + world.heal_s
+        groups = group_count(planned.nodes, planned.job.machine.failures.group_nodes)
+        out = out_at_once(
+            rates["node"] / planned.nodes, rates["group"] / groups, window_s(sum(rates.values()), undisturbed_s)
+        )
+        beyond = fmean(
+            share_beyond(level, struck, planned.nodes, out, planned.job.protection, planned.domain_nodes)
+            for struck in _strikes(planned, kind)
+        )
+        found[level] = left * (1 - beyond)
+        left *= beyond
+    last = need if need not in REDUNDANT_LEVELS else Level.PERSISTENT if Level.PERSISTENT in on else NOTHING
+    found[last] = left
+    return found
 
 
 def level_costs(planned: Planned, found: Survival | None = None) -> list[LevelCost]:
@@ -57,24 +87,43 @@ def level_costs(planned: Planned, found: Survival | None = None) -> list[LevelCo
     world = planned.on(planned.nodes)
     machine = planned.job.machine
     complete = world.times.complete()
-    restart = machine.restart
     costs: list[LevelCost] = []
     before = world.times.blocked_s
     for number, level in enumerate(_levels(planned)):
         done = complete[level]
-        rate = sum(known.rates_per_s[kind] for kind in CLASSES if known.needs[kind] == level)
+        rate = sum(known.rates_per_s[kind] * known.shares[kind].get(level, 0.0) for kind in CLASSES)
         busy = max(0.0, done - before)
         # Training waits for the call itself once, and is slower while the background works.
         cost = (world.times.blocked_s if number == 0 else 0.0) + machine.interference * busy
-        lost = 1 if level in REDUNDANT_LEVELS else planned.nodes if level == Level.PERSISTENT else 0
-        parts = {Level.LOCAL: planned.nodes - lost, level: lost} if lost < planned.nodes else {level: lost}
-        coming_back = restart.detect + restart.relaunch + (restart.replace if lost else 0.0)
-        coming_back += world.restore_s({name: count for name, count in parts.items() if count}, planned.nodes)
         unlimited = level == Level.PERSISTENT and math.isinf(planned.job.flush_bandwidth)
         share = planned.job.flush_share if unlimited else 1.0
-        costs.append(LevelCost(level, cost, done, busy / share, coming_back, rate))
+        costs.append(LevelCost(level, cost, done, busy / share, _coming_back_s(planned, level), rate))
         before = max(before, done)
     return costs
+
+
+def _coming_back_s(planned: Planned, level: str) -> float:
+    """From a failure that needs a level until training goes on."""
+    restart, nodes = planned.job.machine.restart, planned.nodes
+    lost = 1 if level in REDUNDANT_LEVELS else nodes if level == Level.PERSISTENT else 0
+    parts = {Level.LOCAL: nodes - lost, level: lost} if lost < nodes else {level: lost}
+    restored_s = planned.on(nodes).restore_s({name: count for name, count in parts.items() if count}, nodes)
+    return restart.detect + restart.relaunch + (restart.replace if lost else 0.0) + restored_s
+
+
+def often_enough(costs: Sequence[LevelCost], cadence: Cadence) -> Cadence:
+    """A cadence in which the file system gets a checkpoint now and then: jobs end, and not everything is foreseen."""
+    most = max(1, round(AT_LEAST_S / cadence.period_s))
+    if cadence.every.get(Level.PERSISTENT, 0) < MOST_EVERY or most >= MOST_EVERY:
+        return cadence
+    on_nodes = math.lcm(*(n for level, n in cadence.every.items() if level != Level.PERSISTENT and n < MOST_EVERY))
+    return cadence_of(costs, cadence.period_s, {**cadence.every, Level.PERSISTENT: -(-most // on_nodes) * on_nodes})
+
+
+def cadence_of(costs: Sequence[LevelCost], period_s: float, every: Mapping[str, int]) -> Cadence:
+    """A cadence with the waste that the model expects of it."""
+    expected = waste(costs, period_s, [every[cost.name] for cost in costs])
+    return Cadence(period_s, MappingProxyType(dict(every)), expected)
 
 
 def training_s(costs: Sequence[LevelCost], cadence: Cadence) -> float:

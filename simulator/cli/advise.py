@@ -13,8 +13,9 @@ from deeppart.cli.commands import GOOD
 from deeppart.model import LEVELS
 from deeppart.model.units import read_seconds, show_bytes, show_seconds, show_share
 
-from ..advise.choose import Advice, Choice, describe
+from ..advise.choose import Advice, Choice, describe, shown
 from ..advise.choose import advise as compare
+from ..advise.front import least_restart, loss_of
 from ..advise.text import config_toml, reasons
 from ..report.charts import advice_figure, save
 from ..report.page import Contents, write_page
@@ -106,6 +107,7 @@ def document(advice: Advice, config: str) -> dict[str, Any]:
         "nodes": job.nodes,
         "advised": row_of(advice.chosen),
         "choices": [row_of(choice) for choice in advice.choices],
+        "front": [row_of(choice) for choice in advice.front],
         "reasons": reasons(advice),
         "sensitivity": [asdict(each) for each in advice.sensitivity],
         "ranks_per_node": {
@@ -139,20 +141,23 @@ def row_of(choice: Choice) -> dict[str, Any]:
 def _table(advice: Advice) -> Table:
     names = [
         "levels",
-        "wasted",
+        "lost",
         "writing",
         "redone",
-        "restarts",
+        "back slower",
+        "wasted",
         "levels every",
         "on a node",
         "written/day",
         "flushed/day",
     ]
-    found = table("what wastes least; on each node, and written there; flushed by the whole job", names)
-    for choice in advice.choices:
-        cadence, waste = choice.cadence, choice.cadence.waste
+    found = table("choices that no other one is as good as; lost: what another choice could give back", names)
+    least = least_restart(advice.front)
+    for choice in shown(advice):
+        cadence, waste = choice.cadence, choice.waste
         every = " / ".join(show_seconds(cadence.interval_s(cost.name)) for cost in choice.costs)
-        shares = [show_share(share) for share in (waste.total, waste.cost, waste.rework, waste.restart)]
+        parts = (loss_of(choice, least), waste.cost, waste.rework, waste.restart - least, waste.total)
+        shares = [show_share(max(0.0, share)) for share in parts]
         style = "bold green" if choice is advice.chosen else ""
         sizes = [choice.node_bytes, choice.node_daily_bytes, choice.drained_daily_bytes]
         found.add_row(describe(choice.job), *shares, every, *map(show_bytes, sizes), style=style)

@@ -16,7 +16,8 @@ from deeppart.model import Level
 from deeppart.model.units import read_seconds, show_bytes, show_seconds, show_share
 from deeppart.plan.interval import best
 
-from ..campaign.costs import NOTHING, level_costs, training_s
+from ..advise.choose import Choice, advise
+from ..campaign.costs import NOTHING, level_costs, often_enough, training_s
 from ..campaign.failures import Failure, Size, read_trace
 from ..campaign.outcomes import Estimate, Summary, show_number, summarize
 from ..campaign.plan import Cadences, Planned, usual_spares
@@ -64,6 +65,9 @@ _LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity", NOTHING: "n
     "--spares", type=click.IntRange(min=0), help="Spare nodes; if left out, as many as are usually under repair."
 )
 @click.option("--elastic", is_flag=True, help="Continue with fewer nodes while no spare node is ready.")
+@click.option(
+    "--advised", is_flag=True, help="What `advise` advises for this job: levels, redundancy, compression and cadence."
+)
 @click.option("--trace", type=click.Path(path_type=Path), help="Failures from a CSV file instead of random ones.")
 @job_options
 def campaign(
@@ -75,16 +79,23 @@ def campaign(
     levels: str | None,
     spares: int | None,
     elastic: bool,
+    advised: bool,
     trace: Path | None,
     **options: Any,
 ) -> int:
     """Useful time, lost work, time blocked, recoveries by level and bytes of a long run, over several seeds."""
     job = make_job(common, ranks, options)
-    planned = Planned(job)
+    advice = _advice(job, every, levels) if advised else None
+    planned = Planned(job if advice is None else advice.job)
+    job = planned.job
     failures = None if trace is None else read_trace(trace, Size(job.ranks, job.nodes))
     ready = usual_spares(planned) if spares is None else spares
     job.machine.nodes_for((job.nodes + ready) * job.ranks_per_node, job.ranks_per_node, "--spares")
-    cadences = _cadences(planned, every, levels, days * 86400.0, ready, elastic)
+    if advice is None:
+        cadences = _cadences(planned, every, levels, days * 86400.0, ready, elastic)
+    else:
+        period_s = training_s(advice.costs, advice.cadence)
+        cadences = Cadences(period_s, dict(advice.cadence.every), days * 86400.0, spares=ready, elastic=elastic)
     results = simulate(planned, cadences, range(common.seed, common.seed + seeds), failures, shown=not common.as_json)
     summary = summarize(results)
     if common.csv_path is not None:
@@ -141,10 +152,26 @@ def _cadences(
         period = read_quantity(read_seconds, every, "--every")
         return Cadences(period, _read_levels(levels, on), wall_s, spares=spares, elastic=elastic)
     costs = level_costs(planned)
-    found = best(costs)
+    found = often_enough(costs, best(costs))
     period = training_s(costs, found) if every is None else read_quantity(read_seconds, every, "--every")
     counts = found.every if levels is None else _read_levels(levels, on)
     return Cadences(period, dict(counts), wall_s, spares=spares, elastic=elastic)
+
+
+def _advice(job: Job, every: str | None, levels: str | None) -> Choice:
+    """What is advised for a job.
+
+    Raises:
+        ConfigError: a cadence was given, too.
+    """
+    if every is not None or levels is not None:
+        raise ConfigError(
+            "--advised and a cadence",
+            expected="--advised alone, or --every and --levels",
+            found="--advised, and " + ("--every" if every is not None else "--levels"),
+            where="--advised",
+        )
+    return advise(job).chosen
 
 
 def _read_levels(text: str, on: list[str]) -> dict[str, int]:

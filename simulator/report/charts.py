@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deeppart.model import Level
+from deeppart.model.units import show_seconds, show_share
 
-from ..advise.choose import Advice, describe
+from ..advise.choose import Advice, describe, shown
+from ..advise.front import least_restart
 from ..campaign.costs import NOTHING
 from ..campaign.outcomes import Summary
 from ..measure.validate import WORST_TARGET, Validation
@@ -98,21 +100,25 @@ def campaign_figure(summary: Summary) -> Figure:
 
 
 def advice_figure(advice: Advice) -> Figure:
-    """A figure of what each candidate wastes, by cause."""
+    """A figure of what the choices of the front lose, by cause; not of the time to come back that all of them take."""
     figure, (axis,) = _figure(1)
-    choices = advice.choices[:12]
+    choices, least = shown(advice), least_restart(advice.front)
     places = range(len(choices))
     left = [0.0] * len(choices)
     for part, label, colour in (
-        ("cost", "writing", _COLOURS[0]), ("rework", "done again", "#c0392b"), ("restart", "coming back", _INK),
+        ("cost", "writing", _COLOURS[0]), ("rework", "done again", "#c0392b"), ("restart", "coming back slower", _INK),
     ):  # fmt: skip
-        widths = [100 * getattr(choice.cadence.waste, part) for choice in choices]
+        widths = [100 * (getattr(choice.waste, part) - (least if part == "restart" else 0.0)) for choice in choices]
         axis.barh(places, widths, left=left, color=colour, label=label)
         left = [before + width for before, width in zip(left, widths, strict=True)]
-    names = [describe(choice.job) + (" (advised)" if choice is advice.chosen else "") for choice in choices]
+    names = [
+        f"{describe(choice.job)}, {show_seconds(choice.cadence.period_s)}"
+        + (" (advised)" if choice is advice.chosen else "")
+        for choice in choices
+    ]
     axis.set_yticks(places, names)
     axis.invert_yaxis()
-    axis.set(xlabel="% of the time that is not new training")
+    axis.set(xlabel=f"% of the time, beside {show_share(least)} for coming back whatever is chosen")
     _legend(figure, *axis.get_legend_handles_labels())
     return figure
 

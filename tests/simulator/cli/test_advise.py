@@ -30,7 +30,8 @@ def test_advice_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     document = sim_json(capsys, "advise", *SMALL, "--ranks", "1024")
     wastes = [choice["waste"] for choice in document["choices"]]
     assert wastes == sorted(wastes)
-    assert document["advised"]["waste"] <= 1.05 * wastes[0]
+    assert document["advised"] in document["front"]
+    assert document["advised"]["waste"] <= 1.05 * wastes[0] + 5e-4
     worse = sim_json(capsys, "advise", *SMALL, "--ranks", "1024", "--mtbf-factor", "0.1")
     assert worse["advised"]["waste"] > document["advised"]["waste"]
     factors = {each["factor"]: each for each in document["sensitivity"]}

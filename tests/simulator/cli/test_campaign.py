@@ -35,3 +35,15 @@ def test_a_campaign_with_a_trace_and_a_given_cadence(capsys: pytest.CaptureFixtu
     assert document["cadence"]["period_s"] == 600 and document["cadence"]["every"]["persistent"] == 6
     assert document["courses"][0]["recoveries"] == {"local": 1, "partner": 1}
     assert len(rows_of(table)) == 1
+
+
+def test_what_is_advised_is_played(capsys: pytest.CaptureFixture[str]) -> None:
+    """The levels, the cadence and the compression are those of ``advise``, and so is the useful time, nearly."""
+    said = sim_json(capsys, "advise", *SMALL, "--ranks", "64", "--mtbf-factor", "1")["advised"]
+    played = sim_json(capsys, "campaign", *SMALL, "--ranks", "64", "--advised", "--days", "3", "--seeds", "1")
+    every = {level.removeprefix("every_"): count for level, count in said.items() if level.startswith("every_")}
+    assert played["cadence"]["every"] == {level: count for level, count in every.items() if count}
+    assert played["cadence"]["period_s"] <= said["period_s"]
+    assert played["cadence"]["period_s"] == pytest.approx(said["period_s"], rel=0.05)
+    code, _, err = sim(capsys, "campaign", *SMALL, "--advised", "--every", "10 min", "--days", "1")
+    assert code == 2 and "--advised" in err
