@@ -29,7 +29,7 @@ _DATA_BLOCKS, _PARITY_BLOCKS = 7, 1
 _BLOCK_BYTES = 1 << 20
 #: What ``torch.save`` is timed on: tensors of 8 MiB, which do not fit into a cache together, and of 256 bytes.
 _LARGE_TENSORS, _LARGE_ELEMENTS = 16, 2 << 20
-_SMALL_TENSORS, _SMALL_ELEMENTS = 2048, 64
+_SMALL_TENSORS, _SMALL_ELEMENTS = 8192, 64
 
 
 def measure_pieces(comm: Comm, dtypes: Sequence[str], directory: Path) -> dict[str, Any]:
