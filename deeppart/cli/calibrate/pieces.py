@@ -37,19 +37,19 @@ def measure_pieces(comm: Comm, dtypes: Sequence[str], directory: Path) -> dict[s
 
     Args:
         dtypes: that the codec is timed on.
-        directory: on the node's storage, for a file of ``torch.save`` for each rank, which stays there.
+        directory: on the node's storage, for a file of ``torch.save``, which stays there.
 
     Returns:
         ``codec``: dtype -> ratio, and bytes per second of one thread on random normals, which weights are like;
         ``hash``, ``parity``: bytes per second of one thread; ``serialize``: of ``torch.save`` through the page cache,
-        bytes per second, and seconds of one more tensor; ``network``: bandwidth in bytes per second and latency in
+        bytes per second, and seconds of one more tensor, or None with more than one rank; ``network``: bandwidth in bytes per second and latency in
         seconds between ranks 0 and 1, or None with one rank.
     """
     return {
         "codec": {dtype: _codec(dtype) for dtype in dtypes},
         "hash": _hash(),
         "parity": _parity(),
-        "serialize": _serialize(directory / f"torch-save-{comm.rank}"),
+        "serialize": _serialize(directory / "torch-save") if comm.size == 1 else None,
         "network": _network(comm) if comm.size > 1 else None,
     }
 
