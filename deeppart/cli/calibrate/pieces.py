@@ -42,8 +42,8 @@ def measure_pieces(comm: Comm, dtypes: Sequence[str], directory: Path) -> dict[s
     Returns:
         ``codec``: dtype -> ratio, and bytes per second of one thread on random normals, which weights are like;
         ``hash``, ``parity``: bytes per second of one thread; ``serialize``: of ``torch.save`` through the page cache,
-        bytes per second, and seconds of one more tensor, or None with more than one rank; ``network``: bandwidth in bytes per second and latency in
-        seconds between ranks 0 and 1, or None with one rank.
+        bytes per second, and seconds of one more tensor, or None with more than one rank; ``network``: bandwidth in
+        bytes per second and latency in seconds between ranks 0 and 1, or None with one rank.
     """
     return {
         "codec": {dtype: _codec(dtype) for dtype in dtypes},
