@@ -1,7 +1,8 @@
 """The shapes of the DeepPart thesis, simulated: python benchmarks/thesis_shapes.py docs/images/thesis.png
 
-Left: speed-up of whole checkpoints against rank 0 alone, up to 16 nodes with 4 ranks each. Middle: BERT-large, with and
-without compression. Right: how long a call blocks, by number of tensors, at one size. The machine is Summit's preset.
+Left: speed-up of whole checkpoints against torch.save on rank 0, up to 16 nodes with 4 ranks each: of this library, and
+of the thesis' prototype as it is described. Middle: BERT-large, with and without compression. Right: how long a call
+blocks, by number of tensors, at one size. The machine is the preset cte-power.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deeppart_simulator.machine.files import read_machine
+from deeppart_simulator.timing.published import prototype_s, torch_save_s
 from deeppart_simulator.timing.scale import Point, study
 from deeppart_simulator.timing.stages import Job, Protection
 from deeppart_simulator.workload.states import read_state
@@ -29,22 +31,31 @@ COLOURS = ("#2f6fde", "#e0762c", "#2a9d6f")
 
 def points(state: str, ranks: Sequence[int], compressions: Sequence[str] = ("none",)) -> list[Point]:
     """Checkpoints to the nodes' storage."""
-    machine = read_machine("summit")
+    machine = read_machine("cte-power")
     protection = Protection(partner=False, persistent=False)
     job = Job(read_state(state), machine, max(ranks), RANKS_PER_NODE, protection=protection)
     found: list[Point] = study(job, ranks, ("deeppart",), compressions)
     return found
 
 
+def prototype(name: str) -> list[float]:
+    """How many times as fast as torch.save the thesis' prototype is, both to the file system."""
+    machine, state = read_machine("cte-power"), read_state(name)
+    return [
+        torch_save_s(machine, state, ranks, RANKS_PER_NODE, persistent=True)
+        / prototype_s(machine, state, ranks, RANKS_PER_NODE, compressed=False)
+        for ranks in RANKS
+    ]
+
+
 def speed_ups(axis: Axes) -> None:
-    """Whole checkpoints against rank 0 alone."""
+    """Whole checkpoints against torch.save on rank 0."""
     for (label, state), colour in zip(STATES, COLOURS, strict=False):
         found = points(state, RANKS)
         axis.plot(RANKS, [point.serial_speedup for point in found], "o-", color=colour, label=label)
+        axis.plot(RANKS, prototype(state), ".:", color=colour, label=f"{label}, prototype to the file system")
     axis.plot(RANKS, RANKS, "--", color="grey", lw=1, label="as many as ranks")
-    nodes = [max(1, ranks // RANKS_PER_NODE) for ranks in RANKS]
-    axis.plot(RANKS, nodes, ":", color="grey", lw=1, label="as many as drives")
-    axis.set(xlabel="ranks, 4 on a node", ylabel="times", title="speed-up against rank 0")
+    axis.set(xlabel="ranks, 4 on a node", ylabel="times", title="speed-up against torch.save")
 
 
 def compression(axis: Axes) -> None:

@@ -28,6 +28,7 @@ from .record import (
     Network,
     Persistent,
     Restart,
+    Serialize,
 )
 
 #: Name of a table -> what it is read into; and the keys outside of tables.
@@ -37,6 +38,7 @@ TABLES: Mapping[str, type[Any]] = MappingProxyType(
         "local": Local,
         "network": Network,
         "persistent": Persistent,
+        "serialize": Serialize,
         "failures": Failures,
         "restart": Restart,
     }

@@ -19,7 +19,7 @@ import numpy as np
 
 from deeppart.cli.calibrate.tasks import SaveTask
 
-from ..machine.record import Codec, Local, Machine, Memory, Network, Persistent
+from ..machine.record import Codec, Local, Machine, Memory, Network, Persistent, Serialize
 from .start import Directories, measure
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int64")
@@ -175,6 +175,7 @@ def machine_from(
             tensor=node["persistent"][2] / crowding - ranks_per_node * manifest,
             leaf=manifest,
         ),
+        serialize=Serialize(**pieces["serialize"]),
         codecs=MappingProxyType(codecs),
     )
 

@@ -4,12 +4,13 @@ The stages are the library's (docs/architecture.md, "A save, step by step"): pla
 encoding, the part file on the node, copies, parity and the flush follow in the background. Times are those of the
 slowest rank or node, since ranks meet in the next stage. Overlapped, chunks are encoded while others are written, and
 the flush follows the local file as it grows; serial, one stage begins where the one before ends.
+The strategy "rank0" is ``torch.save`` (:mod:`.serializing`): training waits for all of it.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,10 +23,13 @@ from ..machine.record import Machine
 from ..workload.sharing import Shares
 from ..workload.states import State
 from .bandwidth_sharing import FloatArray, by_node, finish_times
+from .serializing import streams_s
 
 #: Stages in the order in which tables and timelines show them.
 STAGES = ("plan", "capture", "encode", Level.LOCAL, Level.PARTNER, Level.PARITY, Level.PERSISTENT)
 COMPRESSIONS = ("none", "tensor", "auto")
+#: The strategy that stands for ``torch.save`` on the lowest rank that holds a tensor, while all ranks wait.
+TORCH_SAVE = "rank0"
 #: What the persistent level gets: a file for each rank, or one for each node.
 FILES = ("rank", "node")
 
@@ -134,6 +138,7 @@ class Times:
         files: created on the file system, without the manifest.
         spans: most spans of a rank.
         lazy: true if the copy is made in the background.
+        waits: true if training waits for all of it; then ``capture`` is the stream of ``torch.save``.
     """
 
     plan: float
@@ -148,10 +153,13 @@ class Times:
     files: int
     spans: int
     lazy: bool
+    waits: bool = False
 
     @property
     def blocked_s(self) -> float:
         """Training waits for so long."""
+        if self.waits:
+            return self.serial_s()
         return self.plan + (0.0 if self.lazy else float(self.capture.max()))
 
     def stages(self) -> dict[str, float]:
@@ -162,6 +170,9 @@ class Times:
     def complete(self, *, overlapped: bool = True) -> dict[str, float]:
         """Level -> seconds from the call until it is complete on all ranks; levels that are off are left out."""
         took = self.stages()
+        if self.waits:  # the storage takes bytes while others are serialized
+            to = {Level.LOCAL: self.local, Level.PERSISTENT: self.persistent}
+            return {name: self.plan + float(np.maximum(self.capture, at).max()) for name, at in to.items() if at.any()}
         captured = took["plan"] + took["capture"]
         done: dict[str, float] = {}
         ready = captured
@@ -194,6 +205,8 @@ def times_of(job: Job, shares: Shares) -> Times:
     Raises:
         ConfigError: the machine has fewer nodes than the job needs, or fewer nodes than a parity group.
     """
+    if job.strategy == TORCH_SAVE:
+        return _torch_save(job, shares)
     machine, protection = job.machine, job.protection
     nodes = job.nodes
     raw = by_node(shares.nbytes, job.ranks_per_node)
@@ -232,6 +245,26 @@ def times_of(job: Job, shares: Shares) -> Times:
         spans=int(shares.spans.max()),
         lazy=job.capture == "lazy",
     )
+
+
+def _torch_save(job: Job, shares: Shares) -> Times:
+    """One stream, to the file system or, without that level, to the node's storage; all ranks meet at its end."""
+    machine, protection = job.machine, job.protection
+    raw = by_node(shares.nbytes, job.ranks_per_node)
+    stream = streams_s(machine, raw, by_node(shares.spans, job.ranks_per_node))
+    local = persistent = np.zeros_like(raw)
+    if protection.persistent:
+        persistent = _persistent(replace(job, flush_bandwidth=math.inf, files="rank"), raw)
+    elif protection.local:
+        local = finish_times(raw, machine.local.rank_write, machine.local.write)
+        local += np.where(raw > 0, machine.local.file, 0.0)
+    flat, nothing = slice(0, job.ranks), np.zeros(job.nodes)
+    return Times(
+        plan=_meeting_s(job), capture=stream.ravel()[flat], encode=np.zeros(job.ranks),
+        local=local.ravel()[flat], partner=nothing, parity=nothing, persistent=persistent.ravel()[flat],
+        encoded=raw.ravel()[flat], raw=raw.ravel()[flat], spans=int(shares.spans.max()), lazy=False, waits=True,
+        files=int(np.count_nonzero(raw)) if protection.persistent else 0,
+    )  # fmt: skip
 
 
 def codec_of(job: Job, shares: Shares) -> tuple[float, float]:
@@ -281,9 +314,13 @@ def _node_write(job: Job) -> float:
 def _plan_s(job: Job, held: int) -> float:
     machine = job.machine
     memory, alone = machine.memory, job.ranks == 1
-    agreeing = 0.0 if alone else 2 * machine.network.latency * math.ceil(math.log2(job.ranks))
     looking = memory.call + (memory.leaf + (0.0 if alone else memory.compare)) * held
-    return looking * machine.crowding(job.ranks_on_node) + agreeing
+    return looking * machine.crowding(job.ranks_on_node) + _meeting_s(job)
+
+
+def _meeting_s(job: Job) -> float:
+    """Seconds of one exchange that all ranks take part in."""
+    return 0.0 if job.ranks == 1 else 2 * job.machine.network.latency * math.ceil(math.log2(job.ranks))
 
 
 def _partner(job: Job, encoded: FloatArray) -> FloatArray:
@@ -356,5 +393,4 @@ def metadata_s(job: Job, encoded: FloatArray) -> float:
     seconds = persistent.file + created / persistent.files
     if job.files == "rank":
         return seconds
-    exchanges = 0.0 if job.ranks == 1 else 2 * 2 * job.machine.network.latency * math.ceil(math.log2(job.ranks))
-    return seconds + persistent.file + int(np.count_nonzero(encoded)) / persistent.opens + exchanges
+    return seconds + persistent.file + int(np.count_nonzero(encoded)) / persistent.opens + 2 * _meeting_s(job)

@@ -23,7 +23,7 @@ def main(path: str) -> None:
         measure_save(comm, task, Path(tasks.local_dir) / str(number), Path(tasks.persistent_dir) / str(number))
         for number, task in enumerate(tasks.saves)
     ]
-    pieces = measure_pieces(comm, tasks.dtypes) if tasks.dtypes else {}
+    pieces = measure_pieces(comm, tasks.dtypes, Path(tasks.local_dir)) if tasks.dtypes else {}
     if comm.rank == 0:
         print(json.dumps({"ranks": comm.size, "saves": found, "pieces": pieces}))  # noqa: T201 - the answer
 

@@ -1,9 +1,10 @@
-"""Single operations of the library, timed alone: codec, digests, parity, messages between ranks."""
+"""Single operations, timed alone: codec, digests, parity, messages between ranks, and ``torch.save``."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -26,23 +27,29 @@ _LEAST_ROUNDS = 3
 _LONG, _SHORT = 16 << 20, 8
 _DATA_BLOCKS, _PARITY_BLOCKS = 7, 1
 _BLOCK_BYTES = 1 << 20
+#: What ``torch.save`` is timed on: tensors of 8 MiB, which do not fit into a cache together, and of 256 bytes.
+_LARGE_TENSORS, _LARGE_ELEMENTS = 16, 2 << 20
+_SMALL_TENSORS, _SMALL_ELEMENTS = 8192, 64
 
 
-def measure_pieces(comm: Comm, dtypes: Sequence[str]) -> dict[str, Any]:
+def measure_pieces(comm: Comm, dtypes: Sequence[str], directory: Path) -> dict[str, Any]:
     """Time each operation (collective).
 
     Args:
         dtypes: that the codec is timed on.
+        directory: on the node's storage, for a file of ``torch.save``, which stays there.
 
     Returns:
         ``codec``: dtype -> ratio, and bytes per second of one thread on random normals, which weights are like;
-        ``hash``, ``parity``: bytes per second of one thread; ``network``: bandwidth in bytes per second and latency in
-        seconds between ranks 0 and 1, or None with one rank.
+        ``hash``, ``parity``: bytes per second of one thread; ``serialize``: of ``torch.save`` through the page cache,
+        bytes per second, and seconds of one more tensor, or None with more than one rank; ``network``: bandwidth in
+        bytes per second and latency in seconds between ranks 0 and 1, or None with one rank.
     """
     return {
         "codec": {dtype: _codec(dtype) for dtype in dtypes},
         "hash": _hash(),
         "parity": _parity(),
+        "serialize": _serialize(directory / "torch-save") if comm.size == 1 else None,
         "network": _network(comm) if comm.size > 1 else None,
     }
 
@@ -74,6 +81,20 @@ def _parity() -> float:
     data = [random.integers(0, 256, _BLOCK_BYTES, dtype=np.uint8) for _ in range(_DATA_BLOCKS)]
     parity = [np.zeros(_BLOCK_BYTES, dtype=np.uint8) for _ in range(_PARITY_BLOCKS)]
     return _DATA_BLOCKS * _BLOCK_BYTES / _timed(lambda: code.encode(data, parity))
+
+
+def _serialize(file: Path) -> dict[str, float]:
+    """Large tensors tell the rate, small ones what a tensor takes."""
+
+    def seconds(tensors: int, elements: int) -> float:
+        state = {f"tensor{number}": torch.full((elements,), float(number)) for number in range(tensors)}
+        return _timed(lambda: torch.save(state, file))  # noqa: TID251 - the baseline itself; nothing reads the file
+
+    small = seconds(_SMALL_TENSORS, _SMALL_ELEMENTS) / _SMALL_TENSORS
+    large = seconds(_LARGE_TENSORS, _LARGE_ELEMENTS)
+    nbytes = 4 * _LARGE_TENSORS * _LARGE_ELEMENTS
+    tensor = max(0.0, small - 4 * _SMALL_ELEMENTS * large / nbytes)
+    return {"stream": nbytes / max(large - tensor * _LARGE_TENSORS, 1e-9), "tensor": tensor}
 
 
 def _network(comm: Comm) -> dict[str, float]:

@@ -21,6 +21,7 @@ PIECES = {
     },
     "hash": 16e9,
     "parity": 2.5e9,
+    "serialize": {"stream": 1.5e9, "tensor": 2e-5},
     "network": {"bandwidth": 5e9, "latency": 1e-6},
 }
 
@@ -30,6 +31,7 @@ def test_a_machine_from_samples_predicts_them(tmp_path: Path) -> None:
     assert machine.memory.copy == pytest.approx(10e9) and machine.memory.node_copy == pytest.approx(16e9)
     assert machine.memory.kappa_bytes == pytest.approx(40e3)
     assert machine.memory.hash == 16e9
+    assert (machine.serialize.stream, machine.serialize.tensor) == (1.5e9, 2e-5)
     assert machine.memory.leaf == pytest.approx(2e-6) and machine.memory.compare == pytest.approx(3e-6, rel=0.01)
     assert (machine.local.rank_write, machine.local.write) == pytest.approx((2e9, 3e9))
     assert list(machine.codecs) == ["float32"]  # what does not shrink is stored raw

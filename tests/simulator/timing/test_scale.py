@@ -27,7 +27,7 @@ def test_a_study_has_all_combinations() -> None:
     )
     assert points[0].serial_efficiency == pytest.approx(1)
     many = points[-4]
-    assert many.blocked_speedup == pytest.approx(1.6 / 0.2, rel=1e-3)
+    assert many.blocked_speedup == pytest.approx(16 / 0.2, rel=1e-3)  # all of torch.save's 16 GB at 1 GB/s, and a copy
     assert 1 <= many.imbalance < 1.02
 
 

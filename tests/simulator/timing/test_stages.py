@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from deeppart_simulator.machine.record import Serialize
 from deeppart_simulator.timing.stages import Protection, times_of
 
 from deeppart.errors import ConfigError
@@ -86,11 +87,41 @@ def test_one_node_has_no_partner_and_no_group() -> None:
         times_of(job(ranks=1024), STATE.shares(1024, kappa=0))
 
 
-def test_rank0_leaves_everything_to_one() -> None:
-    times = times_of(job(strategy="rank0"), STATE.shares(16, "rank0", 0))
+# --- torch.save -------------------------------------------------------------------------------------------------------
+
+
+def test_rank0_blocks_until_its_one_stream_is_written() -> None:
+    """16 GB: copied at 2 GB/s, then serialized at 1, with 1 ms for each of 64 tensors; written at 1 GB/s meanwhile."""
+    machine = replace(MACHINE, serialize=Serialize(copy=2e9, node_copy=20e9, stream=1e9, tensor=1e-3))
+    shares = STATE.shares(16, "rank0", 0)
+    times = times_of(job(strategy="rank0", machine=machine), shares)
+    assert times.blocked_s == times.serial_s() == pytest.approx(16 / 2 + 16 / 1 + 0.064)
+    assert times.complete() == times.complete(overlapped=False) == {"persistent": times.blocked_s}
+    assert times.files == 1 and times.encoded.tolist() == [16e9] + [0.0] * 15
     stages = times.stages()
-    assert stages["capture"] == pytest.approx(1.6) and stages["local"] == pytest.approx(16.0)
-    assert stages["persistent"] == pytest.approx(16.0)
+    assert stages["local"] == stages["partner"] == stages["encode"] == 0  # it goes to the file system only
+
+
+def test_rank0_waits_for_a_slow_file_system() -> None:
+    slow = replace(MACHINE, persistent=replace(MACHINE.persistent, rank_write=0.5e9, file=0.25))
+    shares = STATE.shares(16, "rank0", 0)
+    assert times_of(job(strategy="rank0", machine=slow), shares).blocked_s == pytest.approx(32.25)
+    limited = job(strategy="rank0", machine=slow, flush_bandwidth=1e6, compression="tensor", files="node")
+    assert times_of(limited, shares).blocked_s == pytest.approx(32.25)  # torch.save knows none of these
+
+
+def test_rank0_takes_the_nodes_storage_without_a_persistent_level() -> None:
+    shares = STATE.shares(16, "rank0", 0)
+    times = times_of(job(strategy="rank0", protection=Protection(persistent=False)), shares)
+    assert times.complete() == pytest.approx({"local": 16.0}) and times.files == 0
+
+
+def test_the_ranks_meet_at_the_end_of_torch_save() -> None:
+    far = replace(MACHINE, network=replace(MACHINE.network, latency=1.0))
+    shares = STATE.shares(16, "rank0", 0)
+    assert times_of(job(strategy="rank0", machine=far), shares).blocked_s == pytest.approx(16 + 2 * 4)
+    alone = times_of(job(ranks=1, strategy="rank0", machine=far), STATE.shares(1, "rank0", 0))
+    assert alone.blocked_s == pytest.approx(16)
 
 
 # --- files on the file system -----------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -11,17 +12,35 @@ from deeppart.cli.calibrate.pieces import measure_pieces
 from deeppart.comm import SingleComm
 
 
-def test_every_operation_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_operation_has_a_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pieces, "_SECONDS", 0.0)
-    found = measure_pieces(SingleComm(), ["float32", "int32"])
+    found = measure_pieces(SingleComm(), ["float32", "int32"], tmp_path)
     assert found["network"] is None, "one rank sends nothing"
     assert list(found["codec"]) == ["float32", "int32"]
     for numbers in found["codec"].values():
         assert set(numbers) == {"ratio", "encode", "decode"} and 0 < numbers["ratio"] <= 1.0
-    rates = [found["hash"], found["parity"], *(numbers["encode"] for numbers in found["codec"].values())]
+    assert set(found["serialize"]) == {"stream", "tensor"} and found["serialize"]["tensor"] >= 0
+    assert [path.name for path in tmp_path.iterdir()] == ["torch-save"], "it is the caller's to remove"
+    rates = [
+        found["hash"],
+        found["parity"],
+        found["serialize"]["stream"],
+        *(numbers["encode"] for numbers in found["codec"].values()),
+    ]
     assert all(rate > 0 and math.isfinite(rate) for rate in rates)
 
 
-def test_an_unknown_dtype_is_an_error() -> None:
+def test_torch_save_is_a_rate_and_a_time_for_each_tensor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A storage that takes 1 s for a GB and 50 us for a tensor."""
+    monkeypatch.setattr(pieces, "_timed", lambda work: work())
+    monkeypatch.setattr(
+        "torch.save", lambda state, file: sum(tensor.nbytes * 1e-9 + 50e-6 for tensor in state.values())
+    )
+    found = pieces._serialize(tmp_path / "file")
+    assert found["stream"] == pytest.approx(1e9, rel=0.01)
+    assert found["tensor"] == pytest.approx(50e-6, rel=0.01)
+
+
+def test_an_unknown_dtype_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(AttributeError):
-        measure_pieces(SingleComm(), ["float33"])
+        measure_pieces(SingleComm(), ["float33"], tmp_path)

@@ -1,0 +1,171 @@
+"""What others have published of checkpoints, and what the model says of the same: nothing here is measured.
+
+Each case is simulated as it was measured: a whole checkpoint by the library that was used, with its way of dividing the
+state, until the function returns. So a machine's :class:`~deeppart_simulator.machine.record.Serialize` counts, which
+``torch.save``, TorchSnapshot and the thesis' prototype all wait for. This library's own checkpoints are not among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..machine.files import read_machine
+from ..machine.record import Machine
+from ..workload.states import State, read_state
+from .bandwidth_sharing import FloatArray, by_node, finish_times
+from .serializing import device_copies_s, streams_s
+from .stages import TORCH_SAVE, Job, Protection, times_of
+
+#: What counts as reproduced, as a share of what was published.
+TARGET = 0.25
+#: TorchSnapshot's ``take`` without bytes: a constant, and for each tensor of each rank its entry in the manifest, which
+#: rank 0 gathers and writes as YAML. Measured with 0.1.0 (docs/simulator.md, "Beside published figures").
+TAKE_S, TAKE_ENTRY_S = 0.035, 27e-6
+#: Bytes per second of a core that FTI's local level digests with MD5 and writes: 512 MiB for each of two cores took
+#: 0.862 s (docs/benchmarks.md, "Beside FTI").
+FTI_CORE = 0.62e9
+
+TORCHSNAPSHOT = "TorchSnapshot, benchmarks/ddp, 2022"
+THESIS = "M. Perelló Bacardit, UPC 2023"
+#: 200 float32 parameters of 100 MB each, as in TorchSnapshot's benchmark.
+_PARAMETERS = "tensors-200x100MB"
+_THESIS_RANKS, _THESIS_WIDTH = 64, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One published number beside the model's.
+
+    Attributes:
+        source: who published it.
+        case: what was measured.
+        unit: "s", or "x" for times as fast as ``torch.save``.
+        published, simulated: the numbers.
+        why: what the difference comes from, or what the number depends on.
+        given: true if a number of the machine file is from this very figure, which then says nothing about the model.
+    """
+
+    source: str
+    case: str
+    unit: str
+    published: float
+    simulated: float
+    why: str
+    given: bool = False
+
+    @property
+    def difference(self) -> float:
+        """Simulated against published, as a share of published."""
+        return self.simulated / self.published - 1
+
+    @property
+    def reproduced(self) -> bool:
+        """Whether the model comes near enough without having been told."""
+        return not self.given and abs(self.difference) <= TARGET
+
+
+def figures() -> list[Figure]:
+    """All published figures, with what the model says of them.
+
+    Example:
+        >>> [figure.case for figure in figures() if figure.source == TORCHSNAPSHOT][0]
+        'torch.save, local'
+    """
+    return [*_torchsnapshot(), *_thesis()]
+
+
+def torch_save_s(machine: Machine, state: State, ranks: int, width: int, *, persistent: bool) -> float:
+    """Seconds of ``torch.save`` by rank 0.
+
+    Args:
+        width: ranks of a node.
+        persistent: true to the file system, false to the node's storage.
+    """
+    job = Job(state, machine, ranks, width, TORCH_SAVE, protection=Protection(persistent=persistent))
+    return times_of(job, state.shares(ranks, TORCH_SAVE, 0)).blocked_s
+
+
+def take_s(machine: Machine, state: State, ranks: int, width: int, *, persistent: bool) -> float:
+    """Seconds of TorchSnapshot's ``take``: whole tensors, each copied while others are written, without digests."""
+    nbytes = by_node(state.shares(ranks, "whole", 0).nbytes, width)
+    stored = _stored_s(machine, nbytes, persistent=persistent)
+    moved = np.maximum(device_copies_s(machine, nbytes), stored)
+    return TAKE_S + TAKE_ENTRY_S * len(state.tensors) * ranks + float(moved.max())
+
+
+def prototype_s(machine: Machine, state: State, ranks: int, width: int, *, compressed: bool) -> float:
+    """Seconds of a checkpoint as the thesis describes it: each rank serializes its share, then FTI digests it, and then
+    writes it to the file system.
+    """
+    shares = state.shares(ranks, "deeppart", machine.serialize.tensor * machine.serialize.stream)
+    nbytes, tensors = by_node(shares.nbytes, width), by_node(shares.spans, width)
+    serialized = streams_s(machine, nbytes, tensors)
+    if compressed:
+        codec = machine.codecs["float32"]
+        serialized = serialized + nbytes / codec.encode
+        nbytes = nbytes * codec.ratio
+    times = serialized + nbytes / FTI_CORE + _stored_s(machine, nbytes, persistent=True)
+    return float(times.max()) + machine.persistent.file
+
+
+def _stored_s(machine: Machine, nbytes: FloatArray, *, persistent: bool) -> float:
+    """Seconds until storage has what all ranks write at a time."""
+    if not persistent:
+        return float(finish_times(nbytes, machine.local.rank_write, machine.local.write).max())
+    storage = machine.persistent
+    alone = finish_times(nbytes, storage.rank_write, storage.node_write).max()
+    return max(float(alone), float(nbytes.sum()) / (storage.write * (1 - storage.others)))
+
+
+_SAVED = "copies from the GPU at an A100's published rate, then what a stream takes here"
+_LUSTRE_SAVED = _SAVED + "; what Lustre adds to one stream is not known"
+_TAKEN = "the node's rate is from the row with 8 ranks; it holds on more nodes, and one rank has the most tensors"
+_GIVEN = "gives the node's rate: eight GPUs alone would take 1.9 s, and what holds them back was not published"
+_LUSTRE_GIVEN = "gives the rate of a node to Lustre, whose size was not published"
+
+
+def _torchsnapshot() -> Iterator[Figure]:
+    machine, state = read_machine("p4d"), read_state(_PARAMETERS)
+    rows: tuple[tuple[bool, float, tuple[tuple[int, int, float], ...]], ...] = (
+        (False, 32.0, ((1, 1, 13.91), (8, 8, 3.38), (16, 8, 2.02), (32, 8, 1.29))),
+        (True, 38.0, ((1, 1, 14.52), (8, 8, 7.61), (16, 8, 4.61), (32, 8, 2.68))),
+    )
+    for lustre, saved, takes in rows:
+        where = "FSx for Lustre" if lustre else "local"
+        seconds = torch_save_s(machine, state, 8, 8, persistent=lustre)
+        why = _LUSTRE_SAVED if lustre else _SAVED
+        yield Figure(TORCHSNAPSHOT, f"torch.save, {where}", "s", saved, seconds, why)
+        for ranks, width, published in takes:
+            seconds = take_s(machine, state, ranks, width, persistent=lustre)
+            given = ranks == 8
+            why = (_LUSTRE_GIVEN if lustre else _GIVEN) if given else _TAKEN if ranks > 1 else "the copy from the GPU"
+            case = f"take, {where}, {ranks // width} x {width}"
+            yield Figure(TORCHSNAPSHOT, case, "s", published, seconds, why, given)
+
+
+def _thesis() -> Iterator[Figure]:
+    machine = read_machine("cte-power")
+    rows = (
+        ("20 GB", "bert-48x1664x30522+adam", False, 5.6),
+        ("BERT-large", "bert-large", False, 2.1),
+        ("BERT-large, compressed", "bert-large", True, 2.7),
+    )
+    for case, name, compressed, published in rows:
+        state = read_state(name)
+
+        def faster(ranks: int, state: State = state, compressed: bool = compressed) -> float:
+            saved = torch_save_s(machine, state, ranks, _THESIS_WIDTH, persistent=True)
+            return saved / prototype_s(machine, state, ranks, _THESIS_WIDTH, compressed=compressed)
+
+        reached = _first(faster, published)
+        simulated = faster(_THESIS_RANKS)
+        why = f"so much on {reached} ranks; how many, which storage and which times, is not known"
+        yield Figure(THESIS, f"{case}, 16 x 4", "x", published, simulated, why)
+
+
+def _first(faster: Callable[[int], float], published: float) -> int:
+    """Fewest ranks that are as much faster as was published; all of them if none are."""
+    return next((ranks for ranks in range(1, _THESIS_RANKS) if faster(ranks) >= published), _THESIS_RANKS)
