@@ -32,7 +32,7 @@ test-single test-mpi: export RANKS_TEST_COMM := $(COMM)
 test-sockets: export RANKS_TEST_COMM := torch
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-fsdp collect test test-torch test-oldest test-single test-mpi test-sockets coverage faults fuzz bench bench-nodes bench-interference bench-fsdp bench-gpu build-peers docs fresh check lint types imports dead dist format clean
+.PHONY: help venv demo demo-fsdp collect test test-thorough test-torch test-oldest test-single test-mpi test-sockets coverage faults fuzz bench bench-nodes bench-interference bench-fsdp bench-gpu build-peers docs fresh check lint types imports dead dist format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,11 +57,16 @@ demo-fsdp: $(STAMP) ## the same for a model that FSDP2 shards, on 4, 2 and 3 ran
 collect: $(STAMP) ## how many tests each file has, without those for ranks
 	$(BIN)/python -m pytest --collect-only -qq tests
 
-test: $(if $(TORCH),test-torch,test-mpi test-sockets test-single) ## all tests; ARGS="-k name" for some, WORKERS=0 for one at a time; COMM=torch for ranks without MPI
+test: $(if $(TORCH),test-torch,test-mpi test-sockets test-single) ## all tests, of sweeps a part; ARGS="-k name" for some, WORKERS=0 for one at a time; COMM=torch for ranks without MPI
 	@! test -e $(NONE)-mpi -a -e $(NONE)-single || { echo 'no test is chosen by ARGS="$(ARGS)"' >&2; exit 1; }
 
+# What an ordinary run takes a part of, another one every day (tests/sampling.py).
+test-thorough: ## test and test-oldest with every sweep whole; before a release, and at night; ARGS as for test
+	$(MAKE) --no-print-directory test-oldest ARGS="--thorough $(ARGS)"
+	$(MAKE) --no-print-directory test ARGS="--thorough $(ARGS)"
+
 test-torch: $(OTHER)/.installed ## those of sharded states, with another torch in an environment of its own: TORCH=2.4.1
-	$(OTHER)/bin/python -m pytest -W ignore -n $(WORKERS) --dist loadgroup $(ARGS) tests/sharded
+	$(OTHER)/bin/python -m pytest -W ignore $(ARGS) tests/sharded
 
 test-oldest: ## the same with the oldest torch, for which 3 GB are fetched
 	$(MAKE) --no-print-directory test-torch TORCH=$(OLDEST_TORCH)
@@ -71,6 +76,8 @@ $(OTHER)/.installed:
 	$(PYTHON) -m venv $(OTHER)
 	$(OTHER)/bin/python -m pip install --quiet torch==$(TORCH) setuptools
 	$(OTHER)/bin/python -m pip install --quiet --editable . pytest pytest-timeout pytest-xdist hypothesis
+# Once, and not by five processes at the same time.
+	$(OTHER)/bin/python -c 'import torch._dynamo, torch.distributed.checkpoint.state_dict, torch.distributed.run'
 	@touch $@
 
 test-single: $(STAMP) ## the tests that start their own ranks, or need none
