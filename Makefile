@@ -27,12 +27,14 @@ collect test-single test-mpi test-sockets: export OMP_NUM_THREADS ?= 1
 test-single test-mpi test-sockets: export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 test-single test-mpi test-sockets: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 test-single test-mpi test-sockets: export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
+# MPICH: ranks that wait inside MPI sleep a little between looks. They take a third of the processor time.
+test-mpi test-sockets: export MPIR_CVAR_ENABLE_HEAVY_YIELD ?= 1
 
 test-single test-mpi: export RANKS_TEST_COMM := $(COMM)
 test-sockets: export RANKS_TEST_COMM := torch
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-fsdp collect test test-torch test-oldest test-single test-mpi test-sockets coverage faults fuzz bench bench-nodes bench-interference bench-fsdp bench-gpu build-peers docs fresh check lint types imports dead dist format clean
+.PHONY: help venv demo demo-fsdp collect test test-thorough test-torch test-oldest test-single test-mpi test-sockets coverage faults fuzz bench bench-nodes bench-interference bench-fsdp bench-gpu build-peers docs fresh check lint types imports dead dist format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +46,8 @@ $(STAMP): setup.cfg pyproject.toml Makefile
 	    { echo "$(PYTHON) is missing or older than 3.11: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	    { echo "$(PYTHON) cannot make $(VENV) (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
+# The pip of an older Python takes twice as long to choose.
+	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pip install --quiet --editable '.[$(MPI),sim,demo,test,trainers,dev,docs]'
 	@touch $@
@@ -57,11 +61,16 @@ demo-fsdp: $(STAMP) ## the same for a model that FSDP2 shards, on 4, 2 and 3 ran
 collect: $(STAMP) ## how many tests each file has, without those for ranks
 	$(BIN)/python -m pytest --collect-only -qq tests
 
-test: $(if $(TORCH),test-torch,test-mpi test-sockets test-single) ## all tests; ARGS="-k name" for some, WORKERS=0 for one at a time; COMM=torch for ranks without MPI
+test: $(if $(TORCH),test-torch,test-mpi test-sockets test-single) ## all tests, of sweeps a part; ARGS="-k name" for some, WORKERS=0 for one at a time; COMM=torch for ranks without MPI
 	@! test -e $(NONE)-mpi -a -e $(NONE)-single || { echo 'no test is chosen by ARGS="$(ARGS)"' >&2; exit 1; }
 
+# What an ordinary run takes a part of, another one every day (tests/sampling.py).
+test-thorough: ## test and test-oldest with every sweep whole; before a release, and at night; ARGS as for test
+	$(MAKE) --no-print-directory test-oldest ARGS="--thorough $(ARGS)"
+	$(MAKE) --no-print-directory test ARGS="--thorough $(ARGS)"
+
 test-torch: $(OTHER)/.installed ## those of sharded states, with another torch in an environment of its own: TORCH=2.4.1
-	$(OTHER)/bin/python -m pytest -W ignore -n $(WORKERS) --dist loadgroup $(ARGS) tests/sharded
+	$(OTHER)/bin/python -m pytest -W ignore $(ARGS) tests/sharded
 
 test-oldest: ## the same with the oldest torch, for which 3 GB are fetched
 	$(MAKE) --no-print-directory test-torch TORCH=$(OLDEST_TORCH)
@@ -69,8 +78,11 @@ test-oldest: ## the same with the oldest torch, for which 3 GB are fetched
 $(OTHER)/.installed:
 	@test -n "$(TORCH)" || { echo "which torch? TORCH=2.4.1" >&2; exit 1; }
 	$(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/python -m pip install --quiet --upgrade pip
 	$(OTHER)/bin/python -m pip install --quiet torch==$(TORCH) setuptools
 	$(OTHER)/bin/python -m pip install --quiet --editable . pytest pytest-timeout pytest-xdist hypothesis
+# Once, and not by five processes at the same time.
+	$(OTHER)/bin/python -c 'import torch._dynamo, torch.distributed.checkpoint.state_dict, torch.distributed.run'
 	@touch $@
 
 test-single: $(STAMP) ## the tests that start their own ranks, or need none

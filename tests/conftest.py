@@ -12,12 +12,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests import sampling
 from tests.mpi import launch, launchers, over_sockets
-
-# Two busy cores make single examples slow now and then: that is no failure. A failure prints how to repeat it.
-hypothesis.settings.register_profile("deeppart", deadline=None, print_blob=True)
-hypothesis.settings.load_profile("deeppart")
-
 
 #: Limits on hanging tests are for an idle machine; on one that has ten times as much to do they would end good tests.
 PATIENCE = 6.0
@@ -25,7 +21,21 @@ PATIENCE = 6.0
 _OTHERS = pytest.StashKey[int]()
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What is run of the sweeps (tests/sampling.py)."""
+    group = parser.getgroup("sweeps")
+    group.addoption("--thorough", action="store_true", help="run every sweep whole")
+    text = f"which part of the sweeps to run, 1 to {sampling.SAMPLES}; by default that of the day"
+    group.addoption("--sample", type=int, metavar="NUMBER", help=text)
+
+
+def pytest_report_header() -> str:
+    """Which part of the sweeps is run."""
+    return sampling.header()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
     """Nothing in the shell around the tests configures the library; torch has one thread, before it is imported.
 
     Tests fork jobs off, and OpenMP's threads do not survive a fork: the child waits for them for good.
@@ -33,6 +43,11 @@ def pytest_configure() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for name in [name for name in os.environ if name.startswith("DEEPPART_")]:
         del os.environ[name]
+    sampling.choose(config)
+    # Two busy cores make single examples slow now and then: that is no failure. A failure prints how to repeat it.
+    most = sampling.examples(100)
+    hypothesis.settings.register_profile("deeppart", deadline=None, print_blob=True, max_examples=most)
+    hypothesis.settings.load_profile("deeppart")
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
@@ -40,12 +55,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Under mpirun keep the tests marked mpi, elsewhere the others."""
     under_mpirun = launchers.launched_ranks() is not None
     kept = [item for item in items if (item.get_closest_marker("mpi") is not None) == under_mpirun]
-    others = [item for item in items if item not in kept]
+    others = [item for item in items if (item.get_closest_marker("mpi") is not None) != under_mpirun]
     config.hook.pytest_deselected(items=others)
     if others and not kept:
         config.stash[_OTHERS] = len(others)
     if over_sockets.is_chosen():
         kept = [item for item in kept if item.get_closest_marker("of_mpi") is None]
+    if not _is_named(config):
+        number = sampling.chosen()
+        if number is not None and over_sockets.is_chosen():
+            number += 1  # what is run over MPI is another part: both together have more of it
+        gone = sampling.left_out(kept, number)
+        config.hook.pytest_deselected(items=gone)
+        without = set(gone)
+        kept = [item for item in kept if item not in without]
     items[:] = kept
     for item in kept:
         marker = item.get_closest_marker("timeout")
@@ -53,6 +76,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.timeout(PATIENCE * limit_s), append=False)
     for number, item in enumerate(starting_ranks(kept)):
         item.add_marker(pytest.mark.xdist_group(f"ranks-{number % 2}"))
+
+
+def _is_named(config: pytest.Config) -> bool:
+    """Whether somebody has asked for single tests, of which none is to be left out."""
+    return any("::" in each for each in config.args) or bool(config.getoption("keyword"))
 
 
 def starting_ranks(items: list[pytest.Item]) -> list[pytest.Item]:

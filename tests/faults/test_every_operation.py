@@ -93,6 +93,7 @@ def operations(directory: Path, level: str) -> int:
     return count
 
 
+@pytest.mark.sweep(3, kinds=("level", "lasting"))
 @pytest.mark.parametrize("code", ERRORS)
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
 @pytest.mark.parametrize("level", LEVELS)
@@ -195,6 +196,7 @@ def test_an_error_that_passes_is_got_over_or_reported(memory: Path, code: str) -
             faults.clear()
 
 
+@pytest.mark.sweep(3, kinds=("lasting",))
 @pytest.mark.parametrize("code", ERRORS)
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
 def test_every_operation_of_starting(memory: Path, code: str, lasting: bool) -> None:
@@ -226,6 +228,7 @@ def test_every_operation_of_starting(memory: Path, code: str, lasting: bool) -> 
             assert number >= 3, (level, number)
 
 
+@pytest.mark.sweep(3, kinds=("level", "mapped"))
 @pytest.mark.parametrize("code", ERRORS)
 @pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "read"])
 @pytest.mark.parametrize("level", [*LEVELS, "both", "alone"])

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from tests.ports import free_port
@@ -104,6 +105,7 @@ def read(
     raise AssertionError(f"the launcher has ended: {run}")
 
 
+@pytest.mark.now_and_then(2)
 def test_the_script_of_the_page_goes_on_bit_for_bit_after_sigkill_and_sigterm(tmp_path: Path) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     for folder in (whole, stopped):

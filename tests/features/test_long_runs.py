@@ -44,6 +44,7 @@ def check_nothing_stays(looks: list[tuple[int, int, int]]) -> None:
         assert min(growth) <= most, f"{('blocks', 'files', 'mappings')[what]}: {growth} for each {_BETWEEN}"
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("capture", ["eager", "lazy"])
 def test_checkpoints_leave_nothing_in_memory(tmp_path: Path, capture: str) -> None:
     model, optimizer = training()
@@ -61,6 +62,7 @@ def test_checkpoints_leave_nothing_in_memory(tmp_path: Path, capture: str) -> No
 
 
 @pytest.mark.skipif("COVERAGE_PROCESS_START" in os.environ, reason="coverage keeps 6 blocks for every thread")
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("settings", [{}, {"local_dir": None}])
 def test_restores_leave_nothing_in_memory(tmp_path: Path, settings: dict[str, Any]) -> None:
     model, optimizer = training()

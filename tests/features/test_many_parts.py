@@ -30,6 +30,7 @@ assert live["a"].tolist() == list(range(900))
 """
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("files", ["rank", "node"])
 def test_with_few_descriptors(tmp_path: Path, files: str) -> None:
     """And it is the newest step that is restored."""

@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 
+from tests import sampling
 from tests.mpi import launchers, over_sockets
+from tests.mpi.nursery import leave_processors
 from tests.mpi.patience import FOR_EVER_S, patient_barrier
 
 #: Seconds until a test counts as hanging; ``@pytest.mark.timeout(seconds)`` says otherwise.
@@ -40,7 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if world.size != started:
         pytest.exit(f"mpirun started {started} ranks, but MPI's world has {world.size}: two MPIs", returncode=4)
     config.pluginmanager.register(_Ranks(world), "deeppart-ranks")
+    sampling.take(world.bcast(sampling.chosen()))  # it may have been midnight in between
     over_sockets.install()
+    leave_processors()
     _compare_lengths()
 
 

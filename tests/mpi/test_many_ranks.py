@@ -12,6 +12,7 @@ import pytest
 from tests.mpi.launchers import ROOT, environment
 
 
+@pytest.mark.now_and_then(4)
 @pytest.mark.timeout(100)
 def test_sixty_four(tmp_path: Path) -> None:
     import json

@@ -96,6 +96,7 @@ def every_second_fails(directory: Path) -> dict[str, Any]:
     return {"measured": measured, "grown": memory[1] - memory[0]}
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_every_second_session_fails(run_ranks: Any, tmp_path: Path, ranks: int) -> None:
     for found in run_ranks(ranks, every_second_fails, tmp_path, timeout=JOB_S).values:

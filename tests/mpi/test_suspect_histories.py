@@ -18,6 +18,7 @@ import torch
 
 import deeppart
 from deeppart.offline.inspect.listing import list_directory
+from tests.sampling import sampled
 
 pytestmark = [
     pytest.mark.mpi(min_size=2),
@@ -29,7 +30,7 @@ UNSEEN = 12_345
 ELEMENTS = 30_000
 NAMES = ("a", "b", "größe", "w", "x")
 STEPS = 14
-#: ``HISTORIES=100:200 make test-mpi`` plays others.
+#: ``HISTORIES=100:200 make test-mpi ARGS=--thorough`` plays others.
 SEEDS = range(*map(int, os.environ.get("HISTORIES", "20:40").split(":")))
 MODES: tuple[Any, ...] = (
     "auto",
@@ -157,5 +158,5 @@ def stays_different(everywhere: list[dict[int, dict[str, torch.Tensor]]], name: 
 
 @pytest.mark.timeout(110)
 def test_no_wrong_byte_without_a_word(run_on: Any, shared_path: Path) -> None:
-    found = {seed: run_on(2, played, shared_path / str(seed), seed) for seed in SEEDS}
+    found = {seed: run_on(2, played, shared_path / str(seed), seed) for seed in sampled(SEEDS, 4)}
     assert not {seed: wrong for seed, wrong in found.items() if any(wrong)}

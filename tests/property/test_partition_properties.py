@@ -19,9 +19,10 @@ from deeppart.partition import STRATEGIES, Leaves, Plan, partition
 from deeppart.partition.cost import CostLine
 from deeppart.partition.heuristic import cut, tolerance
 from deeppart.partition.water_filling import fill
+from tests.sampling import examples
 
 IntArray = NDArray[np.int64]
-EXAMPLES = settings(max_examples=150, deadline=None)
+EXAMPLES = settings(max_examples=examples(150), deadline=None)
 
 COMPONENTS = st.sampled_from(
     ["model", "optimizer", "state", "0", "2", "10", "a.b", "layer.7.w", "exp_avg", "é", "x~1y"]

@@ -34,6 +34,7 @@ from deeppart.storage.files import DurableFile
 from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.refusals import storage_error
 from deeppart.testing.states import difference
+from tests.sampling import examples
 
 PATIENCE_S = 60.0
 #: What has not moved for so long stands at a gate, or has nothing to do.
@@ -237,5 +238,5 @@ class PipelineMachine(RuleBasedStateMachine):
 
 TestPipelineMachine = PipelineMachine.TestCase
 TestPipelineMachine.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(60), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

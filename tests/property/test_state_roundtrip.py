@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 import deeppart
 from deeppart.testing.states import blank, difference
 from deeppart.testing.strategies import states
+from tests.sampling import examples
 
 STEPS = itertools.count(1)
 
@@ -39,7 +40,7 @@ def save(ck: deeppart.Checkpointer, state: Any) -> int:
     return step
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(state=states())
 @example(state={"state": "\ud800\udc00"})
 @example(state={"state": {(1,): torch.ones(2), "x": {0.0: 1}}})
@@ -82,7 +83,7 @@ def memory(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.untyped_storage().data_ptr(), tensor.data_ptr()
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(120), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(state=tied_states())
 def test_what_shares_memory_shares_it_again(checkpointer: deeppart.Checkpointer, state: dict[str, Any]) -> None:
     step = save(checkpointer, state)

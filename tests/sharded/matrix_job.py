@@ -1,6 +1,6 @@
 """What a rank of test_matrix.py does: saves in several layouts, and restores each in all layouts.
 
-python matrix_job.py DIRECTORY
+python matrix_job.py DIRECTORY PAIR,...: those of PAIRS that are to be restored.
 """
 
 from __future__ import annotations
@@ -29,6 +29,13 @@ SOURCES = [
     )
     if source[0] in LAYOUTS
 ]
+#: What comes from which layout to which: (source, target), both with their numbers of ranks.
+PAIRS = [
+    (f"{saved} {ranks}", f"{layout} {count}")
+    for saved, ranks, _ in SOURCES
+    for layout, counts in LAYOUTS.items()
+    for count in counts
+]
 
 
 def settings(directory: Path, source: tuple[str, int, int], ranks: int) -> dict[str, Any]:
@@ -43,7 +50,7 @@ def settings(directory: Path, source: tuple[str, int, int], ranks: int) -> dict[
     }
 
 
-def main(directory: Path) -> None:
+def main(directory: Path, pairs: set[str]) -> None:
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     groups = {count: group_of(count) for count in range(1, size + 1)}
@@ -66,14 +73,16 @@ def main(directory: Path) -> None:
                 continue
             state = build(layout, mesh)
             for source in SOURCES:
+                name = f"{source[0]} {source[1]} -> {layout} {count}"
+                if name not in pairs:
+                    continue
                 clear(state)
                 with deeppart.Checkpointer(**settings(directory, source, count), comm=groups[count]) as ck:
                     restored = ck.restore(state)
-                name = f"{source[0]} {source[1]} -> {layout} {count}"
                 found[name] = wrong(state, 2) if restored == 2 else [f"step {restored}"]
     (directory / f"told-{rank}.json").write_text(json.dumps(found))
     end_job()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), set(sys.argv[2].split(",")))

@@ -23,6 +23,7 @@ from deeppart.state.capture.layout import ShareLayout
 from deeppart.state.compare.state_layout import derive
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.replication import Replication
+from tests.sampling import examples
 from tests.sharded.random_states import states
 
 _LIMIT_S = 30.0
@@ -59,7 +60,7 @@ def shard_of(shape: tuple[int, ...], dtype: torch.dtype, boxes: Sequence[Box]) -
     return local
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(states(), st.sampled_from([None, 0, 40]))
 def test_both_plan_the_same(made: tuple[State, int], kappa: int | None) -> None:
     state, ranks = made

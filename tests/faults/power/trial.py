@@ -143,17 +143,22 @@ def cut_everywhere(
     Args:
         base: an empty directory to do that in.
         most: ways in which each cut may end that are tried.
-        ignored: sites whose syncs are taken out.
+        ignored: sites whose syncs are taken out. Nothing is restored of cuts before the
+            first of them, which are as if none were.
         until_wrong: whether the first thing that is wrong is enough.
     """
     rng = random.Random(f"{plan.seed} cuts")
     result, disk, seen = Result(events=len(events)), Disk(first, ignored), set[tuple[bytes, int | None]]()
+    is_other = not ignored
     for number, event in enumerate((None, *events)):
+        is_other |= event is not None and event.site in ignored
         if event is not None:
             disk.after(event)
         result.told += event is not None and event.kind == "told"
         result.cuts += 1
         for tree in disk.outcomes(rng, most):
+            if not is_other:
+                continue
             key = (_digest(tree), disk.told)
             if key in seen:
                 continue

@@ -154,6 +154,7 @@ def few_tags(rank: int, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(distribute.Distributor, "_sending", late)
 
 
+@pytest.mark.sweep(2, kinds=("node_size",))
 @pytest.mark.parametrize("before", [chain, few_tags])
 @pytest.mark.parametrize("node_size", [1, 2, 3])
 def test_along_a_chain_of_nodes_and_ranks(run_on: Any, in_memory: Path, node_size: int, before: Before) -> None:

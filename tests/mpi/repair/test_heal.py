@@ -69,6 +69,7 @@ def in_each_others_places(comm: Any, directory: Path, settings: dict[str, Any], 
 
 
 @pytest.mark.timeout(110)
+@pytest.mark.sweep(2, kinds=("fault",))
 @pytest.mark.parametrize("fault", ["none", "no exchange", "full"])
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_a_part_in_the_place_of_another_one_is_never_written_over(

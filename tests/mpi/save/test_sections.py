@@ -68,6 +68,7 @@ def saved(comm: Any, directory: Path, settings: dict[str, Any]) -> Any:
     return restored(comm, directory, **settings)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("compression", ["none", "zstd:1"])
 @pytest.mark.parametrize("local", [False, True])
 def test_a_file_for_each_node(run_on: Any, shared_path: Path, compression: str, local: bool) -> None:
@@ -190,6 +191,7 @@ def one_goes_wrong(comm: Any, directory: Path, name: str, local: bool) -> list[s
     return told
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", FAULTS)
 def test_one_rank_fails(run_on: Any, shared_path: Path, name: str) -> None:
     rank, *_, text = FAULTS[name]

@@ -27,6 +27,7 @@ def _daly_efficiency(period_s: float, cost_s: float, mtbf_s: float, restart_s: f
     return period_s / (mtbf_s * math.exp(restart_s / mtbf_s) * math.expm1((period_s + cost_s) / mtbf_s))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("cost_s", "mtbf_s"), [(60.0, DAY), (60.0, 0.1 * DAY), (600.0, 0.5 * DAY)])
 def test_one_level_agrees_with_daly(cost_s: float, mtbf_s: float) -> None:
     this = planned(Failures(system=mtbf_s), cost_s, protection=Protection(local=False, partner=False))

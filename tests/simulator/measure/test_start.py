@@ -10,6 +10,7 @@ from deeppart_simulator.measure.start import Directories, measure
 from deeppart.cli.calibrate.tasks import SaveTask
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_real_checkpoints_are_measured(tmp_path: Path, ranks: int) -> None:
     saves = [

@@ -33,6 +33,7 @@ class _Reader(html.parser.HTMLParser):
             self._in_heading = False
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("command", ["scale", "campaign", "advise"])
 def test_a_page_has_everything_and_needs_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str

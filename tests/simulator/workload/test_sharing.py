@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from deeppart.model.boxes import Box
 from deeppart.partition.water_filling import fill
 from deeppart.plan.shards import fault_of_cover
+from tests.sampling import examples
 from tests.sharded.random_states import states
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(states(), st.sampled_from([None, 0, 40, 1000]))
 def test_every_byte_is_saved_once_by_a_rank_that_holds_it(made: tuple[State, int], kappa: int | None) -> None:
     state, ranks = made
@@ -43,7 +44,7 @@ def test_every_byte_is_saved_once_by_a_rank_that_holds_it(made: tuple[State, int
             assert at == box.elements * ITEM_BYTES[tensor.dtype]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(states(), st.sampled_from([0, 40, 1000]))
 def test_shares_are_as_even_as_sets_of_holders_allow(made: tuple[State, int], kappa: int) -> None:
     """Against water that is poured set by set: of each size of sets, a cut costs no more than the promise."""

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deeppart.codec.planes import LAYOUTS, fold, folded_bytes, join, split, unfold, word_type
+from tests.sampling import examples
 
 RANDOM = np.random.default_rng(7)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.sampled_from(sorted(LAYOUTS)), st.binary(min_size=8, max_size=400))
 def test_planes_hold_every_bit(layout_id: int, data: bytes) -> None:
     layout = LAYOUTS[layout_id]

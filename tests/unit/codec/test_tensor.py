@@ -22,6 +22,7 @@ from deeppart.errors import CorruptFileError
 from deeppart.part import FileSource, PartReader
 from deeppart.state.tree.leaves import TORCH_DTYPES, LeafType
 from tests.golden import make_v2
+from tests.sampling import examples
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "v2"
 RANDOM = np.random.default_rng(7)
@@ -129,7 +130,7 @@ def test_memory_that_is_not_aligned(offset: int) -> None:
     assert TensorCodec().decode(shifted, len(raw), into) == raw
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.sampled_from(sorted(PLANE_DTYPES)), st.binary(min_size=1, max_size=700), st.integers(1, 40))
 def test_any_bytes(dtype: str, piece: bytes, times: int) -> None:
     round_trip(piece * times, dtype)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from deeppart.offline import elements
 from deeppart.offline.statistics import Gathering, Stats, has_statistics
 from deeppart.state.tree.leaves import leaf_type
+from tests.sampling import examples
 
 NAN, INF = float("nan"), float("inf")
 
@@ -33,7 +34,7 @@ def exact(numbers: list[Any]) -> tuple[float, float, float]:
     return float(mean), math.sqrt(square - mean * mean), math.sqrt(square)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=12), st.integers(1, 5))
 def test_integers_are_exact(numbers: list[int], piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -45,7 +46,7 @@ def test_integers_are_exact(numbers: list[int], piece: int) -> None:
     assert found.std == pytest.approx(std, rel=1e-12, abs=1e-12) and found.rms == pytest.approx(rms, rel=1e-12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=12), st.integers(1, 5))
 def test_floats_of_any_size(numbers: list[float], piece: int) -> None:
     """No square overflows, or is lost, that float64 itself does not need."""

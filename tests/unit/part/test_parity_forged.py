@@ -15,6 +15,7 @@ from deeppart.errors import CorruptFileError, NewerFormatError
 from deeppart.model import ParityIdentity
 from tests.golden import make_parity_v1
 from tests.property.damage import damaged
+from tests.sampling import examples
 from tests.unit.part.parity_files import (
     FORMAT_ERRORS,
     GOLDEN,
@@ -311,7 +312,7 @@ def nonsense(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(nonsense())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_sealed_nonsense_raises_documented_errors_only(wrong: dict[str, Any]) -> None:
     """Whatever stands in the fields, with digests that hold: beyond what storage ever does by itself."""
     never_other_bytes(forged(**wrong))
@@ -339,7 +340,7 @@ def odd_members(draw: st.DrawFn) -> Any:
 
 
 @given(odd_members(), st.booleans())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_sealed_nonsense_about_members_raises_documented_errors_only(members: Any, longest_fits: bool) -> None:
     lengths = [member["nbytes"] for member in make_parity_v1.MEMBERS]
     if longest_fits and isinstance(members, list):

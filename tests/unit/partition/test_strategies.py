@@ -66,6 +66,7 @@ def test_strategies_on_bert_large(ranks: int) -> None:
     assert most["deeppart"] <= 1.01 * most["whole"]
 
 
+@pytest.mark.now_and_then(4)
 def test_the_benchmark_runs() -> None:
     command = [sys.executable, "benchmarks/partition_scale.py", "--json", "--repeat", "1"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100, check=True)

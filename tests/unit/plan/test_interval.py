@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from deeppart.errors import ConfigError
 from deeppart.plan.interval import LEAST_PERIOD_S, MOST_EVERY, LevelCost, best, daly, waste, young
+from tests.sampling import examples
 from tests.unit.plan.cadence_oracles import markov_efficiency
 
 
@@ -145,7 +146,7 @@ _RATES = st.floats(1e-9, 1e-4)
 _COSTS = st.floats(1e-3, 2000.0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(_COSTS, _RATES), min_size=1, max_size=3), st.sampled_from([0.0, 1.0, 600.0]))
 # A level in between that costs more than the highest one: best left out, its failures met by the highest.
 @example([(7.2, 1.9e-6), (214.5, 5.7e-8), (110.4, 3.1e-9)], 0.0)

@@ -228,6 +228,7 @@ def alike(one: Any, other: Any) -> bool:
     return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("seeds", [range(40), range(40, 80)], ids=["0", "40"])
 def test_the_same_as_if_everything_had_been_read(memory: Path, tmp_path: Path, seeds: range) -> None:
     less, restored = 0, 0

@@ -36,6 +36,7 @@ def python(*options: str, typed: str | None = None) -> subprocess.CompletedProce
     )
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("compression", "local"), [("none", 'local_dir = "scratch"\n'), ("tensor", "")])
 def test_the_end_of_the_process_finishes_the_last_checkpoint(local: str, compression: str) -> None:
     """Encoding and writing go on in threads after the interpreter has begun to end."""

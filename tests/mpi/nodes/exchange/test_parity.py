@@ -101,6 +101,7 @@ def healed(comm: Any, directory: Path) -> tuple[int | None, list[str]]:
     return step, [str(each.message) for each in caught]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_part_that_changes_while_its_parity_is_rebuilt(
     run_on: Any, shared_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str

@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 from deeppart.errors import CorruptFileError, DeeppartError, RestoreError
 from deeppart.interop.dcp.metadata import Place, decode_metadata, read_metadata
 from deeppart.model.boxes import Box
+from tests.sampling import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
 
@@ -183,7 +184,7 @@ def test_what_other_planners_leave_says_nothing_of_places() -> None:
         assert decoded(metadata(chunk(0, 6), planner_data=other)).paths == {}
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(data=st.data())
 def test_random_damage_is_an_error_or_says_something_sound(data: st.DataObject) -> None:
     text = bytearray(pickle.dumps(SOUND))

@@ -27,6 +27,7 @@ from deeppart.offline.export import reading as reading_module
 from deeppart.state.tree.leaves import TORCH_DTYPES
 from deeppart.testing.states import difference
 from deeppart.testing.strategies import states
+from tests.sampling import examples
 from tests.tensor_kinds import KINDS, two
 from tests.unit.cli_support import flip, part_path, steps_in
 from tests.unit.interop.making import bits, saved, training
@@ -145,7 +146,7 @@ def plain(item: Any) -> Any:
     return item
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(state=states())
 def test_any_state_is_exact_or_refused_by_name(checkpointer: deeppart.Checkpointer, state: Any) -> None:
     root = Path(checkpointer.config.persistent_dir)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 
 from deeppart.nodes.erasure import ReedSolomon
 from tests.golden import forge
+from tests.sampling import examples
 
 Bytes = npt.NDArray[np.uint8]
 #: pyeclib puts this many bytes before each fragment.
@@ -97,7 +98,7 @@ def test_blocks_may_come_in_any_order_and_any_may_be_asked_for() -> None:
 
 
 @given(st.integers(1, 254), st.data())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_any_k_blocks_give_the_others_in_large_codes(k: int, data: st.DataObject) -> None:
     """Up to the 255 blocks that there can be."""
     m = data.draw(st.integers(1, 255 - k))

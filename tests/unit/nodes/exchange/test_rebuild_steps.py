@@ -17,6 +17,7 @@ from deeppart.nodes.exchange.rebuild_steps import Step, Wanted, padded_bytes, pl
 from deeppart.nodes.exchange.set_files import ParitySetFiles
 from deeppart.plan.redundancy import Stripes
 from deeppart.plan.restart import BlockFile, Rebuild
+from tests.sampling import examples
 
 Bytes = npt.NDArray[np.uint8]
 BLOCK = 1024
@@ -88,7 +89,7 @@ def losses(draw: st.DrawFn) -> tuple[list[int], int, list[int], list[int]]:
     return lengths, tolerate, lost, draw(st.lists(st.integers(0, 8), min_size=len(lost), max_size=len(lost)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(losses())
 def test_the_steps_give_every_byte_back(drawn: tuple[list[int], int, list[int], list[int]]) -> None:
     lengths, tolerate, lost, readers = drawn

@@ -19,6 +19,7 @@ from deeppart.offline.export import exporting as exporting_module
 from deeppart.offline.load import OpenCheckpoint
 from deeppart.testing.states import difference
 from deeppart.testing.strategies import states
+from tests.sampling import examples
 from tests.unit.cli_support import call, call_json, flip, make_state, part_path, save, step_dir, steps_in
 from tests.unit.offline.export.reading import plain, read_back, written
 from tests.unit.save.test_incremental import bases
@@ -60,7 +61,7 @@ def test_tied_leaves_are_one_data_set(tmp_path: Path) -> None:
     assert out.file_bytes < 4 * (20 + 3 + 20 + 20) + 20_000
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(state=states())
 def test_any_state_can_be_exported(checkpointer: deeppart.Checkpointer, state: Any) -> None:
     root = Path(checkpointer.config.persistent_dir)

@@ -17,6 +17,7 @@ from deeppart.plan.restart import (
     assign,
     survey,
 )
+from tests.sampling import examples
 from tests.unit.plan.restart.records import (
     attempt,
     copied,
@@ -108,7 +109,7 @@ def losses(draw: st.DrawFn) -> Loss:
 
 
 @given(losses())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_a_step_is_recoverable_exactly_if_enough_nodes_are_left(loss: Loss) -> None:
     of = attempt(10, ranks=loss.ranks)
     found = loss.inventory(of)
@@ -145,7 +146,7 @@ def test_a_step_is_recoverable_exactly_if_enough_nodes_are_left(loss: Loss) -> N
 
 
 @given(losses())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_the_promise_in_plain_words(loss: Loss) -> None:
     """Partner: a node and its partner are not both lost. Parity: of no group more nodes are lost than tolerated.
 

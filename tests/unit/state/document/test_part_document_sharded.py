@@ -17,6 +17,7 @@ from deeppart.errors import CorruptFileError, FormatError
 from deeppart.model.boxes import Box
 from deeppart.state.document.structure import SavedShard
 from deeppart.state.document.whole import gather_wholes, with_wholes
+from tests.sampling import examples
 from tests.unit.part_documents import decoded, read_metas
 from tests.unit.sharded_states import piece, rows, save
 
@@ -159,7 +160,7 @@ def nodes(item: Any) -> Iterator[tuple[Any, Any]]:
         yield from nodes(inner)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.data())
 def test_any_edits_are_refused_with_one_kind_of_error_or_fit(metas: list[Any], data: st.DataObject) -> None:
     edited = copy.deepcopy(metas)

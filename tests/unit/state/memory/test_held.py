@@ -59,6 +59,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
 UNSEEN = ("arrays resized",)
 
 
+@pytest.mark.sweep(3, kinds=("way",))
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES)
 def test_other_memory_never_means_other_bytes(outcomes: Outcomes, case: str, way: str) -> None:

@@ -25,6 +25,7 @@ from deeppart.state.tree.runs import (
 from deeppart.testing.states import difference
 from deeppart.testing.strategies import keys, values
 from tests.golden.make_runs import make_runs
+from tests.sampling import examples
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "structure-v3" / "runs.json"
 
@@ -88,7 +89,7 @@ plain = st.recursive(
 
 
 @given(st.lists(plain, min_size=1, max_size=12), st.randoms(use_true_random=False))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_any_plain_rows_come_back_to_the_last_bit(rows: list[Any], rng: random.Random) -> None:
     many = [rng.choice(rows) for _ in range(LEAST_ROWS)]
     if not is_run(many):

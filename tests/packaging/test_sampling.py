@@ -1,0 +1,105 @@
+"""Parts of sweeps (tests/sampling.py): together they are everything, and each has something of each kind."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from tests.sampling import SAMPLES, is_due, part_of
+
+ROOT = Path(__file__).parents[2]
+NUMBERS = range(1, SAMPLES + 1)
+PLACES = list(product(("local", "persistent"), ("once", "lasting"), range(7))) + [("rare", "once", 0)]
+
+SWEEP = """
+import pytest
+
+@pytest.mark.sweep(3, kinds=("level",))
+@pytest.mark.parametrize("code", range(6))
+@pytest.mark.parametrize("level", ["local", "persistent", "node"])
+def test_swept(level, code):
+    assert code != 5
+
+@pytest.mark.now_and_then(4)
+def test_long():
+    pass
+
+def test_always():
+    pass
+"""
+
+
+@pytest.mark.parametrize("every", range(1, SAMPLES + 1))
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 8, 9, 100])
+def test_all_parts_are_the_whole(every: int, count: int) -> None:
+    parts = [part_of(range(count), number, every) for number in NUMBERS]
+    assert set().union(*parts) == set(range(count)) and part_of(range(count), None, every) == list(range(count))
+    sizes = {len(part) for part in parts}
+    assert max(sizes) <= -(-count // min(every, max(count, 1))) and max(sizes) - min(sizes) <= 1
+    assert parts == [sorted(part) for part in parts], "in their order"
+
+
+@pytest.mark.parametrize("every", [1, 3, 8])
+def test_each_part_has_something_of_each_kind(every: int) -> None:
+    parts = [part_of(PLACES, number, every, kind=lambda place: place[:2]) for number in NUMBERS]
+    assert set().union(*map(set, parts)) == set(PLACES)
+    assert all({place[:2] for place in part} == {place[:2] for place in PLACES} for part in parts)
+
+
+def test_kinds_take_turns() -> None:
+    """With one error of three at each level, a run has all three of them."""
+    cases = list(product("abc", ("EIO", "ENOSPC", "EROFS")))
+    for number in NUMBERS:
+        assert {code for _, code in part_of(cases, number, 3, kind=lambda case: case[0])} == {"EIO", "ENOSPC", "EROFS"}
+
+
+@pytest.mark.parametrize("every", [2, 4, 8])
+def test_now_and_then_is_as_often_as_it_says(every: int) -> None:
+    for name in ("one", "another"):
+        assert sum(is_due(name, number, every) for number in NUMBERS) == SAMPLES // every
+        assert is_due(name, None, every)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a few tests, and this project's conftest.py."""
+    (tmp_path / "conftest.py").write_text("from tests.conftest import *\n")
+    (tmp_path / "test_few.py").write_text(SWEEP)
+    markers = "markers =\n    mpi: x\n    sweep: x\n    now_and_then: x\n"
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\ntimeout = 60\npythonpath = {ROOT}\n{markers}")
+    return tmp_path
+
+
+def outcome(project: Path, *options: str) -> tuple[set[str], str]:
+    """Names of the tests that were collected, and all that was printed."""
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:pytest_mpi", "-v", *options]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=100, check=False)
+    found = [line.split("::")[1].split(" ")[0] for line in done.stdout.splitlines() if "::" in line and "%]" in line]
+    assert found, done.stdout + done.stderr
+    return set(found), done.stdout
+
+
+def test_runs_of_pytest(project: Path) -> None:
+    whole, said = outcome(project, "--thorough")
+    assert len(whole) == 20 and "sweeps: whole" in said
+    assert "3 failed" in said, "what is wrong is found by a whole run"
+    parts = {}
+    for number in (1, 2, 3):
+        parts[number], said = outcome(project, "--sample", str(number))
+        assert f"again: --sample {number};" in said and "test_always" in parts[number]
+        taken = [name for name in parts[number] if name.startswith("test_swept")]
+        assert sorted(name.split("[")[1].split("-")[0] for name in taken) == sorted(["local", "persistent", "node"] * 2)
+    swept = {name for name in whole if name.startswith("test_swept")}
+    assert parts[1] | parts[2] | parts[3] >= swept
+    named, _ = outcome(project, "--sample", "1", "-k", "test_long or test_swept")
+    assert named == whole - {"test_always"}, "who asks for a test gets it"
+
+
+def test_the_part_of_the_day_is_one_of_them(project: Path) -> None:
+    found, said = outcome(project)
+    assert any(f"sample {number} of {SAMPLES}" in said for number in NUMBERS) and len(found) < 20
