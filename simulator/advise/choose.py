@@ -18,6 +18,8 @@ from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost, best, waste
 from ..campaign.costs import Survival, level_costs, survival
 from ..campaign.plan import Planned
 from ..timing.stages import Job, Protection
+from .steps import in_steps
+from .wanted import ANYTHING, Wanted
 
 #: Parity groups that are tried: (nodes, of them may be lost).
 PARITIES = ((4, 1), (8, 1), (8, 2), (16, 1), (16, 2))
@@ -96,20 +98,26 @@ class Advice:
     by_ranks_per_node: dict[int, tuple[float, float]]
 
 
-def advise(job: Job, step_s: float = 0.0, progress: Callable[[str], None] = lambda text: None) -> Advice:
+def advise(
+    job: Job,
+    step_s: float = 0.0,
+    progress: Callable[[str], None] = lambda text: None,
+    wanted: Wanted = ANYTHING,
+) -> Advice:
     """Compare all candidates for a job.
 
     Args:
         job: its levels and compression are what is looked for; the rest is kept.
-        step_s: length of a training step: calls cannot be closer.
+        step_s: length of a training step: calls are whole steps apart.
+        wanted: what is given of its levels and compression.
 
     Raises:
         ConfigError: the machine has no failures, or none of the candidates survives all of them.
     """
     choices = []
-    for candidate in _candidates(job):
+    for candidate in wanted.among(_candidates(job)):
         progress(describe(candidate))
-        choice = _judge(candidate, step_s)
+        choice = _judge(candidate, step_s, wanted)
         if choice is not None:
             choices.append(choice)
     if not choices:
@@ -153,13 +161,13 @@ def _candidates(job: Job) -> Iterator[Job]:
             yield replace(job, protection=protection, compression=compression)
 
 
-def _judge(job: Job, step_s: float) -> Choice | None:
+def _judge(job: Job, step_s: float, wanted: Wanted) -> Choice | None:
     planned = Planned(job)
     found = survival(planned)
     if found.unprotected:
         return None
     costs = tuple(level_costs(planned, found))
-    cadence = best(costs, step_s)
+    cadence = in_steps(costs, wanted.kept(costs, best(costs, step_s)), step_s)
     if any(cadence.every.get(level, 0) >= MOST_EVERY for level in REDUNDANT_LEVELS):
         return None  # best left out: the same without that level is a candidate of its own
     world = planned.on(planned.nodes)
