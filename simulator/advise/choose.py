@@ -42,7 +42,6 @@ class Choice:
         cadence: the best one, or one that writes less often.
         blocked_s: of each call.
         complete_s: level -> until it is complete.
-        node_bytes: on each node's storage, in bytes, for as many steps as are kept while another is written.
         level_bytes: level -> bytes that one checkpoint writes there, on all nodes.
         nodes: of the job.
     """
@@ -53,7 +52,6 @@ class Choice:
     cadence: Cadence
     blocked_s: float
     complete_s: dict[str, float]
-    node_bytes: float
     level_bytes: Mapping[str, int]
     nodes: int
 
@@ -63,10 +61,18 @@ class Choice:
         return self.cadence.waste
 
     @property
+    def node_bytes(self) -> float:
+        """Bytes on each node's storage, for as many steps as are kept while another is written."""
+        return 2 * sum(self.level_bytes[level] for level in self._on_nodes) / self.nodes
+
+    @property
     def node_daily_bytes(self) -> float:
         """Bytes that are written to each node's storage per day: what wears a drive."""
-        levels = [level for level in self.cadence.every if level != Level.PERSISTENT]
-        return sum(map(self._daily_bytes, levels)) / self.nodes
+        return sum(map(self._daily_bytes, self._on_nodes)) / self.nodes
+
+    @property
+    def _on_nodes(self) -> list[str]:
+        return [level for level in self.cadence.every if level != Level.PERSISTENT]
 
     @property
     def drained_daily_bytes(self) -> float:
@@ -193,7 +199,6 @@ def _judge(job: Job, step_s: float) -> Choice | None:
     if any(cadence.every.get(level, 0) >= MOST_EVERY for level in REDUNDANT_LEVELS):
         return None  # best left out: the same without that level is a candidate of its own
     world = planned.on(planned.nodes)
-    on_nodes = [cost.name for cost in costs if cost.name != Level.PERSISTENT]
     return Choice(
         job,
         costs,
@@ -201,7 +206,6 @@ def _judge(job: Job, step_s: float) -> Choice | None:
         cadence,
         world.times.blocked_s,
         world.times.complete(),
-        node_bytes=2 * sum(world.level_bytes[name] for name in on_nodes) / planned.nodes,
         level_bytes=dict(world.level_bytes),
         nodes=planned.nodes,
     )
@@ -210,17 +214,15 @@ def _judge(job: Job, step_s: float) -> Choice | None:
 def _less_often(choice: Choice) -> Iterator[Choice]:
     """The same, written less often."""
     costs, best_one = choice.costs, choice.cadence
+    rarest_s = max(AT_LEAST_S, best_one.interval_s(Level.PERSISTENT))
+    fewer_flushes = _LESS_OFTEN if len(costs) > 1 else (1,)  # alone, the level has every call
     for calls in _LESS_OFTEN:
-        at_least_s = best_one.period_s * calls
-        cadence = best_one if calls == 1 else often_enough(costs, best(costs, at_least_s))
-        for times in _LESS_OFTEN:
-            if calls == times == 1 or Level.PERSISTENT not in cadence.every:
-                continue
-            every = dict(cadence.every)
-            every[Level.PERSISTENT] *= times if len(costs) > 1 else 1
-            rarest_s = max(AT_LEAST_S, best_one.interval_s(Level.PERSISTENT))
-            is_rare = every[Level.PERSISTENT] * cadence.period_s > rarest_s
-            if not is_rare and all(every.get(level, 0) < MOST_EVERY for level in REDUNDANT_LEVELS):
+        cadence = best_one if calls == 1 else often_enough(costs, best(costs, best_one.period_s * calls))
+        if any(cadence.every.get(level, 0) >= MOST_EVERY for level in REDUNDANT_LEVELS):
+            continue
+        for times in fewer_flushes:
+            every = {**cadence.every, Level.PERSISTENT: cadence.every[Level.PERSISTENT] * times}
+            if calls * times > 1 and every[Level.PERSISTENT] * cadence.period_s <= rarest_s:
                 yield replace(choice, cadence=cadence_of(costs, cadence.period_s, every))
 
 
