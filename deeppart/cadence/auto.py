@@ -22,7 +22,7 @@ from deeppart.comm.waiting import finish
 from deeppart.model import LEVELS
 from deeppart.model.units import show_seconds, show_share
 from deeppart.pending import Pending
-from deeppart.plan.interval import Cadence, LevelCost, best
+from deeppart.plan.interval import COST_FIELDS, Cadence, LevelCost, best
 
 #: With so many calls left or fewer, the next look is at the last of them.
 _NEAR = 8
@@ -38,7 +38,8 @@ class CadenceReport:
 
     Attributes:
         cadence: period, levels, expected waste.
-        costs: of the levels, as measured; with the rates of the failures that need them.
+        costs: of the levels, as measured when it was found; with the rates of the failures that need them.
+            Another cadence is found when any of these differs by more than a twentieth.
         failures: that earlier runs in this directory ended in.
         observed_s: that those runs lasted.
         slowdown: share by which training is slower while the background works.
@@ -143,7 +144,7 @@ def _alike(costs: Sequence[LevelCost], others: Sequence[LevelCost]) -> bool:
     return len(costs) == len(others) and all(
         math.isclose(getattr(cost, field), getattr(other, field), rel_tol=_ALIKE)
         for cost, other in zip(costs, others, strict=True)
-        for field in ("cost_s", "latency_s", "busy_s", "restart_s", "failures_per_s")
+        for field in COST_FIELDS
     )
 
 

@@ -110,6 +110,11 @@ def comebacks(levels: Sequence[Costs]) -> Comebacks:
     return Comebacks(rate, mean, rate * mean / (1 + rate * mean), tuple(highest))
 
 
+def cost_per_call_s(levels: Sequence[Costs], every: Sequence[int]) -> float:
+    """What a call costs training, on average."""
+    return sum(level.cost_s / n for level, n in zip(levels, every, strict=True))
+
+
 def expected_s(levels: Sequence[Costs], back: Comebacks, training_s: float, every: Sequence[int]) -> float:
     """The time expected to pass from one call to the next, with all that is done again; infinite if nothing gets done.
 
@@ -119,7 +124,7 @@ def expected_s(levels: Sequence[Costs], back: Comebacks, training_s: float, ever
         training_s: from the end of a call to the beginning of the next one.
         every: level -> at every how many-th call; fastest where each is a multiple of the one before.
     """
-    period_s = training_s + sum(level.cost_s / n for level, n in zip(levels, every, strict=True))
+    period_s = training_s + cost_per_call_s(levels, every)
     if not back.rate:
         return period_s
     if back.rate * (training_s + sum(level.cost_s for level in levels)) > _MOST_EXPONENT:

@@ -30,7 +30,7 @@ from types import MappingProxyType
 
 from deeppart.errors import ConfigError
 from deeppart.model.units import show_seconds, show_share
-from deeppart.plan.completion import Comebacks, comebacks, expected_s
+from deeppart.plan.completion import Comebacks, comebacks, cost_per_call_s, expected_s
 from deeppart.plan.minimum import least_of
 
 #: A level whose interval is longer than so many periods is written that often all the same.
@@ -48,6 +48,8 @@ _REFINED = 2
 _WORTHWHILE = 1e-4
 #: Of the logarithm of a period: the waste is flat there.
 _CLOSE = 0.003
+#: The numbers of a :class:`LevelCost`.
+COST_FIELDS = ("cost_s", "latency_s", "busy_s", "restart_s", "failures_per_s")
 #: A part of the waste that is smaller than this is not worth a word.
 _LEAST_SHOWN = 1e-5
 
@@ -78,7 +80,7 @@ class LevelCost:
     failures_per_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in ("cost_s", "latency_s", "busy_s", "restart_s", "failures_per_s"):
+        for field in COST_FIELDS:
             value = getattr(self, field)
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(
@@ -186,7 +188,7 @@ def waste(levels: Sequence[LevelCost], period_s: float, every: Sequence[int]) ->
 
 
 def _waste(levels: Sequence[LevelCost], back: Comebacks, period_s: float, every: Sequence[int]) -> Waste:
-    cost_s = _cost_s(levels, every)
+    cost_s = cost_per_call_s(levels, every)
     if cost_s >= period_s:
         return Waste(1.0, 0.0, 0.0)
     taken_s = expected_s(levels, back, period_s - cost_s, every)
@@ -194,11 +196,6 @@ def _waste(levels: Sequence[LevelCost], back: Comebacks, period_s: float, every:
         return Waste(0.0, 1 - back.share, back.share)
     useful, cost = (period_s - cost_s) / taken_s, cost_s / taken_s
     return Waste(cost, max(0.0, 1 - useful - cost - back.share), back.share)
-
-
-def _cost_s(levels: Sequence[LevelCost], every: Sequence[int]) -> float:
-    """Of a call, on average."""
-    return sum(level.cost_s / n for level, n in zip(levels, every, strict=True))
 
 
 def best(levels: Sequence[LevelCost], least_period_s: float = 0.0) -> Cadence:
@@ -321,19 +318,22 @@ class _Search:
         ranked = sorted(candidates, key=lambda every: (self._taken_at(every, longer), every))
         return min(map(self._at_best_period, ranked[:_REFINED]), key=_preference)
 
+    def _per_training(self, training_s: float, every: tuple[int, ...]) -> float:
+        """Time per time of training."""
+        return expected_s(self._levels, self._back, training_s, every) / training_s
+
     def _taken_at(self, every: tuple[int, ...], longer: float) -> float:
-        """Time per time of training, with a period that suits it roughly: the waste is flat around the best one."""
-        cost, least = _cost_s(self._levels, every), self._least_period_s(every)
+        """The same, with a period that suits it roughly: the waste is flat around the best one."""
+        cost, least = cost_per_call_s(self._levels, every), self._least_period_s(every)
         period = max(min(self.first_order(every)[1] * longer, 1e3 / self._back.rate), least, cost * (1 + 1e-6))
-        training = max(period - cost, LEAST_PERIOD_S)
-        return expected_s(self._levels, self._back, training, every) / training
+        return self._per_training(max(period - cost, LEAST_PERIOD_S), every)
 
     def first_order(self, every: tuple[int, ...]) -> tuple[float, float]:
         """Waste, not bounded by 1, and period, to first order."""
         levels = self._levels
         sure = sum(level.failures_per_s * (level.restart_s + level.latency_s) for level in levels)
         slope = sum(level.failures_per_s * n for level, n in zip(levels, _back(every), strict=True)) / 2
-        cost = _cost_s(levels, every)
+        cost = cost_per_call_s(levels, every)
         period = max(math.sqrt(cost / slope), self._least_period_s(every)) if slope else math.inf
         return cost / period + slope * period + sure, period
 
@@ -348,12 +348,10 @@ class _Search:
 
     def _look_for_period(self, every: tuple[int, ...]) -> Cadence:
         levels, least = self._levels, self._least_period_s(every)
-        cost = _cost_s(levels, every)
+        cost = cost_per_call_s(levels, every)
 
         def taken(log_training: float) -> float:
-            """Time per time of training."""
-            training = math.exp(log_training)
-            return expected_s(levels, self._back, training, every) / training
+            return self._per_training(math.exp(log_training), every)
 
         guess = min(self.first_order(every)[1], 1 / self._back.rate)
         low = math.log(max(least - cost, LEAST_PERIOD_S, cost * 1e-6))

@@ -44,7 +44,6 @@ class Choice:
         cadence: the best one, or one that writes less often.
         blocked_s: of each call.
         complete_s: level -> until it is complete.
-        node_bytes: on each node's storage, in bytes, for as many steps as are kept while another is written.
         level_bytes: level -> bytes that one checkpoint writes there, on all nodes.
         nodes: of the job.
     """
@@ -55,7 +54,6 @@ class Choice:
     cadence: Cadence
     blocked_s: float
     complete_s: dict[str, float]
-    node_bytes: float
     level_bytes: Mapping[str, int]
     nodes: int
 
@@ -65,10 +63,18 @@ class Choice:
         return self.cadence.waste
 
     @property
+    def node_bytes(self) -> float:
+        """Bytes on each node's storage, for as many steps as are kept while another is written."""
+        return 2 * sum(self.level_bytes[level] for level in self._on_nodes) / self.nodes
+
+    @property
     def node_daily_bytes(self) -> float:
         """Bytes that are written to each node's storage per day: what wears a drive."""
-        levels = [level for level in self.cadence.every if level != Level.PERSISTENT]
-        return sum(map(self._daily_bytes, levels)) / self.nodes
+        return sum(map(self._daily_bytes, self._on_nodes)) / self.nodes
+
+    @property
+    def _on_nodes(self) -> list[str]:
+        return [level for level in self.cadence.every if level != Level.PERSISTENT]
 
     @property
     def drained_daily_bytes(self) -> float:
@@ -201,7 +207,6 @@ def _judge(job: Job, step_s: float, wanted: Wanted) -> Choice | None:
     if any(cadence.every.get(level, 0) >= MOST_EVERY for level in REDUNDANT_LEVELS):
         return None  # best left out: the same without that level is a candidate of its own
     world = planned.on(planned.nodes)
-    on_nodes = [cost.name for cost in costs if cost.name != Level.PERSISTENT]
     return Choice(
         job,
         costs,
@@ -209,7 +214,6 @@ def _judge(job: Job, step_s: float, wanted: Wanted) -> Choice | None:
         cadence,
         world.times.blocked_s,
         world.times.complete(),
-        node_bytes=2 * sum(world.level_bytes[name] for name in on_nodes) / planned.nodes,
         level_bytes=dict(world.level_bytes),
         nodes=planned.nodes,
     )
@@ -224,19 +228,16 @@ def _cadence(costs: Sequence[LevelCost], least_period_s: float, step_s: float, w
 def _less_often(choice: Choice, step_s: float, wanted: Wanted) -> Iterator[Choice]:
     """The same, written less often."""
     costs, best_one = choice.costs, choice.cadence
+    rarest_s = max(AT_LEAST_S, best_one.interval_s(Level.PERSISTENT))
+    fewer_flushes = _LESS_OFTEN if len(costs) > 1 else (1,)  # alone, the level has every call
     for calls in _LESS_OFTEN:
-        at_least_s = best_one.period_s * calls
-        cadence = best_one if calls == 1 else _cadence(costs, at_least_s, step_s, wanted)
-        for times in _LESS_OFTEN:
-            if calls == times == 1 or Level.PERSISTENT not in cadence.every:
-                continue
-            every = dict(cadence.every)
-            every[Level.PERSISTENT] *= times if len(costs) > 1 else 1
-            rarest_s = max(AT_LEAST_S, best_one.interval_s(Level.PERSISTENT))
-            is_rare = every[Level.PERSISTENT] * cadence.period_s > rarest_s
-            if not is_rare and all(every.get(level, 0) < MOST_EVERY for level in REDUNDANT_LEVELS):
-                rarer = in_steps(costs, cadence_of(costs, cadence.period_s, every), step_s)
-                yield replace(choice, cadence=rarer)
+        cadence = best_one if calls == 1 else _cadence(costs, best_one.period_s * calls, step_s, wanted)
+        if any(cadence.every.get(level, 0) >= MOST_EVERY for level in REDUNDANT_LEVELS):
+            continue
+        for times in fewer_flushes:
+            every = {**cadence.every, Level.PERSISTENT: cadence.every[Level.PERSISTENT] * times}
+            if calls * times > 1 and every[Level.PERSISTENT] * cadence.period_s <= rarest_s:
+                yield replace(choice, cadence=in_steps(costs, cadence_of(costs, cadence.period_s, every), step_s))
 
 
 def _sensitivity(choice: Choice, step_s: float) -> Iterator[Sensitivity]:

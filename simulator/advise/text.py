@@ -142,9 +142,9 @@ def _flush_line(chosen: Choice) -> str:
     if not chosen.drained_daily_bytes:
         return ""
     apart_s = next(cost.busy_s for cost in chosen.costs if cost.name == Level.PERSISTENT)
-    share = chosen.job.flush_share if math.isinf(chosen.job.flush_bandwidth) else 1.0
-    busy = apart_s * share / chosen.cadence.interval_s(Level.PERSISTENT)
-    most = f", of at most {show_share(chosen.job.flush_share)}" if math.isinf(chosen.job.flush_bandwidth) else ""
+    busy, most = apart_s / chosen.cadence.interval_s(Level.PERSISTENT), ""
+    if math.isinf(chosen.job.flush_bandwidth):  # flushes are kept apart so that they take no more than their share
+        busy, most = busy * chosen.job.flush_share, f", of at most {show_share(chosen.job.flush_share)}"
     return (
         f"written: {show_bytes(chosen.node_daily_bytes)} a day to each node's storage; "
         f"{show_bytes(chosen.drained_daily_bytes)} a day to the file system, which takes {show_share(busy)} of the "

@@ -17,7 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from deeppart.model import REDUNDANT_LEVELS, Level
+from deeppart.model import Level
 
 from ..timing.stages import Protection
 from .survival import Placement, placement
@@ -46,18 +46,16 @@ def share_beyond(
 
     Args:
         level: partner or parity.
-        struck: nodes of the failure.
+        struck: nodes of the failure, one at least.
         nodes: of the job.
         out: the probability that a given other node's storage is out.
         domain_nodes: nodes that share a switch or rack; 0 where that is not known.
     """
-    if level not in REDUNDANT_LEVELS or not struck:
-        return 0.0
     places = placement(tuple(range(nodes)), protection, domain_nodes)
     if level == Level.PARTNER:
         return 1 - (1 - out) ** len(_partners(places, struck))
     stays = 1.0
-    for members, lost in Counter(places.group[place] for place in struck if places.group).items():
+    for members, lost in Counter(places.group[place] for place in struck).items():
         stays *= 1 - _at_least(protection.parity_tolerate + 1 - lost, len(members) - lost, out)
     return 1 - stays
 
@@ -65,7 +63,7 @@ def share_beyond(
 def _partners(places: Placement, struck: Sequence[int]) -> set[int]:
     """Nodes with copies of these nodes' parts, and those whose copies these have."""
     gone = set(struck)
-    keepers = {places.partner[place] for place in struck} if places.partner else set()
+    keepers = {places.partner[place] for place in struck}
     return (keepers | {place for place, keeper in enumerate(places.partner) if keeper in gone}) - gone
 
 
@@ -77,12 +75,11 @@ def _at_least(wanted: int, count: int, probability: float) -> float:
     return max(0.0, 1 - sum(terms))
 
 
-def out_at_once(node_rate: float, group_rate: float, window: float) -> float:
+def out_at_once(rate: float, window: float) -> float:
     """The probability that a given node's storage is out.
 
     Args:
-        node_rate, group_rate: at which this one node is lost alone, and with its group.
+        rate: at which this one node is lost, alone or with its group, per second.
         window: in seconds, as of :func:`window_s`.
     """
-    rate = node_rate + group_rate
     return -math.expm1(-rate * window) if rate else 0.0

@@ -9,6 +9,7 @@ from statistics import fmean
 from types import MappingProxyType
 
 from deeppart.model import LEVELS, REDUNDANT_LEVELS, Level
+from deeppart.plan.completion import cost_per_call_s
 from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost, waste
 
 from .coincidences import out_at_once, share_beyond, window_s
@@ -62,14 +63,13 @@ def _shares(planned: Planned, on: Sequence[str], kind: str, need: str, rates: Ma
     """The levels that failures of a class need, since some strike while an earlier one's loss is not made good yet."""
     world = planned.on(planned.nodes)
     found, left = dict[str, float](), 1.0
-    for level in on[on.index(need) :] if need in REDUNDANT_LEVELS else ():
-        if level not in REDUNDANT_LEVELS:
-            break
+    groups = group_count(planned.nodes, planned.job.machine.failures.group_nodes)
+    rate_of_one = rates["node"] / planned.nodes + rates["group"] / groups
+    for level in REDUNDANT_LEVELS[REDUNDANT_LEVELS.index(need) :] if need in REDUNDANT_LEVELS else ():
+        if level not in on:
+            continue
         undisturbed_s = _coming_back_s(planned, level) + world.heal_s
-        groups = group_count(planned.nodes, planned.job.machine.failures.group_nodes)
-        out = out_at_once(
-            rates["node"] / planned.nodes, rates["group"] / groups, window_s(sum(rates.values()), undisturbed_s)
-        )
+        out = out_at_once(rate_of_one, window_s(sum(rates.values()), undisturbed_s))
         beyond = fmean(
             share_beyond(level, struck, planned.nodes, out, planned.job.protection, planned.domain_nodes)
             for struck in _strikes(planned, kind)
@@ -128,7 +128,7 @@ def cadence_of(costs: Sequence[LevelCost], period_s: float, every: Mapping[str, 
 
 def training_s(costs: Sequence[LevelCost], cadence: Cadence) -> float:
     """New training between two calls: what a period is without what checkpoints cost."""
-    return cadence.period_s - sum(cost.cost_s / cadence.every[cost.name] for cost in costs)
+    return cadence.period_s - cost_per_call_s(costs, [cadence.every[cost.name] for cost in costs])
 
 
 def _levels(planned: Planned) -> list[str]:

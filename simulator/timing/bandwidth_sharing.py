@@ -36,6 +36,17 @@ def finish_times(amounts: FloatArray, each: float, together: float) -> FloatArra
     return np.where(amounts > 0, found, 0.0)
 
 
+def finish_times_of_all(amounts: FloatArray, each: float, together: float, all_rows: float) -> FloatArray:
+    """The same, where the rows share a bandwidth with one another, too, in equal parts.
+
+    Args:
+        all_rows: bytes per second of all of them.
+    """
+    times = finish_times(amounts, each, together)
+    slowest, everything = float(times.max()), float(amounts.sum()) / all_rows
+    return times * (everything / slowest) if slowest and everything > slowest else times
+
+
 def by_node(per_rank: NDArray[np.int64] | FloatArray, ranks_per_node: int) -> FloatArray:
     """float64[nodes, ranks_per_node] from one entry per rank; the last node is filled up with zeros."""
     nodes = -(-len(per_rank) // ranks_per_node)

@@ -15,7 +15,7 @@ import numpy as np
 from ..machine.files import read_machine
 from ..machine.record import Machine
 from ..workload.states import State, read_state
-from .bandwidth_sharing import FloatArray, by_node, finish_times
+from .bandwidth_sharing import FloatArray, by_node, finish_times, finish_times_of_all
 from .serializing import device_copies_s, streams_s
 from .stages import TORCH_SAVE, Job, Protection, times_of
 
@@ -116,8 +116,8 @@ def _stored_s(machine: Machine, nbytes: FloatArray, *, persistent: bool) -> floa
     if not persistent:
         return float(finish_times(nbytes, machine.local.rank_write, machine.local.write).max())
     storage = machine.persistent
-    alone = finish_times(nbytes, storage.rank_write, storage.node_write).max()
-    return max(float(alone), float(nbytes.sum()) / (storage.write * (1 - storage.others)))
+    left = storage.write * (1 - storage.others)
+    return float(finish_times_of_all(nbytes, storage.rank_write, storage.node_write, left).max())
 
 
 _SAVED = "copies from the GPU at an A100's published rate, then what a stream takes here"

@@ -22,7 +22,7 @@ from deeppart.plan.redundancy import Stripes, block_bytes_for
 from ..machine.record import Machine
 from ..workload.sharing import Shares
 from ..workload.states import State
-from .bandwidth_sharing import FloatArray, by_node, finish_times
+from .bandwidth_sharing import FloatArray, by_node, finish_times, finish_times_of_all
 from .serializing import streams_s
 
 #: Stages in the order in which tables and timelines show them.
@@ -362,11 +362,8 @@ def _persistent(job: Job, encoded: FloatArray) -> FloatArray:
     """Every rank writes its part, as fast as its node, the job and the metadata servers allow."""
     persistent = job.machine.persistent
     node_write = min(persistent.node_write, job.flush_bandwidth)
-    times = finish_times(encoded, persistent.rank_write, node_write)
-    everything = float(encoded.sum()) / (persistent.write * (1 - persistent.others))
-    slowest = float(times.max())
-    if slowest and everything > slowest:  # the file system is what they wait for, and it is shared alike
-        times = times * (everything / slowest)
+    left = persistent.write * (1 - persistent.others)
+    times = finish_times_of_all(encoded, persistent.rank_write, node_write, left)
     return np.where(encoded > 0, times + metadata_s(job, encoded), 0.0)
 
 

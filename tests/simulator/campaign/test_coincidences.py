@@ -59,7 +59,7 @@ def test_a_window_is_longer_where_failures_interrupt_it() -> None:
     assert window_s(1e-9, 600.0) == pytest.approx(600.0)
     assert window_s(1 / 600, 600.0) == pytest.approx(600 * (math.e - 1))
     assert math.isinf(window_s(1.0, 1e4))
-    assert out_at_once(0.0, 0.0, 600.0) == 0.0 and out_at_once(1.0, 1.0, math.inf) == 1.0
+    assert out_at_once(0.0, 600.0) == 0.0 and out_at_once(2.0, math.inf) == 1.0
 
 
 def often_lost(protection: Protection) -> Planned:

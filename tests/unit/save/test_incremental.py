@@ -233,7 +233,7 @@ def test_a_damaged_base_is_named_with_its_leaves_and_passed_over(tmp_path: Path)
 
 @pytest.mark.parametrize("level", ["local", "persistent"])
 def test_a_step_that_fails_leaves_no_names(tmp_path: Path, level: str) -> None:
-    settings = config(tmp_path)
+    settings = config(tmp_path, status="none")  # which is written in between, if this takes long
     with deeppart.Checkpointer(settings) as checkpointer:
         save(checkpointer, 1)
         root = tmp_path / ("local" if level == "local" else "ckpt")
