@@ -9,7 +9,7 @@ least, and with cadences that write less often. Which are worth a look, and whic
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from deeppart.errors import ConfigError
@@ -20,6 +20,8 @@ from ..campaign.costs import AT_LEAST_S, Survival, cadence_of, level_costs, ofte
 from ..campaign.plan import Planned
 from ..timing.stages import Job, Protection
 from .front import advised, front_of
+from .steps import in_steps
+from .wanted import ANYTHING, Wanted
 
 #: Parity groups that are tried: (nodes, of them may be lost).
 PARITIES = ((4, 1), (8, 1), (8, 2), (16, 1), (16, 2))
@@ -126,23 +128,29 @@ class Advice:
     by_ranks_per_node: dict[int, tuple[float, float]]
 
 
-def advise(job: Job, step_s: float = 0.0, progress: Callable[[str], None] = lambda text: None) -> Advice:
+def advise(
+    job: Job,
+    step_s: float = 0.0,
+    progress: Callable[[str], None] = lambda text: None,
+    wanted: Wanted = ANYTHING,
+) -> Advice:
     """Compare all candidates for a job.
 
     Args:
         job: its levels and compression are what is looked for; the rest is kept.
-        step_s: length of a training step: calls cannot be closer.
+        step_s: length of a training step: calls are whole steps apart.
+        wanted: what is given of its levels and compression.
 
     Raises:
         ConfigError: the machine has no failures, or none of the candidates survives all of them.
     """
     choices, less_often = list[Choice](), list[Choice]()
-    for candidate in _candidates(job):
+    for candidate in wanted.among(_candidates(job)):
         progress(describe(candidate))
-        choice = _judge(candidate, step_s)
+        choice = _judge(candidate, step_s, wanted)
         if choice is not None:
             choices.append(choice)
-            less_often += _less_often(choice)
+            less_often += _less_often(choice, step_s, wanted)
     if not choices:
         raise ConfigError(
             "nothing survives all failures that happen",
@@ -189,13 +197,13 @@ def _candidates(job: Job) -> Iterator[Job]:
             yield replace(job, protection=protection, compression=compression)
 
 
-def _judge(job: Job, step_s: float) -> Choice | None:
+def _judge(job: Job, step_s: float, wanted: Wanted) -> Choice | None:
     planned = Planned(job)
     found = survival(planned)
     if found.unprotected:
         return None
     costs = tuple(level_costs(planned, found))
-    cadence = often_enough(costs, best(costs, step_s))
+    cadence = _cadence(costs, step_s, step_s, wanted)
     if any(cadence.every.get(level, 0) >= MOST_EVERY for level in REDUNDANT_LEVELS):
         return None  # best left out: the same without that level is a candidate of its own
     world = planned.on(planned.nodes)
@@ -211,19 +219,25 @@ def _judge(job: Job, step_s: float) -> Choice | None:
     )
 
 
-def _less_often(choice: Choice) -> Iterator[Choice]:
+def _cadence(costs: Sequence[LevelCost], least_period_s: float, step_s: float, wanted: Wanted) -> Cadence:
+    """The best one, as it can be followed: whole steps apart, with the levels that are wanted."""
+    found = often_enough(costs, best(costs, least_period_s))
+    return in_steps(costs, wanted.kept(costs, found), step_s)
+
+
+def _less_often(choice: Choice, step_s: float, wanted: Wanted) -> Iterator[Choice]:
     """The same, written less often."""
     costs, best_one = choice.costs, choice.cadence
     rarest_s = max(AT_LEAST_S, best_one.interval_s(Level.PERSISTENT))
     fewer_flushes = _LESS_OFTEN if len(costs) > 1 else (1,)  # alone, the level has every call
     for calls in _LESS_OFTEN:
-        cadence = best_one if calls == 1 else often_enough(costs, best(costs, best_one.period_s * calls))
+        cadence = best_one if calls == 1 else _cadence(costs, best_one.period_s * calls, step_s, wanted)
         if any(cadence.every.get(level, 0) >= MOST_EVERY for level in REDUNDANT_LEVELS):
             continue
         for times in fewer_flushes:
             every = {**cadence.every, Level.PERSISTENT: cadence.every[Level.PERSISTENT] * times}
             if calls * times > 1 and every[Level.PERSISTENT] * cadence.period_s <= rarest_s:
-                yield replace(choice, cadence=cadence_of(costs, cadence.period_s, every))
+                yield replace(choice, cadence=in_steps(costs, cadence_of(costs, cadence.period_s, every), step_s))
 
 
 def _sensitivity(choice: Choice, step_s: float) -> Iterator[Sensitivity]:

@@ -11,6 +11,8 @@ from deeppart.plan.interval import MOST_EVERY
 from ..campaign.failures import CLASSES
 from .choose import Advice, Choice, describe
 from .front import least_restart
+from .notes import bursts
+from .steps import steps_between
 
 _FROM: dict[str, str] = {
     Level.LOCAL: "the node's own storage",
@@ -56,19 +58,27 @@ def reasons(advice: Advice) -> list[str]:
     if len(widths) > 1:
         texts = [f"{width}: {show_seconds(blocked)}" for width, (blocked, _) in widths.items()]
         lines.append(f"ranks per node, and how long a call blocks then: {', '.join(texts)}")
+    lines += bursts(chosen.job)
     return [line for line in lines if line]
 
 
 def config_toml(advice: Advice, step_s: float = 0.0) -> str:
-    """A deeppart.toml; directories are left to the user."""
+    """A deeppart.toml; directories are left to the user.
+
+    Args:
+        step_s: length of a training step, at each of which the script calls ``checkpoint()``; 0 for a script that
+            calls only as often as is advised.
+    """
     chosen, cadence = advice.chosen, advice.chosen.cadence
     job = chosen.job
     period = cadence.period_s
-    call = f"call checkpoint() every {show_seconds(period)} of training"
-    if step_s > 0:
-        call += f", which is every {max(1, round(period / step_s))} steps of {show_seconds(step_s)}"
     counts = dict.fromkeys(LEVELS, 0)
     counts |= {level: count for level, count in cadence.every.items() if count < MOST_EVERY}
+    call = f"call checkpoint() every {show_seconds(period)}; `every` counts these calls"
+    if step_s > 0:
+        steps = steps_between(chosen.costs, cadence, step_s)
+        counts = {level: count * steps for level, count in counts.items()}
+        call = f"call checkpoint() at every training step of {show_seconds(step_s)}; `every` counts steps"
     lines = [
         f"# Advice of deeppart-sim for {job.state.name} on {job.ranks} ranks of {job.machine.name}:",
         f"# {call}.",

@@ -16,7 +16,8 @@ class Estimate:
 
     Attributes:
         mean: of all.
-        low, high: 95 % confidence interval of the mean (Student's t); equal to it with one seed.
+        low, high: 95 % confidence interval of the mean; equal to it with one seed. Counts and bytes: Student's t, from
+            0 up. Shares: Student's t on the logit scale (:func:`share_estimate`).
         least, most: of all.
     """
 
@@ -56,12 +57,12 @@ def summarize(runs: Sequence[RunResult]) -> Summary:
     """Means and intervals of at least one run."""
     wall_s = runs[0].wall_s
     shares = {
-        "useful": estimate([run.useful_s / wall_s for run in runs]),
-        "lost": estimate([run.lost_s / wall_s for run in runs]),
-        "slowed": estimate([run.slowed_s / wall_s for run in runs]),
+        "useful": share_estimate([run.useful_s / wall_s for run in runs]),
+        "lost": share_estimate([run.lost_s / wall_s for run in runs]),
+        "slowed": share_estimate([run.slowed_s / wall_s for run in runs]),
     }
     for bucket in BUCKETS[1:]:
-        shares[bucket] = estimate([run.buckets[bucket] / wall_s for run in runs])
+        shares[bucket] = share_estimate([run.buckets[bucket] / wall_s for run in runs])
 
     def counts(of: Callable[[RunResult], dict[str, int]]) -> dict[str, Estimate]:
         names = sorted({name for run in runs for name in of(run)})
@@ -80,12 +81,41 @@ def summarize(runs: Sequence[RunResult]) -> Summary:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """The mean of some values and how sure it is."""
-    mean = fmean(values)
-    half = 0.0
-    if len(values) > 1:
-        half = student(len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return Estimate(mean, mean - half, mean + half, min(values), max(values))
+    """The mean of some values, none below 0, and how sure it is.
+
+    The interval is Student's t, without what is below 0: no mean is there, so it is as sure without.
+    """
+    mean, half = _mean_and_half(values)
+    return Estimate(mean, max(0.0, mean - half), mean + half, min(values), max(values))
+
+
+def share_estimate(values: Sequence[float]) -> Estimate:
+    """The mean of some shares, from 0 to 1, and how sure it is.
+
+    The interval is Student's t of the mean's logit, by the delta method, and transformed back: it never leaves 0 to 1,
+    and is longer on the side where there is room (as `svyciprop` of T. Lumley's R package survey has it for
+    proportions, method "logit"). Where all values are alike it is their value.
+    """
+    values = [min(1.0, max(0.0, value)) for value in values]
+    mean, half = _mean_and_half(values)
+    low = high = mean
+    if half > 0 and 0 < mean < 1:
+        odds, factor = mean / (1 - mean), math.exp(min(_MOST_LOGIT, half / (mean * (1 - mean))))
+        low, high = odds / (odds + factor), odds * factor / (1 + odds * factor)
+    return Estimate(mean, min(low, mean), max(high, mean), min(values), max(values))
+
+
+#: Half an interval on the logit scale is never longer: beyond, exp() has no number.
+_MOST_LOGIT = 500.0
+
+
+def _mean_and_half(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and half of its 95 % confidence interval by Student's t."""
+    # Rounding may leave the mean of equal values beside them.
+    mean = min(max(fmean(values), min(values)), max(values))
+    if len(values) == 1 or min(values) == max(values):
+        return mean, 0.0
+    return mean, student(len(values) - 1) * stdev(values) / math.sqrt(len(values))
 
 
 def show_number(value: float) -> str:

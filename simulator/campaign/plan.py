@@ -166,14 +166,16 @@ class Planned:
 
 def usual_spares(planned: Planned) -> int:
     """Nodes to hold ready so that a job rarely waits for a repair: those under repair on average, and three standard
-    deviations of a Poisson distribution more, as far as the machine has them.
+    deviations of a Poisson distribution more, as far as the machine has them. A job that takes more nodes than there
+    are is on a machine that is not there, with as many spare nodes as it needs.
     """
     job = planned.job
     rates = rates_per_s(job.machine.failures, Size(job.ranks, planned.nodes))
     lost_per_s = rates["node"] + rates["group"] * job.machine.failures.group_nodes
     under_repair = lost_per_s * job.machine.restart.repair
     wanted = math.ceil(under_repair + 3 * math.sqrt(under_repair)) if under_repair else 0
-    return min(wanted, job.machine.nodes - planned.nodes)
+    left = job.machine.nodes - planned.nodes
+    return min(wanted, left) if left >= 0 else wanted
 
 
 def _balanced_rate(encoded: FloatArray, ranks_per_node: int, node_rate: float) -> float:

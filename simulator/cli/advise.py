@@ -11,11 +11,12 @@ from rich.table import Table
 
 from deeppart.cli.commands import GOOD
 from deeppart.model import LEVELS
-from deeppart.model.units import read_seconds, show_bytes, show_seconds, show_share
+from deeppart.model.units import show_bytes, show_seconds, show_share
 
 from ..advise.choose import Advice, Choice, describe, shown
 from ..advise.choose import advise as compare
 from ..advise.front import least_restart, loss_of
+from ..advise.notes import what_if
 from ..advise.text import config_toml, reasons
 from ..report.charts import advice_figure, save
 from ..report.page import Contents, write_page
@@ -23,25 +24,32 @@ from .options import (
     Common,
     common_options,
     console,
-    job_options,
+    free_job_options,
     make_job,
     print_json,
     ranks_option,
-    read_quantity,
+    read_time,
+    refuse_seed,
     status_console,
     table,
+    wanted_of,
     write_csv,
 )
+from .parameters import FiniteRange
 from .scale import describe_state, heading
 
 
 @click.command(short_help="Advise on levels, cadence and redundancy.")
 @common_options
 @ranks_option
-@click.option("--step-time", metavar="TIME", help="Length of a training step; calls are whole steps apart.")
+@click.option(
+    "--step-time",
+    metavar="TIME",
+    help="Length of a training step, at each of which the script calls checkpoint(); cadences are then in steps.",
+)
 @click.option(
     "--mtbf-factor",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=1.0,
     show_default=True,
     help="Factor for all times between failures.",
@@ -53,7 +61,7 @@ from .scale import describe_state, heading
     metavar="FILE",
     help="Write the advice as a deeppart.toml; a file of that name is replaced.",
 )
-@job_options
+@free_job_options
 def advise(
     common: Common,
     ranks: int,
@@ -63,12 +71,13 @@ def advise(
     **options: Any,
 ) -> int:
     """The cadence of each level, partner copies or parity and its group, compression: what wastes least, and why."""
-    job = make_job(common, ranks, options)
+    refuse_seed(common)
+    job = make_job(common.read_state(), common.read_machine(), ranks, options)
     if mtbf_factor != 1.0:
         job = replace(job, machine=job.machine.with_failures(mtbf_factor))
-    step_s = 0.0 if step_time is None else read_quantity(read_seconds, step_time, "--step-time")
+    step_s = 0.0 if step_time is None else read_time(step_time, "--step-time")
     with status_console().status("") as status:
-        advice = compare(job, step_s, lambda text: status.update(f"judging: {text}"))
+        advice = compare(job, step_s, lambda text: status.update(f"judging: {text}"), wanted_of(options))
     text = config_toml(advice, step_s)
     if config_path is not None:
         config_path.write_text(text, encoding="utf-8")
@@ -77,12 +86,14 @@ def advise(
     if common.png_path is not None:
         save(advice_figure(advice), common.png_path)
     if common.report_path is not None:
-        write_page(common.report_path, job, Contents(advice=advice), common.seed)
+        write_page(common.report_path, advice.chosen.job, Contents(advice=advice, step_s=step_s), common.seed)
     if common.as_json:
         print_json(document(advice, text))
         return GOOD
     out = console()
     out.print(heading(job))
+    for note in what_if(job.machine, job.nodes):
+        out.print(note, soft_wrap=True)
     out.print(_table(advice))
     for line in reasons(advice):
         out.print(f"- {line}", soft_wrap=True)
@@ -105,6 +116,7 @@ def document(advice: Advice, config: str) -> dict[str, Any]:
         "machine": job.machine.name,
         "ranks": job.ranks,
         "nodes": job.nodes,
+        "notes": what_if(job.machine, job.nodes),
         "advised": row_of(advice.chosen),
         "choices": [row_of(choice) for choice in advice.choices],
         "front": [row_of(choice) for choice in advice.front],

@@ -21,5 +21,6 @@ def main() -> None:
     """Ask what checkpoints will cost before paying for nodes: how they scale, how often to make them and where, and
     what failures will cost.
 
-    Every command takes the same --state, --machine, --ranks and --ranks-per-node; docs/simulator.md explains them.
+    scale, campaign and advise take the same --state, --machine, --ranks and --ranks-per-node; docs/simulator.md
+    explains them. An option that would change nothing is refused.
     """

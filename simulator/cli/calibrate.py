@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -10,6 +9,7 @@ import click
 from deeppart.cli.commands import GOOD
 
 from ..machine.files import machine_toml
+from ..machine.record import MOST_RANKS_PER_NODE, Machine
 from ..measure.calibrate import calibrate as measure_machine
 from ..measure.start import Directories
 from ..report.charts import save, scaling_figure
@@ -17,11 +17,12 @@ from ..report.page import Contents, ladder, write_page
 from ..timing.scale import study
 from .machines import machine_document
 from .options import (
-    Common,
-    common_options,
+    DEFAULT_SEED,
+    Output,
     console,
-    make_job,
     measuring_options,
+    one_node_job,
+    output_options,
     print_json,
     status_console,
     write_csv,
@@ -29,7 +30,7 @@ from .options import (
 
 
 @click.command(short_help="Measure this machine.")
-@common_options
+@output_options
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -39,16 +40,21 @@ from .options import (
 )
 @click.option("--name", default="this machine", show_default=True, help="Name of the machine.")
 @click.option(
-    "--ranks-per-node", type=click.IntRange(min=1), default=2, show_default=True, help="Ranks that will share a node."
+    "--ranks-per-node",
+    type=click.IntRange(1, MOST_RANKS_PER_NODE),
+    default=2,
+    show_default=True,
+    help="Ranks that will share a node.",
 )
 @click.option("--quick", is_flag=True, help="Less exact, in a quarter of the time.")
 @measuring_options
-def calibrate(common: Common, directories: Directories, out: Path, name: str, ranks_per_node: int, quick: bool) -> int:
+def calibrate(output: Output, directories: Directories, out: Path, name: str, ranks_per_node: int, quick: bool) -> int:
     """Run real checkpoints here and write what they say of this machine to a file: copy, codec, storage, MPI, cost of a
     tensor. `machine` in a job's deeppart.toml names that file.
 
     What it cannot measure on one node is for you to fill in: the network between nodes, the whole file system,
-    failures.
+    failures. --report and --png draw what the default state would take on one node of it; `deeppart-sim scale --machine
+    FILE` is for other states.
     """
     with status_console().status("") as status:
         machine = measure_machine(
@@ -57,17 +63,17 @@ def calibrate(common: Common, directories: Directories, out: Path, name: str, ra
     text = machine_toml(machine)
     out.write_text(text, encoding="utf-8")
     document = machine_document(machine)
-    if common.csv_path is not None:
+    if output.csv_path is not None:
         rows = [
             {"key": f"{table}.{key}", "value": value}
             for table, values in document.items()
             if isinstance(values, dict)
             for key, value in values.items()
         ]
-        write_csv(common.csv_path, rows)
-    if common.report_path is not None or common.png_path is not None:
-        _draw(common, machine.ranks_per_node, out)
-    if common.as_json:
+        write_csv(output.csv_path, rows)
+    if output.report_path is not None or output.png_path is not None:
+        _draw(output, machine)
+    if output.as_json:
         print_json(document)
     else:
         console().print(text, markup=False)
@@ -75,10 +81,10 @@ def calibrate(common: Common, directories: Directories, out: Path, name: str, ra
     return GOOD
 
 
-def _draw(common: Common, ranks: int, out: Path) -> None:
+def _draw(output: Output, machine: Machine) -> None:
     """Draw what a job on the machine just measured would do."""
-    job = make_job(replace(common, machine=str(out)), ranks, {"partner": False})
-    if common.report_path is not None:
-        write_page(common.report_path, job, Contents(), common.seed)
-    if common.png_path is not None:
-        save(scaling_figure(study(job, ladder(job), ("deeppart", "rank0"), ("none",)), job), common.png_path)
+    job = one_node_job(machine)
+    if output.report_path is not None:
+        write_page(output.report_path, job, Contents(), DEFAULT_SEED)
+    if output.png_path is not None:
+        save(scaling_figure(study(job, ladder(job), ("deeppart", "rank0"), ("none",)), job), output.png_path)

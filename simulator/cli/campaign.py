@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,16 @@ from rich.table import Table
 
 from deeppart.cli.commands import GOOD
 from deeppart.errors import ConfigError
-from deeppart.model import Level
-from deeppart.model.units import read_seconds, show_bytes, show_seconds, show_share
+from deeppart.model import REDUNDANT_LEVELS, Level
+from deeppart.model.spelling import meant_todo
+from deeppart.model.units import show_bytes, show_seconds, show_share
 from deeppart.plan.interval import best
 
 from ..advise.choose import Choice, advise
+from ..advise.notes import what_if
+from ..advise.wanted import Wanted
 from ..campaign.costs import NOTHING, level_costs, often_enough, training_s
+from ..campaign.effort import LIMIT_S, effort_s, too_long
 from ..campaign.failures import Failure, Size, read_trace
 from ..campaign.outcomes import Estimate, Summary, show_number, summarize
 from ..campaign.plan import Cadences, Planned, usual_spares
@@ -34,11 +39,13 @@ from .options import (
     make_job,
     print_json,
     ranks_option,
-    read_quantity,
+    read_time,
     status_console,
     table,
+    wanted_of,
     write_csv,
 )
+from .parameters import FiniteRange, given, no_effect
 from .scale import describe_state, heading
 
 _LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity", NOTHING: "nothing: from the beginning"}
@@ -48,7 +55,7 @@ _LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity", NOTHING: "n
 @common_options
 @ranks_option
 @click.option(
-    "--days", type=click.FloatRange(min=0, min_open=True), default=30.0, show_default=True, help="Length of the run."
+    "--days", type=FiniteRange(min=0, min_open=True), default=30.0, show_default=True, help="Length of the run."
 )
 @click.option(
     "--seeds",
@@ -69,6 +76,7 @@ _LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity", NOTHING: "n
     "--advised", is_flag=True, help="What `advise` advises for this job: levels, redundancy, compression and cadence."
 )
 @click.option("--trace", type=click.Path(path_type=Path), help="Failures from a CSV file instead of random ones.")
+@click.option("--anyway", is_flag=True, help="Simulate it even if that takes more than an hour.")
 @job_options
 def campaign(
     common: Common,
@@ -81,21 +89,28 @@ def campaign(
     elastic: bool,
     advised: bool,
     trace: Path | None,
+    anyway: bool,
     **options: Any,
 ) -> int:
     """Useful time, lost work, time blocked, recoveries by level and bytes of a long run, over several seeds."""
-    job = make_job(common, ranks, options)
-    advice = _advice(job, every, levels) if advised else None
+    job = make_job(common.read_state(), common.read_machine(), ranks, options)
+    advice = _advice(job, wanted_of(options), every, levels) if advised else None
     planned = Planned(job if advice is None else advice.job)
     job = planned.job
     failures = None if trace is None else read_trace(trace, Size(job.ranks, job.nodes))
+    if failures is not None and not job.machine.persistent.others:
+        seeds = _one_seed(common, seeds)
+    if every is not None and levels is not None and given("flush_share") and common.report_path is None:
+        raise no_effect("--flush-share", "it limits how often checkpoints are flushed, which --every and --levels give")
     ready = usual_spares(planned) if spares is None else spares
-    job.machine.nodes_for((job.nodes + ready) * job.ranks_per_node, job.ranks_per_node, "--spares")
     if advice is None:
         cadences = _cadences(planned, every, levels, days * 86400.0, ready, elastic)
+        _check_protection(options, cadences)
     else:
         period_s = training_s(advice.costs, advice.cadence)
         cadences = Cadences(period_s, dict(advice.cadence.every), days * 86400.0, spares=ready, elastic=elastic)
+    if not anyway:
+        _check_effort(planned, cadences, seeds, failures)
     results = simulate(planned, cadences, range(common.seed, common.seed + seeds), failures, shown=not common.as_json)
     summary = summarize(results)
     if common.csv_path is not None:
@@ -109,6 +124,8 @@ def campaign(
     else:
         out = console()
         out.print(heading(job))
+        for note in what_if(job.machine, job.nodes, cadences.spares):
+            out.print(note, soft_wrap=True)
         out.print(_cadence_line(cadences))
         out.print(_table(summary))
     return GOOD
@@ -149,16 +166,16 @@ def _cadences(
 ) -> Cadences:
     on = list(planned.on(planned.nodes).times.complete())
     if every is not None and levels is not None:
-        period = read_quantity(read_seconds, every, "--every")
+        period = read_time(every, "--every")
         return Cadences(period, _read_levels(levels, on), wall_s, spares=spares, elastic=elastic)
     costs = level_costs(planned)
     found = often_enough(costs, best(costs))
-    period = training_s(costs, found) if every is None else read_quantity(read_seconds, every, "--every")
+    period = training_s(costs, found) if every is None else read_time(every, "--every")
     counts = found.every if levels is None else _read_levels(levels, on)
     return Cadences(period, dict(counts), wall_s, spares=spares, elastic=elastic)
 
 
-def _advice(job: Job, every: str | None, levels: str | None) -> Choice:
+def _advice(job: Job, wanted: Wanted, every: str | None, levels: str | None) -> Choice:
     """What is advised for a job.
 
     Raises:
@@ -171,22 +188,75 @@ def _advice(job: Job, every: str | None, levels: str | None) -> Choice:
             found="--advised, and " + ("--every" if every is not None else "--levels"),
             where="--advised",
         )
-    return advise(job).chosen
+    return advise(job, wanted=wanted).chosen
 
 
 def _read_levels(text: str, on: list[str]) -> dict[str, int]:
-    found = {}
+    found: dict[str, int] = {}
     for item in text.split(","):
-        level, _, count = item.partition("=")
-        if level.strip() not in on or not count.strip().isdigit():
+        level, _, count = (word.strip() for word in item.partition("="))
+        if level not in on or level in found or not (count.isascii() and count.isdigit() and len(count) < 10):
+            todo = None if level in on else meant_todo(level, on, "take one of these")
             raise ConfigError(
                 "impossible value for --levels",
-                expected="LEVEL=N, separated by commas, with levels that are on: " + ", ".join(on),
+                expected="LEVEL=N, separated by commas, with levels that are on, each once: " + ", ".join(on),
                 found=repr(item),
                 where="--levels",
+                todo=todo,
             )
-        found[level.strip()] = int(count)
+        found[level] = int(count)
+    local = found.get(Level.LOCAL, 0)
+    for level in REDUNDANT_LEVELS:
+        if found.get(level) and (not local or found[level] % local):
+            raise ConfigError(
+                f"{level} protects what the local level has stored, and cannot be written without it",
+                expected=f"{level}=N where N is a multiple of that of local, as the library has it",
+                found=text,
+                where="--levels",
+                todo=f"give local=N, and a multiple of it for {level}",
+            )
+    if not any(found.values()):
+        raise ConfigError(
+            "a job without checkpoints needs no campaign", expected="a level with N of 1 or more", found=text,
+            where="--levels",
+        )  # fmt: skip
     return found
+
+
+def _one_seed(common: Common, seeds: int) -> int:
+    """With a trace and no other jobs on the file system nothing is random: one run says it all.
+
+    Raises:
+        ConfigError: more are asked for.
+    """
+    why = "with --trace, and no other jobs on the file system ([persistent] others), nothing is random"
+    if given("seeds") and seeds > 1:
+        raise no_effect("--seeds", why)
+    if given("seed"):
+        raise no_effect("--seed", why)
+    return 1
+
+
+def _check_protection(options: Mapping[str, Any], cadences: Cadences) -> None:
+    """Refuse a protection that is asked for, and that --levels leaves out."""
+    wanted = {Level.PARTNER: options["partner"], Level.PARITY: options["parity"], Level.LOCAL: options["local"]}
+    for level, is_given in wanted.items():
+        if is_given and not cadences.every.get(level):
+            raise no_effect(f"--{level}", f"--levels leaves {level} out", f"add {level}=N to --levels, or leave it out")
+
+
+def _check_effort(planned: Planned, cadences: Cadences, seeds: int, trace: tuple[Failure, ...] | None) -> None:
+    """Refuse a campaign that nobody would wait for."""
+    seconds = seeds * effort_s(planned, cadences, None if trace is None else len(trace))
+    if too_long(seconds):
+        raise ConfigError(
+            "this campaign takes long to simulate",
+            expected=f"at most {show_seconds(LIMIT_S)}",
+            found=f"about {show_seconds(seconds)}: {seeds} runs of {show_seconds(cadences.wall_s)}, a call after every "
+            f"{show_seconds(cadences.period_s)} of training",
+            where="deeppart-sim campaign",
+            todo="take fewer --days or --seeds, a longer --every, or add --anyway",
+        )
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------
@@ -201,6 +271,7 @@ def document(job: Job, cadences: Cadences, results: list[RunResult], summary: Su
         "machine": job.machine.name,
         "ranks": job.ranks,
         "nodes": job.nodes,
+        "notes": what_if(job.machine, job.nodes, cadences.spares),
         "cadence": {"period_s": cadences.period_s, "every": dict(cadences.every), "wall_s": cadences.wall_s},
         "courses": [asdict(result) for result in results],
         "summary": asdict(summary),
@@ -227,7 +298,7 @@ def _nth(count: int) -> str:
 
 
 def _table(summary: Summary) -> Table:
-    title = f"mean of {summary.seeds} runs (95 % confidence; least and most)"
+    title = f"mean of {summary.seeds} runs (95 % confidence interval, Student's t; least and most)"
     found = table(title, ["", "mean", "95 %", "least", "most"])
     for name, label in (
         ("useful", "useful training"), ("lost", "training lost"), ("blocked", "blocked by checkpoints"),
@@ -251,5 +322,5 @@ def _table(summary: Summary) -> Table:
 
 
 def _row(found: Table, label: str, value: Estimate, show: Any) -> None:
-    interval = "" if value.low == value.high else f"{show(max(0.0, value.low))} to {show(value.high)}"
+    interval = "" if value.low == value.high else f"{show(value.low)} to {show(value.high)}"
     found.add_row(label, show(value.mean), interval, show(value.least), show(value.most))

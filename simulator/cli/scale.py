@@ -13,6 +13,7 @@ from deeppart.model import LEVELS
 from deeppart.model.units import show_bytes, show_seconds
 from deeppart.partition import STRATEGIES
 
+from ..advise.notes import what_if
 from ..report.charts import save, scaling_figure
 from ..report.page import Contents, write_page
 from ..timing.scale import Point, study
@@ -25,10 +26,12 @@ from .options import (
     job_options,
     make_job,
     print_json,
+    refuse_seed,
     status_console,
     table,
     write_csv,
 )
+from .parameters import given, no_effect
 
 _LADDER = "1,2,4,8,16,32,64,128,256,512,1024"
 
@@ -46,7 +49,16 @@ def scale(common: Common, ranks: str, strategy: str, with_compression: bool, ser
     """Time of each stage and level of one checkpoint, speed-up and efficiency, against the number of ranks."""
     numbers = counts(ranks, "--ranks")
     strategies = [name.strip() for name in strategy.split(",")]
-    job = make_job(common, max(numbers), options)
+    refuse_seed(common)
+    if given("flush_share") and common.report_path is None:
+        raise no_effect("--flush-share", "it limits how often checkpoints are flushed, for the advice of --report")
+    job = make_job(common.read_state(), common.read_machine(), max(numbers), options)
+    if with_compression and job.compression == "tensor":
+        raise no_effect("--with-compression", "--compression tensor has that already")
+    if with_compression and not job.machine.codecs:
+        raise no_effect("--with-compression", f"{job.machine.name} has no codec")
+    if serial and common.as_json:
+        raise no_effect("--serial", "the JSON document has both", "leave it out; it has stages and serial_s")
     compressions = list(dict.fromkeys([job.compression, *(["tensor"] if with_compression else [])]))
     with status_console().status("") as status:
         points = study(job, numbers, strategies, compressions, lambda text: status.update(f"partitioning: {text}"))
@@ -61,6 +73,8 @@ def scale(common: Common, ranks: str, strategy: str, with_compression: bool, ser
     else:
         out = console()
         out.print(heading(job))
+        for note in what_if(job.machine, job.nodes):
+            out.print(note, soft_wrap=True)
         out.print(_table(points, serial))
     return GOOD
 
@@ -80,6 +94,7 @@ def document(job: Job, points: list[Point]) -> dict[str, Any]:
         "state": describe_state(job),
         "machine": job.machine.name,
         "ranks_per_node": job.ranks_per_node,
+        "notes": what_if(job.machine, job.nodes),
         "points": [asdict(point) for point in points],
     }
 

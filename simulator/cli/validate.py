@@ -11,6 +11,7 @@ from rich.table import Table
 from deeppart.cli.commands import GOOD, NOT_GOOD
 from deeppart.model.units import show_bytes, show_rate, show_seconds
 
+from ..machine.files import read_machine
 from ..machine.record import Machine
 from ..measure.calibrate import calibrate
 from ..measure.start import Directories
@@ -20,13 +21,13 @@ from ..report.charts import save, validation_figure
 from ..report.page import Contents, write_page
 from ..workload.layout import Layout, read_layout
 from .options import (
-    DEFAULT_MACHINE,
-    Common,
-    common_options,
+    DEFAULT_SEED,
+    Output,
     console,
     counts,
-    make_job,
     measuring_options,
+    one_node_job,
+    output_options,
     print_json,
     status_console,
     table,
@@ -35,7 +36,12 @@ from .options import (
 
 
 @click.command(short_help="Compare predictions with real checkpoints.")
-@common_options
+@output_options
+@click.option(
+    "--machine",
+    metavar="FILE",
+    help="This machine, from `deeppart-sim calibrate`; if left out, it is calibrated before, for each number of ranks.",
+)
 @click.option("--ranks", default="1,2,4", show_default=True, metavar="N,N,...", help="Numbers of ranks.")
 @click.option(
     "--passes", type=click.IntRange(min=1), default=1, show_default=True, help="Number of calibrations and comparisons."
@@ -43,13 +49,22 @@ from .options import (
 @click.option("--quick", is_flag=True, help="Fewer and smaller checkpoints.")
 @click.option("--layout", metavar="LAYOUT", help="Divide tensors among ranks: fsdp, hsdp=N or tp=N.  [default: do not]")
 @measuring_options
-def validate(common: Common, directories: Directories, ranks: str, passes: int, quick: bool, layout: str | None) -> int:
+def validate(
+    output: Output,
+    directories: Directories,
+    machine: str | None,
+    ranks: str,
+    passes: int,
+    quick: bool,
+    layout: str | None,
+) -> int:
     """Run real checkpoints under mpirun, predict each from a calibration made before, and compare.
 
-    With --machine FILE from `deeppart-sim calibrate` on this machine; otherwise it is calibrated first, for each number
-    of ranks and each pass. "varied" is how far the passes' own medians are apart. Exit code 1 if half of the errors are
-    above 10 % or one is above 25 %.
+    Without --machine it is calibrated again for each pass. "varied" is how far the passes' own medians are apart. Exit
+    code 1 if half of the errors are above 10 % or one is above 25 %.
     """
+    known = None if machine is None else read_machine(machine)
+    used: dict[int, Machine] = {}
     numbers = counts(ranks, "--ranks")
     divided = Layout() if layout is None else read_layout(layout, "--layout")
     for count in numbers:
@@ -57,26 +72,25 @@ def validate(common: Common, directories: Directories, ranks: str, passes: int, 
     with status_console().status("") as status:
 
         def machine_for(count: int) -> Machine:
-            if common.machine != DEFAULT_MACHINE:
-                return common.read_machine()
-            return calibrate(
+            used[count] = known or calibrate(
                 "this machine", count, directories, quick=quick,
                 progress=lambda text: status.update(f"calibrating for {count}: {text}"),
             )  # fmt: skip
+            return used[count]
 
         found = compare(
             machine_for, directories, numbers, layout=divided, passes=passes, quick=quick,
             progress=lambda text: status.update(f"checkpoints: {text}"),
         )  # fmt: skip
-    if common.csv_path is not None:
-        write_csv(common.csv_path, [row_of(each) for each in found.comparisons])
-    if common.report_path is not None:
-        job = make_job(common, max(numbers), {"partner": False})
+    if output.csv_path is not None:
+        write_csv(output.csv_path, [row_of(each) for each in found.comparisons])
+    if output.report_path is not None:
+        job = one_node_job(used[max(numbers)])
         rows = [_HEAD, *(_cells(each) for each in found.comparisons)]
-        write_page(common.report_path, job, Contents(extra=(_title(found), rows)), common.seed)
-    if common.png_path is not None:
-        save(validation_figure(found), common.png_path)
-    if common.as_json:
+        write_page(output.report_path, job, Contents(extra=(_title(found), rows)), DEFAULT_SEED)
+    if output.png_path is not None:
+        save(validation_figure(found), output.png_path)
+    if output.as_json:
         print_json(
             {
                 "format": "deeppart-sim-validation",

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from deeppart.errors import ConfigError
+from deeppart.model.spelling import meant_todo
 
 from .record import (
     Codec,
@@ -71,7 +72,11 @@ def read_machine(name: str) -> Machine:
             expected="a TOML file, or one of " + ", ".join(preset_names()),
             found=repr(name),
             where="--machine",
-            todo="deeppart-sim machines lists the presets; deeppart-sim calibrate writes a file for this machine",
+            todo=meant_todo(
+                name,
+                preset_names(),
+                "see deeppart-sim machines for the presets; deeppart-sim calibrate writes a file for this machine",
+            ),
         )
     try:
         with path.open("rb") as file:
@@ -83,7 +88,8 @@ def read_machine(name: str) -> Machine:
     base = document.pop("base", None)
     if base is not None:
         if base not in preset_names():
-            raise _refusal("base", base, "one of " + ", ".join(preset_names()), str(path))
+            todo = meant_todo(str(base), preset_names(), "correct the key")
+            raise _refusal("base", base, "one of " + ", ".join(preset_names()), str(path), todo)
         document = _merged(_preset(base), document)
     return _machine(document, str(path))
 
@@ -188,7 +194,7 @@ def _check_keys(table: Mapping[str, Any], known: set[str], prefix: str, where: s
                 f"unknown key {prefix + key!r} in a machine file",
                 expected="one of " + ", ".join(sorted(known)),
                 where=where,
-                todo="correct the spelling or remove the key; docs/simulator.md has them all",
+                todo=meant_todo(key, known, "remove the key; docs/simulator.md has them all"),
             )
 
 

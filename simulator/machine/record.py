@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from deeppart.errors import ConfigError
 from deeppart.model.units import RATE_WORDS, SECONDS_WORDS, read_rate, read_seconds
 
 
@@ -53,10 +52,15 @@ def _mtbf(value: object) -> float:
     return math.inf if value == "never" else read_seconds(value)
 
 
-RATE = Kind(read_rate, RATE_WORDS + ", above 0", above=True)
+#: Bytes per second. Slower is nothing that moves checkpoints, but a rate whose unit was forgotten.
+LEAST_RATE = 1e6
+#: More share no node; the simulator lays out so many places on every node.
+MOST_RANKS_PER_NODE = 4096
+RATE = Kind(read_rate, RATE_WORDS + ", at least 1 MB/s", least=LEAST_RATE)
 SECONDS = Kind(read_seconds, SECONDS_WORDS + ", at least 0")
 MTBF = Kind(_mtbf, SECONDS_WORDS + ', above 0, or "never"', above=True, endless=True)
 COUNT = Kind(_whole, "a whole number, at least 1", least=1)
+PER_NODE = Kind(_whole, f"a whole number from 1 to {MOST_RANKS_PER_NODE}", least=1, most=MOST_RANKS_PER_NODE)
 SHARE = Kind(_number, "a number from 0 to below 1", most=math.nextafter(1.0, 0.0))
 RATIO = Kind(_number, "a number above 0, at most 1.1", above=True, most=1.1)
 PER_SECOND = Kind(_number, "a number per second, above 0", above=True)
@@ -240,7 +244,7 @@ class Machine:
 
     Attributes:
         name, source: of the numbers.
-        nodes: how many there are; no job here may take more.
+        nodes: how many there are; a job that takes more is a what-if.
         ranks_per_node: usual for it.
         cores: of a node, for the ranks on it; what they compute takes longer where there are more ranks than cores.
         encode_threads: that a rank encodes with, at most.
@@ -251,7 +255,7 @@ class Machine:
     name: str
     source: str = ""
     nodes: int = of(COUNT)
-    ranks_per_node: int = of(COUNT)
+    ranks_per_node: int = of(PER_NODE)
     cores: int = of(COUNT, 64)
     encode_threads: int = of(COUNT, 4)
     interference: float = of(SHARE, 0.02)
@@ -285,20 +289,3 @@ class Machine:
                 system=old.system * factor,
             ),
         )
-
-    def nodes_for(self, ranks: int, ranks_per_node: int, where: str = "--ranks") -> int:
-        """Nodes that a job of so many ranks takes.
-
-        Raises:
-            ConfigError: the machine has fewer.
-        """
-        nodes = -(-ranks // ranks_per_node)
-        if nodes > self.nodes:
-            raise ConfigError(
-                "the machine has fewer nodes than the job needs",
-                expected=f"at most {self.nodes} nodes of {self.name}",
-                found=f"{nodes} nodes for {ranks} ranks, {ranks_per_node} on each",
-                where=where,
-                todo="take fewer ranks, more on each node, or another --machine",
-            )
-        return nodes

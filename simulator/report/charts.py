@@ -13,7 +13,7 @@ from deeppart.model.units import show_seconds, show_share
 from ..advise.choose import Advice, describe, shown
 from ..advise.front import least_restart
 from ..campaign.costs import NOTHING
-from ..campaign.outcomes import Summary
+from ..campaign.outcomes import Estimate, Summary
 from ..measure.validate import WORST_TARGET, Validation
 from ..timing.scale import Point
 from ..timing.stages import Job
@@ -79,10 +79,7 @@ def campaign_figure(summary: Summary) -> Figure:
     shares = [(label, summary.shares[name], colour) for name, label, colour in _SHARES if summary.shares[name].most > 0]
     places = range(len(shares))
     means = [100 * share.mean for _, share, _ in shares]
-    errors = [
-        [100 * (share.mean - share.least) for _, share, _ in shares],
-        [100 * (share.most - share.mean) for _, share, _ in shares],
-    ]
+    errors = [[100 * length for length in side] for side in _least_and_most([share for _, share, _ in shares])]
     left.barh(places, means, color=[colour for *_, colour in shares], xerr=errors, ecolor=_INK)
     left.set_yticks(places, [label for label, *_ in shares])
     left.invert_yaxis()
@@ -93,10 +90,15 @@ def campaign_figure(summary: Summary) -> Figure:
     values = [summary.recoveries[name] for name in names]
     right.bar(
         names, [value.mean for value in values], color=[_LEVELS[name] for name in names],
-        yerr=[[v.mean - v.least for v in values], [v.most - v.mean for v in values]], ecolor=_INK,
+        yerr=_least_and_most(values), ecolor=_INK,
     )  # fmt: skip
     right.set(ylabel="times in a run", title="came back from")
     return figure
+
+
+def _least_and_most(values: Sequence[Estimate]) -> list[list[float]]:
+    """Lengths of the lines below and above each mean; never below 0, which rounding could leave them at."""
+    return [[max(0.0, v.mean - v.least) for v in values], [max(0.0, v.most - v.mean) for v in values]]
 
 
 def advice_figure(advice: Advice) -> Figure:

@@ -11,7 +11,10 @@ from deeppart.errors import ConfigError
 from deeppart.model.units import show_bytes, show_rate, show_seconds, show_share
 
 from ..advise.choose import Advice, advise, describe
+from ..advise.notes import what_if
 from ..advise.text import config_toml, reasons
+from ..campaign.costs import training_s
+from ..campaign.effort import effort_s, too_long
 from ..campaign.outcomes import Estimate, Summary, show_number, summarize
 from ..campaign.plan import Cadences, Planned, usual_spares
 from ..timing.scale import Point, study
@@ -32,6 +35,7 @@ class Contents:
         points: of a scaling study.
         summary, cadences: of a campaign.
         advice: for the job.
+        step_s: length of a training step, for the advice; 0 if it is not known.
         extra: (heading, rows) of a table of its own, the first row being its head.
     """
 
@@ -39,6 +43,7 @@ class Contents:
     summary: Summary | None = None
     cadences: Cadences | None = None
     advice: Advice | None = None
+    step_s: float = 0.0
     extra: tuple[str, Sequence[Sequence[str]]] | None = None
 
 
@@ -59,10 +64,12 @@ def page(job: Job, contents: Contents, seed: int) -> str:
     if advice is None and _has_failures(job):
         advice = advise(job)
     if advice is not None:
-        sections.append(_advice(advice))
+        sections.append(_advice(advice, contents.step_s))
     sections.append(_campaign(job, contents, advice, seed))
     title = f"{job.state.name} on {job.ranks} ranks of {job.machine.name}"
-    body = _facts(job) + "".join(sections)
+    spares = 0 if contents.cadences is None else contents.cadences.spares
+    notes = "".join(f"<p>{escape(note)}.</p>" for note in what_if(job.machine, job.nodes, spares))
+    body = _facts(job) + notes + "".join(sections)
     return (
         "<!DOCTYPE html>\n<html lang=en><head><meta charset=utf-8>"
         '<meta name=viewport content="width=device-width, initial-scale=1">'
@@ -127,14 +134,14 @@ def _timeline(job: Job) -> str:
     return _section("One checkpoint", words + legend_html() + timeline_svg(bars))
 
 
-def _advice(advice: Advice) -> str:
+def _advice(advice: Advice, step_s: float) -> str:
     items = "".join(f"<li>{escape(line)}</li>" for line in reasons(advice))
     rows = [["if time between failures is", "wasted as advised", "wasted at best", "a call then every"]]
     rows += [
         [f"{each.factor:g} times", show_share(each.kept), show_share(each.adapted), show_seconds(each.period_s)]
         for each in advice.sensitivity
     ]
-    config = f"<pre>{escape(config_toml(advice))}</pre>"
+    config = f"<pre>{escape(config_toml(advice, step_s))}</pre>"
     return _section("Advice", f"<ul>{items}</ul>{svg(advice_figure(advice))}{_table(rows)}{config}")
 
 
@@ -144,9 +151,11 @@ def _campaign(job: Job, contents: Contents, advice: Advice | None, seed: int) ->
         from ..campaign.run import run  # brings in simpy, which a command without a page or a campaign does without
 
         chosen = advice.chosen
-        period = max(chosen.cadence.period_s - chosen.blocked_s, 1e-3)
+        period = training_s(chosen.costs, chosen.cadence)
         planned = Planned(chosen.job)
         cadences = Cadences(period, dict(chosen.cadence.every), _WALL_S, spares=usual_spares(planned))
+        if too_long(_SEEDS * effort_s(planned, cadences)):
+            return _section("A campaign", "<p>Failures come so often that this takes too long to simulate.</p>")
         summary = summarize([run(planned, cadences, number) for number in range(seed, seed + _SEEDS)])
     if summary is None or cadences is None:
         return ""
@@ -174,7 +183,7 @@ def _has_failures(job: Job) -> bool:
 
 
 def _interval(value: Estimate) -> str:
-    return f"{value.mean:.1%} (95 %: {value.low:.1%} to {min(1.0, value.high):.1%})"
+    return f"{value.mean:.1%} (95 %: {value.low:.1%} to {value.high:.1%})"
 
 
 def _section(title: str, body: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from deeppart.errors import ConfigError
+from deeppart.model.spelling import meant_todo
 from deeppart.partition import STRATEGIES
 
 from ..workload.sharing import Shares
@@ -73,7 +74,7 @@ def study(
         progress: told what comes next.
 
     Raises:
-        ConfigError: an unknown strategy or compression; the machine is too small; the layout does not fit.
+        ConfigError: an unknown strategy or compression; the layout does not fit.
     """
     _check(strategies, STRATEGIES, "--strategy")
     _check(compressions, COMPRESSIONS, "--compression")
@@ -152,5 +153,9 @@ def _check(names: Sequence[str], known: Sequence[str], where: str) -> None:
     for name in names:
         if name not in known:
             raise ConfigError(
-                f"{name!r} is not known", expected="one or more of " + ", ".join(known), found=name, where=where
+                f"{name!r} is not known",
+                expected="one or more of " + ", ".join(known),
+                found=name,
+                where=where,
+                todo=meant_todo(name, known, "take one of these"),
             )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from deeppart.errors import ConfigError
+from deeppart.model.spelling import meant_todo
 from deeppart.partition.cost import IntArray
 
 #: The keys of a layout, for messages.
@@ -132,7 +133,7 @@ def read_layout(text: str, where: str = "--state") -> Layout:
         plain = key in ("fsdp", "zero1") and not separator
         sized = key in ("tp", "pp", "ep", "hsdp") and value.isdigit() and int(value) > 0
         if not (plain or sized) or key in found:
-            raise _refusal(f"{item!r} in {text!r}", where)
+            raise _refusal(f"{item!r} in {text!r}", where, key)
         found[key] = int(value) if sized else 0
     if "fsdp" in found and "hsdp" in found:
         raise _refusal("both fsdp and hsdp", where)
@@ -144,11 +145,14 @@ def read_layout(text: str, where: str = "--state") -> Layout:
     )
 
 
-def _refusal(found: str, where: str) -> ConfigError:
+def _refusal(found: str, where: str, key: str = "") -> ConfigError:
+    names = [known.partition("=")[0] for known in KEYS]
     return ConfigError(
         "the layout cannot be read",
         expected="after @, separated by commas, each once: " + ", ".join(KEYS),
         found=found,
         where=where,
-        todo="for example llama3-70b+adam-mixed@tp=8,pp=4",
+        todo=meant_todo(
+            "" if key in names else key, names, "write it as for example in llama3-70b+adam-mixed@tp=8,pp=4"
+        ),
     )

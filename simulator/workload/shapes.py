@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from deeppart.errors import ConfigError
+from deeppart.model.spelling import meant_todo
 from deeppart.model.units import read_bytes
 
 #: Most layers, so that a slip of the keys does not fill the memory.
@@ -211,7 +212,7 @@ def model_named(name: str) -> Model:
         expected=", ".join(PRESETS) + ", or of a family: " + ", ".join(FAMILIES),
         found=repr(name),
         where="--state",
-        todo="take one of these, or --from with a checkpoint or a Python file of your own",
+        todo=meant_todo(name, PRESETS, "take one of these, or --from with a checkpoint or a Python file of your own"),
     )
 
 

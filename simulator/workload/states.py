@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from deeppart.errors import ConfigError
+from deeppart.model.spelling import meant_todo
 from deeppart.partition.cost import whole_kappa
 
 from .holding import Groups, Held, groups_of, own_groups
@@ -159,5 +160,7 @@ def _refusal(what: str, allowed: Sequence[str], found: str, text: str) -> Config
         expected=", ".join(allowed),
         found=repr(found),
         where=f"--state {text}",
-        todo="for example bert-large+adam, llama3-8b:bf16 or llama3-70b+adam-mixed@tp=8,pp=4",
+        todo=meant_todo(
+            found, allowed, "write it as in bert-large+adam, llama3-8b:bf16, llama3-70b+adam-mixed@tp=8,pp=4"
+        ),
     )

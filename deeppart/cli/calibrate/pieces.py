@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 import xxhash
+from numpy.typing import NDArray
 
 from deeppart.cli.calibrate.saves import TIMEOUT_S, meet
 from deeppart.codec.choose import tensor_codec
@@ -19,10 +21,14 @@ from deeppart.comm.waiting import finish
 from deeppart.nodes.erasure import ReedSolomon
 from deeppart.part.format import DEFAULT_CHUNK_BYTES
 
+Bytes: TypeAlias = NDArray[np.uint8]
+
 _SEED = 1
 #: What each measurement takes about.
 _SECONDS = 0.4
 _LEAST_ROUNDS = 3
+#: What is read from memory, a part after the other: several times the last cache of a core (32 to 96 MiB on an EPYC).
+_PASS_BYTES = 256 << 20
 #: A message long enough for bandwidth, and one short enough for latency, in bytes.
 _LONG, _SHORT = 16 << 20, 8
 _DATA_BLOCKS, _PARITY_BLOCKS = 7, 1
@@ -41,14 +47,18 @@ def measure_pieces(comm: Comm, dtypes: Sequence[str], directory: Path) -> dict[s
 
     Returns:
         ``codec``: dtype -> ratio, and bytes per second of one thread on random normals, which weights are like;
-        ``hash``, ``parity``: bytes per second of one thread; ``serialize``: of ``torch.save`` through the page cache,
-        bytes per second, and seconds of one more tensor, or None with more than one rank; ``network``: bandwidth in
+        ``copy``, ``hash``, ``parity``: bytes per second of one thread, read from memory and not from a cache, as a job
+        that has just trained finds them; ``copy`` is what the others are to be compared with; ``serialize``: of
+        ``torch.save`` through the page cache, bytes per second, and seconds of one more tensor, or None with more than
+        one rank; ``network``: bandwidth in
         bytes per second and latency in seconds between ranks 0 and 1, or None with one rank.
     """
+    memory = _in_memory()
     return {
         "codec": {dtype: _codec(dtype) for dtype in dtypes},
-        "hash": _hash(),
-        "parity": _parity(),
+        "copy": _copy(memory),
+        "hash": _hash(memory),
+        "parity": _parity(memory),
         "serialize": _serialize(directory / "torch-save") if comm.size == 1 else None,
         "network": _network(comm) if comm.size > 1 else None,
     }
@@ -70,17 +80,39 @@ def _codec(dtype: str) -> dict[str, float]:
     }
 
 
-def _hash() -> float:
-    data = np.random.default_rng(_SEED).bytes(DEFAULT_CHUNK_BYTES)
-    return DEFAULT_CHUNK_BYTES / _timed(lambda: xxhash.xxh3_128_digest(data))
+def _in_memory() -> Bytes:
+    """uint8[n], too long for a cache: as what a job has just copied is for the operations that read it.
+
+    One block again and again, but at addresses of its own, and caches know bytes by their address.
+    """
+    block = np.random.default_rng(_SEED).integers(0, 256, DEFAULT_CHUNK_BYTES, dtype=np.uint8)
+    return np.tile(block, _PASS_BYTES // DEFAULT_CHUNK_BYTES)
 
 
-def _parity() -> float:
+def _copy(memory: Bytes) -> float:
+    """From one half of it to the other, a chunk after the other."""
+    chunks = np.split(memory, len(memory) // DEFAULT_CHUNK_BYTES)
+    half = len(chunks) // 2
+    pairs = itertools.cycle(zip(chunks[:half], chunks[half:], strict=False))
+
+    def copy() -> None:
+        source, target = next(pairs)
+        target[:] = source
+
+    return DEFAULT_CHUNK_BYTES / _timed(copy)
+
+
+def _hash(memory: Bytes) -> float:
+    chunks = itertools.cycle(np.split(memory, len(memory) // DEFAULT_CHUNK_BYTES))
+    return DEFAULT_CHUNK_BYTES / _timed(lambda: xxhash.xxh3_128_digest(next(chunks).data))
+
+
+def _parity(memory: Bytes) -> float:
     code = ReedSolomon(_DATA_BLOCKS, _PARITY_BLOCKS)
-    random = np.random.default_rng(_SEED)
-    data = [random.integers(0, 256, _BLOCK_BYTES, dtype=np.uint8) for _ in range(_DATA_BLOCKS)]
+    stripe = _DATA_BLOCKS * _BLOCK_BYTES
+    stripes = itertools.cycle(memory[: len(memory) // stripe * stripe].reshape(-1, _DATA_BLOCKS, _BLOCK_BYTES))
     parity = [np.zeros(_BLOCK_BYTES, dtype=np.uint8) for _ in range(_PARITY_BLOCKS)]
-    return _DATA_BLOCKS * _BLOCK_BYTES / _timed(lambda: code.encode(data, parity))
+    return stripe / _timed(lambda: code.encode(list(next(stripes)), parity))
 
 
 def _serialize(file: Path) -> dict[str, float]:

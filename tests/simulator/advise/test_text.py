@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from deeppart_simulator.advise.choose import Advice, advise
 from deeppart_simulator.advise.text import config_toml, reasons
+from deeppart_simulator.advise.wanted import Wanted
 from deeppart_simulator.machine.record import Failures
 from deeppart_simulator.timing.stages import Job
 
+import deeppart
 from tests.simulator.campaign.jobs import DAY
 from tests.simulator.timing.jobs import MACHINE, STATE
 
@@ -40,8 +44,55 @@ def test_the_configuration_is_what_was_chosen(advice: Advice) -> None:
     assert ("parity_group" in said) == bool(job.protection.parity_group) and "flush_bandwidth" not in said
 
 
-def test_a_step_length_and_a_limit_are_told(advice: Advice) -> None:
-    assert "steps of 2 s" in config_toml(advice, 2.0) and "steps of" not in config_toml(advice)
+@pytest.mark.parametrize("step_s", [0.25, 3.0, 700.0])
+@pytest.mark.parametrize("wanted", [Wanted(partner=True), Wanted(local=True, partner=False), Wanted(local=False)])
+def test_a_script_that_calls_at_every_step_saves_as_often_as_advised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_s: float, wanted: Wanted
+) -> None:
+    failures = Failures(process=5 * DAY, node=10 * DAY, system=100 * DAY)
+    advice = advise(Job(STATE, replace(MACHINE, failures=failures), 16, 4), step_s, wanted=wanted)
+    monkeypatch.chdir(tmp_path)
+    Path("deeppart.toml").write_text(config_toml(advice, step_s))
+    local_dir = None if wanted.local is False else str(tmp_path / "local")
+    config = deeppart.Config(persistent_dir=str(tmp_path / "persistent"), local_dir=local_dir)
+    assert isinstance(config.every, Mapping)
+    cadence, costs = advice.chosen.cadence, {cost.name: cost.cost_s for cost in advice.chosen.costs}
+    # Time passes with steps and with what calls cost: that is what an interval of the advice is made of.
+    now, number, saved = 0.0, 0, {level: [0.0] for level in costs}
+    while len(saved["persistent"]) < 3:
+        now, number = now + step_s, number + 1
+        due = [level for level, count in config.every.items() if count and number % count == 0]
+        now += sum(costs[level] for level in due)
+        for level in due:
+            saved[level].append(now)
+    assert set(saved) == set(costs)
+    for level, times in saved.items():
+        interval = (times[-1] - times[0]) / (len(times) - 1)
+        assert abs(interval - cadence.interval_s(level)) <= step_s / 2, level
+    assert config.every["persistent"] % max(1, config.every["local"]) == 0
+    assert "at every training step" in config_toml(advice, step_s)
+
+
+@pytest.mark.parametrize("step_s", [0.0, 2.0])
+def test_what_no_failure_needs_is_written_about_every_hour(step_s: float) -> None:
+    chosen = advise(Job(STATE, replace(MACHINE, failures=Failures(process=5 * DAY, node=10 * DAY)), 16, 4), step_s)
+    persistent = next(cost for cost in chosen.chosen.costs if cost.name == "persistent")
+    assert persistent.failures_per_s < 1 / (1000 * DAY), "a copy or parity survives each failure alone"
+    cadence = chosen.chosen.cadence
+    every = tomllib.loads(config_toml(chosen, step_s))["every"]
+    counted = step_s if step_s else cadence.period_s
+    assert 3000 <= every["persistent"] * counted <= 2 * 3600
+    assert every["persistent"] % every["local"] == 0
+    assert every["persistent"] / every["local"] == cadence.every["persistent"] / cadence.every["local"]
+
+
+def test_failures_in_bursts_are_told() -> None:
+    failures = Failures(process=5 * DAY, shape=0.7)
+    job = Job(STATE, replace(MACHINE, failures=failures), 16, 4)
+    assert any("Weibull, shape 0.7" in line for line in reasons(advise(job)))
+
+
+def test_a_limit_and_node_files_are_told(advice: Advice) -> None:
     limited = replace(advice, chosen=replace(advice.chosen, job=replace(advice.chosen.job, flush_bandwidth=1e9)))
     assert tomllib.loads(config_toml(limited))["flush_bandwidth"] == 1e9
     assert "files" not in tomllib.loads(config_toml(advice))

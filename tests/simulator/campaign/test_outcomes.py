@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
-from deeppart_simulator.campaign.outcomes import estimate, student, summarize
+from deeppart_simulator.campaign.outcomes import estimate, share_estimate, student, summarize
 from deeppart_simulator.campaign.result import RunResult
 
 # --- statistics -------------------------------------------------------------------------------------------------------
@@ -13,9 +16,42 @@ def test_confidence_intervals_are_those_of_student() -> None:
     assert student(9) == pytest.approx(2.2622, abs=1e-4)
     found = estimate([1.0, 2.0, 3.0])
     assert (found.mean, found.low, found.high) == pytest.approx(
-        (2.0, 2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5), abs=1e-4
+        (2.0, max(0.0, 2 - 4.3027 / 3**0.5), 2 + 4.3027 / 3**0.5), abs=1e-4
     )
+    found = estimate([11.0, 12.0, 13.0])
+    assert (found.low, found.high) == pytest.approx((12 - 4.3027 / 3**0.5, 12 + 4.3027 / 3**0.5), abs=1e-4)
     assert estimate([5.0]).low == estimate([5.0]).high == 5.0
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[0.0, 0.0, 0.02], [1.0, 1.0, 0.97], [0.0, 1.0], [0.5, 0.6], [1.0, math.nextafter(1.0, 0.0)], [0.0, 1e-300]],
+)
+def test_intervals_of_shares_stay_within_0_and_1(values: list[float]) -> None:
+    found = share_estimate(values)
+    assert 0 <= found.low <= found.mean <= found.high <= 1
+    assert found.low < found.high or found.mean in (0.0, 1.0)
+
+
+def test_in_the_middle_the_interval_of_shares_is_that_of_student() -> None:
+    values = [0.500, 0.501, 0.499, 0.502, 0.498]
+    plain, share = estimate(values), share_estimate(values)
+    assert (share.low, share.high) == pytest.approx((plain.low, plain.high), abs=1e-5)
+
+
+def test_the_interval_of_shares_holds_the_true_mean_as_often_as_it_says() -> None:
+    """Of small shares, where Student's t would reach below 0."""
+    random = np.random.default_rng(1)
+    runs = [share_estimate(random.beta(2.0, 98.0, 10).tolist()) for _ in range(2000)]
+    held = sum(each.low <= 0.02 <= each.high for each in runs) / len(runs)
+    assert 0.92 <= held <= 0.98
+
+
+@pytest.mark.parametrize("share", [0.49543508709194095, 0.1, 0.7, 0.0, 1.0])
+def test_the_mean_of_equal_values_is_their_value(share: float) -> None:
+    for number in (2, 3, 10):
+        found = share_estimate([share] * number)
+        assert found.low == found.mean == found.high == found.least == found.most == share
 
 
 def test_summaries() -> None:

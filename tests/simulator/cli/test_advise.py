@@ -23,7 +23,8 @@ def test_advice_is_a_configuration_that_the_library_loads(
     said = tomllib.loads(Path("deeppart.toml").read_text())
     assert config.every == {**said["every"]}
     assert config.kappa == said["kappa"] and config.compression == said["compression"]
-    assert 1 in config.every.values()
+    period = sim_json(capsys, "advise", *SMALL, "--ranks", "1024", "--step-time", "0.5 s")["advised"]["period_s"]
+    assert min(filter(None, config.every.values())) == pytest.approx(period / 0.5, abs=1)
 
 
 def test_advice_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,6 +37,32 @@ def test_advice_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert worse["advised"]["waste"] > document["advised"]["waste"]
     factors = {each["factor"]: each for each in document["sensitivity"]}
     assert factors[0.5]["kept"] >= factors[0.5]["adapted"]
+
+
+def test_what_is_given_is_advised(capsys: pytest.CaptureFixture[str]) -> None:
+    def levels(*options: str) -> set[str]:
+        document = sim_json(capsys, "advise", *SMALL, "--ranks", "128", *options)
+        return {choice["levels"] for choice in document["choices"]}
+
+    assert levels("--parity", "8/2", "--compression", "none") == {"local + parity 8/2 + persistent"}
+    assert levels("--no-local", "--compression", "auto") == {"persistent, compressed"}
+    assert all("partner" in each for each in levels("--partner"))
+    plain = levels("--no-partner", "--compression", "none")
+    assert plain and not any("partner" in each or "compressed" in each for each in plain)
+
+
+def test_a_machine_with_fewer_nodes_is_a_what_if(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deeppart_simulator.report.page._WALL_S", 86400.0)
+    file, page = tmp_path / "small.toml", tmp_path / "page.html"
+    file.write_text('base = "frontier"\nnodes = 2\n[failures]\nnode = "30 days"\nshape = 0.7\n')
+    some = ("advise", "--state", "tensors-8x4MB", "--machine", str(file), "--ranks", "32", "--compression", "none")
+    code, out, err = sim(capsys, *some, "--report", str(page))
+    assert code == 0, err
+    for text in (out, page.read_text()):
+        assert "a what-if: 4 nodes, and frontier has 2;" in text and "Weibull, shape 0.7" in text
+    assert "what-if: 4 nodes" in sim_json(capsys, *some)["notes"][0]
 
 
 def test_the_share_of_flushes_counts_under_its_old_name_too(capsys: pytest.CaptureFixture[str]) -> None:

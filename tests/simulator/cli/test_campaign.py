@@ -25,6 +25,28 @@ def test_a_campaign_is_the_same_every_time(capsys: pytest.CaptureFixture[str]) -
     assert other != first
 
 
+def test_a_machine_with_fewer_nodes_is_a_what_if(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text('base = "frontier"\nnodes = 5\n')
+    some = ("campaign", *SMALL[:2], "--machine", str(file), "--days", "0.5", "--seeds", "2")
+    for size, note in (
+        (("--ranks", "64"), "8 nodes"),
+        (("--ranks", "40", "--spares", "1"), "5 nodes and 1 spare ones"),
+    ):
+        document, (code, out, _) = sim_json(capsys, *some, *size), sim(capsys, *some, *size)
+        assert code == 0 and f"a what-if: {note}" in out and note in document["notes"][0]
+    assert sim_json(capsys, *some, "--ranks", "40")["notes"] == []
+
+
+def test_shares_in_the_table_are_shares(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "often.toml"
+    file.write_text('base = "frontier"\n[failures]\nsystem = "6 h"\nnode = "never"\n')
+    some = ("campaign", *SMALL[:2], "--machine", str(file), "--days", "0.5", "--seeds", "3", "--ranks", "16")
+    shares = sim_json(capsys, *some)["summary"]["shares"]
+    assert all(0 <= each["low"] <= each["mean"] <= each["high"] <= 1 for each in shares.values())
+    assert any(each["low"] < each["high"] for each in shares.values())
+
+
 def test_a_campaign_with_a_trace_and_a_given_cadence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     trace, table = tmp_path / "trace.csv", tmp_path / "campaign.csv"
     trace.write_text("at_s,kind,nodes\n5000,node,1\n9000,process,0\n")

@@ -44,6 +44,15 @@ def test_scale_as_json_and_csv(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert float(rows[0]["capture_s"]) == document["points"][0]["stages"]["capture"]
 
 
+def test_more_nodes_than_the_machine_has_are_a_what_if(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    some = ("scale", *SMALL, "--ranks", "64,65536", "--ranks-per-node", "4", "--strategy", "deeppart")
+    document, (code, out, _) = sim_json(capsys, *some), sim(capsys, *some)
+    assert code == 0 and "a what-if: 16,384 nodes, and frontier has 9,856;" in out
+    assert [point["nodes"] for point in document["points"]] == [16, 16384]
+    assert len(document["notes"]) == 1 and document["notes"][0] in out
+    assert sim_json(capsys, *some[:3], "--ranks", "64")["notes"] == []
+
+
 def test_serial_stages(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = sim(capsys, "scale", *SMALL, "--ranks", "8", "--serial")
     assert code == 0 and "one after the other" in out

@@ -75,7 +75,9 @@ def test_the_least_a_file_needs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "key", "allowed"),
     [
-        (('copy = "10 GB/s"', "copy = 0"), "memory.copy", "above 0"),
+        (('copy = "10 GB/s"', "copy = 0"), "memory.copy", "at least 1 MB/s"),
+        (('copy = "10 GB/s"', 'copy = "5 B/s"'), "memory.copy", "at least 1 MB/s"),
+        (("ranks_per_node = ", "ranks_per_node = 100000"), "ranks_per_node", "4096"),
         (('copy = "10 GB/s"', 'copy = "-1 GB/s"'), "memory.copy", "bytes per second"),
         (('copy = "10 GB/s"', 'copy = "fast"'), "memory.copy", "bytes per second"),
         (('copy = "10 GB/s"', "copy = inf"), "memory.copy", "bytes per second"),

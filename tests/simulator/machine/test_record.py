@@ -8,7 +8,6 @@ from dataclasses import fields, replace
 import pytest
 from deeppart_simulator.machine.record import MTBF, SHARE, Failures, Machine, Memory
 
-from deeppart.errors import ConfigError
 from tests.simulator.timing.jobs import MACHINE
 
 
@@ -24,13 +23,6 @@ def test_failures_are_rarer_by_a_factor_and_those_that_are_off_stay_off() -> Non
     assert (rarer.process, rarer.node, rarer.system, rarer.group) == (20.0, 40.0, 80.0, math.inf)
     assert (rarer.group_nodes, rarer.shape) == (4, 0.7)
     assert replace(machine.with_failures(2.0), failures=machine.failures) == machine
-
-
-def test_a_job_that_does_not_fit_is_refused_with_the_option() -> None:
-    assert MACHINE.nodes_for(9, 4) == 3 and MACHINE.nodes_for(256, 4) == 64
-    with pytest.raises(ConfigError, match=r"65 nodes for 257 ranks, 4 on each") as refused:
-        MACHINE.nodes_for(257, 4, where="--sizes")
-    assert refused.value.where == "--sizes"
 
 
 def test_kappa_is_what_is_copied_in_the_time_of_a_tensor() -> None:

@@ -83,8 +83,12 @@ def test_one_node_has_no_partner_and_no_group() -> None:
     assert times_of(job(ranks=4), STATE.shares(4, kappa=0)).stages()["partner"] == 0
     with pytest.raises(ConfigError, match="fewer nodes than a parity group"):
         times_of(job(ranks=4, protection=Protection(parity_group=4)), STATE.shares(4, kappa=0))
-    with pytest.raises(ConfigError, match="fewer nodes than the job"):
-        times_of(job(ranks=1024), STATE.shares(1024, kappa=0))
+
+
+def test_more_nodes_than_the_machine_has_are_a_what_if() -> None:
+    beyond = job(ranks=1024)
+    assert beyond.nodes == 256 > beyond.machine.nodes
+    assert times_of(beyond, STATE.shares(1024, kappa=0)).stages()["capture"] > 0
 
 
 # --- torch.save -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,40 @@
+"""A cadence in whole training steps: between two of them no script can call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from deeppart.plan.interval import Cadence, LevelCost, waste
+
+from ..campaign.costs import training_s
+
+#: Share of a step that is rounding.
+_ROUNDING = 1e-9
+
+
+def in_steps(costs: Sequence[LevelCost], cadence: Cadence, step_s: float) -> Cadence:
+    """The cadence near by whose calls are whole steps of training apart, the better of the two.
+
+    Args:
+        costs: of its levels, cheapest first.
+        step_s: length of a training step; 0 for a cadence that stays as it is.
+    """
+    if not step_s > 0:
+        return cadence
+    every = [cadence.every[cost.name] for cost in costs]
+    cost_s = cadence.period_s - training_s(costs, cadence)
+    busy_s = sum(cost.busy_s / n for cost, n in zip(costs, every, strict=True))
+    fewest = max(1, math.ceil((busy_s - cost_s) / step_s - _ROUNDING))
+    steps = (cadence.period_s - cost_s) / step_s
+    tried = {max(fewest, math.floor(steps + _ROUNDING)), max(fewest, math.ceil(steps - _ROUNDING))}
+    found = [
+        Cadence(period, cadence.every, waste(costs, period, every))
+        for period in (count * step_s + cost_s for count in sorted(tried))
+    ]
+    return min(found, key=lambda each: each.waste.total)
+
+
+def steps_between(costs: Sequence[LevelCost], cadence: Cadence, step_s: float) -> int:
+    """Training steps from one call to the next."""
+    return max(1, round(training_s(costs, cadence) / step_s))

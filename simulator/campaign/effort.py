@@ -1,0 +1,51 @@
+"""The time that a campaign takes to simulate, estimated before it begins: from its calls and its failures."""
+
+from __future__ import annotations
+
+import math
+
+from .failures import CLASSES, Size, rates_per_s
+from .plan import Cadences, Planned
+
+#: Longer is not waited for unasked.
+LIMIT_S = 3600.0
+#: Seconds of one core (AMD EPYC, 2 GHz), measured: a call of checkpoint(), each level of it; a failure, each node of
+#: the job, and each node whose storage was lost, whose parts the planner looks for.
+_CALL_S, _LEVEL_S = 30e-6, 60e-6
+_FAILURE_S, _NODE_S, _LOST_S = 0.5e-3, 2e-6, 75e-6
+
+
+def effort_s(planned: Planned, cadences: Cadences, failures: int | None = None) -> float:
+    """Seconds that one run takes to simulate, to within a factor of a few.
+
+    Args:
+        planned: the job.
+        cadences: how often it checkpoints, and for how long.
+        failures: how many, of a trace; those that are drawn if None.
+    """
+    levels = sum(1 / count for count in cadences.every.values() if count)
+    calls = cadences.wall_s / (cadences.period_s + planned.on(planned.nodes).times.blocked_s)
+    nodes, lost = planned.nodes, _lost_nodes(planned)
+    if failures is None:
+        rates = rates_per_s(planned.job.machine.failures, Size(planned.job.ranks, nodes))
+        restarts_s = sum(rates[kind] * cadences.wall_s * _failure_s(nodes, lost[kind]) for kind in CLASSES)
+    else:
+        restarts_s = failures * _failure_s(nodes, lost["node"])
+    return calls * (_CALL_S + levels * _LEVEL_S) + restarts_s
+
+
+def _lost_nodes(planned: Planned) -> dict[str, int]:
+    """Failure class -> nodes whose parts the planner looks for, with those that could give them back."""
+    protection, nodes = planned.job.protection, planned.nodes
+    width = 1 + max(int(protection.partner), protection.parity_group)
+    group = planned.job.machine.failures.group_nodes * width
+    return {"process": 0, "node": min(nodes, width), "group": min(nodes, group), "system": nodes}
+
+
+def _failure_s(nodes: int, lost: int) -> float:
+    return _FAILURE_S + nodes * _NODE_S + lost * _LOST_S
+
+
+def too_long(seconds: float) -> bool:
+    """True if nobody should wait for that unasked."""
+    return math.isnan(seconds) or seconds > LIMIT_S

@@ -1,0 +1,56 @@
+"""Kinds of values for options, and options that would be ignored: each changes something, or is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from deeppart.errors import ConfigError
+from deeppart.model.spelling import meant
+
+
+class FiniteRange(click.FloatRange):
+    """A number in a range. Not NaN, which no bound keeps out, and not infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number, if it is one."""
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return found
+
+
+class OneOf(click.Choice[str]):
+    """One of some words; a refusal names the one that was most likely meant."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        """What click says, and the word that was meant."""
+        close = meant(str(value), self.choices)
+        return super().get_invalid_choice_message(value, ctx) + (f" Did you mean {close!r}?" if close else "")
+
+
+def given(name: str) -> bool:
+    """True if an option of the command that runs was given, not left to its default.
+
+    Args:
+        name: of the command's argument.
+    """
+    source = click.get_current_context().get_parameter_source(name)
+    return source not in (None, ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
+
+
+def no_effect(option: str, why: str, todo: str | None = None) -> ConfigError:
+    """The refusal of an option that would change nothing.
+
+    Args:
+        option: as it is written.
+        why: it changes nothing.
+        todo: what to do; to leave it out, if that is all.
+    """
+    return ConfigError(
+        f"{option} would change nothing", expected=why, found=f"{option} is given", where=option,
+        todo=todo or "leave it out",
+    )  # fmt: skip

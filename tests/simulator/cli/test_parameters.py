@@ -1,0 +1,258 @@
+"""Every option of every command changes something or is refused: what is offered and ignored misleads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from deeppart_simulator.cli import main
+
+from tests.simulator.commands import sim
+
+# --- the options, and two ways to give each ---------------------------------------------------------------------------
+
+Way = tuple[str, ...]
+#: Without the option, and with it.
+FLAG, FILE = "flag", "file"
+OUTPUTS: dict[str, Any] = {"--json": FLAG, "--csv": FILE, "--report": FILE, "--png": FILE}
+JOB: dict[str, Any] = OUTPUTS | {
+    "--state": ("bert-base", "gpt2"),
+    "--from": ((), ("--from", "model.py")),
+    "--machine": ("summit", "llama3"),
+    "--seed": ("1", "2"),
+    "--ranks-per-node": ("4", "8"),
+    "--compression": ("none", "tensor"),
+    "--capture": ("eager", "lazy"),
+    "--partner": (("--partner",), ("--no-partner",)),
+    "--parity": ("2/1", "4/2"),
+    "--local": (("--local",), ("--no-local",)),
+    "--files": ("rank", "node"),
+    "--flush-bandwidth": ("1 GB/s", "2 MB/s"),
+    "--flush-share": ("0.5", "1e-6"),
+}
+MEASURING: dict[str, Any] = OUTPUTS | {"--local-dir": ("one", "two"), "--persistent-dir": ("one", "two")}
+WAYS: dict[str, dict[str, Any]] = {
+    "scale": JOB
+    | {
+        "--ranks": ("8", "32"),
+        "--strategy": ("whole", "flat"),
+        "--with-compression": FLAG,
+        "--serial": FLAG,
+    },
+    "campaign": JOB
+    | {
+        # Without copies, which take longer than the flush and so hide it.
+        "--flush-share": (("--flush-share", "0.5", "--no-partner"), ("--flush-share", "1e-6", "--no-partner")),
+        "--ranks": ("8", "32"),
+        "--days": ("0.1", "0.2"),
+        "--seeds": ("1", "2"),
+        "--every": ("10min", "20min"),
+        "--levels": ("local=1,persistent=1", "local=1,persistent=2"),
+        "--spares": (("--spares", "0", "--trace", "trace.csv"), ("--spares", "9", "--trace", "trace.csv")),
+        "--elastic": (
+            ("--spares", "0", "--trace", "trace.csv"),
+            ("--spares", "0", "--trace", "trace.csv", "--elastic"),
+        ),
+        "--trace": ((), ("--trace", "trace.csv")),
+        "--advised": FLAG,
+        "--anyway": FLAG,
+    },
+    "advise": JOB
+    | {
+        "--ranks": ("8", "32"),
+        "--step-time": ("1s", "7s"),
+        "--mtbf-factor": ("1", "0.1"),
+        "--config": FILE,
+    },
+    "calibrate": MEASURING
+    | {
+        "--out": ("a.toml", "b.toml"),
+        "--name": ("a", "b"),
+        "--ranks-per-node": ("1", "2"),
+        "--quick": FLAG,
+    },
+    "validate": MEASURING
+    | {
+        "--machine": ((), ("--machine", "frontier")),
+        "--ranks": ("1", "2"),
+        "--passes": ("1", "2"),
+        "--quick": FLAG,
+        "--layout": ("fsdp", "tp=1"),
+    },
+    "machines": {"name": (("frontier",), ("summit",)), "--json": FLAG},
+    "published": {"--json": FLAG},
+    "states": {"names": (("gpt2",), ("bert-base",)), "--json": FLAG},
+}
+SHORT = ("--state", "tensors-64x4MB", "--ranks", "32")
+BASE: dict[str, Way] = {
+    "scale": (*SHORT, "--strategy", "deeppart,rank0"),
+    "campaign": (*SHORT, "--days", "0.2", "--seeds", "1"),
+    "advise": SHORT,
+    "calibrate": ("--out", "machine.toml", "--ranks-per-node", "1"),
+    "validate": ("--ranks", "2"),
+    "machines": (),
+    "published": (),
+    "states": (),
+}
+CASES = [(command, option) for command, options in WAYS.items() for option in options]
+
+
+def _options(command: str) -> set[str]:
+    found = main.get_command(click.Context(main), command)
+    assert found is not None
+    return {each.opts[0] if isinstance(each, click.Option) else str(each.name) for each in found.params}
+
+
+def test_no_option_is_missing_here() -> None:
+    """A new option needs a line above, which says what it changes."""
+    assert {command: set(options) for command, options in WAYS.items()} == {name: _options(name) for name in main.names}
+
+
+# --- both ways, compared ----------------------------------------------------------------------------------------------
+
+
+class _Measured:
+    """Stands for the ranks that would be measured: some seconds each; what was asked of them is kept."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __call__(self, ranks: int, saves: Sequence[Any], directories: Any, dtypes: Sequence[str] = ()) -> Any:
+        self.asked.append(f"{ranks} {saves} {directories}")
+        found = []
+        for save in saves:
+            capture = save.nbytes / ranks / 5e9 + 4e-6 * save.tensors / ranks
+            blocked = capture + 1e-3 + 2e-6 * save.tensors
+            done = {"local": blocked + save.nbytes / 2e9 + 1e-3, "persistent": blocked + save.nbytes / 1e9 + 1e-2}
+            one = {"capture": capture, "blocked": blocked, "restore": save.nbytes / 4e9} | done
+            found.append({name: [seconds] * save.rounds for name, seconds in one.items()})
+        network = {"bandwidth": 5e9, "latency": 1e-6} if ranks > 1 else None
+        serialize = {"stream": 1e9, "tensor": 2e-5} if ranks == 1 else None
+        rates: dict[str, Any] = {"codec": {}, "copy": 5e9, "hash": 9e9, "parity": 2e9}
+        return {"saves": found, "pieces": rates | {"serialize": serialize, "network": network}}
+
+
+def _ways(option: str, two: Any) -> tuple[Way, Way]:
+    if two == FLAG:
+        return (), (option,)
+    if two == FILE:
+        return (), (option, "out.png" if option == "--png" else "out")
+    first, second = two
+    return (first, second) if isinstance(first, tuple) else ((option, first), (option, second))
+
+
+def _outcome(
+    capsys: pytest.CaptureFixture[str], folder: Path, command: str, way: Way, as_json: bool, limit_s: float | None
+) -> Any:
+    """The exit code and everything that was said, written and measured."""
+    for name in ("one", "two"):
+        folder.joinpath(name).mkdir(parents=True)
+    folder.joinpath("model.py").write_text("import torch\n\n\ndef build():\n    return {'a': torch.empty(1 << 20)}\n")
+    folder.joinpath("trace.csv").write_text("at_s,kind,nodes\n2000,node,1\n9000,node,0\n")
+    replaced = {name for name in way if name.startswith("--")} | ({"--state"} if "--from" in way else set())
+    kept: list[str] = []
+    base = list(BASE[command])
+    while base:
+        option, value = base[:2]
+        kept += [] if option in replaced else [option, value]
+        base = base[2:]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr("deeppart_simulator.report.page._WALL_S", 0.2 * 86400)
+        measured = _Measured()
+        patch.setattr("deeppart_simulator.measure.calibrate.measure", measured)
+        patch.setattr("deeppart_simulator.measure.validate.measure", measured)
+        if limit_s is not None:
+            patch.setattr("deeppart_simulator.campaign.effort.LIMIT_S", limit_s)
+        code, out, err = sim(capsys, command, *kept, *way, *(("--json",) if as_json else ()))
+    written = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    return code, out, err, written, measured.asked
+
+
+@pytest.mark.parametrize(("command", "option"), CASES)
+def test_every_option_changes_something_or_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, option: str
+) -> None:
+    # Text where the option is about the text; and where the limit of --anyway is to be met.
+    as_json = option not in ("--json", "--serial", "--anyway")
+    limit_s = 0.0 if option == "--anyway" else None
+    first, second = (
+        _outcome(capsys, tmp_path / str(number), command, way, as_json, limit_s)
+        for number, way in enumerate(_ways(option, WAYS[command][option]))
+    )
+    refused = [code == 2 and option in out + err for code, out, err, *_ in (first, second)]
+    assert all(code != 2 or named for (code, *_), named in zip((first, second), refused, strict=True)) or (
+        option == "--anyway"
+    ), (first[2], second[2])
+    assert first != second or all(refused), (command, option)
+
+
+# --- kinds of values --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("campaign", "--days", "nan"), "finite"),
+        (("campaign", "--days", "inf"), "finite"),
+        (("advise", "--mtbf-factor", "nan"), "finite"),
+        (("advise", "--flush-share", "nan"), "finite"),
+        (("scale", "--compression", "tensr"), "Did you mean 'tensor'?"),
+        (("scale", "--files", "nodes"), "Did you mean 'node'?"),
+        (("scale", "--capture", "zzz"), "'eager', 'lazy'"),
+    ],
+)
+def test_values_that_no_option_has(capsys: pytest.CaptureFixture[str], arguments: Way, said: str) -> None:
+    code, _, err = sim(capsys, *arguments)
+    assert code == 2 and said in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("scale", "--no-local", "--partner"), "--partner"),
+        (("scale", "--no-local", "--parity", "2/1"), "--parity"),
+        (("scale", "--ranks", "4", "--partner"), "--partner"),
+        (("scale", "--flush-bandwidth", "1 GB/s", "--flush-share", "0.2"), "--flush-share"),
+        (("scale", "--compression", "tensor", "--with-compression"), "--with-compression"),
+        (("scale", "--machine", "plain.toml", "--compression", "tensor"), "--compression"),
+        (("scale", "--machine", "plain.toml", "--with-compression"), "--with-compression"),
+        (("campaign", "--trace", "trace.csv", "--seeds", "3"), "--seeds"),
+        (("campaign", "--trace", "trace.csv", "--seed", "3"), "--seed"),
+        (("campaign", "--every", "9min", "--levels", "local=1", "--flush-share", "0.2"), "--flush-share"),
+        (("campaign", "--partner", "--levels", "local=1,persistent=2"), "--partner"),
+        (("campaign", "--parity", "2/1", "--levels", "local=1"), "--parity"),
+        (("calibrate", "--state", "gpt2"), "--state"),
+        (("calibrate", "--machine", "frontier"), "--machine"),
+        (("calibrate", "--seed", "2"), "--seed"),
+        (("validate", "--from", "model.py"), "--from"),
+    ],
+)
+def test_what_another_option_leaves_no_use_for_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Way, option: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("trace.csv").write_text("at_s,kind,nodes\n2000,node,1\n")
+    _, least, _ = sim(capsys, "machines", "summit")
+    Path("plain.toml").write_text(least[: least.index("[codec.")])
+    code, _, err = sim(
+        capsys, *arguments, *(() if "--ranks" in arguments or arguments[0] != "scale" else ("--ranks", "64"))
+    )
+    assert code == 2 and option in err
+
+
+def test_a_seed_is_for_the_campaign_of_a_page(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deeppart_simulator.report.page._WALL_S", 7200.0)
+    machine, pages = tmp_path / "machine.toml", []
+    machine.write_text('base = "frontier"\n[failures]\nsystem = "1 h"\nnode = "never"\n')
+    for seed in ("1", "2"):
+        file = tmp_path / f"{seed}.html"
+        some = ("--machine", str(machine), "--state", "tensors-8x4MB", "--ranks", "4", "--strategy", "rank0")
+        assert sim(capsys, "scale", *some, "--seed", seed, "--report", str(file))[0] == 0
+        pages.append(file.read_text())
+    assert pages[0] != pages[1]
