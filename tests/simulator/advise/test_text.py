@@ -80,7 +80,7 @@ def test_what_no_failure_needs_is_written_about_every_hour(step_s: float) -> Non
     assert persistent.failures_per_s < 1 / (1000 * DAY), "a copy or parity survives each failure alone"
     cadence = chosen.chosen.cadence
     every = tomllib.loads(config_toml(chosen, step_s))["every"]
-    counted = step_s if step_s else cadence.period_s
+    counted = step_s or cadence.period_s
     assert 3000 <= every["persistent"] * counted <= 2 * 3600
     assert every["persistent"] % every["local"] == 0
     assert every["persistent"] / every["local"] == cadence.every["persistent"] / cadence.every["local"]
