@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 import simpy
 
-from deeppart.model import LEVELS, MOST_IN_FLIGHT, REDUNDANT_LEVELS, Level
+from deeppart.model import LEVELS
 
 from .costs import NOTHING
 from .failures import Failure, Size, drawn, rates_per_s
-from .filesystem import SharedBandwidth, Transfer, bursts
+from .filesystem import SharedBandwidth, bursts
+from .pipeline import Pipeline
 from .plan import Cadences, Planned
 from .result import RunResult
-from .retention import retire
+from .scheduling import ENDS, PREEMPTION, Turn
 from .survival import Stored, recover
 
 #: Mean length of a burst of other jobs on the file system.
@@ -70,25 +71,23 @@ class _Run:
         self._result.least_nodes = nodes
         self._doing, self._since, self._rate = "training", 0.0, 0.0
         self._progress = 0.0
-        self._stored: list[Stored] = []
         self._sequence = 0
-        self._background: list[simpy.Process] = []
-        self._in_flight = 0
-        self._staging_free = True
         self._changed = self.env.event()
         self._node_back = self.env.event()
-        self._protect = simpy.Resource(self.env)
-        self._turns = simpy.Resource(self.env)
         persistent = planned.job.machine.persistent
-        self._file_system = SharedBandwidth(self.env, persistent.write)
+        file_system = SharedBandwidth(self.env, persistent.write)
+        self._pipeline = Pipeline(self.env, file_system, cadences, self._result, self._tell)
         size = Size(planned.job.ranks, nodes)
         self._rates = rates_per_s(planned.job.machine.failures, size)
         failures = iter(trace) if trace is not None else drawn(planned.job.machine.failures, size, random.spawn(1)[0])
         self._job = self.env.process(self._live())
         self.env.process(self._fail(failures))
         self.env.process(
-            bursts(self.env, self._file_system, persistent.write, persistent.others, _BURST_S, random.spawn(1)[0])
+            bursts(self.env, file_system, persistent.write, persistent.others, _BURST_S, random.spawn(1)[0])
         )
+        everyone = tuple(range(nodes))
+        self._turn = Turn(self.env, cadences.scheduling, random.spawn(1)[0], everyone, self._tell, self._end)
+        self._turn.begin()
 
     def result(self) -> RunResult:
         """The figures of the run until now; to be called once, at the end."""
@@ -111,6 +110,9 @@ class _Run:
                     failed = False
                 while True:
                     yield from self._train(self._cadences.period_s)
+                    if self._turn.told is not None:
+                        yield from self._leave(self._turn.told)
+                        continue
                     yield from self._checkpoint()
                     if self._worth_growing():
                         yield from self._grow()
@@ -131,9 +133,9 @@ class _Run:
     def _train(self, amount_s: float) -> Events:
         """Train for so much work: seconds of the whole job at full speed."""
         goal = self._progress + amount_s
-        while goal - self._progress > 1e-9 * amount_s:
+        while goal - self._progress > 1e-9 * amount_s and self._turn.told is None:
             full = self._world.speed
-            self._rate = full * (1 - self._planned.job.machine.interference) if self._in_flight else full
+            self._rate = full * (1 - self._planned.job.machine.interference) if self._pipeline.in_flight else full
             began = self.env.now
             try:
                 self._changed = self.env.event()
@@ -149,87 +151,44 @@ class _Run:
         if self._rate:
             self._result.slowed_s += elapsed_s * (self._world.speed - self._rate)
 
-    def _checkpoint(self) -> Events:
-        due = self._cadences.due(self._sequence)
-        while due and not (self._staging_free and self._in_flight < MOST_IN_FLIGHT):
+    def _checkpoint(self, force: bool = False) -> Events:
+        due = self._cadences.due(0 if force else self._sequence)
+        while due and not self._pipeline.has_room:
             self._changed = self.env.event()
             yield from self._spend("waiting", self._changed)
         if due:
             yield from self._spend("blocked", self.env.timeout(self._world.times.blocked_s))
             stored = Stored(self._sequence, self._progress, tuple(self._nodes))
-            self._staging_free = False
-            self._in_flight += 1
-            self._background = [process for process in self._background if process.is_alive]
-            self._background.append(self.env.process(self._complete(stored, due)))
+            self._pipeline.begin(self._world, stored, due)
         self._sequence += 1
 
-    # --- the background -----------------------------------------------------------------------------------------------
+    # --- the scheduler ------------------------------------------------------------------------------------------------
 
-    def _complete(self, stored: Stored, due: tuple[str, ...]) -> Events:
-        """One checkpoint through its levels. A failure of the job ends it, with what is complete by then."""
-        stages = self._world.stages
-        flush = None
-        try:
-            if self._world.times.lazy:
-                yield self.env.timeout(stages["capture"])
-            if Level.PERSISTENT in due:
-                flush = self.env.process(self._flush(stored, Level.LOCAL not in due))
-                self._background.append(flush)
-            if Level.LOCAL in due:
-                yield self.env.timeout(self._world.local_s)
-                self._done(stored, Level.LOCAL)
-                self._free_staging()
-            redundant = [level for level in REDUNDANT_LEVELS if level in due and stages[level]]
-            if redundant:
-                with self._protect.request() as turn:
-                    yield turn
-                    for level in redundant:
-                        yield self.env.timeout(stages[level])
-                        self._done(stored, level)
-            if flush is not None:
-                yield flush
-            if Level.LOCAL not in due:
-                self._free_staging()
-            self._in_flight -= 1
-            self._tell()
-        except simpy.Interrupt:
-            pass
+    def _end(self, end: Failure) -> None:
+        self._job.interrupt(end)
 
-    def _flush(self, stored: Stored, from_memory: bool) -> Events:
-        transfer: Transfer | None = None
-        try:
-            with self._turns.request() as turn:
-                yield turn
-                began = self.env.now
-                if from_memory and self._world.stages["encode"]:
-                    yield self.env.timeout(self._world.stages["encode"])
-                transfer = self._file_system.begin(self._world.flushed_bytes, self._world.flush_rate)
-                yield transfer.done
-                transfer = None
-                # Files have to be created, and the copy cannot be done before the file that it follows.
-                least = self._world.flush_latency_s
-                if not from_memory:
-                    least = max(least, began + self._world.local_s - self.env.now)
-                yield self.env.timeout(least)
-                self._done(stored, Level.PERSISTENT)
-        except simpy.Interrupt:
-            if transfer is not None:
-                self._file_system.give_up(transfer)
+    def _leave(self, kind: str) -> Events:
+        """Told that it will end, the job saves everything, leaves, and waits for its next turn."""
+        yield from self._checkpoint(force=True)
+        while self._pipeline.in_flight:
+            self._changed = self.env.event()
+            yield from self._spend("leaving", self._changed)
+        ends = self._result.ends
+        ends[kind] = ends.get(kind, 0) + 1
+        self._result.in_time += 1
+        self._forget_nodes()
+        yield from self._restart()
 
-    def _done(self, stored: Stored, level: str) -> None:
-        """A level is complete: count it, and let go what ``keep`` no longer wants."""
-        result = self._result
-        result.checkpoints[level] = result.checkpoints.get(level, 0) + 1
-        result.nbytes[level] = result.nbytes.get(level, 0) + self._world.level_bytes[level]
-        stored.levels.add(level)
-        if stored not in self._stored:
-            self._stored.append(stored)
-        self._stored = retire(self._stored, self._cadences.keep)
+    def _forget_nodes(self) -> None:
+        """The turn is over; what the job has on nodes is gone with them."""
+        self._turn.over()
+        self._pipeline.stop()
+        for stored in self._pipeline.stored:
+            stored.lost.update(stored.nodes)
 
-    def _free_staging(self) -> None:
-        if not self._staging_free:
-            self._staging_free = True
-            self._tell()
+    def _queue(self) -> Events:
+        yield from self._spend("queued", self.env.timeout(self._turn.wait_s()))
+        self._turn.begin()
 
     def _tell(self) -> None:
         if not self._changed.triggered:
@@ -241,22 +200,25 @@ class _Run:
         for failure in failures:
             if failure.at_s > self._cadences.wall_s:
                 return
-            yield self.env.timeout(max(0.0, failure.at_s - self.env.now))
-            if any(place < len(self._nodes) for place in failure.nodes):
+            preempted = failure.kind == PREEMPTION
+            notice_s = self._cadences.scheduling.notice_s if preempted else 0.0
+            yield self.env.timeout(max(0.0, failure.at_s - notice_s - self.env.now))
+            if preempted:
+                self._turn.preempt()
+            elif self._turn.running and any(place < len(self._nodes) for place in failure.nodes):
                 self._job.interrupt(failure)
 
     def _strike(self, failure: Failure) -> None:
         """Processes are gone, and so is what was under way; of lost nodes, everything on their storage."""
-        failures = self._result.failures
+        failures = self._result.ends if failure.kind in ENDS else self._result.failures
         failures[failure.kind] = failures.get(failure.kind, 0) + 1
-        for process in self._background:
-            if process.is_alive:
-                process.interrupt()
-        self._background, self._in_flight, self._staging_free = [], 0, True
-        if failure.kind == "process":
+        self._pipeline.stop()
+        if failure.kind in ENDS:
+            self._forget_nodes()
+        if failure.kind in ENDS or failure.kind == "process":
             return
         struck = [self._nodes[place] for place in failure.nodes if place < len(self._nodes)]
-        for stored in self._stored:
+        for stored in self._pipeline.stored:
             stored.lost.update(struck)
         if failure.kind != "system":  # after that the nodes come back, empty
             self._nodes = [node for node in self._nodes if node not in set(struck)]
@@ -271,15 +233,19 @@ class _Run:
 
     def _restart(self) -> Events:
         restart = self._planned.job.machine.restart
-        yield from self._spend("down", self.env.timeout(restart.detect))
-        yield from self._gather_nodes(restart.replace)
+        if self._turn.running:
+            yield from self._spend("down", self.env.timeout(restart.detect))
+            yield from self._gather_nodes(restart.replace)
+        else:
+            yield from self._queue()
+            yield from self._gather_nodes(0.0)
         yield from self._spend("down", self.env.timeout(restart.relaunch))
         level = yield from self._recover()
         self._result.recoveries[level] = self._result.recoveries.get(level, 0) + 1
 
     def _recover(self) -> Generator[Any, Any, str]:
         """Come back from the newest step that survives; returns the costliest level that was needed."""
-        recovery = recover(self._stored, self._nodes, self._planned.job.protection, self._planned.domain_nodes)
+        recovery = recover(self._pipeline.stored, self._nodes, self._planned.job.protection, self._planned.domain_nodes)
         if recovery is None:
             self._lose(0.0)
             return NOTHING
@@ -288,21 +254,21 @@ class _Run:
         yield from self._spend("restoring", self.env.timeout(duration))
         self._lose(stored.progress_s)
         # What came after it is of no use, and the library removes it.
-        self._stored = [each for each in self._stored if each.sequence <= stored.sequence]
-        self._background.append(self.env.process(self._heal(stored)))
+        self._pipeline.stored = [each for each in self._pipeline.stored if each.sequence <= stored.sequence]
+        self._pipeline.rebuild(self._world, stored, tuple(self._nodes))
         return recovery.level
 
     # --- growing back -------------------------------------------------------------------------------------------------
 
     def _worth_growing(self) -> bool:
         """True if repaired nodes are worth a restart, counted until the next failure, at which they join anyway."""
-        if not self._cadences.elastic or not self._spares or not self._stored:
+        if not self._cadences.elastic or not self._spares or not self._pipeline.stored:
             return False
         usable = self._planned.usable(len(self._nodes) + len(self._spares))
         if usable <= len(self._nodes):
             return False
         more, restart = self._planned.on(usable), self._planned.job.machine.restart
-        newest = self._stored[-1]
+        newest = self._pipeline.stored[-1]
         parts = {min(newest.levels, key=LEVELS.index): len(newest.nodes)}
         stopped_s = restart.replace + restart.relaunch + more.restore_s(parts, len(newest.nodes))
         failures_per_s = sum(self._rates.values())
@@ -310,7 +276,7 @@ class _Run:
 
     def _grow(self) -> Events:
         """Stop in good order after a checkpoint, and go on from it with more nodes."""
-        while self._in_flight:
+        while self._pipeline.in_flight:
             self._changed = self.env.event()
             yield from self._spend("waiting", self._changed)
         restart = self._planned.job.machine.restart
@@ -344,17 +310,6 @@ class _Run:
         self._spares += self._nodes[usable:] if usable else []
         self._nodes = self._nodes[:usable] if usable else self._nodes
         return usable > 0
-
-    def _heal(self, stored: Stored) -> Events:
-        """Rebuild what the restored step lost of its levels on nodes, where it is now at home."""
-        try:
-            with self._protect.request() as turn:
-                yield turn
-                yield self.env.timeout(self._world.heal_s)
-            stored.nodes, stored.lost = tuple(self._nodes), set()
-            stored.levels.update(self._cadences.node_levels)
-        except simpy.Interrupt:
-            pass
 
     def _lose(self, progress_s: float) -> None:
         self._result.lost_s += self._progress - progress_s

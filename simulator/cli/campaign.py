@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
@@ -23,7 +22,7 @@ from ..advise.notes import what_if
 from ..advise.wanted import Wanted
 from ..campaign.costs import NOTHING, level_costs, often_enough, training_s
 from ..campaign.effort import LIMIT_S, effort_s, too_long
-from ..campaign.failures import Failure, Size, read_trace
+from ..campaign.failures import Failure, Size
 from ..campaign.outcomes import Estimate, Summary, show_number, summarize
 from ..campaign.plan import Cadences, Planned, usual_spares
 from ..campaign.result import RunResult
@@ -47,6 +46,7 @@ from .options import (
 )
 from .parameters import FiniteRange, given, no_effect
 from .scale import describe_state, heading
+from .traces import Happenings, happenings_options
 
 _LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity", NOTHING: "nothing: from the beginning"}
 
@@ -75,7 +75,7 @@ _LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity", NOTHING: "n
 @click.option(
     "--advised", is_flag=True, help="What `advise` advises for this job: levels, redundancy, compression and cadence."
 )
-@click.option("--trace", type=click.Path(path_type=Path), help="Failures from a CSV file instead of random ones.")
+@happenings_options
 @click.option("--anyway", is_flag=True, help="Simulate it even if that takes more than an hour.")
 @job_options
 def campaign(
@@ -88,7 +88,7 @@ def campaign(
     spares: int | None,
     elastic: bool,
     advised: bool,
-    trace: Path | None,
+    happenings: Happenings,
     anyway: bool,
     **options: Any,
 ) -> int:
@@ -97,8 +97,9 @@ def campaign(
     advice = _advice(job, wanted_of(options), every, levels) if advised else None
     planned = Planned(job if advice is None else advice.job)
     job = planned.job
-    failures = None if trace is None else read_trace(trace, Size(job.ranks, job.nodes))
-    if failures is not None and not job.machine.persistent.others:
+    failures = happenings.failures(Size(job.ranks, job.nodes))
+    random = job.machine.persistent.others or happenings.scheduling.random
+    if failures is not None and not random:
         seeds = _one_seed(common, seeds)
     if every is not None and levels is not None and given("flush_share") and common.report_path is None:
         raise no_effect("--flush-share", "it limits how often checkpoints are flushed, which --every and --levels give")
@@ -109,6 +110,7 @@ def campaign(
     else:
         period_s = training_s(advice.costs, advice.cadence)
         cadences = Cadences(period_s, dict(advice.cadence.every), days * 86400.0, spares=ready, elastic=elastic)
+    cadences = replace(cadences, scheduling=happenings.scheduling)
     if not anyway:
         _check_effort(planned, cadences, seeds, failures)
     results = simulate(planned, cadences, range(common.seed, common.seed + seeds), failures, shown=not common.as_json)
@@ -306,9 +308,16 @@ def _table(summary: Summary) -> Table:
         ("short of nodes", "waiting for nodes"), ("restoring", "restoring"),
     ):  # fmt: skip
         _row(found, label, summary.shares[name], show_share)
+    for name, label in (("leaving", "saving before the end of a turn"), ("queued", "in the queue")):
+        if summary.shares[name].most:
+            _row(found, label, summary.shares[name], show_share)
     found.add_section()
     for kind, number in summary.failures.items():
         _row(found, f"failures: {kind}", number, show_number)
+    for kind, number in summary.ends.items():
+        _row(found, f"ended: {kind}", number, show_number)
+    if summary.ends:
+        _row(found, "of these with everything saved", summary.in_time, show_number)
     for level, number in summary.recoveries.items():
         _row(found, f"came back from {_LEVEL_WORDS.get(level, level)}", number, show_number)
     if summary.grown.most:

@@ -40,6 +40,8 @@ _SHARES = (
     ("blocked", "blocked", "#e0762c"),
     ("waiting", "waiting for room", "#b3478f"),
     ("slowed", "slowed", "#2f6fde"),
+    ("leaving", "saving before the end of a turn", "#4f9d69"),
+    ("queued", "in the queue", "#b9bec6"),
 )
 
 
