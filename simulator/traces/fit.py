@@ -100,11 +100,14 @@ def fit(trace: Trace, assumed: Assumed | None = None) -> Fit:
     counts = {kind: sum(event.kind == kind for event in trace.events) for kind in KINDS}
     times = {kind: times_between(trace, kind) for kind in FAILURES}
     shapes = {kind: found for kind in FAILURES if (found := fit_shape([times[kind]])) is not None}
-    shape = fit_shape(list(times.values()))
+    # Jobs of everybody fail early for reasons of their own: machines have the shape of what strikes nodes.
+    others = [kind for kind in FAILURES if not _by_runs(trace, kind)] if not trace.one_job else FAILURES
+    shape = fit_shape([times[kind] for kind in others]) or fit_shape(list(times.values()))
     rates = {}
     for kind, exposure_s in exposures.items():
         own = shapes.get(kind, shape)
-        spread = 1.0 if own is None or own.exponential or kind == PREEMPTION else own.dispersion
+        plain = own is None or own.exponential or kind == PREEMPTION or _by_runs(trace, kind)
+        spread = 1.0 if own is None or plain else own.dispersion
         if exposure_s > 0 and kind in (*trace.tells, PREEMPTION):
             rates[kind] = rate(counts[kind], exposure_s, spread)
     return Fit(trace, rates, shape, shapes, at_once, size, counts[TIME_LIMIT], tuple(notes))
@@ -133,12 +136,14 @@ def _given_groups(trace: Trace) -> int:
 def times_between(trace: Trace, kind: str) -> Times:
     """Times between failures of one class.
 
-    In a log of nodes, from one failure to the next; the last is censored, and the first, which began before watching
-    did, is left out. In a log of jobs, the runs themselves, in node-seconds: a run on twice as many nodes is expected
-    to fail in half the time. Times of 0, which the resolution of a file makes, are half of that.
+    From one failure to the next; the last is censored, and the first, which began before watching did, is left out.
+    Processes begin anew with each job, and so does everything in the history of one job: there, times are the runs
+    themselves, in node-seconds, since a run on twice as many nodes is expected to fail in half the time. Times of 0,
+    which the resolution of a file makes, are half of that.
     """
     least = (trace.observation.resolution_s or _RESOLUTION_S) / 2
-    if trace.runs is not None:
+    if _by_runs(trace, kind):
+        assert trace.runs is not None
         runs, failed = trace.runs, trace.runs.ended == KINDS.index(kind)
         lengths = np.maximum(runs.seconds, least) * np.maximum(runs.nodes, 1)
         return Times(lengths[failed], lengths[~failed])
@@ -147,6 +152,10 @@ def times_between(trace: Trace, kind: str) -> Times:
         return Times(at, np.empty(0))
     left: Floats = np.array([trace.observation.seconds - at[-1]])
     return Times(np.maximum(np.diff(at), least), left[left > 0])
+
+
+def _by_runs(trace: Trace, kind: str) -> bool:
+    return trace.runs is not None and (trace.one_job or kind == "process")
 
 
 def failures_toml(found: Fit, source: str) -> str:

@@ -68,7 +68,7 @@ def _trace(records: list[dict[str, Any]], spans: list[tuple[float, bool]]) -> Tr
     observation = Observation(clock, most, float(seconds @ nodes), resolution_s=1.0)
     names = tuple(str(number) for number in range(most))
     runs, tells = Runs(seconds, nodes, ended), ("process", "node", "system")
-    return Trace(NAME, tuple(events), observation, names, runs, notes=tuple(notes), tells=tells)
+    return Trace(NAME, tuple(events), observation, names, runs, notes=tuple(notes), one_job=True, tells=tells)
 
 
 def _span(record: dict[str, Any]) -> tuple[float, bool]:

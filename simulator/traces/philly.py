@@ -55,13 +55,13 @@ def read_philly(path: Path) -> Trace:
 def _add(log: JobLog, job: Any, path: Path, line: int) -> int:
     """One job's attempts; returns how many were left out."""
     if not isinstance(job, dict) or not isinstance(job.get("attempts"), list):
-        raise refusal(path, line, shown(repr(job)), "a job: an object with status, submitted_time and attempts")
+        raise refusal(path, line, shown(job), "a job: an object with status, submitted_time and attempts")
     if job.get("status") not in _STATUSES:
         raise refusal(path, line, shown(job.get("status")), "one of " + ", ".join(_STATUSES), "status")
     since, left_out = _time(job.get("submitted_time"), path, line, "submitted_time"), 0
     for place, attempt in enumerate(job["attempts"]):
         if not isinstance(attempt, dict):
-            raise refusal(path, line, shown(repr(attempt)), "an object with start_time, end_time, detail", "attempts")
+            raise refusal(path, line, shown(attempt), "an object with start_time, end_time, detail", "attempts")
         began = _time(attempt.get("start_time"), path, line, "start_time")
         ended = _time(attempt.get("end_time"), path, line, "end_time")
         if began is None:
@@ -85,7 +85,7 @@ def _places(detail: Any, path: Path, line: int) -> tuple[tuple[str, ...], int]:
         nodes = tuple(str(place["ip"]) for place in detail)
         return nodes, sum(len(place["gpus"]) for place in detail)
     except (TypeError, KeyError):
-        raise refusal(path, line, shown(repr(detail)), "a list of objects with ip and gpus", "detail") from None
+        raise refusal(path, line, shown(detail), "a list of objects with ip and gpus", "detail") from None
 
 
 def _time(text: Any, path: Path, line: int, column: str) -> float | None:
@@ -94,7 +94,7 @@ def _time(text: Any, path: Path, line: int, column: str) -> float | None:
     try:
         moment = datetime.fromisoformat(text)
     except (ValueError, TypeError):
-        raise refusal(path, line, shown(str(text)), _TIME_WORDS, column) from None
+        raise refusal(path, line, shown(text), _TIME_WORDS, column) from None
     return (moment.replace(tzinfo=None) - _EPOCH).total_seconds()
 
 

@@ -82,6 +82,7 @@ class Trace:
         runs: of jobs, where the log is one of jobs; None where it is one of nodes.
         waits_s: how long runs had to wait in a queue.
         notes: sentences: how the file was taken.
+        one_job: true if the runs are of one job, one after the other.
         tells: failures that such a file has if there are any; of others it says nothing.
     """
 
@@ -92,4 +93,5 @@ class Trace:
     runs: Runs | None = None
     waits_s: Floats = field(default_factory=lambda: np.empty(0))
     notes: tuple[str, ...] = ()
+    one_job: bool = False
     tells: tuple[str, ...] = FAILURES

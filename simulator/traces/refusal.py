@@ -31,6 +31,10 @@ def unreadable(path: Path, error: Exception) -> ConfigError:
     return ConfigError("cannot read the trace", found=str(error), where=str(path), todo="correct the file")
 
 
-def shown(text: str | None) -> str:
-    """A cell, shortened."""
-    return repr(text if text is None or len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "...")
+def shown(found: object) -> str:
+    """A cell, or a value of JSON, shortened."""
+    if isinstance(found, (list, dict)):
+        return f"a {type(found).__name__} of {len(found)}"  # may be nested deeper than repr can go
+    if isinstance(found, str) and len(found) > _MOST_SHOWN:
+        return repr(found[:_MOST_SHOWN] + "...")
+    return repr(found)

@@ -10,7 +10,7 @@ order. Lines of steps are left out, and those of jobs that have not begun.
 from __future__ import annotations
 
 from collections import Counter
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from .job_log import JobLog, LoggedRun
@@ -118,7 +118,8 @@ class _Lines:
         except ValueError:
             raise refusal(self._path, number, shown(text), _TIME_WORDS, column) from None
         # Without a zone all are taken alike: only differences count.
-        return (moment.replace(tzinfo=None) - _EPOCH).total_seconds()
+        return (moment - (_EPOCH if moment.tzinfo is None else _EPOCH_UTC)).total_seconds()
 
 
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - see above
+_EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)
