@@ -17,21 +17,32 @@ from ..traces.together import WINDOW_S, merged
 from .failures import Failure, Size
 
 
-def failures_from(path: Path, size: Size, form: str | None = None, system: str | None = None) -> tuple[Failure, ...]:
+def failures_from(
+    path: Path, size: Size, system: str | None = None, wall_s: float | None = None
+) -> tuple[Failure, ...]:
     """The failures of a job that runs through a trace from its beginning.
 
     Args:
         size: of the job.
-        form: of the file; found out if None.
         system: of LANL's, where the file has several.
+        wall_s: length of the run.
 
     Raises:
-        ConfigError: the file cannot be read, a line is impossible, or the job has more nodes than the file tells of.
+        ConfigError: the file cannot be read, a line is impossible, or the job has more nodes than the file tells of, or
+            runs for longer.
     """
-    trace = read_trace(path, form, nodes=size.nodes, system=system)
+    trace = read_trace(path, nodes=size.nodes, system=system)
+    _check_size(trace, size, path)
+    if wall_s is not None and 0 < trace.observation.seconds < wall_s:
+        raise ConfigError(
+            "the run is longer than the trace",
+            expected=f"--days of at most {trace.observation.seconds / 86400:.6g}",
+            found=f"{wall_s / 86400:.6g} days",
+            where=f"--trace {path}",
+            todo="take fewer --days",
+        )
     if trace.format != PLAIN:
         trace = merged(trace, max(trace.observation.resolution_s, WINDOW_S))
-        _check_size(trace, size, path)
     place_of = {name: place for place, name in enumerate(trace.names[: size.nodes])}
     turns = 0
     found = []

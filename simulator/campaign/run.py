@@ -23,8 +23,9 @@ from .filesystem import SharedBandwidth, bursts
 from .pipeline import Pipeline
 from .plan import Cadences, Planned
 from .result import RunResult
-from .scheduling import ENDS, PREEMPTION, Turn
+from .scheduling import ENDS, PREEMPTION
 from .survival import Stored, recover
+from .turn import Turn
 
 #: Mean length of a burst of other jobs on the file system.
 _BURST_S = 300.0

@@ -97,7 +97,7 @@ def campaign(
     advice = _advice(job, wanted_of(options), every, levels) if advised else None
     planned = Planned(job if advice is None else advice.job)
     job = planned.job
-    failures = happenings.failures(Size(job.ranks, job.nodes))
+    failures = happenings.failures(Size(job.ranks, job.nodes), days * 86400.0)
     random = job.machine.persistent.others or happenings.scheduling.random
     if failures is not None and not random:
         seeds = _one_seed(common, seeds)

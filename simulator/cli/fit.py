@@ -25,7 +25,7 @@ from ..traces.record import PREEMPTION
 from ..traces.weibull import Shape
 from .options import MOST_RANKS, console, print_json, read_time, table
 from .parameters import FiniteRange, given, no_effect
-from .traces import format_options
+from .traces import system_option
 
 _OF = {
     "process": "of a process",
@@ -38,8 +38,7 @@ _OF = {
 
 @click.command(short_help="Fit failure rates to a trace, or to a job's own runs.")
 @click.argument("path", type=click.Path(path_type=Path), metavar="FILE|DIR")
-@format_options("Of the file")[0]
-@format_options("Of the file")[1]
+@system_option
 @click.option("--nodes", type=click.IntRange(1, MOST_RANKS), help="That were watched, where the file does not say.")
 @click.option("--days", type=FiniteRange(min=0, min_open=True), help="For how long, where the file does not say.")
 @click.option("--ranks-per-node", type=click.IntRange(1, MOST_RANKS_PER_NODE), help="Processes on each node.")
@@ -51,7 +50,6 @@ _OF = {
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def fit(
     path: Path,
-    form: str | None,
     system: str | None,
     nodes: int | None,
     days: float | None,
@@ -66,7 +64,7 @@ def fit(
     FILE is the output of sacct --parsable2, LANL's or Philly's published log, or a table; DIR is the persistent
     directory of a job with every = "auto". docs/simulator.md has the formats.
     """
-    trace = read_trace(path, form, system=system)
+    trace = read_trace(path, system=system)
     if trace.observation.node_s:
         for option, name in (("--nodes", "nodes"), ("--days", "days")):
             if given(name):

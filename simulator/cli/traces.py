@@ -18,9 +18,9 @@ from deeppart.model.units import SECONDS_WORDS
 from ..campaign.failures import Failure, Size
 from ..campaign.from_trace import failures_from
 from ..campaign.scheduling import PREEMPTION, Scheduling, Waits
-from ..traces.read import FORMATS, read_trace
+from ..traces.read import read_trace
 from .options import read_time
-from .parameters import OneOf, no_effect
+from .parameters import no_effect
 
 F = TypeVar("F", bound=Callable[..., Any])
 _EXPONENTIAL = "exponential:"
@@ -32,26 +32,27 @@ class Happenings:
 
     Attributes:
         trace: failures instead of drawn ones, or None.
-        form, system: of it, as given.
+        system: of LANL's, as given.
         scheduling: what the scheduler does.
     """
 
     trace: Path | None
-    form: str | None
     system: str | None
     scheduling: Scheduling
 
-    def failures(self, size: Size) -> tuple[Failure, ...] | None:
+    def failures(self, size: Size, wall_s: float) -> tuple[Failure, ...] | None:
         """Those of the trace that strike the job; None without one.
+
+        Args:
+            size: of the job.
+            wall_s: how long it runs.
 
         Raises:
             ConfigError: it cannot be read, does not fit the job, or leaves an option without effect.
         """
-        if self.trace is None:
-            for option, value in (("--format", self.form), ("--system", self.system)):
-                if value is not None:
-                    raise no_effect(option, "it is about --trace")
-        found = None if self.trace is None else failures_from(self.trace, size, self.form, self.system)
+        if self.trace is None and self.system is not None:
+            raise no_effect("--system", "it is about --trace")
+        found = None if self.trace is None else failures_from(self.trace, size, self.system, wall_s)
         self._check(any(failure.kind == PREEMPTION for failure in found or ()))
         return found
 
@@ -76,8 +77,8 @@ def happenings_options(function: F) -> F:
 
     @functools.wraps(function)
     def wrapped(
+        *first: Any,
         trace: Path | None,
-        form: str | None,
         system: str | None,
         time_limit: str | None,
         preemption: str | None,
@@ -91,7 +92,7 @@ def happenings_options(function: F) -> F:
             0.0 if notice is None else read_time(notice, "--notice"),
             Waits() if queue is None else read_waits(queue),
         )
-        return function(happenings=Happenings(trace, form, system, scheduling), **rest)
+        return function(*first, happenings=Happenings(trace, system, scheduling), **rest)
 
     decorators = (
         click.option(
@@ -100,7 +101,7 @@ def happenings_options(function: F) -> F:
             metavar="FILE",
             help="Failures from a file instead of random ones: of sacct, LANL, Philly, a job's own runs, or a table.",
         ),
-        *format_options("Of --trace"),
+        system_option,
         click.option("--time-limit", metavar="TIME", help="Of each turn of the job; no limit if left out."),
         click.option(
             "--preemption", metavar="TIME", help="Mean time after which the job has to make room; never if left out."
@@ -118,12 +119,9 @@ def happenings_options(function: F) -> F:
     return cast("F", found)
 
 
-def format_options(what: str) -> tuple[Callable[[Any], Any], ...]:
-    """How a trace is to be read."""
-    return (
-        click.option("--format", "form", type=OneOf(FORMATS), help=f"{what}; by how it begins if left out."),
-        click.option("--system", metavar="NUMBER", help="Of LANL's 22 systems, where the file has several."),
-    )
+def system_option(function: Any) -> Any:
+    """Which of the systems in LANL's file."""
+    return click.option("--system", metavar="NUMBER", help="Of LANL's 22, where the trace is theirs.")(function)
 
 
 def read_waits(text: str) -> Waits:

@@ -33,7 +33,7 @@ _MOST_NODES = 1 << 20
 def is_plain(beginning: str) -> bool:
     """True if a file that begins so is such a table."""
     lines = [line for line in beginning.splitlines() if not line.startswith("#")]
-    return bool(lines) and {"at_s", "kind"} <= set(lines[0].split(","))
+    return bool(lines) and {"at_s", "kind"} <= {word.strip(' "') for word in lines[0].split(",")}
 
 
 def read_plain(path: Path, nodes: int | None = None) -> Trace:

@@ -1,4 +1,4 @@
-"""Any trace: the format is told by how the file begins, unless it is given."""
+"""Any trace: the format is told by how the file begins."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ from deeppart.errors import ConfigError
 
 from . import lanl, own_runs, philly, plain, slurm
 from .record import Trace
-from .refusal import unreadable
+from .refusal import refusal, shown, unreadable
 
 FORMATS = (slurm.NAME, lanl.NAME, philly.NAME, plain.NAME, own_runs.NAME)
 #: Enough to tell formats apart.
 _BEGINNING = 4096
 
 
-def read_trace(path: Path, form: str | None = None, *, nodes: int | None = None, system: str | None = None) -> Trace:
+def read_trace(path: Path, *, nodes: int | None = None, system: str | None = None) -> Trace:
     """A trace.
 
     Args:
-        form: one of FORMATS; found out if None.
         nodes: of the job, for a table whose numbers of nodes are to be checked.
         system: of LANL's, where the file has several.
 
     Raises:
         ConfigError: the file cannot be read, or is in no known format, or a line is impossible.
     """
-    found = form or format_of(path)
+    found = format_of(path)
     if system is not None and found != lanl.NAME:
         raise ConfigError(
             "--system would change nothing", expected="it chooses one of LANL's systems", found=f"format {found}",
@@ -38,16 +37,14 @@ def read_trace(path: Path, form: str | None = None, *, nodes: int | None = None,
         return lanl.read_lanl(path, system)
     if found == philly.NAME:
         return philly.read_philly(path)
-    if found == own_runs.NAME:
-        return own_runs.read_own_runs(path)
-    return plain.read_plain(path, nodes)
+    return own_runs.read_own_runs(path) if found == own_runs.NAME else plain.read_plain(path, nodes)
 
 
 def format_of(path: Path) -> str:
-    """The format of a file, by its beginning; a table if it looks like nothing else.
+    """The format of a file, by its beginning, or that of a directory.
 
     Raises:
-        ConfigError: the file cannot be read.
+        ConfigError: the file cannot be read, or is in no known format.
     """
     if path.is_dir():
         return own_runs.NAME
@@ -57,10 +54,18 @@ def format_of(path: Path) -> str:
     except OSError as error:
         raise unreadable(path, error) from error
     first_line = beginning.split("\n", 1)[0]
-    if slurm.is_slurm(first_line):
-        return slurm.NAME
-    if lanl.is_lanl(first_line):
-        return lanl.NAME
-    if philly.is_philly(beginning):
-        return philly.NAME
-    return own_runs.NAME if own_runs.is_own_runs(beginning) else plain.NAME
+    known = {
+        slurm.NAME: slurm.is_slurm(first_line),
+        lanl.NAME: lanl.is_lanl(first_line),
+        philly.NAME: philly.is_philly(beginning),
+        own_runs.NAME: own_runs.is_own_runs(beginning),
+        plain.NAME: plain.is_plain(beginning),
+    }
+    for name, fits in known.items():
+        if fits:
+            return name
+    raise refusal(
+        path, 1, shown(first_line.rstrip("\r")),
+        "the columns of `sacct --parsable2` with State, Start, End and NodeList, or of LANL's file; an array of "
+        "Philly's jobs; the runs of a persistent directory; or the columns at_s, kind and nodes",
+    )  # fmt: skip

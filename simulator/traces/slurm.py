@@ -42,7 +42,7 @@ _TIME_WORDS = "a time such as 2026-11-27T15:44:35, as sacct writes it unless SLU
 
 def is_slurm(first_line: str) -> bool:
     """True if a file that begins so is such an output."""
-    return "|" in first_line and "State" in first_line.rstrip("\n").split("|")
+    return "|" in first_line and "State" in first_line.rstrip("\r\n").split("|")
 
 
 def read_slurm(path: Path) -> Trace:

@@ -48,8 +48,8 @@ def test_more_nodes_than_there_are(text: str) -> None:
 @pytest.mark.parametrize("text", ["node[1-3]", "node[001-003,7]", "a[1-2],b3,c[5]", "rack[1-2]n[1-2]", "node[098-101]"])
 def test_as_slurm_reads_them(tmp_path: Path, text: str) -> None:
     (tmp_path / "slurm.conf").write_text("ClusterName=x\nSlurmctldHost=localhost\n")
+    env = {"PATH": os.environ["PATH"], "SLURM_CONF": str(tmp_path / "slurm.conf")}
     told = subprocess.run(
-        ["scontrol", "show", "hostnames", text], env={"PATH": os.environ["PATH"], "SLURM_CONF": str(tmp_path / "slurm.conf")},
-        capture_output=True, text=True, timeout=20, check=True,
+        ["scontrol", "show", "hostnames", text], env=env, capture_output=True, text=True, timeout=20, check=True,
     ).stdout  # fmt: skip
     assert list(node_names(text)) == told.split()
