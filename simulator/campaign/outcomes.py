@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
 from .result import BUCKETS, RunResult
@@ -53,8 +53,8 @@ class Summary:
     checkpoints: dict[str, Estimate]
     nbytes: dict[str, Estimate]
     grown: Estimate
-    ends: dict[str, Estimate]
-    in_time: Estimate
+    ends: dict[str, Estimate] = field(default_factory=dict)
+    in_time: Estimate = field(default_factory=lambda: Estimate(0.0, 0.0, 0.0, 0.0, 0.0))
 
 
 def summarize(runs: Sequence[RunResult]) -> Summary:

@@ -61,7 +61,7 @@ def fit(
 ) -> int:
     """Mean times between failures, with 95 % bounds, and the shape of a Weibull distribution of the times between them.
 
-    FILE is the output of sacct --parsable2, LANL's or Philly's published log, or a table; DIR is the persistent
+    FILE is the output of sacct, LANL's or Philly's published log, or a table; DIR is the persistent
     directory of a job with every = "auto". docs/simulator.md has the formats.
     """
     trace = read_trace(path, system=system)
