@@ -73,6 +73,7 @@ class SizedJob:
         job, shares, times: the job, shares and times for that.
         speed: of training, 1 with all nodes.
         stages: stage -> seconds.
+        blocked_s: training waits for so long.
         local_s: encoding and writing the local part.
         flushed_bytes: to the file system, with one checkpoint.
         flush_rate: most bytes per second that the job's nodes can send there.
@@ -86,6 +87,7 @@ class SizedJob:
     times: Times
     speed: float
     stages: Mapping[str, float]
+    blocked_s: float
     local_s: float
     flushed_bytes: float
     flush_rate: float
@@ -155,6 +157,7 @@ class Planned:
             times=times,
             speed=ranks / self.job.ranks,
             stages=stages,
+            blocked_s=times.blocked_s,
             local_s=float(np.maximum(times.encode, times.local).max()),
             flushed_bytes=written,
             flush_rate=_balanced_rate(times.encoded, job.ranks_per_node, node_rate),

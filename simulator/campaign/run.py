@@ -3,7 +3,7 @@
 Rules are the library's: at most two checkpoints in the background, the next waits for one of them; staging memory is
 free once the local part is written; levels complete in order, the newest ``keep`` of each stay; after a failure the
 restart planner finds the newest step that survives, and what a step lost is rebuilt in the background. One seed is
-one sequence of events, always the same.
+one sequence of events, always the same. Rows of calls that go to the nodes alone are one event (:mod:`.calm`).
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from typing import Any
 import numpy as np
 import simpy
 
-from deeppart.model import LEVELS, MOST_IN_FLIGHT, REDUNDANT_LEVELS, Level
+from deeppart.model import LEVELS
 
+from .background import Background, tell
+from .calm import Call, Calm, Pace, Passed, calm_call
 from .costs import NOTHING
 from .failures import Failure, Size, drawn, rates_per_s
-from .filesystem import SharedBandwidth, Transfer, bursts
+from .filesystem import bursts
 from .plan import Cadences, Planned
 from .result import RunResult
-from .retention import retire
 from .survival import Stored, recover
 
 #: Mean length of a burst of other jobs on the file system.
 _BURST_S = 300.0
+#: Calls in a row that are passed in one event, at most: a failure leaves the rest of them for nothing.
+_MOST_CALM = 256
 #: How often a run tells how far it is: so many times in all.
 _TICKS = 100
 
@@ -69,33 +72,29 @@ class _Run:
         self._world = planned.on(nodes)
         self._result.least_nodes = nodes
         self._doing, self._since, self._rate = "training", 0.0, 0.0
+        self._calm: Calm | None = None
         self._progress = 0.0
-        self._stored: list[Stored] = []
         self._sequence = 0
-        self._background: list[simpy.Process] = []
-        self._in_flight = 0
-        self._staging_free = True
-        self._changed = self.env.event()
         self._node_back = self.env.event()
-        self._protect = simpy.Resource(self.env)
-        self._turns = simpy.Resource(self.env)
         persistent = planned.job.machine.persistent
-        self._file_system = SharedBandwidth(self.env, persistent.write)
+        self._background = Background(self.env, cadences, self._result, persistent.write)
         size = Size(planned.job.ranks, nodes)
         self._rates = rates_per_s(planned.job.machine.failures, size)
         failures = iter(trace) if trace is not None else drawn(planned.job.machine.failures, size, random.spawn(1)[0])
         self._job = self.env.process(self._live())
         self.env.process(self._fail(failures))
-        self.env.process(
-            bursts(self.env, self._file_system, persistent.write, persistent.others, _BURST_S, random.spawn(1)[0])
-        )
+        shared = self._background.file_system
+        self.env.process(bursts(self.env, shared, persistent.write, persistent.others, _BURST_S, random.spawn(1)[0]))
 
     def result(self) -> RunResult:
         """The figures of the run until now; to be called once, at the end."""
         # What is under way then has not been accounted yet.
         elapsed = self.env.now - self._since
-        self._result.buckets[self._doing] += elapsed
-        self._work(elapsed)
+        if self._calm is not None:
+            self._pass(self._calm.after(elapsed))
+        else:
+            self._result.buckets[self._doing] += elapsed
+            self._work(elapsed)
         self._result.useful_s = self._progress
         # The process under way will be closed when the simulation is freed, and then account its time once more.
         return copy.deepcopy(self._result)
@@ -109,9 +108,10 @@ class _Run:
                 if failed:
                     yield from self._restart()
                     failed = False
+                trained_s = 0.0
                 while True:
-                    yield from self._train(self._cadences.period_s)
-                    yield from self._checkpoint()
+                    yield from self._train(self._cadences.period_s - trained_s)
+                    trained_s = yield from self._call()
                     if self._worth_growing():
                         yield from self._grow()
             except simpy.Interrupt as hit:
@@ -133,15 +133,23 @@ class _Run:
         goal = self._progress + amount_s
         while goal - self._progress > 1e-9 * amount_s:
             full = self._world.speed
-            self._rate = full * (1 - self._planned.job.machine.interference) if self._in_flight else full
+            self._rate = full * (1 - self._planned.job.machine.interference) if self._background.is_busy else full
             began = self.env.now
             try:
-                self._changed = self.env.event()
                 rest_s = (goal - self._progress) / self._rate
-                yield from self._spend("training", self.env.timeout(rest_s) | self._changed)
+                yield from self._spend("training", self._change_within(rest_s))
             finally:
                 self._work(self.env.now - began)
                 self._rate = 0.0
+
+    def _change_within(self, seconds: float) -> simpy.Event:
+        """An event: nothing is under way in the background any more, or so many seconds have passed."""
+        changed: simpy.Event = self._background.over()
+        # simpy's `timeout | event` does the same with a dictionary for each, and takes three times as long.
+        timer = self.env.timeout(seconds)
+        assert timer.callbacks is not None
+        timer.callbacks.append(lambda _: tell(changed))
+        return changed
 
     def _work(self, elapsed_s: float) -> None:
         """Training has gone on for so long, at the rate of the moment."""
@@ -151,89 +159,63 @@ class _Run:
 
     def _checkpoint(self) -> Events:
         due = self._cadences.due(self._sequence)
-        while due and not (self._staging_free and self._in_flight < MOST_IN_FLIGHT):
-            self._changed = self.env.event()
-            yield from self._spend("waiting", self._changed)
+        while due and not self._background.has_room:
+            yield from self._spend("waiting", self._background.change())
         if due:
-            yield from self._spend("blocked", self.env.timeout(self._world.times.blocked_s))
+            yield from self._spend("blocked", self.env.timeout(self._world.blocked_s))
             stored = Stored(self._sequence, self._progress, tuple(self._nodes))
-            self._staging_free = False
-            self._in_flight += 1
-            self._background = [process for process in self._background if process.is_alive]
-            self._background.append(self.env.process(self._complete(stored, due)))
+            self._background.begin(self._world, stored, due)
         self._sequence += 1
 
-    # --- the background -----------------------------------------------------------------------------------------------
-
-    def _complete(self, stored: Stored, due: tuple[str, ...]) -> Events:
-        """One checkpoint through its levels. A failure of the job ends it, with what is complete by then."""
-        stages = self._world.stages
-        flush = None
+    def _call(self) -> Generator[Any, Any, float]:
+        """A call, or a row of them that go to the nodes alone; returns the work since the last one."""
+        pace = Pace(self._cadences.period_s, self._world.speed, self._planned.job.machine.interference)
+        calls = self._calm_calls(pace)
+        if len(calls) < 2:
+            yield from self._checkpoint()
+            return 0.0
+        calm = Calm(pace, calls)
+        self._calm, self._since = calm, self.env.now
         try:
-            if self._world.times.lazy:
-                yield self.env.timeout(stages["capture"])
-            if Level.PERSISTENT in due:
-                flush = self.env.process(self._flush(stored, Level.LOCAL not in due))
-                self._background.append(flush)
-            if Level.LOCAL in due:
-                yield self.env.timeout(self._world.local_s)
-                self._done(stored, Level.LOCAL)
-                self._free_staging()
-            redundant = [level for level in REDUNDANT_LEVELS if level in due and stages[level]]
-            if redundant:
-                with self._protect.request() as turn:
-                    yield turn
-                    for level in redundant:
-                        yield self.env.timeout(stages[level])
-                        self._done(stored, level)
-            if flush is not None:
-                yield flush
-            if Level.LOCAL not in due:
-                self._free_staging()
-            self._in_flight -= 1
-            self._tell()
+            yield self.env.timeout(calm.takes_s)
         except simpy.Interrupt:
-            pass
+            self._pass(calm.after(self.env.now - self._since))
+            raise
+        passed = calm.after(calm.takes_s)
+        self._pass(passed)
+        return passed.work_s - (passed.calls - 1) * self._cadences.period_s
 
-    def _flush(self, stored: Stored, from_memory: bool) -> Events:
-        transfer: Transfer | None = None
-        try:
-            with self._turns.request() as turn:
-                yield turn
-                began = self.env.now
-                if from_memory and self._world.stages["encode"]:
-                    yield self.env.timeout(self._world.stages["encode"])
-                transfer = self._file_system.begin(self._world.flushed_bytes, self._world.flush_rate)
-                yield transfer.done
-                transfer = None
-                # Files have to be created, and the copy cannot be done before the file that it follows.
-                least = self._world.flush_latency_s
-                if not from_memory:
-                    least = max(least, began + self._world.local_s - self.env.now)
-                yield self.env.timeout(least)
-                self._done(stored, Level.PERSISTENT)
-        except simpy.Interrupt:
-            if transfer is not None:
-                self._file_system.give_up(transfer)
+    def _calm_calls(self, pace: Pace) -> list[Call]:
+        """The next calls that go to the nodes alone, each of them done before the next one."""
+        may_grow = self._cadences.elastic and len(self._nodes) < self._planned.nodes
+        if may_grow or not self._background.is_idle:
+            return []
+        found = list[Call]()
+        while len(found) < _MOST_CALM:
+            call = calm_call(self._world, self._cadences.due(self._sequence + len(found)))
+            if call is None or not pace.hides(call.busy_s):
+                break
+            found.append(call)
+        return found
 
-    def _done(self, stored: Stored, level: str) -> None:
-        """A level is complete: count it, and let go what ``keep`` no longer wants."""
-        result = self._result
-        result.checkpoints[level] = result.checkpoints.get(level, 0) + 1
-        result.nbytes[level] = result.nbytes.get(level, 0) + self._world.level_bytes[level]
-        stored.levels.add(level)
-        if stored not in self._stored:
-            self._stored.append(stored)
-        self._stored = retire(self._stored, self._cadences.keep)
-
-    def _free_staging(self) -> None:
-        if not self._staging_free:
-            self._staging_free = True
-            self._tell()
-
-    def _tell(self) -> None:
-        if not self._changed.triggered:
-            self._changed.succeed()
+    def _pass(self, passed: Passed) -> None:
+        """Account a row of calls."""
+        calm, result = self._calm, self._result
+        assert calm is not None
+        self._calm, self._since, self._doing = None, self.env.now, "blocked" if passed.blocking else "training"
+        result.buckets["training"] += passed.trained_s
+        result.buckets["blocked"] += passed.blocked_s
+        result.slowed_s += passed.slowed_s
+        nodes, period_s = tuple(self._nodes), self._cadences.period_s
+        self._background.add(
+            self._world,
+            (
+                Stored(self._sequence + number, self._progress + number * period_s, nodes, set(levels))
+                for number, levels in enumerate(calm.complete(passed))
+            ),
+        )
+        self._sequence += passed.calls
+        self._progress += passed.work_s
 
     # --- failures -----------------------------------------------------------------------------------------------------
 
@@ -249,14 +231,11 @@ class _Run:
         """Processes are gone, and so is what was under way; of lost nodes, everything on their storage."""
         failures = self._result.failures
         failures[failure.kind] = failures.get(failure.kind, 0) + 1
-        for process in self._background:
-            if process.is_alive:
-                process.interrupt()
-        self._background, self._in_flight, self._staging_free = [], 0, True
+        self._background.end()
         if failure.kind == "process":
             return
         struck = [self._nodes[place] for place in failure.nodes if place < len(self._nodes)]
-        for stored in self._stored:
+        for stored in self._background.stored:
             stored.lost.update(struck)
         if failure.kind != "system":  # after that the nodes come back, empty
             self._nodes = [node for node in self._nodes if node not in set(struck)]
@@ -279,7 +258,9 @@ class _Run:
 
     def _recover(self) -> Generator[Any, Any, str]:
         """Come back from the newest step that survives; returns the costliest level that was needed."""
-        recovery = recover(self._stored, self._nodes, self._planned.job.protection, self._planned.domain_nodes)
+        recovery = recover(
+            self._background.stored, self._nodes, self._planned.job.protection, self._planned.domain_nodes
+        )
         if recovery is None:
             self._lose(0.0)
             return NOTHING
@@ -287,22 +268,21 @@ class _Run:
         duration = self._world.restore_s(recovery.parts, len(stored.nodes))
         yield from self._spend("restoring", self.env.timeout(duration))
         self._lose(stored.progress_s)
-        # What came after it is of no use, and the library removes it.
-        self._stored = [each for each in self._stored if each.sequence <= stored.sequence]
-        self._background.append(self.env.process(self._heal(stored)))
+        self._background.forget_after(stored.sequence)
+        self._background.heal(self._world, stored, self._nodes)
         return recovery.level
 
     # --- growing back -------------------------------------------------------------------------------------------------
 
     def _worth_growing(self) -> bool:
         """True if repaired nodes are worth a restart, counted until the next failure, at which they join anyway."""
-        if not self._cadences.elastic or not self._spares or not self._stored:
+        if not self._cadences.elastic or not self._spares or not self._background.stored:
             return False
         usable = self._planned.usable(len(self._nodes) + len(self._spares))
         if usable <= len(self._nodes):
             return False
         more, restart = self._planned.on(usable), self._planned.job.machine.restart
-        newest = self._stored[-1]
+        newest = max(self._background.stored, key=lambda each: each.sequence)
         parts = {min(newest.levels, key=LEVELS.index): len(newest.nodes)}
         stopped_s = restart.replace + restart.relaunch + more.restore_s(parts, len(newest.nodes))
         failures_per_s = sum(self._rates.values())
@@ -310,9 +290,8 @@ class _Run:
 
     def _grow(self) -> Events:
         """Stop in good order after a checkpoint, and go on from it with more nodes."""
-        while self._in_flight:
-            self._changed = self.env.event()
-            yield from self._spend("waiting", self._changed)
+        while self._background.is_busy:
+            yield from self._spend("waiting", self._background.over())
         restart = self._planned.job.machine.restart
         yield from self._gather_nodes(restart.replace)
         yield from self._spend("down", self.env.timeout(restart.relaunch))
@@ -344,17 +323,6 @@ class _Run:
         self._spares += self._nodes[usable:] if usable else []
         self._nodes = self._nodes[:usable] if usable else self._nodes
         return usable > 0
-
-    def _heal(self, stored: Stored) -> Events:
-        """Rebuild what the restored step lost of its levels on nodes, where it is now at home."""
-        try:
-            with self._protect.request() as turn:
-                yield turn
-                yield self.env.timeout(self._world.heal_s)
-            stored.nodes, stored.lost = tuple(self._nodes), set()
-            stored.levels.update(self._cadences.node_levels)
-        except simpy.Interrupt:
-            pass
 
     def _lose(self, progress_s: float) -> None:
         self._result.lost_s += self._progress - progress_s
