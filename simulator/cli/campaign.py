@@ -27,7 +27,7 @@ from ..campaign.failures import Failure, Size, read_trace
 from ..campaign.outcomes import Estimate, Summary, show_number, summarize
 from ..campaign.plan import Cadences, Planned, usual_spares
 from ..campaign.result import RunResult
-from ..campaign.run import run
+from ..campaign.seeds import WORTH_S, cores, run_seeds
 from ..report.charts import campaign_figure, save
 from ..report.page import Contents, write_page
 from ..timing.stages import Job
@@ -76,6 +76,9 @@ _LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity", NOTHING: "n
     "--advised", is_flag=True, help="What `advise` advises for this job: levels, redundancy, compression and cadence."
 )
 @click.option("--trace", type=click.Path(path_type=Path), help="Failures from a CSV file instead of random ones.")
+@click.option(
+    "--jobs", type=click.IntRange(1, 1024), help="Runs at a time; if left out, as many as there are cores, if it pays."
+)
 @click.option("--anyway", is_flag=True, help="Simulate it even if that takes more than an hour.")
 @job_options
 def campaign(
@@ -89,6 +92,7 @@ def campaign(
     elastic: bool,
     advised: bool,
     trace: Path | None,
+    jobs: int | None,
     anyway: bool,
     **options: Any,
 ) -> int:
@@ -109,9 +113,9 @@ def campaign(
     else:
         period_s = training_s(advice.costs, advice.cadence)
         cadences = Cadences(period_s, dict(advice.cadence.every), days * 86400.0, spares=ready, elastic=elastic)
-    if not anyway:
-        _check_effort(planned, cadences, seeds, failures)
-    results = simulate(planned, cadences, range(common.seed, common.seed + seeds), failures, shown=not common.as_json)
+    jobs = _at_a_time(planned, cadences, seeds, failures, jobs, anyway=anyway)
+    numbers = range(common.seed, common.seed + seeds)
+    results = simulate(planned, cadences, numbers, failures, jobs=jobs, shown=not common.as_json)
     summary = summarize(results)
     if common.csv_path is not None:
         write_csv(common.csv_path, [row_of(result) for result in results])
@@ -132,33 +136,23 @@ def campaign(
 
 
 def simulate(
-    planned: Planned, cadences: Cadences, seeds: range, trace: tuple[Failure, ...] | None = None, *, shown: bool = True
+    planned: Planned,
+    cadences: Cadences,
+    seeds: range,
+    trace: tuple[Failure, ...] | None = None,
+    *,
+    jobs: int = 1,
+    shown: bool = True,
 ) -> list[RunResult]:
-    """One run per seed, with a bar where someone is looking."""
+    """One run per seed, so many at a time, with a bar where someone is looking."""
     screen = status_console()
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=screen, transient=True,
-        disable=not (shown and screen.is_terminal),
+        TextColumn("{task.completed:.0f} of {task.total:.0f} runs"), BarColumn(), TimeRemainingColumn(),
+        console=screen, transient=True, disable=not (shown and screen.is_terminal),
     )  # fmt: skip
-    results = []
     with bar:
         task = bar.add_task("", total=float(len(seeds)))
-        for done, seed in enumerate(seeds):
-            bar.update(task, description=f"seed {seed}")
-            progress = _Progress(bar, task, done)
-            results.append(run(planned, cadences, seed, trace, progress.note))
-    return results
-
-
-class _Progress:
-    """Moves the bar while one run is simulated."""
-
-    def __init__(self, bar: Progress, task: Any, done: int) -> None:
-        self._bar, self._task, self._done = bar, task, done
-
-    def note(self, share: float) -> None:
-        """So much of the run is done."""
-        self._bar.update(self._task, completed=self._done + share)
+        return run_seeds(planned, cadences, seeds, trace, lambda runs: bar.update(task, completed=runs), processes=jobs)
 
 
 def _cadences(
@@ -245,18 +239,35 @@ def _check_protection(options: Mapping[str, Any], cadences: Cadences) -> None:
             raise no_effect(f"--{level}", f"--levels leaves {level} out", f"add {level}=N to --levels, or leave it out")
 
 
-def _check_effort(planned: Planned, cadences: Cadences, seeds: int, trace: tuple[Failure, ...] | None) -> None:
-    """Refuse a campaign that nobody would wait for."""
+def _at_a_time(
+    planned: Planned,
+    cadences: Cadences,
+    seeds: int,
+    trace: tuple[Failure, ...] | None,
+    jobs: int | None,
+    *,
+    anyway: bool,
+) -> int:
+    """Runs that are simulated at a time.
+
+    Raises:
+        ConfigError: nobody would wait so long.
+    """
+    if jobs is not None and jobs > seeds:
+        raise no_effect("--jobs", f"it is more than the {seeds} runs that there are", "take fewer, or more --seeds")
     seconds = seeds * effort_s(planned, cadences, None if trace is None else len(trace))
-    if too_long(seconds):
+    at_a_time = jobs or (min(cores(), seeds) if seconds > WORTH_S else 1)
+    if not anyway and too_long(seconds / min(at_a_time, cores())):
         raise ConfigError(
             "this campaign takes long to simulate",
             expected=f"at most {show_seconds(LIMIT_S)}",
-            found=f"about {show_seconds(seconds)}: {seeds} runs of {show_seconds(cadences.wall_s)}, a call after every "
+            found=f"about {show_seconds(seconds / min(at_a_time, cores()))}: {seeds} runs of "
+            f"{show_seconds(cadences.wall_s)}, {at_a_time} at a time, a call after every "
             f"{show_seconds(cadences.period_s)} of training",
             where="deeppart-sim campaign",
             todo="take fewer --days or --seeds, a longer --every, or add --anyway",
         )
+    return at_a_time
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------

@@ -58,6 +58,8 @@ WAYS: dict[str, dict[str, Any]] = {
         ),
         "--trace": ((), ("--trace", "trace.csv")),
         "--advised": FLAG,
+        # Results are the same; more than there are runs is refused.
+        "--jobs": (("--jobs", "2", "--seeds", "2"), ("--jobs", "3", "--seeds", "2")),
         "--anyway": FLAG,
     },
     "advise": JOB
