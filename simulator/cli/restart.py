@@ -127,7 +127,7 @@ def _document(each: Comparison) -> dict[str, Any]:
 
 def rows_of(each: Comparison) -> list[dict[str, Any]]:
     """A way as rows: of each class of failures in seconds, and two of shares of the time."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for kind, back in each.after.items():
         seconds = {part: back.pieces.get(part, 0.0) for part in _OF_ONE} | {REPLAY: back.replay_s, WRITING: 0.0}
         rows.append(

@@ -20,7 +20,7 @@ def restart_mode_option(function: F) -> F:
     return click.option(
         "--restart-mode",
         type=OneOf(tuple(WAYS)),
-        help="How the job comes back after a failure, compared by `deeppart-sim restart`; the machine's own if left out.",
+        help="How the job comes back, as `deeppart-sim restart` compares it; the machine's own if left out.",
     )(function)
 
 

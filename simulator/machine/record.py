@@ -14,7 +14,7 @@ from typing import Any
 
 from deeppart.model.units import RATE_WORDS, SECONDS_WORDS, read_rate, read_seconds
 
-from .ways import PIECES, WAYS
+from .ways import WAYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,15 @@ class Restart:
 
     def seconds(self, ranks: int) -> dict[str, float]:
         """Piece -> what it takes with so many ranks, whether or not the job pays for it."""
-        return {piece: getattr(self, piece) + ranks * getattr(self, f"{piece}_rank", 0.0) for piece in PIECES}
+        return {
+            "detect": self.detect,
+            "requeue": self.requeue + ranks * self.requeue_rank,
+            "replace": self.replace,
+            "relaunch": self.relaunch,
+            "imports": self.imports + ranks * self.imports_rank,
+            "communicator": self.communicator + ranks * self.communicator_rank,
+            "first_step": self.first_step,
+        }
 
     def scaled(self, piece: str, factor: float) -> Restart:
         """The same where one piece takes ``factor`` times as long."""

@@ -139,7 +139,7 @@ def test_a_way_to_come_back_is_read_and_written_back(tmp_path: Path) -> None:
 
 
 def _start_s(preset: str, ranks: int, *pieces: str) -> float:
-    seconds = read_machine(preset).restart.seconds(ranks)
+    seconds: dict[str, float] = read_machine(preset).restart.seconds(ranks)
     return sum(seconds[piece] for piece in pieces)
 
 
