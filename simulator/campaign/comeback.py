@@ -26,8 +26,8 @@ def pieces_s(restart: Restart, ranks: int, kinds: Iterable[str], *, cold: bool =
     Example:
         >>> from deeppart_simulator.campaign.comeback import pieces_s
         >>> from deeppart_simulator.machine.record import Restart
-        >>> pieces_s(Restart(detect=30, relaunch=60, imports=20, communicator=5, mode="standby"), 64, {"node"})
-        {'detect': 30.0, 'relaunch': 60.0, 'communicator': 5.0, 'first_step': 0.0}
+        >>> pieces_s(Restart(detect=30.0, relaunch=60.0, imports=20.0, mode="standby"), 64, {"node"})
+        {'detect': 30.0, 'relaunch': 60.0, 'communicator': 0.0, 'first_step': 0.0}
     """
     paid = WAYS[restart.mode].after(kinds) | (_COLD if cold else frozenset())
     found = {piece: seconds for piece, seconds in restart.seconds(ranks).items() if piece in paid}

@@ -108,6 +108,10 @@ def test_failures_before_training_goes_on_are_paid_together() -> None:
     assert result.buckets["down"] == pytest.approx(500.0 + whole, abs=1e-6), "500 s of the first attempt are lost"
     again = course(job(way), (Failure(4000.0, "node", (3,)), Failure(9000.0, "process", (0,))))
     assert again.buckets["down"] == pytest.approx(whole + expected_s(way, "process"), abs=1e-6)
+    everything = Failure(4000.0, "system", strikes("system"))
+    later = course(job("in-process"), (everything, Failure(9000.0, "process", (0,))))
+    both = expected_s("in-process", "system") + expected_s("in-process", "process")
+    assert later.buckets["down"] == pytest.approx(both, abs=1e-6), "what struck before training went on is forgotten"
 
 
 @pytest.mark.parametrize(("way", "grown_s"), [("job", 6.0 + 994.0 + 112.0), ("in-process", 0.0)])
