@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ import numpy as np
 from deeppart.errors import ConfigError
 from deeppart.model import DEFAULT_KEEP, LEVELS, Level
 
+from ..machine.record import Restart
 from ..timing.bandwidth_sharing import FloatArray, by_node
 from ..timing.restores import restore_s
 from ..timing.stages import Job, Times, metadata_s, times_of
@@ -114,6 +116,12 @@ class Planned:
         #: Nodes that share a switch, where groups of nodes fail together: copies are then kept on other switches.
         self.domain_nodes = failures.group_nodes if math.isfinite(failures.group) else 0
         self._worlds: dict[int, SizedJob] = {}
+
+    def restarting(self, restart: Restart) -> Planned:
+        """The same job where coming back takes something else; nothing is partitioned again."""
+        other = copy.copy(self)
+        other.job = replace(self.job, machine=replace(self.job.machine, restart=restart))
+        return other
 
     def on(self, nodes: int) -> SizedJob:
         """The job on so many nodes.

@@ -19,6 +19,7 @@ from deeppart.model import LEVELS
 
 from .background import Background, tell
 from .calm import Call, Calm, Pace, Passed, calm_call
+from .comeback import pieces_s, stopped_s
 from .costs import NOTHING
 from .failures import Failure, Size, drawn, rates_per_s
 from .filesystem import bursts
@@ -30,6 +31,8 @@ from .survival import Stored, recover
 _BURST_S = 300.0
 #: Calls in a row that are passed in one event, at most: a failure leaves the rest of them for nothing.
 _MOST_CALM = 256
+#: The pieces of a comeback that come before nodes are gathered, and after that.
+_BEFORE, _AFTER = ("detect", "requeue"), ("relaunch", "imports", "communicator", "first_step")
 #: How often a run tells how far it is: so many times in all.
 _TICKS = 100
 
@@ -75,6 +78,8 @@ class _Run:
         self._calm: Calm | None = None
         self._progress = 0.0
         self._sequence = 0
+        self._hit: set[str] = set()  # classes of the failures since training last ran
+        self._cold = False  # true if a node joins on which nothing has been started
         self._node_back = self.env.event()
         persistent = planned.job.machine.persistent
         self._background = Background(self.env, cadences, self._result, persistent.write)
@@ -229,6 +234,7 @@ class _Run:
 
     def _strike(self, failure: Failure) -> None:
         """Processes are gone, and so is what was under way; of lost nodes, everything on their storage."""
+        self._hit.add(failure.kind)
         failures = self._result.failures
         failures[failure.kind] = failures.get(failure.kind, 0) + 1
         self._background.end()
@@ -249,12 +255,18 @@ class _Run:
             self._node_back.succeed()
 
     def _restart(self) -> Events:
-        restart = self._planned.job.machine.restart
-        yield from self._spend("down", self.env.timeout(restart.detect))
-        yield from self._gather_nodes(restart.replace)
-        yield from self._spend("down", self.env.timeout(restart.relaunch))
+        yield from self._pay(_BEFORE)
+        yield from self._gather_nodes()
+        yield from self._pay(_AFTER)
         level = yield from self._recover()
+        self._hit, self._cold = set(), False
         self._result.recoveries[level] = self._result.recoveries.get(level, 0) + 1
+
+    def _pay(self, pieces: tuple[str, ...]) -> Events:
+        """Be down for those of some pieces that lie between what has struck and training."""
+        restart = self._planned.job.machine.restart
+        paid = pieces_s(restart, self._world.job.ranks, self._hit, cold=self._cold)
+        yield from self._spend("down", self.env.timeout(sum(paid.get(piece, 0.0) for piece in pieces)))
 
     def _recover(self) -> Generator[Any, Any, str]:
         """Come back from the newest step that survives; returns the costliest level that was needed."""
@@ -284,26 +296,30 @@ class _Run:
         more, restart = self._planned.on(usable), self._planned.job.machine.restart
         newest = max(self._background.stored, key=lambda each: each.sequence)
         parts = {min(newest.levels, key=LEVELS.index): len(newest.nodes)}
-        stopped_s = restart.replace + restart.relaunch + more.restore_s(parts, len(newest.nodes))
+        taken_s = stopped_s(restart, more.job.ranks) + more.restore_s(parts, len(newest.nodes))
         failures_per_s = sum(self._rates.values())
-        return (more.speed - self._world.speed) > self._world.speed * stopped_s * failures_per_s
+        return (more.speed - self._world.speed) > self._world.speed * taken_s * failures_per_s
 
     def _grow(self) -> Events:
         """Stop in good order after a checkpoint, and go on from it with more nodes."""
         while self._background.is_busy:
             yield from self._spend("waiting", self._background.over())
-        restart = self._planned.job.machine.restart
-        yield from self._gather_nodes(restart.replace)
-        yield from self._spend("down", self.env.timeout(restart.relaunch))
+        self._hit = {"node"}  # nodes join as if they replaced others
+        yield from self._pay(_BEFORE[1:])
+        yield from self._gather_nodes()
+        yield from self._pay(_AFTER)
         yield from self._recover()
+        self._hit = set()
         self._result.grown += 1
 
-    def _gather_nodes(self, replace_s: float) -> Events:
+    def _gather_nodes(self) -> Events:
         wanted = self._planned.nodes
         if len(self._nodes) < wanted and self._spares:
-            yield from self._spend("down", self.env.timeout(replace_s))
+            self._hit.add("node")
+            yield from self._pay(("replace",))
         self._take_spares(wanted)
         while not self._fits():
+            self._cold = True
             self._node_back = self.env.event()
             yield from self._spend("short of nodes", self._node_back)
             self._take_spares(wanted)

@@ -36,6 +36,7 @@ from .options import (
     write_csv,
 )
 from .parameters import FiniteRange
+from .restart_mode import coming_back, restart_mode_option
 from .scale import describe_state, heading
 
 
@@ -61,6 +62,7 @@ from .scale import describe_state, heading
     metavar="FILE",
     help="Write the advice as a deeppart.toml; a file of that name is replaced.",
 )
+@restart_mode_option
 @free_job_options
 def advise(
     common: Common,
@@ -68,11 +70,12 @@ def advise(
     step_time: str | None,
     mtbf_factor: float,
     config_path: Path | None,
+    restart_mode: str | None,
     **options: Any,
 ) -> int:
     """The cadence of each level, partner copies or parity and its group, compression: what wastes least, and why."""
     refuse_seed(common)
-    job = make_job(common.read_state(), common.read_machine(), ranks, options)
+    job = make_job(common.read_state(), coming_back(common.read_machine(), restart_mode), ranks, options)
     if mtbf_factor != 1.0:
         job = replace(job, machine=job.machine.with_failures(mtbf_factor))
     step_s = 0.0 if step_time is None else read_time(step_time, "--step-time")
@@ -117,6 +120,7 @@ def document(advice: Advice, config: str) -> dict[str, Any]:
         "ranks": job.ranks,
         "nodes": job.nodes,
         "notes": what_if(job.machine, job.nodes),
+        "restart_mode": job.machine.restart.mode,
         "advised": row_of(advice.chosen),
         "choices": [row_of(choice) for choice in advice.choices],
         "front": [row_of(choice) for choice in advice.front],

@@ -46,6 +46,7 @@ from .options import (
     write_csv,
 )
 from .parameters import FiniteRange, given, no_effect
+from .restart_mode import coming_back, restart_mode_option
 from .scale import describe_state, heading
 
 _LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity", NOTHING: "nothing: from the beginning"}
@@ -80,6 +81,7 @@ _LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity", NOTHING: "n
     "--jobs", type=click.IntRange(1, 1024), help="Runs at a time; if left out, as many as there are cores, if it pays."
 )
 @click.option("--anyway", is_flag=True, help="Simulate it even if that takes more than an hour.")
+@restart_mode_option
 @job_options
 def campaign(
     common: Common,
@@ -94,10 +96,11 @@ def campaign(
     trace: Path | None,
     jobs: int | None,
     anyway: bool,
+    restart_mode: str | None,
     **options: Any,
 ) -> int:
     """Useful time, lost work, time blocked, recoveries by level and bytes of a long run, over several seeds."""
-    job = make_job(common.read_state(), common.read_machine(), ranks, options)
+    job = make_job(common.read_state(), coming_back(common.read_machine(), restart_mode), ranks, options)
     advice = _advice(job, wanted_of(options), every, levels) if advised else None
     planned = Planned(job if advice is None else advice.job)
     job = planned.job
@@ -283,6 +286,7 @@ def document(job: Job, cadences: Cadences, results: list[RunResult], summary: Su
         "ranks": job.ranks,
         "nodes": job.nodes,
         "notes": what_if(job.machine, job.nodes, cadences.spares),
+        "restart_mode": job.machine.restart.mode,
         "cadence": {"period_s": cadences.period_s, "every": dict(cadences.every), "wall_s": cadences.wall_s},
         "courses": [asdict(result) for result in results],
         "summary": asdict(summary),

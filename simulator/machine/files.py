@@ -30,6 +30,7 @@ from .record import (
     Persistent,
     Restart,
     Serialize,
+    Words,
 )
 
 #: Name of a table -> what it is read into; and the keys outside of tables.
@@ -121,7 +122,9 @@ def _literal(value: Any) -> str:
 
 def _preset(name: str) -> dict[str, Any]:
     text = resources.files(_PRESETS).joinpath(f"{name}.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    document = tomllib.loads(text)
+    base = document.pop("base", None)
+    return document if base is None else _merged(_preset(base), document)
 
 
 def _merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
@@ -175,8 +178,13 @@ def _values(
     return values
 
 
-def _value(each: Field[Any], value: object, prefix: str, where: str) -> float:
-    kind: Kind = each.metadata["kind"]
+def _value(each: Field[Any], value: object, prefix: str, where: str) -> float | str:
+    kind: Kind | Words = each.metadata["kind"]
+    if isinstance(kind, Words):
+        if isinstance(value, str) and value in kind.allowed:
+            return value
+        todo = meant_todo(str(value), kind.allowed, "correct the key")
+        raise _refusal(prefix + each.name, value, "one of " + ", ".join(kind.allowed), where, todo)
     try:
         number = kind.read(value)
     except (ValueError, OverflowError):

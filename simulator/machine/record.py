@@ -14,6 +14,8 @@ from typing import Any
 
 from deeppart.model.units import RATE_WORDS, SECONDS_WORDS, read_rate, read_seconds
 
+from .ways import WAYS
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -34,6 +36,17 @@ class Kind:
     above: bool = False
     most: float = math.inf
     endless: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The kind of a field that is one of some words.
+
+    Attributes:
+        allowed: all of them.
+    """
+
+    allowed: tuple[str, ...]
 
 
 def _number(value: object) -> float:
@@ -223,19 +236,59 @@ class Failures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """The times before a restore.
+    """The times between a failure and training, but for the restore; and which of them a job pays for.
+
+    Where there are two numbers, the second is for each rank: a piece takes ``imports + ranks * imports_rank``. A file
+    that only has ``detect``, ``relaunch`` and ``replace`` means by ``relaunch`` all until the model is built.
 
     Attributes:
         detect: until a failure is noticed.
-        relaunch: until the processes run again and have built the model.
-        replace: until a spare node has replaced a lost one, if there is one.
+        requeue, requeue_rank: until the scheduler has given the job its nodes again, others for those that are lost.
+        replace: until a spare node has replaced a lost one, if there is one. While the job is in the queue anyway, only
+            what is longer than that counts.
+        relaunch: until the launcher has started the processes.
+        imports, imports_rank: until these have imported Python's modules and built the model. From a shared file system
+            it takes longer the more processes read; from the nodes' own storage it does not.
+        communicator, communicator_rank: until all ranks can talk to each other (NCCL, MPI).
+        first_step: so much longer than others takes the first step, with what is compiled or allocated then.
         repair: until a lost node is back.
+        mode: the way to come back, one of :data:`deeppart_simulator.machine.ways.WAYS`.
+
+    Example:
+        >>> from deeppart_simulator.machine.record import Restart
+        >>> Restart(imports=20.0, imports_rank=0.005).seconds(1000)["imports"]
+        25.0
     """
 
     detect: float = of(SECONDS, 30.0)
-    relaunch: float = of(SECONDS, 120.0)
+    requeue: float = of(SECONDS, 0.0)
+    requeue_rank: float = of(SECONDS, 0.0)
     replace: float = of(SECONDS, 60.0)
+    relaunch: float = of(SECONDS, 120.0)
+    imports: float = of(SECONDS, 0.0)
+    imports_rank: float = of(SECONDS, 0.0)
+    communicator: float = of(SECONDS, 0.0)
+    communicator_rank: float = of(SECONDS, 0.0)
+    first_step: float = of(SECONDS, 0.0)
     repair: float = of(SECONDS, 86_400.0)
+    mode: str = field(default="job", metadata={"kind": Words(tuple(WAYS))})
+
+    def seconds(self, ranks: int) -> dict[str, float]:
+        """Piece -> what it takes with so many ranks, whether or not the job pays for it."""
+        return {
+            "detect": self.detect,
+            "requeue": self.requeue + ranks * self.requeue_rank,
+            "replace": self.replace,
+            "relaunch": self.relaunch,
+            "imports": self.imports + ranks * self.imports_rank,
+            "communicator": self.communicator + ranks * self.communicator_rank,
+            "first_step": self.first_step,
+        }
+
+    def scaled(self, piece: str, factor: float) -> Restart:
+        """The same where one piece takes ``factor`` times as long."""
+        names = (piece, f"{piece}_rank")
+        return replace(self, **{name: getattr(self, name) * factor for name in names if hasattr(self, name)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

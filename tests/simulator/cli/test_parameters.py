@@ -61,6 +61,10 @@ WAYS: dict[str, dict[str, Any]] = {
         # Results are the same; more than there are runs is refused.
         "--jobs": (("--jobs", "2", "--seeds", "2"), ("--jobs", "3", "--seeds", "2")),
         "--anyway": FLAG,
+        "--restart-mode": (
+            ("--restart-mode", "job", "--trace", "trace.csv"),
+            ("--restart-mode", "in-process", "--trace", "trace.csv"),
+        ),
     },
     "advise": JOB
     | {
@@ -68,7 +72,10 @@ WAYS: dict[str, dict[str, Any]] = {
         "--step-time": ("1s", "7s"),
         "--mtbf-factor": ("1", "0.1"),
         "--config": FILE,
+        "--restart-mode": ("job", "in-process"),
     },
+    "restart": {name: ways for name, ways in JOB.items() if name not in ("--report", "--png", "--seed")}
+    | {"--ranks": ("8", "32")},
     "calibrate": MEASURING
     | {
         "--out": ("a.toml", "b.toml"),
@@ -93,6 +100,7 @@ BASE: dict[str, Way] = {
     "scale": (*SHORT, "--strategy", "deeppart,rank0"),
     "campaign": (*SHORT, "--days", "0.2", "--seeds", "1"),
     "advise": SHORT,
+    "restart": SHORT,
     "calibrate": ("--out", "machine.toml", "--ranks-per-node", "1"),
     "validate": ("--ranks", "2"),
     "machines": (),
