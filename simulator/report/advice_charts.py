@@ -91,8 +91,8 @@ def _front(advice: Advice, choices: Sequence[Choice], axes: Axes) -> None:
     chosen = next(place for place, choice in zip(places, advice.front, strict=True) if choice is advice.chosen)
     axes.plot(*chosen, "o", ms=13, color=light("pink"), markerfacecolor="none", mew=2.2)
     axes.axhline(as_good_as_least(advice.front), ls="--", color=light("soft"), lw=1.2)
-    log_axis(axes, "x", [nbytes for nbytes, _ in places], show_bytes, most=4)
-    log_axis(axes, "y", [*(loss for _, loss in places), as_good_as_least(advice.front)], show_part)
+    log_axis(axes, "x", [nbytes for nbytes, _ in places], show_bytes, most=4, margin=0.1)
+    log_axis(axes, "y", [*(loss for _, loss in places), as_good_as_least(advice.front)], show_part, margin=0.1)
     numbers = {id(choice): number for number, choice in enumerate(choices, 1)}
     _number(axes, places, [numbers.get(id(choice), 0) for choice in advice.front], places.index(chosen))
     axes.set(xlabel="bytes a day to the file system", ylabel="share of the time that is lost")

@@ -107,9 +107,11 @@ class Chart:
 # --- axes -------------------------------------------------------------------------------------------------------------
 
 
-def log_axis(axes: Axes, which: Which, values: Iterable[float], show: Callable[[float], str], most: int = 6) -> None:
+def log_axis(
+    axes: Axes, which: Which, values: Iterable[float], show: Callable[[float], str], most: int = 6, margin: float = 0.05
+) -> None:
     """A logarithmic axis for values above 0, with round marks."""
-    low, high = _around(values)
+    low, high = _around(values, margin)
     _log(axes, which, (low, high), log_ticks(low, high, most), show)
 
 
@@ -171,11 +173,11 @@ def bars(axes: Axes, widths: Sequence[float], colour: str, left: Sequence[float]
 # --- drawing ----------------------------------------------------------------------------------------------------------
 
 
-def _around(values: Iterable[float]) -> tuple[float, float]:
+def _around(values: Iterable[float], share: float = 0.05) -> tuple[float, float]:
     """A little more than from the least to the most."""
     found = [value for value in values if value > 0] or [1.0]
     low, high = min(found), max(found)
-    margin = max(1.15, (high / low) ** 0.05)
+    margin = max(1.15, (high / low) ** share)
     return low / margin, high * margin
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ from .palette import SERIES, light
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+Show = Callable[[float], str]
 #: How the time that is not useful training is spent: (name in the summary, in words).
 _SHARES = (
     ("lost", "done again after failures"),
@@ -109,10 +110,22 @@ def campaign_chart(summary: Summary) -> Chart:
     panels = []
     if shares:
         title = f"Not useful training: {show_share(1 - summary.efficiency.mean)} of the time"
-        panels.append(Panel(title, partial(_estimates, shares, _PERCENT), rows_height(len(shares))))
+        panels.append(
+            Panel(
+                title,
+                partial(_estimates, shares, "share of the time", _show_estimate, show_part),
+                rows_height(len(shares)),
+            )
+        )
     if summary.recoveries:
         found = [(_FROM.get(name, name), value) for name, value in summary.recoveries.items()]
-        panels.append(Panel("Came back from", partial(_estimates, found, _TIMES), rows_height(len(found))))
+        panels.append(
+            Panel(
+                "Came back from",
+                partial(_estimates, found, "times in a run", show_number, show_count),
+                rows_height(len(found)),
+            )
+        )
     return Chart("campaign", tuple(panels))
 
 
@@ -123,21 +136,21 @@ _FROM = {
     Level.LOCAL: "local: the nodes' own storage",
     Level.PERSISTENT: "persistent: the file system",
 }
-_PERCENT = ("share of the time", show_share)
-_TIMES = ("times in a run", show_number)
 
 
-def _estimates(values: Sequence[tuple[str, Estimate]], unit: tuple[str, object], axes: Axes) -> None:
-    words, show = unit
+def _show_estimate(share: float) -> str:
+    """A share in a label: what is hardly there is not written with an exponent."""
+    return show_share(share) if share >= 1e-5 or share == 0 else "below 0.001 %"
+
+
+def _estimates(values: Sequence[tuple[str, Estimate]], words: str, show: Show, mark: Show, axes: Axes) -> None:
     means = [value.mean for _, value in values]
     lengths = [[max(0.0, each.mean - each.least) for _, each in values]]
     lengths.append([max(0.0, each.most - each.mean) for _, each in values])
     bars(axes, means, "violet")
     axes.errorbar(means, range(len(means)), xerr=lengths, fmt="none", ecolor=light("ink"), elinewidth=1.4, capsize=3)
-    rows(axes, [f"{label}: {show(value.mean)}" for label, value in values])  # type: ignore[operator]
-    linear_axis(
-        axes, "x", 1.05 * max(value.most for _, value in values), show_part if show is show_share else show_count, 4
-    )
+    rows(axes, [f"{label}: {show(value.mean)}" for label, value in values])
+    linear_axis(axes, "x", 1.05 * max(value.most for _, value in values), mark, 4)
     axes.set_xlabel(f"{words} (line: least to most)")
 
 

@@ -82,7 +82,7 @@ def _losses(sides: Sequence[Side], labels: Sequence[str], axes: Axes) -> None:
             words.append(f"call every {show_seconds(side.choice.cadence.period_s)}")
     losses(axes, parts, words)
     rows(axes, labels)
-    axes.set_xlabel(f"share of the time; beside it {show_share(least)} coming back")
+    axes.set_xlabel(f"share of the time (not in it: {show_share(least)})")
 
 
 def _written(sides: Sequence[Side], labels: Sequence[str], axes: Axes) -> None:

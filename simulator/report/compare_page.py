@@ -34,16 +34,16 @@ def comparison_page(sides: Sequence[Side]) -> str:
         f"it. Coming back after failures takes at least {show_share(least)} of the time; the chart leaves that out.</p>"
     )
     charts = "".join(f"<div>{figure(chart)}</div>" for chart in comparison_charts(sides))
-    body = words + table(side_rows(sides)) + f"<div class=panels>{charts}</div>"
+    body = words + table(side_rows(sides), stacked=True) + f"<div class=panels>{charts}</div>"
     parts = [section("Side by side", body), _timelines(sides)]
-    parts += [_one(side) for side in sides]
+    parts.append(section("The jobs", "".join(map(_one, sides))))
     return document(f"{len(sides)} jobs compared", "".join(parts))
 
 
 def side_rows(sides: Sequence[Side]) -> list[list[str]]:
     """The sides as rows of a table with a head."""
     levels = [level for level in LEVELS if any(level in side.complete_s for side in sides)]
-    rows = [["", "levels", "blocked", *(f"until {level}" for level in levels), "call every", "flush every",
+    rows = [["job", "levels", "blocked", *(f"until {level}" for level in levels), "call every", "flush every",
              "not new training", "writing", "doing again", "coming back", "to the file system a day",
              "to each drive a day"]]  # fmt: skip
     for side in sides:
@@ -79,4 +79,6 @@ def _timelines(sides: Sequence[Side]) -> str:
 
 def _one(side: Side) -> str:
     notes = [*what_if(side.job.machine, side.job.nodes), *bursts(side.job)]
-    return section(side.label, job_facts(side.job) + "".join(f"<p>{escape(note)}.</p>" for note in notes))
+    words = "".join(f"<p>{escape(note)}.</p>" for note in notes)
+    title = f"{side.label}: {side.job.state.name} on {side.job.machine.name}"
+    return f"<h3>{escape(title)}</h3>{job_facts(side.job)}{words}"

@@ -37,23 +37,28 @@ def facts(items: Iterable[tuple[str, str]]) -> str:
     return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{breakable(text)}</dd>' for name, text in items)}</dl>"
 
 
-def table(rows: Iterable[Sequence[str]], marked: int | None = None) -> str:
+def table(rows: Iterable[Sequence[str]], marked: int | None = None, *, stacked: bool = False) -> str:
     """A table, in a box that scrolls if it is wider than the page.
 
     Args:
         rows: the first one is its head.
         marked: number of the row below the head that stands out.
+        stacked: true for few rows with many columns: on a narrow screen each row becomes a list.
     """
     head, *body = [[escape(cell) for cell in row] for row in rows]
     lines = "".join(
-        f"<tr{' class=marked' if number == marked else ''}>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>"
+        f"<tr{' class=marked' if number == marked else ''}>{''.join(map(_cell, head, row))}</tr>"
         for number, row in enumerate(body)
     )
     cells = "".join(f"<th scope=col>{cell}</th>" for cell in head)
     return (
-        f'<div class=wide tabindex=0 role=region aria-label="table"><table><thead><tr>{cells}</tr></thead>'
-        f"<tbody>{lines}</tbody></table></div>"
+        f'<div class="wide{" stacked" if stacked else ""}" tabindex=0 role=region aria-label="table"><table>'
+        f"<thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table></div>"
     )
+
+
+def _cell(name: str, cell: str) -> str:
+    return f'<td data-name="{name}">{cell}</td>' if cell else "<td></td>"
 
 
 def figure(chart: Chart) -> str:

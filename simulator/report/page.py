@@ -131,7 +131,7 @@ def ladder(job: Job) -> list[int]:
 def _timeline(job: Job) -> str:
     groups = groups_of(job)
     shown = groups[:_MOST_GROUPS]
-    words = "<p>What each node does from the call on. Nodes that do the same, to within a hundredth, are one line."
+    words = "<p>What each node does from the call on. Nodes that do the same, to within 3 %, are one line."
     if job.nodes > MOST_NODES:
         words += f" Looked at were the first {MOST_NODES:,} of {job.nodes:,} nodes."
     if len(groups) > len(shown):
@@ -157,8 +157,8 @@ def _advice(advice: Advice, step_s: float) -> str:
         "charts leave that out.</p>"
     )
     choices = shown(advice)
-    rows = [["", "levels", "lost", "writing", "doing again", "back slower", "levels every", "to the file system a day",
-             "to each drive a day"]]  # fmt: skip
+    rows = [["number", "levels", "lost", "writing", "doing again", "back slower", "levels every",
+             "to the file system a day", "to each drive a day"]]  # fmt: skip
     for number, choice in enumerate(choices, 1):
         parts = (loss_of(choice, least), choice.waste.cost, choice.waste.rework, choice.waste.restart - least)
         every = " / ".join(show_seconds(choice.cadence.interval_s(cost.name)) for cost in choice.costs)
@@ -174,10 +174,10 @@ def _advice(advice: Advice, step_s: float) -> str:
         for each in advice.sensitivity
     ]
     config = f"<pre>{escape(config_toml(advice, step_s))}</pre>"
-    numbers = folded("the numbers", table(rows, marked))
+    numbers = folded("the numbers", table(rows, marked, stacked=True))
     return section(
         "Advice", f"{words}{figure(advice_chart(advice))}{numbers}<h3>Why</h3><ul>{items}</ul>"
-        f"<h3>If failures come at another rate</h3>{table(rates)}<h3>deeppart.toml</h3>{config}",
+        f"<h3>If failures come at another rate</h3>{table(rates, stacked=True)}<h3>deeppart.toml</h3>{config}",
     )  # fmt: skip
 
 

@@ -35,7 +35,11 @@ line-height:18px;text-align:right;padding-right:14px}.lanes span{display:block;h
 .lanes line{stroke:var(--line)}
 footer{color:var(--soft);margin-top:24px;font-size:13px}
 @media(max-width:600px){main{padding:16px 12px}section{padding:14px 13px;margin:12px 0}h1{font-size:20px}
-dl{display:block}dt{font-size:13px;margin-top:6px}.lanes{grid-template-columns:56px minmax(0,1fr)}}
+dl{display:block}dt{font-size:13px;margin-top:6px}.lanes{grid-template-columns:56px minmax(0,1fr)}
+.stacked thead{display:none}.stacked table,.stacked tbody,.stacked tr{display:block}
+.stacked td{display:flex;justify-content:space-between;gap:14px;padding:1px 0;border:none;white-space:normal}
+.stacked td:empty{display:none}.stacked td::before{content:attr(data-name);color:var(--soft);text-align:left;
+font-weight:400}.stacked tr{border-bottom:1px solid var(--line);padding:6px 0}.stacked td:first-child{font-weight:600}}
 @media print{@page{margin:14mm}body{background:none;font-size:10.5pt}main{max-width:none;padding:0}
 section{border:none;border-radius:0;padding:0;margin:0 0 8mm;break-before:page}
 h2,h3,.group,figcaption{break-after:avoid}
