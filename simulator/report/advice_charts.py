@@ -35,15 +35,19 @@ def advice_chart(advice: Advice) -> Chart:
         Mark("below: as good as the least", "soft", "dashed"),
     ]
     panels = (
-        Panel("What each choice loses", partial(_losses, advice, choices, chosen), rows_height(len(choices))),
+        Panel(
+            "What each choice loses, and time between calls",
+            partial(_losses, advice, choices, chosen),
+            rows_height(len(choices)),
+        ),
         Panel("Loss against bytes a day to the file system", partial(_front, advice, choices), 320),
     )
     return Chart("advice", panels, tuple(key))
 
 
-def label_of(number: int, choice: Choice, *, is_chosen: bool) -> str:
+def label_of(number: int, choice: Choice) -> str:
     """A choice in the chart."""
-    return f"{number}  {describe(choice.job)}" + (" (advised)" if is_chosen else "")
+    return f"{number}  {describe(choice.job)}"
 
 
 def losses(axes: Axes, parts: Sequence[tuple[float, float, float]], words: Sequence[str]) -> None:
@@ -62,7 +66,7 @@ def losses(axes: Axes, parts: Sequence[tuple[float, float, float]], words: Seque
         axes.annotate(
             text, (end, place), (5, 0), textcoords="offset points", va="center", fontsize=SMALL, color=light("soft")
         )
-    linear_axis(axes, "x", 1.62 * max(left, default=0.0), show_part, 4)
+    linear_axis(axes, "x", 2.1 * max(left, default=0.0), show_part, 4)
 
 
 def _losses(advice: Advice, choices: Sequence[Choice], chosen: int, axes: Axes) -> None:
@@ -70,10 +74,12 @@ def _losses(advice: Advice, choices: Sequence[Choice], chosen: int, axes: Axes) 
     losses(
         axes,
         [(each.waste.cost, each.waste.rework, each.waste.restart - least) for each in choices],
-        [f"call every {show_seconds(choice.cadence.period_s)}" for choice in choices],
+        [
+            ("advised, " if number == chosen else "") + f"every {show_seconds(choice.cadence.period_s)}"
+            for number, choice in enumerate(choices)
+        ],
     )
-    labels = [label_of(number, each, is_chosen=number - 1 == chosen) for number, each in enumerate(choices, 1)]
-    rows(axes, labels, bold=chosen)
+    rows(axes, [label_of(number, each) for number, each in enumerate(choices, 1)], marked=chosen)
     axes.set_xlabel("share of the time that is lost")
 
 

@@ -27,7 +27,7 @@ Which = Literal["x", "y"]
 WIDTH, TEXT, SMALL = 340, 12.0, 11.5
 _INCH = 72.0
 #: Of a row: how much of it its bar takes, below its label, and how many letters there is room for.
-_BAR, _MOST_LETTERS = 0.36, 46
+_BAR, _MOST_LETTERS = 0.36, 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +147,18 @@ def show_part(share: float) -> str:
     return f"{100 * share:.6g} %"
 
 
-def rows(axes: Axes, labels: Sequence[str], bold: int | None = None) -> None:
+def rows(axes: Axes, labels: Sequence[str], marked: int | None = None) -> None:
     """Rows from top to bottom, each with its label above: there is room for long ones at any width."""
     axes.set_ylim(len(labels) - 0.6, -0.75)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
+    if marked is not None:
+        axes.axhspan(marked - 0.72, marked + 0.28, color=light("line"), lw=0, zorder=0)
     for place, label in enumerate(labels):
         text = label if len(label) <= _MOST_LETTERS else f"{label[: _MOST_LETTERS - 3]}..."
         axes.text(
             0.0, place - 0.24, text, transform=axes.get_yaxis_transform(), va="bottom", ha="left", fontsize=SMALL,
-            color=light("ink"), fontweight="bold" if place == bold else "normal", clip_on=False, in_layout=False,
+            color=light("ink"), clip_on=False, in_layout=False,
         )  # fmt: skip
 
 
@@ -232,8 +234,9 @@ def _clean(axis: Axes) -> None:
 def _embedded(drawing: str, name: str, title: str) -> str:
     """A drawing whose identifiers are its own, and whose colours are the page's."""
     drawing = re.sub(r'\bid="', f'id="{name}-', drawing)
+    drawing = re.sub(r"font-family: [^;]*;", "", drawing.replace("xlink:href", "href"))
     drawing = re.sub(r'(url\(|href=")#', rf"\1#{name}-", drawing)
-    drawing = re.sub(r"<metadata>.*?</metadata>", "", drawing, flags=re.DOTALL)
+    drawing = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", drawing, flags=re.DOTALL)
     drawing = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" role="img">', drawing, count=1)
     return as_variables(drawing).replace('role="img">', f'role="img" aria-label="{title}">', 1)
 

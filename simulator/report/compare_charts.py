@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from deeppart.model import Level
-from deeppart.model.units import show_bytes, show_seconds, show_share
+from deeppart.model.units import show_bytes, show_seconds
 
 from ..advise.sides import Side, least_restart_of
 from .advice_charts import PARTS, losses
@@ -41,7 +41,7 @@ def comparison_charts(sides: Sequence[Side]) -> list[Chart]:
         Chart("times", (Panel("Time of one checkpoint", partial(_times, sides, labels), height),), key, "Comparison")
     ]
     if any(side.choice is not None for side in sides):
-        lost = Panel("What is lost as advised", partial(_losses, sides, labels), height)
+        lost = Panel("What is lost as advised, and time between calls", partial(_losses, sides, labels), height)
         charts.append(Chart("losses", (lost,), tuple(Mark(words, colour) for _, words, colour in PARTS)))
         written = Panel("Bytes a day as advised", partial(_written, sides, labels), height)
         charts.append(
@@ -79,10 +79,10 @@ def _losses(sides: Sequence[Side], labels: Sequence[str], axes: Axes) -> None:
         else:
             waste = side.choice.waste
             parts.append((waste.cost, waste.rework, waste.restart - least))
-            words.append(f"call every {show_seconds(side.choice.cadence.period_s)}")
+            words.append(f"every {show_seconds(side.choice.cadence.period_s)}")
     losses(axes, parts, words)
     rows(axes, labels)
-    axes.set_xlabel(f"share of the time (not in it: {show_share(least)})")
+    axes.set_xlabel("share of the time that is lost")
 
 
 def _written(sides: Sequence[Side], labels: Sequence[str], axes: Axes) -> None:

@@ -34,7 +34,7 @@ def comparison_page(sides: Sequence[Side]) -> str:
         f"it. Coming back after failures takes at least {show_share(least)} of the time; the chart leaves that out.</p>"
     )
     charts = "".join(f"<div>{figure(chart)}</div>" for chart in comparison_charts(sides))
-    body = words + table(side_rows(sides), stacked=True) + f"<div class=panels>{charts}</div>"
+    body = words + table(side_rows(sides), stacked=True) + f"<div class=charts>{charts}</div>"
     parts = [section("Side by side", body), _timelines(sides)]
     parts.append(section("The jobs", "".join(map(_one, sides))))
     return document(f"{len(sides)} jobs compared", "".join(parts))

@@ -45,20 +45,36 @@ def table(rows: Iterable[Sequence[str]], marked: int | None = None, *, stacked: 
         marked: number of the row below the head that stands out.
         stacked: true for few rows with many columns: on a narrow screen each row becomes a list.
     """
-    head, *body = [[escape(cell) for cell in row] for row in rows]
+    head, *body = [list(row) for row in rows]
+    kinds = [_is_text(column) for column in zip(*body, strict=True)] or [False] * len(head)
     lines = "".join(
-        f"<tr{' class=marked' if number == marked else ''}>{''.join(map(_cell, head, row))}</tr>"
+        f"<tr{' class=marked' if number == marked else ''}>{''.join(map(_cell, head, row, kinds))}</tr>"
         for number, row in enumerate(body)
     )
-    cells = "".join(f"<th scope=col>{cell}</th>" for cell in head)
+    cells = "".join(
+        f"<th scope=col{' class=text' if text else ''}>{escape(name)}</th>"
+        for name, text in zip(head, kinds, strict=True)
+    )
     return (
         f'<div class="wide{" stacked" if stacked else ""}" tabindex=0 role=region aria-label="table"><table>'
         f"<thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table></div>"
     )
 
 
-def _cell(name: str, cell: str) -> str:
-    return f'<td data-name="{name}">{cell}</td>' if cell else "<td></td>"
+def _is_text(column: Sequence[str]) -> bool:
+    """Whether a column has words; numbers are aligned on the right."""
+    return all(not cell[:1].strip("+-").isdigit() for cell in column if cell)
+
+
+def _cell(name: str, cell: str, is_text: bool) -> str:
+    long = len(cell) > _LONG
+    words = " ".join(word for word, there in (("text", is_text), ("long", long)) if there)
+    kind = f' class="{words}"' if words else ""
+    return f'<td{kind} data-name="{escape(name)}">{escape(cell)}</td>' if cell else "<td></td>"
+
+
+#: Letters of a cell that may be broken on paper.
+_LONG = 22
 
 
 def figure(chart: Chart) -> str:

@@ -30,6 +30,8 @@ from .timeline_svg import legend_of, numbers_of, timeline_html
 
 #: Runs of the campaign that a page makes for itself, and their length.
 _SEEDS, _WALL_S = 3, 30 * 86400.0
+#: Of the time; less is not written in a table.
+_LEAST_PART = 5e-6
 #: Kinds of nodes that are drawn.
 _MOST_GROUPS = 8
 
@@ -87,7 +89,7 @@ def job_facts(job: Job) -> str:
     state, machine = job.state, job.machine
     items = (
         ("state", f"{show_bytes(state.nbytes)}, {state.parameters:,} parameters, {len(state.tensors):,} leaves"),
-        ("layout", f"{state.layout}; {job.nodes:,} nodes, {job.ranks_per_node} ranks on each"),
+        ("layout", f"{state.layout}; {job.nodes:,} node{'s' * (job.nodes > 1)}, {job.ranks_per_node} ranks on each"),
         (
             "node",
             f"copies {show_rate(machine.memory.copy)} a rank, writes {show_rate(machine.local.write)}, "
@@ -106,7 +108,7 @@ def _scaling(job: Job, points: Sequence[Point] | None) -> str:
     rows += [
         [
             f"{point.ranks:,}", point.strategy, point.compression, show_seconds(point.blocked_s),
-            show_seconds(point.serial_s), f"{point.blocked_speedup:.3g}x", show_bytes(point.largest_bytes),
+            show_seconds(point.serial_s), f"{show_number(point.blocked_speedup)}x", show_bytes(point.largest_bytes),
         ]
         for point in points
     ]  # fmt: skip
@@ -164,7 +166,7 @@ def _advice(advice: Advice, step_s: float) -> str:
         every = " / ".join(show_seconds(choice.cadence.interval_s(cost.name)) for cost in choice.costs)
         sizes = (choice.drained_daily_bytes, choice.node_daily_bytes)
         rows.append(
-            [str(number), describe(choice.job), *(show_share(max(0.0, part)) for part in parts), every,
+            [str(number), describe(choice.job), *map(_part, parts), every,
              *map(show_bytes, sizes)]
         )  # fmt: skip
     marked = next(number for number, choice in enumerate(choices) if choice is chosen)
@@ -211,6 +213,11 @@ def _campaign(job: Job, contents: Contents, advice: Advice | None, seed: int) ->
             [f"{prefix}: {name}", show(each.mean), show(each.least), show(each.most)] for name, each in names.items()
         ]
     return section("A campaign", words + figure(campaign_chart(summary)) + folded("the numbers", table(rows)))
+
+
+def _part(share: float) -> str:
+    """A part of what is lost; next to nothing is nothing."""
+    return show_share(share if share >= _LEAST_PART else 0.0)
 
 
 def _interval(value: Estimate) -> str:

@@ -18,14 +18,18 @@ dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:3px 18px;mar
 .wide{overflow-x:auto;max-width:100%;margin:8px 0}
 table{border-collapse:collapse;font-size:14px;font-variant-numeric:tabular-nums}
 th,td{padding:3px 14px 3px 0;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
-th{color:var(--soft);font-weight:500;vertical-align:bottom}th:first-child,td:first-child{text-align:left}
+th{color:var(--soft);font-weight:500;vertical-align:bottom}th:first-child,td:first-child,.text{text-align:left}
 tr.marked td{font-weight:650}
+.stacked th,.stacked .long{white-space:normal}.stacked th,.stacked td{padding-right:10px}
 pre{background:var(--paper);border:1px solid var(--line);border-radius:8px;padding:12px 14px;overflow-x:auto;
 font-size:13px;line-height:1.45}
 summary{cursor:pointer;color:var(--soft);margin-top:8px}
 .panels{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(340px,100%),1fr));gap:18px 28px;margin:10px 0}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(340px,100%),1fr));gap:0 28px;align-items:end}
+.charts .panels{grid-template-columns:minmax(0,1fr)}
 figure{margin:0;max-width:480px;min-width:0}figcaption{font-weight:600;font-size:14px;margin:0 0 4px}
-figure svg{display:block;width:100%;height:auto}
+figure svg{display:block;width:100%;height:auto;stroke-linejoin:round;stroke-linecap:butt;
+font-family:"DejaVu Sans",Verdana,sans-serif}
 .legend{display:flex;flex-wrap:wrap;gap:4px 18px;color:var(--soft);margin:6px 0 10px;font-size:14px}
 .swatch{margin-right:6px;vertical-align:-1px}
 .group{font-weight:600;font-size:14px;margin:10px 0 2px}
@@ -44,8 +48,10 @@ font-weight:400}.stacked tr{border-bottom:1px solid var(--line);padding:6px 0}.s
 section{border:none;border-radius:0;padding:0;margin:0 0 8mm;break-before:page}
 h2,h3,.group,figcaption{break-after:avoid}
 section:first-of-type{break-before:auto}
-figure,.lanes,tr,pre,li,dl{break-inside:avoid}.panels{grid-template-columns:1fr 1fr}.legend{break-after:avoid}
-.wide{overflow:visible}table{font-size:8.5pt}th,td{white-space:normal;padding-right:8px}thead{display:table-header-group}
+figure,.lanes,tr,pre,li,dl{break-inside:avoid}.panels,.charts{grid-template-columns:1fr 1fr}.legend{break-after:avoid}
+.charts .panels{grid-template-columns:1fr}
+.wide{overflow:visible}table{font-size:8.5pt}th,.long{white-space:normal}th,td{padding-right:8px}
+dl{margin-bottom:6mm}thead{display:table-header-group}
 pre{white-space:pre-wrap;border:1px solid var(--line);background:none}summary{list-style:none;color:var(--ink)}
 details::details-content{content-visibility:visible;block-size:auto;display:block}
 svg{print-color-adjust:exact;-webkit-print-color-adjust:exact}}

@@ -44,7 +44,7 @@ def timeline_html(groups: Sequence[Group], end_s: float | None = None) -> str:
     for group in groups:
         names = "".join(f"<span>{lane}</span>" for lane in lanes)
         parts.append(
-            f"<p class=group>{escape(group.words)}</p><div class=lanes><div>{names}</div>"
+            f'<p class="group">{escape(group.words)}</p><div class="lanes"><div>{names}</div>'
             f"{_drawing(group, lanes, last_s, ticks)}</div>"
         )
     return "".join(parts) + _axis(ticks, last_s)
