@@ -29,7 +29,7 @@ def advice_chart(advice: Advice) -> Chart:
     chosen = next(number for number, choice in enumerate(choices) if choice is advice.chosen)
     key = [Mark(words, colour) for _, words, colour in PARTS]
     key += [
-        Mark("a choice, with its number", "violet", "point"),
+        Mark("a choice; numbers as in the list", "violet", "point"),
         Mark("worse in both, but easier on drives or simpler", "violet", "hollow"),
         Mark("advised", "pink", "ring"),
         Mark("below: as good as the least", "soft", "dashed"),

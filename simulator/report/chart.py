@@ -28,6 +28,8 @@ WIDTH, TEXT, SMALL = 340, 12.0, 11.5
 _INCH = 72.0
 #: Of a row: how much of it its bar takes, below its label, and how many letters there is room for.
 _BAR, _MOST_LETTERS = 0.36, 50
+#: Of a legend, in pixels, about: a mark with what is around it, and a letter.
+_MARK_WIDTH, _LETTER_WIDTH = 55.0, 6.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +94,15 @@ class Chart:
 
     def save(self, path: Path) -> None:
         """Write all panels to one picture file, on white."""
-        figure = _figure(self.panels, 1.15, titles=True)
+        columns = _columns(self.key, 1.15 * WIDTH * len(self.panels))
+        above = 1.8 * TEXT * (bool(self.heading) - (-len(self.key) // columns))
+        figure = _figure(self.panels, 1.15, above, titles=True)
         if self.heading:
             figure.suptitle(self.heading, color=light("ink"), fontsize=TEXT + 1)
         if self.key:
             figure.legend(
                 handles=[_handle(mark) for mark in self.key], loc="outside lower center",
-                ncols=max(1, min(len(self.key), 2 * len(self.panels))), frameon=False, fontsize=SMALL,
+                ncols=columns, frameon=False, fontsize=SMALL,
                 labelcolor=light("ink"),
             )  # fmt: skip
         figure.savefig(path, dpi=140, facecolor="white")
@@ -202,14 +206,15 @@ def _nowhere() -> Any:
     return NullLocator()
 
 
-def _figure(panels: Sequence[Panel], larger: float, *, titles: bool = False) -> Figure:
+def _figure(panels: Sequence[Panel], larger: float, above: float = 0.0, *, titles: bool = False) -> Figure:
     from matplotlib import rc_context
     from matplotlib.figure import Figure as NewFigure
 
     height = max((panel.height for panel in panels), default=280)
     with rc_context({"font.size": TEXT}):
         figure = NewFigure(
-            figsize=(larger * WIDTH * max(1, len(panels)) / _INCH, larger * height / _INCH), layout="constrained"
+            figsize=(larger * WIDTH * max(1, len(panels)) / _INCH, (larger * height + above) / _INCH),
+            layout="constrained",
         )
         axes: list[Axes] = list(figure.subplots(1, max(1, len(panels)), squeeze=False)[0])
     for panel, axis in zip(panels, axes, strict=False):
@@ -239,6 +244,12 @@ def _embedded(drawing: str, name: str, title: str) -> str:
     drawing = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", drawing, flags=re.DOTALL)
     drawing = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" role="img">', drawing, count=1)
     return as_variables(drawing).replace('role="img">', f'role="img" aria-label="{title}">', 1)
+
+
+def _columns(key: Sequence[Mark], width: float) -> int:
+    """In how many columns the lines of a legend fit."""
+    widest = _MARK_WIDTH + _LETTER_WIDTH * max((len(mark.label) for mark in key), default=0)
+    return max(1, min(len(key), int(width / widest)))
 
 
 def _handle(mark: Mark) -> Any:

@@ -57,7 +57,7 @@ def scaling_chart(points: Sequence[Point], job: Job) -> Chart:
         colours.setdefault(point.strategy, SERIES[len(colours) % len(SERIES)])
     compressions = list(dict.fromkeys(point.compression for point in points))
     key = [Mark(_NAMES.get(strategy, strategy), colour) for strategy, colour in colours.items()]
-    key += [Mark("training waits", "soft", "line"), Mark("until all stages are through", "soft", "dotted")]
+    key += [Mark("training waits", "soft", "line"), Mark("all stages, one after the other", "soft", "dotted")]
     if len(compressions) > 1:
         key += [Mark("compressed" if name != "none" else "not compressed", "soft", shape)
                 for name, shape in zip(compressions, ("point", "hollow"), strict=False)]  # fmt: skip

@@ -44,10 +44,16 @@ def comparison_charts(sides: Sequence[Side]) -> list[Chart]:
         lost = Panel("What is lost as advised, and time between calls", partial(_losses, sides, labels), height)
         charts.append(Chart("losses", (lost,), tuple(Mark(words, colour) for _, words, colour in PARTS)))
         written = Panel("Bytes a day as advised", partial(_written, sides, labels), height)
-        charts.append(
-            Chart("written", (written,), tuple(Mark(words, colour, shape) for _, words, colour, shape in _BYTES))
-        )
+        charts.append(Chart("written", (written,), _marks_of_bytes(sides)))
     return charts
+
+
+def _marks_of_bytes(sides: Sequence[Side]) -> tuple[Mark, ...]:
+    return tuple(
+        Mark(words, colour, shape)
+        for name, words, colour, shape in _BYTES
+        if any(side.choice is not None and getattr(side.choice, name) for side in sides)
+    )
 
 
 def together(charts: Sequence[Chart]) -> Chart:

@@ -58,8 +58,8 @@ function look(frame) {
   return {texts, small, cut, crossed, wide: page.scrollingElement.scrollWidth - view.innerWidth,
     headings: [...page.querySelectorAll('h2')].map(each => each.textContent),
     rects: page.querySelectorAll('rect').length,
-    columns: [...page.querySelectorAll('.panels')].map(each => new Set([...each.querySelectorAll('figure')].map(
-      figure => Math.round(figure.getBoundingClientRect().left))).size)};
+    columns: [...page.querySelectorAll('.panels, .charts')].map(each => new Set(
+      [...each.querySelectorAll('figure')].map(one => Math.round(one.getBoundingClientRect().left))).size)};
 }
 addEventListener('load', () => {
   const frames = [...document.querySelectorAll('iframe')];
