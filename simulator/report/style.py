@@ -1,4 +1,4 @@
-"""How pages look: on screens from 320 pixels on, in light and dark, and on paper."""
+"""How pages look: on phones and desks, in light and dark, and on paper."""
 
 from __future__ import annotations
 
