@@ -18,7 +18,7 @@ from ..advise.choose import advise as compare
 from ..advise.front import least_restart, loss_of
 from ..advise.notes import what_if
 from ..advise.text import config_toml, reasons
-from ..report.charts import advice_figure, save
+from ..report.advice_charts import advice_chart
 from ..report.page import Contents, write_page
 from .options import (
     Common,
@@ -87,7 +87,7 @@ def advise(
     if common.csv_path is not None:
         write_csv(common.csv_path, [row_of(choice) for choice in advice.choices])
     if common.png_path is not None:
-        save(advice_figure(advice), common.png_path)
+        advice_chart(advice).save(common.png_path)
     if common.report_path is not None:
         write_page(common.report_path, advice.chosen.job, Contents(advice=advice, step_s=step_s), common.seed)
     if common.as_json:

@@ -28,7 +28,7 @@ from ..campaign.outcomes import Estimate, Summary, show_number, summarize
 from ..campaign.plan import Cadences, Planned, usual_spares
 from ..campaign.result import RunResult
 from ..campaign.seeds import WORTH_S, cores, run_seeds
-from ..report.charts import campaign_figure, save
+from ..report.charts import campaign_chart
 from ..report.page import Contents, write_page
 from ..timing.stages import Job
 from .options import (
@@ -123,7 +123,7 @@ def campaign(
     if common.csv_path is not None:
         write_csv(common.csv_path, [row_of(result) for result in results])
     if common.png_path is not None:
-        save(campaign_figure(summary), common.png_path)
+        campaign_chart(summary).save(common.png_path)
     if common.report_path is not None:
         write_page(common.report_path, job, Contents(summary=summary, cadences=cadences), common.seed)
     if common.as_json:

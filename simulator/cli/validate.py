@@ -17,7 +17,7 @@ from ..measure.calibrate import calibrate
 from ..measure.start import Directories
 from ..measure.validate import MEDIAN_TARGET, WORST_TARGET, Comparison, Validation, shards_of
 from ..measure.validate import validate as compare
-from ..report.charts import save, validation_figure
+from ..report.charts import validation_chart
 from ..report.page import Contents, write_page
 from ..workload.layout import Layout, read_layout
 from .options import (
@@ -87,9 +87,9 @@ def validate(
     if output.report_path is not None:
         job = one_node_job(used[max(numbers)])
         rows = [_HEAD, *(_cells(each) for each in found.comparisons)]
-        write_page(output.report_path, job, Contents(extra=(_title(found), rows)), DEFAULT_SEED)
+        write_page(output.report_path, job, Contents(extra=(_title(found), rows), validation=found), DEFAULT_SEED)
     if output.png_path is not None:
-        save(validation_figure(found), output.png_path)
+        validation_chart(found).save(output.png_path)
     if output.as_json:
         print_json(
             {

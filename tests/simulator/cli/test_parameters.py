@@ -76,6 +76,15 @@ WAYS: dict[str, dict[str, Any]] = {
     },
     "restart": {name: ways for name, ways in JOB.items() if name not in ("--report", "--png", "--seed")}
     | {"--ranks": ("8", "32")},
+    "compare": {option: two for option, two in JOB.items() if option != "--seed"}
+    | {
+        "--ranks": ("8", "32"),
+        "--step-time": ("1s", "7s"),
+        "--mtbf-factor": ("1", "0.1"),
+        "--restart-mode": ("job", "in-process"),
+        "--strategy": ("deeppart", "whole"),
+        "--with": ("--machine summit", "--machine llama3"),
+    },
     "calibrate": MEASURING
     | {
         "--out": ("a.toml", "b.toml"),
@@ -101,6 +110,7 @@ BASE: dict[str, Way] = {
     "campaign": (*SHORT, "--days", "0.2", "--seeds", "1"),
     "advise": SHORT,
     "restart": SHORT,
+    "compare": (*SHORT, "--with", "--ranks 16"),
     "calibrate": ("--out", "machine.toml", "--ranks-per-node", "1"),
     "validate": ("--ranks", "2"),
     "machines": (),
@@ -235,6 +245,13 @@ def test_values_that_no_option_has(capsys: pytest.CaptureFixture[str], arguments
         (("campaign", "--every", "9min", "--levels", "local=1", "--flush-share", "0.2"), "--flush-share"),
         (("campaign", "--partner", "--levels", "local=1,persistent=2"), "--partner"),
         (("campaign", "--parity", "2/1", "--levels", "local=1"), "--parity"),
+        (("compare", "--with", ""), "--with"),
+        (("compare", "--machine", "summit", "--with", "--machine summit"), "--with"),
+        (("compare", "--with", "--ranks 8", "--with", "--ranks 8"), "--with"),
+        (("compare", "--with", "--no-local --parity 2/1"), "--parity"),
+        (("compare", "--parity", "2/1", "--with", "--no-local"), "--parity"),
+        (("compare", "--flush-share", "0.2", "--with", "--flush-bandwidth 1GB/s"), "--flush-share"),
+        (("compare", "--with", "--seed 2"), "--seed"),
         (("calibrate", "--state", "gpt2"), "--state"),
         (("calibrate", "--machine", "frontier"), "--machine"),
         (("calibrate", "--seed", "2"), "--seed"),
