@@ -12,7 +12,7 @@ from deeppart.cli.commands import Commands
 
 class _Commands(Commands):
     package = "deeppart_simulator.cli"
-    names = ("scale", "campaign", "advise", "calibrate", "validate", "published", "machines", "states")
+    names = ("scale", "campaign", "advise", "goodput", "calibrate", "validate", "published", "machines", "states")
     extra = (("simpy", "scipy", "matplotlib"), "pip install 'deeppart[sim]'")
 
 

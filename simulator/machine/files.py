@@ -161,7 +161,7 @@ def _machine(document: dict[str, Any], where: str) -> Machine:
 def _check_price(price: Price, where: str) -> None:
     """Money without a currency is not money."""
     if not price.currency and not math.isinf(min(price.node_hour, price.kwh)):
-        raise _refusal("price.currency", "nothing", 'a currency, such as "USD", beside each price', where, "add the key")
+        raise _refusal("price.currency", "nothing", 'a currency, such as "USD", beside prices', where, "add the key")
 
 
 def _record(record: type[Any], table: object, name: str, where: str) -> Any:

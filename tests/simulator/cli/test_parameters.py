@@ -67,6 +67,18 @@ WAYS: dict[str, dict[str, Any]] = {
         "--mtbf-factor": ("1", "0.1"),
         "--config": FILE,
     },
+    "goodput": {
+        "--state": ("bert-base", "gpt2"),
+        "--from": ((), ("--from", "model.py")),
+        "--machine": ("summit", "llama3"),
+        "--ranks": ("8", "32"),
+        "--ranks-per-node": ("4", "8"),
+        "--every": ("10min", "20min,1h"),
+        "--blocked": ("1s", "1s,2s"),
+        "--days": ("10", "20"),
+        "--json": FLAG,
+        "--csv": FILE,
+    },
     "calibrate": MEASURING
     | {
         "--out": ("a.toml", "b.toml"),
@@ -91,6 +103,7 @@ BASE: dict[str, Way] = {
     "scale": (*SHORT, "--strategy", "deeppart,rank0"),
     "campaign": (*SHORT, "--days", "0.2", "--seeds", "1"),
     "advise": SHORT,
+    "goodput": SHORT,
     "calibrate": ("--out", "machine.toml", "--ranks-per-node", "1"),
     "validate": ("--ranks", "2"),
     "machines": (),
