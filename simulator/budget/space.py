@@ -130,7 +130,7 @@ def space_lines(machine: Machine, space: Space, node_daily_bytes: float, drained
     if space.file_system_bytes:
         line = f"kept on the file system: {show_bytes(space.file_system_bytes)}" + _steps(space, (Level.PERSISTENT,))
         whole = "the quota" if space.quota else "its capacity"
-        line += _of(space.file_system_bytes, space.file_system_capacity, whole, "[persistent] capacity, or quota")
+        line += _of(space.file_system_bytes, space.file_system_capacity, whole, "[persistent] capacity, quota")
         share = bandwidth_share(machine, drained_daily_bytes)
         yield f"{line}; {show_share(share)} of all that it can write goes to this job"
 
@@ -141,7 +141,7 @@ def _steps(space: Space, levels: tuple[str, ...]) -> str:
 
 def _of(nbytes: float, capacity: float, what: str, key: str) -> str:
     if math.isinf(capacity):
-        return f" (of how much: {key} is not in the machine file)"
+        return f"; how much there is, the machine file does not say ({key})"
     return f", {show_share(nbytes / capacity)} of {what}, {show_bytes(capacity)}"
 
 
@@ -152,5 +152,5 @@ def _wear(machine: Machine, node_daily_bytes: float) -> str:
         line += f", {times:.2g} times their capacity"
     years = drive_years(machine, node_daily_bytes)
     if math.isinf(machine.local.most_written):
-        return line + " (until when: [local] endurance, or capacity and drive_writes_per_day, is not in the file)"
+        return f"{line}; how long they last, the machine file does not say ([local] endurance, drive_writes_per_day)"
     return line + f"; they are worn after {years:.3g} years of this"

@@ -70,9 +70,10 @@ def goodput(
     for.
     """
     common = Common(as_json, csv_path, None, None, state, source, machine, DEFAULT_SEED)
-    one_node = ranks <= (ranks_per_node or common.read_machine().ranks_per_node)
+    found = common.read_machine()
+    one_node = ranks <= (ranks_per_node or found.ranks_per_node)
     options = {"ranks_per_node": ranks_per_node, "partner": False if one_node else None}
-    job = make_job(common.read_state(), common.read_machine(), ranks, options)
+    job = make_job(common.read_state(), found, ranks, options)
     periods = PERIODS_S if every is None else _times(every, "--every")
     asked = BLOCKED_S if blocked is None else _times(blocked, "--blocked")
     rows = rows_of(job.machine, job.nodes, periods, asked, ways_of(job), days)

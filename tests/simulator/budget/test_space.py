@@ -124,4 +124,4 @@ def test_the_sentences_name_the_keys_of_what_is_not_known() -> None:
     known = replace(MACHINE, local=local, persistent=replace(MACHINE.persistent, quota=128e9))
     text = "\n".join(space_lines(known, space_of(Planned(job(machine=known)).on(4), EVERY), 1e12, 2e12))
     assert "16 GB (steps: 2 of local, 2 of partner), 50.0 % of its storage" in text and "after 1 years" in text
-    assert "50.0 % of the quota, 128 GB" in text and "31 times their capacity" in text and "not in" not in text
+    assert "50.0 % of the quota, 128 GB" in text and "31 times their capacity" in text and "does not say" not in text

@@ -52,7 +52,9 @@ def test_advise_says_what_a_month_takes(capsys: pytest.CaptureFixture[str], pric
     assert space["file_system_bandwidth_share"] == pytest.approx(advised["drained_daily_bytes"] / (100e9 * 86400))
     code, out, _ = sim(capsys, "advise", *SOME, "--machine", priced)
     assert code == 0 and "in 30 days of this" in out and "94,378 USD" in out and "17.3 MWh" in out
-    assert "0.0064 % of its capacity, 1 PB" in out and "not in the machine file" not in out
+    assert (
+        "0.0064 % of its capacity, 1 PB" in out and "does not say" not in out and "not in the machine file" not in out
+    )
 
 
 def test_advise_names_what_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
