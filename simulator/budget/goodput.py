@@ -57,6 +57,10 @@ def lost_share(blocked_s: float, period_s: float) -> float:
     Args:
         blocked_s: of each call.
         period_s: of training from the end of one call to the next.
+
+    Example:
+        >>> lost_share(1.0, period_s=9.0)
+        0.1
     """
     return blocked_s / (period_s + blocked_s)
 

@@ -46,14 +46,10 @@ def bill_document(bill: Bill) -> dict[str, Any]:
 
 
 def bill_row(bill: Bill) -> dict[str, Any]:
-    """Of a bill, what a row of a table has room for: what was not useful."""
+    """Of a bill, what a row of a table has room for: all node-hours, and what was not useful."""
     lost = bill.lost
-    return {
-        "lost_node_hours": lost.node_hours,
-        "lost_money": lost.money,
-        "lost_kwh": lost.kwh,
-        "currency": bill.currency,
-    }
+    row = {"node_hours": bill.total.node_hours, "lost_node_hours": lost.node_hours}
+    return row | {"lost_money": lost.money, "lost_kwh": lost.kwh, "currency": bill.currency}
 
 
 def space_document(

@@ -80,6 +80,7 @@ PER_NODE = Kind(_whole, f"a whole number from 1 to {MOST_RANKS_PER_NODE}", least
 SHARE = Kind(_number, "a number from 0 to below 1", most=math.nextafter(1.0, 0.0))
 RATIO = Kind(_number, "a number above 0, at most 1.1", above=True, most=1.1)
 PER_SECOND = Kind(_number, "a number per second, above 0", above=True)
+LIFE = Kind(read_seconds, SECONDS_WORDS + ", above 0", above=True)
 BYTES = Kind(read_bytes, BYTES_WORDS + ", above 0", above=True)
 PER_DAY = Kind(_number, "a number per day, above 0", above=True)
 CURRENCY = Kind(_currency, 'a currency, such as "USD"', text=True)
@@ -153,7 +154,7 @@ class Local:
         endurance: bytes that may be written to them in all, as "TBW" is promised.
         drive_writes_per_day: how often all of them may be written every day, for ``warranty``: "DWPD". Where this and
             ``endurance`` are given, the lower of the two counts.
-        warranty: for how long that is promised.
+        warranty: for how long that is promised; five years if not given.
     """
 
     write: float = of(RATE)
@@ -165,12 +166,13 @@ class Local:
     capacity: float = of(BYTES, NOT_SAID)
     endurance: float = of(BYTES, NOT_SAID)
     drive_writes_per_day: float = of(PER_DAY, NOT_SAID)
-    warranty: float = of(SECONDS, 5 * 365.25 * DAY_S)
+    warranty: float = of(LIFE, NOT_SAID)
 
     @property
     def most_written(self) -> float:
         """Bytes that may be written to the node's drives until they are worn; infinity where that is not said."""
-        return min(self.endurance, self.drive_writes_per_day * self.capacity * self.warranty / DAY_S)
+        warranty = 5 * 365.25 * DAY_S if math.isinf(self.warranty) else self.warranty
+        return min(self.endurance, self.drive_writes_per_day * self.capacity * warranty / DAY_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,6 +107,8 @@ def test_drives_are_worn_by_the_day() -> None:
     assert drive_years(machine, 2e12) == pytest.approx(5.0)
     assert drive_years(machine, 10e12) == pytest.approx(1.0) and drive_writes(machine, 10e12) == pytest.approx(5.0)
     assert drive_years(replace(machine, local=replace(local, endurance=365.25e12)), 1e12) == pytest.approx(1.0)
+    three = replace(machine, local=replace(local, warranty=3 * 365.25 * 86400))
+    assert drive_years(three, 2e12) == pytest.approx(3.0)
     assert math.isinf(drive_years(machine, 0.0)) and math.isinf(drive_years(MACHINE, 1e12))
     assert drive_writes(MACHINE, 1e12) is None
 

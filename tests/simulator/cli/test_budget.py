@@ -101,6 +101,7 @@ def test_a_campaign_has_its_bill(capsys: pytest.CaptureFixture[str], priced: str
     assert items["blocked by checkpoints"] == pytest.approx(480 * shares["blocked"]["mean"])
     rows = rows_of(table)
     mean = sum(float(row["lost_money"]) for row in rows) / len(rows)
+    assert [float(row["node_hours"]) for row in rows] == pytest.approx([600, 600])
     assert mean == pytest.approx(document["bill"]["not_useful"]["money"]) and rows[0]["currency"] == "USD"
     assert document["space"]["steps"]["persistent"] == 4 and document["space"]["too_large"] == []
     code, out, _ = sim(capsys, *some)

@@ -86,7 +86,13 @@ def test_what_is_not_said_is_not_written(tmp_path: Path) -> None:
     machine = read_machine(str(file))
     assert math.isinf(machine.price.node_hour) and math.isinf(machine.power.busy) and math.isinf(machine.local.capacity)
     text = machine_toml(machine)
-    assert "[price]" not in text and "[power]" not in text and "capacity" not in text and "quota" not in text
+    assert (
+        "[price]" not in text
+        and "[power]" not in text
+        and "capacity" not in text
+        and "warranty" not in text
+        and "quota" not in text
+    )
 
 
 def test_the_least_a_file_needs(tmp_path: Path) -> None:
@@ -134,6 +140,7 @@ def test_the_least_a_file_needs(tmp_path: Path) -> None:
         (("[network]", "[power]\nbusy = inf\n[network]"), "power.busy", "watts"),
         (('write = "2 GB/s"', 'write = "2 GB/s"\ncapacity = 0'), "local.capacity", "above 0"),
         (('write = "2 GB/s"', 'write = "2 GB/s"\ndrive_writes_per_day = 0'), "local.drive_writes_per_day", "above 0"),
+        (('write = "2 GB/s"', 'write = "2 GB/s"\nwarranty = 0'), "local.warranty", "above 0"),
         (('node_read = "2 GB/s"', 'node_read = "2 GB/s"\nquota = "5 km"'), "persistent.quota", "bytes"),
     ],
 )
