@@ -14,6 +14,8 @@ from typing import Any
 
 from deeppart.model.units import BYTES_WORDS, RATE_WORDS, SECONDS_WORDS, read_bytes, read_rate, read_seconds
 
+from .quantities import read_currency, read_watts
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -54,20 +56,6 @@ def _mtbf(value: object) -> float:
     return math.inf if value == "never" else read_seconds(value)
 
 
-def _currency(value: object) -> str:
-    if isinstance(value, str) and 0 < len(value) <= 8 and value.isprintable() and not set(value) & set(" []"):
-        return value
-    raise ValueError("a currency")
-
-
-def _watts(value: object) -> float:
-    """``2500`` or ``"2.5 kW"``."""
-    if not isinstance(value, str):
-        return _number(value)
-    number, _, unit = value.strip().partition(" ")
-    return float(number) * {"W": 1.0, "kW": 1e3, "MW": 1e6}.get(unit, math.nan)
-
-
 #: Bytes per second. Slower is nothing that moves checkpoints, but a rate whose unit was forgotten.
 LEAST_RATE = 1e6
 #: More share no node; the simulator lays out so many places on every node.
@@ -83,9 +71,9 @@ PER_SECOND = Kind(_number, "a number per second, above 0", above=True)
 LIFE = Kind(read_seconds, SECONDS_WORDS + ", above 0", above=True)
 BYTES = Kind(read_bytes, BYTES_WORDS + ", above 0", above=True)
 PER_DAY = Kind(_number, "a number per day, above 0", above=True)
-CURRENCY = Kind(_currency, 'a currency, such as "USD"', text=True)
+CURRENCY = Kind(read_currency, 'a currency, such as "USD"', text=True)
 MONEY = Kind(_number, "a number, at least 0")
-WATTS = Kind(_watts, 'watts, such as 2500 or "2.5 kW", above 0', above=True)
+WATTS = Kind(read_watts, 'watts, such as 2500 or "2.5 kW", above 0', above=True)
 #: The default of what a machine file need not say, and what depends on it is then not said either.
 NOT_SAID = math.inf
 DAY_S = 86_400.0
