@@ -29,7 +29,8 @@ def read_currency(value: object) -> str:
     Raises:
         ValueError: something else.
     """
-    if isinstance(value, str) and 0 < len(value) <= _LONGEST_CURRENCY and value.isprintable():
-        if not set(value) & set(" []"):
-            return value
-    raise ValueError("a currency")
+    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_CURRENCY:
+        raise ValueError("a currency")
+    if not value.isprintable() or set(value) & set(" []"):
+        raise ValueError("a currency without spaces and brackets")
+    return value
