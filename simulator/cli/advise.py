@@ -17,9 +17,13 @@ from ..advise.choose import Advice, Choice, describe, shown
 from ..advise.choose import advise as compare
 from ..advise.front import least_restart, loss_of
 from ..advise.notes import what_if
+from ..advise.spending import bill_of
 from ..advise.text import config_toml, reasons
+from ..budget.bill import missing
+from ..budget.space import drive_years
 from ..report.advice_charts import advice_chart
 from ..report.page import Contents, write_page
+from .budget import bill_document, bill_row, bill_table, known, space_document
 from .options import (
     Common,
     common_options,
@@ -99,7 +103,10 @@ def advise(
         out.print(note, soft_wrap=True)
     out.print(_table(advice))
     for line in reasons(advice):
-        out.print(f"- {line}", soft_wrap=True)
+        out.print(f"- {line}", soft_wrap=True, markup=False)
+    out.print(bill_table(bill_of(advice.chosen), "in 30 days of this, as advised"))
+    for line in missing(job.machine):
+        out.print(f"- {line}", soft_wrap=True, markup=False)
     out.print(_sensitivity(advice))
     if config_path is None:
         out.print("\n[bold]deeppart.toml[/]")
@@ -124,6 +131,11 @@ def document(advice: Advice, config: str) -> dict[str, Any]:
         "advised": row_of(advice.chosen),
         "choices": [row_of(choice) for choice in advice.choices],
         "front": [row_of(choice) for choice in advice.front],
+        "too_large": dict(advice.too_large),
+        "bill": bill_document(bill_of(advice.chosen)),
+        "space": space_document(
+            job.machine, advice.chosen.space, advice.chosen.node_daily_bytes, advice.chosen.drained_daily_bytes
+        ),
         "reasons": reasons(advice),
         "sensitivity": [asdict(each) for each in advice.sensitivity],
         "ranks_per_node": {
@@ -148,7 +160,10 @@ def row_of(choice: Choice) -> dict[str, Any]:
         "node_bytes": choice.node_bytes,
         "node_daily_bytes": choice.node_daily_bytes,
         "drained_daily_bytes": choice.drained_daily_bytes,
+        "file_system_bytes": choice.space.file_system_bytes,
+        "drive_years": known(drive_years(choice.job.machine, choice.node_daily_bytes)),
     }
+    row |= bill_row(bill_of(choice))
     for level in LEVELS:
         row[f"every_{level}"] = choice.cadence.every.get(level, 0)
     return row

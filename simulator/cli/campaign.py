@@ -21,6 +21,9 @@ from deeppart.plan.interval import best
 from ..advise.choose import Choice, advise
 from ..advise.notes import what_if
 from ..advise.wanted import Wanted
+from ..budget.bill import missing
+from ..budget.runs import LABELS, bill_of_run, daily_bytes, space_of_run
+from ..budget.space import space_lines
 from ..campaign.costs import NOTHING, level_costs, often_enough, training_s
 from ..campaign.effort import LIMIT_S, effort_s, too_long
 from ..campaign.failures import Failure, Size, read_trace
@@ -31,6 +34,7 @@ from ..campaign.seeds import WORTH_S, cores, run_seeds
 from ..report.charts import campaign_chart
 from ..report.page import Contents, write_page
 from ..timing.stages import Job
+from .budget import bill_document, bill_row, bill_table, space_document
 from .options import (
     Common,
     common_options,
@@ -121,13 +125,15 @@ def campaign(
     results = simulate(planned, cadences, numbers, failures, jobs=jobs, shown=not common.as_json)
     summary = summarize(results)
     if common.csv_path is not None:
-        write_csv(common.csv_path, [row_of(result) for result in results])
+        bills = [bill_of_run(planned, cadences, summarize([result])) for result in results]
+        rows = [row_of(result) | bill_row(each) for result, each in zip(results, bills, strict=True)]
+        write_csv(common.csv_path, rows)
     if common.png_path is not None:
         campaign_chart(summary).save(common.png_path)
     if common.report_path is not None:
         write_page(common.report_path, job, Contents(summary=summary, cadences=cadences), common.seed)
     if common.as_json:
-        print_json(document(job, cadences, results, summary))
+        print_json(document(job, cadences, results, summary) | _budget(planned, cadences, summary))
     else:
         out = console()
         out.print(heading(job))
@@ -135,6 +141,9 @@ def campaign(
             out.print(note, soft_wrap=True)
         out.print(_cadence_line(cadences))
         out.print(_table(summary))
+        out.print(bill_table(bill_of_run(planned, cadences, summary), "what the run takes, all of its nodes together"))
+        for line in _spending(planned, cadences, summary):
+            out.print(f"- {line}", soft_wrap=True, markup=False)
     return GOOD
 
 
@@ -302,6 +311,20 @@ def row_of(result: RunResult) -> dict[str, Any]:
     return row | {"checkpoints": max(result.checkpoints.values(), default=0), "bytes": sum(result.nbytes.values())}
 
 
+def _budget(planned: Planned, cadences: Cadences, summary: Summary) -> dict[str, Any]:
+    space, written = space_of_run(planned, cadences), daily_bytes(planned, cadences, summary)
+    return {
+        "bill": bill_document(bill_of_run(planned, cadences, summary)),
+        "space": space_document(planned.job.machine, space, *written),
+    }
+
+
+def _spending(planned: Planned, cadences: Cadences, summary: Summary) -> list[str]:
+    machine, space = planned.job.machine, space_of_run(planned, cadences)
+    lines = [f"no room: {line}; a job would end there" for line in space.too_large]
+    return [*lines, *space_lines(machine, space, *daily_bytes(planned, cadences, summary)), *missing(machine)]
+
+
 def _cadence_line(cadences: Cadences) -> str:
     every = ", ".join(f"{level} at every {_nth(count)}" for level, count in cadences.every.items() if count)
     spares = f"; {cadences.spares} spare nodes" if cadences.spares else ""
@@ -315,11 +338,7 @@ def _nth(count: int) -> str:
 def _table(summary: Summary) -> Table:
     title = f"mean of {summary.seeds} runs (95 % confidence interval, Student's t; least and most)"
     found = table(title, ["", "mean", "95 %", "least", "most"])
-    for name, label in (
-        ("useful", "useful training"), ("lost", "training lost"), ("blocked", "blocked by checkpoints"),
-        ("waiting", "waiting for room"), ("slowed", "slowed by the background"), ("down", "down"),
-        ("short of nodes", "waiting for nodes"), ("restoring", "restoring"),
-    ):  # fmt: skip
+    for name, label in LABELS.items():
         _row(found, label, summary.shares[name], show_share)
     found.add_section()
     for kind, number in summary.failures.items():

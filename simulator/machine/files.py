@@ -28,6 +28,8 @@ from .record import (
     Memory,
     Network,
     Persistent,
+    Power,
+    Price,
     Restart,
     Serialize,
     Words,
@@ -43,6 +45,8 @@ TABLES: Mapping[str, type[Any]] = MappingProxyType(
         "serialize": Serialize,
         "failures": Failures,
         "restart": Restart,
+        "price": Price,
+        "power": Power,
     }
 )
 PLAIN = ("name", "source", "nodes", "ranks_per_node", "cores", "encode_threads", "interference")
@@ -102,13 +106,14 @@ def machine_toml(machine: Machine) -> str:
     tables += [(f"codec.{dtype}", codec) for dtype, codec in machine.codecs.items()]
     for name, record in tables:
         known = [(each.name, getattr(record, each.name)) for each in fields(record)]
-        lines += ["", f"[{name}]", *(f"{key} = {_literal(value)}" for key, value in known if _is_said(value, name))]
+        said = [f"{key} = {_literal(value)}" for key, value in known if _is_said(value, name)]
+        lines += ["", f"[{name}]", *said] if said else []
     return "\n".join(lines) + "\n"
 
 
 def _is_said(value: Any, table: str) -> bool:
-    """Bandwidths without a limit are left out, failures that never happen are written down."""
-    return table == "failures" or not (isinstance(value, float) and math.isinf(value))
+    """Bandwidths without a limit and what is not known are left out, failures that never happen are written down."""
+    return table == "failures" or not (value == "" or (isinstance(value, float) and math.isinf(value)))
 
 
 def _literal(value: Any) -> str:
@@ -151,8 +156,15 @@ def _machine(document: dict[str, Any], where: str) -> Machine:
     codecs = document.get("codec", {})
     if not isinstance(codecs, dict):
         raise _refusal("codec", codecs, "tables named [codec.DTYPE]", where)
+    _check_price(tables["price"], where)
     found = {dtype: _record(Codec, table, f"codec.{dtype}", where) for dtype, table in codecs.items()}
     return Machine(**plain, **numbers, **tables, codecs=MappingProxyType(found))
+
+
+def _check_price(price: Price, where: str) -> None:
+    """Money without a currency is not money."""
+    if not price.currency and not math.isinf(min(price.node_hour, price.kwh)):
+        raise _refusal("price.currency", "nothing", 'a currency, such as "USD", beside prices', where, "add the key")
 
 
 def _record(record: type[Any], table: object, name: str, where: str) -> Any:
@@ -178,7 +190,7 @@ def _values(
     return values
 
 
-def _value(each: Field[Any], value: object, prefix: str, where: str) -> float | str:
+def _value(each: Field[Any], value: object, prefix: str, where: str) -> Any:
     kind: Kind | Words = each.metadata["kind"]
     if isinstance(kind, Words):
         if isinstance(value, str) and value in kind.allowed:
@@ -189,6 +201,8 @@ def _value(each: Field[Any], value: object, prefix: str, where: str) -> float | 
         number = kind.read(value)
     except (ValueError, OverflowError):
         raise _refusal(prefix + each.name, value, kind.words, where) from None
+    if kind.text:
+        return number
     too_small = number < kind.least or (kind.above and number == kind.least)
     if math.isnan(number) or too_small or number > kind.most or (math.isinf(number) and not kind.endless):
         raise _refusal(prefix + each.name, value, kind.words, where)

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from deeppart.model.units import RATE_WORDS, SECONDS_WORDS, read_rate, read_seconds
+from deeppart.model.units import BYTES_WORDS, RATE_WORDS, SECONDS_WORDS, read_bytes, read_rate, read_seconds
 
+from .quantities import read_currency, read_watts
 from .ways import WAYS
 
 
@@ -28,14 +29,16 @@ class Kind:
         above: true if ``least`` itself is too small.
         most: largest value; infinity where there is none.
         endless: true if infinity is possible.
+        text: true if it is no number.
     """
 
-    read: Callable[[object], float]
+    read: Callable[[object], Any]
     words: str
     least: float = 0.0
     above: bool = False
     most: float = math.inf
     endless: bool = False
+    text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,15 @@ PER_NODE = Kind(_whole, f"a whole number from 1 to {MOST_RANKS_PER_NODE}", least
 SHARE = Kind(_number, "a number from 0 to below 1", most=math.nextafter(1.0, 0.0))
 RATIO = Kind(_number, "a number above 0, at most 1.1", above=True, most=1.1)
 PER_SECOND = Kind(_number, "a number per second, above 0", above=True)
+LIFE = Kind(read_seconds, SECONDS_WORDS + ", above 0", above=True)
+BYTES = Kind(read_bytes, BYTES_WORDS + ", above 0", above=True)
+PER_DAY = Kind(_number, "a number per day, above 0", above=True)
+CURRENCY = Kind(read_currency, 'a currency, such as "USD"', text=True)
+MONEY = Kind(_number, "a number, at least 0")
+WATTS = Kind(read_watts, 'watts, such as 2500 or "2.5 kW", above 0', above=True)
+#: The default of what a machine file need not say, and what depends on it is then not said either.
+NOT_SAID = math.inf
+DAY_S = 86_400.0
 SHAPE = Kind(_number, "a number above 0, at most 100", above=True, most=100.0)
 
 
@@ -138,6 +150,11 @@ class Local:
         rank_write, rank_read: of one rank alone.
         file: for a part file: create, synchronize, rename, and the round in which ranks agree that all have one.
         tensor: for one more tensor in a part: its entries in the tables.
+        capacity: bytes of the node's drives together.
+        endurance: bytes that may be written to them in all, as "TBW" is promised.
+        drive_writes_per_day: how often all of them may be written every day, for ``warranty``: "DWPD". Where this and
+            ``endurance`` are given, the lower of the two counts.
+        warranty: for how long that is promised; five years if not given.
     """
 
     write: float = of(RATE)
@@ -146,6 +163,16 @@ class Local:
     rank_read: float = of(RATE, math.inf)
     file: float = of(SECONDS, 1e-3)
     tensor: float = of(SECONDS, 2e-6)
+    capacity: float = of(BYTES, NOT_SAID)
+    endurance: float = of(BYTES, NOT_SAID)
+    drive_writes_per_day: float = of(PER_DAY, NOT_SAID)
+    warranty: float = of(LIFE, NOT_SAID)
+
+    @property
+    def most_written(self) -> float:
+        """Bytes that may be written to the node's drives until they are worn; infinity where that is not said."""
+        warranty = 5 * 365.25 * DAY_S if math.isinf(self.warranty) else self.warranty
+        return min(self.endurance, self.drive_writes_per_day * self.capacity * warranty / DAY_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +205,8 @@ class Persistent:
         opens: files that are there already which they open for writing per second: node files, by the other ranks of
             the node.
         others: share of the bandwidth that other jobs take, on average.
+        capacity: bytes of the whole.
+        quota: bytes of it that the job may use.
     """
 
     write: float = of(RATE)
@@ -192,6 +221,8 @@ class Persistent:
     files: float = of(PER_SECOND, 20_000.0)
     opens: float = of(PER_SECOND, 80_000.0)
     others: float = of(SHARE, 0.0)
+    capacity: float = of(BYTES, NOT_SAID)
+    quota: float = of(BYTES, NOT_SAID)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,6 +323,34 @@ class Restart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What the machine costs its user.
+
+    Attributes:
+        currency: of the numbers; to be given with them.
+        node_hour: of a node for an hour.
+        kwh: of a kilowatt-hour, where that is not in ``node_hour``.
+    """
+
+    currency: str = of(CURRENCY, "")
+    node_hour: float = of(MONEY, NOT_SAID)
+    kwh: float = of(MONEY, NOT_SAID)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Power:
+    """What a node draws.
+
+    Attributes:
+        busy: while it trains.
+        waiting: while training waits, as for a checkpoint or a restart; as busy if not given.
+    """
+
+    busy: float = of(WATTS, NOT_SAID)
+    waiting: float = of(WATTS, NOT_SAID)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """A machine.
 
@@ -319,6 +378,8 @@ class Machine:
     serialize: Serialize = field(default_factory=Serialize)
     failures: Failures = field(default_factory=Failures)
     restart: Restart = field(default_factory=Restart)
+    price: Price = field(default_factory=Price)
+    power: Power = field(default_factory=Power)
     codecs: Mapping[str, Codec] = field(default_factory=lambda: MappingProxyType({}))
 
     def crowding(self, ranks_on_node: int) -> float:

@@ -85,6 +85,18 @@ WAYS: dict[str, dict[str, Any]] = {
         "--strategy": ("deeppart", "whole"),
         "--with": ("--machine summit", "--machine llama3"),
     },
+    "goodput": {
+        "--state": ("bert-base", "gpt2"),
+        "--from": ((), ("--from", "model.py")),
+        "--machine": ("summit", "llama3"),
+        "--ranks": ("8", "32"),
+        "--ranks-per-node": ("4", "8"),
+        "--every": ("10min", "20min,1h"),
+        "--blocked": ("1s", "1s,2s"),
+        "--days": ("10", "20"),
+        "--json": FLAG,
+        "--csv": FILE,
+    },
     "calibrate": MEASURING
     | {
         "--out": ("a.toml", "b.toml"),
@@ -111,6 +123,7 @@ BASE: dict[str, Way] = {
     "advise": SHORT,
     "restart": SHORT,
     "compare": (*SHORT, "--with", "--ranks 16"),
+    "goodput": SHORT,
     "calibrate": ("--out", "machine.toml", "--ranks-per-node", "1"),
     "validate": ("--ranks", "2"),
     "machines": (),

@@ -66,6 +66,37 @@ def test_a_file_may_build_on_a_preset(tmp_path: Path) -> None:
     assert machine.persistent.read == base.persistent.read and machine.memory == base.memory
 
 
+def test_what_things_cost_and_hold_is_read_and_written_back(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        'base = "frontier"\n[price]\ncurrency = "EUR"\nnode_hour = 2.5\nkwh = 0.1\n'
+        '[power]\nbusy = "2.5 kW"\nwaiting = 800\n'
+        '[local]\ncapacity = "8 TB"\nendurance = "7 PB"\n[persistent]\nquota = "50 TB"\n'
+    )
+    machine = read_machine(str(file))
+    assert (machine.price.currency, machine.price.node_hour, machine.price.kwh) == ("EUR", 2.5, 0.1)
+    assert (machine.power.busy, machine.power.waiting) == (2500.0, 800.0)
+    assert (machine.local.capacity, machine.local.endurance, machine.persistent.quota) == (8e12, 7e15, 50e12)
+    file.write_text(machine_toml(machine))
+    again = read_machine(str(file))
+    assert (again.price, again.power, again.local) == (machine.price, machine.power, machine.local)
+
+
+def test_what_is_not_said_is_not_written(tmp_path: Path) -> None:
+    file = tmp_path / "least.toml"
+    file.write_text(LEAST)
+    machine = read_machine(str(file))
+    assert math.isinf(machine.price.node_hour) and math.isinf(machine.power.busy) and math.isinf(machine.local.capacity)
+    text = machine_toml(machine)
+    assert (
+        "[price]" not in text
+        and "[power]" not in text
+        and "capacity" not in text
+        and "warranty" not in text
+        and "quota" not in text
+    )
+
+
 def test_the_least_a_file_needs(tmp_path: Path) -> None:
     file = tmp_path / "least.toml"
     file.write_text(LEAST)
@@ -104,6 +135,18 @@ def test_the_least_a_file_needs(tmp_path: Path) -> None:
         (("[network]", '[restart]\nmode = "spare"\n[network]'), "restart.mode", "one of job, allocation, spares"),
         (("[network]", "[restart]\nmode = 3\n[network]"), "restart.mode", "one of job, allocation, spares"),
         (("[network]", "[restart]\nimports_rank = -1\n[network]"), "restart.imports_rank", "at least 0"),
+        (("[network]", "[price]\nnode_hour = 3\n[network]"), "price.currency", "currency"),
+        (("[network]", "[price]\nkwh = 0.1\n[network]"), "price.currency", "currency"),
+        (("[network]", '[price]\ncurrency = "USD"\nnode_hour = -3\n[network]'), "price.node_hour", "at least 0"),
+        (("[network]", '[price]\ncurrency = "[red]"\n[network]'), "price.currency", "USD"),
+        (("[network]", "[price]\ncurrency = 3\n[network]"), "price.currency", "USD"),
+        (("[network]", '[power]\nbusy = "3 horses"\n[network]'), "power.busy", "kW"),
+        (("[network]", '[power]\nbusy = "0 W"\n[network]'), "power.busy", "above 0"),
+        (("[network]", "[power]\nbusy = inf\n[network]"), "power.busy", "watts"),
+        (('write = "2 GB/s"', 'write = "2 GB/s"\ncapacity = 0'), "local.capacity", "above 0"),
+        (('write = "2 GB/s"', 'write = "2 GB/s"\ndrive_writes_per_day = 0'), "local.drive_writes_per_day", "above 0"),
+        (('write = "2 GB/s"', 'write = "2 GB/s"\nwarranty = 0'), "local.warranty", "above 0"),
+        (('node_read = "2 GB/s"', 'node_read = "2 GB/s"\nquota = "5 km"'), "persistent.quota", "bytes"),
     ],
 )
 def test_impossible_files_are_refused(tmp_path: Path, change: tuple[str, str], key: str, allowed: str) -> None:
