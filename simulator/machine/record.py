@@ -111,6 +111,8 @@ class Memory:
         leaf: for each leaf of the state, on every rank: taking the state apart.
         compare: for each leaf besides, where there are other ranks to compare with.
         hash: digests of chunks, on one thread of those that encode.
+        restore: for a restore as such: which checkpoints there are, and what is read from where.
+        restored_leaf: for each leaf of the state that is restored, on every rank.
     """
 
     copy: float = of(RATE)
@@ -120,6 +122,8 @@ class Memory:
     leaf: float = of(SECONDS, 2e-6)
     compare: float = of(SECONDS, 1e-6)
     hash: float = of(RATE, 16e9)
+    restore: float = of(SECONDS, 10e-3)
+    restored_leaf: float = of(SECONDS, 20e-6)
 
     @property
     def kappa_bytes(self) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from deeppart.model import Level
+from deeppart.model import REDUNDANT_LEVELS, Level
 from deeppart.model.units import show_share
 
 from ..campaign.outcomes import Estimate, Summary, show_number
@@ -43,10 +43,14 @@ _SHARES = (
     ("waiting", "waiting for room in memory"),
     ("slowed", "slowed by work in the background"),
 )
+#: What a validation compares: name, words and shape of each group of marks.
 _WHAT = (
-    ("blocked", "blocked", "point"),
-    (Level.LOCAL, "until local", "square"),
-    (Level.PERSISTENT, "until persistent", "triangle"),
+    (("blocked",), "blocked", "point"),
+    ((Level.LOCAL,), "until local", "square"),
+    (REDUNDANT_LEVELS, "until copied, or parity", "square"),
+    ((Level.PERSISTENT,), "until persistent", "triangle"),
+    (("restore",), "until restored", "point"),
+    (("trained",), "training, with a checkpoint", "triangle"),
 )
 
 
@@ -156,7 +160,12 @@ def _estimates(values: Sequence[tuple[str, Estimate]], words: str, show: Show, m
 
 def validation_chart(validation: Validation) -> Chart:
     """Predicted against measured, beside the line where they agree."""
-    key = [Mark(label, SERIES[number], shape) for number, (_, label, shape) in enumerate(_WHAT)]
+    there = {each.what for each in validation.comparisons}
+    key = [
+        Mark(label, SERIES[number], shape)
+        for number, (names, label, shape) in enumerate(_WHAT)
+        if not there.isdisjoint(names)
+    ]
     key += [Mark("both agree", "soft", "line"), Mark(f"{WORST_TARGET:.0%} off", "soft", "dotted")]
     panel = Panel("Predicted against measured", partial(_agreement, validation), 300)
     return Chart("validation", (panel,), tuple(key))
@@ -164,8 +173,8 @@ def validation_chart(validation: Validation) -> Chart:
 
 def _agreement(validation: Validation, axes: Axes) -> None:
     markers = {"point": "o", "square": "s", "triangle": "^"}
-    for number, (what, _, shape) in enumerate(_WHAT):
-        mine = [each for each in validation.comparisons if each.what == what]
+    for number, (names, _, shape) in enumerate(_WHAT):
+        mine = [each for each in validation.comparisons if each.what in names]
         axes.plot(
             [each.measured_s for each in mine], [each.predicted_s for each in mine], markers[shape],
             color=light(SERIES[number]), ms=6, mec=light("card"), mew=0.6,

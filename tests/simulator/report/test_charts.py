@@ -9,10 +9,11 @@ from xml.etree import ElementTree
 import pytest
 from deeppart_simulator.campaign.outcomes import Estimate, Summary
 from deeppart_simulator.campaign.result import BUCKETS
-from deeppart_simulator.measure.validate import WHAT, Comparison, Validation
+from deeppart_simulator.measure.validate import Comparison, Validation
 from deeppart_simulator.report.charts import campaign_chart, scaling_chart, validation_chart
 from deeppart_simulator.timing.scale import study
 
+from deeppart.model import LEVELS
 from tests.simulator.commands import SMALL, sim
 from tests.simulator.timing.jobs import job
 
@@ -51,9 +52,10 @@ def test_scaling_has_a_colour_for_each_strategy_and_round_numbers() -> None:
 
 
 def test_a_validation_shows_every_number() -> None:
-    each = [Comparison(1, 9, 9, None, what, 1.0, 1.0 + place, 1.0, 1.0) for place, what in enumerate(WHAT)]
+    names = ("blocked", *LEVELS, "restore", "trained")
+    each = [Comparison("plain", 1, 9, 9, None, what, 1.0, 1.0 + at, 1.0, 1.0) for at, what in enumerate(names)]
     (drawing,) = validation_chart(Validation(tuple(each))).svgs()
-    assert drawing.count("<use") >= 3 and {"measured", "predicted"} <= {*texts(drawing)}
+    assert drawing.count("<use") >= 7 and {"measured", "predicted"} <= {*texts(drawing)}
 
 
 @pytest.mark.parametrize("command", ["scale", "campaign", "advise"])
