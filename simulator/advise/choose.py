@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from deeppart.errors import ConfigError
 from deeppart.model import REDUNDANT_LEVELS, Level
 from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost, Waste, best, waste
 
+from ..budget.space import Space, space_of
 from ..campaign.costs import AT_LEAST_S, Survival, cadence_of, level_costs, often_enough, survival
-from ..campaign.plan import Planned
+from ..campaign.plan import Planned, SizedJob
 from ..timing.stages import Job, Protection
 from .front import advised, front_of
 from .steps import in_steps
@@ -46,6 +47,7 @@ class Choice:
         complete_s: level -> until it is complete.
         level_bytes: level -> bytes that one checkpoint writes there, on all nodes.
         nodes: of the job.
+        world: the job, on them.
     """
 
     job: Job
@@ -56,6 +58,7 @@ class Choice:
     complete_s: dict[str, float]
     level_bytes: Mapping[str, int]
     nodes: int
+    world: SizedJob = field(compare=False)
 
     @property
     def waste(self) -> Waste:
@@ -64,8 +67,13 @@ class Choice:
 
     @property
     def node_bytes(self) -> float:
-        """Bytes on each node's storage, for as many steps as are kept while another is written."""
-        return 2 * sum(self.level_bytes[level] for level in self._on_nodes) / self.nodes
+        """Bytes on the storage of the node with most, for as many steps as are kept while another is written."""
+        return self.space.on_node
+
+    @property
+    def space(self) -> Space:
+        """What is kept at each level."""
+        return space_of(self.world, self.cadence.every)
 
     @property
     def node_daily_bytes(self) -> float:
@@ -119,6 +127,7 @@ class Advice:
         front: the choices that none of the others is as good as (:func:`deeppart_simulator.advise.front.front_of`).
         sensitivity: to the failure rate.
         by_ranks_per_node: ranks per node -> (blocked, complete on the nodes) in seconds, of the same number of ranks.
+        too_large: candidate -> why it cannot be: what it keeps is more than there is room for.
     """
 
     chosen: Choice
@@ -126,6 +135,7 @@ class Advice:
     front: tuple[Choice, ...]
     sensitivity: tuple[Sensitivity, ...]
     by_ranks_per_node: dict[int, tuple[float, float]]
+    too_large: Mapping[str, str] = field(default_factory=dict)
 
 
 def advise(
@@ -142,15 +152,23 @@ def advise(
         wanted: what is given of its levels and compression.
 
     Raises:
-        ConfigError: the machine has no failures, or none of the candidates survives all of them.
+        ConfigError: the machine has no failures, none of the candidates survives all of them, or what they keep is
+            more than there is room for.
     """
-    choices, less_often = list[Choice](), list[Choice]()
+    choices, less_often, too_large = list[Choice](), list[Choice](), dict[str, str]()
     for candidate in wanted.among(_candidates(job)):
         progress(describe(candidate))
         choice = _judge(candidate, step_s, wanted)
-        if choice is not None:
-            choices.append(choice)
-            less_often += _less_often(choice, step_s, wanted)
+        if choice is None:
+            continue
+        fitting = [each for each in (choice, *_less_often(choice, step_s, wanted)) if not each.space.too_large]
+        if fitting:
+            choices.append(min(fitting, key=lambda each: each.waste.total))
+            less_often += fitting
+        else:
+            too_large[describe(candidate)] = "; ".join(choice.space.too_large)
+    if too_large and not choices:
+        raise _no_room(job, too_large)
     if not choices:
         raise ConfigError(
             "nothing survives all failures that happen",
@@ -161,7 +179,19 @@ def advise(
     choices.sort(key=lambda choice: (choice.waste.total, choice.simplicity))
     front = front_of([*choices, *less_often])
     chosen = advised(front)
-    return Advice(chosen, tuple(choices), front, tuple(_sensitivity(chosen, step_s)), _by_ranks_per_node(chosen.job))
+    sensitivity = tuple(_sensitivity(chosen, step_s))
+    return Advice(chosen, tuple(choices), front, sensitivity, _by_ranks_per_node(chosen.job), too_large)
+
+
+def _no_room(job: Job, too_large: Mapping[str, str]) -> ConfigError:
+    candidate, why = next(iter(too_large.items()))
+    return ConfigError(
+        "there is no room for what would be kept, whatever the levels",
+        expected="room for the steps that are kept at each level while another one is written",
+        found=f"with {candidate}, {why}",
+        where=job.machine.name,
+        todo="compress, take more room, or keep fewer steps: `keep` in docs/configuration.md",
+    )
 
 
 def shown(advice: Advice, most: int = 12) -> list[Choice]:
@@ -216,6 +246,7 @@ def _judge(job: Job, step_s: float, wanted: Wanted) -> Choice | None:
         world.times.complete(),
         level_bytes=dict(world.level_bytes),
         nodes=planned.nodes,
+        world=world,
     )
 
 

@@ -64,6 +64,13 @@ def least_restart(choices: Sequence[Weighed]) -> float:
     return min(choice.waste.restart for choice in choices)
 
 
+def as_good_as_least(choices: Sequence[Weighed]) -> float:
+    """The share of the time that a choice may lose and be as good as the one that loses least."""
+    least = least_restart(choices)
+    fewest = min(loss_of(choice, least) for choice in choices)
+    return fewest + max(AS_GOOD * fewest, AS_GOOD_OF_ALL)
+
+
 def front_of(choices: Sequence[T]) -> tuple[T, ...]:
     """The choices that none of the others is as good as, least waste first; of equal ones the simplest. Without those
     that lose ten times the least.
@@ -89,10 +96,8 @@ def advised(front: Sequence[T]) -> T:
     """The one that is advised: of those that lose nearly least, what writes least to the file system, then to drives,
     each within a factor of two; then the simplest; then what loses least.
     """
-    least = least_restart(front)
-    losses = [loss_of(choice, least) for choice in front]
-    most = min(losses) + max(AS_GOOD * min(losses), AS_GOOD_OF_ALL)
-    left = [choice for choice, loss in zip(front, losses, strict=True) if loss <= most]
+    least, most = least_restart(front), as_good_as_least(front)
+    left = [choice for choice in front if loss_of(choice, least) <= most]
     drained = min(choice.drained_daily_bytes for choice in left)
     left = [choice for choice in left if choice.drained_daily_bytes <= _AS_FEW * drained]
     worn = min(choice.node_daily_bytes for choice in left)

@@ -8,6 +8,7 @@ from deeppart.model import LEVELS, Level
 from deeppart.model.units import show_bytes, show_seconds, show_share
 from deeppart.plan.interval import MOST_EVERY
 
+from ..budget.space import space_lines
 from ..campaign.failures import CLASSES
 from .choose import Advice, Choice, describe
 from .front import least_restart
@@ -53,6 +54,8 @@ def reasons(advice: Advice) -> list[str]:
     for cost in chosen.costs:
         lines.append(_level_line(chosen, cost.name))
     lines.append(_flush_line(chosen))
+    lines += space_lines(chosen.job.machine, chosen.space, chosen.node_daily_bytes, chosen.drained_daily_bytes)
+    lines += [f"no room for {candidate}: {why}" for candidate, why in advice.too_large.items()]
     lines.append(_codec_line(advice))
     widths = advice.by_ranks_per_node
     if len(widths) > 1:

@@ -13,6 +13,7 @@ from deeppart.plan.completion import cost_per_call_s
 from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost, waste
 
 from .coincidences import out_at_once, share_beyond, window_s
+from .comeback import pieces_s
 from .failures import CLASSES, Size, group_count, nodes_of_group, rates_per_s
 from .plan import Planned
 from .survival import Stored, recover
@@ -68,7 +69,7 @@ def _shares(planned: Planned, on: Sequence[str], kind: str, need: str, rates: Ma
     for level in REDUNDANT_LEVELS[REDUNDANT_LEVELS.index(need) :] if need in REDUNDANT_LEVELS else ():
         if level not in on:
             continue
-        undisturbed_s = _coming_back_s(planned, level) + world.heal_s
+        undisturbed_s = _coming_back_s(planned, kind, level) + world.heal_s
         out = out_at_once(rate_of_one, window_s(sum(rates.values()), undisturbed_s))
         beyond = fmean(
             share_beyond(level, struck, planned.nodes, out, planned.job.protection, planned.domain_nodes)
@@ -97,18 +98,32 @@ def level_costs(planned: Planned, found: Survival | None = None) -> list[LevelCo
         cost = (world.times.blocked_s if number == 0 else 0.0) + machine.interference * busy
         unlimited = level == Level.PERSISTENT and math.isinf(planned.job.flush_bandwidth)
         share = planned.job.flush_share if unlimited else 1.0
-        costs.append(LevelCost(level, cost, done, busy / share, _coming_back_s(planned, level), rate))
+        costs.append(LevelCost(level, cost, done, busy / share, _restart_s(planned, known, level), rate))
         before = max(before, done)
     return costs
 
 
-def _coming_back_s(planned: Planned, level: str) -> float:
-    """From a failure that needs a level until training goes on."""
-    restart, nodes = planned.job.machine.restart, planned.nodes
+def _coming_back_s(planned: Planned, kind: str, level: str) -> float:
+    """From a failure of a class that needs a level until training goes on."""
+    pieces = pieces_s(planned.job.machine.restart, planned.job.ranks, {kind})
+    return sum(pieces.values()) + restored_s(planned, level)
+
+
+def restored_s(planned: Planned, level: str) -> float:
+    """Reading the state back after a failure that needs a level."""
+    nodes = planned.nodes
     lost = 1 if level in REDUNDANT_LEVELS else nodes if level == Level.PERSISTENT else 0
     parts = {Level.LOCAL: nodes - lost, level: lost} if lost < nodes else {level: lost}
-    restored_s = planned.on(nodes).restore_s({name: count for name, count in parts.items() if count}, nodes)
-    return restart.detect + restart.relaunch + (restart.replace if lost else 0.0) + restored_s
+    return planned.on(nodes).restore_s({name: count for name, count in parts.items() if count}, nodes)
+
+
+def _restart_s(planned: Planned, known: Survival, level: str) -> float:
+    """From a failure that needs a level until training goes on, on average over the classes that need it."""
+    rates = {kind: known.rates_per_s[kind] * known.shares[kind].get(level, 0.0) for kind in CLASSES}
+    total = sum(rates.values())
+    if not total:  # which then counts for nothing
+        return _coming_back_s(planned, "system" if level == Level.PERSISTENT else "node", level)
+    return sum(rate * _coming_back_s(planned, kind, level) for kind, rate in rates.items() if rate) / total
 
 
 def often_enough(costs: Sequence[LevelCost], cadence: Cadence) -> Cadence:

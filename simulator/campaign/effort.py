@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 
+from deeppart.model import Level
+
 from .failures import CLASSES, Size, rates_per_s
 from .plan import Cadences, Planned
 
 #: Longer is not waited for unasked.
 LIMIT_S = 3600.0
-#: Seconds of one core (AMD EPYC, 2 GHz), measured: a call of checkpoint(), each level of it; a failure, each node of
-#: the job, and each node whose storage was lost, whose parts the planner looks for.
-_CALL_S, _LEVEL_S = 30e-6, 60e-6
+#: Seconds of one core (AMD EPYC, 2 GHz), measured: a call of checkpoint(), each level of it, and the same in a row
+#: (:mod:`.calm`); a failure, each node of the job, and each node whose storage was lost, whose parts the planner looks
+#: for.
+_CALL_S, _LEVEL_S, _IN_ROW_S = 30e-6, 40e-6, 6e-6
 _FAILURE_S, _NODE_S, _LOST_S = 0.5e-3, 2e-6, 75e-6
 
 
@@ -24,7 +27,12 @@ def effort_s(planned: Planned, cadences: Cadences, failures: int | None = None) 
         failures: how many, of a trace; those that are drawn if None.
     """
     levels = sum(1 / count for count in cadences.every.values() if count)
-    calls = cadences.wall_s / (cadences.period_s + planned.on(planned.nodes).times.blocked_s)
+    world = planned.on(planned.nodes)
+    apart_s = cadences.period_s + world.blocked_s
+    calls = cadences.wall_s / apart_s
+    flush_every = cadences.every.get(Level.PERSISTENT, 0)
+    flush_s = world.times.complete().get(Level.PERSISTENT, 0.0)
+    alone = min(1.0, (2 + flush_s / apart_s) / flush_every) if flush_every else 0.0  # of all calls, not in a row
     nodes, lost = planned.nodes, _lost_nodes(planned)
     if failures is None:
         rates = rates_per_s(planned.job.machine.failures, Size(planned.job.ranks, nodes))
@@ -32,7 +40,7 @@ def effort_s(planned: Planned, cadences: Cadences, failures: int | None = None) 
     else:
         restarts_s = failures * _failure_s(nodes, lost["node"])
     restarts_s += cadences.scheduling.ends_per_s() * cadences.wall_s * _failure_s(nodes, lost["system"])
-    return calls * (_CALL_S + levels * _LEVEL_S) + restarts_s
+    return calls * (alone * (_CALL_S + levels * _LEVEL_S) + (1 - alone) * _IN_ROW_S) + restarts_s
 
 
 def _lost_nodes(planned: Planned) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ import numpy as np
 from deeppart.errors import ConfigError
 from deeppart.model import DEFAULT_KEEP, LEVELS, Level
 
+from ..machine.record import Restart
 from ..timing.bandwidth_sharing import FloatArray, by_node
 from ..timing.restores import restore_s
 from ..timing.stages import Job, Times, metadata_s, times_of
@@ -76,6 +78,7 @@ class SizedJob:
         job, shares, times: the job, shares and times for that.
         speed: of training, 1 with all nodes.
         stages: stage -> seconds.
+        blocked_s: training waits for so long.
         local_s: encoding and writing the local part.
         flushed_bytes: to the file system, with one checkpoint.
         flush_rate: most bytes per second that the job's nodes can send there.
@@ -89,6 +92,7 @@ class SizedJob:
     times: Times
     speed: float
     stages: Mapping[str, float]
+    blocked_s: float
     local_s: float
     flushed_bytes: float
     flush_rate: float
@@ -115,6 +119,12 @@ class Planned:
         #: Nodes that share a switch, where groups of nodes fail together: copies are then kept on other switches.
         self.domain_nodes = failures.group_nodes if math.isfinite(failures.group) else 0
         self._worlds: dict[int, SizedJob] = {}
+
+    def restarting(self, restart: Restart) -> Planned:
+        """The same job where coming back takes something else; nothing is partitioned again."""
+        other = copy.copy(self)
+        other.job = replace(self.job, machine=replace(self.job.machine, restart=restart))
+        return other
 
     def on(self, nodes: int) -> SizedJob:
         """The job on so many nodes.
@@ -158,6 +168,7 @@ class Planned:
             times=times,
             speed=ranks / self.job.ranks,
             stages=stages,
+            blocked_s=times.blocked_s,
             local_s=float(np.maximum(times.encode, times.local).max()),
             flushed_bytes=written,
             flush_rate=_balanced_rate(times.encoded, job.ranks_per_node, node_rate),

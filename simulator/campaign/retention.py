@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from deeppart.model import REDUNDANT_LEVELS, Level
 
 from .survival import Stored
+
+#: A checkpoint that leaves these may leave the local level, too.
+_BEFORE_LOCAL = (*REDUNDANT_LEVELS, Level.PERSISTENT)
+_sequence = attrgetter("sequence")
 
 
 def retire(stored: Sequence[Stored], keep: Mapping[str, int]) -> list[Stored]:
@@ -19,15 +24,18 @@ def retire(stored: Sequence[Stored], keep: Mapping[str, int]) -> list[Stored]:
     Returns:
         Those that are still on a level, in the order given.
     """
-    newest = sorted(stored, key=lambda each: -each.sequence)
-    for level in (*REDUNDANT_LEVELS, Level.PERSISTENT):
-        _drop(level, [each for each in newest if level in each.levels][keep[level] :] if keep[level] else [])
-    local = [each for each in newest if Level.LOCAL in each.levels][keep[Level.LOCAL] :] if keep[Level.LOCAL] else []
-    # What the redundant levels keep, the local level keeps too.
-    _drop(Level.LOCAL, [each for each in local if not each.levels & set(REDUNDANT_LEVELS)])
+    on = dict.fromkeys(keep, 0)
+    # One pass, newest first: campaigns ask at every level that is complete.
+    for each in sorted(stored, key=_sequence, reverse=True):
+        levels = each.levels
+        for level in _BEFORE_LOCAL:
+            if level in levels:
+                on[level] += 1
+                if 0 < keep[level] < on[level]:
+                    levels.discard(level)
+        if Level.LOCAL in levels:
+            on[Level.LOCAL] += 1
+            # What the redundant levels keep, the local level keeps too.
+            if 0 < keep[Level.LOCAL] < on[Level.LOCAL] and levels.isdisjoint(REDUNDANT_LEVELS):
+                levels.discard(Level.LOCAL)
     return [each for each in stored if each.levels]
-
-
-def _drop(level: str, old: Sequence[Stored]) -> None:
-    for each in old:
-        each.levels.discard(level)

@@ -3,7 +3,7 @@
 Rules are the library's: at most two checkpoints in the background, the next waits for one of them; staging memory is
 free once the local part is written; levels complete in order, the newest ``keep`` of each stay; after a failure the
 restart planner finds the newest step that survives, and what a step lost is rebuilt in the background. One seed is
-one sequence of events, always the same.
+one sequence of events, always the same. Rows of calls that go to the nodes alone are one event (:mod:`.calm`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import simpy
 
 from deeppart.model import LEVELS
 
+from .background import Background, tell
+from .calm import Call, Calm, Pace, Passed, calm_row
+from .comeback import pieces_s, stopped_s
 from .costs import NOTHING
 from .failures import Failure, Size, drawn, rates_per_s
-from .filesystem import SharedBandwidth, bursts
-from .pipeline import Pipeline
+from .filesystem import bursts
 from .plan import Cadences, Planned
 from .result import RunResult
 from .scheduling import ENDS, PREEMPTION
@@ -29,6 +31,10 @@ from .turn import Turn
 
 #: Mean length of a burst of other jobs on the file system.
 _BURST_S = 300.0
+#: Calls in a row that are passed in one event, at most: a failure leaves the rest of them for nothing.
+_MOST_CALM = 256
+#: The pieces of a comeback that come before nodes are gathered, and after that.
+_BEFORE, _AFTER = ("detect", "requeue"), ("relaunch", "imports", "communicator", "first_step")
 #: How often a run tells how far it is: so many times in all.
 _TICKS = 100
 
@@ -71,31 +77,35 @@ class _Run:
         self._world = planned.on(nodes)
         self._result.least_nodes = nodes
         self._doing, self._since, self._rate = "training", 0.0, 0.0
+        self._calm: Calm | None = None
+        self._wake = self.env.event()  # training looks up when it comes
         self._progress = 0.0
         self._sequence = 0
-        self._changed = self.env.event()
+        self._hit: set[str] = set()  # classes of the failures since training last ran
+        self._cold = False  # true if a node joins on which nothing has been started
         self._node_back = self.env.event()
         persistent = planned.job.machine.persistent
-        file_system = SharedBandwidth(self.env, persistent.write)
-        self._pipeline = Pipeline(self.env, file_system, cadences, self._result, self._tell)
+        self._background = Background(self.env, cadences, self._result, persistent.write)
         size = Size(planned.job.ranks, nodes)
         self._rates = rates_per_s(planned.job.machine.failures, size)
         failures = iter(trace) if trace is not None else drawn(planned.job.machine.failures, size, random.spawn(1)[0])
         self._job = self.env.process(self._live())
         self.env.process(self._fail(failures))
-        self.env.process(
-            bursts(self.env, file_system, persistent.write, persistent.others, _BURST_S, random.spawn(1)[0])
-        )
+        shared = self._background.file_system
+        self.env.process(bursts(self.env, shared, persistent.write, persistent.others, _BURST_S, random.spawn(1)[0]))
         everyone = tuple(range(nodes))
-        self._turn = Turn(self.env, cadences.scheduling, random.spawn(1)[0], everyone, self._tell, self._end)
+        self._turn = Turn(self.env, cadences.scheduling, random.spawn(1)[0], everyone, self._wake_up, self._end)
         self._turn.begin()
 
     def result(self) -> RunResult:
         """The figures of the run until now; to be called once, at the end."""
         # What is under way then has not been accounted yet.
         elapsed = self.env.now - self._since
-        self._result.buckets[self._doing] += elapsed
-        self._work(elapsed)
+        if self._calm is not None:
+            self._pass(self._calm.after(elapsed))
+        else:
+            self._result.buckets[self._doing] += elapsed
+            self._work(elapsed)
         self._result.useful_s = self._progress
         # The process under way will be closed when the simulation is freed, and then account its time once more.
         return copy.deepcopy(self._result)
@@ -109,12 +119,14 @@ class _Run:
                 if failed:
                     yield from self._restart()
                     failed = False
+                trained_s = 0.0
                 while True:
-                    yield from self._train(self._cadences.period_s)
+                    yield from self._train(self._cadences.period_s - trained_s)
                     if self._turn.told is not None:
                         yield from self._leave(self._turn.told)
+                        trained_s = 0.0
                         continue
-                    yield from self._checkpoint()
+                    trained_s = yield from self._call()
                     if self._worth_growing():
                         yield from self._grow()
             except simpy.Interrupt as hit:
@@ -136,15 +148,26 @@ class _Run:
         goal = self._progress + amount_s
         while goal - self._progress > 1e-9 * amount_s and self._turn.told is None:
             full = self._world.speed
-            self._rate = full * (1 - self._planned.job.machine.interference) if self._pipeline.in_flight else full
+            self._rate = full * (1 - self._planned.job.machine.interference) if self._background.is_busy else full
             began = self.env.now
             try:
-                self._changed = self.env.event()
                 rest_s = (goal - self._progress) / self._rate
-                yield from self._spend("training", self.env.timeout(rest_s) | self._changed)
+                yield from self._spend("training", self._change_within(rest_s))
             finally:
                 self._work(self.env.now - began)
                 self._rate = 0.0
+
+    def _change_within(self, seconds: float) -> simpy.Event:
+        """An event: nothing is under way in the background any more, the scheduler tells, or so many seconds have
+        passed.
+        """
+        changed: simpy.Event = self._background.over()
+        self._wake = changed
+        # simpy's `timeout | event` does the same with a dictionary for each, and takes three times as long.
+        timer = self.env.timeout(seconds)
+        assert timer.callbacks is not None
+        timer.callbacks.append(lambda _: tell(changed))
+        return changed
 
     def _work(self, elapsed_s: float) -> None:
         """Training has gone on for so long, at the rate of the moment."""
@@ -154,16 +177,63 @@ class _Run:
 
     def _checkpoint(self, force: bool = False) -> Events:
         due = self._cadences.due(0 if force else self._sequence)
-        while due and not self._pipeline.has_room:
-            self._changed = self.env.event()
-            yield from self._spend("waiting", self._changed)
+        while due and not self._background.has_room:
+            yield from self._spend("waiting", self._background.change())
         if due:
-            yield from self._spend("blocked", self.env.timeout(self._world.times.blocked_s))
+            yield from self._spend("blocked", self.env.timeout(self._world.blocked_s))
             stored = Stored(self._sequence, self._progress, tuple(self._nodes))
-            self._pipeline.begin(self._world, stored, due)
+            self._background.begin(self._world, stored, due)
         self._sequence += 1
 
+    def _call(self) -> Generator[Any, Any, float]:
+        """A call, or a row of them that go to the nodes alone; returns the work since the last one."""
+        pace = Pace(self._cadences.period_s, self._world.speed, self._planned.job.machine.interference)
+        calls = self._calm_calls(pace)
+        if len(calls) < 2:
+            yield from self._checkpoint()
+            return 0.0
+        calm = Calm(pace, calls)
+        self._calm, self._since = calm, self.env.now
+        try:
+            yield self.env.timeout(calm.takes_s)
+        except simpy.Interrupt:
+            self._pass(calm.after(self.env.now - self._since))
+            raise
+        passed = calm.after(calm.takes_s)
+        self._pass(passed)
+        return passed.work_s - (passed.calls - 1) * self._cadences.period_s
+
+    def _calm_calls(self, pace: Pace) -> list[Call]:
+        """The next calls that go to the nodes alone, each of them done before the next one."""
+        may_grow = self._cadences.elastic and len(self._nodes) < self._planned.nodes
+        may_be_told = self._cadences.scheduling.notice_s > 0  # within a row nobody listens
+        if may_grow or may_be_told or not self._background.is_idle:
+            return []
+        return calm_row(self._world, self._cadences, self._sequence, pace, _MOST_CALM)
+
+    def _pass(self, passed: Passed) -> None:
+        """Account a row of calls."""
+        calm, result = self._calm, self._result
+        assert calm is not None
+        self._calm, self._since, self._doing = None, self.env.now, "blocked" if passed.blocking else "training"
+        result.buckets["training"] += passed.trained_s
+        result.buckets["blocked"] += passed.blocked_s
+        result.slowed_s += passed.slowed_s
+        nodes, period_s = tuple(self._nodes), self._cadences.period_s
+        self._background.add(
+            self._world,
+            (
+                Stored(self._sequence + number, self._progress + number * period_s, nodes, set(levels))
+                for number, levels in enumerate(calm.complete(passed))
+            ),
+        )
+        self._sequence += passed.calls
+        self._progress += passed.work_s
+
     # --- the scheduler ------------------------------------------------------------------------------------------------
+
+    def _wake_up(self) -> None:
+        tell(self._wake)
 
     def _end(self, end: Failure) -> None:
         self._job.interrupt(end)
@@ -171,9 +241,8 @@ class _Run:
     def _leave(self, kind: str) -> Events:
         """Told that it will end, the job saves everything, leaves, and waits for its next turn."""
         yield from self._checkpoint(force=True)
-        while self._pipeline.in_flight:
-            self._changed = self.env.event()
-            yield from self._spend("leaving", self._changed)
+        while self._background.is_busy:
+            yield from self._spend("leaving", self._background.over())
         ends = self._result.ends
         ends[kind] = ends.get(kind, 0) + 1
         self._result.in_time += 1
@@ -183,17 +252,13 @@ class _Run:
     def _forget_nodes(self) -> None:
         """The turn is over; what the job has on nodes is gone with them."""
         self._turn.over()
-        self._pipeline.stop()
-        for stored in self._pipeline.stored:
+        self._background.end()
+        for stored in self._background.stored:
             stored.lost.update(stored.nodes)
 
     def _queue(self) -> Events:
         yield from self._spend("queued", self.env.timeout(self._turn.wait_s()))
         self._turn.begin()
-
-    def _tell(self) -> None:
-        if not self._changed.triggered:
-            self._changed.succeed()
 
     # --- failures -----------------------------------------------------------------------------------------------------
 
@@ -213,13 +278,15 @@ class _Run:
         """Processes are gone, and so is what was under way; of lost nodes, everything on their storage."""
         failures = self._result.ends if failure.kind in ENDS else self._result.failures
         failures[failure.kind] = failures.get(failure.kind, 0) + 1
-        self._pipeline.stop()
+        self._background.end()
         if failure.kind in ENDS:
             self._forget_nodes()
-        if failure.kind in ENDS or failure.kind == "process":
+            return
+        self._hit.add(failure.kind)
+        if failure.kind == "process":
             return
         struck = [self._nodes[place] for place in failure.nodes if place < len(self._nodes)]
-        for stored in self._pipeline.stored:
+        for stored in self._background.stored:
             stored.lost.update(struck)
         if failure.kind != "system":  # after that the nodes come back, empty
             self._nodes = [node for node in self._nodes if node not in set(struck)]
@@ -233,20 +300,29 @@ class _Run:
             self._node_back.succeed()
 
     def _restart(self) -> Events:
-        restart = self._planned.job.machine.restart
         if self._turn.running:
-            yield from self._spend("down", self.env.timeout(restart.detect))
-            yield from self._gather_nodes(restart.replace)
-        else:
+            yield from self._pay(_BEFORE)
+            yield from self._gather_nodes()
+        else:  # other nodes are given to it, on which everything begins anew
             yield from self._queue()
-            yield from self._gather_nodes(0.0)
-        yield from self._spend("down", self.env.timeout(restart.relaunch))
+            self._hit = {"system"}
+            yield from self._gather_nodes(given=True)
+        yield from self._pay(_AFTER)
         level = yield from self._recover()
+        self._hit, self._cold = set(), False
         self._result.recoveries[level] = self._result.recoveries.get(level, 0) + 1
+
+    def _pay(self, pieces: tuple[str, ...]) -> Events:
+        """Be down for those of some pieces that lie between what has struck and training."""
+        restart = self._planned.job.machine.restart
+        paid = pieces_s(restart, self._world.job.ranks, self._hit, cold=self._cold)
+        yield from self._spend("down", self.env.timeout(sum(paid.get(piece, 0.0) for piece in pieces)))
 
     def _recover(self) -> Generator[Any, Any, str]:
         """Come back from the newest step that survives; returns the costliest level that was needed."""
-        recovery = recover(self._pipeline.stored, self._nodes, self._planned.job.protection, self._planned.domain_nodes)
+        recovery = recover(
+            self._background.stored, self._nodes, self._planned.job.protection, self._planned.domain_nodes
+        )
         if recovery is None:
             self._lose(0.0)
             return NOTHING
@@ -254,44 +330,47 @@ class _Run:
         duration = self._world.restore_s(recovery.parts, len(stored.nodes))
         yield from self._spend("restoring", self.env.timeout(duration))
         self._lose(stored.progress_s)
-        # What came after it is of no use, and the library removes it.
-        self._pipeline.stored = [each for each in self._pipeline.stored if each.sequence <= stored.sequence]
-        self._pipeline.rebuild(self._world, stored, tuple(self._nodes))
+        self._background.forget_after(stored.sequence)
+        self._background.heal(self._world, stored, self._nodes)
         return recovery.level
 
     # --- growing back -------------------------------------------------------------------------------------------------
 
     def _worth_growing(self) -> bool:
         """True if repaired nodes are worth a restart, counted until the next failure, at which they join anyway."""
-        if not self._cadences.elastic or not self._spares or not self._pipeline.stored:
+        if not self._cadences.elastic or not self._spares or not self._background.stored:
             return False
         usable = self._planned.usable(len(self._nodes) + len(self._spares))
         if usable <= len(self._nodes):
             return False
         more, restart = self._planned.on(usable), self._planned.job.machine.restart
-        newest = self._pipeline.stored[-1]
+        newest = max(self._background.stored, key=lambda each: each.sequence)
         parts = {min(newest.levels, key=LEVELS.index): len(newest.nodes)}
-        stopped_s = restart.replace + restart.relaunch + more.restore_s(parts, len(newest.nodes))
+        taken_s = stopped_s(restart, more.job.ranks) + more.restore_s(parts, len(newest.nodes))
         failures_per_s = sum(self._rates.values())
-        return (more.speed - self._world.speed) > self._world.speed * stopped_s * failures_per_s
+        return (more.speed - self._world.speed) > self._world.speed * taken_s * failures_per_s
 
     def _grow(self) -> Events:
         """Stop in good order after a checkpoint, and go on from it with more nodes."""
-        while self._pipeline.in_flight:
-            self._changed = self.env.event()
-            yield from self._spend("waiting", self._changed)
-        restart = self._planned.job.machine.restart
-        yield from self._gather_nodes(restart.replace)
-        yield from self._spend("down", self.env.timeout(restart.relaunch))
+        while self._background.is_busy:
+            yield from self._spend("waiting", self._background.over())
+        self._hit = {"node"}  # nodes join as if they replaced others
+        yield from self._pay(_BEFORE[1:])
+        yield from self._gather_nodes()
+        yield from self._pay(_AFTER)
         yield from self._recover()
+        self._hit = set()
         self._result.grown += 1
 
-    def _gather_nodes(self, replace_s: float) -> Events:
+    def _gather_nodes(self, given: bool = False) -> Events:
+        """As many nodes as the job can have; a spare one takes its time, unless the scheduler has given them all."""
         wanted = self._planned.nodes
-        if len(self._nodes) < wanted and self._spares:
-            yield from self._spend("down", self.env.timeout(replace_s))
+        if len(self._nodes) < wanted and self._spares and not given:
+            self._hit.add("node")
+            yield from self._pay(("replace",))
         self._take_spares(wanted)
         while not self._fits():
+            self._cold = True
             self._node_back = self.env.event()
             yield from self._spend("short of nodes", self._node_back)
             self._take_spares(wanted)

@@ -17,9 +17,13 @@ from ..advise.choose import Advice, Choice, describe, shown
 from ..advise.choose import advise as compare
 from ..advise.front import least_restart, loss_of
 from ..advise.notes import what_if
+from ..advise.spending import bill_of
 from ..advise.text import config_toml, reasons
-from ..report.charts import advice_figure, save
+from ..budget.bill import missing
+from ..budget.space import drive_years
+from ..report.advice_charts import advice_chart
 from ..report.page import Contents, write_page
+from .budget import bill_document, bill_row, bill_table, known, space_document
 from .options import (
     Common,
     common_options,
@@ -36,6 +40,7 @@ from .options import (
     write_csv,
 )
 from .parameters import FiniteRange
+from .restart_mode import coming_back, restart_mode_option
 from .scale import describe_state, heading
 
 
@@ -61,6 +66,7 @@ from .scale import describe_state, heading
     metavar="FILE",
     help="Write the advice as a deeppart.toml; a file of that name is replaced.",
 )
+@restart_mode_option
 @free_job_options
 def advise(
     common: Common,
@@ -68,11 +74,12 @@ def advise(
     step_time: str | None,
     mtbf_factor: float,
     config_path: Path | None,
+    restart_mode: str | None,
     **options: Any,
 ) -> int:
     """The cadence of each level, partner copies or parity and its group, compression: what wastes least, and why."""
     refuse_seed(common)
-    job = make_job(common.read_state(), common.read_machine(), ranks, options)
+    job = make_job(common.read_state(), coming_back(common.read_machine(), restart_mode), ranks, options)
     if mtbf_factor != 1.0:
         job = replace(job, machine=job.machine.with_failures(mtbf_factor))
     step_s = 0.0 if step_time is None else read_time(step_time, "--step-time")
@@ -84,7 +91,7 @@ def advise(
     if common.csv_path is not None:
         write_csv(common.csv_path, [row_of(choice) for choice in advice.choices])
     if common.png_path is not None:
-        save(advice_figure(advice), common.png_path)
+        advice_chart(advice).save(common.png_path)
     if common.report_path is not None:
         write_page(common.report_path, advice.chosen.job, Contents(advice=advice, step_s=step_s), common.seed)
     if common.as_json:
@@ -96,7 +103,10 @@ def advise(
         out.print(note, soft_wrap=True)
     out.print(_table(advice))
     for line in reasons(advice):
-        out.print(f"- {line}", soft_wrap=True)
+        out.print(f"- {line}", soft_wrap=True, markup=False)
+    out.print(bill_table(bill_of(advice.chosen), "in 30 days of this, as advised"))
+    for line in missing(job.machine):
+        out.print(f"- {line}", soft_wrap=True, markup=False)
     out.print(_sensitivity(advice))
     if config_path is None:
         out.print("\n[bold]deeppart.toml[/]")
@@ -117,9 +127,15 @@ def document(advice: Advice, config: str) -> dict[str, Any]:
         "ranks": job.ranks,
         "nodes": job.nodes,
         "notes": what_if(job.machine, job.nodes),
+        "restart_mode": job.machine.restart.mode,
         "advised": row_of(advice.chosen),
         "choices": [row_of(choice) for choice in advice.choices],
         "front": [row_of(choice) for choice in advice.front],
+        "too_large": dict(advice.too_large),
+        "bill": bill_document(bill_of(advice.chosen)),
+        "space": space_document(
+            job.machine, advice.chosen.space, advice.chosen.node_daily_bytes, advice.chosen.drained_daily_bytes
+        ),
         "reasons": reasons(advice),
         "sensitivity": [asdict(each) for each in advice.sensitivity],
         "ranks_per_node": {
@@ -144,7 +160,10 @@ def row_of(choice: Choice) -> dict[str, Any]:
         "node_bytes": choice.node_bytes,
         "node_daily_bytes": choice.node_daily_bytes,
         "drained_daily_bytes": choice.drained_daily_bytes,
+        "file_system_bytes": choice.space.file_system_bytes,
+        "drive_years": known(drive_years(choice.job.machine, choice.node_daily_bytes)),
     }
+    row |= bill_row(bill_of(choice))
     for level in LEVELS:
         row[f"every_{level}"] = choice.cadence.every.get(level, 0)
     return row

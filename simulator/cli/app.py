@@ -12,7 +12,10 @@ from deeppart.cli.commands import Commands
 
 class _Commands(Commands):
     package = "deeppart_simulator.cli"
-    names = ("scale", "campaign", "advise", "fit", "calibrate", "validate", "published", "machines", "states")
+    names = (
+        "scale", "campaign", "advise", "compare", "restart", "goodput", "fit", "calibrate", "validate",
+        "published", "machines", "states",
+    )  # fmt: skip
     extra = (("simpy", "scipy", "matplotlib"), "pip install 'deeppart[sim]'")
 
 
@@ -21,6 +24,6 @@ def main() -> None:
     """Ask what checkpoints will cost before paying for nodes: how they scale, how often to make them and where, and
     what failures will cost.
 
-    scale, campaign and advise take the same --state, --machine, --ranks and --ranks-per-node; docs/simulator.md
-    explains them. An option that would change nothing is refused.
+    scale, campaign, advise and compare take the same --state, --machine, --ranks and --ranks-per-node;
+    docs/simulator.md explains them. An option that would change nothing is refused.
     """

@@ -9,10 +9,11 @@ import click
 from deeppart.cli.commands import GOOD
 
 from ..machine.files import machine_toml
-from ..machine.record import MOST_RANKS_PER_NODE, Machine
+from ..machine.kinds import MOST_RANKS_PER_NODE
+from ..machine.record import Machine
 from ..measure.calibrate import calibrate as measure_machine
 from ..measure.start import Directories
-from ..report.charts import save, scaling_figure
+from ..report.charts import scaling_chart
 from ..report.page import Contents, ladder, write_page
 from ..timing.scale import study
 from .machines import machine_document
@@ -87,4 +88,4 @@ def _draw(output: Output, machine: Machine) -> None:
     if output.report_path is not None:
         write_page(output.report_path, job, Contents(), DEFAULT_SEED)
     if output.png_path is not None:
-        save(scaling_figure(study(job, ladder(job), ("deeppart", "rank0"), ("none",)), job), output.png_path)
+        scaling_chart(study(job, ladder(job), ("deeppart", "rank0"), ("none",)), job).save(output.png_path)

@@ -20,16 +20,20 @@ from deeppart.plan.interval import best
 from ..advise.choose import Choice, advise
 from ..advise.notes import what_if
 from ..advise.wanted import Wanted
+from ..budget.bill import missing
+from ..budget.runs import LABELS, LEAVING, bill_of_run, daily_bytes, space_of_run
+from ..budget.space import space_lines
 from ..campaign.costs import NOTHING, level_costs, often_enough, training_s
 from ..campaign.effort import LIMIT_S, effort_s, too_long
 from ..campaign.failures import Failure, Size
 from ..campaign.outcomes import Estimate, Summary, show_number, summarize
 from ..campaign.plan import Cadences, Planned, usual_spares
 from ..campaign.result import RunResult
-from ..campaign.run import run
-from ..report.charts import campaign_figure, save
+from ..campaign.seeds import WORTH_S, cores, run_seeds
+from ..report.charts import campaign_chart
 from ..report.page import Contents, write_page
 from ..timing.stages import Job
+from .budget import bill_document, bill_row, bill_table, space_document
 from .options import (
     Common,
     common_options,
@@ -45,6 +49,7 @@ from .options import (
     write_csv,
 )
 from .parameters import FiniteRange, given, no_effect
+from .restart_mode import coming_back, restart_mode_option
 from .scale import describe_state, heading
 from .traces import Happenings, happenings_options
 
@@ -76,7 +81,11 @@ _LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity", NOTHING: "n
     "--advised", is_flag=True, help="What `advise` advises for this job: levels, redundancy, compression and cadence."
 )
 @happenings_options
+@click.option(
+    "--jobs", type=click.IntRange(1, 1024), help="Runs at a time; if left out, as many as there are cores, if it pays."
+)
 @click.option("--anyway", is_flag=True, help="Simulate it even if that takes more than an hour.")
+@restart_mode_option
 @job_options
 def campaign(
     common: Common,
@@ -89,11 +98,13 @@ def campaign(
     elastic: bool,
     advised: bool,
     happenings: Happenings,
+    jobs: int | None,
     anyway: bool,
+    restart_mode: str | None,
     **options: Any,
 ) -> int:
     """Useful time, lost work, time blocked, recoveries by level and bytes of a long run, over several seeds."""
-    job = make_job(common.read_state(), common.read_machine(), ranks, options)
+    job = make_job(common.read_state(), coming_back(common.read_machine(), restart_mode), ranks, options)
     advice = _advice(job, wanted_of(options), every, levels) if advised else None
     planned = Planned(job if advice is None else advice.job)
     job = planned.job
@@ -111,18 +122,20 @@ def campaign(
         period_s = training_s(advice.costs, advice.cadence)
         cadences = Cadences(period_s, dict(advice.cadence.every), days * 86400.0, spares=ready, elastic=elastic)
     cadences = replace(cadences, scheduling=happenings.scheduling)
-    if not anyway:
-        _check_effort(planned, cadences, seeds, failures)
-    results = simulate(planned, cadences, range(common.seed, common.seed + seeds), failures, shown=not common.as_json)
+    jobs = _at_a_time(planned, cadences, seeds, failures, jobs, anyway=anyway)
+    numbers = range(common.seed, common.seed + seeds)
+    results = simulate(planned, cadences, numbers, failures, jobs=jobs, shown=not common.as_json)
     summary = summarize(results)
     if common.csv_path is not None:
-        write_csv(common.csv_path, [row_of(result) for result in results])
+        bills = [bill_of_run(planned, cadences, summarize([result])) for result in results]
+        rows = [row_of(result) | bill_row(each) for result, each in zip(results, bills, strict=True)]
+        write_csv(common.csv_path, rows)
     if common.png_path is not None:
-        save(campaign_figure(summary), common.png_path)
+        campaign_chart(summary).save(common.png_path)
     if common.report_path is not None:
         write_page(common.report_path, job, Contents(summary=summary, cadences=cadences), common.seed)
     if common.as_json:
-        print_json(document(job, cadences, results, summary))
+        print_json(document(job, cadences, results, summary) | _budget(planned, cadences, summary))
     else:
         out = console()
         out.print(heading(job))
@@ -130,37 +143,30 @@ def campaign(
             out.print(note, soft_wrap=True)
         out.print(_cadence_line(cadences))
         out.print(_table(summary))
+        out.print(bill_table(bill_of_run(planned, cadences, summary), "what the run takes, all of its nodes together"))
+        for line in _spending(planned, cadences, summary):
+            out.print(f"- {line}", soft_wrap=True, markup=False)
     return GOOD
 
 
 def simulate(
-    planned: Planned, cadences: Cadences, seeds: range, trace: tuple[Failure, ...] | None = None, *, shown: bool = True
+    planned: Planned,
+    cadences: Cadences,
+    seeds: range,
+    trace: tuple[Failure, ...] | None = None,
+    *,
+    jobs: int = 1,
+    shown: bool = True,
 ) -> list[RunResult]:
-    """One run per seed, with a bar where someone is looking."""
+    """One run per seed, so many at a time, with a bar where someone is looking."""
     screen = status_console()
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=screen, transient=True,
-        disable=not (shown and screen.is_terminal),
+        TextColumn("{task.completed:.0f} of {task.total:.0f} runs"), BarColumn(), TimeRemainingColumn(),
+        console=screen, transient=True, disable=not (shown and screen.is_terminal),
     )  # fmt: skip
-    results = []
     with bar:
         task = bar.add_task("", total=float(len(seeds)))
-        for done, seed in enumerate(seeds):
-            bar.update(task, description=f"seed {seed}")
-            progress = _Progress(bar, task, done)
-            results.append(run(planned, cadences, seed, trace, progress.note))
-    return results
-
-
-class _Progress:
-    """Moves the bar while one run is simulated."""
-
-    def __init__(self, bar: Progress, task: Any, done: int) -> None:
-        self._bar, self._task, self._done = bar, task, done
-
-    def note(self, share: float) -> None:
-        """So much of the run is done."""
-        self._bar.update(self._task, completed=self._done + share)
+        return run_seeds(planned, cadences, seeds, trace, lambda runs: bar.update(task, completed=runs), processes=jobs)
 
 
 def _cadences(
@@ -247,18 +253,35 @@ def _check_protection(options: Mapping[str, Any], cadences: Cadences) -> None:
             raise no_effect(f"--{level}", f"--levels leaves {level} out", f"add {level}=N to --levels, or leave it out")
 
 
-def _check_effort(planned: Planned, cadences: Cadences, seeds: int, trace: tuple[Failure, ...] | None) -> None:
-    """Refuse a campaign that nobody would wait for."""
+def _at_a_time(
+    planned: Planned,
+    cadences: Cadences,
+    seeds: int,
+    trace: tuple[Failure, ...] | None,
+    jobs: int | None,
+    *,
+    anyway: bool,
+) -> int:
+    """Runs that are simulated at a time.
+
+    Raises:
+        ConfigError: nobody would wait so long.
+    """
+    if jobs is not None and jobs > seeds:
+        raise no_effect("--jobs", f"it is more than the {seeds} runs that there are", "take fewer, or more --seeds")
     seconds = seeds * effort_s(planned, cadences, None if trace is None else len(trace))
-    if too_long(seconds):
+    at_a_time = jobs or (min(cores(), seeds) if seconds > WORTH_S else 1)
+    if not anyway and too_long(seconds / min(at_a_time, cores())):
         raise ConfigError(
             "this campaign takes long to simulate",
             expected=f"at most {show_seconds(LIMIT_S)}",
-            found=f"about {show_seconds(seconds)}: {seeds} runs of {show_seconds(cadences.wall_s)}, a call after every "
+            found=f"about {show_seconds(seconds / min(at_a_time, cores()))}: {seeds} runs of "
+            f"{show_seconds(cadences.wall_s)}, {at_a_time} at a time, a call after every "
             f"{show_seconds(cadences.period_s)} of training",
             where="deeppart-sim campaign",
             todo="take fewer --days or --seeds, a longer --every, or add --anyway",
         )
+    return at_a_time
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------
@@ -274,6 +297,7 @@ def document(job: Job, cadences: Cadences, results: list[RunResult], summary: Su
         "ranks": job.ranks,
         "nodes": job.nodes,
         "notes": what_if(job.machine, job.nodes, cadences.spares),
+        "restart_mode": job.machine.restart.mode,
         "cadence": {"period_s": cadences.period_s, "every": dict(cadences.every), "wall_s": cadences.wall_s},
         "courses": [asdict(result) for result in results],
         "summary": asdict(summary),
@@ -289,6 +313,20 @@ def row_of(result: RunResult) -> dict[str, Any]:
     return row | {"checkpoints": max(result.checkpoints.values(), default=0), "bytes": sum(result.nbytes.values())}
 
 
+def _budget(planned: Planned, cadences: Cadences, summary: Summary) -> dict[str, Any]:
+    space, written = space_of_run(planned, cadences), daily_bytes(planned, cadences, summary)
+    return {
+        "bill": bill_document(bill_of_run(planned, cadences, summary)),
+        "space": space_document(planned.job.machine, space, *written),
+    }
+
+
+def _spending(planned: Planned, cadences: Cadences, summary: Summary) -> list[str]:
+    machine, space = planned.job.machine, space_of_run(planned, cadences)
+    lines = [f"no room: {line}; a job would end there" for line in space.too_large]
+    return [*lines, *space_lines(machine, space, *daily_bytes(planned, cadences, summary)), *missing(machine)]
+
+
 def _cadence_line(cadences: Cadences) -> str:
     every = ", ".join(f"{level} at every {_nth(count)}" for level, count in cadences.every.items() if count)
     spares = f"; {cadences.spares} spare nodes" if cadences.spares else ""
@@ -302,13 +340,9 @@ def _nth(count: int) -> str:
 def _table(summary: Summary) -> Table:
     title = f"mean of {summary.seeds} runs (95 % confidence interval, Student's t; least and most)"
     found = table(title, ["", "mean", "95 %", "least", "most"])
-    for name, label in (
-        ("useful", "useful training"), ("lost", "training lost"), ("blocked", "blocked by checkpoints"),
-        ("waiting", "waiting for room"), ("slowed", "slowed by the background"), ("down", "down"),
-        ("short of nodes", "waiting for nodes"), ("restoring", "restoring"),
-    ):  # fmt: skip
+    for name, label in LABELS.items():
         _row(found, label, summary.shares[name], show_share)
-    for name, label in (("leaving", "saving before the end of a turn"), ("queued", "in the queue")):
+    for name, label in (("leaving", LEAVING), ("queued", "in the queue")):
         if summary.shares[name].most:
             _row(found, label, summary.shares[name], show_share)
     found.add_section()

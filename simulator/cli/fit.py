@@ -16,7 +16,7 @@ from deeppart.cli.commands import GOOD
 from deeppart.errors import ConfigError
 from deeppart.model.units import show_seconds
 
-from ..machine.record import MOST_RANKS_PER_NODE
+from ..machine.kinds import MOST_RANKS_PER_NODE
 from ..traces.fit import Assumed, Fit, failures_toml
 from ..traces.fit import fit as fit_trace
 from ..traces.rates import Rate

@@ -16,8 +16,8 @@ from .options import console, print_json, table
 @click.command(short_help="Show published figures beside simulated ones.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def published(as_json: bool) -> int:
-    """Simulate what others have published of torch.save, TorchSnapshot and the DeepPart thesis, and say what the
-    differences come from. The machines are the presets p4d and cte-power.
+    """Simulate what others have published of torch.save, TorchSnapshot, MLPerf Storage and the DeepPart thesis, and say
+    what the differences come from. The machines are the presets p4d, azure-lustre and cte-power.
     """
     found = figures()
     if as_json:

@@ -14,7 +14,7 @@ from deeppart.model.units import show_bytes, show_seconds
 from deeppart.partition import STRATEGIES
 
 from ..advise.notes import what_if
-from ..report.charts import save, scaling_figure
+from ..report.charts import scaling_chart
 from ..report.page import Contents, write_page
 from ..timing.scale import Point, study
 from ..timing.stages import STAGES, Job
@@ -65,7 +65,7 @@ def scale(common: Common, ranks: str, strategy: str, with_compression: bool, ser
     if common.csv_path is not None:
         write_csv(common.csv_path, [row_of(point) for point in points])
     if common.png_path is not None:
-        save(scaling_figure(points, job), common.png_path)
+        scaling_chart(points, job).save(common.png_path)
     if common.report_path is not None:
         write_page(common.report_path, job, Contents(points=points), common.seed)
     if common.as_json:

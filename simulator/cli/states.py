@@ -11,6 +11,7 @@ from deeppart.cli.commands import GOOD
 from deeppart.model.units import show_bytes
 
 from ..workload.layout import KEYS
+from ..workload.mlperf import WORKLOADS
 from ..workload.shapes import FAMILIES, PRESETS
 from ..workload.states import OPTIMIZERS, State, read_state
 from .options import console, print_json, table
@@ -31,6 +32,8 @@ def states(names: tuple[str, ...], as_json: bool) -> int:
         listing.add_row(*cells)
     out = console()
     out.print(listing)
+    workloads = ", ".join(f"{each.name} on {each.processes:,} ranks" for each in WORKLOADS.values())
+    out.print(f"whole states of MLPerf Storage, in its closed division: {workloads}", soft_wrap=True)
     out.print(f"families: {', '.join(FAMILIES)}", soft_wrap=True)
     out.print(f"optimizers: {', '.join(f'+{name}' for name in OPTIMIZERS if name)}; layouts: @{', '.join(KEYS)}")
     return GOOD

@@ -9,6 +9,7 @@ import click
 from rich.table import Table
 
 from deeppart.cli.commands import GOOD, NOT_GOOD
+from deeppart.model import LEVELS
 from deeppart.model.units import show_bytes, show_rate, show_seconds
 
 from ..machine.files import read_machine
@@ -17,7 +18,7 @@ from ..measure.calibrate import calibrate
 from ..measure.start import Directories
 from ..measure.validate import MEDIAN_TARGET, WORST_TARGET, Comparison, Validation, shards_of
 from ..measure.validate import validate as compare
-from ..report.charts import save, validation_figure
+from ..report.charts import validation_chart
 from ..report.page import Contents, write_page
 from ..workload.layout import Layout, read_layout
 from .options import (
@@ -61,7 +62,7 @@ def validate(
     """Run real checkpoints under mpirun, predict each from a calibration made before, and compare.
 
     Without --machine it is calibrated again for each pass. "varied" is how far the passes' own medians are apart. Exit
-    code 1 if half of the errors are above 10 % or one is above 25 %.
+    code 1 if half of the errors are above 5 % or one is above 15 %.
     """
     known = None if machine is None else read_machine(machine)
     used: dict[int, Machine] = {}
@@ -87,9 +88,9 @@ def validate(
     if output.report_path is not None:
         job = one_node_job(used[max(numbers)])
         rows = [_HEAD, *(_cells(each) for each in found.comparisons)]
-        write_page(output.report_path, job, Contents(extra=(_title(found), rows)), DEFAULT_SEED)
+        write_page(output.report_path, job, Contents(extra=(_title(found), rows), validation=found), DEFAULT_SEED)
     if output.png_path is not None:
-        save(validation_figure(found), output.png_path)
+        validation_chart(found).save(output.png_path)
     if output.as_json:
         print_json(
             {
@@ -112,7 +113,9 @@ def row_of(comparison: Comparison) -> dict[str, Any]:
     return asdict(comparison) | {"error": comparison.error}
 
 
+_WHAT_WORDS = {"restore": "until restored", "trained": "training, with a checkpoint"}
 _HEAD = [
+    "kind",
     "ranks",
     "state",
     "tensors",
@@ -149,8 +152,9 @@ def _title(found: Validation) -> str:
 def _cells(each: Comparison) -> list[str]:
     limit = "" if each.flush_bandwidth is None else show_rate(each.flush_bandwidth)
     times = [show_seconds(value) for value in (each.predicted_s, each.measured_s, each.least_s, each.most_s)]
-    what = "blocked" if each.what == "blocked" else f"until {each.what}"
+    what = f"until {each.what}" if each.what in LEVELS else _WHAT_WORDS.get(each.what, each.what)
     return [
+        each.kind,
         str(each.ranks),
         show_bytes(each.nbytes),
         f"{each.tensors:,}",

@@ -19,18 +19,8 @@ from typing import Any
 from deeppart.errors import ConfigError
 from deeppart.model.spelling import meant_todo
 
-from .record import (
-    Codec,
-    Failures,
-    Kind,
-    Local,
-    Machine,
-    Memory,
-    Network,
-    Persistent,
-    Restart,
-    Serialize,
-)
+from .kinds import Kind, Words
+from .record import Codec, Failures, Local, Machine, Memory, Network, Persistent, Power, Price, Restart, Serialize
 
 #: Name of a table -> what it is read into; and the keys outside of tables.
 TABLES: Mapping[str, type[Any]] = MappingProxyType(
@@ -42,6 +32,8 @@ TABLES: Mapping[str, type[Any]] = MappingProxyType(
         "serialize": Serialize,
         "failures": Failures,
         "restart": Restart,
+        "price": Price,
+        "power": Power,
     }
 )
 PLAIN = ("name", "source", "nodes", "ranks_per_node", "cores", "encode_threads", "interference")
@@ -101,13 +93,14 @@ def machine_toml(machine: Machine) -> str:
     tables += [(f"codec.{dtype}", codec) for dtype, codec in machine.codecs.items()]
     for name, record in tables:
         known = [(each.name, getattr(record, each.name)) for each in fields(record)]
-        lines += ["", f"[{name}]", *(f"{key} = {_literal(value)}" for key, value in known if _is_said(value, name))]
+        said = [f"{key} = {_literal(value)}" for key, value in known if _is_said(value, name)]
+        lines += ["", f"[{name}]", *said] if said else []
     return "\n".join(lines) + "\n"
 
 
 def _is_said(value: Any, table: str) -> bool:
-    """Bandwidths without a limit are left out, failures that never happen are written down."""
-    return table == "failures" or not (isinstance(value, float) and math.isinf(value))
+    """Bandwidths without a limit and what is not known are left out, failures that never happen are written down."""
+    return table == "failures" or not (value == "" or (isinstance(value, float) and math.isinf(value)))
 
 
 def _literal(value: Any) -> str:
@@ -121,7 +114,9 @@ def _literal(value: Any) -> str:
 
 def _preset(name: str) -> dict[str, Any]:
     text = resources.files(_PRESETS).joinpath(f"{name}.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    document = tomllib.loads(text)
+    base = document.pop("base", None)
+    return document if base is None else _merged(_preset(base), document)
 
 
 def _merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
@@ -148,8 +143,15 @@ def _machine(document: dict[str, Any], where: str) -> Machine:
     codecs = document.get("codec", {})
     if not isinstance(codecs, dict):
         raise _refusal("codec", codecs, "tables named [codec.DTYPE]", where)
+    _check_price(tables["price"], where)
     found = {dtype: _record(Codec, table, f"codec.{dtype}", where) for dtype, table in codecs.items()}
     return Machine(**plain, **numbers, **tables, codecs=MappingProxyType(found))
+
+
+def _check_price(price: Price, where: str) -> None:
+    """Money without a currency is not money."""
+    if not price.currency and not math.isinf(min(price.node_hour, price.kwh)):
+        raise _refusal("price.currency", "nothing", 'a currency, such as "USD", beside prices', where, "add the key")
 
 
 def _record(record: type[Any], table: object, name: str, where: str) -> Any:
@@ -175,12 +177,19 @@ def _values(
     return values
 
 
-def _value(each: Field[Any], value: object, prefix: str, where: str) -> float:
-    kind: Kind = each.metadata["kind"]
+def _value(each: Field[Any], value: object, prefix: str, where: str) -> Any:
+    kind: Kind | Words = each.metadata["kind"]
+    if isinstance(kind, Words):
+        if isinstance(value, str) and value in kind.allowed:
+            return value
+        todo = meant_todo(str(value), kind.allowed, "correct the key")
+        raise _refusal(prefix + each.name, value, "one of " + ", ".join(kind.allowed), where, todo)
     try:
         number = kind.read(value)
     except (ValueError, OverflowError):
         raise _refusal(prefix + each.name, value, kind.words, where) from None
+    if kind.text:
+        return number
     too_small = number < kind.least or (kind.above and number == kind.least)
     if math.isnan(number) or too_small or number > kind.most or (math.isinf(number) and not kind.endless):
         raise _refusal(prefix + each.name, value, kind.words, where)

@@ -7,71 +7,32 @@ as TOML. Bandwidths are in bytes per second, times in seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
 
-from deeppart.model.units import RATE_WORDS, SECONDS_WORDS, read_rate, read_seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """The kind of a field: how it is read, and its possible values.
-
-    Attributes:
-        read: from a TOML value.
-        words: the expected value, for messages.
-        least: smallest value.
-        above: true if ``least`` itself is too small.
-        most: largest value; infinity where there is none.
-        endless: true if infinity is possible.
-    """
-
-    read: Callable[[object], float]
-    words: str
-    least: float = 0.0
-    above: bool = False
-    most: float = math.inf
-    endless: bool = False
-
-
-def _number(value: object) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    raise ValueError("a number")
-
-
-def _whole(value: object) -> float:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    raise ValueError("a whole number")
-
-
-def _mtbf(value: object) -> float:
-    return math.inf if value == "never" else read_seconds(value)
-
-
-#: Bytes per second. Slower is nothing that moves checkpoints, but a rate whose unit was forgotten.
-LEAST_RATE = 1e6
-#: More share no node; the simulator lays out so many places on every node.
-MOST_RANKS_PER_NODE = 4096
-RATE = Kind(read_rate, RATE_WORDS + ", at least 1 MB/s", least=LEAST_RATE)
-SECONDS = Kind(read_seconds, SECONDS_WORDS + ", at least 0")
-MTBF = Kind(_mtbf, SECONDS_WORDS + ', above 0, or "never"', above=True, endless=True)
-COUNT = Kind(_whole, "a whole number, at least 1", least=1)
-PER_NODE = Kind(_whole, f"a whole number from 1 to {MOST_RANKS_PER_NODE}", least=1, most=MOST_RANKS_PER_NODE)
-SHARE = Kind(_number, "a number from 0 to below 1", most=math.nextafter(1.0, 0.0))
-RATIO = Kind(_number, "a number above 0, at most 1.1", above=True, most=1.1)
-PER_SECOND = Kind(_number, "a number per second, above 0", above=True)
-SHAPE = Kind(_number, "a number above 0, at most 100", above=True, most=100.0)
-
-
-def of(kind: Kind, default: Any = None) -> Any:
-    """A field of a kind; without a default it must be in every machine file."""
-    if default is None:
-        return field(metadata={"kind": kind})
-    return field(default=default, metadata={"kind": kind})
+from .kinds import (
+    BYTES,
+    COUNT,
+    CURRENCY,
+    DAY_S,
+    LIFE,
+    MONEY,
+    MTBF,
+    NOT_SAID,
+    PER_DAY,
+    PER_NODE,
+    PER_SECOND,
+    RATE,
+    RATIO,
+    SECONDS,
+    SHAPE,
+    SHARE,
+    WATTS,
+    Words,
+    of,
+)
+from .ways import WAYS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +47,8 @@ class Memory:
         leaf: for each leaf of the state, on every rank: taking the state apart.
         compare: for each leaf besides, where there are other ranks to compare with.
         hash: digests of chunks, on one thread of those that encode.
+        restore: for a restore as such: which checkpoints there are, and what is read from where.
+        restored_leaf: for each leaf of the state that is restored, on every rank.
     """
 
     copy: float = of(RATE)
@@ -95,6 +58,8 @@ class Memory:
     leaf: float = of(SECONDS, 2e-6)
     compare: float = of(SECONDS, 1e-6)
     hash: float = of(RATE, 16e9)
+    restore: float = of(SECONDS, 10e-3)
+    restored_leaf: float = of(SECONDS, 20e-6)
 
     @property
     def kappa_bytes(self) -> float:
@@ -125,6 +90,11 @@ class Local:
         rank_write, rank_read: of one rank alone.
         file: for a part file: create, synchronize, rename, and the round in which ranks agree that all have one.
         tensor: for one more tensor in a part: its entries in the tables.
+        capacity: bytes of the node's drives together.
+        endurance: bytes that may be written to them in all, as "TBW" is promised.
+        drive_writes_per_day: how often all of them may be written every day, for ``warranty``: "DWPD". Where this and
+            ``endurance`` are given, the lower of the two counts.
+        warranty: for how long that is promised; five years if not given.
     """
 
     write: float = of(RATE)
@@ -133,6 +103,16 @@ class Local:
     rank_read: float = of(RATE, math.inf)
     file: float = of(SECONDS, 1e-3)
     tensor: float = of(SECONDS, 2e-6)
+    capacity: float = of(BYTES, NOT_SAID)
+    endurance: float = of(BYTES, NOT_SAID)
+    drive_writes_per_day: float = of(PER_DAY, NOT_SAID)
+    warranty: float = of(LIFE, NOT_SAID)
+
+    @property
+    def most_written(self) -> float:
+        """Bytes that may be written to the node's drives until they are worn; infinity where that is not said."""
+        warranty = 5 * 365.25 * DAY_S if math.isinf(self.warranty) else self.warranty
+        return min(self.endurance, self.drive_writes_per_day * self.capacity * warranty / DAY_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +145,8 @@ class Persistent:
         opens: files that are there already which they open for writing per second: node files, by the other ranks of
             the node.
         others: share of the bandwidth that other jobs take, on average.
+        capacity: bytes of the whole.
+        quota: bytes of it that the job may use.
     """
 
     write: float = of(RATE)
@@ -179,6 +161,8 @@ class Persistent:
     files: float = of(PER_SECOND, 20_000.0)
     opens: float = of(PER_SECOND, 80_000.0)
     others: float = of(SHARE, 0.0)
+    capacity: float = of(BYTES, NOT_SAID)
+    quota: float = of(BYTES, NOT_SAID)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,19 +207,87 @@ class Failures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """The times before a restore.
+    """The times between a failure and training, but for the restore; and which of them a job pays for.
+
+    Where there are two numbers, the second is for each rank: a piece takes ``imports + ranks * imports_rank``. A file
+    that only has ``detect``, ``relaunch`` and ``replace`` means by ``relaunch`` all until the model is built.
 
     Attributes:
         detect: until a failure is noticed.
-        relaunch: until the processes run again and have built the model.
-        replace: until a spare node has replaced a lost one, if there is one.
+        requeue, requeue_rank: until the scheduler has given the job its nodes again, others for those that are lost.
+        replace: until a spare node has replaced a lost one, if there is one. While the job is in the queue anyway, only
+            what is longer than that counts.
+        relaunch: until the launcher has started the processes.
+        imports, imports_rank: until these have imported Python's modules and built the model. From a shared file system
+            it takes longer the more processes read; from the nodes' own storage it does not.
+        communicator, communicator_rank: until all ranks can talk to each other (NCCL, MPI).
+        first_step: so much longer than others takes the first step, with what is compiled or allocated then.
         repair: until a lost node is back.
+        mode: the way to come back, one of :data:`deeppart_simulator.machine.ways.WAYS`.
+
+    Example:
+        >>> from deeppart_simulator.machine.record import Restart
+        >>> Restart(imports=20.0, imports_rank=0.005).seconds(1000)["imports"]
+        25.0
     """
 
     detect: float = of(SECONDS, 30.0)
-    relaunch: float = of(SECONDS, 120.0)
+    requeue: float = of(SECONDS, 0.0)
+    requeue_rank: float = of(SECONDS, 0.0)
     replace: float = of(SECONDS, 60.0)
+    relaunch: float = of(SECONDS, 120.0)
+    imports: float = of(SECONDS, 0.0)
+    imports_rank: float = of(SECONDS, 0.0)
+    communicator: float = of(SECONDS, 0.0)
+    communicator_rank: float = of(SECONDS, 0.0)
+    first_step: float = of(SECONDS, 0.0)
     repair: float = of(SECONDS, 86_400.0)
+    mode: str = field(default="job", metadata={"kind": Words(tuple(WAYS))})
+
+    def seconds(self, ranks: int) -> dict[str, float]:
+        """Piece -> what it takes with so many ranks, whether or not the job pays for it."""
+        return {
+            "detect": self.detect,
+            "requeue": self.requeue + ranks * self.requeue_rank,
+            "replace": self.replace,
+            "relaunch": self.relaunch,
+            "imports": self.imports + ranks * self.imports_rank,
+            "communicator": self.communicator + ranks * self.communicator_rank,
+            "first_step": self.first_step,
+        }
+
+    def scaled(self, piece: str, factor: float) -> Restart:
+        """The same where one piece takes ``factor`` times as long."""
+        names = (piece, f"{piece}_rank")
+        return replace(self, **{name: getattr(self, name) * factor for name in names if hasattr(self, name)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What the machine costs its user.
+
+    Attributes:
+        currency: of the numbers; to be given with them.
+        node_hour: of a node for an hour.
+        kwh: of a kilowatt-hour, where that is not in ``node_hour``.
+    """
+
+    currency: str = of(CURRENCY, "")
+    node_hour: float = of(MONEY, NOT_SAID)
+    kwh: float = of(MONEY, NOT_SAID)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Power:
+    """What a node draws.
+
+    Attributes:
+        busy: while it trains.
+        waiting: while training waits, as for a checkpoint or a restart; as busy if not given.
+    """
+
+    busy: float = of(WATTS, NOT_SAID)
+    waiting: float = of(WATTS, NOT_SAID)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +318,8 @@ class Machine:
     serialize: Serialize = field(default_factory=Serialize)
     failures: Failures = field(default_factory=Failures)
     restart: Restart = field(default_factory=Restart)
+    price: Price = field(default_factory=Price)
+    power: Power = field(default_factory=Power)
     codecs: Mapping[str, Codec] = field(default_factory=lambda: MappingProxyType({}))
 
     def crowding(self, ranks_on_node: int) -> float:

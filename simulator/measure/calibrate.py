@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from deeppart.cli.calibrate.tasks import SaveTask
+from deeppart.cli.calibrate.tasks import RESTORE, TRAIN, SaveTask
 
 from ..machine.record import Codec, Local, Machine, Memory, Network, Persistent, Serialize
 from .start import Directories, measure
@@ -74,12 +74,12 @@ def calibrate(
     shares, rounds = (QUICK_SHARES, QUICK_ROUNDS) if quick else (SHARES, ROUNDS)
     progress("one rank alone")
     alone, pieces = _measure(1, shares, rounds, directories, DTYPES)
-    together, network = alone, None
+    together, more, network = alone, pieces, None
     if ranks_per_node > 1:
         progress(f"{ranks_per_node} ranks")
         together, more = _measure(ranks_per_node, shares, rounds, directories, DTYPES[:1])
         network = more["network"]
-    return machine_from(name, ranks_per_node, alone, together, pieces, network)
+    return machine_from(name, ranks_per_node, alone, together, pieces, network, more["interference"])
 
 
 def _measure(
@@ -92,7 +92,9 @@ def _measure(
     saves = [SaveTask(nbytes * ranks, tensors * ranks, persistent=True, rounds=rounds) for nbytes, tensors in shares]
     # A restore makes the next checkpoint slower: apart from the others.
     again = max(2, rounds // 2)
-    saves += [SaveTask(nbytes * ranks, tensors * ranks, rounds=again, restore=True) for nbytes, tensors in shares]
+    saves += [SaveTask(nbytes * ranks, tensors * ranks, rounds=again, after=RESTORE) for nbytes, tensors in shares]
+    nbytes, tensors = shares[0]
+    saves.append(SaveTask(nbytes * ranks, tensors * ranks, persistent=True, rounds=rounds, after=TRAIN))
     found = measure(ranks, saves, directories, dtypes)
     samples = []
     for number, (nbytes, tensors) in enumerate(shares):
@@ -108,7 +110,14 @@ def _measure(
             )
         seconds["restore"] = median(restored["restore"])
         samples.append(Sample(ranks, nbytes, tensors, seconds))
-    return samples, found["pieces"]
+    return samples, found["pieces"] | {"interference": _interference(found["saves"][-1])}
+
+
+def _interference(measured: Mapping[str, Sequence[float]]) -> float:
+    """How much slower training is while the background works, as a share of its speed."""
+    slowed = sum(measured["trained"]) - sum(measured["blocked"]) - sum(measured["alone"])
+    busy = sum(measured["persistent"]) - sum(measured["blocked"])
+    return min(max(0.0, slowed / busy), 0.99) if busy > 0 else 0.0
 
 
 def machine_from(
@@ -118,6 +127,7 @@ def machine_from(
     together: Sequence[Sample],
     pieces: Mapping[str, Any],
     network: Mapping[str, float] | None,
+    interference: float = 0.02,
 ) -> Machine:
     """The machine that the samples are of.
 
@@ -128,6 +138,12 @@ def machine_from(
     rank = {what: fit(alone, what) for what in _FITTED}
     node = {what: fit(together, what) for what in _FITTED}
     codecs = {dtype: Codec(**found) for dtype, found in pieces["codec"].items() if found["ratio"] < 1}
+    node_copy = _rate(node["capture"][1], ranks_per_node)
+    # A restore ends with a copy of the whole state by every rank, which the model has apart.
+    rank_read, read = (
+        _rest(rank["restore"][1], 1 / _rate(rank["capture"][1])),
+        _rest(node["restore"][1], ranks_per_node**2 / node_copy),
+    )
     leaf = rank["plan"][2]
     # Every rank looks at all ranks' leaves.
     together_leaf = node["plan"][2] / ranks_per_node / crowding
@@ -144,20 +160,23 @@ def machine_from(
         ranks_per_node=ranks_per_node,
         cores=cores,
         encode_threads=max(1, min(4, cores - 1)),
+        interference=interference,
         memory=Memory(
             copy=_rate(rank["capture"][1]),
-            node_copy=_rate(node["capture"][1], ranks_per_node),
+            node_copy=node_copy,
             tensor=node["capture"][2] / crowding,
             call=(node["plan"][0] + node["capture"][0]) / crowding,
             leaf=leaf,
             hash=pieces["hash"],
             compare=max(0.0, together_leaf - leaf) if ranks_per_node > 1 else 0.0,
+            restore=node["restore"][0] / crowding,
+            restored_leaf=node["restore"][2] / ranks_per_node / crowding,
         ),
         local=Local(
             write=_rate(node["local"][1], ranks_per_node),
-            read=_rate(node["restore"][1], ranks_per_node),
+            read=_rate(read, ranks_per_node),
             rank_write=_rate(rank["local"][1]),
-            rank_read=_rate(rank["restore"][1]),
+            rank_read=_rate(rank_read),
             file=node["local"][0],
             tensor=node["local"][2] / crowding,
         ),
@@ -166,11 +185,11 @@ def machine_from(
         else Network(bandwidth=network["bandwidth"], latency=network["latency"], parity=pieces["parity"]),
         persistent=Persistent(
             write=_rate(node["persistent"][1], ranks_per_node),
-            read=_rate(node["restore"][1], ranks_per_node),
+            read=_rate(read, ranks_per_node),
             node_write=_rate(node["persistent"][1], ranks_per_node),
-            node_read=_rate(node["restore"][1], ranks_per_node),
+            node_read=_rate(read, ranks_per_node),
             rank_write=_rate(rank["persistent"][1]),
-            rank_read=_rate(rank["restore"][1]),
+            rank_read=_rate(rank_read),
             file=node["persistent"][0],
             tensor=node["persistent"][2] / crowding - ranks_per_node * manifest,
             leaf=manifest,
@@ -206,6 +225,11 @@ def _least_squares(seconds: Sequence[float], rows: Sequence[tuple[float, float, 
     found, _ = nnls(columns / scale / target[:, None], np.ones(len(target)))
     constant, per_byte, per_tensor = (found / scale).tolist()
     return constant, per_byte, per_tensor
+
+
+def _rest(seconds_per_byte: float, of_them: float) -> float:
+    """What is left without a part; never less than a quarter, since both were measured."""
+    return max(seconds_per_byte - of_them, seconds_per_byte / 4)
 
 
 def _rate(seconds_per_byte: float, ranks: int = 1) -> float:

@@ -3,40 +3,93 @@
 Machines are not equally fast all the time, virtual ones least of all: several passes, each a calibration and then the
 checkpoints that it predicts, tell how far the machine agrees with itself.
 
-Measured are sizes and numbers of tensors that were not calibrated on, eager, uncompressed, to the node's storage and
-to the file system, freely and throttled; held alike by all ranks, or divided among them. What is compared is what users
-feel: how long a call blocks, and how long it takes until a level is complete.
+Measured are sizes and numbers of tensors that were not calibrated on: eager and lazy, raw and compressed, freely and
+throttled; held alike by all ranks, or divided among them; with copies and parity, where each rank is taken for a
+node; restores, also after the files of a node are gone; and training beside the background. What is compared is what
+users feel: how long a call blocks, how long it takes until a level is complete, until a state is back, and how long the
+same training takes with a checkpoint.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
-from deeppart.cli.calibrate.tasks import SaveTask
+from deeppart.cli.calibrate.tasks import LOSE, NOTHING, RESTORE, TRAIN, SaveTask
 from deeppart.errors import ConfigError
+from deeppart.model import Level
 
 from ..machine.record import Machine
+from ..timing.restores import restore_s
 from ..timing.stages import Job, Protection, times_of
 from ..workload.layout import Layout
 from ..workload.states import read_state
+from .as_nodes import as_nodes
 from .start import Directories, measure
 
 #: What is to be reached: half of the errors, and all of them, as shares of what was measured.
-MEDIAN_TARGET, WORST_TARGET = 0.10, 0.25
+MEDIAN_TARGET, WORST_TARGET = 0.05, 0.15
 RANKS = (1, 2, 4)
 REPLICATED = Layout()
-#: What is compared: how long the call blocks, and until a level is complete.
-WHAT = ("blocked", "local", "persistent")
-#: (bytes of the state, tensors, bytes per second that one node may flush, or None).
+_MIB = 1 << 20
+#: The parity groups that are measured have at most so many nodes.
+_MOST_GROUP = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Checkpoints of one kind.
+
+    Attributes:
+        kind: in words.
+        task: the checkpoints; how many, among how many ranks and in what parity groups is filled in.
+        what: that is compared: names of what is measured.
+        least_ranks: it needs so many.
+    """
+
+    kind: str
+    task: SaveTask
+    what: tuple[str, ...]
+    least_ranks: int = 1
+
+    def on(self, ranks: int, rounds: int, shards: int) -> SaveTask:
+        """The checkpoints on so many ranks."""
+        group = min(ranks, _MOST_GROUP) if self.task.parity_group else 0
+        return replace(self.task, rounds=rounds, shards=shards, parity_group=group)
+
+
+def _task(mebibytes: int, tensors: int, **how: Any) -> SaveTask:
+    return SaveTask(mebibytes * _MIB, tensors, persistent=True, **how)
+
+
+_PLAIN = ("blocked", Level.LOCAL, Level.PERSISTENT)
+_BACK, _TRAINED = ("restore",), ("trained",)
 CASES = (
-    (256 << 20, 64, None),
-    (128 << 20, 2000, None),
-    (64 << 20, 16384, None),
-    (128 << 20, 200, 150e6),
+    Case("plain", _task(256, 64), _PLAIN),
+    Case("plain", _task(128, 2000), _PLAIN),
+    Case("plain", _task(64, 16384), _PLAIN),
+    Case("throttled", _task(128, 200, flush_bandwidth=150e6), _PLAIN),
+    Case("lazy", _task(192, 100, capture="lazy"), _PLAIN),
+    Case("compressed", _task(192, 100, compression="tensor"), _PLAIN),
+    Case("training", _task(192, 100, after=TRAIN), _TRAINED),
+    Case("restore", _task(192, 100, after=RESTORE), _BACK),
+    Case("restore, compressed", _task(192, 100, compression="tensor", after=RESTORE), _BACK),
+    Case("partner", _task(192, 100, nodes=True, partner=True), (*_PLAIN[:2], Level.PARTNER, _PLAIN[2]), 2),
+    Case("lost node, partner", _task(192, 100, nodes=True, partner=True, after=LOSE), _BACK, 2),
+    Case("parity", _task(192, 100, nodes=True, parity_group=4), (*_PLAIN[:2], Level.PARITY, _PLAIN[2]), 3),
+    Case("lost node, parity", _task(192, 100, nodes=True, parity_group=4, after=LOSE), _BACK, 3),
+    Case("lost node, persistent", _task(192, 100, nodes=True, after=LOSE), _BACK, 2),
 )
-QUICK_CASES = ((64 << 20, 64, None), (16 << 20, 4096, None), (32 << 20, 200, 100e6))
+QUICK_CASES = (
+    Case("plain", _task(64, 64), _PLAIN),
+    Case("plain", _task(16, 4096), _PLAIN),
+    Case("throttled", _task(32, 200, flush_bandwidth=100e6), _PLAIN),
+    Case("restore", _task(32, 100, after=RESTORE), _BACK),
+    Case("partner", _task(32, 100, nodes=True, partner=True), (*_PLAIN[:2], Level.PARTNER, _PLAIN[2]), 2),
+)
 ROUNDS, QUICK_ROUNDS = 7, 4
 
 
@@ -45,15 +98,17 @@ class Comparison:
     """One number.
 
     Attributes:
+        kind: of the checkpoints, in words.
         ranks, nbytes, tensors: of what.
         flush_bandwidth: of the node, or None.
-        what: "blocked", "local" or "persistent".
+        what: "blocked", a level, "restore" or "trained".
         predicted_s: seconds; with several passes the median of their predictions.
         measured_s: median of all rounds.
         least_s, most_s: of the rounds.
         varied: how much longer the slowest pass measured than the fastest one, as a share; 0 with one pass.
     """
 
+    kind: str
     ranks: int
     nbytes: int
     tensors: int
@@ -119,18 +174,25 @@ def validate(
     """
     shards = {count: shards_of(layout, count) for count in ranks}
     cases, rounds = (QUICK_CASES, QUICK_ROUNDS) if quick else (CASES, ROUNDS)
-    found: dict[tuple[int, SaveTask, str], list[tuple[float, list[float]]]] = {}
+    found: dict[tuple[int, Case, str], list[tuple[float, list[float]]]] = {}
     for number in range(passes):
         for count in ranks:
             machine = machine_for(count)
             of = f", pass {number + 1} of {passes}" if passes > 1 else ""
             progress((f"{count} ranks" if count > 1 else "one rank") + of)
-            saves = _saves(cases, rounds, shards[count])
-            for save, measured in zip(saves, measure(count, saves, directories)["saves"], strict=True):
-                predicted = predict(machine, count, save, layout)
-                for what in WHAT:
-                    found.setdefault((count, save, what), []).append((predicted[what], measured[what]))
+            possible = [case for case in cases if case.least_ranks <= count and (shards[count] == 1 or _shared(case))]
+            tasks = [case.on(count, rounds, shards[count]) for case in possible]
+            results = measure(count, tasks, directories)["saves"]
+            for case, task, measured in zip(possible, tasks, results, strict=True):
+                predicted = predict(machine, count, task, layout, alone_s=median(measured["alone"]))
+                for what in case.what:
+                    found.setdefault((count, case, what), []).append((predicted[what], measured[what]))
     return Validation(tuple(_comparison(*found_of, of_passes) for found_of, of_passes in found.items()))
+
+
+def _shared(case: Case) -> bool:
+    """True if a state that ranks divide is measured in this way, too."""
+    return case.task.after == NOTHING
 
 
 def shards_of(layout: Layout, ranks: int) -> int:
@@ -151,22 +213,16 @@ def shards_of(layout: Layout, ranks: int) -> int:
     return grid.shards * grid.tensor
 
 
-def _saves(cases: Sequence[tuple[int, int, float | None]], rounds: int, shards: int) -> list[SaveTask]:
-    return [
-        SaveTask(nbytes, tensors, persistent=True, rounds=rounds, flush_bandwidth=flush, shards=shards)
-        for nbytes, tensors, flush in cases
-    ]
-
-
-def _comparison(ranks: int, save: SaveTask, what: str, found: Sequence[tuple[float, list[float]]]) -> Comparison:
+def _comparison(ranks: int, case: Case, what: str, found: Sequence[tuple[float, list[float]]]) -> Comparison:
     """Of what every pass predicted and measured."""
     rounds = [seconds for _, measured in found for seconds in measured]
     medians = [median(measured) for _, measured in found]
     return Comparison(
+        case.kind,
         ranks,
-        save.nbytes,
-        save.tensors,
-        save.flush_bandwidth,
+        case.task.nbytes,
+        case.task.tensors,
+        case.task.flush_bandwidth,
         what,
         predicted_s=median(predicted for predicted, _ in found),
         measured_s=median(rounds),
@@ -176,17 +232,43 @@ def _comparison(ranks: int, save: SaveTask, what: str, found: Sequence[tuple[flo
     )
 
 
-def predict(machine: Machine, ranks: int, save: SaveTask, layout: Layout = REPLICATED) -> dict[str, float]:
-    """The simulator's prediction for such checkpoints: blocked, local, persistent, in seconds."""
-    state = replace(read_state(f"tensors-{save.tensors}x{save.nbytes // save.tensors // 4 * 4}"), layout=layout)
+def predict(
+    machine: Machine, ranks: int, task: SaveTask, layout: Layout = REPLICATED, *, alone_s: float = 0.0
+) -> dict[str, float]:
+    """The simulator's prediction for such checkpoints, in seconds.
+
+    Args:
+        machine: this one, calibrated for so many ranks.
+        alone_s: of the same training without a checkpoint.
+
+    Returns:
+        ``blocked``, the levels, ``restore`` and ``trained``, as :func:`deeppart.cli.calibrate.saves.measure_save`
+        measures them.
+    """
+    state = replace(read_state(f"tensors-{task.tensors}x{task.nbytes // task.tensors // 4 * 4}"), layout=layout)
     job = Job(
         state=state,
-        machine=machine,
+        machine=as_nodes(machine, ranks) if task.nodes else machine,
         ranks=ranks,
-        ranks_per_node=ranks,
-        capture=save.capture,
-        protection=Protection(partner=False),
-        flush_bandwidth=float("inf") if save.flush_bandwidth is None else save.flush_bandwidth,
+        ranks_per_node=1 if task.nodes else ranks,
+        compression=task.compression,
+        capture=task.capture,
+        protection=Protection(partner=task.partner, parity_group=task.parity_group),
+        flush_bandwidth=math.inf if task.flush_bandwidth is None else task.flush_bandwidth,
     )
-    times = times_of(job, state.shares(ranks, kappa=machine.memory.kappa_bytes))
-    return {"blocked": times.blocked_s} | times.complete()
+    shares = state.shares(ranks, kappa=machine.memory.kappa_bytes)
+    times = times_of(job, shares)
+    complete = times.complete()
+    busy_s = max(complete.values()) - times.blocked_s
+    found = {"blocked": times.blocked_s} | complete
+    found["trained"] = alone_s + times.blocked_s + machine.interference * busy_s
+    found["restore"] = restore_s(job, shares, _parts(task, job.nodes), job.nodes)
+    return found
+
+
+def _parts(task: SaveTask, nodes: int) -> dict[str, int]:
+    """Level -> nodes whose parts are read there."""
+    if task.after != LOSE:
+        return {Level.LOCAL: nodes}
+    level = Level.PARTNER if task.partner else Level.PARITY if task.parity_group else Level.PERSISTENT
+    return {Level.LOCAL: nodes - 1, level: 1}

@@ -1,189 +1,191 @@
-"""Pictures of results: for files, and for the page, where their background shows through."""
+"""The charts of a scaling study, a campaign and a validation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from io import StringIO
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
-from deeppart.model import Level
-from deeppart.model.units import show_seconds, show_share
+from deeppart.model import REDUNDANT_LEVELS, Level
+from deeppart.model.units import show_share
 
-from ..advise.choose import Advice, describe, shown
-from ..advise.front import least_restart
-from ..campaign.costs import NOTHING
-from ..campaign.outcomes import Estimate, Summary
+from ..campaign.outcomes import Estimate, Summary, show_number
 from ..measure.validate import WORST_TARGET, Validation
 from ..timing.scale import Point
 from ..timing.stages import Job
+from .chart import (
+    Chart,
+    Mark,
+    Panel,
+    bars,
+    linear_axis,
+    log_axis,
+    log_time_axis,
+    rows,
+    rows_height,
+    show_count,
+    show_part,
+    show_times,
+)
+from .palette import SERIES, light
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-#: A grey that can be read on white and on black.
-_INK = "#7a7f87"
-_COLOURS = ("#2f6fde", "#e0762c", "#2a9d6f", "#b3478f", "#8a6fd1", "#c9a227")
-_LEVELS = {
-    Level.LOCAL: "#2a9d6f",
-    Level.PARTNER: "#2f6fde",
-    Level.PARITY: "#8a6fd1",
-    Level.PERSISTENT: "#e0762c",
-    NOTHING: "#c0392b",
-}
+Show = Callable[[float], str]
+#: How the time that is not useful training is spent: (name in the summary, in words).
 _SHARES = (
-    ("lost", "done again", "#c0392b"),
-    ("down", "down", "#7a7f87"),
-    ("restoring", "restoring", "#8a6fd1"),
-    ("short of nodes", "waiting for nodes", "#c9a227"),
-    ("blocked", "blocked", "#e0762c"),
-    ("waiting", "waiting for room", "#b3478f"),
-    ("slowed", "slowed", "#2f6fde"),
-    ("leaving", "saving before the end of a turn", "#4f9d69"),
-    ("queued", "in the queue", "#b9bec6"),
+    ("lost", "done again after failures"),
+    ("down", "down, until ranks are up again"),
+    ("restoring", "restoring"),
+    ("short of nodes", "waiting for nodes"),
+    ("blocked", "blocked by checkpoints"),
+    ("waiting", "waiting for room in memory"),
+    ("slowed", "slowed by work in the background"),
+    ("leaving", "saving before the end of a turn"),
+    ("queued", "in the queue"),
+)
+#: What a validation compares: name, words and shape of each group of marks.
+_WHAT = (
+    (("blocked",), "blocked", "point"),
+    ((Level.LOCAL,), "until local", "square"),
+    (REDUNDANT_LEVELS, "until copied, or parity", "square"),
+    ((Level.PERSISTENT,), "until persistent", "triangle"),
+    (("restore",), "until restored", "point"),
+    (("trained",), "training, with a checkpoint", "triangle"),
 )
 
 
-def scaling_figure(points: Sequence[Point], job: Job) -> Figure:
-    """Time against ranks: blocked, until complete on the nodes, until it is on the file system; and the speed-up."""
-    figure, (left, right) = _figure(2)
+def scaling_chart(points: Sequence[Point], job: Job) -> Chart:
+    """Time against ranks: blocked, and until all stages are through; and the speed-up."""
+    colours: dict[str, str] = {}
+    for point in points:
+        colours.setdefault(point.strategy, SERIES[len(colours) % len(SERIES)])
+    compressions = list(dict.fromkeys(point.compression for point in points))
+    key = [Mark(_NAMES.get(strategy, strategy), colour) for strategy, colour in colours.items()]
+    key += [Mark("training waits", "soft", "line"), Mark("all stages, one after the other", "soft", "dotted")]
+    if len(compressions) > 1:
+        key += [Mark("compressed" if name != "none" else "not compressed", "soft", shape)
+                for name, shape in zip(compressions, ("point", "hollow"), strict=False)]  # fmt: skip
+    key.append(Mark("as many times as there are ranks", "soft", "dashed"))
+    panels = (
+        Panel("Time of one checkpoint", partial(_times, points, colours, compressions)),
+        Panel("Times as fast as torch.save on rank 0", partial(_speedups, points, colours, compressions)),
+    )
+    return Chart("scaling", panels, tuple(key), f"{job.state.name} on {job.machine.name}")
+
+
+_NAMES = {"rank0": "rank0 (torch.save on rank 0)"}
+
+
+def _times(points: Sequence[Point], colours: dict[str, str], compressions: Sequence[str], axes: Axes) -> None:
+    _lines(points, colours, compressions, axes, ("blocked_s", "serial_s"))
+    log_time_axis(axes, "y", [seconds for point in points for seconds in (point.blocked_s, point.serial_s)])
+
+
+def _speedups(points: Sequence[Point], colours: dict[str, str], compressions: Sequence[str], axes: Axes) -> None:
+    _lines(points, colours, compressions, axes, ("blocked_speedup", "serial_speedup"))
+    ranks = sorted({point.ranks for point in points})
+    axes.plot(ranks, ranks, "--", color=light("soft"), lw=1.2)
+    all_values = [value for point in points for value in (point.blocked_speedup, point.serial_speedup)]
+    log_axis(axes, "y", [*all_values, *map(float, ranks)], show_times)
+
+
+def _lines(
+    points: Sequence[Point], colours: dict[str, str], compressions: Sequence[str], axes: Axes, names: tuple[str, str]
+) -> None:
+    """A line for each strategy and compression, and each of two numbers."""
     series: dict[tuple[str, str], list[Point]] = {}
     for point in points:
         series.setdefault((point.strategy, point.compression), []).append(point)
-    for number, ((strategy, compression), mine) in enumerate(series.items()):
-        label = strategy if compression == "none" else f"{strategy}, {compression}"
-        ranks, colour = [point.ranks for point in mine], _COLOURS[number % len(_COLOURS)]
-        left.plot(ranks, [point.blocked_s for point in mine], "o-", color=colour, label=f"{label}: blocked", ms=4)
-        left.plot(ranks, [point.serial_s for point in mine], "s:", color=colour, label=f"{label}: all stages", ms=3)
-        right.plot(
-            ranks, [point.serial_speedup for point in mine], "s:", color=colour, label=f"{label}: all stages", ms=3
+    for (strategy, compression), mine in series.items():
+        colour = light(colours[strategy])
+        face = colour if compression == compressions[0] else light("card")
+        for name, style in zip(names, ("-", ":"), strict=True):
+            axes.plot(
+                [point.ranks for point in mine], [getattr(point, name) for point in mine], style, marker="o", ms=4,
+                color=colour, markerfacecolor=face, lw=1.6,
+            )  # fmt: skip
+    log_axis(axes, "x", [float(point.ranks) for point in points], show_count, most=5)
+    axes.set_xlabel("ranks")
+
+
+def campaign_chart(summary: Summary) -> Chart:
+    """How the time is spent that is not useful training, and the levels from which the job was restored."""
+    shares = [(words, summary.shares[name]) for name, words in _SHARES if summary.shares[name].most > 0]
+    panels = []
+    if shares:
+        title = f"Not useful training: {show_share(1 - summary.efficiency.mean)} of the time"
+        panels.append(
+            Panel(
+                title,
+                partial(_estimates, shares, "share of the time", _show_estimate, show_part),
+                rows_height(len(shares)),
+            )
         )
-        right.plot(
-            ranks, [point.blocked_speedup for point in mine], "o-", color=colour, label=f"{label}: blocked", ms=4
+    if summary.recoveries:
+        found = [(_FROM.get(name, name), value) for name, value in summary.recoveries.items()]
+        panels.append(
+            Panel(
+                "Came back from",
+                partial(_estimates, found, "times in a run", show_number, show_count),
+                rows_height(len(found)),
+            )
         )
-    ranks = sorted({point.ranks for point in points})
-    right.plot(ranks, ranks, "--", color=_INK, lw=1, label="ideal")
-    for axis, title, unit in (
-        (left, "time of one checkpoint", "seconds"),
-        (right, "speed-up against rank 0 alone", "times"),
-    ):
-        axis.set(xscale="log", yscale="log", xlabel="ranks", ylabel=unit, title=title)
-    handles, labels = right.get_legend_handles_labels()
-    _legend(figure, handles, labels)
-    figure.suptitle(f"{job.state.name} on {job.machine.name}", color=_INK, fontsize=11)
-    return figure
+    return Chart("campaign", tuple(panels))
 
 
-def campaign_figure(summary: Summary) -> Figure:
-    """A figure of how the time is spent, and of the levels from which the job was restored."""
-    figure, (left, right) = _figure(2)
-    shares = [(label, summary.shares[name], colour) for name, label, colour in _SHARES if summary.shares[name].most > 0]
-    places = range(len(shares))
-    means = [100 * share.mean for _, share, _ in shares]
-    errors = [[100 * length for length in side] for side in _least_and_most([share for _, share, _ in shares])]
-    left.barh(places, means, color=[colour for *_, colour in shares], xerr=errors, ecolor=_INK)
-    left.set_yticks(places, [label for label, *_ in shares])
-    left.invert_yaxis()
-    left.set(
-        xlabel="% of the time (line: least to most)", title=f"not useful training; {summary.efficiency.mean:.1%} is"
-    )
-    names = list(summary.recoveries)
-    values = [summary.recoveries[name] for name in names]
-    right.bar(
-        names, [value.mean for value in values], color=[_LEVELS[name] for name in names],
-        yerr=_least_and_most(values), ecolor=_INK,
-    )  # fmt: skip
-    right.set(ylabel="times in a run", title="came back from")
-    return figure
+_FROM = {
+    "none": "nothing: from the beginning",
+    Level.PARTNER: "partner: copies on other nodes",
+    Level.PARITY: "parity: rebuilt from the group",
+    Level.LOCAL: "local: the nodes' own storage",
+    Level.PERSISTENT: "persistent: the file system",
+}
 
 
-def _least_and_most(values: Sequence[Estimate]) -> list[list[float]]:
-    """Lengths of the lines below and above each mean; never below 0, which rounding could leave them at."""
-    return [[max(0.0, v.mean - v.least) for v in values], [max(0.0, v.most - v.mean) for v in values]]
+def _show_estimate(share: float) -> str:
+    """A share in a label: what is hardly there is not written with an exponent."""
+    return show_share(share) if share >= 1e-5 or share == 0 else "below 0.001 %"
 
 
-def advice_figure(advice: Advice) -> Figure:
-    """A figure of what the choices of the front lose, by cause; not of the time to come back that all of them take."""
-    figure, (axis,) = _figure(1)
-    choices, least = shown(advice), least_restart(advice.front)
-    places = range(len(choices))
-    left = [0.0] * len(choices)
-    for part, label, colour in (
-        ("cost", "writing", _COLOURS[0]), ("rework", "done again", "#c0392b"), ("restart", "coming back slower", _INK),
-    ):  # fmt: skip
-        widths = [100 * (getattr(choice.waste, part) - (least if part == "restart" else 0.0)) for choice in choices]
-        axis.barh(places, widths, left=left, color=colour, label=label)
-        left = [before + width for before, width in zip(left, widths, strict=True)]
-    names = [
-        f"{describe(choice.job)}, {show_seconds(choice.cadence.period_s)}"
-        + (" (advised)" if choice is advice.chosen else "")
-        for choice in choices
+def _estimates(values: Sequence[tuple[str, Estimate]], words: str, show: Show, mark: Show, axes: Axes) -> None:
+    means = [value.mean for _, value in values]
+    lengths = [[max(0.0, each.mean - each.least) for _, each in values]]
+    lengths.append([max(0.0, each.most - each.mean) for _, each in values])
+    bars(axes, means, "violet")
+    axes.errorbar(means, range(len(means)), xerr=lengths, fmt="none", ecolor=light("ink"), elinewidth=1.4, capsize=3)
+    rows(axes, [f"{label}: {show(value.mean)}" for label, value in values])
+    linear_axis(axes, "x", 1.05 * max(value.most for _, value in values), mark, 4)
+    axes.set_xlabel(f"{words} (line: least to most)")
+
+
+def validation_chart(validation: Validation) -> Chart:
+    """Predicted against measured, beside the line where they agree."""
+    there = {each.what for each in validation.comparisons}
+    key = [
+        Mark(label, SERIES[number], shape)
+        for number, (names, label, shape) in enumerate(_WHAT)
+        if not there.isdisjoint(names)
     ]
-    axis.set_yticks(places, names)
-    axis.invert_yaxis()
-    axis.set(xlabel=f"% of the time, beside {show_share(least)} for coming back whatever is chosen")
-    _legend(figure, *axis.get_legend_handles_labels())
-    return figure
+    key += [Mark("both agree", "soft", "line"), Mark(f"{WORST_TARGET:.0%} off", "soft", "dotted")]
+    panel = Panel("Predicted against measured", partial(_agreement, validation), 300)
+    return Chart("validation", (panel,), tuple(key))
 
 
-def validation_figure(validation: Validation) -> Figure:
-    """Predicted against measured, on the diagonal where they agree."""
-    figure, (axis,) = _figure(1)
-    for number, what in enumerate(("blocked", Level.LOCAL, Level.PERSISTENT)):
-        mine = [each for each in validation.comparisons if each.what == what]
-        axis.plot(
-            [each.measured_s for each in mine],
-            [each.predicted_s for each in mine],
-            "o",
-            color=_COLOURS[number],
-            label=what,
-        )
-    ends = [each.measured_s for each in validation.comparisons]
-    line = [min(ends), max(ends)]
-    axis.plot(line, line, color=_INK, lw=1)
+def _agreement(validation: Validation, axes: Axes) -> None:
+    markers = {"point": "o", "square": "s", "triangle": "^"}
+    for number, (names, _, shape) in enumerate(_WHAT):
+        mine = [each for each in validation.comparisons if each.what in names]
+        axes.plot(
+            [each.measured_s for each in mine], [each.predicted_s for each in mine], markers[shape],
+            color=light(SERIES[number]), ms=6, mec=light("card"), mew=0.6,
+        )  # fmt: skip
+    ends = [seconds for each in validation.comparisons for seconds in (each.measured_s, each.predicted_s)]
+    line = [min(ends) / 1.5, 1.5 * max(ends)]
+    axes.plot(line, line, color=light("soft"), lw=1)
     for factor in (1 - WORST_TARGET, 1 + WORST_TARGET):
-        axis.plot(line, [factor * end for end in line], ":", color=_INK, lw=1)
-    axis.set(xscale="log", yscale="log", xlabel="measured, seconds", ylabel="predicted, seconds")
-    _legend(figure, *axis.get_legend_handles_labels())
-    return figure
-
-
-def _legend(figure: Figure, handles: list[Any], labels: list[str]) -> None:
-    """Below everything, where it hides nothing."""
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=8, labelcolor=_INK)
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write the figure to a file, on white."""
-    figure.savefig(path, dpi=140, facecolor="white")
-
-
-def svg(figure: Figure) -> str:
-    """The figure as an element of a page, without a background; the same figure gives the same bytes."""
-    import matplotlib
-
-    text = StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "deeppart"}):
-        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-    whole = text.getvalue()
-    return whole[whole.index("<svg") :]
-
-
-def _figure(panels: int) -> tuple[Figure, Any]:
-    from matplotlib.figure import Figure as NewFigure
-
-    figure = NewFigure(figsize=(5.6 * panels if panels > 1 else 9.0, 4.2), layout="constrained")
-    axes: list[Axes] = list(figure.subplots(1, panels, squeeze=False)[0])
-    for axis in axes:
-        axis.grid(True, which="major", color=_INK, alpha=0.25, lw=0.6)
-        axis.set_axisbelow(True)
-        axis.tick_params(colors=_INK, which="both")
-        axis.title.set_color(_INK)
-        axis.title.set_fontsize(10)
-        axis.xaxis.label.set_color(_INK)
-        axis.yaxis.label.set_color(_INK)
-        for side, spine in axis.spines.items():
-            spine.set_color(_INK)
-            spine.set_visible(side in ("left", "bottom"))
-    return figure, axes
+        axes.plot(line, [factor * end for end in line], ":", color=light("soft"), lw=1.2)
+    log_time_axis(axes, "x", ends, most=4)
+    log_time_axis(axes, "y", ends)
+    axes.set(xlabel="measured", ylabel="predicted")

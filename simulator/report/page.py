@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -10,21 +10,30 @@ from pathlib import Path
 from deeppart.errors import ConfigError
 from deeppart.model.units import show_bytes, show_rate, show_seconds, show_share
 
-from ..advise.choose import Advice, advise, describe
+from ..advise.choose import Advice, advise, describe, shown
+from ..advise.front import least_restart, loss_of
 from ..advise.notes import what_if
+from ..advise.sides import has_failures
 from ..advise.text import config_toml, reasons
 from ..campaign.costs import training_s
 from ..campaign.effort import effort_s, too_long
 from ..campaign.outcomes import Estimate, Summary, show_number, summarize
 from ..campaign.plan import Cadences, Planned, usual_spares
+from ..measure.validate import Validation
 from ..timing.scale import Point, study
 from ..timing.stages import Job, times_of
-from ..timing.timeline import MOST_NODES, timeline
-from .charts import advice_figure, campaign_figure, scaling_figure, svg
-from .timeline_svg import legend_html, timeline_svg
+from ..timing.timeline import MOST_NODES, Group, fold, timeline
+from .advice_charts import advice_chart
+from .charts import campaign_chart, scaling_chart, validation_chart
+from .html import document, facts, figure, folded, legend, section, table
+from .timeline_svg import legend_of, numbers_of, timeline_html
 
 #: Runs of the campaign that a page makes for itself, and their length.
 _SEEDS, _WALL_S = 3, 30 * 86400.0
+#: Of the time; less is not written in a table.
+_LEAST_PART = 5e-6
+#: Kinds of nodes that are drawn.
+_MOST_GROUPS = 8
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,7 @@ class Contents:
         advice: for the job.
         step_s: length of a training step, for the advice; 0 if it is not known.
         extra: (heading, rows) of a table of its own, the first row being its head.
+        validation: what the table is of, if it is of one.
     """
 
     points: Sequence[Point] | None = None
@@ -45,6 +55,7 @@ class Contents:
     advice: Advice | None = None
     step_s: float = 0.0
     extra: tuple[str, Sequence[Sequence[str]]] | None = None
+    validation: Validation | None = None
 
 
 def write_page(path: Path, job: Job, contents: Contents, seed: int) -> None:
@@ -57,11 +68,12 @@ def page(job: Job, contents: Contents, seed: int) -> str:
     sections = []
     if contents.extra is not None:
         title, rows = contents.extra
-        sections.append(_section(title, _table(rows)))
+        drawn = "" if contents.validation is None else figure(validation_chart(contents.validation))
+        sections.append(section(title, drawn + table(rows)))
     sections.append(_scaling(job, contents.points))
     sections.append(_timeline(job))
     advice = contents.advice
-    if advice is None and _has_failures(job):
+    if advice is None and has_failures(job):
         advice = advise(job)
     if advice is not None:
         sections.append(_advice(advice, contents.step_s))
@@ -69,22 +81,15 @@ def page(job: Job, contents: Contents, seed: int) -> str:
     title = f"{job.state.name} on {job.ranks} ranks of {job.machine.name}"
     spares = 0 if contents.cadences is None else contents.cadences.spares
     notes = "".join(f"<p>{escape(note)}.</p>" for note in what_if(job.machine, job.nodes, spares))
-    body = _facts(job) + notes + "".join(sections)
-    return (
-        "<!DOCTYPE html>\n<html lang=en><head><meta charset=utf-8>"
-        '<meta name=viewport content="width=device-width, initial-scale=1">'
-        f"<title>deeppart-sim: {escape(title)}</title><style>{_STYLE}</style></head>"
-        f"<body><main><h1>{escape(title)}</h1>{body}"
-        "<footer>deeppart-sim: projected with the library's own partitioner and restart planner.</footer>"
-        "</main></body></html>\n"
-    )
+    return document(title, job_facts(job) + notes + "".join(sections))
 
 
-def _facts(job: Job) -> str:
+def job_facts(job: Job) -> str:
+    """What a job is, and the numbers of its machine that matter most."""
     state, machine = job.state, job.machine
-    facts = (
+    items = (
         ("state", f"{show_bytes(state.nbytes)}, {state.parameters:,} parameters, {len(state.tensors):,} leaves"),
-        ("layout", f"{state.layout}; {job.nodes:,} nodes, {job.ranks_per_node} ranks on each"),
+        ("layout", f"{state.layout}; {job.nodes:,} node{'s' * (job.nodes > 1)}, {job.ranks_per_node} ranks on each"),
         (
             "node",
             f"copies {show_rate(machine.memory.copy)} a rank, writes {show_rate(machine.local.write)}, "
@@ -93,8 +98,7 @@ def _facts(job: Job) -> str:
         ("file system", f"{show_rate(machine.persistent.write)}, {show_rate(machine.persistent.node_write)} a node"),
         ("checkpoints", f"{describe(job)}; capture {job.capture}"),
     )
-    items = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in facts)
-    return f"<dl>{items}</dl>"
+    return facts(items)
 
 
 def _scaling(job: Job, points: Sequence[Point] | None) -> str:
@@ -104,11 +108,11 @@ def _scaling(job: Job, points: Sequence[Point] | None) -> str:
     rows += [
         [
             f"{point.ranks:,}", point.strategy, point.compression, show_seconds(point.blocked_s),
-            show_seconds(point.serial_s), f"{point.blocked_speedup:.3g}x", show_bytes(point.largest_bytes),
+            show_seconds(point.serial_s), f"{show_number(point.blocked_speedup)}x", show_bytes(point.largest_bytes),
         ]
         for point in points
     ]  # fmt: skip
-    return _section("How it scales", svg(scaling_figure(points, job)) + _folded("the numbers", _table(rows)))
+    return section("How it scales", figure(scaling_chart(points, job)) + folded("the numbers", table(rows)))
 
 
 def ladder(job: Job) -> list[int]:
@@ -127,22 +131,56 @@ def ladder(job: Job) -> list[int]:
 
 
 def _timeline(job: Job) -> str:
+    groups = groups_of(job)
+    shown = groups[:_MOST_GROUPS]
+    words = "<p>What each node does from the call on. Nodes that do the same, to within 3 %, are one line."
+    if job.nodes > MOST_NODES:
+        words += f" Looked at were the first {MOST_NODES:,} of {job.nodes:,} nodes."
+    if len(groups) > len(shown):
+        left = sum(len(group.nodes) for group in groups[_MOST_GROUPS:])
+        words += f" {left:,} other nodes do the same at other times, and are not drawn."
+    body = f"{words}</p>{legend(legend_of(shown))}{timeline_html(shown)}"
+    return section("One checkpoint", body + folded("the numbers", table(numbers_of(shown))))
+
+
+def groups_of(job: Job) -> list[Group]:
+    """What its nodes do during one checkpoint."""
     shares = job.state.shares(job.ranks, job.strategy, job.machine.memory.kappa_bytes)
-    bars = timeline(job, times_of(job, shares))
-    shown = f"the first {MOST_NODES} of {job.nodes:,} nodes" if job.nodes > MOST_NODES else "all nodes"
-    words = f"<p>Who does what during one checkpoint, on {shown}; a bar says how long and how much.</p>"
-    return _section("One checkpoint", words + legend_html() + timeline_svg(bars))
+    return fold(timeline(job, times_of(job, shares)))
 
 
 def _advice(advice: Advice, step_s: float) -> str:
     items = "".join(f"<li>{escape(line)}</li>" for line in reasons(advice))
-    rows = [["if time between failures is", "wasted as advised", "wasted at best", "a call then every"]]
-    rows += [
+    chosen, least = advice.chosen, least_restart(advice.front)
+    words = (
+        f"<p><b>{escape(describe(chosen.job))}, a call every {show_seconds(chosen.cadence.period_s)}</b> loses "
+        f"{show_share(loss_of(chosen, least))} of the time and writes {show_bytes(chosen.drained_daily_bytes)} a day "
+        f"to the file system. Coming back after failures takes {show_share(least)} of the time whatever is chosen; the "
+        "charts leave that out.</p>"
+    )
+    choices = shown(advice)
+    rows = [["number", "levels", "lost", "writing", "doing again", "back slower", "levels every",
+             "to the file system a day", "to each drive a day"]]  # fmt: skip
+    for number, choice in enumerate(choices, 1):
+        parts = (loss_of(choice, least), choice.waste.cost, choice.waste.rework, choice.waste.restart - least)
+        every = " / ".join(show_seconds(choice.cadence.interval_s(cost.name)) for cost in choice.costs)
+        sizes = (choice.drained_daily_bytes, choice.node_daily_bytes)
+        rows.append(
+            [str(number), describe(choice.job), *map(_part, parts), every,
+             *map(show_bytes, sizes)]
+        )  # fmt: skip
+    marked = next(number for number, choice in enumerate(choices) if choice is chosen)
+    rates = [["if time between failures is", "wasted as advised", "wasted at best", "a call then every"]]
+    rates += [
         [f"{each.factor:g} times", show_share(each.kept), show_share(each.adapted), show_seconds(each.period_s)]
         for each in advice.sensitivity
     ]
     config = f"<pre>{escape(config_toml(advice, step_s))}</pre>"
-    return _section("Advice", f"<ul>{items}</ul>{svg(advice_figure(advice))}{_table(rows)}{config}")
+    numbers = folded("the numbers", table(rows, marked, stacked=True))
+    return section(
+        "Advice", f"{words}{figure(advice_chart(advice))}{numbers}<h3>Why</h3><ul>{items}</ul>"
+        f"<h3>If failures come at another rate</h3>{table(rates, stacked=True)}<h3>deeppart.toml</h3>{config}",
+    )  # fmt: skip
 
 
 def _campaign(job: Job, contents: Contents, advice: Advice | None, seed: int) -> str:
@@ -155,7 +193,7 @@ def _campaign(job: Job, contents: Contents, advice: Advice | None, seed: int) ->
         planned = Planned(chosen.job)
         cadences = Cadences(period, dict(chosen.cadence.every), _WALL_S, spares=usual_spares(planned))
         if too_long(_SEEDS * effort_s(planned, cadences)):
-            return _section("A campaign", "<p>Failures come so often that this takes too long to simulate.</p>")
+            return section("A campaign", "<p>Failures come so often that this takes too long to simulate.</p>")
         summary = summarize([run(planned, cadences, number) for number in range(seed, seed + _SEEDS)])
     if summary is None or cadences is None:
         return ""
@@ -174,51 +212,13 @@ def _campaign(job: Job, contents: Contents, advice: Advice | None, seed: int) ->
         rows += [
             [f"{prefix}: {name}", show(each.mean), show(each.least), show(each.most)] for name, each in names.items()
         ]
-    return _section("A campaign", words + svg(campaign_figure(summary)) + _folded("the numbers", _table(rows)))
+    return section("A campaign", words + figure(campaign_chart(summary)) + folded("the numbers", table(rows)))
 
 
-def _has_failures(job: Job) -> bool:
-    failures = job.machine.failures
-    return min(failures.process, failures.node, failures.group, failures.system) < float("inf")
+def _part(share: float) -> str:
+    """A part of what is lost; next to nothing is nothing."""
+    return show_share(share if share >= _LEAST_PART else 0.0)
 
 
 def _interval(value: Estimate) -> str:
-    return f"{value.mean:.1%} (95 %: {value.low:.1%} to {value.high:.1%})"
-
-
-def _section(title: str, body: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>{body}</section>"
-
-
-def _folded(title: str, body: str) -> str:
-    return f"<details><summary>{escape(title)}</summary>{body}</details>"
-
-
-def _table(rows: Iterable[Sequence[str]]) -> str:
-    head, *body = [[escape(cell) for cell in row] for row in rows]
-    lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in body)
-    return (
-        f"<table><thead><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr></thead><tbody>{lines}</tbody></table>"
-    )
-
-
-_STYLE = """
-:root{color-scheme:light dark;--ink:#1d2127;--soft:#5b636e;--line:#d9dde3;--paper:#fbfbfc;--card:#fff}
-@media(prefers-color-scheme:dark){:root{--ink:#e6e8eb;--soft:#9aa3ae;--line:#343a42;--paper:#15181c;--card:#1c2025}}
-*{box-sizing:border-box}body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
-main{max-width:1180px;margin:0 auto;padding:32px 24px}h1{font-size:25px;font-weight:650;margin:0 0 14px}
-h2{font-size:18px;font-weight:600;margin:0 0 10px}section{background:var(--card);border:1px solid var(--line);
-border-radius:10px;padding:20px 22px;margin:18px 0;overflow-x:auto}svg{max-width:100%;height:auto}
-dl{display:grid;grid-template-columns:max-content 1fr;gap:3px 18px;margin:0}dt{color:var(--soft)}dd{margin:0}
-table{border-collapse:collapse;font-variant-numeric:tabular-nums;margin:8px 0}th,td{padding:3px 14px 3px 0;
-text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}th{color:var(--soft);font-weight:500}
-th:first-child,td:first-child{text-align:left}pre{background:var(--paper);border:1px solid var(--line);
-border-radius:8px;padding:12px 14px;overflow-x:auto}
-summary{cursor:pointer;color:var(--soft);margin-top:8px}ul{padding-left:20px}
-.legend{display:flex;flex-wrap:wrap;gap:6px 18px;color:var(--soft);margin:4px 0 10px}.legend i{display:inline-block;
-width:12px;height:12px;border-radius:3px;margin-right:6px;vertical-align:-1px}
-.timeline text{fill:var(--soft);font:11px system-ui,sans-serif}
-.timeline .node{fill:var(--ink);font-weight:600}.timeline .lane{text-anchor:end}.timeline .axis{text-anchor:middle}
-.timeline .tick{stroke:var(--line)}.timeline rect:hover{filter:brightness(1.15)}
-footer{color:var(--soft);margin-top:24px;font-size:13px}
-"""
+    return f"{show_share(value.mean)} (95 %: {show_share(value.low)} to {show_share(value.high)})"

@@ -16,6 +16,7 @@ from ..machine.files import read_machine
 from ..machine.record import Machine
 from ..workload.states import State, read_state
 from .bandwidth_sharing import FloatArray, by_node, finish_times, finish_times_of_all
+from .mlperf import GIVEN, compared
 from .serializing import device_copies_s, streams_s
 from .stages import TORCH_SAVE, Job, Protection, times_of
 
@@ -29,6 +30,7 @@ TAKE_S, TAKE_ENTRY_S = 0.035, 27e-6
 FTI_CORE = 0.62e9
 
 TORCHSNAPSHOT = "TorchSnapshot, benchmarks/ddp, 2022"
+MLPERF = "MLPerf Storage v3.0, Azure, 2026"
 THESIS = "M. Perelló Bacardit, UPC 2023"
 #: 200 float32 parameters of 100 MB each, as in TorchSnapshot's benchmark.
 _PARAMETERS = "tensors-200x100MB"
@@ -74,7 +76,7 @@ def figures() -> list[Figure]:
         >>> [figure.case for figure in figures() if figure.source == TORCHSNAPSHOT][0]
         'torch.save, local'
     """
-    return [*_torchsnapshot(), *_thesis()]
+    return [*_torchsnapshot(), *_mlperf(), *_thesis()]
 
 
 def torch_save_s(machine: Machine, state: State, ranks: int, width: int, *, persistent: bool) -> float:
@@ -144,6 +146,20 @@ def _torchsnapshot() -> Iterator[Figure]:
             why = (_LUSTRE_GIVEN if lustre else _GIVEN) if given else _TAKEN if ranks > 1 else "the copy from the GPU"
             case = f"take, {where}, {ranks // width} x {width}"
             yield Figure(TORCHSNAPSHOT, case, "s", published, seconds, why, given)
+
+
+def _mlperf() -> Iterator[Figure]:
+    for result, what, published, simulated in compared():
+        name, storage_s = result.workload.removeprefix("mlperf-").upper(), result.size * 2**30 / result.storage
+        case = f"{name}, {what}, {result.hosts} x {result.ranks_per_host}"
+        given = result.workload == GIVEN
+        why = "gives the rate of one rank, or of a host's four; what holds them back was not published"
+        if not given:
+            why = "all ranks at that rate" if simulated > 1.01 * storage_s else "the bandwidth the storage is sold with"
+            why += f", {result.storage / 1e9:g} GB/s" if simulated <= 1.01 * storage_s else ""
+        if published < 0.99 * storage_s:
+            why += "; measured was more than that"
+        yield Figure(MLPERF, case, "s", published, simulated, why, given)
 
 
 def _thesis() -> Iterator[Figure]:

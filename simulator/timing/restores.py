@@ -46,7 +46,13 @@ def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int 
         aggregate = persistent.read * (1 - persistent.others)
         reading = max(lost / aggregate, lost / readers / min(persistent.node_read, _rank_limit(job)))
         read = max(read, reading + persistent.file)
-    return read + _decode_s(job, shares, per_rank / ratio) + distribute_s(job)
+    return _begin_s(job) + read + _decode_s(job, shares, per_rank / ratio) + distribute_s(job)
+
+
+def _begin_s(job: Job) -> float:
+    """Seconds of what does not depend on bytes."""
+    memory, crowding = job.machine.memory, job.machine.crowding(job.ranks_on_node)
+    return (memory.restore + memory.restored_leaf * job.leaves_held) * crowding
 
 
 def distribute_s(job: Job) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +14,10 @@ from .stages import Job, Times
 
 #: Rows of the picture, per node, from top to bottom: what runs side by side there.
 LANES = ("training", "store", "protect", "flush")
-#: Nodes that are shown.
-MOST_NODES = 8
+#: Nodes that are looked at.
+MOST_NODES = 4096
+#: What differs by less, as a share of the whole checkpoint, or of its bytes, is the same to the eye.
+_SAME = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,67 @@ class Bar:
     begin_s: float
     end_s: float
     nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Nodes that do the same, to within 3 %.
+
+    Attributes:
+        nodes: their numbers, ascending.
+        bars: of the first of them.
+    """
+
+    nodes: tuple[int, ...]
+    bars: tuple[Bar, ...]
+
+    @property
+    def words(self) -> str:
+        """The nodes, such as "nodes 1 to 7: the same"."""
+        spans: list[list[int]] = []
+        for node in self.nodes:
+            if spans and node == spans[-1][1] + 1:
+                spans[-1][1] = node
+            else:
+                spans.append([node, node])
+        texts = [f"{first:,}" if first == last else f"{first:,} to {last:,}" for first, last in spans]
+        if len(self.nodes) == 1:
+            return f"node {texts[0]}"
+        if len(texts) > _MOST_SPANS:
+            return f"nodes {', '.join(texts[:_MOST_SPANS])} and others, {len(self.nodes):,} in all: the same"
+        return f"nodes {', '.join(texts)}: the same"
+
+
+#: Runs of numbers that are named.
+_MOST_SPANS = 3
+
+
+def fold(bars: Sequence[Bar]) -> list[Group]:
+    """Nodes that do the same as one, by their first nodes."""
+    end_s = max((bar.end_s for bar in bars), default=0.0)
+    by_number: dict[int, list[Bar]] = {}
+    for bar in bars:
+        by_number.setdefault(bar.node, []).append(bar)
+    alike: list[tuple[list[int], list[Bar]]] = []
+    for node, mine in sorted(by_number.items()):
+        for nodes, others in alike:
+            if _same(mine, others, _SAME * end_s):
+                nodes.append(node)
+                break
+        else:
+            alike.append(([node], mine))
+    return [Group(tuple(nodes), tuple(mine)) for nodes, mine in alike]
+
+
+def _same(some: Sequence[Bar], others: Sequence[Bar], within_s: float) -> bool:
+    return len(some) == len(others) and all(
+        one.lane == other.lane
+        and one.what == other.what
+        and abs(one.begin_s - other.begin_s) <= within_s
+        and abs(one.end_s - other.end_s) <= within_s
+        and abs(one.nbytes - other.nbytes) <= _SAME * max(one.nbytes, other.nbytes)
+        for one, other in zip(some, others, strict=True)
+    )
 
 
 def timeline(job: Job, times: Times) -> list[Bar]:

@@ -180,6 +180,8 @@ PRESETS: Mapping[str, tuple[Builder, int, int, str]] = MappingProxyType(
     }
 )
 
+#: Whole states, of :mod:`.mlperf`.
+WORKLOAD_NAMES = ("mlperf-8b", "mlperf-70b", "mlperf-405b", "mlperf-1t")
 _FAMILY = re.compile(r"(bert|gpt)-(\d+)x(\d+)x(\d+)")
 _TENSORS = re.compile(r"tensors-(\d+)x(.+)")
 #: How families are asked for; for messages.
@@ -209,10 +211,14 @@ def model_named(name: str) -> Model:
             return Model(name, tuple(tensors(count, int(nbytes) // 4)), count, 0, "equal tensors")
     raise ConfigError(
         "there is no such model",
-        expected=", ".join(PRESETS) + ", or of a family: " + ", ".join(FAMILIES),
+        expected=", ".join([*PRESETS, *WORKLOAD_NAMES]) + ", or of a family: " + ", ".join(FAMILIES),
         found=repr(name),
         where="--state",
-        todo=meant_todo(name, PRESETS, "take one of these, or --from with a checkpoint or a Python file of your own"),
+        todo=meant_todo(
+            name,
+            [*PRESETS, *WORKLOAD_NAMES],
+            "take one of these, or --from with a checkpoint or a Python file of your own",
+        ),
     )
 
 

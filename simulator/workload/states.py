@@ -9,7 +9,7 @@ are cut alike, so one of them is partitioned and the others follow, which is wha
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from deeppart.errors import ConfigError
 from deeppart.model.spelling import meant_todo
@@ -17,6 +17,7 @@ from deeppart.partition.cost import whole_kappa
 
 from .holding import Groups, Held, groups_of, own_groups
 from .layout import Layout, read_layout
+from .mlperf import WORKLOADS
 from .shapes import Model, model_named
 from .sharing import PlannedSpan, Shares, kappa_of, share_out, spans_of
 from .tensors import ITEM_BYTES, Tensor
@@ -105,7 +106,7 @@ class State:
 
 
 def read_state(text: str, model: Model | None = None, dtype: str | None = None) -> State:
-    """A state from ``MODEL[:DTYPE][+OPTIMIZER][@LAYOUT]``.
+    """A state from ``MODEL[:DTYPE][+OPTIMIZER][@LAYOUT]``, or a whole workload such as ``mlperf-8b``.
 
     Args:
         model: of an external source; then MODEL must be left out.
@@ -114,6 +115,9 @@ def read_state(text: str, model: Model | None = None, dtype: str | None = None) 
     Raises:
         ConfigError: no such model, dtype, optimizer or layout.
     """
+    if model is None and text in WORKLOADS:
+        workload = WORKLOADS[text]
+        return replace(read_state(workload.specification, workload.model()), name=text)
     rest, at, layout_text = text.partition("@")
     name, plus, optimizer = rest.partition("+")
     name, colon, dtype_name = name.partition(":")
@@ -123,6 +127,8 @@ def read_state(text: str, model: Model | None = None, dtype: str | None = None) 
     chosen = _SHORT.get(dtype_name, dtype_name) if colon else dtype or usual
     if chosen not in ITEM_BYTES:
         raise _refusal("dtype", [*_SHORT, *ITEM_BYTES], f":{dtype_name}", text)
+    if name in WORKLOADS:
+        raise _refusal("workload", [name], text, text)
     found = model_named(name) if model is None else model
     layout = read_layout(layout_text) if at else Layout()
     _check_layout(found, layout, text)
@@ -161,6 +167,10 @@ def _refusal(what: str, allowed: Sequence[str], found: str, text: str) -> Config
         found=repr(found),
         where=f"--state {text}",
         todo=meant_todo(
-            found, allowed, "write it as in bert-large+adam, llama3-8b:bf16, llama3-70b+adam-mixed@tp=8,pp=4"
+            found,
+            allowed,
+            "a workload of MLPerf has its own dtype, optimizer and layout"
+            if what == "workload"
+            else "write it as in bert-large+adam, llama3-8b:bf16, llama3-70b+adam-mixed@tp=8,pp=4",
         ),
     )

@@ -31,6 +31,7 @@ _LEAST_ROUNDS = 3
 _PASS_BYTES = 256 << 20
 #: A message long enough for bandwidth, and one short enough for latency, in bytes.
 _LONG, _SHORT = 16 << 20, 8
+_LONG_ROUNDS, _SHORT_ROUNDS = 8, 200
 _DATA_BLOCKS, _PARITY_BLOCKS = 7, 1
 _BLOCK_BYTES = 1 << 20
 #: What ``torch.save`` is timed on: tensors of 8 MiB, which do not fit into a cache together, and of 256 bytes.
@@ -50,8 +51,8 @@ def measure_pieces(comm: Comm, dtypes: Sequence[str], directory: Path) -> dict[s
         ``copy``, ``hash``, ``parity``: bytes per second of one thread, read from memory and not from a cache, as a job
         that has just trained finds them; ``copy`` is what the others are to be compared with; ``serialize``: of
         ``torch.save`` through the page cache, bytes per second, and seconds of one more tensor, or None with more than
-        one rank; ``network``: bandwidth in
-        bytes per second and latency in seconds between ranks 0 and 1, or None with one rank.
+        one rank; ``network``: bytes per second that each rank passes on to the next while all do, and the latency of a
+        message in seconds, or None with one rank.
     """
     memory = _in_memory()
     return {
@@ -130,17 +131,32 @@ def _serialize(file: Path) -> dict[str, float]:
 
 
 def _network(comm: Comm) -> dict[str, float]:
-    """Ping and pong between ranks 0 and 1; the others wait."""
-    times = {length: _ping(comm, length, rounds) for length, rounds in ((_LONG, 8), (_SHORT, 200))}
-    latency = times[_SHORT]
-    return {"bandwidth": _LONG / max(times[_LONG] - latency, 1e-9), "latency": latency}
+    """What a rank passes on to the next one while all ranks do, and ping and pong between ranks 0 and 1."""
+    latency = _ping(comm)
+    return {"bandwidth": _LONG / max(_ring(comm) - latency, 1e-9), "latency": latency}
 
 
-def _ping(comm: Comm, length: int, rounds: int) -> float:
-    """Seconds of one message, half of there and back, as rank 0 sees it (collective)."""
-    buffer = np.zeros(length, dtype=np.uint8)
+def _ring(comm: Comm) -> float:
+    """Seconds in which every rank sends a long message to the next one, and has that of the one before (collective)."""
+    out, into = np.zeros(_LONG, dtype=np.uint8), np.zeros(_LONG, dtype=np.uint8)
     times = []
-    for _ in range(rounds):
+    for _ in range(_LONG_ROUNDS):
+        meet(comm)
+        began = time.perf_counter()
+        operations = [
+            comm.receive_into(into, (comm.rank - 1) % comm.size, 0), comm.send(out, (comm.rank + 1) % comm.size, 0),
+        ]  # fmt: skip
+        for operation in operations:
+            _wait(comm, operation)
+        times.append(time.perf_counter() - began)
+    return median(times)
+
+
+def _ping(comm: Comm) -> float:
+    """Seconds of one short message, half of there and back, as rank 0 sees it (collective)."""
+    buffer = np.zeros(_SHORT, dtype=np.uint8)
+    times = []
+    for _ in range(_SHORT_ROUNDS):
         meet(comm)
         began = time.perf_counter()
         if comm.rank == 0:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,11 +12,12 @@ import numpy as np
 import torch
 
 from deeppart.checkpointer import Checkpointer
-from deeppart.cli.calibrate.tasks import SaveTask
+from deeppart.cli.calibrate.tasks import LOSE, NOTHING, TRAIN, SaveTask
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.config import Config
-from deeppart.model import LEVELS, Level
+from deeppart.model import LEVELS
+from deeppart.pending import Pending
 from deeppart.plan.shards import Split, place_boxes
 
 #: Checkpoints before those that count. Afterwards staging memory and files to write over are there: the third and the
@@ -24,11 +27,15 @@ _SEED = 1
 #: Seconds that a checkpoint, and waiting for the other ranks, may take.
 TIMEOUT_S = 300.0
 #: What is measured of every checkpoint, in seconds of the slowest rank.
-MEASURED = ("plan", "capture", "blocked", Level.LOCAL, Level.PERSISTENT, "restore")
+MEASURED = ("plan", "capture", "blocked", *LEVELS, "restore", "alone", "trained")
+#: Training lasts so many times as long as the background works, so that this is over before.
+_LONGER = 1.2
+#: Rows and columns of the matrices that training multiplies: they stay in a core's cache.
+_MATRIX = 256
 
 
 def measure_save(comm: Comm, task: SaveTask, local_dir: Path, persistent_dir: Path) -> dict[str, list[float]]:
-    """Checkpoint a state again and again, uncompressed (collective).
+    """Checkpoint a state again and again (collective).
 
     Args:
         local_dir: a directory of this task's own, on the node's storage; not used without a local level.
@@ -36,50 +43,115 @@ def measure_save(comm: Comm, task: SaveTask, local_dir: Path, persistent_dir: Pa
 
     Returns:
         For each of MEASURED a number per round that counts: seconds of the slowest rank, for the levels until they
-        were complete, counted from the call; 0 for what does not apply.
+        were complete, counted from the call; ``alone`` and ``trained``: the same training without a checkpoint, and
+        with one before; 0 for what does not apply.
     """
     state = _state(task, comm.rank)
-    config = Config(
+    config = _config(task, local_dir, persistent_dir)
+    found: dict[str, list[float]] = {name: [] for name in MEASURED}
+    measured, before = (_in_one_session, _BEFORE) if task.after in (NOTHING, TRAIN) else (_restoring, 1)
+    for turn, row in enumerate(measured(comm, task, config, state)):
+        slowest = finish(
+            comm, comm.maximum(np.array([round(1e9 * row.get(name, 0.0)) for name in MEASURED])), "measuring", TIMEOUT_S
+        )
+        if turn >= before:
+            for name, nanoseconds in zip(MEASURED, slowest.tolist(), strict=True):
+                found[name].append(nanoseconds / 1e9)
+    return found
+
+
+def _config(task: SaveTask, local_dir: Path, persistent_dir: Path) -> Config:
+    local = local_dir / "{node}" if task.nodes else local_dir
+    return Config(
         persistent_dir=str(persistent_dir),
-        local_dir=str(local_dir) if task.local else None,
+        local_dir=str(local) if task.local else None,
         every={level: int(level in task.levels) for level in LEVELS},
-        keep={Level.LOCAL: 1, Level.PERSISTENT: 1},
-        compression="none",
+        keep=dict.fromkeys(LEVELS, 1),
+        compression=task.compression,
         capture=task.capture,
         flush_bandwidth=task.flush_bandwidth,
+        node_size=1 if task.nodes else None,
+        parity_group=task.parity_group or None,
         timeout=TIMEOUT_S,
     )
-    found: dict[str, list[float]] = {name: [] for name in MEASURED}
+
+
+def _in_one_session(comm: Comm, task: SaveTask, config: Config, state: dict[str, Any]) -> Iterator[dict[str, float]]:
+    """Checkpoint after checkpoint, and training beside each of them if that is measured."""
+    products = 0
     with Checkpointer(config) as checkpointer:
         for turn in range(_BEFORE + task.rounds):
-            _train(state, turn)
+            _change(state, turn)
             meet(comm)
+            alone_s = _train(products)
+            meet(comm)
+            began = time.monotonic()
             pending = checkpointer.checkpoint(state, step=turn)
-            for level in task.levels:
-                pending.wait(level, TIMEOUT_S)
-            report = pending.report
-            blocked = report.blocked_s - report.waited_s
-            row = {
-                "plan": report.stages_s["flatten"] + report.stages_s["agree"],
-                "capture": report.stages_s["capture"],
-                "blocked": blocked,
-                "restore": 0.0,
-            }
-            for level in (Level.LOCAL, Level.PERSISTENT):
-                seconds = report.levels[level].seconds
-                row[level] = 0.0 if seconds is None else blocked + seconds
-            if task.restore:
-                meet(comm)
-                began = time.monotonic()
-                checkpointer.restore(state)
-                row["restore"] = time.monotonic() - began
-            slowest = finish(
-                comm, comm.maximum(np.array([round(1e9 * row[name]) for name in MEASURED])), "measuring", TIMEOUT_S
-            )
-            if turn >= _BEFORE:
-                for name, nanoseconds in zip(MEASURED, slowest.tolist(), strict=True):
-                    found[name].append(nanoseconds / 1e9)
-    return found
+            _train(products)
+            trained_s = time.monotonic() - began
+            row = _waited(pending, task) | {"alone": alone_s, "trained": trained_s}
+            if task.after == TRAIN and turn == _BEFORE - 1:
+                products = _products(comm, max(row[level] for level in task.levels))
+            yield row
+
+
+def _restoring(comm: Comm, task: SaveTask, config: Config, state: dict[str, Any]) -> Iterator[dict[str, float]]:
+    """Checkpoint, end, and restore in a session of its own, as a job does that comes back."""
+    for turn in range(1 + task.rounds):
+        _change(state, turn)
+        with Checkpointer(config) as checkpointer:
+            meet(comm)
+            row = _waited(checkpointer.checkpoint(state, step=turn), task)
+        if task.after == LOSE and comm.rank == 0:
+            assert config.local_dir is not None
+            shutil.rmtree(config.local_dir.replace("{node}", "node1"))
+        meet(comm)
+        with Checkpointer(config) as checkpointer:
+            meet(comm)
+            began = time.monotonic()
+            checkpointer.restore(state)
+            row["restore"] = time.monotonic() - began
+            meet(comm)
+        yield row
+
+
+def _waited(pending: Pending, task: SaveTask) -> dict[str, float]:
+    """Seconds of a checkpoint's stages, and until each of its levels was complete."""
+    for level in task.levels:
+        pending.wait(level, TIMEOUT_S)
+    report = pending.report
+    blocked = report.blocked_s - report.waited_s
+    row = {
+        "plan": report.stages_s["flatten"] + report.stages_s["agree"],
+        "capture": report.stages_s["capture"],
+        "blocked": blocked,
+    }
+    for level in task.levels:
+        row[level] = blocked + (report.levels[level].seconds or 0.0)
+    return row
+
+
+def _train(products: int) -> float:
+    """Seconds that so much training takes, on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        weights = torch.full((_MATRIX, _MATRIX), 1 / _MATRIX)
+        values = torch.ones(_MATRIX, _MATRIX)
+        began = time.monotonic()
+        for _ in range(products):
+            values = values @ weights
+        return time.monotonic() - began
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _products(comm: Comm, background_s: float) -> int:
+    """How many products last longer than the background does (collective)."""
+    some = 64
+    _train(some)
+    wanted = np.array([max(1, round(_LONGER * background_s * some / max(_train(some), 1e-6)))])
+    return int(finish(comm, comm.maximum(wanted), "measuring", TIMEOUT_S)[0])
 
 
 def _state(task: SaveTask, rank: int) -> dict[str, Any]:
@@ -154,7 +226,7 @@ class _Shard(torch.Tensor):
         raise NotImplementedError("a shard is there to be saved and restored")
 
 
-def _train(state: dict[str, torch.Tensor], turn: int) -> None:
+def _change(state: dict[str, torch.Tensor], turn: int) -> None:
     """Change every chunk, the same way on all ranks, and go through the memory as an optimizer does."""
     for tensor in state.values():
         local = tensor._local_tensor if isinstance(tensor, _Shard) else tensor

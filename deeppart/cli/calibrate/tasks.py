@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from deeppart.model import Level
+from deeppart.model import LEVELS
+
+#: What may be done after a checkpoint.
+NOTHING, TRAIN, RESTORE, LOSE = "nothing", "train", "restore", "lose"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +23,13 @@ class SaveTask:
         rounds: checkpoints that count.
         flush_bandwidth: of the node, in bytes per second, or None; see ``Config``.
         capture: "eager" or "lazy"; see ``Config``.
-        restore: true to measure restores too.
+        compression: see ``Config``.
         shards: ranks, next to each other, that divide each tensor; with 1, every rank holds all of it.
+        nodes: true for a node for each rank; otherwise they share one.
+        partner: true for copies on another node.
+        parity_group: nodes of a parity group, of which one may be lost; 0 for none.
+        after: what is done after each checkpoint: "nothing", "train" (and how long that takes is measured), "restore",
+            or "lose" (a node's files, and then restore).
     """
 
     nbytes: int
@@ -31,13 +39,18 @@ class SaveTask:
     rounds: int = 5
     flush_bandwidth: float | None = None
     capture: str = "eager"
-    restore: bool = False
+    compression: str = "none"
     shards: int = 1
+    nodes: bool = False
+    partner: bool = False
+    parity_group: int = 0
+    after: str = NOTHING
 
     @property
     def levels(self) -> tuple[str, ...]:
         """To which the checkpoints go."""
-        return tuple(level for level in (Level.LOCAL, Level.PERSISTENT) if getattr(self, level))
+        on = (self.local, self.partner, self.parity_group > 0, self.persistent)
+        return tuple(level for level, is_on in zip(LEVELS, on, strict=True) if is_on)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from deeppart_simulator.advise.choose import FACTORS, advise, describe, shown
 from deeppart_simulator.advise.front import AS_GOOD_OF_ALL, least_restart, loss_of
+from deeppart_simulator.advise.wanted import Wanted
 from deeppart_simulator.machine.record import Failures
 from deeppart_simulator.timing.stages import Job, Protection
 
@@ -75,6 +76,35 @@ def test_what_is_adapted_is_never_worse_than_what_is_kept() -> None:
         assert each.adapted <= each.kept * (1 + 1e-9)
     periods = [each.period_s for each in advice.sensitivity]
     assert periods == sorted(periods), "the rarer failures are, the longer one may wait"
+
+
+def test_what_keeps_more_than_a_node_holds_is_on_no_list() -> None:
+    """16 GB on 4 nodes: 8 GB for two local steps, 8 for two copies, 4 more where copies are written more rarely."""
+    failures = Failures(process=DAY / 4, node=DAY, system=10 * DAY)
+    shared = replace(MACHINE.persistent, write=1e9, read=1e9)
+    partner = Wanted(partner=True, compression="none")
+    for capacity, copies_at in ((20.5e9, 2), (16.5e9, 1), (15.5e9, None)):
+        job = asked(failures, persistent=shared, local=replace(MACHINE.local, capacity=capacity))
+        found = advise(job)
+        assert all(each.space.on_node <= capacity for each in (*found.front, *found.choices, found.chosen))
+        copies = [each for each in found.choices if describe(each.job) == "local + partner + persistent"]
+        assert [each.cadence.every["partner"] for each in copies] == ([copies_at] if copies_at else [])
+        if copies_at:
+            assert not found.too_large and advise(job, wanted=partner).chosen.job.protection.partner
+        else:
+            assert list(found.too_large) == ["local + partner + persistent"]
+            with pytest.raises(ConfigError, match="no room"):
+                advise(job, wanted=partner)
+
+
+def test_a_quota_that_nothing_fits_is_refused_and_one_that_compression_fits_is_met() -> None:
+    """Four steps of 16 GB are 64 GB, compressed 51.2."""
+    failures = Failures(node=DAY, system=10 * DAY)
+    found = advise(asked(failures, persistent=replace(MACHINE.persistent, quota=60e9)))
+    assert {choice.job.compression for choice in found.front} == {"tensor"} and found.too_large
+    with pytest.raises(ConfigError) as caught:
+        advise(asked(failures, persistent=replace(MACHINE.persistent, quota=50e9)))
+    assert "[persistent] quota" in str(caught.value) and "keep" in str(caught.value)
 
 
 def test_a_machine_without_failures_needs_no_advice() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deeppart_simulator.advise.front import AS_GOOD_OF_ALL, advised, front_of, least_restart, loss_of
+import pytest
+from deeppart_simulator.advise.front import AS_GOOD_OF_ALL, advised, as_good_as_least, front_of, least_restart, loss_of
 
 from deeppart.plan.interval import Waste
 
@@ -56,3 +57,11 @@ def test_what_nobody_would_notice_is_as_good() -> None:
     best, rare = choice(0.00010, 1000.0, 1.0), choice(0.00010 + 0.9 * AS_GOOD_OF_ALL, 1.0, 1.0)
     assert advised([best, rare]) == rare
     assert advised([best, choice(0.00010 + 1.1 * AS_GOOD_OF_ALL, 1.0, 1.0)]) == best
+
+
+def test_what_is_as_good_as_the_least_is_what_may_be_advised() -> None:
+    best = choice(0.1, 100.0, 10.0)
+    limit = as_good_as_least([best])
+    assert limit == pytest.approx(0.105)
+    inside, outside = choice(limit - 1e-6, 1.0, 10.0), choice(limit + 1e-6, 1.0, 10.0)
+    assert advised([best, inside]) == inside and advised([best, outside]) == best

@@ -66,7 +66,13 @@ WAYS: dict[str, dict[str, Any]] = {
         "--notice": (("--time-limit", "1h"), ("--time-limit", "1h", "--notice", "10min")),
         "--queue": (("--time-limit", "1h"), ("--time-limit", "1h", "--queue", "10min")),
         "--advised": FLAG,
+        # Results are the same; more than there are runs is refused.
+        "--jobs": (("--jobs", "2", "--seeds", "2"), ("--jobs", "3", "--seeds", "2")),
         "--anyway": FLAG,
+        "--restart-mode": (
+            ("--restart-mode", "job", "--trace", "trace.csv"),
+            ("--restart-mode", "in-process", "--trace", "trace.csv"),
+        ),
     },
     "advise": JOB
     | {
@@ -74,6 +80,30 @@ WAYS: dict[str, dict[str, Any]] = {
         "--step-time": ("1s", "7s"),
         "--mtbf-factor": ("1", "0.1"),
         "--config": FILE,
+        "--restart-mode": ("job", "in-process"),
+    },
+    "restart": {name: ways for name, ways in JOB.items() if name not in ("--report", "--png", "--seed")}
+    | {"--ranks": ("8", "32")},
+    "compare": {option: two for option, two in JOB.items() if option != "--seed"}
+    | {
+        "--ranks": ("8", "32"),
+        "--step-time": ("1s", "7s"),
+        "--mtbf-factor": ("1", "0.1"),
+        "--restart-mode": ("job", "in-process"),
+        "--strategy": ("deeppart", "whole"),
+        "--with": ("--machine summit", "--machine llama3"),
+    },
+    "goodput": {
+        "--state": ("bert-base", "gpt2"),
+        "--from": ((), ("--from", "model.py")),
+        "--machine": ("summit", "llama3"),
+        "--ranks": ("8", "32"),
+        "--ranks-per-node": ("4", "8"),
+        "--every": ("10min", "20min,1h"),
+        "--blocked": ("1s", "1s,2s"),
+        "--days": ("10", "20"),
+        "--json": FLAG,
+        "--csv": FILE,
     },
     "fit": {
         "path": (("trace.csv", *WATCHED), ("lanl.csv", "--system", "2")),
@@ -111,6 +141,9 @@ BASE: dict[str, Way] = {
     "campaign": (*SHORT, "--days", "0.2", "--seeds", "1"),
     "advise": SHORT,
     "fit": (),
+    "restart": SHORT,
+    "compare": (*SHORT, "--with", "--ranks 16"),
+    "goodput": SHORT,
     "calibrate": ("--out", "machine.toml", "--ranks-per-node", "1"),
     "validate": ("--ranks", "2"),
     "machines": (),
@@ -255,6 +288,13 @@ def test_values_that_no_option_has(capsys: pytest.CaptureFixture[str], arguments
         (("fit", "watched.csv", "--nodes", "3"), "--nodes"),
         (("campaign", "--partner", "--levels", "local=1,persistent=2"), "--partner"),
         (("campaign", "--parity", "2/1", "--levels", "local=1"), "--parity"),
+        (("compare", "--with", ""), "--with"),
+        (("compare", "--machine", "summit", "--with", "--machine summit"), "--with"),
+        (("compare", "--with", "--ranks 8", "--with", "--ranks 8"), "--with"),
+        (("compare", "--with", "--no-local --parity 2/1"), "--parity"),
+        (("compare", "--parity", "2/1", "--with", "--no-local"), "--parity"),
+        (("compare", "--flush-share", "0.2", "--with", "--flush-bandwidth 1GB/s"), "--flush-share"),
+        (("compare", "--with", "--seed 2"), "--seed"),
         (("calibrate", "--state", "gpt2"), "--state"),
         (("calibrate", "--machine", "frontier"), "--machine"),
         (("calibrate", "--seed", "2"), "--seed"),

@@ -14,7 +14,7 @@ def test_published(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0 and "within 25%" in out
     row = next(line for line in out.splitlines() if "torch.save, local" in line)
     assert re.search(r"32 s .* 30\.4 s .* -5% .* yes", row)
-    assert out.count("(given)") == 2 and len(re.findall(r"UPC 2023.* no ", out)) == 3
+    assert out.count("(given)") == 4 and len(re.findall(r"UPC 2023.* no ", out)) == 3
 
 
 def test_published_as_json(capsys: pytest.CaptureFixture[str]) -> None:

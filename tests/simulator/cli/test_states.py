@@ -20,6 +20,7 @@ def test_the_numbers_are_those_of_the_state(capsys: pytest.CaptureFixture[str]) 
     assert (found["bytes"], found["leaves"], found["parameters"]) == (3 * 10**9, 3, state.parameters)
     code, out, _ = sim(capsys, "states", "bert-base", "tensors-3x1GB")
     assert code == 0 and "bert-base" in out and "3 GB" in out and "families: " in out and "+adam" in out
+    assert "mlperf-8b on 8 ranks" in out and "mlperf-1t on 1,024 ranks" in out
 
 
 def test_a_state_that_is_not_known_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,37 @@ def test_a_file_may_build_on_a_preset(tmp_path: Path) -> None:
     assert machine.persistent.read == base.persistent.read and machine.memory == base.memory
 
 
+def test_what_things_cost_and_hold_is_read_and_written_back(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        'base = "frontier"\n[price]\ncurrency = "EUR"\nnode_hour = 2.5\nkwh = 0.1\n'
+        '[power]\nbusy = "2.5 kW"\nwaiting = 800\n'
+        '[local]\ncapacity = "8 TB"\nendurance = "7 PB"\n[persistent]\nquota = "50 TB"\n'
+    )
+    machine = read_machine(str(file))
+    assert (machine.price.currency, machine.price.node_hour, machine.price.kwh) == ("EUR", 2.5, 0.1)
+    assert (machine.power.busy, machine.power.waiting) == (2500.0, 800.0)
+    assert (machine.local.capacity, machine.local.endurance, machine.persistent.quota) == (8e12, 7e15, 50e12)
+    file.write_text(machine_toml(machine))
+    again = read_machine(str(file))
+    assert (again.price, again.power, again.local) == (machine.price, machine.power, machine.local)
+
+
+def test_what_is_not_said_is_not_written(tmp_path: Path) -> None:
+    file = tmp_path / "least.toml"
+    file.write_text(LEAST)
+    machine = read_machine(str(file))
+    assert math.isinf(machine.price.node_hour) and math.isinf(machine.power.busy) and math.isinf(machine.local.capacity)
+    text = machine_toml(machine)
+    assert (
+        "[price]" not in text
+        and "[power]" not in text
+        and "capacity" not in text
+        and "warranty" not in text
+        and "quota" not in text
+    )
+
+
 def test_the_least_a_file_needs(tmp_path: Path) -> None:
     file = tmp_path / "least.toml"
     file.write_text(LEAST)
@@ -99,6 +132,21 @@ def test_the_least_a_file_needs(tmp_path: Path) -> None:
         (("nodes = 4", "codec = 3\nnodes = 4"), "codec", "[codec.DTYPE]"),
         (("nodes = 4", 'base = "moon"\nnodes = 4'), "base", "frontier"),
         (("nodes = 4", "name = 3\nnodes = 4"), "name", "a text"),
+        (("[network]", '[restart]\nmode = "spare"\n[network]'), "restart.mode", "one of job, allocation, spares"),
+        (("[network]", "[restart]\nmode = 3\n[network]"), "restart.mode", "one of job, allocation, spares"),
+        (("[network]", "[restart]\nimports_rank = -1\n[network]"), "restart.imports_rank", "at least 0"),
+        (("[network]", "[price]\nnode_hour = 3\n[network]"), "price.currency", "currency"),
+        (("[network]", "[price]\nkwh = 0.1\n[network]"), "price.currency", "currency"),
+        (("[network]", '[price]\ncurrency = "USD"\nnode_hour = -3\n[network]'), "price.node_hour", "at least 0"),
+        (("[network]", '[price]\ncurrency = "[red]"\n[network]'), "price.currency", "USD"),
+        (("[network]", "[price]\ncurrency = 3\n[network]"), "price.currency", "USD"),
+        (("[network]", '[power]\nbusy = "3 horses"\n[network]'), "power.busy", "kW"),
+        (("[network]", '[power]\nbusy = "0 W"\n[network]'), "power.busy", "above 0"),
+        (("[network]", "[power]\nbusy = inf\n[network]"), "power.busy", "watts"),
+        (('write = "2 GB/s"', 'write = "2 GB/s"\ncapacity = 0'), "local.capacity", "above 0"),
+        (('write = "2 GB/s"', 'write = "2 GB/s"\ndrive_writes_per_day = 0'), "local.drive_writes_per_day", "above 0"),
+        (('write = "2 GB/s"', 'write = "2 GB/s"\nwarranty = 0'), "local.warranty", "above 0"),
+        (('node_read = "2 GB/s"', 'node_read = "2 GB/s"\nquota = "5 km"'), "persistent.quota", "bytes"),
     ],
 )
 def test_impossible_files_are_refused(tmp_path: Path, change: tuple[str, str], key: str, allowed: str) -> None:
@@ -121,3 +169,70 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot read"):
         read_machine(str(file))
+
+
+def test_a_way_to_come_back_is_read_and_written_back(tmp_path: Path) -> None:
+    file = tmp_path / "least.toml"
+    file.write_text(LEAST + '[restart]\nmode = "in-process"\ncommunicator_rank = "3 ms"\n')
+    machine = read_machine(str(file))
+    assert machine.restart.mode == "in-process" and machine.restart.seconds(1000)["communicator"] == 3.0
+    file.write_text(machine_toml(machine))
+    assert read_machine(str(file)).restart == machine.restart
+    assert read_machine(str(file)).restart.imports == 0.0, "as before there was such a key"
+
+
+def _start_s(preset: str, ranks: int, *pieces: str) -> float:
+    seconds: dict[str, float] = read_machine(preset).restart.seconds(ranks)
+    return sum(seconds[piece] for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("preset", "ranks", "pieces", "published_s", "within"),
+    [
+        # ByteRobust, SOSP 2025, table 7: the queue, and a start on the nodes that the job has.
+        *(
+            ("byterobust", ranks, ("requeue", "relaunch", "imports", "communicator"), requeued_s, 0.08)
+            for ranks, requeued_s in ((2048, 454.0), (4096, 545.0), (8192, 635.0), (16384, 768.0))
+        ),
+        *(
+            ("byterobust", ranks, ("relaunch", "imports", "communicator"), started_s, 0.04)
+            for ranks, started_s in ((2048, 46.0), (4096, 51.0), (8192, 54.0), (16384, 65.0))
+        ),
+        # MegaScale, NSDI 2024, section 3.5: less than 5 s, less than 30 s with more than 10,000.
+        ("megascale", 2048, ("communicator",), 5.0, 0.01),
+        ("megascale", 12288, ("communicator",), 30.0, 0.01),
+        # FT-HSDP, 2026, figure 2: NCCL, and coming back with another node, with 16,384 GPUs.
+        ("llama3", 16384, ("communicator",), 17.0, 0.01),
+        ("llama3", 16384, ("replace", "relaunch", "imports", "communicator"), 200.0, 0.01),
+        # OLCF's guide: torch from Orion on 8 nodes of 8; and what Copper's documentation has of 2,048 nodes of 12.
+        ("frontier", 64, ("imports",), 51.0, 0.01),
+        ("frontier", 24576, ("imports",), 120.0, 0.01),
+    ],
+)
+def test_presets_come_back_as_published(
+    preset: str, ranks: int, pieces: tuple[str, ...], published_s: float, within: float
+) -> None:
+    assert _start_s(preset, ranks, *pieces) == pytest.approx(published_s, rel=within)
+
+
+def test_every_number_of_a_restart_in_a_preset_has_a_source() -> None:
+    folder = resources.files("deeppart_simulator.machine.presets")
+    seen = 0
+    for name in preset_names():
+        lines = folder.joinpath(f"{name}.toml").read_text(encoding="utf-8").split("[restart]\n")
+        for line in lines[1].split("\n[")[0].splitlines() if len(lines) > 1 else ():
+            key, _, value = line.partition("=")
+            number = re.search(r'"([\d.]+)', value)
+            if number is None or float(number[1]) == 0:
+                continue
+            seen += 1
+            cited = re.search(r"# \[(\w+)", value)
+            assert cited, (name, line)
+            assert cited[1] == "assumed" or f"[{cited[1]}]: " in lines[0], f"{name}: [{cited[1]}] of {key} is not told"
+    assert seen > 15
+
+
+def test_a_preset_may_be_based_on_another() -> None:
+    base, based = read_machine("llama3"), read_machine("byterobust")
+    assert (based.nodes, based.ranks_per_node, based.restart.mode) == (1024, 16, "spares")
+    assert based.persistent == base.persistent and based.restart != base.restart

@@ -6,7 +6,8 @@ import math
 from dataclasses import fields, replace
 
 import pytest
-from deeppart_simulator.machine.record import MTBF, SHARE, Failures, Machine, Memory
+from deeppart_simulator.machine.record import Failures, Machine, Memory, Restart
+from deeppart_simulator.machine.ways import PIECES
 
 from tests.simulator.timing.jobs import MACHINE
 
@@ -36,8 +37,13 @@ def test_every_number_says_what_it_may_be() -> None:
         assert "kind" in each.metadata, each.name
 
 
-def test_never_is_infinity_for_failures_alone() -> None:
-    assert MTBF.read("never") == math.inf and MTBF.read("2 h") == 7200.0
-    for value in (True, "0.5"):
-        with pytest.raises(ValueError, match="a number"):
-            SHARE.read(value)
+def test_pieces_of_a_restart_grow_with_the_ranks_where_they_say_so() -> None:
+    restart = Restart(imports=20.0, imports_rank=0.01, communicator_rank=0.5, requeue=7.0, requeue_rank=1.0)
+    assert tuple(restart.seconds(100)) == PIECES
+    assert restart.seconds(100) == {
+        "detect": 30.0, "requeue": 107.0, "replace": 60.0, "relaunch": 120.0, "imports": 21.0, "communicator": 50.0,
+        "first_step": 0.0,
+    }  # fmt: skip
+    for piece in PIECES:
+        faster, slower = restart.scaled(piece, 0.5).seconds(100), restart.seconds(100)
+        assert faster == slower | {piece: slower[piece] / 2}, piece

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from deeppart_simulator.measure.start import Directories, measure
 
-from deeppart.cli.calibrate.tasks import SaveTask
+from deeppart.cli.calibrate.tasks import RESTORE, SaveTask
 
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_real_checkpoints_are_measured(tmp_path: Path, ranks: int) -> None:
     saves = [
-        SaveTask(1 << 20, 8, persistent=True, rounds=2, restore=True),
+        SaveTask(1 << 20, 8, persistent=True, rounds=2, after=RESTORE),
         SaveTask(1 << 20, 4, local=False, persistent=True, rounds=2, capture="lazy"),
-        SaveTask(1 << 20, 3, persistent=True, rounds=2, restore=True, shards=ranks),
+        SaveTask(1 << 20, 3, persistent=True, rounds=2, after=RESTORE, shards=ranks),
     ]
     found = measure(ranks, saves, Directories(tmp_path, tmp_path), ("float32", "int64") if ranks == 2 else ())
     for measured in found["saves"]:

@@ -49,11 +49,11 @@ def test_a_machine_from_samples_predicts_them(tmp_path: Path) -> None:
 
 def test_errors_of_a_validation() -> None:
     def comparison(predicted: float, measured: float) -> Comparison:
-        return Comparison(1, 1, 1, None, "blocked", predicted, measured, measured, measured)
+        return Comparison("plain", 1, 1, 1, None, "blocked", predicted, measured, measured, measured)
 
-    good = Validation((comparison(1.1, 1.0), comparison(0.95, 1.0), comparison(1.2, 1.0)))
-    assert good.median_error == pytest.approx(0.1) and good.worst_error == pytest.approx(0.2)
-    assert Validation((comparison(1.0, 1.0), comparison(0.7, 1.0), comparison(1.0, 1.0))).met is False
+    good = Validation((comparison(1.04, 1.0), comparison(0.97, 1.0), comparison(1.12, 1.0)))
+    assert good.median_error == pytest.approx(0.04) and good.worst_error == pytest.approx(0.12) and good.met
+    assert Validation((comparison(1.0, 1.0), comparison(0.8, 1.0), comparison(1.0, 1.0))).met is False
 
 
 @pytest.mark.parametrize(("layout", "shards"), [("fsdp", 4), ("hsdp=2", 2), ("tp=2", 2), ("tp=1", 1)])

@@ -46,4 +46,16 @@ def test_a_page_has_everything_and_needs_nothing(
     reader.feed(file.read_text())
     assert reader.headings == ["How it scales", "One checkpoint", "Advice", "A campaign"]
     assert reader.outside == [] and "script" not in reader.tags
-    assert reader.tags.count("svg") == 4
+    # Time and speed-up, the timeline with its axis, loss and front, and what the campaign has.
+    text = file.read_text()
+    assert text.count("<figure") in (5, 6) and text.count('class="lanes"') >= 2 and "<img" not in text
+
+
+def test_the_same_page_has_the_same_bytes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        arguments = ("--ranks", "1,8", "--machine", "machine.toml", "--report", str(tmp_path / name))
+        quiet = tmp_path / "machine.toml"
+        quiet.write_text('base = "frontier"\n[failures]\nnode = "never"\nsystem = "never"\n')
+        assert sim(capsys, "scale", "--state", "bert-base", *arguments[:3], str(quiet), *arguments[4:])[0] == 0
+    text = (tmp_path / "one").read_text()
+    assert text == (tmp_path / "two").read_text() and "<h2>Advice</h2>" not in text

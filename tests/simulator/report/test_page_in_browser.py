@@ -1,54 +1,148 @@
-"""The page of ``--report`` in a browser, without a network: headless Chromium (Debian's package)."""
+"""The pages of ``--report`` in a browser: on a phone, on a desk, and on paper."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
+import re
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from deeppart_simulator.cli import main
+from deeppart_simulator.cli.options import one_node_job
+from deeppart_simulator.machine.files import read_machine
+from deeppart_simulator.measure.validate import Comparison, Validation
+from deeppart_simulator.report.page import Contents, page
 from matplotlib import image
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-#: Nothing outside the page can be reached; what it tries is told on the console.
-OPTIONS = (
-    *("--headless=new", "--disable-gpu", "--hide-scrollbars", "--window-size=1240,2400", "--enable-logging=stderr"),
-    *("--host-resolver-rules=MAP * ~NOTFOUND", "--disable-extensions", "--no-first-run"),
-)
+from tests.simulator.report.browser import BROWSER, Seen, browse, look_at
+
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium")
+PHONE, DESK = 420, 1280
+EVERYTHING = ["How it scales", "One checkpoint", "Advice", "A campaign"]
+LLAMA = ("--state", "llama3-8b+adam", "--ranks", "256")
+BERT = ("--state", "bert-large+adam")
+#: Command lines, which between them draw every chart and every kind of bar.
+COMMANDS = {
+    "advise": ("advise", *LLAMA, "--parity", "8/2"),
+    "scale": ("scale", *BERT, "--ranks", "1,64,1024", "--strategy", "deeppart,rank0,whole,flat", "--with-compression"),
+    "campaign": ("campaign", *BERT, "--machine", "llama3", "--ranks", "512", "--days", "2", "--seeds", "2"),
+    "compare": ("compare", *LLAMA, "--partner", "--with", "--machine llama3",
+                "--with", "--machine summit --compression tensor --parity 8/2"),
+}  # fmt: skip
+HEADINGS = dict.fromkeys(COMMANDS, EVERYTHING) | {"compare": ["Side by side", "One checkpoint", "The jobs"]}
 
 
-def browse(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    assert BROWSER is not None
-    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
-    command = [BROWSER, *OPTIONS, *sandbox, f"--user-data-dir={tmp_path / 'profile'}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+#: Everything that must not be.
+FAULTY = """<body style="margin:0"><p style="font-size:9px">a</p><div style="width:2000px">b</div>
+<div class=panels><figure><svg width=200 height=50 viewBox="0 0 400 100">
+<text x=9 y=30 style="font-size:16px">c</text>
+<text x=12 y=30 style="font-size:30px">d</text>
+<text x=390 y=90 style="font-size:30px">eee</text></svg></figure></div>"""
 
 
-@pytest.fixture
-def page(tmp_path: Path) -> Path:
-    file = tmp_path / "out.html"
-    arguments = ["advise", "--state", "llama3-8b+adam", "--ranks", "256", "--parity", "8/2", "--report", str(file)]
-    assert main(arguments, standalone_mode=False) == 0
-    return file
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    file, found = tmp_path_factory.mktemp("pages") / "out.html", {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("deeppart_simulator.report.page._WALL_S", 5 * 86400.0)
+        for name, arguments in COMMANDS.items():
+            assert main([*arguments, "--report", str(file)], standalone_mode=False) == 0
+            found[name] = file.read_text()
+    job = one_node_job(read_machine("frontier"))
+    rows = [["ranks", "state", "what", *(f"another column {number}" for number in range(9))], ["1"] * 12]
+    contents = Contents(extra=("predicted and measured", rows), validation=some_validation())
+    return found | {"validate": page(job, contents, 1)}
 
 
-def test_the_page_opens_offline(page: Path, tmp_path: Path) -> None:
-    opened = browse(tmp_path, "--dump-dom", page.as_uri())
-    for heading in ("How it scales", "One checkpoint", "Advice", "A campaign"):
-        assert f"<h2>{heading}</h2>" in opened.stdout
-    assert opened.stdout.count("<svg") == 4 and opened.stdout.count("<rect") > 40
+def some_validation() -> Validation:
+    """Errors from 40 % too short to 40 % too long."""
+    return Validation(
+        tuple(
+            Comparison(
+                kind="plain", ranks=1, nbytes=1 << 20, tensors=9, flush_bandwidth=None, what=what,
+                predicted_s=factor * seconds, measured_s=seconds, least_s=seconds, most_s=seconds,
+            )
+            for what, seconds in zip(("blocked", "local", "restore"), (2e-3, 0.3, 4.0), strict=True)
+            for factor in (0.6, 1.0, 1.4)
+        )
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def seen(pages: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[tuple[str, int], Seen], str]:
+    return look_at(tmp_path_factory.mktemp("browser"), pages | {"faulty": FAULTY}, (PHONE, DESK))
+
+
+def whole(seen: tuple[dict[tuple[str, int], Seen], str]) -> dict[tuple[str, int], Seen]:
+    """Without the page that has faults."""
+    return {place: found for place, found in seen[0].items() if place[0] != "faulty"}
+
+
+def test_faults_are_seen(seen: tuple[dict[tuple[str, int], Seen], str]) -> None:
+    found = seen[0]["faulty", PHONE]
+    assert [text for text, _ in found.small] == ["a", "c"] and found.small[1][1] == 8
+    assert found.crossed == [["c", "d"]] and "eee" in found.cut and found.wide == 2000 - PHONE
+
+
+def test_every_page_is_readable_at_both_widths(seen: tuple[dict[tuple[str, int], Seen], str]) -> None:
+    assert len(whole(seen)) == 2 * (len(COMMANDS) + 1)
+    for (name, width), found in whole(seen).items():
+        where = f"{name} at {width} pixels"
+        assert found.texts > 60, where
+        assert not found.small, (where, found.small)
+        assert not found.cut, (where, found.cut)
+        assert not found.crossed, (where, found.crossed)
+        assert found.wide <= 0, where
+
+
+def test_charts_stack_on_a_phone_and_stand_side_by_side_on_a_desk(
+    seen: tuple[dict[tuple[str, int], Seen], str],
+) -> None:
+    for (name, width), found in whole(seen).items():
+        assert found.columns, name
+        assert max(found.columns) == 1 if width == PHONE else max(found.columns) >= 2, (name, width)
+
+
+def test_the_pages_open_offline(seen: tuple[dict[tuple[str, int], Seen], str]) -> None:
+    for (name, _), found in whole(seen).items():
+        expected = HEADINGS.get(name, ["predicted and measured", *EVERYTHING])
+        assert found.headings == expected and found.rects > 5
     for trouble in ("ERR_", "Refused", "Uncaught", "Failed to load"):
-        assert trouble not in opened.stderr
+        assert trouble not in seen[1]
 
 
-def test_the_page_is_drawn(page: Path, tmp_path: Path) -> None:
-    shot = tmp_path / "page.png"
-    browse(tmp_path, f"--screenshot={shot}", page.as_uri())
+def test_a_page_is_drawn(pages: dict[str, str], tmp_path: Path) -> None:
+    shot, file = tmp_path / "page.png", tmp_path / "page.html"
+    file.write_text(pages["advise"])
+    browse(tmp_path, "--window-size=1240,2400", f"--screenshot={shot}", file.as_uri())
     pixels = image.imread(shot)[..., :3]
     assert pixels.shape[:2] == (2400, 1240)
-    colours = np.unique((pixels.reshape(-1, 3) * 15).astype(int), axis=0)
+    colours = np.unique((pixels.reshape(-1, 3) * 15).astype(int) @ (256, 16, 1))
     assert len(colours) > 60  # curves, bars and text, not an empty page
+
+
+def test_paper_has_a_page_for_each_section_and_what_is_folded(
+    pages: dict[str, str], seen: tuple[dict[tuple[str, int], Seen], str], tmp_path: Path
+) -> None:
+    file, paper = tmp_path / "page.html", tmp_path / "page.pdf"
+    file.write_text(pages["advise"])
+    browse(tmp_path, "--no-pdf-header-footer", f"--print-to-pdf={paper}", file.as_uri())
+    printed = paper.read_bytes()
+    assert printed.startswith(b"%PDF") and len(re.findall(rb"/Type\s*/Page\b", printed)) >= len(EVERYTHING)
+    streams = [_inflated(each) for each in re.findall(rb"stream\r?\n(.*?)endstream", printed, re.DOTALL)]
+    # Every text of the page with everything unfolded, of which the folded tables are more than half.
+    texts = seen[0]["advise", DESK].texts
+    assert sum(len(re.findall(rb"\bT[jJ]\b", each)) for each in streams) >= texts > 2 * texts_outside(pages["advise"])
+
+
+def texts_outside(text: str) -> int:
+    """About as many texts as there are outside of what is folded."""
+    return len(re.findall(r">[^<>]*[^<>\s][^<>]*<", re.sub("<(details|style).*?</\\1>", "", text, flags=re.DOTALL)))
+
+
+def _inflated(stream: bytes) -> bytes:
+    try:
+        return zlib.decompressobj().decompress(stream)
+    except zlib.error:
+        return b""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from deeppart_simulator.timing.bandwidth_sharing import by_node, finish_times
 from deeppart_simulator.timing.stages import Protection, times_of
-from deeppart_simulator.timing.timeline import timeline
+from deeppart_simulator.timing.timeline import MOST_NODES, Bar, fold, timeline
 
 from tests.simulator.timing.jobs import STATE, job
 
@@ -30,3 +30,33 @@ def test_a_timeline_is_the_checkpoint() -> None:
     assert max(bar.end_s for bar in bars if bar.what == "exchange parity") == pytest.approx(done["parity"])
     assert max(bar.end_s for bar in bars if bar.what == "flush") == pytest.approx(done["persistent"])
     assert math.isclose(max(bar.end_s for bar in bars if bar.what == "copy"), times.blocked_s)
+
+
+def bar(node: int, end_s: float = 1.0, nbytes: int = 1000) -> Bar:
+    return Bar(node, "store", "write", 0.0, end_s, nbytes)
+
+
+def test_nodes_that_do_the_same_are_one() -> None:
+    one, other = fold([bar(0), bar(1, 2.0), bar(2, 1.01), bar(3, nbytes=1020), bar(9)])
+    assert one.nodes == (0, 2, 3, 9) and other.nodes == (1,)
+    assert one.words == "nodes 0, 2 to 3, 9: the same" and other.words == "node 1"
+    assert one.bars == (bar(0),)
+
+
+def test_nodes_that_do_something_else_are_not() -> None:
+    for other in (bar(1, 1.1), bar(1, nbytes=1100), Bar(1, "store", "encode", 0.0, 1.0, 1000)):
+        assert len(fold([bar(0), other])) == 2
+    assert len(fold([bar(0), bar(1), Bar(1, "flush", "flush", 0.0, 1.0)])) == 2
+    assert fold([]) == []
+
+
+def test_many_runs_of_numbers_are_not_all_named() -> None:
+    (found,) = fold([bar(node) for node in range(0, 2000, 2)])
+    assert found.words == "nodes 0, 2, 4 and others, 1,000 in all: the same"
+
+
+def test_all_nodes_of_a_large_job_are_looked_at() -> None:
+    this = job(ranks=1024)
+    groups = fold(timeline(this, times_of(this, STATE.shares(1024, kappa=0))))
+    assert sorted(node for group in groups for node in group.nodes) == list(range(256)) and 256 < MOST_NODES
+    assert len(groups) <= 4

@@ -9,7 +9,7 @@ import torch
 
 from deeppart.cli.calibrate import saves
 from deeppart.cli.calibrate.saves import MEASURED, measure_save
-from deeppart.cli.calibrate.tasks import SaveTask
+from deeppart.cli.calibrate.tasks import RESTORE, TRAIN, SaveTask
 from deeppart.comm import SingleComm
 from deeppart.state.tree.sharded import read_shards
 
@@ -17,14 +17,32 @@ from deeppart.state.tree.sharded import read_shards
 @pytest.mark.parametrize("local", [True, False])
 def test_each_round_that_counts_has_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: bool) -> None:
     monkeypatch.setattr(saves, "_BEFORE", 1)
-    task = SaveTask(nbytes=40_000, tensors=3, rounds=2, local=local, persistent=True, restore=local)
+    task = SaveTask(nbytes=40_000, tensors=3, rounds=2, local=local, persistent=True)
     found = measure_save(SingleComm(), task, tmp_path / "local", tmp_path / "ckpt")
     assert set(found) == set(MEASURED) and all(len(numbers) == 2 for numbers in found.values())
-    for name, numbers in found.items():
-        assert all(number > 0 for number in numbers) == (local or name not in ("local", "restore")), name
+    there = {"plan", "capture", "blocked", "persistent", "alone", "trained"} | ({"local"} if local else set())
+    assert {name for name, numbers in found.items() if all(number > 0 for number in numbers)} == there
     assert (tmp_path / "local").exists() == local
     for blocked, persistent in zip(found["blocked"], found["persistent"], strict=True):
         assert persistent >= blocked, "counted from the call"
+
+
+@pytest.mark.parametrize("compression", ["none", "tensor"])
+def test_a_restore_is_measured_in_a_session_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str
+) -> None:
+    monkeypatch.setattr(saves, "_BEFORE", 1)
+    task = SaveTask(nbytes=40_000, tensors=3, rounds=2, persistent=True, compression=compression, after=RESTORE)
+    found = measure_save(SingleComm(), task, tmp_path / "local", tmp_path / "ckpt")
+    assert all(0 < seconds < 60 for seconds in found["restore"]) and found["trained"] == [0.0, 0.0]
+
+
+def test_training_lasts_longer_than_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saves, "_BEFORE", 2)
+    task = SaveTask(nbytes=8_000_000, tensors=3, rounds=2, persistent=True, after=TRAIN)
+    found = measure_save(SingleComm(), task, tmp_path / "local", tmp_path / "ckpt")
+    for alone, trained, blocked in zip(found["alone"], found["trained"], found["blocked"], strict=True):
+        assert 1e-3 < alone < trained and blocked < trained
 
 
 def test_ranks_have_different_parts_of_a_tensor_that_they_divide() -> None:

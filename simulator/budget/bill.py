@@ -1,0 +1,134 @@
+"""Node-hours, money and energy of a run: what was useful, and where the rest went.
+
+All nodes of a job are paid for as long as it runs, those that wait for a repair and spare ones too. A node draws
+``[power] busy`` while it trains, also where that training is lost later, and ``waiting`` while it does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ..machine.record import Machine
+
+HOUR_S = 3600.0
+#: What stands for a month.
+MONTH_DAYS = 30.0
+USEFUL, SPARES = "useful training", "spare nodes"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A line of a bill.
+
+    Attributes:
+        what: the time went to.
+        node_hours: of all nodes.
+        money: in the machine's currency; None where it has no price.
+        kwh: energy; None where the machine file does not say what a node draws.
+    """
+
+    what: str
+    node_hours: float
+    money: float | None
+    kwh: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What a run takes.
+
+    Attributes:
+        items: adding up to ``total``; the first is what was useful.
+        currency: of the money; "" without a price.
+    """
+
+    items: tuple[Item, ...]
+    currency: str
+
+    @property
+    def total(self) -> Item:
+        """Of everything."""
+        return _sum("all", self.items)
+
+    @property
+    def lost(self) -> Item:
+        """Of what was no useful training."""
+        return _sum("not useful", [item for item in self.items if item.what != USEFUL])
+
+
+def item(machine: Machine, what: str, node_hours: float, *, busy: bool) -> Item:
+    """What so many node-hours cost.
+
+    Args:
+        busy: true if nodes train in them.
+    """
+    power, price = machine.power, machine.price
+    watts = power.busy if busy or math.isinf(power.waiting) else power.waiting
+    kwh = None if math.isinf(watts) else node_hours * watts / 1000
+    return Item(what, node_hours, _money(node_hours, price.node_hour, kwh, price.kwh), kwh)
+
+
+def _money(node_hours: float, per_hour: float, kwh: float | None, per_kwh: float) -> float | None:
+    """Without the price of an hour, energy alone is what is paid; without both there is none."""
+    parts = [] if math.isinf(per_hour) else [node_hours * per_hour]
+    parts += [] if math.isinf(per_kwh) or kwh is None else [kwh * per_kwh]
+    return sum(parts) if parts else None
+
+
+def bill(
+    machine: Machine, nodes: int, seconds: float, shares: Mapping[str, float], busy: Iterable[str] = (), spares: int = 0
+) -> Bill:
+    """The bill of a run.
+
+    Args:
+        machine: with prices and power.
+        nodes: of the job.
+        seconds: how long it runs.
+        shares: where its time goes, as shares that add up to 1.
+        busy: of these, in which nodes train; ``USEFUL`` is one anyway.
+        spares: nodes beside them, which wait.
+    """
+    hours = nodes * seconds / HOUR_S
+    training = {USEFUL, *busy}
+    items = [item(machine, what, share * hours, busy=what in training) for what, share in shares.items()]
+    items += [item(machine, SPARES, spares * seconds / HOUR_S, busy=False)] if spares else []
+    return Bill(tuple(items), machine.price.currency)
+
+
+def _sum(what: str, items: Iterable[Item]) -> Item:
+    found = list(items)
+    money = [each.money for each in found if each.money is not None]
+    kwh = [each.kwh for each in found if each.kwh is not None]
+    return Item(what, sum(each.node_hours for each in found), sum(money) if money else None, sum(kwh) if kwh else None)
+
+
+def missing(machine: Machine) -> list[str]:
+    """What is left out of a bill, and the keys of the machine file that would bring it in."""
+    lines = []
+    if math.isinf(min(machine.price.node_hour, machine.price.kwh)):
+        lines.append("no money: [price] node_hour (or kwh) and currency are not in the machine file")
+    elif math.isinf(machine.price.node_hour) and math.isinf(machine.power.busy):
+        lines.append("no money: [price] kwh needs [power] busy, which is not in the machine file")
+    if math.isinf(machine.power.busy):
+        lines.append("no energy: [power] busy is not in the machine file")
+    return lines
+
+
+def show_money(amount: float, currency: str) -> str:
+    """Money for people: ``1,234 USD``, ``0.42 USD``."""
+    return f"{amount:,.0f} {currency}" if amount >= 100 else f"{amount:.3g} {currency}"
+
+
+def show_energy(kwh: float) -> str:
+    """Energy for people: ``3.2 MWh``."""
+    for factor, unit in ((1e6, "GWh"), (1e3, "MWh"), (1.0, "kWh")):
+        if kwh >= 0.9995 * factor:
+            return f"{kwh / factor:.3g} {unit}"
+    return f"{kwh * 1000:.3g} Wh"
+
+
+def show_hours(node_hours: float) -> str:
+    """Node-hours for people."""
+    return f"{node_hours:,.0f}" if node_hours >= 100 else f"{node_hours:.3g}"

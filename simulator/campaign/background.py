@@ -1,0 +1,194 @@
+"""What a job's checkpoints do in the background of a campaign: through their levels, to the file system, retired."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any
+
+import simpy
+
+from deeppart.model import MOST_IN_FLIGHT, REDUNDANT_LEVELS, Level
+
+from .filesystem import SharedBandwidth, Transfer
+from .plan import Cadences, SizedJob
+from .result import RunResult
+from .retention import retire
+from .survival import Stored
+
+Events = Generator[Any, Any, None]
+
+
+class Background:
+    """The checkpoints of one run that are under way, and those that are complete somewhere.
+
+    At most two are under way; staging memory is free once the local part is written; levels complete in order, and the
+    newest ``keep`` of each stay.
+
+    Attributes:
+        file_system: shared with other jobs.
+        stored: the checkpoints that are complete on a level, in any order.
+
+    Args:
+        env: of the run.
+        cadences: how many checkpoints each level keeps.
+        result: what is counted here.
+        bytes_per_s: of the file system, all jobs together.
+    """
+
+    def __init__(self, env: simpy.Environment, cadences: Cadences, result: RunResult, bytes_per_s: float) -> None:
+        self.file_system = SharedBandwidth(env, bytes_per_s)
+        self.stored: list[Stored] = []
+        self._env, self._cadences, self._result = env, cadences, result
+        self._processes: list[simpy.Process] = []
+        self._in_flight = 0
+        self._staging_free = True
+        self._change, self._over = env.event(), env.event()
+        self._protect = simpy.Resource(env)
+        self._turns = simpy.Resource(env)
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a checkpoint is under way: training is slower then."""
+        return self._in_flight > 0
+
+    @property
+    def has_room(self) -> bool:
+        """True if the next checkpoint may begin."""
+        return self._staging_free and self._in_flight < MOST_IN_FLIGHT
+
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing is under way, nor rebuilt."""
+        return not self._in_flight and not any(process.is_alive for process in self._processes)
+
+    def change(self) -> simpy.Event:
+        """An event that comes when :attr:`has_room` may have changed."""
+        self._change = self._env.event()
+        return self._change
+
+    def over(self) -> simpy.Event:
+        """An event that comes when no checkpoint is under way any more."""
+        self._over = self._env.event()
+        return self._over
+
+    def begin(self, world: SizedJob, stored: Stored, due: tuple[str, ...]) -> None:
+        """A call has been made: the rest is done here."""
+        self._staging_free = False
+        self._in_flight += 1
+        self._start(self._complete(world, stored, due))
+
+    def heal(self, world: SizedJob, stored: Stored, nodes: Sequence[int]) -> None:
+        """Rebuild what a step that was restored has lost of its levels on nodes, where it is now at home."""
+        self._start(self._heal(world, stored, tuple(nodes)))
+
+    def end(self) -> None:
+        """The processes are gone, and so is what was under way."""
+        for process in self._processes:
+            if process.is_alive:
+                process.interrupt()
+        self._processes, self._in_flight, self._staging_free = [], 0, True
+
+    def add(self, world: SizedJob, completed: Iterable[Stored]) -> None:
+        """Checkpoints that have been complete meanwhile, in the order of their numbers."""
+        for stored in completed:
+            if stored.levels:
+                self.stored.append(stored)
+            for level in stored.levels:
+                self._count(world, level)
+        self.stored = retire(self.stored, self._cadences.keep)
+
+    def forget_after(self, sequence: int) -> None:
+        """What came after a checkpoint is of no use, and the library removes it."""
+        self.stored = [each for each in self.stored if each.sequence <= sequence]
+
+    def _start(self, events: Events) -> None:
+        self._processes = [process for process in self._processes if process.is_alive]
+        self._processes.append(self._env.process(events))
+
+    def _complete(self, world: SizedJob, stored: Stored, due: tuple[str, ...]) -> Events:
+        """One checkpoint through its levels. A failure of the job ends it, with what is complete by then."""
+        env, stages = self._env, world.stages
+        flush = None
+        try:
+            if world.times.lazy:
+                yield env.timeout(stages["capture"])
+            if Level.PERSISTENT in due:
+                flush = env.process(self._flush(world, stored, Level.LOCAL not in due))
+                self._processes.append(flush)
+            if Level.LOCAL in due:
+                yield env.timeout(world.local_s)
+                self._done(world, stored, Level.LOCAL)
+                self._free_staging()
+            redundant = [level for level in REDUNDANT_LEVELS if level in due and stages[level]]
+            if redundant:
+                with self._protect.request() as turn:
+                    yield turn
+                    for level in redundant:
+                        yield env.timeout(stages[level])
+                        self._done(world, stored, level)
+            if flush is not None:
+                yield flush
+            if Level.LOCAL not in due:
+                self._free_staging()
+            self._in_flight -= 1
+            tell(self._change)
+            if not self._in_flight:
+                tell(self._over)
+        except simpy.Interrupt:
+            pass
+
+    def _flush(self, world: SizedJob, stored: Stored, from_memory: bool) -> Events:
+        env = self._env
+        transfer: Transfer | None = None
+        try:
+            with self._turns.request() as turn:
+                yield turn
+                began = env.now
+                if from_memory and world.stages["encode"]:
+                    yield env.timeout(world.stages["encode"])
+                transfer = self.file_system.begin(world.flushed_bytes, world.flush_rate)
+                yield transfer.done
+                transfer = None
+                # Files have to be created, and the copy cannot be done before the file that it follows.
+                least = world.flush_latency_s
+                if not from_memory:
+                    least = max(least, began + world.local_s - env.now)
+                yield env.timeout(least)
+                self._done(world, stored, Level.PERSISTENT)
+        except simpy.Interrupt:
+            if transfer is not None:
+                self.file_system.give_up(transfer)
+
+    def _heal(self, world: SizedJob, stored: Stored, nodes: tuple[int, ...]) -> Events:
+        try:
+            with self._protect.request() as turn:
+                yield turn
+                yield self._env.timeout(world.heal_s)
+            stored.nodes, stored.lost = nodes, set()
+            stored.levels.update(self._cadences.node_levels)
+        except simpy.Interrupt:
+            pass
+
+    def _done(self, world: SizedJob, stored: Stored, level: str) -> None:
+        """A level is complete: count it, and let go what ``keep`` no longer wants."""
+        self._count(world, level)
+        stored.levels.add(level)
+        if stored not in self.stored:
+            self.stored.append(stored)
+        self.stored = retire(self.stored, self._cadences.keep)
+
+    def _count(self, world: SizedJob, level: str) -> None:
+        result = self._result
+        result.checkpoints[level] = result.checkpoints.get(level, 0) + 1
+        result.nbytes[level] = result.nbytes.get(level, 0) + world.level_bytes[level]
+
+    def _free_staging(self) -> None:
+        if not self._staging_free:
+            self._staging_free = True
+            tell(self._change)
+
+
+def tell(event: simpy.Event) -> None:
+    """Let an event happen now, if it has not already."""
+    if not event.triggered:
+        event.succeed()

@@ -1,0 +1,130 @@
+"""Many runs at a time, one per seed, in processes of their own."""
+
+from __future__ import annotations
+
+import copyreg
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from deeppart.errors import DeeppartError
+
+from .failures import Failure
+from .plan import Cadences, Planned
+from .result import RunResult
+from .run import run
+
+#: Shorter campaigns are over before other processes have begun: seconds of one core.
+WORTH_S = 4.0
+#: Runs that are handed to a process ahead of time.
+_AHEAD = 2
+#: How often the progress of runs that are under way is looked at, in seconds.
+_LOOK_S = 0.25
+
+#: What every run of this process is about, and the progress of all runs: see :func:`_begin`.
+_task: tuple[Planned, Cadences, tuple[Failure, ...] | None, Any] | None = None
+
+
+def run_seeds(
+    planned: Planned,
+    cadences: Cadences,
+    seeds: Sequence[int],
+    trace: tuple[Failure, ...] | None = None,
+    progress: Callable[[float], None] = lambda runs: None,
+    *,
+    processes: int = 1,
+) -> list[RunResult]:
+    """One run per seed, in their order: the same results whatever the number of processes.
+
+    Args:
+        planned, cadences, trace: as :func:`deeppart_simulator.campaign.run.run` takes them.
+        progress: told how many runs are simulated, with parts of those under way.
+        processes: at a time; with 1 it is this one.
+
+    Raises:
+        DeeppartError: a process died.
+    """
+    processes = min(processes, len(seeds))
+    if processes <= 1:
+        found = list[RunResult]()
+        for seed in seeds:
+            found.append(run(planned, cadences, seed, trace, partial(_note, progress, len(found))))
+        return found
+    # Processes that begin anew: a copy of this one would have its threads' locks, and not its threads.
+    context = multiprocessing.get_context("spawn")
+    shares = context.Array("d", len(seeds) + 1, lock=False)  # the last one is a flag: it is over
+    pool = ProcessPoolExecutor(processes, context, _begin, (planned, cadences, trace, shares))
+    try:
+        return _collect(pool, seeds, processes, lambda: progress(sum(shares[:-1])))
+    except BrokenProcessPool as error:
+        raise DeeppartError(
+            "a process that simulated died",
+            expected=f"{processes} processes to the end",
+            found=str(error),
+            where="deeppart-sim campaign",
+            todo="if memory was short, take fewer at a time: --jobs",
+        ) from error
+    finally:
+        shares[-1] = 1.0
+        pool.shutdown(cancel_futures=True)
+
+
+def _note(progress: Callable[[float], None], done: int, share: float) -> None:
+    progress(done + share)
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _collect(
+    pool: ProcessPoolExecutor, seeds: Sequence[int], processes: int, look: Callable[[], None]
+) -> list[RunResult]:
+    """The results, in the order of the seeds; few are handed out ahead, so that an interrupt ends it soon."""
+    found: dict[int, RunResult] = {}
+    under_way: dict[Future[RunResult], int] = {}
+    places = iter(range(len(seeds)))
+    while len(found) < len(seeds):
+        for place in places:
+            under_way[pool.submit(_one, place, seeds[place])] = place
+            if len(under_way) == processes * _AHEAD:
+                break
+        done, _ = wait(under_way, _LOOK_S, FIRST_COMPLETED)
+        for future in done:
+            found[under_way.pop(future)] = future.result()
+        look()
+    return [found[place] for place in range(len(seeds))]
+
+
+def _begin(planned: Planned, cadences: Cadences, trace: tuple[Failure, ...] | None, shares: Any) -> None:
+    """What is the same for all runs is sent to a process once."""
+    global _task
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that began this one ends it
+    _task = (planned, cadences, trace, shares)
+
+
+def _one(place: int, seed: int) -> RunResult:
+    assert _task is not None
+    planned, cadences, trace, shares = _task
+
+    def note(share: float) -> None:
+        shares[place] = share
+        if shares[-1]:
+            raise InterruptedError
+
+    return run(planned, cadences, seed, trace, note)
+
+
+def _read_only(items: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    return MappingProxyType(items)
+
+
+# Machines have read-only mappings, whose type has no name to be pickled by.
+copyreg.pickle(MappingProxyType, lambda proxy: (_read_only, (dict(proxy),)))

@@ -1,0 +1,146 @@
+"""``deeppart-sim goodput``: what a second of blocked time costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from deeppart.cli.commands import GOOD
+from deeppart.errors import ConfigError
+from deeppart.model.units import show_seconds, show_share
+
+from ..advise.notes import what_if
+from ..budget.bill import MONTH_DAYS, missing
+from ..budget.goodput import BLOCKED_S, PERIODS_S, Row, rows_of, ways_of
+from ..machine.kinds import MOST_RANKS_PER_NODE
+from ..timing.stages import Job
+from .budget import cells
+from .options import (
+    DEFAULT_MACHINE,
+    DEFAULT_SEED,
+    DEFAULT_STATE,
+    Common,
+    console,
+    make_job,
+    print_json,
+    ranks_option,
+    read_time,
+    table,
+    write_csv,
+)
+from .parameters import FiniteRange
+from .scale import describe_state, heading
+
+_path = click.Path(path_type=Path)
+
+
+@click.command(short_help="Show what a second of blocked time costs.")
+@click.option("--state", default=DEFAULT_STATE, show_default=True, metavar="STATE", help="As for the other commands.")
+@click.option("--from", "source", type=_path, metavar="DIR|FILE.py[:FUNCTION]", help="As for the other commands.")
+@click.option("--machine", default=DEFAULT_MACHINE, show_default=True, metavar="FILE|PRESET", help="With prices.")
+@ranks_option
+@click.option(
+    "--ranks-per-node", type=click.IntRange(1, MOST_RANKS_PER_NODE), help="On each node; the machine's if left out."
+)
+@click.option("--every", metavar="TIME,...", help="Training between two calls.  [default: 1min,10min,1h]")
+@click.option("--blocked", metavar="TIME,...", help="What a call blocks for.  [default: 10ms,100ms,1s,10s,100s]")
+@click.option(
+    "--days", type=FiniteRange(min=0, min_open=True), default=MONTH_DAYS, show_default=True, help="In which it costs."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--csv", "csv_path", type=_path, metavar="FILE", help="Write the table as CSV.")
+def goodput(
+    state: str,
+    source: Path | None,
+    machine: str,
+    ranks: int,
+    ranks_per_node: int | None,
+    every: str | None,
+    blocked: str | None,
+    days: float,
+    as_json: bool,
+    csv_path: Path | None,
+) -> int:
+    """What calls that block for so long take of the goodput, in node-hours, money and energy.
+
+    Beside these stands what this library, whole tensors as DCP deals them out, and torch.save are predicted to block
+    for.
+    """
+    common = Common(as_json, csv_path, None, None, state, source, machine, DEFAULT_SEED)
+    found = common.read_machine()
+    one_node = ranks <= (ranks_per_node or found.ranks_per_node)
+    options = {"ranks_per_node": ranks_per_node, "partner": False if one_node else None}
+    job = make_job(common.read_state(), found, ranks, options)
+    periods = PERIODS_S if every is None else _times(every, "--every")
+    asked = BLOCKED_S if blocked is None else _times(blocked, "--blocked")
+    rows = rows_of(job.machine, job.nodes, periods, asked, ways_of(job), days)
+    if csv_path is not None:
+        write_csv(csv_path, [row_of(row) for row in rows])
+    if as_json:
+        print_json(document(job, rows, days))
+        return GOOD
+    out = console()
+    out.print(heading(job))
+    for note in what_if(job.machine, job.nodes):
+        out.print(note, soft_wrap=True)
+    out.print(_table(job, rows, days))
+    for line in missing(job.machine):
+        out.print(f"- {line}", soft_wrap=True, markup=False)
+    return GOOD
+
+
+def _times(text: str, name: str) -> list[float]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(words):
+        raise ConfigError(
+            f"impossible value for {name}", expected="times, separated by commas, such as 1min,10min", found=repr(text),
+            where=name,
+        )  # fmt: skip
+    return [read_time(word, name) for word in words]
+
+
+def document(job: Job, rows: list[Row], days: float) -> dict[str, Any]:
+    """The table as JSON."""
+    return {
+        "format": "deeppart-sim-goodput",
+        "version": 1,
+        "state": describe_state(job),
+        "machine": job.machine.name,
+        "ranks": job.ranks,
+        "nodes": job.nodes,
+        "days": days,
+        "currency": job.machine.price.currency,
+        "notes": [*what_if(job.machine, job.nodes), *missing(job.machine)],
+        "rows": [row_of(row) for row in rows],
+    }
+
+
+def row_of(row: Row) -> dict[str, Any]:
+    """A row, flat; money and energy are left empty where they are not known."""
+    return {
+        "every_s": row.period_s,
+        "blocked_s": row.blocked_s,
+        "way": row.way,
+        "lost": row.lost,
+        "node_hours": row.cost.node_hours,
+        "money": row.cost.money,
+        "kwh": row.cost.kwh,
+    }
+
+
+def _table(job: Job, rows: list[Row], days: float) -> Table:
+    names = ["every", "a call blocks", "as", "goodput lost", f"node-hours in {days:g} days"]
+    names += ["money"] if rows[0].cost.money is not None else []
+    names += ["energy"] if rows[0].cost.kwh is not None else []
+    found = table(f"what blocked time costs on {job.nodes:,} nodes", names, left=3)
+    before = rows[0].period_s
+    for row in rows:
+        if row.period_s != before:
+            found.add_section()
+        before = row.period_s
+        shown = [show_seconds(row.period_s), show_seconds(row.blocked_s), row.way, show_share(row.lost)]
+        found.add_row(*shown, *cells(row.cost, job.machine.price.currency), style="bold" if row.way else "")
+    return found

@@ -1,0 +1,188 @@
+"""``deeppart-sim restart``: ways to come back after a failure, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from deeppart.cli.commands import GOOD
+from deeppart.model.units import show_seconds, show_share
+
+from ..advise.choose import Choice, describe
+from ..advise.choose import advise as find_advice
+from ..advise.notes import what_if
+from ..advise.restarts import PARTS, REPLAY, RESTORE, WRITING, Comparison, compare
+from ..campaign.failures import CLASSES
+from ..machine.ways import PIECES, WAYS
+from .options import (
+    DEFAULT_MACHINE,
+    DEFAULT_SEED,
+    DEFAULT_STATE,
+    Common,
+    console,
+    free_job_options,
+    make_job,
+    print_json,
+    ranks_option,
+    status_console,
+    table,
+    wanted_of,
+    write_csv,
+)
+from .scale import describe_state, heading
+
+#: Of one failure; writing is not paid by failures.
+_OF_ONE = (*PIECES, RESTORE)
+_SHARES, _SAVED = "of the time", "saved by half"
+
+
+@click.command(short_help="Compare ways to come back after a failure.")
+@click.option("--state", default=DEFAULT_STATE, show_default=True, metavar="STATE", help="As for the other commands.")
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path),
+    metavar="DIR|FILE.py[:FUNCTION]",
+    help="A checkpoint, or a Python file, instead of a known model.",
+)
+@click.option(
+    "--machine", default=DEFAULT_MACHINE, show_default=True, metavar="FILE|PRESET", help="With its [restart]."
+)
+@ranks_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--csv", "csv_path", type=click.Path(path_type=Path), metavar="FILE", help="Write the tables as CSV.")
+@free_job_options
+def restart(
+    state: str,
+    source: Path | None,
+    machine: str,
+    ranks: int,
+    as_json: bool,
+    csv_path: Path | None,
+    **options: Any,
+) -> int:
+    """What each way to come back takes after each class of failures, the share of the time that each piece costs with
+    the levels and the cadence that are advised, and what a piece that takes half as long would save.
+    """
+    common = Common(as_json, csv_path, None, None, state=state, source=source, machine=machine, seed=DEFAULT_SEED)
+    job = make_job(common.read_state(), common.read_machine(), ranks, options)
+    with status_console().status("") as status:
+        chosen = find_advice(job, 0.0, lambda text: status.update(f"judging: {text}"), wanted_of(options)).chosen
+        found = compare(chosen)
+    if csv_path is not None:
+        write_csv(csv_path, [row for each in found for row in rows_of(each)])
+    if as_json:
+        print_json(document(chosen, found))
+        return GOOD
+    out = console()
+    out.print(heading(job))
+    for note in what_if(job.machine, job.nodes):
+        out.print(note, soft_wrap=True)
+    every = " / ".join(show_seconds(chosen.cadence.interval_s(cost.name)) for cost in chosen.costs)
+    out.print(f"as advised: {describe(chosen.job)}, every {every}", soft_wrap=True)
+    mode = job.machine.restart.mode
+    out.print(_after_table(found, mode))
+    title = "share of the time, and what would be saved of it if a piece took half as long"
+    out.print(_shares_table(title, found, mode))
+    for way in WAYS.values():
+        out.print(f"- {way.name}: {way.words}", soft_wrap=True)
+    return GOOD
+
+
+def document(chosen: Choice, found: Sequence[Comparison]) -> dict[str, Any]:
+    """The comparison as JSON."""
+    job = chosen.job
+    return {
+        "format": "deeppart-sim-restart",
+        "version": 1,
+        "state": describe_state(job),
+        "machine": job.machine.name,
+        "restart_mode": job.machine.restart.mode,
+        "ranks": job.ranks,
+        "nodes": job.nodes,
+        "notes": what_if(job.machine, job.nodes),
+        "levels": describe(job),
+        "cadence": {"period_s": chosen.cadence.period_s, "every": dict(chosen.cadence.every)},
+        "ways": [_document(each) for each in found],
+    }
+
+
+def _document(each: Comparison) -> dict[str, Any]:
+    after = {
+        kind: {
+            "failures_per_day": back.failures_per_s * 86400.0,
+            "pieces_s": dict(back.pieces),
+            "total_s": back.total_s,
+            "replay_s": back.replay_s,
+        }
+        for kind, back in each.after.items()
+    }
+    lost = {"lost": each.waste.total, "shares": dict(each.shares), "saved_by_half": dict(each.saved)}
+    return {"way": each.way, "what": WAYS[each.way].words, "after": after} | lost
+
+
+def rows_of(each: Comparison) -> list[dict[str, Any]]:
+    """A way as rows: of each class of failures in seconds, and two of shares of the time."""
+    rows: list[dict[str, Any]] = []
+    for kind, back in each.after.items():
+        seconds = {part: back.pieces.get(part, 0.0) for part in _OF_ONE} | {REPLAY: back.replay_s, WRITING: 0.0}
+        rows.append(
+            {"way": each.way, "row": kind, "unit": "s", "failures_per_day": back.failures_per_s * 86400.0}
+            | seconds
+            | {"back": back.total_s}
+        )
+    for name, values in ((_SHARES, each.shares), (_SAVED, each.saved)):
+        back_again = sum(values[part] for part in _OF_ONE)
+        rows.append(
+            {"way": each.way, "row": name, "unit": "share", "failures_per_day": ""}
+            | {part: values[part] for part in PARTS}
+            | {"back": back_again}
+        )
+    return rows
+
+
+# --- showing ----------------------------------------------------------------------------------------------------------
+
+
+def _after_table(found: Sequence[Comparison], mode: str) -> Table:
+    shown = _not_all_zero(_OF_ONE, (back.pieces for each in found for back in each.after.values()))
+    names = ["way", "failure", "one in", *shown, "back in", "replay"]
+    listing = table("after one failure; replay: work that is done again, on average", names, left=2)
+    for each in found:
+        for kind in (kind for kind in CLASSES if kind in each.after):
+            back = each.after[kind]
+            cells = [show_seconds(back.pieces[piece]) if back.pieces.get(piece) else "" for piece in shown]
+            listing.add_row(
+                each.way, kind, show_seconds(1 / back.failures_per_s), *cells, show_seconds(back.total_s),
+                show_seconds(back.replay_s), style=_style(each, mode),
+            )  # fmt: skip
+        listing.add_section()
+    return listing
+
+
+def _shares_table(title: str, found: Sequence[Comparison], mode: str) -> Table:
+    shown = _not_all_zero(PARTS, (each.shares for each in found))
+    listing = table(title, ["way", "", *shown, "lost"], left=2)
+    for each in found:
+        style = _style(each, mode)
+        shares = [show_share(each.shares[part]) if each.shares[part] else "" for part in shown]
+        saved = [show_share(each.saved[part]) if each.shares[part] else "" for part in shown]
+        listing.add_row(each.way, _SHARES, *shares, show_share(each.waste.total), style=style)
+        listing.add_row("", _SAVED, *saved, "", style=style)
+        listing.add_section()
+    return listing
+
+
+def _not_all_zero(names: Iterable[str], values: Iterable[Mapping[str, float]]) -> list[str]:
+    """Those of some names that are worth a column."""
+    known = list(values)
+    return [name for name in names if any(each.get(name) for each in known)]
+
+
+def _style(each: Comparison, mode: str) -> str:
+    """The machine's own way stands out."""
+    return "bold green" if each.way == mode else ""

@@ -1,0 +1,57 @@
+"""One host whose ranks are taken for nodes: what each of them has of it while all do the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+
+from ..machine.record import Machine
+
+
+def as_nodes(machine: Machine, nodes: int) -> Machine:
+    """The machine that consists of such nodes, one rank on each.
+
+    Args:
+        machine: the host, calibrated for so many ranks.
+        nodes: how many.
+    """
+    crowding = machine.crowding(nodes)
+    memory, local, persistent = machine.memory, machine.local, machine.persistent
+    copy = min(memory.copy, memory.node_copy / nodes)
+    codecs = {
+        dtype: replace(codec, encode=codec.encode / crowding, decode=codec.decode / crowding)
+        for dtype, codec in machine.codecs.items()
+    }
+    return replace(
+        machine,
+        nodes=nodes,
+        ranks_per_node=1,
+        cores=1,
+        encode_threads=max(1, min(machine.encode_threads, machine.cores // nodes)),
+        memory=replace(
+            memory,
+            copy=copy,
+            node_copy=copy,
+            tensor=memory.tensor * crowding,
+            call=memory.call * crowding,
+            leaf=memory.leaf * crowding,
+            compare=memory.compare * crowding,
+            restore=memory.restore * crowding,
+            restored_leaf=memory.restored_leaf * crowding,
+        ),
+        local=replace(
+            local,
+            write=min(local.rank_write, local.write / nodes),
+            read=min(local.rank_read, local.read / nodes),
+            tensor=local.tensor * crowding,
+        ),
+        network=replace(machine.network, parity=machine.network.parity / crowding),
+        persistent=replace(
+            persistent,
+            node_write=min(persistent.rank_write, persistent.node_write / nodes),
+            node_read=min(persistent.rank_read, persistent.node_read / nodes),
+            tensor=persistent.tensor * crowding,
+            leaf=persistent.leaf * crowding,
+        ),
+        codecs=MappingProxyType(codecs),
+    )

@@ -1,0 +1,268 @@
+"""Charts: panels that are drawn on their own for a page, where they stack, and side by side into a picture file.
+
+A panel is as wide as a phone's screen, so that its text stays as large as it was made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from deeppart.model.units import show_seconds
+
+from .palette import as_variables, light
+from .ticks import linear_ticks, log_ticks, log_time_ticks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+Which = Literal["x", "y"]
+#: Of a panel, and of its text, in pixels.
+WIDTH, TEXT, SMALL = 340, 12.0, 11.5
+_INCH = 72.0
+#: Of a row: how much of it its bar takes, below its label, and how many letters there is room for.
+_BAR, _MOST_LETTERS = 0.36, 50
+#: Of a legend, in pixels, about: a mark with what is around it, and a letter.
+_MARK_WIDTH, _LETTER_WIDTH = 55.0, 6.8
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A line of the legend.
+
+    Attributes:
+        label: what the mark stands for.
+        colour: its name in the palette.
+        shape: "block", "line", "dotted", "dashed", "point", "square", "triangle", "hollow" or "ring".
+    """
+
+    label: str
+    colour: str
+    shape: str = "block"
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One drawing.
+
+    Attributes:
+        title: what it shows.
+        draw: draws it.
+        height: in pixels.
+    """
+
+    title: str
+    draw: Callable[[Axes], None]
+    height: int = 280
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Drawings that belong together.
+
+    Attributes:
+        name: of the chart, which its identifiers in a page begin with.
+        panels: its drawings.
+        key: what their marks stand for.
+        heading: for a picture that stands alone.
+    """
+
+    name: str
+    panels: tuple[Panel, ...]
+    key: tuple[Mark, ...] = ()
+    heading: str = ""
+
+    def svgs(self) -> list[str]:
+        """Each panel as an element of a page, without a background; the same chart gives the same bytes."""
+        import matplotlib
+
+        found = []
+        for number, panel in enumerate(self.panels):
+            figure = _figure((panel,), 1.0)
+            text, name = StringIO(), f"{self.name}-{number}"
+            with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+                figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+            whole = text.getvalue()
+            found.append(_embedded(whole[whole.index("<svg") :], name, panel.title))
+        return found
+
+    def save(self, path: Path) -> None:
+        """Write all panels to one picture file, on white."""
+        columns = _columns(self.key, 1.15 * WIDTH * len(self.panels))
+        above = 1.8 * TEXT * (bool(self.heading) - (-len(self.key) // columns))
+        figure = _figure(self.panels, 1.15, above, titles=True)
+        if self.heading:
+            figure.suptitle(self.heading, color=light("ink"), fontsize=TEXT + 1)
+        if self.key:
+            figure.legend(
+                handles=[_handle(mark) for mark in self.key], loc="outside lower center",
+                ncols=columns, frameon=False, fontsize=SMALL,
+                labelcolor=light("ink"),
+            )  # fmt: skip
+        figure.savefig(path, dpi=140, facecolor="white")
+
+
+# --- axes -------------------------------------------------------------------------------------------------------------
+
+
+def log_axis(
+    axes: Axes, which: Which, values: Iterable[float], show: Callable[[float], str], most: int = 6, margin: float = 0.05
+) -> None:
+    """A logarithmic axis for values above 0, with round marks."""
+    low, high = _around(values, margin)
+    _log(axes, which, (low, high), log_ticks(low, high, most), show)
+
+
+def log_time_axis(axes: Axes, which: Which, values_s: Iterable[float], most: int = 6) -> None:
+    """The same for times."""
+    low, high = _around(values_s)
+    _log(axes, which, (low, high), log_time_ticks(low, high, most), show_time)
+
+
+def linear_axis(axes: Axes, which: Which, high: float, show: Callable[[float], str], most: int = 5) -> None:
+    """An axis from 0 on, with round marks."""
+    axes.set(**{f"{which}lim": (0, high or 1.0)})
+    _mark(axes, which, linear_ticks(0, high or 1.0, most), show)
+
+
+def show_time(seconds: float) -> str:
+    """A round time on an axis."""
+    return f"{seconds / 60:.6g} min" if 60 <= seconds < 100 else show_seconds(seconds)
+
+
+def show_count(value: float) -> str:
+    """A count on an axis."""
+    return f"{value:,.6g}" if value < 1e6 else f"{value / 1e6:,.6g} M"
+
+
+def show_times(value: float) -> str:
+    """A factor on an axis."""
+    return f"{show_count(value)}x"
+
+
+def show_part(share: float) -> str:
+    """A share on an axis."""
+    return f"{100 * share:.6g} %"
+
+
+def rows(axes: Axes, labels: Sequence[str], marked: int | None = None) -> None:
+    """Rows from top to bottom, each with its label above: there is room for long ones at any width."""
+    axes.set_ylim(len(labels) - 0.6, -0.75)
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    if marked is not None:
+        axes.axhspan(marked - 0.72, marked + 0.28, color=light("line"), lw=0, zorder=0)
+    for place, label in enumerate(labels):
+        text = label if len(label) <= _MOST_LETTERS else f"{label[: _MOST_LETTERS - 3]}..."
+        axes.text(
+            0.0, place - 0.24, text, transform=axes.get_yaxis_transform(), va="bottom", ha="left", fontsize=SMALL,
+            color=light("ink"), clip_on=False, in_layout=False,
+        )  # fmt: skip
+
+
+def rows_height(count: int) -> int:
+    """Pixels of a panel with so many rows."""
+    return 38 * count + 60
+
+
+def bars(axes: Axes, widths: Sequence[float], colour: str, left: Sequence[float] | None = None) -> None:
+    """A bar in each row."""
+    axes.barh(range(len(widths)), widths, height=_BAR, left=left, color=light(colour))
+
+
+# --- drawing ----------------------------------------------------------------------------------------------------------
+
+
+def _around(values: Iterable[float], share: float = 0.05) -> tuple[float, float]:
+    """A little more than from the least to the most."""
+    found = [value for value in values if value > 0] or [1.0]
+    low, high = min(found), max(found)
+    margin = max(1.15, (high / low) ** share)
+    return low / margin, high * margin
+
+
+def _log(
+    axes: Axes, which: Which, limits: tuple[float, float], ticks: Sequence[float], show: Callable[[float], str]
+) -> None:
+    axes.set(**{f"{which}scale": "log", f"{which}lim": limits})
+    _mark(axes, which, ticks, show)
+
+
+def _mark(axes: Axes, which: Which, ticks: Sequence[float], show: Callable[[float], str]) -> None:
+    axis: Axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_minor_locator(_nowhere())
+    axis.set_ticks(ticks, labels=[show(tick) for tick in ticks])
+
+
+def _nowhere() -> Any:
+    from matplotlib.ticker import NullLocator
+
+    return NullLocator()
+
+
+def _figure(panels: Sequence[Panel], larger: float, above: float = 0.0, *, titles: bool = False) -> Figure:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure as NewFigure
+
+    height = max((panel.height for panel in panels), default=280)
+    with rc_context({"font.size": TEXT}):
+        figure = NewFigure(
+            figsize=(larger * WIDTH * max(1, len(panels)) / _INCH, (larger * height + above) / _INCH),
+            layout="constrained",
+        )
+        axes: list[Axes] = list(figure.subplots(1, max(1, len(panels)), squeeze=False)[0])
+    for panel, axis in zip(panels, axes, strict=False):
+        _clean(axis)
+        panel.draw(axis)
+        if titles:
+            axis.set_title(panel.title, fontsize=TEXT, color=light("ink"))
+    return figure
+
+
+def _clean(axis: Axes) -> None:
+    axis.grid(True, which="major", color=light("line"), lw=0.8)
+    axis.set_axisbelow(True)
+    axis.tick_params(colors=light("soft"), which="both", labelsize=SMALL, length=3)
+    axis.xaxis.label.set_color(light("soft"))
+    axis.yaxis.label.set_color(light("soft"))
+    for side, spine in axis.spines.items():
+        spine.set_color(light("soft"))
+        spine.set_visible(side in ("left", "bottom"))
+
+
+def _embedded(drawing: str, name: str, title: str) -> str:
+    """A drawing whose identifiers are its own, and whose colours are the page's."""
+    drawing = re.sub(r'\bid="', f'id="{name}-', drawing)
+    drawing = re.sub(r"font-family: [^;]*;", "", drawing.replace("xlink:href", "href"))
+    drawing = re.sub(r'(url\(|href=")#', rf"\1#{name}-", drawing)
+    drawing = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", drawing, flags=re.DOTALL)
+    drawing = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" role="img">', drawing, count=1)
+    return as_variables(drawing).replace('role="img">', f'role="img" aria-label="{title}">', 1)
+
+
+def _columns(key: Sequence[Mark], width: float) -> int:
+    """In how many columns the lines of a legend fit."""
+    widest = _MARK_WIDTH + _LETTER_WIDTH * max((len(mark.label) for mark in key), default=0)
+    return max(1, min(len(key), int(width / widest)))
+
+
+def _handle(mark: Mark) -> Any:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    colour = light(mark.colour)
+    if mark.shape == "block":
+        return Patch(color=colour, label=mark.label)
+    styles: dict[str, Literal["-", ":", "--"]] = {"line": "-", "dotted": ":", "dashed": "--"}
+    markers = {"point": "o", "square": "s", "triangle": "^", "hollow": "o", "ring": "o"}
+    face = "none" if mark.shape in ("hollow", "ring") else colour
+    return Line2D(
+        [], [], color=colour, linestyle=styles.get(mark.shape, ""), marker=markers.get(mark.shape, ""),
+        markerfacecolor=face, markersize=9 if mark.shape == "ring" else 6, label=mark.label,
+    )  # fmt: skip

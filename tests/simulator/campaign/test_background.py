@@ -1,0 +1,78 @@
+"""What checkpoints do in the background: room for the next one, levels in order, and what a failure ends."""
+
+from __future__ import annotations
+
+import simpy
+from deeppart_simulator.campaign.background import Background
+from deeppart_simulator.campaign.plan import SizedJob
+from deeppart_simulator.campaign.result import RunResult
+from deeppart_simulator.campaign.survival import Stored
+
+from tests.simulator.campaign.jobs import busy
+
+
+def _begun(due: tuple[str, ...] = ("local", "partner", "persistent")) -> tuple[simpy.Environment, Background, SizedJob]:
+    job, cadences = busy()
+    env = simpy.Environment()
+    background = Background(env, cadences, RunResult(1, cadences.wall_s), job.job.machine.persistent.write)
+    background.begin(job.on(8), Stored(0, 0.0, tuple(range(8))), due)
+    return env, background, job.on(8)
+
+
+def test_levels_are_complete_when_the_model_says() -> None:
+    env, background, world = _begun()
+    complete = world.times.complete()
+    expected = {level: complete[level] - world.blocked_s for level in complete}
+    for level in ("local", "partner"):
+        env.run(until=expected[level] - 1e-6)
+        assert not background.stored or level not in background.stored[0].levels
+        env.run(until=expected[level] + 1e-6)
+        assert level in background.stored[0].levels
+    env.run()
+    assert background.stored[0].levels == {"local", "partner", "persistent"} and background.is_idle
+
+
+def test_the_next_one_waits_for_memory_and_for_one_of_two() -> None:
+    env, background, world = _begun()
+    assert background.is_busy and not background.has_room, "its memory is not free yet"
+    env.run(until=background.change())
+    assert env.now == world.local_s and background.has_room
+    background.begin(world, Stored(1, 1.0, tuple(range(8))), ("local",))
+    assert not background.has_room, "its memory is not free"
+    env.run(until=2.1 * world.local_s)
+    assert background.has_room and background.is_busy, "one of two is still flushed"
+    assert {each.sequence: each.levels for each in background.stored} == {0: {"partner"}, 1: {"local"}}, "one is kept"
+    env.run(until=background.over())
+    assert background.is_idle and env.now > 10 * world.local_s
+
+
+def test_a_failure_ends_what_is_under_way() -> None:
+    env, background, world = _begun()
+    env.run(until=world.local_s + 1e-6)
+    background.end()
+    assert background.has_room and background.is_idle
+    env.run()
+    assert background.stored[0].levels == {"local"}, "neither copied nor flushed afterwards"
+
+
+def test_a_step_that_was_restored_is_at_home_on_its_new_nodes() -> None:
+    env, background, world = _begun(("local", "partner"))
+    env.run()
+    stored = background.stored[0]
+    stored.lost = {3}
+    background.heal(world, stored, [0, 1, 2, 8, 4, 5, 6, 7])
+    assert not background.is_idle and not background.is_busy
+    env.run()
+    assert stored.nodes == (0, 1, 2, 8, 4, 5, 6, 7) and not stored.lost and "partner" in stored.levels
+
+
+def test_what_was_complete_meanwhile_is_counted_and_retired() -> None:
+    job, cadences = busy()
+    result = RunResult(1, cadences.wall_s)
+    background = Background(simpy.Environment(), cadences, result, 1e9)
+    background.add(job.on(8), [Stored(n, float(n), (0,), {"local"} if n % 2 else set()) for n in range(20)])
+    assert result.checkpoints == {"local": 10} and result.nbytes["local"] == 10 * job.on(8).level_bytes["local"]
+    kept = [each.sequence for each in background.stored]
+    assert kept == list(range(1, 20, 2))[-cadences.keep["local"] :]
+    background.forget_after(kept[0])
+    assert [each.sequence for each in background.stored] == kept[:1]

@@ -1,0 +1,46 @@
+"""``deeppart-sim goodput``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.simulator.commands import rows_of, sim, sim_json
+
+SOME = ("goodput", "--state", "mlperf-8b", "--machine", "p4d", "--ranks", "64")
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A second after every nine minutes 59 is a 600th: of 8 nodes, 9.6 node-hours in 30 days, at 32.77 USD."""
+    file = tmp_path / "table.csv"
+    document = sim_json(capsys, *SOME, "--every", "599s", "--blocked", "1s", "--csv", str(file))
+    assert (document["format"], document["version"], document["nodes"]) == ("deeppart-sim-goodput", 1, 8)
+    asked = next(row for row in document["rows"] if not row["way"])
+    assert asked["lost"] == pytest.approx(1 / 600) and asked["node_hours"] == pytest.approx(9.6)
+    assert asked["money"] == pytest.approx(9.6 * 32.77) and asked["kwh"] is None and document["currency"] == "USD"
+    assert {row["way"] for row in document["rows"]} >= {"deeppart", "torch.save on rank 0"}
+    assert [float(row["lost"]) for row in rows_of(file)] == [row["lost"] for row in document["rows"]]
+    code, out, _ = sim(capsys, *SOME, "--every", "599s", "--blocked", "1s")
+    assert code == 0 and "315 USD" in out and "no energy: [power] busy" in out and "in 30 days" in out
+
+
+def test_the_usual_rows_and_a_machine_that_is_too_small(capsys: pytest.CaptureFixture[str]) -> None:
+    document = sim_json(capsys, "goodput", "--state", "mlperf-8b", "--machine", "p4d", "--ranks", "1024", "--days", "1")
+    assert {row["every_s"] for row in document["rows"]} == {60, 600, 3600} and len(document["rows"]) == 3 * 9
+    assert "a what-if" in document["notes"][0]
+    lost = [row["lost"] for row in document["rows"] if row["every_s"] == 60]
+    assert lost == sorted(lost) and 0 < lost[0] < lost[-1] < 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--every", "1min,"), ("--every", "0s"), ("--blocked", "never"), ("--blocked", "-1s"), ("--days", "0")],
+)
+def test_impossible_times_are_refused(capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
+    code, out, err = sim(capsys, *SOME, f"{option}={value}")
+    assert code == 2 and out == "" and option in err
+
+
+def test_one_node_has_no_copies_to_make(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sim_json(capsys, "goodput", "--state", "gpt2", "--ranks", "4")["nodes"] == 1
