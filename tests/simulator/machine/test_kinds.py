@@ -32,4 +32,4 @@ def test_a_field_without_a_default_must_be_there() -> None:
     assert [each.metadata["kind"] for each in fields(Some)] == [SHARE, SHARE]
     assert Some(0.1).second == 0.5
     with pytest.raises(TypeError):
-        Some()  # type: ignore[call-arg]
+        Some()
