@@ -6,6 +6,7 @@ decides. What makes a cadence good is :mod:`deeppart.plan.interval`'s to say.
 
 from deeppart.cadence.auto import AutoCadence, CadenceReport
 from deeppart.cadence.failures import Run, failure_rates
-from deeppart.cadence.history import HISTORY_NAME, History
+from deeppart.cadence.history import History
+from deeppart.model.run_records import HISTORY_NAME
 
 __all__ = ["HISTORY_NAME", "AutoCadence", "CadenceReport", "History", "Run", "failure_rates"]

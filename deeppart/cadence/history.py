@@ -14,18 +14,13 @@ from typing import Any
 from deeppart import access
 from deeppart.cadence.failures import Run
 from deeppart.errors import StorageError
-from deeppart.model import LEVELS
-from deeppart.part import is_hex32
-from deeppart.part.format import MAX_WORLD_SIZE, short
+from deeppart.model.run_records import FORMAT, HISTORY_NAME, LATER, MOST_RUNS, VERSION, run_records
 from deeppart.part.json_text import parse_json
 from deeppart.storage.small_files import UNUSABLE, read_file, write_file
 from deeppart.storage.steps import MANIFEST_NAME, list_steps
 from deeppart.storage.timestamps import now, seconds_of, timestamp
 
-HISTORY_NAME = "deeppart-runs.json"
-_FORMAT, _VERSION = "deeppart-runs", 1
-#: Older runs are forgotten.
-_MOST_RUNS = 500
+_MOST_RUNS = MOST_RUNS
 _MOST_BYTES = 1 << 20
 
 
@@ -49,7 +44,7 @@ class History:
         if records and not records[-1]["ended"]:
             records[-1]["seen"] = records[-1]["seen"] or self._last_commit(records[-1]["began"])
         self.runs = _runs(records)
-        self._own: dict[str, Any] = {"session": session, "began": now(), "nodes": nodes} | dict.fromkeys(_LATER)
+        self._own: dict[str, Any] = {"session": session, "began": now(), "nodes": nodes} | dict.fromkeys(LATER)
         self._earlier = records
         self._write(records)
 
@@ -72,11 +67,7 @@ class History:
         path = self._root / HISTORY_NAME
         try:
             document = parse_json(read_file(path, _MOST_BYTES))
-            if (document["format"], document["version"]) != (_FORMAT, _VERSION):
-                raise ValueError(f"format {short(document['format'])}, version {short(document['version'])}")
-            if type(document["runs"]) is not list or len(document["runs"]) > _MOST_RUNS:
-                raise ValueError(f"runs are {short(document['runs'])}")
-            return [_checked(record) for record in document["runs"]]
+            return [_checked(record) for record in run_records(document)]
         except FileNotFoundError:
             return []
         except UNUSABLE as error:
@@ -89,7 +80,7 @@ class History:
         runs = [*records, self._own] if not places else records
         for number in places:
             runs[number] = self._own
-        document = {"format": _FORMAT, "version": _VERSION, "runs": runs[-_MOST_RUNS:]}
+        document = {"format": FORMAT, "version": VERSION, "runs": runs[-_MOST_RUNS:]}
         try:
             write_file(self._root / HISTORY_NAME, json.dumps(document, indent=1).encode() + b"\n")
         except StorageError as error:
@@ -112,26 +103,16 @@ class History:
         return timestamp(newest) if newest > seconds_of(since) else None
 
 
-#: Fields that are filled in later: when it was last seen before it failed, when it ended well, from where it began.
-_LATER = ("seen", "ended", "restored")
-
-
 def _checked(record: dict[str, Any]) -> dict[str, Any]:
-    """A record as it was written.
+    """A record whose times are on the calendar.
 
     Raises:
-        ValueError, KeyError, TypeError: it was not written by this module.
+        ValueError, TypeError: one is not.
     """
-    found = {name: record[name] for name in ("session", "began", "nodes", *_LATER)}
     for name in ("began", "seen", "ended"):
-        if found[name] is not None or name == "began":
-            seconds_of(found[name])
-    nodes = found["nodes"]
-    if found["restored"] not in (None, *LEVELS) or type(nodes) is not int or not 1 <= nodes <= MAX_WORLD_SIZE:
-        raise ValueError(f"restored {short(found['restored'])}, nodes {short(nodes)}")
-    if not is_hex32(found["session"]):
-        raise ValueError(f"session {short(found['session'])}")
-    return found
+        if record[name] is not None:
+            seconds_of(record[name])
+    return record
 
 
 def _runs(records: list[dict[str, Any]], after: dict[str, Any] | None = None) -> tuple[Run, ...]:

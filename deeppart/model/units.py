@@ -104,9 +104,15 @@ def show_seconds(seconds: float) -> str:
     return f"{_three(days)} d" if days < 2 * 365.25 else f"{_three(days / 365.25)} years"
 
 
+#: Smaller shares are not told apart.
+_LEAST_PERCENT = 0.001
+
+
 def show_share(share: float) -> str:
-    """A share for people: ``12.3 %``."""
+    """A share for people: ``12.3 %``; what is hardly there is not written with an exponent."""
     percent = 100 * share
+    if 0 < percent < _LEAST_PERCENT:
+        return f"below {_LEAST_PERCENT:g} %"
     return f"{percent:.1f} %" if percent >= 9.95 else f"{percent:.2g} %"
 
 

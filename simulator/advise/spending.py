@@ -5,7 +5,7 @@ from __future__ import annotations
 from deeppart.plan.completion import cost_per_call_s
 
 from ..budget.bill import MONTH_DAYS, USEFUL, Bill, bill
-from ..machine.record import DAY_S
+from ..machine.kinds import DAY_S
 from .choose import Choice
 
 _BLOCKED, _SLOWED, _REDONE, _BACK = "blocked by checkpoints", "slowed by the background", "training lost", "coming back"

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..machine.record import DAY_S, Machine
+from ..machine.kinds import DAY_S
+from ..machine.record import Machine
 from ..timing.stages import TORCH_SAVE, Job, Protection, Times, times_of
 from .bill import HOUR_S, Item, item
 

@@ -6,7 +6,7 @@ from deeppart.model import Level
 
 from ..campaign.outcomes import Summary
 from ..campaign.plan import Cadences, Planned
-from ..machine.record import DAY_S
+from ..machine.kinds import DAY_S
 from .bill import USEFUL, Bill, bill
 from .space import Space, space_of
 
@@ -21,6 +21,8 @@ LABELS = {
     "short of nodes": "waiting for nodes",
     "restoring": "restoring",
 }
+#: What a job does that was told that its turn will end.
+LEAVING = "saving before the end of a turn"
 _BUSY = ("lost", "slowed")
 #: What an elastic job's nodes do that are not there: it trains more slowly while they are repaired.
 FEWER = "training on fewer nodes"
@@ -28,12 +30,15 @@ _ROUNDING = 1e-9
 
 
 def bill_of_run(planned: Planned, cadences: Cadences, summary: Summary) -> Bill:
-    """The mean bill of a campaign's runs."""
+    """The mean bill of a campaign's runs; while the job is in a queue it holds no nodes."""
     shares = {label: summary.shares[name].mean for name, label in LABELS.items()}
-    fewer = 1 - sum(shares.values())
+    leaving, held = summary.shares["leaving"].mean, 1 - summary.shares["queued"].mean
+    shares |= {LEAVING: leaving} if leaving else {}
+    fewer = held - sum(shares.values())
     shares |= {FEWER: fewer} if fewer > _ROUNDING else {}
     machine, busy = planned.job.machine, [LABELS[name] for name in _BUSY]
-    return bill(machine, planned.nodes, cadences.wall_s, shares, busy, cadences.spares)
+    shares = {label: share / held for label, share in shares.items()} if held > 0 else dict.fromkeys(shares, 0.0)
+    return bill(machine, planned.nodes, cadences.wall_s * held, shares, busy, cadences.spares)
 
 
 def space_of_run(planned: Planned, cadences: Cadences) -> Space:

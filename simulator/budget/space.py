@@ -16,7 +16,8 @@ from deeppart.model.units import show_bytes, show_share
 from deeppart.plan.interval import MOST_EVERY
 
 from ..campaign.plan import SizedJob
-from ..machine.record import DAY_S, Machine
+from ..machine.kinds import DAY_S
+from ..machine.record import Machine
 from ..timing.bandwidth_sharing import by_node
 
 #: Of a level that keeps all steps, so many are counted.

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from deeppart.model import REDUNDANT_LEVELS, Level
 
-from .plan import SizedJob
+from .plan import Cadences, SizedJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,17 @@ class Pace:
     def hides(self, busy_s: float) -> bool:
         """True if the background is over before the next call."""
         return busy_s < self.trains_s(busy_s)
+
+
+def calm_row(world: SizedJob, cadences: Cadences, sequence: int, pace: Pace, most: int) -> list[Call]:
+    """The calls from a number on that go to the nodes alone, each of them done before the next one; at most so many."""
+    found = list[Call]()
+    while len(found) < most:
+        call = calm_call(world, cadences.due(sequence + len(found)))
+        if call is None or not pace.hides(call.busy_s):
+            break
+        found.append(call)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

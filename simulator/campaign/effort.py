@@ -39,6 +39,7 @@ def effort_s(planned: Planned, cadences: Cadences, failures: int | None = None) 
         restarts_s = sum(rates[kind] * cadences.wall_s * _failure_s(nodes, lost[kind]) for kind in CLASSES)
     else:
         restarts_s = failures * _failure_s(nodes, lost["node"])
+    restarts_s += cadences.scheduling.ends_per_s() * cadences.wall_s * _failure_s(nodes, lost["system"])
     return calls * (alone * (_CALL_S + levels * _LEVEL_S) + (1 - alone) * _IN_ROW_S) + restarts_s
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
 from .result import BUCKETS, RunResult
@@ -41,6 +41,8 @@ class Summary:
         checkpoints: level -> how many.
         nbytes: level -> bytes.
         grown: how often an elastic job was stopped to take nodes in that were back.
+        ends: "preemption", "time limit" -> how often the scheduler ended the job.
+        in_time: how often it had saved everything by then.
     """
 
     seeds: int
@@ -51,6 +53,8 @@ class Summary:
     checkpoints: dict[str, Estimate]
     nbytes: dict[str, Estimate]
     grown: Estimate
+    ends: dict[str, Estimate] = field(default_factory=dict)
+    in_time: Estimate = field(default_factory=lambda: Estimate(0.0, 0.0, 0.0, 0.0, 0.0))
 
 
 def summarize(runs: Sequence[RunResult]) -> Summary:
@@ -77,6 +81,8 @@ def summarize(runs: Sequence[RunResult]) -> Summary:
         checkpoints=counts(lambda run: run.checkpoints),
         nbytes=counts(lambda run: run.nbytes),
         grown=estimate([float(run.grown) for run in runs]),
+        ends=counts(lambda run: run.ends),
+        in_time=estimate([float(run.in_time) for run in runs]),
     )
 
 

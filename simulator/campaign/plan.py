@@ -18,6 +18,7 @@ from ..timing.restores import restore_s
 from ..timing.stages import Job, Times, metadata_s, times_of
 from ..workload.sharing import Shares
 from .failures import Size, rates_per_s
+from .scheduling import Scheduling
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Cadences:
         wall_s: length of the run.
         spares: spare nodes.
         elastic: true if training continues with fewer nodes while none is ready; otherwise it waits for a repair.
+        scheduling: what the scheduler does to the job.
     """
 
     period_s: float
@@ -39,6 +41,7 @@ class Cadences:
     keep: Mapping[str, int] = field(default_factory=lambda: dict(DEFAULT_KEEP))
     spares: int = 0
     elastic: bool = False
+    scheduling: Scheduling = field(default_factory=Scheduling)
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.period_s) and self.period_s > 0):

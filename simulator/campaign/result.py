@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 #: Where the time of the job goes.
-BUCKETS = ("training", "blocked", "waiting", "down", "short of nodes", "restoring")
+BUCKETS = ("training", "blocked", "waiting", "down", "short of nodes", "restoring", "leaving", "queued")
 
 
 @dataclass(slots=True)
@@ -25,6 +25,8 @@ class RunResult:
         nbytes: level -> bytes written there.
         least_nodes: fewest nodes the job ran on.
         grown: how often it was stopped to go on with more nodes.
+        ends: what the scheduler ended it for, "preemption" or "time limit" -> how often.
+        in_time: how often it had saved everything by then.
     """
 
     seed: int
@@ -39,6 +41,8 @@ class RunResult:
     nbytes: dict[str, int] = field(default_factory=dict)
     least_nodes: int = 0
     grown: int = 0
+    ends: dict[str, int] = field(default_factory=dict)
+    in_time: int = 0
 
     @property
     def efficiency(self) -> float:

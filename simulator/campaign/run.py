@@ -18,14 +18,16 @@ import simpy
 from deeppart.model import LEVELS
 
 from .background import Background, tell
-from .calm import Call, Calm, Pace, Passed, calm_call
+from .calm import Call, Calm, Pace, Passed, calm_row
 from .comeback import pieces_s, stopped_s
 from .costs import NOTHING
 from .failures import Failure, Size, drawn, rates_per_s
 from .filesystem import bursts
 from .plan import Cadences, Planned
 from .result import RunResult
+from .scheduling import ENDS, PREEMPTION
 from .survival import Stored, recover
+from .turn import Turn
 
 #: Mean length of a burst of other jobs on the file system.
 _BURST_S = 300.0
@@ -76,6 +78,7 @@ class _Run:
         self._result.least_nodes = nodes
         self._doing, self._since, self._rate = "training", 0.0, 0.0
         self._calm: Calm | None = None
+        self._wake = self.env.event()  # training looks up when it comes
         self._progress = 0.0
         self._sequence = 0
         self._hit: set[str] = set()  # classes of the failures since training last ran
@@ -90,6 +93,9 @@ class _Run:
         self.env.process(self._fail(failures))
         shared = self._background.file_system
         self.env.process(bursts(self.env, shared, persistent.write, persistent.others, _BURST_S, random.spawn(1)[0]))
+        everyone = tuple(range(nodes))
+        self._turn = Turn(self.env, cadences.scheduling, random.spawn(1)[0], everyone, self._wake_up, self._end)
+        self._turn.begin()
 
     def result(self) -> RunResult:
         """The figures of the run until now; to be called once, at the end."""
@@ -116,6 +122,10 @@ class _Run:
                 trained_s = 0.0
                 while True:
                     yield from self._train(self._cadences.period_s - trained_s)
+                    if self._turn.told is not None:
+                        yield from self._leave(self._turn.told)
+                        trained_s = 0.0
+                        continue
                     trained_s = yield from self._call()
                     if self._worth_growing():
                         yield from self._grow()
@@ -136,7 +146,7 @@ class _Run:
     def _train(self, amount_s: float) -> Events:
         """Train for so much work: seconds of the whole job at full speed."""
         goal = self._progress + amount_s
-        while goal - self._progress > 1e-9 * amount_s:
+        while goal - self._progress > 1e-9 * amount_s and self._turn.told is None:
             full = self._world.speed
             self._rate = full * (1 - self._planned.job.machine.interference) if self._background.is_busy else full
             began = self.env.now
@@ -148,8 +158,11 @@ class _Run:
                 self._rate = 0.0
 
     def _change_within(self, seconds: float) -> simpy.Event:
-        """An event: nothing is under way in the background any more, or so many seconds have passed."""
+        """An event: nothing is under way in the background any more, the scheduler tells, or so many seconds have
+        passed.
+        """
         changed: simpy.Event = self._background.over()
+        self._wake = changed
         # simpy's `timeout | event` does the same with a dictionary for each, and takes three times as long.
         timer = self.env.timeout(seconds)
         assert timer.callbacks is not None
@@ -162,8 +175,8 @@ class _Run:
         if self._rate:
             self._result.slowed_s += elapsed_s * (self._world.speed - self._rate)
 
-    def _checkpoint(self) -> Events:
-        due = self._cadences.due(self._sequence)
+    def _checkpoint(self, force: bool = False) -> Events:
+        due = self._cadences.due(0 if force else self._sequence)
         while due and not self._background.has_room:
             yield from self._spend("waiting", self._background.change())
         if due:
@@ -193,15 +206,10 @@ class _Run:
     def _calm_calls(self, pace: Pace) -> list[Call]:
         """The next calls that go to the nodes alone, each of them done before the next one."""
         may_grow = self._cadences.elastic and len(self._nodes) < self._planned.nodes
-        if may_grow or not self._background.is_idle:
+        may_be_told = self._cadences.scheduling.notice_s > 0  # within a row nobody listens
+        if may_grow or may_be_told or not self._background.is_idle:
             return []
-        found = list[Call]()
-        while len(found) < _MOST_CALM:
-            call = calm_call(self._world, self._cadences.due(self._sequence + len(found)))
-            if call is None or not pace.hides(call.busy_s):
-                break
-            found.append(call)
-        return found
+        return calm_row(self._world, self._cadences, self._sequence, pace, _MOST_CALM)
 
     def _pass(self, passed: Passed) -> None:
         """Account a row of calls."""
@@ -222,22 +230,59 @@ class _Run:
         self._sequence += passed.calls
         self._progress += passed.work_s
 
+    # --- the scheduler ------------------------------------------------------------------------------------------------
+
+    def _wake_up(self) -> None:
+        tell(self._wake)
+
+    def _end(self, end: Failure) -> None:
+        self._job.interrupt(end)
+
+    def _leave(self, kind: str) -> Events:
+        """Told that it will end, the job saves everything, leaves, and waits for its next turn."""
+        yield from self._checkpoint(force=True)
+        while self._background.is_busy:
+            yield from self._spend("leaving", self._background.over())
+        ends = self._result.ends
+        ends[kind] = ends.get(kind, 0) + 1
+        self._result.in_time += 1
+        self._forget_nodes()
+        yield from self._restart()
+
+    def _forget_nodes(self) -> None:
+        """The turn is over; what the job has on nodes is gone with them."""
+        self._turn.over()
+        self._background.end()
+        for stored in self._background.stored:
+            stored.lost.update(stored.nodes)
+
+    def _queue(self) -> Events:
+        yield from self._spend("queued", self.env.timeout(self._turn.wait_s()))
+        self._turn.begin()
+
     # --- failures -----------------------------------------------------------------------------------------------------
 
     def _fail(self, failures: Iterator[Failure]) -> Events:
         for failure in failures:
             if failure.at_s > self._cadences.wall_s:
                 return
-            yield self.env.timeout(max(0.0, failure.at_s - self.env.now))
-            if any(place < len(self._nodes) for place in failure.nodes):
+            preempted = failure.kind == PREEMPTION
+            notice_s = self._cadences.scheduling.notice_s if preempted else 0.0
+            yield self.env.timeout(max(0.0, failure.at_s - notice_s - self.env.now))
+            if preempted:
+                self._turn.preempt()
+            elif self._turn.running and any(place < len(self._nodes) for place in failure.nodes):
                 self._job.interrupt(failure)
 
     def _strike(self, failure: Failure) -> None:
         """Processes are gone, and so is what was under way; of lost nodes, everything on their storage."""
-        self._hit.add(failure.kind)
-        failures = self._result.failures
+        failures = self._result.ends if failure.kind in ENDS else self._result.failures
         failures[failure.kind] = failures.get(failure.kind, 0) + 1
         self._background.end()
+        if failure.kind in ENDS:
+            self._forget_nodes()
+            return
+        self._hit.add(failure.kind)
         if failure.kind == "process":
             return
         struck = [self._nodes[place] for place in failure.nodes if place < len(self._nodes)]
@@ -255,8 +300,13 @@ class _Run:
             self._node_back.succeed()
 
     def _restart(self) -> Events:
-        yield from self._pay(_BEFORE)
-        yield from self._gather_nodes()
+        if self._turn.running:
+            yield from self._pay(_BEFORE)
+            yield from self._gather_nodes()
+        else:  # other nodes are given to it, on which everything begins anew
+            yield from self._queue()
+            self._hit = {"system"}
+            yield from self._gather_nodes(given=True)
         yield from self._pay(_AFTER)
         level = yield from self._recover()
         self._hit, self._cold = set(), False
@@ -312,9 +362,10 @@ class _Run:
         self._hit = set()
         self._result.grown += 1
 
-    def _gather_nodes(self) -> Events:
+    def _gather_nodes(self, given: bool = False) -> Events:
+        """As many nodes as the job can have; a spare one takes its time, unless the scheduler has given them all."""
         wanted = self._planned.nodes
-        if len(self._nodes) < wanted and self._spares:
+        if len(self._nodes) < wanted and self._spares and not given:
             self._hit.add("node")
             yield from self._pay(("replace",))
         self._take_spares(wanted)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
@@ -22,11 +21,11 @@ from ..advise.choose import Choice, advise
 from ..advise.notes import what_if
 from ..advise.wanted import Wanted
 from ..budget.bill import missing
-from ..budget.runs import LABELS, bill_of_run, daily_bytes, space_of_run
+from ..budget.runs import LABELS, LEAVING, bill_of_run, daily_bytes, space_of_run
 from ..budget.space import space_lines
 from ..campaign.costs import NOTHING, level_costs, often_enough, training_s
 from ..campaign.effort import LIMIT_S, effort_s, too_long
-from ..campaign.failures import Failure, Size, read_trace
+from ..campaign.failures import Failure, Size
 from ..campaign.outcomes import Estimate, Summary, show_number, summarize
 from ..campaign.plan import Cadences, Planned, usual_spares
 from ..campaign.result import RunResult
@@ -52,6 +51,7 @@ from .options import (
 from .parameters import FiniteRange, given, no_effect
 from .restart_mode import coming_back, restart_mode_option
 from .scale import describe_state, heading
+from .traces import Happenings, happenings_options
 
 _LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity", NOTHING: "nothing: from the beginning"}
 
@@ -80,7 +80,7 @@ _LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity", NOTHING: "n
 @click.option(
     "--advised", is_flag=True, help="What `advise` advises for this job: levels, redundancy, compression and cadence."
 )
-@click.option("--trace", type=click.Path(path_type=Path), help="Failures from a CSV file instead of random ones.")
+@happenings_options
 @click.option(
     "--jobs", type=click.IntRange(1, 1024), help="Runs at a time; if left out, as many as there are cores, if it pays."
 )
@@ -97,7 +97,7 @@ def campaign(
     spares: int | None,
     elastic: bool,
     advised: bool,
-    trace: Path | None,
+    happenings: Happenings,
     jobs: int | None,
     anyway: bool,
     restart_mode: str | None,
@@ -108,8 +108,9 @@ def campaign(
     advice = _advice(job, wanted_of(options), every, levels) if advised else None
     planned = Planned(job if advice is None else advice.job)
     job = planned.job
-    failures = None if trace is None else read_trace(trace, Size(job.ranks, job.nodes))
-    if failures is not None and not job.machine.persistent.others:
+    failures = happenings.failures(Size(job.ranks, job.nodes), days * 86400.0)
+    random = job.machine.persistent.others or happenings.scheduling.random
+    if failures is not None and not random:
         seeds = _one_seed(common, seeds)
     if every is not None and levels is not None and given("flush_share") and common.report_path is None:
         raise no_effect("--flush-share", "it limits how often checkpoints are flushed, which --every and --levels give")
@@ -120,6 +121,7 @@ def campaign(
     else:
         period_s = training_s(advice.costs, advice.cadence)
         cadences = Cadences(period_s, dict(advice.cadence.every), days * 86400.0, spares=ready, elastic=elastic)
+    cadences = replace(cadences, scheduling=happenings.scheduling)
     jobs = _at_a_time(planned, cadences, seeds, failures, jobs, anyway=anyway)
     numbers = range(common.seed, common.seed + seeds)
     results = simulate(planned, cadences, numbers, failures, jobs=jobs, shown=not common.as_json)
@@ -340,9 +342,16 @@ def _table(summary: Summary) -> Table:
     found = table(title, ["", "mean", "95 %", "least", "most"])
     for name, label in LABELS.items():
         _row(found, label, summary.shares[name], show_share)
+    for name, label in (("leaving", LEAVING), ("queued", "in the queue")):
+        if summary.shares[name].most:
+            _row(found, label, summary.shares[name], show_share)
     found.add_section()
     for kind, number in summary.failures.items():
         _row(found, f"failures: {kind}", number, show_number)
+    for kind, number in summary.ends.items():
+        _row(found, f"ended: {kind}", number, show_number)
+    if summary.ends:
+        _row(found, "of these with everything saved", summary.in_time, show_number)
     for level, number in summary.recoveries.items():
         _row(found, f"came back from {_LEVEL_WORDS.get(level, level)}", number, show_number)
     if summary.grown.most:

@@ -15,7 +15,7 @@ from deeppart.model.units import show_seconds, show_share
 from ..advise.notes import what_if
 from ..budget.bill import MONTH_DAYS, missing
 from ..budget.goodput import BLOCKED_S, PERIODS_S, Row, rows_of, ways_of
-from ..machine.record import MOST_RANKS_PER_NODE
+from ..machine.kinds import MOST_RANKS_PER_NODE
 from ..timing.stages import Job
 from .budget import cells
 from .options import (

@@ -22,7 +22,8 @@ from deeppart.plan.interval import FLUSH_SHARE
 
 from ..advise.wanted import Wanted
 from ..machine.files import read_machine
-from ..machine.record import LEAST_RATE, MOST_RANKS_PER_NODE, RATE, Machine
+from ..machine.kinds import LEAST_RATE, MOST_RANKS_PER_NODE, RATE
+from ..machine.record import Machine
 from ..measure.start import Directories
 from ..timing.stages import COMPRESSIONS, FILES, Job
 from ..workload.external import read_external

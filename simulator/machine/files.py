@@ -19,21 +19,8 @@ from typing import Any
 from deeppart.errors import ConfigError
 from deeppart.model.spelling import meant_todo
 
-from .record import (
-    Codec,
-    Failures,
-    Kind,
-    Local,
-    Machine,
-    Memory,
-    Network,
-    Persistent,
-    Power,
-    Price,
-    Restart,
-    Serialize,
-    Words,
-)
+from .kinds import Kind, Words
+from .record import Codec, Failures, Local, Machine, Memory, Network, Persistent, Power, Price, Restart, Serialize
 
 #: Name of a table -> what it is read into; and the keys outside of tables.
 TABLES: Mapping[str, type[Any]] = MappingProxyType(

@@ -42,6 +42,8 @@ _SHARES = (
     ("blocked", "blocked by checkpoints"),
     ("waiting", "waiting for room in memory"),
     ("slowed", "slowed by work in the background"),
+    ("leaving", "saving before the end of a turn"),
+    ("queued", "in the queue"),
 )
 #: What a validation compares: name, words and shape of each group of marks.
 _WHAT = (
@@ -117,7 +119,7 @@ def campaign_chart(summary: Summary) -> Chart:
         panels.append(
             Panel(
                 title,
-                partial(_estimates, shares, "share of the time", _show_estimate, show_part),
+                partial(_estimates, shares, "share of the time", show_share, show_part),
                 rows_height(len(shares)),
             )
         )
@@ -140,11 +142,6 @@ _FROM = {
     Level.LOCAL: "local: the nodes' own storage",
     Level.PERSISTENT: "persistent: the file system",
 }
-
-
-def _show_estimate(share: float) -> str:
-    """A share in a label: what is hardly there is not written with an exponent."""
-    return show_share(share) if share >= 1e-5 or share == 0 else "below 0.001 %"
 
 
 def _estimates(values: Sequence[tuple[str, Estimate]], words: str, show: Show, mark: Show, axes: Axes) -> None:

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 from deeppart_simulator.budget.bill import SPARES
-from deeppart_simulator.budget.runs import FEWER, LABELS, bill_of_run, daily_bytes, space_of_run
+from deeppart_simulator.budget.runs import FEWER, LABELS, LEAVING, bill_of_run, daily_bytes, space_of_run
 from deeppart_simulator.campaign.outcomes import summarize
 from deeppart_simulator.campaign.plan import Planned
 from deeppart_simulator.campaign.run import run
+from deeppart_simulator.campaign.scheduling import Scheduling, Waits
 from deeppart_simulator.machine.record import Power, Price
 
 from tests.simulator.campaign.jobs import DAY, busy
@@ -38,6 +39,16 @@ def test_a_job_that_keeps_its_nodes_has_no_fewer() -> None:
     found = {item.what: item.node_hours for item in bill_of_run(planned, cadences, summary).items}
     assert FEWER not in found and sum(found.values()) == pytest.approx(9 * 40 * 24)
     assert found["waiting for nodes"] > 0
+
+
+def test_a_job_in_a_queue_holds_no_nodes() -> None:
+    planned, cadences = busy(elastic=False)
+    turns = Scheduling(limit_s=DAY, notice_s=3600.0, waits=Waits(DAY / 2))
+    summary = summarize([run(planned, replace(cadences, scheduling=turns), 1)])
+    queued = summary.shares["queued"].mean
+    found = {item.what: item.node_hours for item in bill_of_run(planned, cadences, summary).items}
+    assert 0.2 < queued < 0.5 and sum(found.values()) == pytest.approx(9 * 40 * 24 * (1 - queued))
+    assert found[LEAVING] == pytest.approx(8 * 40 * 24 * summary.shares["leaving"].mean) and found[LEAVING] > 0
 
 
 def test_nodes_draw_what_trains_while_they_train() -> None:

@@ -12,6 +12,7 @@ from deeppart_simulator.campaign import run as run_module
 from deeppart_simulator.campaign.calm import Call, Calm, Pace, calm_call
 from deeppart_simulator.campaign.plan import Planned
 from deeppart_simulator.campaign.run import run
+from deeppart_simulator.campaign.scheduling import Scheduling, Waits
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,7 +45,8 @@ def test_a_run_is_the_same_call_by_call(
     monkeypatch: pytest.MonkeyPatch, every: dict[str, int], days: float, elastic: bool, seed: int
 ) -> None:
     usual, cadences = busy(elastic=elastic)
-    cadences = replace(cadences, every=every, wall_s=days * DAY, period_s=150.0)
+    turns = Scheduling(DAY, preemption_s=2 * DAY, waits=Waits(3600.0, exponential=True)) if seed == 2 else Scheduling()
+    cadences = replace(cadences, every=every, wall_s=days * DAY, period_s=150.0, scheduling=turns)
     job = Planned(replace(usual.job, machine=usual.job.machine.with_failures(0.1)))
     in_rows = dict(_figures(asdict(run(job, cadences, seed))))
     monkeypatch.setattr(run_module, "_MOST_CALM", 0)

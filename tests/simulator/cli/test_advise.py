@@ -74,6 +74,6 @@ def test_the_share_of_flushes_counts_under_its_old_name_too(capsys: pytest.Captu
 
 def test_advice_for_a_machine_without_failures_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "safe.toml"
-    file.write_text('base = "frontier"\n[failures]\nnode = "never"\nsystem = "never"\n')
+    file.write_text('base = "frontier"\n[failures]\nnode = "never"\ngroup = "never"\nsystem = "never"\n')
     code, _, err = sim(capsys, "advise", *SMALL[:2], "--machine", str(file), "--ranks", "8")
     assert code == 2 and "without failures" in err

@@ -11,6 +11,7 @@ import pytest
 from deeppart_simulator.cli import main
 
 from tests.simulator.commands import sim
+from tests.simulator.traces.logs import LANL
 
 # --- the options, and two ways to give each ---------------------------------------------------------------------------
 
@@ -33,6 +34,8 @@ JOB: dict[str, Any] = OUTPUTS | {
     "--flush-bandwidth": ("1 GB/s", "2 MB/s"),
     "--flush-share": ("0.5", "1e-6"),
 }
+#: What a trace without a header is of.
+WATCHED = ("--nodes", "8", "--days", "3")
 MEASURING: dict[str, Any] = OUTPUTS | {"--local-dir": ("one", "two"), "--persistent-dir": ("one", "two")}
 WAYS: dict[str, dict[str, Any]] = {
     "scale": JOB
@@ -57,6 +60,11 @@ WAYS: dict[str, dict[str, Any]] = {
             ("--spares", "0", "--trace", "trace.csv", "--elastic"),
         ),
         "--trace": ((), ("--trace", "trace.csv")),
+        "--system": (("--trace", "lanl.csv", "--system", "2"), ("--trace", "lanl.csv", "--system", "9")),
+        "--time-limit": ("1h", "2h"),
+        "--preemption": ("1h", "2h"),
+        "--notice": (("--time-limit", "1h"), ("--time-limit", "1h", "--notice", "10min")),
+        "--queue": (("--time-limit", "1h"), ("--time-limit", "1h", "--queue", "10min")),
         "--advised": FLAG,
         # Results are the same; more than there are runs is refused.
         "--jobs": (("--jobs", "2", "--seeds", "2"), ("--jobs", "3", "--seeds", "2")),
@@ -97,6 +105,17 @@ WAYS: dict[str, dict[str, Any]] = {
         "--json": FLAG,
         "--csv": FILE,
     },
+    "fit": {
+        "path": (("trace.csv", *WATCHED), ("lanl.csv", "--system", "2")),
+        "--system": (("lanl.csv", "--system", "2"), ("lanl.csv", "--system", "9")),
+        "--nodes": (("trace.csv", *WATCHED), ("trace.csv", "--nodes", "9", "--days", "3")),
+        "--days": (("trace.csv", *WATCHED), ("trace.csv", "--nodes", "8", "--days", "4")),
+        "--ranks-per-node": (("trace.csv", *WATCHED), ("trace.csv", *WATCHED, "--ranks-per-node", "8")),
+        "--group-nodes": (("trace.csv", *WATCHED), ("trace.csv", *WATCHED, "--group-nodes", "4")),
+        "--window": (("trace.csv", *WATCHED), ("trace.csv", *WATCHED, "--window", "3h")),
+        "--toml": (("trace.csv", *WATCHED), ("trace.csv", *WATCHED, "--toml", "failures.toml")),
+        "--json": (("trace.csv", *WATCHED), ("trace.csv", *WATCHED, "--json")),
+    },
     "calibrate": MEASURING
     | {
         "--out": ("a.toml", "b.toml"),
@@ -121,6 +140,7 @@ BASE: dict[str, Way] = {
     "scale": (*SHORT, "--strategy", "deeppart,rank0"),
     "campaign": (*SHORT, "--days", "0.2", "--seeds", "1"),
     "advise": SHORT,
+    "fit": (),
     "restart": SHORT,
     "compare": (*SHORT, "--with", "--ranks 16"),
     "goodput": SHORT,
@@ -185,6 +205,8 @@ def _outcome(
         folder.joinpath(name).mkdir(parents=True)
     folder.joinpath("model.py").write_text("import torch\n\n\ndef build():\n    return {'a': torch.empty(1 << 20)}\n")
     folder.joinpath("trace.csv").write_text("at_s,kind,nodes\n2000,node,1\n9000,node,0\n")
+    other = LANL.splitlines()[1].replace("2,cluster,49", "9,cluster,64").replace("6/21/2005 10:54", "6/1/2005 1:00")
+    folder.joinpath("lanl.csv").write_text(LANL + other + "\n")
     replaced = {name for name in way if name.startswith("--")} | ({"--state"} if "--from" in way else set())
     kept: list[str] = []
     base = list(BASE[command])
@@ -256,6 +278,14 @@ def test_values_that_no_option_has(capsys: pytest.CaptureFixture[str], arguments
         (("campaign", "--trace", "trace.csv", "--seeds", "3"), "--seeds"),
         (("campaign", "--trace", "trace.csv", "--seed", "3"), "--seed"),
         (("campaign", "--every", "9min", "--levels", "local=1", "--flush-share", "0.2"), "--flush-share"),
+        (("campaign", "--system", "2"), "--system"),
+        (("campaign", "--trace", "trace.csv", "--system", "2"), "--system"),
+        (("campaign", "--notice", "1min"), "--notice"),
+        (("campaign", "--queue", "1h"), "--queue"),
+        (("campaign", "--time-limit", "1h", "--notice", "1h"), "--notice"),
+        (("fit", "trace.csv", "--days", "3", "--nodes", "8", "--system", "2"), "--system"),
+        (("fit", "watched.csv", "--days", "3"), "--days"),
+        (("fit", "watched.csv", "--nodes", "3"), "--nodes"),
         (("campaign", "--partner", "--levels", "local=1,persistent=2"), "--partner"),
         (("campaign", "--parity", "2/1", "--levels", "local=1"), "--parity"),
         (("compare", "--with", ""), "--with"),
@@ -276,6 +306,7 @@ def test_what_another_option_leaves_no_use_for_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("trace.csv").write_text("at_s,kind,nodes\n2000,node,1\n")
+    Path("watched.csv").write_text("# seconds = 9000\n# nodes = 4\nat_s,kind,nodes\n2000,node,1\n")
     _, least, _ = sim(capsys, "machines", "summit")
     Path("plain.toml").write_text(least[: least.index("[codec.")])
     code, _, err = sim(

@@ -6,7 +6,7 @@ import math
 from dataclasses import fields, replace
 
 import pytest
-from deeppart_simulator.machine.record import MTBF, SHARE, Failures, Machine, Memory, Restart
+from deeppart_simulator.machine.record import Failures, Machine, Memory, Restart
 from deeppart_simulator.machine.ways import PIECES
 
 from tests.simulator.timing.jobs import MACHINE
@@ -35,13 +35,6 @@ def test_every_number_says_what_it_may_be() -> None:
     assert len(numbers) == 5
     for each in (*numbers, *fields(Memory), *fields(Failures)):
         assert "kind" in each.metadata, each.name
-
-
-def test_never_is_infinity_for_failures_alone() -> None:
-    assert MTBF.read("never") == math.inf and MTBF.read("2 h") == 7200.0
-    for value in (True, "0.5"):
-        with pytest.raises(ValueError, match="a number"):
-            SHARE.read(value)
 
 
 def test_pieces_of_a_restart_grow_with_the_ranks_where_they_say_so() -> None:

@@ -75,3 +75,4 @@ def test_sizes_for_people() -> None:
     assert [show_bytes(n) for n in (0, 999, 1000, 4_021_704_220, 7e18)] == ["0 B", "999 B", "1 kB", "4.02 GB", "7 EB"]
     assert show_rate(2.5e9) == "2.5 GB/s" and show_rate(math.inf) == "unlimited"
     assert [show_share(s) for s in (0.5, 0.0123, 0.00012)] == ["50.0 %", "1.2 %", "0.012 %"]
+    assert [show_share(s) for s in (0.0, 4.7e-8, 1.1e-5)] == ["0 %", "below 0.001 %", "0.0011 %"]

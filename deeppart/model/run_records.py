@@ -1,0 +1,65 @@
+"""The runs of a persistent directory, as its file of them has them (docs/format.md). Pure.
+
+:mod:`deeppart.cadence.history` writes the file, rank 0 of a job with ``every = "auto"``; the simulator reads it, to fit
+failures to what a job has seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from deeppart.model.records import LEVELS
+
+#: Name of the file, in the persistent directory.
+HISTORY_NAME = "deeppart-runs.json"
+FORMAT, VERSION = "deeppart-runs", 1
+#: Older runs are forgotten.
+MOST_RUNS = 500
+#: Fields that are filled in later: when it was last seen before it failed, when it ended well, from where it began.
+LATER = ("seen", "ended", "restored")
+_MOST_NODES = 1 << 24
+_SESSION = re.compile(r"[0-9a-f]{32}")
+_TIME = re.compile(r"[0-9]{4}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-6][0-9]\.[0-9]{6}Z")
+
+
+def run_records(document: Any) -> list[dict[str, Any]]:
+    """The runs in a document, oldest first, each with session, began, nodes, seen, ended and restored.
+
+    Raises:
+        ValueError, KeyError, TypeError: this is not what the library has written.
+
+    Example:
+        >>> run_records({"format": "deeppart-runs", "version": 1, "runs": []})
+        []
+    """
+    if (document["format"], document["version"]) != (FORMAT, VERSION):
+        raise ValueError(f"format {_short(document['format'])}, version {_short(document['version'])}")
+    if type(document["runs"]) is not list or len(document["runs"]) > MOST_RUNS:
+        raise ValueError(f"runs are {_short(document['runs'])}")
+    return [_checked(record) for record in document["runs"]]
+
+
+def _checked(record: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: record[name] for name in ("session", "began", "nodes", *LATER)}
+    for name in ("began", "seen", "ended"):
+        if (found[name] is not None or name == "began") and not _matches(_TIME, found[name]):
+            raise ValueError(f"{name} {_short(found[name])}")
+    nodes = found["nodes"]
+    if found["restored"] not in (None, *LEVELS) or type(nodes) is not int or not 1 <= nodes <= _MOST_NODES:
+        raise ValueError(f"restored {_short(found['restored'])}, nodes {_short(nodes)}")
+    if not _matches(_SESSION, found["session"]):
+        raise ValueError(f"session {_short(found['session'])}")
+    return found
+
+
+def _matches(pattern: re.Pattern[str], value: Any) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, (list, dict)):
+        return f"a {type(value).__name__} of {len(value)}"  # not its repr: it may be nested deeper than repr can go
+    text = repr(value[:60] if isinstance(value, str) else value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,149 @@
+"""Options of a campaign about what happens to a job: traces, and what a scheduler does."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import click
+import numpy as np
+
+from deeppart.errors import ConfigError
+from deeppart.model.units import SECONDS_WORDS
+
+from ..campaign.failures import Failure, Size
+from ..campaign.from_trace import failures_from
+from ..campaign.scheduling import PREEMPTION, Scheduling, Waits
+from ..traces.read import read_trace
+from .options import read_time
+from .parameters import no_effect
+
+F = TypeVar("F", bound=Callable[..., Any])
+_EXPONENTIAL = "exponential:"
+
+
+@dataclass(frozen=True)
+class Happenings:
+    """What happens to a job besides drawn failures.
+
+    Attributes:
+        trace: failures instead of drawn ones, or None.
+        system: of LANL's, as given.
+        scheduling: what the scheduler does.
+    """
+
+    trace: Path | None
+    system: str | None
+    scheduling: Scheduling
+
+    def failures(self, size: Size, wall_s: float) -> tuple[Failure, ...] | None:
+        """Those of the trace that strike the job; None without one.
+
+        Args:
+            size: of the job.
+            wall_s: how long it runs.
+
+        Raises:
+            ConfigError: it cannot be read, does not fit the job, or leaves an option without effect.
+        """
+        if self.trace is None and self.system is not None:
+            raise no_effect("--system", "it is about --trace")
+        found = None if self.trace is None else failures_from(self.trace, size, self.system, wall_s)
+        self._check(any(failure.kind == PREEMPTION for failure in found or ()))
+        return found
+
+    def _check(self, traced: bool) -> None:
+        """Refuse what nothing can come of."""
+        scheduling = self.scheduling
+        if not (traced or scheduling.ends_per_s()):
+            why = "the job never leaves its nodes: give --time-limit or --preemption, or a --trace with preemptions"
+            if scheduling.notice_s:
+                raise no_effect("--notice", why)
+            if scheduling.waits != Waits():
+                raise no_effect("--queue", why)
+        if scheduling.notice_s >= scheduling.limit_s:
+            raise ConfigError(
+                "--notice leaves no time to train", expected="less than --time-limit",
+                found=f"{scheduling.notice_s:g} s of {scheduling.limit_s:g} s", where="--notice",
+            )  # fmt: skip
+
+
+def happenings_options(function: F) -> F:
+    """What happens to the job, as one argument ``happenings``."""
+
+    @functools.wraps(function)
+    def wrapped(
+        *first: Any,
+        trace: Path | None,
+        system: str | None,
+        time_limit: str | None,
+        preemption: str | None,
+        notice: str | None,
+        queue: str | None,
+        **rest: Any,
+    ) -> Any:
+        scheduling = Scheduling(
+            math.inf if time_limit is None else read_time(time_limit, "--time-limit"),
+            math.inf if preemption is None else read_time(preemption, "--preemption"),
+            0.0 if notice is None else read_time(notice, "--notice"),
+            Waits() if queue is None else read_waits(queue),
+        )
+        return function(*first, happenings=Happenings(trace, system, scheduling), **rest)
+
+    decorators = (
+        click.option(
+            "--trace",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Failures from a file instead of random ones: of sacct, LANL, Philly, a job's own runs, or a table.",
+        ),
+        system_option,
+        click.option("--time-limit", metavar="TIME", help="Of each turn of the job; no limit if left out."),
+        click.option(
+            "--preemption", metavar="TIME", help="Mean time after which the job has to make room; never if left out."
+        ),
+        click.option("--notice", metavar="TIME", help="The job is told so long before either; not at all if left out."),
+        click.option(
+            "--queue",
+            metavar="TIME|exponential:TIME|FILE",
+            help="How long it waits for its next turn: always, on average, or as the jobs of a trace did.",
+        ),
+    )
+    found: Any = wrapped
+    for option in reversed(decorators):
+        found = option(found)
+    return cast("F", found)
+
+
+def system_option(function: Any) -> Any:
+    """Which of the systems in LANL's file."""
+    return click.option("--system", metavar="NUMBER", help="Of LANL's 22, where the trace is theirs.")(function)
+
+
+def read_waits(text: str) -> Waits:
+    """Times in the queue, from ``--queue``.
+
+    Raises:
+        ConfigError: it is no time and no trace with such times.
+    """
+    if text.startswith(_EXPONENTIAL):
+        return Waits(read_time(text.removeprefix(_EXPONENTIAL), "--queue"), exponential=True)
+    if not Path(text).is_file():
+        try:
+            return Waits(read_time(text, "--queue"))
+        except ConfigError:
+            expected = f"{SECONDS_WORDS}; exponential:TIME; or a file"
+            raise ConfigError(
+                "impossible value for --queue", expected=expected, found=repr(text), where="--queue"
+            ) from None
+    seen = read_trace(Path(text)).waits_s
+    if not len(seen):
+        raise ConfigError(
+            "nothing in this trace says how long jobs waited", expected="the output of sacct with Submit, or of Philly",
+            found=text, where="--queue",
+        )  # fmt: skip
+    return Waits(float(np.mean(seen)), seen=tuple(float(wait) for wait in seen))
