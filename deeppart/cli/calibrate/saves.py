@@ -24,6 +24,7 @@ from deeppart.plan.shards import Split, place_boxes
 #: fourth take twice as long until they are on the node as later ones.
 _BEFORE = 4
 _SEED = 1
+_OPTIMIZER = "optimizer"
 #: Seconds that a checkpoint, and waiting for the other ranks, may take.
 TIMEOUT_S = 300.0
 #: What is measured of every checkpoint, in seconds of the slowest rank.
@@ -160,7 +161,12 @@ def _state(task: SaveTask, rank: int) -> dict[str, Any]:
     random = torch.Generator().manual_seed(_SEED)
     names = (f"tensor{number}" for number in range(task.tensors))
     if task.shards == 1:
-        return {name: torch.randn(elements, generator=random) for name in names}
+        tensors = {name: torch.randn(elements, generator=random) for name in names}
+        if task.capture == "eager":
+            return dict(tensors)
+        # What is copied in the background must be an optimizer's, which waits for the copy before it makes a step.
+        parameters = {name: torch.nn.Parameter(tensor) for name, tensor in tensors.items()}
+        return parameters | {_OPTIMIZER: torch.optim.SGD(parameters.values(), lr=0.1)}
     spec = _Spec(_Mesh((task.shards,), (rank % task.shards,)), (_Divided(),))
     return {name: _Shard.of(torch.randn(elements, generator=random), spec) for name in names}
 
@@ -226,11 +232,13 @@ class _Shard(torch.Tensor):
         raise NotImplementedError("a shard is there to be saved and restored")
 
 
-def _change(state: dict[str, torch.Tensor], turn: int) -> None:
+def _change(state: dict[str, Any], turn: int) -> None:
     """Change every chunk, the same way on all ranks, and go through the memory as an optimizer does."""
-    for tensor in state.values():
-        local = tensor._local_tensor if isinstance(tensor, _Shard) else tensor
-        local.add_(0.01 * (turn + 1))
+    with torch.no_grad():
+        for name, tensor in state.items():
+            if name != _OPTIMIZER:
+                local = tensor._local_tensor if isinstance(tensor, _Shard) else tensor
+                local.add_(0.01 * (turn + 1))
 
 
 def meet(comm: Comm) -> None:

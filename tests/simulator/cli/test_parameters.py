@@ -179,8 +179,10 @@ class _Measured:
         for save in saves:
             capture = save.nbytes / ranks / 5e9 + 4e-6 * save.tensors / ranks
             blocked = capture + 1e-3 + 2e-6 * save.tensors
-            done = {"local": blocked + save.nbytes / 2e9 + 1e-3, "persistent": blocked + save.nbytes / 1e9 + 1e-2}
-            one = {"capture": capture, "blocked": blocked, "restore": save.nbytes / 4e9} | done
+            done = dict.fromkeys(save.levels, blocked + save.nbytes / 2000000000.0 + 0.001)
+            done["persistent"] = blocked + save.nbytes / 1e9 + 1e-2
+            one = {"capture": capture, "blocked": blocked, "restore": save.nbytes / 4e9, "alone": 0.5, "trained": 0.6}
+            one |= done
             found.append({name: [seconds] * save.rounds for name, seconds in one.items()})
         network = {"bandwidth": 5e9, "latency": 1e-6} if ranks > 1 else None
         serialize = {"stream": 1e9, "tensor": 2e-5} if ranks == 1 else None

@@ -27,7 +27,8 @@ def test_validate_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixtu
     code = main(arguments, standalone_mode=False)
     document = json.loads(capsys.readouterr().out)
     assert code == (0 if document["met"] else 1)
-    assert len(document["comparisons"]) == 9
+    assert len(document["comparisons"]) == 10
+    assert {each["what"] for each in document["comparisons"]} == {"blocked", "local", "persistent", "restore"}
     assert all(each["predicted_s"] > 0 and each["measured_s"] > 0 for each in document["comparisons"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from deeppart.cli.calibrate import saves
 from deeppart.cli.calibrate.saves import MEASURED, measure_save
 from deeppart.cli.calibrate.tasks import RESTORE, TRAIN, SaveTask
 from deeppart.comm import SingleComm
+from deeppart.errors import LazyCaptureNotice
 from deeppart.state.tree.sharded import read_shards
 
 
@@ -35,6 +37,16 @@ def test_a_restore_is_measured_in_a_session_of_its_own(
     task = SaveTask(nbytes=40_000, tensors=3, rounds=2, persistent=True, compression=compression, after=RESTORE)
     found = measure_save(SingleComm(), task, tmp_path / "local", tmp_path / "ckpt")
     assert all(0 < seconds < 60 for seconds in found["restore"]) and found["trained"] == [0.0, 0.0]
+
+
+def test_a_lazy_checkpoint_copies_nothing_before_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a notice, which is an error here, tensors that nobody is known to own are copied at once."""
+    monkeypatch.setattr(saves, "_BEFORE", 1)
+    task = SaveTask(nbytes=4_000_000, tensors=3, rounds=2, persistent=True, capture="lazy")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LazyCaptureNotice)
+        found = measure_save(SingleComm(), task, tmp_path / "local", tmp_path / "ckpt")
+    assert all(0 < blocked < local for blocked, local in zip(found["blocked"], found["local"], strict=True))
 
 
 def test_training_lasts_longer_than_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
