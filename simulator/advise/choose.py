@@ -285,7 +285,9 @@ def _by_ranks_per_node(job: Job) -> dict[int, tuple[float, float]]:
     found = {}
     for width in sorted({1, 2, 4, 8, job.ranks_per_node, job.machine.ranks_per_node}):
         nodes = math.ceil(job.ranks / width)
-        if width > job.ranks or nodes > job.machine.nodes or nodes < max(1, job.protection.parity_group):
+        # A job that takes more nodes than there are is a what-if, and so is the same with fewer ranks on each.
+        most = max(job.machine.nodes, job.nodes)
+        if width > job.ranks or nodes > most or nodes < max(1, job.protection.parity_group):
             continue
         protection = job.protection if nodes > 1 else replace(job.protection, partner=False)
         world = Planned(replace(job, ranks_per_node=width, protection=protection)).on(nodes)

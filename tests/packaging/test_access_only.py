@@ -28,6 +28,7 @@ MEANT = {
     ("config/sources.py", "open"): "the same",
     ("cli/commands.py", "os.open"): "/dev/null",
     ("cli/calibrate/__main__.py", "read_text"): "a list of tasks that deeppart-sim has just written",
+    ("cli/calibrate/saves.py", "shutil"): "a node is lost: its directory goes, which was made for this measurement",
     ("comm/sockets/card.py", "read_text"): "/proc/sys/kernel/random/boot_id",
     ("comm/sockets/card.py", "os.stat"): "the namespaces of this process, in /proc",
     ("storage/mapped.py", "os.stat"): "which file system it is on; nothing is read",

@@ -24,7 +24,6 @@ from deeppart.plan.shards import Split, place_boxes
 #: fourth take twice as long until they are on the node as later ones.
 _BEFORE = 4
 _SEED = 1
-_OPTIMIZER = "optimizer"
 #: Seconds that a checkpoint, and waiting for the other ranks, may take.
 TIMEOUT_S = 300.0
 #: What is measured of every checkpoint, in seconds of the slowest rank.
@@ -79,10 +78,10 @@ def _config(task: SaveTask, local_dir: Path, persistent_dir: Path) -> Config:
 
 def _in_one_session(comm: Comm, task: SaveTask, config: Config, state: dict[str, Any]) -> Iterator[dict[str, float]]:
     """Checkpoint after checkpoint, and training beside each of them if that is measured."""
-    products = 0
+    products, trainer = 0, _Trainer(state)
     with Checkpointer(config) as checkpointer:
         for turn in range(_BEFORE + task.rounds):
-            _change(state, turn)
+            trainer.step(turn)
             meet(comm)
             alone_s = _train(products)
             meet(comm)
@@ -98,8 +97,9 @@ def _in_one_session(comm: Comm, task: SaveTask, config: Config, state: dict[str,
 
 def _restoring(comm: Comm, task: SaveTask, config: Config, state: dict[str, Any]) -> Iterator[dict[str, float]]:
     """Checkpoint, end, and restore in a session of its own, as a job does that comes back."""
+    trainer = _Trainer(state)
     for turn in range(1 + task.rounds):
-        _change(state, turn)
+        trainer.step(turn)
         with Checkpointer(config) as checkpointer:
             meet(comm)
             row = _waited(checkpointer.checkpoint(state, step=turn), task)
@@ -161,12 +161,7 @@ def _state(task: SaveTask, rank: int) -> dict[str, Any]:
     random = torch.Generator().manual_seed(_SEED)
     names = (f"tensor{number}" for number in range(task.tensors))
     if task.shards == 1:
-        tensors = {name: torch.randn(elements, generator=random) for name in names}
-        if task.capture == "eager":
-            return dict(tensors)
-        # What is copied in the background must be an optimizer's, which waits for the copy before it makes a step.
-        parameters = {name: torch.nn.Parameter(tensor) for name, tensor in tensors.items()}
-        return parameters | {_OPTIMIZER: torch.optim.SGD(parameters.values(), lr=0.1)}
+        return {name: torch.nn.Parameter(torch.randn(elements, generator=random)) for name in names}
     spec = _Spec(_Mesh((task.shards,), (rank % task.shards,)), (_Divided(),))
     return {name: _Shard.of(torch.randn(elements, generator=random), spec) for name in names}
 
@@ -232,13 +227,27 @@ class _Shard(torch.Tensor):
         raise NotImplementedError("a shard is there to be saved and restored")
 
 
-def _change(state: dict[str, Any], turn: int) -> None:
-    """Change every chunk, the same way on all ranks, and go through the memory as an optimizer does."""
-    with torch.no_grad():
-        for name, tensor in state.items():
-            if name != _OPTIMIZER:
-                local = tensor._local_tensor if isinstance(tensor, _Shard) else tensor
-                local.add_(0.01 * (turn + 1))
+class _Trainer:
+    """Changes every chunk, the same way on all ranks, and goes through the memory as an optimizer does.
+
+    What an optimizer trains the library compares in turn, not all of it at every checkpoint, and may copy in the
+    background.
+    """
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self._shards = [tensor._local_tensor for tensor in state.values() if isinstance(tensor, _Shard)]
+        self._parameters = [] if self._shards else list(state.values())
+        for parameter in self._parameters:
+            parameter.grad = torch.full_like(parameter, 0.01)
+        self._optimizer = torch.optim.SGD(self._parameters, lr=1.0) if self._parameters else None
+
+    def step(self, turn: int) -> None:
+        """One of them is not like the next."""
+        if self._optimizer is not None:
+            self._optimizer.param_groups[0]["lr"] = turn + 1.0
+            self._optimizer.step()
+        for shard in self._shards:
+            shard.add_(0.01 * (turn + 1))
 
 
 def meet(comm: Comm) -> None:

@@ -6,6 +6,7 @@ from different domains as far as there are enough of them. With one domain, or o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,9 +41,8 @@ class Nodes:
 
     def largest_domain(self) -> int:
         """Number of nodes in the largest domain; 1 where no domains are known."""
-        if len(set(self.domains)) < 2:
-            return 1
-        return max(self.domains.count(domain) for domain in set(self.domains))
+        counts = Counter(self.domains)
+        return 1 if len(counts) < 2 else max(counts.values())
 
 
 def partner_nodes(nodes: Nodes) -> tuple[int, ...]:

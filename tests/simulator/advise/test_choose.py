@@ -123,3 +123,10 @@ def test_a_machine_without_failures_needs_no_advice() -> None:
 )  # fmt: skip
 def test_described_in_a_few_words(protection: Protection, compression: str, text: str) -> None:
     assert describe(replace(asked(Failures()), protection=protection, compression=compression)) == text
+
+
+@pytest.mark.parametrize(("nodes", "widths"), [(64, {1, 2, 4, 8}), (8, {2, 4, 8}), (2, {4, 8})])
+def test_a_what_if_has_other_widths_that_take_no_more_nodes_than_it(nodes: int, widths: set[int]) -> None:
+    """16 ranks, 4 on each node: with 2 nodes that is a what-if of 4."""
+    advice = advise(asked(Failures(process=DAY), nodes=nodes))
+    assert set(advice.by_ranks_per_node) == widths

@@ -18,7 +18,7 @@ QUIET = Machine(
     nodes=64,
     ranks_per_node=1,
     interference=0.0,
-    memory=Memory(copy=1e9, node_copy=1e9, tensor=0.0, call=0.0, leaf=0.0, compare=0.0),
+    memory=Memory(copy=1e9, node_copy=1e9, tensor=0.0, call=0.0, leaf=0.0, compare=0.0, restore=0.0, restored_leaf=0.0),
     local=Local(write=1e15, read=1e15, file=0.0, tensor=0.0),
     network=Network(bandwidth=1e15, latency=0.0, parity=1e15),
     persistent=Persistent(

@@ -55,7 +55,7 @@ def test_the_same_page_has_the_same_bytes(capsys: pytest.CaptureFixture[str], tm
     for name in ("one", "two"):
         arguments = ("--ranks", "1,8", "--machine", "machine.toml", "--report", str(tmp_path / name))
         quiet = tmp_path / "machine.toml"
-        quiet.write_text('base = "frontier"\n[failures]\nnode = "never"\nsystem = "never"\n')
+        quiet.write_text('base = "frontier"\n[failures]\nnode = "never"\ngroup = "never"\nsystem = "never"\n')
         assert sim(capsys, "scale", "--state", "bert-base", *arguments[:3], str(quiet), *arguments[4:])[0] == 0
     text = (tmp_path / "one").read_text()
     assert text == (tmp_path / "two").read_text() and "<h2>Advice</h2>" not in text

@@ -13,7 +13,9 @@ MACHINE = Machine(
     nodes=64,
     ranks_per_node=4,
     encode_threads=2,
-    memory=Memory(copy=10e9, node_copy=20e9, tensor=0.0, call=0.0, leaf=0.0, compare=0.0),
+    memory=Memory(
+        copy=10e9, node_copy=20e9, tensor=0.0, call=0.0, leaf=0.0, compare=0.0, restore=0.0, restored_leaf=0.0
+    ),
     local=Local(write=2e9, read=4e9, rank_write=1e9, rank_read=4e9, file=0.0, tensor=0.0),
     network=Network(bandwidth=10e9, latency=0.0, parity=2e9),
     persistent=Persistent(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from deeppart_simulator.timing.restores import distribute_s, restore_s
 from deeppart_simulator.workload.states import read_state
 
-from tests.simulator.timing.jobs import STATE, job
+from tests.simulator.timing.jobs import MACHINE, STATE, job
 
 # --- coming back ------------------------------------------------------------------------------------------------------
 
@@ -24,3 +26,12 @@ def test_restores_by_hand() -> None:
 def test_sharded_states_have_nothing_to_hand_round() -> None:
     state = read_state("tensors-64x250MB@fsdp")
     assert distribute_s(job(state=state)) == pytest.approx(1 / 5)
+
+
+def test_what_a_restore_takes_beside_its_bytes_is_paid_by_ranks_that_share_cores() -> None:
+    """64 leaves of 1 ms and half a second, for 4 ranks on 2 cores."""
+    this, shares = job(), STATE.shares(16, kappa=0)
+    memory = replace(MACHINE.memory, restore=0.5, restored_leaf=1e-3)
+    slower = job(machine=replace(MACHINE, cores=2, memory=memory))
+    usual_s, found_s = (restore_s(each, shares, {"local": 4}) for each in (this, slower))
+    assert found_s - usual_s == pytest.approx(2 * (0.5 + 64e-3))

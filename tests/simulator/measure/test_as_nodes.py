@@ -1,0 +1,45 @@
+"""Ranks of a host that are taken for nodes: together they have what the host has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from deeppart_simulator.machine.record import Codec
+from deeppart_simulator.measure.as_nodes import as_nodes
+from deeppart_simulator.timing.stages import Job, Protection, times_of
+
+from tests.simulator.timing.jobs import MACHINE, STATE
+
+HOST = replace(
+    MACHINE,
+    nodes=1,
+    ranks_per_node=4,
+    cores=2,
+    encode_threads=1,
+    codecs={"float32": Codec(ratio=0.8, encode=1e9, decode=2e9)},
+)
+
+
+def test_each_has_its_share_of_what_all_have_together() -> None:
+    found = as_nodes(HOST, 4)
+    assert (found.nodes, found.ranks_per_node, found.encode_threads) == (4, 1, 1)
+    assert found.memory.copy == found.memory.node_copy == min(HOST.memory.copy, HOST.memory.node_copy / 4)
+    assert found.local.write == min(HOST.local.rank_write, HOST.local.write / 4)
+    assert found.persistent.node_write == min(HOST.persistent.rank_write, HOST.persistent.node_write / 4)
+    assert found.persistent.write == HOST.persistent.write
+    # Four ranks on two cores compute half as fast, whatever they are taken for.
+    assert found.memory.leaf == 2 * HOST.memory.leaf and found.codecs["float32"].encode == 0.5e9
+    assert found.network.parity == HOST.network.parity / 2 and found.network.bandwidth == HOST.network.bandwidth
+
+
+@pytest.mark.parametrize("compression", ["none", "tensor"])
+def test_checkpoints_without_redundancy_take_as_long_as_on_the_host(compression: str) -> None:
+    protection = Protection(partner=False)
+    host = Job(STATE, HOST, 4, 4, compression=compression, protection=protection)
+    nodes = replace(host, machine=as_nodes(HOST, 4), ranks_per_node=1)
+    shares = STATE.shares(4, kappa=HOST.memory.kappa_bytes)
+    on_host, on_nodes = times_of(host, shares), times_of(nodes, shares)
+    assert on_nodes.blocked_s == pytest.approx(on_host.blocked_s, rel=0.05)
+    for level, seconds in on_host.complete().items():
+        assert on_nodes.complete()[level] == pytest.approx(seconds, rel=0.05), level
