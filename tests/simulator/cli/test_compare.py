@@ -53,7 +53,7 @@ def test_every_option_of_a_job_can_differ(capsys: pytest.CaptureFixture[str]) ->
 
 def test_where_nothing_fails_times_are_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     quiet = tmp_path / "quiet machine.toml"
-    quiet.write_text('base = "frontier"\n[failures]\nnode = "never"\nsystem = "never"\n')
+    quiet.write_text('base = "frontier"\n[failures]\nnode = "never"\ngroup = "never"\nsystem = "never"\n')
     files = (
         "--csv",
         str(tmp_path / "out.csv"),
