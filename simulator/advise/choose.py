@@ -19,6 +19,7 @@ from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost, Waste, best, 
 from ..budget.space import Space, space_of
 from ..campaign.costs import AT_LEAST_S, Survival, cadence_of, level_costs, often_enough, survival
 from ..campaign.plan import Planned, SizedJob
+from ..machine.kinds import DAY_S
 from ..timing.stages import Job, Protection
 from .front import advised, front_of
 from .steps import in_steps
@@ -29,7 +30,6 @@ PARITIES = ((4, 1), (8, 1), (8, 2), (16, 1), (16, 2))
 #: Cadences that are tried beside the best one: calls so many times as far apart, and so many times as rarely to the
 #: file system.
 _LESS_OFTEN = (1, 2, 4, 8, 16)
-_DAY_S = 86_400.0
 #: Factors on the mean times between failures that the sensitivity is shown for.
 FACTORS = (0.25, 0.5, 2.0, 4.0)
 
@@ -43,22 +43,24 @@ class Choice:
         costs: per level.
         survival: which failure needs which level.
         cadence: the best one, or one that writes less often.
-        blocked_s: of each call.
-        complete_s: level -> until it is complete.
-        level_bytes: level -> bytes that one checkpoint writes there, on all nodes.
-        nodes: of the job.
-        world: the job, on them.
+        world: the job, on its nodes.
     """
 
     job: Job
     costs: tuple[LevelCost, ...]
     survival: Survival
     cadence: Cadence
-    blocked_s: float
-    complete_s: dict[str, float]
-    level_bytes: Mapping[str, int]
-    nodes: int
     world: SizedJob = field(compare=False)
+
+    @property
+    def blocked_s(self) -> float:
+        """Of each call."""
+        return self.world.blocked_s
+
+    @property
+    def complete_s(self) -> dict[str, float]:
+        """Level -> until it is complete."""
+        return self.world.times.complete()
 
     @property
     def waste(self) -> Waste:
@@ -78,7 +80,7 @@ class Choice:
     @property
     def node_daily_bytes(self) -> float:
         """Bytes that are written to each node's storage per day: what wears a drive."""
-        return sum(map(self._daily_bytes, self._on_nodes)) / self.nodes
+        return sum(map(self._daily_bytes, self._on_nodes)) / self.job.nodes
 
     @property
     def _on_nodes(self) -> list[str]:
@@ -90,7 +92,7 @@ class Choice:
         return self._daily_bytes(Level.PERSISTENT) if Level.PERSISTENT in self.cadence.every else 0.0
 
     def _daily_bytes(self, level: str) -> float:
-        return self.level_bytes[level] * _DAY_S / self.cadence.interval_s(level)
+        return self.world.level_bytes[level] * DAY_S / self.cadence.interval_s(level)
 
     @property
     def simplicity(self) -> tuple[int, ...]:
@@ -236,18 +238,7 @@ def _judge(job: Job, step_s: float, wanted: Wanted) -> Choice | None:
     cadence = _cadence(costs, step_s, step_s, wanted)
     if any(cadence.every.get(level, 0) >= MOST_EVERY for level in REDUNDANT_LEVELS):
         return None  # best left out: the same without that level is a candidate of its own
-    world = planned.on(planned.nodes)
-    return Choice(
-        job,
-        costs,
-        found,
-        cadence,
-        world.times.blocked_s,
-        world.times.complete(),
-        level_bytes=dict(world.level_bytes),
-        nodes=planned.nodes,
-        world=world,
-    )
+    return Choice(job, costs, found, cadence, planned.on(planned.nodes))
 
 
 def _cadence(costs: Sequence[LevelCost], least_period_s: float, step_s: float, wanted: Wanted) -> Cadence:

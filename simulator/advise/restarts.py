@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from deeppart.plan.interval import Cadence, LevelCost, Waste, waste
+from deeppart.plan.interval import Cadence, LevelCost, Waste
 
 from ..campaign.comeback import pieces_s
-from ..campaign.costs import Survival, level_costs, restored_s, survival
+from ..campaign.costs import Survival, cadence_of, level_costs, restored_s, survival
 from ..campaign.failures import CLASSES
 from ..campaign.plan import Planned
 from ..machine.ways import PIECES, WAYS
@@ -109,7 +109,7 @@ def _after(
 
 
 def _waste(costs: Sequence[LevelCost], cadence: Cadence) -> Waste:
-    return waste(costs, cadence.period_s, [cadence.every[cost.name] for cost in costs])
+    return cadence_of(costs, cadence.period_s, cadence.every).waste
 
 
 def _shares(expected: Waste, after: Mapping[str, Back]) -> dict[str, float]:

@@ -46,7 +46,7 @@ def side_of(
         ConfigError: nothing survives all failures.
     """
     if not has_failures(job):
-        times = times_of(job, job.state.shares(job.ranks, job.strategy, job.machine.memory.kappa_bytes))
+        times = times_of(job, job.shares())
         return Side(label, job, None, times.blocked_s, times.complete())
     chosen = advise(job, step_s, progress, wanted).chosen
     return Side(label, chosen.job, chosen, chosen.blocked_s, chosen.complete_s)

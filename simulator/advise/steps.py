@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from deeppart.plan.interval import Cadence, LevelCost, waste
+from deeppart.plan.interval import Cadence, LevelCost
 
-from ..campaign.costs import training_s
+from ..campaign.costs import cadence_of, training_s
 
 #: Share of a step that is rounding.
 _ROUNDING = 1e-9
@@ -28,10 +28,7 @@ def in_steps(costs: Sequence[LevelCost], cadence: Cadence, step_s: float) -> Cad
     fewest = max(1, math.ceil((busy_s - cost_s) / step_s - _ROUNDING))
     steps = (cadence.period_s - cost_s) / step_s
     tried = {max(fewest, math.floor(steps + _ROUNDING)), max(fewest, math.ceil(steps - _ROUNDING))}
-    found = [
-        Cadence(period, cadence.every, waste(costs, period, every))
-        for period in (count * step_s + cost_s for count in sorted(tried))
-    ]
+    found = [cadence_of(costs, count * step_s + cost_s, cadence.every) for count in sorted(tried)]
     return min(found, key=lambda each: each.waste.total)
 
 

@@ -10,6 +10,7 @@ from deeppart.plan.interval import MOST_EVERY
 
 from ..budget.space import space_lines
 from ..campaign.failures import CLASSES
+from ..machine.kinds import DAY_S
 from .choose import Advice, Choice, describe
 from .front import least_restart
 from .notes import bursts
@@ -22,7 +23,7 @@ _FROM: dict[str, str] = {
     Level.PERSISTENT: "the parallel file system",
 }
 #: What is rarer than once in ten years is not worth a line.
-_LEAST_RATE = 1 / (10 * 365 * 86400.0)
+_LEAST_RATE = 1 / (10 * 365 * DAY_S)
 _KINDS = {
     "process": "a process dies",
     "node": "a node is lost",

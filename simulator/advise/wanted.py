@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from deeppart.model import Level
-from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost, waste
+from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost
 
+from ..campaign.costs import cadence_of
 from ..timing.stages import Job, Protection
 
 
@@ -65,7 +66,7 @@ class Wanted:
         counts = list(every.values())
         busy_s = sum(cost.busy_s / count for cost, count in zip(costs, counts, strict=True))
         period_s = max(cadence.period_s, busy_s)
-        return Cadence(period_s, every, waste(costs, period_s, counts))
+        return cadence_of(costs, period_s, every)
 
     def _given(self, job: Job) -> Job:
         """A candidate with the group and the compression that are given."""

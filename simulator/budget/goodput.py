@@ -90,7 +90,7 @@ def ways_of(job: Job) -> list[Way]:
 
 
 def _times(job: Job) -> Times:
-    return times_of(job, job.state.shares(job.ranks, job.strategy, job.machine.memory.kappa_bytes))
+    return times_of(job, job.shares())
 
 
 def rows_of(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from deeppart.errors import ConfigError
 
+from ..machine.kinds import DAY_S
 from ..traces.plain import NAME as PLAIN
 from ..traces.read import read_trace
 from ..traces.record import PREEMPTION, TIME_LIMIT, Event, Trace
@@ -36,8 +37,8 @@ def failures_from(
     if wall_s is not None and 0 < trace.observation.seconds < wall_s:
         raise ConfigError(
             "the run is longer than the trace",
-            expected=f"--days of at most {trace.observation.seconds / 86400:.6g}",
-            found=f"{wall_s / 86400:.6g} days",
+            expected=f"--days of at most {trace.observation.seconds / DAY_S:.6g}",
+            found=f"{wall_s / DAY_S:.6g} days",
             where=f"--trace {path}",
             todo="take fewer --days",
         )

@@ -150,7 +150,7 @@ class Planned:
     def _make(self, nodes: int) -> SizedJob:
         ranks = self.job.ranks if nodes == self.nodes else nodes * self.job.ranks_per_node
         job = replace(self.job, ranks=ranks)
-        shares = job.state.shares(ranks, job.strategy, job.machine.memory.kappa_bytes)
+        shares = job.shares()
         times = times_of(job, shares)
         stages = times.stages()
         written = float(times.encoded.sum())

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -81,7 +82,7 @@ def _note(progress: Callable[[float], None], done: int, share: float) -> None:
 
 def cores() -> int:
     """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def _collect(
@@ -92,10 +93,8 @@ def _collect(
     under_way: dict[Future[RunResult], int] = {}
     places = iter(range(len(seeds)))
     while len(found) < len(seeds):
-        for place in places:
+        for place in islice(places, processes * _AHEAD - len(under_way)):
             under_way[pool.submit(_one, place, seeds[place])] = place
-            if len(under_way) == processes * _AHEAD:
-                break
         done, _ = wait(under_way, _LOOK_S, FIRST_COMPLETED)
         for future in done:
             found[under_way.pop(future)] = future.result()

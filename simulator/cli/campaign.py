@@ -30,6 +30,7 @@ from ..campaign.outcomes import Estimate, Summary, show_number, summarize
 from ..campaign.plan import Cadences, Planned, usual_spares
 from ..campaign.result import RunResult
 from ..campaign.seeds import WORTH_S, cores, run_seeds
+from ..machine.kinds import DAY_S
 from ..report.charts import campaign_chart
 from ..report.page import Contents, write_page
 from ..timing.stages import Job
@@ -108,7 +109,7 @@ def campaign(
     advice = _advice(job, wanted_of(options), every, levels) if advised else None
     planned = Planned(job if advice is None else advice.job)
     job = planned.job
-    failures = happenings.failures(Size(job.ranks, job.nodes), days * 86400.0)
+    failures = happenings.failures(Size(job.ranks, job.nodes), days * DAY_S)
     random = job.machine.persistent.others or happenings.scheduling.random
     if failures is not None and not random:
         seeds = _one_seed(common, seeds)
@@ -116,11 +117,11 @@ def campaign(
         raise no_effect("--flush-share", "it limits how often checkpoints are flushed, which --every and --levels give")
     ready = usual_spares(planned) if spares is None else spares
     if advice is None:
-        cadences = _cadences(planned, every, levels, days * 86400.0, ready, elastic)
+        cadences = _cadences(planned, every, levels, days * DAY_S, ready, elastic)
         _check_protection(options, cadences)
     else:
         period_s = training_s(advice.costs, advice.cadence)
-        cadences = Cadences(period_s, dict(advice.cadence.every), days * 86400.0, spares=ready, elastic=elastic)
+        cadences = Cadences(period_s, dict(advice.cadence.every), days * DAY_S, spares=ready, elastic=elastic)
     cadences = replace(cadences, scheduling=happenings.scheduling)
     jobs = _at_a_time(planned, cadences, seeds, failures, jobs, anyway=anyway)
     numbers = range(common.seed, common.seed + seeds)

@@ -16,7 +16,7 @@ from deeppart.cli.commands import GOOD
 from deeppart.errors import ConfigError
 from deeppart.model.units import show_seconds
 
-from ..machine.kinds import MOST_RANKS_PER_NODE
+from ..machine.kinds import DAY_S, MOST_RANKS_PER_NODE
 from ..traces.fit import Assumed, Fit, failures_toml
 from ..traces.fit import fit as fit_trace
 from ..traces.rates import Rate
@@ -70,7 +70,7 @@ def fit(
             if given(name):
                 raise no_effect(option, f"the file says what was watched: {_watched(trace.observation.nodes, trace)}")
     window_s = None if window is None else read_time(window, "--window")
-    assumed = Assumed(None if days is None else days * 86400.0, nodes, ranks_per_node, group_nodes, window_s)
+    assumed = Assumed(None if days is None else days * DAY_S, nodes, ranks_per_node, group_nodes, window_s)
     try:
         found = fit_trace(trace, assumed)
     except ValueError as error:
@@ -131,7 +131,7 @@ def _watched(nodes: int, trace: Any) -> str:
 
 def _heading(found: Fit) -> str:
     seen = found.trace.observation
-    node_years = seen.node_s / (365.25 * 86400)
+    node_years = seen.node_s / (365.25 * DAY_S)
     return f"{found.trace.format}: {_watched(seen.nodes, found.trace)}, {node_years:,.3g} node years watched"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -19,9 +18,6 @@ from ..machine.kinds import MOST_RANKS_PER_NODE
 from ..timing.stages import Job
 from .budget import cells
 from .options import (
-    DEFAULT_MACHINE,
-    DEFAULT_SEED,
-    DEFAULT_STATE,
     Common,
     console,
     make_job,
@@ -33,14 +29,11 @@ from .options import (
 )
 from .parameters import FiniteRange
 from .scale import describe_state, heading
-
-_path = click.Path(path_type=Path)
+from .table_options import table_options
 
 
 @click.command(short_help="Show what a second of blocked time costs.")
-@click.option("--state", default=DEFAULT_STATE, show_default=True, metavar="STATE", help="As for the other commands.")
-@click.option("--from", "source", type=_path, metavar="DIR|FILE.py[:FUNCTION]", help="As for the other commands.")
-@click.option("--machine", default=DEFAULT_MACHINE, show_default=True, metavar="FILE|PRESET", help="With prices.")
+@table_options
 @ranks_option
 @click.option(
     "--ranks-per-node", type=click.IntRange(1, MOST_RANKS_PER_NODE), help="On each node; the machine's if left out."
@@ -50,26 +43,19 @@ _path = click.Path(path_type=Path)
 @click.option(
     "--days", type=FiniteRange(min=0, min_open=True), default=MONTH_DAYS, show_default=True, help="In which it costs."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@click.option("--csv", "csv_path", type=_path, metavar="FILE", help="Write the table as CSV.")
 def goodput(
-    state: str,
-    source: Path | None,
-    machine: str,
+    common: Common,
     ranks: int,
     ranks_per_node: int | None,
     every: str | None,
     blocked: str | None,
     days: float,
-    as_json: bool,
-    csv_path: Path | None,
 ) -> int:
     """What calls that block for so long take of the goodput, in node-hours, money and energy.
 
     Beside these stands what this library, whole tensors as DCP deals them out, and torch.save are predicted to block
     for.
     """
-    common = Common(as_json, csv_path, None, None, state, source, machine, DEFAULT_SEED)
     found = common.read_machine()
     one_node = ranks <= (ranks_per_node or found.ranks_per_node)
     options = {"ranks_per_node": ranks_per_node, "partner": False if one_node else None}
@@ -77,9 +63,9 @@ def goodput(
     periods = PERIODS_S if every is None else _times(every, "--every")
     asked = BLOCKED_S if blocked is None else _times(blocked, "--blocked")
     rows = rows_of(job.machine, job.nodes, periods, asked, ways_of(job), days)
-    if csv_path is not None:
-        write_csv(csv_path, [row_of(row) for row in rows])
-    if as_json:
+    if common.csv_path is not None:
+        write_csv(common.csv_path, [row_of(row) for row in rows])
+    if common.as_json:
         print_json(document(job, rows, days))
         return GOOD
     out = console()

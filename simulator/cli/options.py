@@ -28,7 +28,7 @@ from ..measure.start import Directories
 from ..timing.stages import COMPRESSIONS, FILES, Job
 from ..workload.external import read_external
 from ..workload.states import State, read_state
-from .parameters import FiniteRange, OneOf, given, no_effect
+from .parameters import FiniteRange, OneOf, add_options, given, no_effect
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_STATE, DEFAULT_MACHINE, DEFAULT_RANKS, DEFAULT_SEED = "bert-large+adam", "frontier", 512, 1
@@ -89,11 +89,31 @@ class Common(Output):
         return read_machine(self.machine)
 
 
-def _add(options: Iterable[Callable[[Any], Any]], function: Any) -> Any:
-    """Add options, which the help then shows in this order."""
-    for option in reversed(tuple(options)):
-        function = option(function)
-    return function
+#: The job that a command is about: its state, and its machine.
+SOURCE_OPTIONS = (
+    click.option(
+        "--state",
+        default=DEFAULT_STATE,
+        show_default=True,
+        metavar="MODEL[:DTYPE][+OPTIMIZER][@LAYOUT]",
+        help="State of the job; `deeppart-sim states` lists the models.",
+    ),
+    click.option(
+        "--from",
+        "source",
+        type=click.Path(path_type=Path),
+        metavar="DIR|FILE.py[:FUNCTION]",
+        help="A checkpoint, or a Python file with a function that builds a model on the meta device; then --state "
+        "has only +OPTIMIZER and @LAYOUT.",
+    ),
+    click.option(
+        "--machine",
+        default=DEFAULT_MACHINE,
+        show_default=True,
+        metavar="FILE|PRESET",
+        help="Machine of the job; `deeppart-sim machines` lists the presets.",
+    ),
+)
 
 
 def common_options(function: F) -> F:
@@ -104,33 +124,12 @@ def common_options(function: F) -> F:
         return function(Common(**vars(output), state=state, source=source, machine=machine, seed=seed), **rest)
 
     decorators = (
-        click.option(
-            "--state",
-            default=DEFAULT_STATE,
-            show_default=True,
-            metavar="MODEL[:DTYPE][+OPTIMIZER][@LAYOUT]",
-            help="State of the job; `deeppart-sim states` lists the models.",
-        ),
-        click.option(
-            "--from",
-            "source",
-            type=click.Path(path_type=Path),
-            metavar="DIR|FILE.py[:FUNCTION]",
-            help="A checkpoint, or a Python file with a function that builds a model on the meta device; then --state "
-            "has only +OPTIMIZER and @LAYOUT.",
-        ),
-        click.option(
-            "--machine",
-            default=DEFAULT_MACHINE,
-            show_default=True,
-            metavar="FILE|PRESET",
-            help="Machine of the job; `deeppart-sim machines` lists the presets.",
-        ),
+        *SOURCE_OPTIONS,
         click.option(
             "--seed", type=click.IntRange(min=0), default=DEFAULT_SEED, show_default=True, help="Of random numbers."
         ),
     )
-    return cast("F", _add(decorators, output_options(wrapped)))
+    return cast("F", add_options(decorators, output_options(wrapped)))
 
 
 def output_options(function: F) -> F:
@@ -149,7 +148,7 @@ def output_options(function: F) -> F:
         click.option("--report", "report_path", type=path, metavar="FILE", help="Write a page for a browser."),
         click.option("--png", "png_path", type=path, metavar="FILE", help="Draw the result."),
     )
-    return cast("F", _add(decorators, wrapped))
+    return cast("F", add_options(decorators, wrapped))
 
 
 def measuring_options(function: F) -> F:
@@ -166,7 +165,7 @@ def measuring_options(function: F) -> F:
         click.option("--local-dir", type=path, help="On the node's own storage.  [default: /dev/shm]"),
         click.option("--persistent-dir", type=path, help="On the file system.  [default: the temporary directory]"),
     )
-    return cast("F", _add(decorators, wrapped))
+    return cast("F", add_options(decorators, wrapped))
 
 
 def ranks_option(function: F) -> F:
@@ -214,7 +213,7 @@ def _job_options(function: F, otherwise: Callable[[str], str]) -> F:
             help="Share of the time that the job may be writing there, where no --flush-bandwidth is the limit.",
         ),
     )
-    return cast("F", _add(decorators, function))
+    return cast("F", add_options(decorators, function))
 
 
 def wanted_of(options: Mapping[str, Any]) -> Wanted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
@@ -54,3 +55,10 @@ def no_effect(option: str, why: str, todo: str | None = None) -> ConfigError:
         f"{option} would change nothing", expected=why, found=f"{option} is given", where=option,
         todo=todo or "leave it out",
     )  # fmt: skip
+
+
+def add_options(options: Iterable[Callable[[Any], Any]], function: Any) -> Any:
+    """Add options, which the help then shows in this order."""
+    for option in reversed(tuple(options)):
+        function = option(function)
+    return function

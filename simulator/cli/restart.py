@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,11 +16,9 @@ from ..advise.choose import advise as find_advice
 from ..advise.notes import what_if
 from ..advise.restarts import PARTS, REPLAY, RESTORE, WRITING, Comparison, compare
 from ..campaign.failures import CLASSES
+from ..machine.kinds import DAY_S
 from ..machine.ways import PIECES, WAYS
 from .options import (
-    DEFAULT_MACHINE,
-    DEFAULT_SEED,
-    DEFAULT_STATE,
     Common,
     console,
     free_job_options,
@@ -34,6 +31,7 @@ from .options import (
     write_csv,
 )
 from .scale import describe_state, heading
+from .table_options import table_options
 
 #: Of one failure; writing is not paid by failures.
 _OF_ONE = (*PIECES, RESTORE)
@@ -41,41 +39,20 @@ _SHARES, _SAVED = "of the time", "saved by half"
 
 
 @click.command(short_help="Compare ways to come back after a failure.")
-@click.option("--state", default=DEFAULT_STATE, show_default=True, metavar="STATE", help="As for the other commands.")
-@click.option(
-    "--from",
-    "source",
-    type=click.Path(path_type=Path),
-    metavar="DIR|FILE.py[:FUNCTION]",
-    help="A checkpoint, or a Python file, instead of a known model.",
-)
-@click.option(
-    "--machine", default=DEFAULT_MACHINE, show_default=True, metavar="FILE|PRESET", help="With its [restart]."
-)
+@table_options
 @ranks_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@click.option("--csv", "csv_path", type=click.Path(path_type=Path), metavar="FILE", help="Write the tables as CSV.")
 @free_job_options
-def restart(
-    state: str,
-    source: Path | None,
-    machine: str,
-    ranks: int,
-    as_json: bool,
-    csv_path: Path | None,
-    **options: Any,
-) -> int:
+def restart(common: Common, ranks: int, **options: Any) -> int:
     """What each way to come back takes after each class of failures, the share of the time that each piece costs with
     the levels and the cadence that are advised, and what a piece that takes half as long would save.
     """
-    common = Common(as_json, csv_path, None, None, state=state, source=source, machine=machine, seed=DEFAULT_SEED)
     job = make_job(common.read_state(), common.read_machine(), ranks, options)
     with status_console().status("") as status:
         chosen = find_advice(job, 0.0, lambda text: status.update(f"judging: {text}"), wanted_of(options)).chosen
         found = compare(chosen)
-    if csv_path is not None:
-        write_csv(csv_path, [row for each in found for row in rows_of(each)])
-    if as_json:
+    if common.csv_path is not None:
+        write_csv(common.csv_path, [row for each in found for row in rows_of(each)])
+    if common.as_json:
         print_json(document(chosen, found))
         return GOOD
     out = console()
@@ -114,7 +91,7 @@ def document(chosen: Choice, found: Sequence[Comparison]) -> dict[str, Any]:
 def _document(each: Comparison) -> dict[str, Any]:
     after = {
         kind: {
-            "failures_per_day": back.failures_per_s * 86400.0,
+            "failures_per_day": back.failures_per_s * DAY_S,
             "pieces_s": dict(back.pieces),
             "total_s": back.total_s,
             "replay_s": back.replay_s,
@@ -131,7 +108,7 @@ def rows_of(each: Comparison) -> list[dict[str, Any]]:
     for kind, back in each.after.items():
         seconds = {part: back.pieces.get(part, 0.0) for part in _OF_ONE} | {REPLAY: back.replay_s, WRITING: 0.0}
         rows.append(
-            {"way": each.way, "row": kind, "unit": "s", "failures_per_day": back.failures_per_s * 86400.0}
+            {"way": each.way, "row": kind, "unit": "s", "failures_per_day": back.failures_per_s * DAY_S}
             | seconds
             | {"back": back.total_s}
         )

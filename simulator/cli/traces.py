@@ -20,7 +20,7 @@ from ..campaign.from_trace import failures_from
 from ..campaign.scheduling import PREEMPTION, Scheduling, Waits
 from ..traces.read import read_trace
 from .options import read_time
-from .parameters import no_effect
+from .parameters import add_options, no_effect
 
 F = TypeVar("F", bound=Callable[..., Any])
 _EXPONENTIAL = "exponential:"
@@ -113,10 +113,7 @@ def happenings_options(function: F) -> F:
             help="How long it waits for its next turn: always, on average, or as the jobs of a trace did.",
         ),
     )
-    found: Any = wrapped
-    for option in reversed(decorators):
-        found = option(found)
-    return cast("F", found)
+    return cast("F", add_options(decorators, wrapped))
 
 
 def system_option(function: Any) -> Any:

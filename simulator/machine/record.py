@@ -241,7 +241,7 @@ class Restart:
     communicator: float = of(SECONDS, 0.0)
     communicator_rank: float = of(SECONDS, 0.0)
     first_step: float = of(SECONDS, 0.0)
-    repair: float = of(SECONDS, 86_400.0)
+    repair: float = of(SECONDS, DAY_S)
     mode: str = field(default="job", metadata={"kind": Words(tuple(WAYS))})
 
     def seconds(self, ranks: int) -> dict[str, float]:

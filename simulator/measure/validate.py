@@ -256,7 +256,7 @@ def predict(
         protection=Protection(partner=task.partner, parity_group=task.parity_group),
         flush_bandwidth=math.inf if task.flush_bandwidth is None else task.flush_bandwidth,
     )
-    shares = state.shares(ranks, kappa=machine.memory.kappa_bytes)
+    shares = job.shares()
     times = times_of(job, shares)
     complete = times.complete()
     busy_s = max(complete.values()) - times.blocked_s

@@ -19,6 +19,7 @@ from ..campaign.costs import training_s
 from ..campaign.effort import effort_s, too_long
 from ..campaign.outcomes import Estimate, Summary, show_number, summarize
 from ..campaign.plan import Cadences, Planned, usual_spares
+from ..machine.kinds import DAY_S
 from ..measure.validate import Validation
 from ..timing.scale import Point, study
 from ..timing.stages import Job, times_of
@@ -29,7 +30,7 @@ from .html import document, facts, figure, folded, legend, section, table
 from .timeline_svg import legend_of, numbers_of, timeline_html
 
 #: Runs of the campaign that a page makes for itself, and their length.
-_SEEDS, _WALL_S = 3, 30 * 86400.0
+_SEEDS, _WALL_S = 3, 30 * DAY_S
 #: Of the time; less is not written in a table.
 _LEAST_PART = 5e-6
 #: Kinds of nodes that are drawn.
@@ -145,7 +146,7 @@ def _timeline(job: Job) -> str:
 
 def groups_of(job: Job) -> list[Group]:
     """What its nodes do during one checkpoint."""
-    shares = job.state.shares(job.ranks, job.strategy, job.machine.memory.kappa_bytes)
+    shares = job.shares()
     return fold(timeline(job, times_of(job, shares)))
 
 

@@ -111,7 +111,7 @@ def _measure(job: Job, ranks: int, strategy: str, compression: str, known: dict[
         this = replace(this, protection=replace(protection, parity_group=group))
     shares = {} if known is None else known
     if strategy not in shares:
-        shares[strategy] = this.state.shares(ranks, strategy, this.machine.memory.kappa_bytes)
+        shares[strategy] = this.shares()
     return times_of(this, shares[strategy])
 
 

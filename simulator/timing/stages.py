@@ -111,6 +111,10 @@ class Job:
             count[groups.ranks] += len(groups.leaves)
         return int(count.max())
 
+    def shares(self) -> Shares:
+        """Its state among its ranks, as the partitioner deals it out."""
+        return self.state.shares(self.ranks, self.strategy, self.machine.memory.kappa_bytes)
+
     @property
     def local_write(self) -> float:
         """Bytes per second that a node's storage takes from all ranks on it."""

@@ -6,9 +6,13 @@ import multiprocessing
 import os
 import signal
 import time
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
+from typing import cast
 
 import pytest
+from deeppart_simulator.campaign import seeds
+from deeppart_simulator.campaign.result import RunResult
 from deeppart_simulator.campaign.run import run
 from deeppart_simulator.campaign.seeds import cores, run_seeds
 
@@ -54,3 +58,25 @@ def test_a_process_that_dies_is_told_and_an_interrupt_ends_all_of_them() -> None
 
 def test_there_is_a_core() -> None:
     assert 1 <= cores() <= (os.cpu_count() or 1)
+
+
+def test_few_runs_are_handed_out_ahead_however_long_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else all of a thousand runs would be waiting in the pool after the first look."""
+    monkeypatch.setattr(seeds, "_LOOK_S", 0.0)
+    handed_out: list[Future[RunResult]] = []
+    ahead: list[int] = []
+
+    class Pool:
+        def submit(self, work: object, place: int, seed: int) -> Future[RunResult]:
+            handed_out.append(Future())
+            return handed_out[-1]
+
+    def look() -> None:
+        waiting = [future for future in handed_out if not future.done()]
+        ahead.append(len(waiting))
+        if len(ahead) > 3 and waiting:  # nothing happens between the first looks
+            waiting[0].set_result(RunResult(handed_out.index(waiting[0]), 1.0))
+
+    found = seeds._collect(cast("ProcessPoolExecutor", Pool()), range(9), 2, look)
+    assert max(ahead) == 2 * seeds._AHEAD and ahead[:4] == [4, 4, 4, 4]
+    assert [each.seed for each in found] == list(range(9))
