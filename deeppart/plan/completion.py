@@ -12,10 +12,10 @@ With rate r in all, a stretch of L seconds, with its call, is expected to take x
     b = 1 / r + V + sum F_f (S_f + D_f)
 
 V: the time to come back, all attempts together. F_f: the share of failures after which f is the highest level that is
-needed. S_f: the time that it has taken to come here from the newest call on level f or a higher one, and takes once
-more. D_f: the same for the time until that call was complete. Everything is in proportion to b, and a stretch adds x b
-to each S, until a call makes it 0. So calls to the cheapest level alone, whose b grows by 1 + x P with P = sum of F_f
-over the other levels, are a geometric series, and blocks of them are stretches of the next level:
+needed. S_f: the time that it has taken to come here from the end of the newest call on level f or a higher one, and
+takes once more. D_f: the same from the end of that call until it was complete. Everything is in proportion to b, and a
+stretch adds x b to each S, until a call makes it 0. So calls to the cheapest level alone, whose b grows by 1 + x P with
+P = sum of F_f over the other levels, are a geometric series, and blocks of them are stretches of the next level:
 
     g = (1 + x P)^(n - 1),    x of the block = (g - 1) / P + g x of its last stretch
 
@@ -52,7 +52,7 @@ class Costs(Protocol):
 
     @property
     def latency_s(self) -> float:
-        """From the call until it is complete."""
+        """From the beginning of the call until it is complete, or less than what the call costs: with its end."""
         ...
 
     @property
@@ -135,8 +135,8 @@ def expected_s(levels: Sequence[Costs], back: Comebacks, training_s: float, ever
         return math.inf
     taken_s = grown * (1 / back.rate + back.mean_s)
     # What was not complete yet is done again as slowly as everything else: D is in proportion to what is looked for.
-    late_s = sum(map(operator.mul, back.highest, _latencies_s(levels, every)))
-    left = 1 - grown * late_s / period_s
+    again_s = sum(map(operator.mul, back.highest, late_s(levels, every)))
+    left = 1 - grown * again_s / period_s
     return taken_s / left if left > 0 and math.isfinite(taken_s) else math.inf
 
 
@@ -163,19 +163,25 @@ def _grown(levels: Sequence[Costs], back: Comebacks, training_s: float, every: S
     return _walked(growth, highest, multiples)
 
 
-def _latencies_s(levels: Sequence[Costs], every: Sequence[int]) -> list[float]:
-    """By level, from a call on it or a higher one until it is complete there, on average.
+def late_s(levels: Sequence[Costs], every: Sequence[int]) -> list[float]:
+    """By level, from the end of a call to it or a higher one until it is complete there, on average.
 
-    A call that goes to a higher level, too, is complete enough when either is.
+    A latency counts from the beginning of the call, and what the call costs is in the stretch that ends with it. A call
+    that goes to a higher level, too, is complete enough when either is.
     """
+    # By level, what calls cost of which it is the highest.
+    call_s = [
+        level.cost_s + sum(lower.cost_s * n / math.lcm(n, m) for lower, m in zip(levels, every[:place], strict=False))
+        for place, (level, n) in enumerate(zip(levels, every, strict=True))
+    ]
     found = []
     for place in range(len(levels)):
         rates = [1 / min(every[place:])]
         rates += [min(rates[0], 1 / min(every[higher:])) for higher in range(place + 1, len(levels))] + [0.0]
         earliest, mean_s = math.inf, 0.0
-        for level, (rate, of_higher) in zip(levels[place:], pairwise(rates), strict=True):
-            earliest = min(earliest, level.latency_s)
-            mean_s += earliest * (rate - of_higher) / rates[0]
+        for at, (rate, of_higher) in enumerate(pairwise(rates), place):
+            earliest = min(earliest, levels[at].latency_s)
+            mean_s += max(0.0, earliest - call_s[at]) * (rate - of_higher) / rates[0]
         found.append(mean_s)
     return found
 

@@ -61,7 +61,8 @@ class LevelCost:
     Attributes:
         name: of the level.
         cost_s: training time that writing it once takes, beyond what the cheaper levels take: blocked, or slowed down.
-        latency_s: from the call until it is complete.
+        latency_s: from the beginning of the call until it is complete. If it is less than what the call costs, 0 for
+            example, it is complete with the end of the call.
         busy_s: time in the background that one checkpoint of this level takes, in which the next cannot begin.
         restart_s: from a failure that needs it until training goes on from it.
         failures_per_s: rate of the failures that need it.
@@ -331,7 +332,9 @@ class _Search:
     def first_order(self, every: tuple[int, ...]) -> tuple[float, float]:
         """Waste, not bounded by 1, and period, to first order."""
         levels = self._levels
-        sure = sum(level.failures_per_s * (level.restart_s + level.latency_s) for level in levels)
+        sure = sum(
+            level.failures_per_s * (level.restart_s + max(0.0, level.latency_s - level.cost_s)) for level in levels
+        )
         slope = sum(level.failures_per_s * n for level, n in zip(levels, _back(every), strict=True)) / 2
         cost = cost_per_call_s(levels, every)
         period = max(math.sqrt(cost / slope), self._least_period_s(every)) if slope else math.inf

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from deeppart.plan.completion import late_s
 from deeppart.plan.interval import Cadence, LevelCost, Waste
 
 from ..campaign.comeback import pieces_s
@@ -102,9 +103,11 @@ def _after(
     pieces = pieces_s(planned.job.machine.restart, planned.job.ranks, {kind})
     pieces[RESTORE] = sum(share * restores[level] for level, share in needed.items())
     replay_s, interval_s = 0.0, cadence.interval_s(costs[-1].name)
-    for cost in reversed(costs):  # a higher level that is written more often serves, too
+    late = late_s(costs, [cadence.every[cost.name] for cost in costs])
+    for cost, waits_s in zip(reversed(costs), reversed(late), strict=True):
+        # A higher level that is written more often serves, too.
         interval_s = min(interval_s, cadence.interval_s(cost.name))
-        replay_s += needed[cost.name] * (interval_s / 2 + cost.latency_s)
+        replay_s += needed[cost.name] * (interval_s / 2 + waits_s)
     return Back(found.rates_per_s[kind], pieces, replay_s)
 
 

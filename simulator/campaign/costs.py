@@ -96,9 +96,13 @@ def level_costs(planned: Planned, found: Survival | None = None) -> list[LevelCo
         busy = max(0.0, done - before)
         # Training waits for the call itself once, and is slower while the background works.
         cost = (world.times.blocked_s if number == 0 else 0.0) + machine.interference * busy
-        unlimited = level == Level.PERSISTENT and math.isinf(planned.job.flush_bandwidth)
-        share = planned.job.flush_share if unlimited else 1.0
-        costs.append(LevelCost(level, cost, done, busy / share, _restart_s(planned, known, level), rate))
+        apart = busy
+        if level == Level.PERSISTENT:
+            # The file system is written to for as long as the flush takes, also while copies hide it from the job.
+            unlimited = math.isinf(planned.job.flush_bandwidth)
+            flush_s = max(busy, world.times.stages()[Level.PERSISTENT])
+            apart = flush_s / (planned.job.flush_share if unlimited else 1.0)
+        costs.append(LevelCost(level, cost, done, apart, _restart_s(planned, known, level), rate))
         before = max(before, done)
     return costs
 

@@ -16,7 +16,7 @@ from deeppart_simulator.machine.record import Failures
 from deeppart_simulator.timing.stages import Job, Protection
 from deeppart_simulator.workload.states import read_state
 
-from deeppart.plan.interval import best, young
+from deeppart.plan.interval import best, waste, young
 from tests.simulator.campaign.jobs import DAY, QUIET, busy, planned
 
 # --- one level, against Daly ------------------------------------------------------------------------------------------
@@ -37,6 +37,8 @@ def test_one_level_agrees_with_daly(cost_s: float, mtbf_s: float) -> None:
     restart = this.on(4).restore_s({"persistent": 4}, 4)
     expected = _daly_efficiency(period, cost_s, mtbf_s, restart)
     assert found.low - 0.004 <= expected <= found.high + 0.004, (found, expected)
+    # The checkpoint is complete when the call ends: what is predicted does not lose the call's time twice.
+    assert 1 - waste(level_costs(this), period + cost_s, [1]).total == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_best_period_is_where_the_model_says() -> None:

@@ -66,10 +66,11 @@ def played_efficiency(
     draw = random.Random(seed)
     rates = [each.failures_per_s for each in levels]
     rate, places = sum(rates), range(len(levels))
-    pattern = [
-        training_s + sum(each.cost_s for each, n in zip(levels, every, strict=True) if number % n == 0)
+    calls_s = [
+        sum(each.cost_s for each, n in zip(levels, every, strict=True) if number % n == 0)
         for number in range(1, math.lcm(*every) + 1)
     ]
+    pattern = [training_s + each for each in calls_s]
     ends = np.concatenate(([0.0], np.cumsum(pattern)))  # of calls, in time without failures
 
     def end_of(call: int) -> float:
@@ -80,6 +81,11 @@ def played_efficiency(
         rounds, rest = divmod(seconds, float(ends[-1]))
         return int(rounds) * len(pattern) + int(np.searchsorted(ends, rest, side="right")) - 1
 
+    def complete_at(call: int, latency_s: float) -> float:
+        """A latency begins with the call, and nothing is complete before the call is over."""
+        end = end_of(call)
+        return max(end, end - calls_s[(call - 1) % len(pattern)] + latency_s)
+
     complete = [0 for _ in levels]  # newest call that is complete on a level
     clock, here, highest_call = 0.0, 0, 0
     for _ in range(failures):
@@ -87,8 +93,9 @@ def played_efficiency(
         clock += after
         begun = end_of(here)
         for place, (each, n) in enumerate(zip(levels, every, strict=True)):
-            done = call_at(begun + after - each.latency_s) if after >= each.latency_s else -1
-            newest = done // n * n
+            newest = call_at(begun + after) // n * n
+            while newest > here and complete_at(newest, each.latency_s) > begun + after:
+                newest -= n
             if newest > here:  # older ones had been complete, or were lost, when training went on from here
                 complete[place] = newest
         worst = draw.choices(places, rates)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -48,6 +49,31 @@ def test_within_three_percent_of_a_job_that_is_played(seed: int) -> None:
     played = played_efficiency(levels, training, multiples, 30_000, seed)
     found = training / expected_s(levels, comebacks(levels), training, multiples)
     assert 1 - found == pytest.approx(1 - played, rel=0.03)
+
+
+@pytest.mark.parametrize("every", [(1, 1, 1), (1, 3, 12)])
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_what_is_complete_with_its_call_is_not_late(share: float, every: tuple[int, ...]) -> None:
+    """torch.save: the call takes as long as the writing. To say so changes nothing, and no work is lost twice."""
+    levels, training = machine(5, latencies=False)
+    assert len(levels) == 3
+    said = [replace(each, latency_s=share * each.cost_s) for each in levels]
+    expected = expected_s(levels, comebacks(levels), training, every)
+    assert expected_s(said, comebacks(said), training, every) == pytest.approx(expected, rel=1e-12)
+    assert training / expected == pytest.approx(markov_efficiency(levels, training, every), rel=1e-9)
+
+
+@pytest.mark.parametrize("every", [(1,), (4,)])
+def test_a_latency_counts_from_the_beginning_of_the_call(every: tuple[int, ...]) -> None:
+    """By hand: a failure after a call is over finds it incomplete for latency - cost, and no longer."""
+    slow = LevelCost("only", 300.0, latency_s=500.0, restart_s=60.0, failures_per_s=1e-7)
+    quick = replace(slow, latency_s=0.0)
+    training = 5000.0
+    late = expected_s([slow], comebacks([slow]), training, every) - expected_s(
+        [quick], comebacks([quick]), training, every
+    )
+    per_call = training + 300.0 / every[0]
+    assert late == pytest.approx(1e-7 * per_call * 200.0, rel=0.02)
 
 
 def test_multiples_of_any_kind_are_close_to_the_chain_of_states() -> None:
