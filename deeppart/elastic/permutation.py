@@ -4,8 +4,8 @@ A permutation of n places that is a function of (seed, epoch, pass) alone, so th
 that goes on after it on any number of ranks, has the same one; with any version of torch and numpy, too, neither of
 which promises that for its own.
 
-Up to 65,536 samples are sorted by a keyed bijection of 64-bit numbers. Of more, the cost and the memory are those of the
-part that is asked for: an epoch of 10^12 samples begins at once. That is a Feistel network over Z_a x Z_b with
+Up to 65,536 samples are sorted by a keyed bijection of 64-bit numbers. Of more, the cost and the memory are those of
+the part that is asked for: an epoch of 10^12 samples begins at once. That is a Feistel network over Z_a x Z_b with
 a b >= n, which is walked through once more where it leaves the n places (J. Black, P. Rogaway, "Ciphers with arbitrary
 finite domains", CT-RSA 2002, section 4). Both mix with SplitMix64's finalizer (G. Steele, D. Lea, C. Flood, OOPSLA
 2014).

@@ -81,7 +81,7 @@ def from_state(state: Mapping[str, Any], asked: Batch, length: int, *, shuffle: 
             expected=f"{state['length']:,} samples",
             found=f"{length:,}",
             where=f"loader {name}, epoch {state['epoch']}, {state['seen']:,} samples seen",
-            todo="give the same data set; or restore the rest, and begin the epoch anew with `loader.start_over(epoch)`",
+            todo="give the same data set; or restore the rest, and begin anew with `loader.start_over(epoch)`",
         )
     order = VERSION if shuffle else 0
     if state["order"] != order:
