@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .accumulator import Accumulator
 from .loader import ElasticDataLoader
 from .permutation import permuted
 from .place import Place
@@ -10,6 +11,7 @@ from .sampler import ElasticSampler
 from .steps import Batch, shares
 
 __all__ = [
+    "Accumulator",
     "Batch",
     "ElasticDataLoader",
     "ElasticSampler",

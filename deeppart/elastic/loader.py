@@ -101,7 +101,8 @@ class ElasticDataLoader(Generic[T]):
         self._share: Share | None = None
         self._left = False
         self._progress = progress
-        self.name = progress.join("loader", name, self)
+        self.name = progress.name_for("loader", name)
+        progress.join(self.name, self)
 
     # --- where it is --------------------------------------------------------------------------------------------------
 

@@ -115,31 +115,31 @@ class Progress:
                 self._in_loop, self._left = False, not ended
             self._finished += 1
 
-    def join(self, kind: str, name: str | None, member: Member) -> str:
-        """Register a member, which takes its place at once if a checkpoint has been restored before.
+    def name_for(self, kind: str, name: str | None) -> str:
+        """The name of a new member.
 
         Args:
             kind: such as "loader".
             name: its own; without one, it is named by the order in which members of its kind are made.
 
-        Returns:
-            its name.
-
         Raises:
             ConfigError: there is a member of this name.
         """
         if name is None:
-            name = next(each for number in count() if (each := f"{kind}-{number}") not in self._members)
+            return next(each for number in count() if (each := f"{kind}-{number}") not in self._members)
         if name in self._members:
             raise ConfigError(
                 "two members of a training have the same name",
                 found=repr(name),
                 todo="give the second one another `name`",
             )
+        return name
+
+    def join(self, name: str, member: Member) -> None:
+        """Register a member, which takes its place at once if a checkpoint has been restored before."""
         self._members[name] = member
         if (waiting := self._waiting.pop(name, None)) is not None:
             member.load_state_dict(waiting)
-        return name
 
     def state_dict(self) -> dict[str, Any]:
         """Small values, the same on every rank."""
