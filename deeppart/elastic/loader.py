@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -16,13 +16,11 @@ from .ranks import Ranks, ranks_of_job
 from .sampler import ElasticSampler
 from .steps import Batch, Share
 
-T = TypeVar("T")
-
 #: Options of a DataLoader that say which samples it has, or in which order, which is for this loader to say.
 _OWN = ("sampler", "batch_sampler", "shuffle", "batch_size", "drop_last")
 
 
-class ElasticDataLoader(Generic[T]):
+class ElasticDataLoader:
     """Batches of a map-style data set: every sample once in an epoch, on any number of ranks, also if it changes.
 
     A global step has the next ``batch_size`` samples of the epoch's order, the same ones for any number of ranks. Its
@@ -99,6 +97,7 @@ class ElasticDataLoader(Generic[T]):
         self._place = Place(0, 0, 0, batch)
         self._begun = 0
         self._share: Share | None = None
+        self._step_weight = 0.0
         self._left = False
         self._progress = progress
         self.name = progress.name_for("loader", name)
@@ -147,6 +146,22 @@ class ElasticDataLoader(Generic[T]):
     def ends_step(self) -> bool:
         """True if gradients are to be exchanged after this batch, and the optimizer makes its step."""
         return self._current().ends_step
+
+    @property
+    def step_weight(self) -> float:
+        """The weights of this rank's batches in the step under way, up to this one."""
+        self._current()
+        return self._step_weight
+
+    @property
+    def step_size(self) -> int:
+        """Samples of the step under way, all ranks together."""
+        return self._current().size
+
+    @property
+    def base_size(self) -> int:
+        """Samples of a step as the loader was made."""
+        return self._asked.size
 
     # --- what a user may change ---------------------------------------------------------------------------------------
 
@@ -202,7 +217,7 @@ class ElasticDataLoader(Generic[T]):
         """Steps of a whole pass with this batch. Loops have more batches if gradients are accumulated."""
         return math.ceil(self._length / self._place.batch.size)
 
-    def __iter__(self) -> Iterator[T]:
+    def __iter__(self) -> Iterator[Any]:
         """The batches of this rank: the rest of the pass that is under way, or a new one.
 
         Raises:
@@ -218,7 +233,9 @@ class ElasticDataLoader(Generic[T]):
         try:
             for batch in self._inner:
                 share = self._sampler.handed_out.popleft()
+                begins = self._share is None or self._share.ends_step
                 self._share = share
+                self._step_weight = share.weight + (0.0 if begins else self._step_weight)
                 if share.ends_step:
                     self._place = self._place.at(share.seen)
                 self._progress.loader = self

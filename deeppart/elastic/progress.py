@@ -48,6 +48,21 @@ class Working(Protocol):
         """True if the step is done after the batch."""
         ...
 
+    @property
+    def step_weight(self) -> float:
+        """The weights of this rank's batches in the step, up to this one."""
+        ...
+
+    @property
+    def step_size(self) -> int:
+        """Samples of the step, all ranks together."""
+        ...
+
+    @property
+    def base_size(self) -> int:
+        """Samples of a step as the loader was made."""
+        ...
+
 
 class Progress:
     """The epochs of one training, and what else has a place in it.

@@ -51,6 +51,7 @@ class Share:
         weight: of its mean gradient, so that the mean over ranks is right; 0 for a filler.
         ends_step: true if the gradients are exchanged after it, and the step is done.
         seen: samples of the epoch that have been seen when its step is done.
+        size: samples of the step, all ranks together.
     """
 
     start: int
@@ -58,6 +59,7 @@ class Share:
     weight: float
     ends_step: bool
     seen: int
+    size: int
 
     @property
     def counted(self) -> int:
@@ -84,11 +86,11 @@ def shares(seen: int, length: int, batch: Batch, rank: int, ranks: int) -> list[
     size = min(batch.size, length - seen)
     start, count = _run(seen, size, rank, ranks)
     if not count:
-        return [Share(seen, 1, 0.0, True, seen + size)]
+        return [Share(seen, 1, 0.0, True, seen + size, size)]
     pieces = min(batch.accumulation + 1, count)
     runs = [_run(start, count, piece, pieces) for piece in range(pieces)]
     return [
-        Share(first, each, each * ranks / size, piece == pieces - 1, seen + size)
+        Share(first, each, each * ranks / size, piece == pieces - 1, seen + size, size)
         for piece, (first, each) in enumerate(runs)
     ]
 

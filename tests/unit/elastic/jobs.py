@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from deeppart.elastic import ElasticDataLoader, Progress
 
 #: Called after a step with the loader and the number of the step.
-EachStep = Callable[[ElasticDataLoader[Any], int], object]
+EachStep = Callable[[ElasticDataLoader, int], object]
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Job:
         self,
         ranks: int,
         most_steps: int = 10**9,
-        each_step: Callable[[ElasticDataLoader[Any], int], None] | None = None,
+        each_step: Callable[[ElasticDataLoader, int], None] | None = None,
     ) -> None:
         """Train for so many steps, or to the end; all ranks save the same."""
         found: list[tuple[list[tuple[int, list[int]]], list[float], dict[str, Any]]] = [
@@ -70,7 +70,7 @@ class Job:
         self, rank: int, ranks: int, most_steps: int, each_step: EachStep | None
     ) -> tuple[list[tuple[int, list[int]]], list[float], dict[str, Any]]:
         progress = Progress()
-        loader: ElasticDataLoader[Any] = ElasticDataLoader(
+        loader: ElasticDataLoader = ElasticDataLoader(
             numbers(self.length), self.batch, progress=progress, ranks=Alone(rank, ranks), **self.options
         )
         if self.state is not None:

@@ -64,7 +64,7 @@ def test_workers_that_are_ahead_change_nothing(kind: Any) -> None:
     job = Job(120, 8, epochs=1, options=options)
     after: list[int] = []
 
-    def change(loader: ElasticDataLoader[Any], step: int) -> None:
+    def change(loader: ElasticDataLoader, step: int) -> None:
         if step == 2:
             after.append(loader.set_batch(20))
 

@@ -51,8 +51,8 @@ def test_loops_over_epochs_do_not_overlap() -> None:
 
 def test_members_take_their_places_whenever_they_are_made() -> None:
     progress = Progress()
-    first: ElasticDataLoader[Any] = ElasticDataLoader(numbers(6), 2, progress=progress, ranks=Alone())
-    second: ElasticDataLoader[Any] = ElasticDataLoader(numbers(9), 3, progress=progress, ranks=Alone(), name="mine")
+    first: ElasticDataLoader = ElasticDataLoader(numbers(6), 2, progress=progress, ranks=Alone())
+    second: ElasticDataLoader = ElasticDataLoader(numbers(9), 3, progress=progress, ranks=Alone(), name="mine")
     sums = Accumulator(progress=progress, ranks=Alone())
     assert (first.name, second.name, sums.name) == ("loader-0", "mine", "sums-0")
     next(iter(second))
@@ -60,7 +60,7 @@ def test_members_take_their_places_whenever_they_are_made() -> None:
     later = Progress()
     later.load_state_dict(saved)
     assert later.state_dict() == saved  # of members that are not made again nothing is lost
-    mine: ElasticDataLoader[Any] = ElasticDataLoader(numbers(9), 3, progress=later, ranks=Alone(), name="mine")
+    mine: ElasticDataLoader = ElasticDataLoader(numbers(9), 3, progress=later, ranks=Alone(), name="mine")
     assert mine.seen == 3
     assert later.state_dict() == saved
 
