@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from .accumulator import Accumulator
 from .loader import ElasticDataLoader
+from .parallel import ElasticDataParallel
 from .permutation import permuted
 from .place import Place
 from .progress import Progress, progress
+from .rules import AdamScale, AdaScale, LEGWScale, LinearScale, ScalingRule, SqrtScale
 from .sampler import ElasticSampler
 from .steps import Batch, shares
 
 __all__ = [
     "Accumulator",
+    "AdaScale",
+    "AdamScale",
     "Batch",
     "ElasticDataLoader",
+    "ElasticDataParallel",
     "ElasticSampler",
+    "LEGWScale",
+    "LinearScale",
     "Place",
     "Progress",
+    "ScalingRule",
+    "SqrtScale",
     "current_epoch",
     "finished_epochs",
     "permuted",

@@ -21,14 +21,6 @@ _AT_A_TIME = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Gradients:
-    """Those of a bucket, of one step before: of one rank alone."""
-
-    parameters: tuple[int, ...]
-    buffer: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class Measured:
     """The norms of a step, on their way.
 
@@ -87,7 +79,7 @@ class GradientNorms:
         self._of_mean: dict[int, torch.Tensor] = {}
         self._before: dict[int, torch.Tensor] = {}
         self._now: dict[int, torch.Tensor] = {}
-        self._last: dict[int, _Gradients] = {}
+        self._last: dict[int, torch.Tensor] = {}  # of one rank alone: the gradients of the step before
         self._last_size = 0
         self._adam_steps: list[int | None] = [None] * self._groups
         self.working: Working | None = None
@@ -138,6 +130,7 @@ class GradientNorms:
         else:
             values = None
         self.forget()
+        self._last_size = working.step_size
         if values is None or (parts == 1 and self._size > 1):
             return None
         if loss_scale is not None:
@@ -169,16 +162,14 @@ class GradientNorms:
     ) -> None:
         """One rank alone: with the step before, if that had the same number of samples."""
         assert self.working is not None
-        names, last = tuple(map(id, parameters)), self._last.get(index)
-        if last is not None and last.parameters == names and self._last_size == self.working.step_size:
-            olds = _views(last.buffer, gradients)
+        olds = [self._last[id(each)] for each in parameters if id(each) in self._last]
+        if len(olds) == len(parameters) and self._last_size == self.working.step_size:
             self._before[index] = self._squared(parameters, olds)
             self._now[index] = self._squared(parameters, gradients)
             means = [(old + new) / 2 for old, new in zip(olds, gradients, strict=True)]
             self._of_mean[index] = self._squared(parameters, means)
-        if index == 0:
-            self._last_size = self.working.step_size
-        self._last[index] = _Gradients(names, mean.detach().clone())
+        kept = mean.detach().clone().split([each.numel() for each in gradients])
+        self._last |= {id(each): one.view_as(new) for each, one, new in zip(parameters, kept, gradients, strict=True)}
 
     def _squared(self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """float64[groups]: squared norms of gradients, preconditioned if they are to be."""
@@ -215,9 +206,3 @@ class GradientNorms:
         if (known := self._adam_steps[group]) is None:
             known = self._adam_steps[group] = int(state["step"])
         return known
-
-
-def _views(buffer: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """A bucket's elements, cut as its gradients are."""
-    cut = buffer.split([each.numel() for each in like]) if buffer.numel() == sum(map(torch.numel, like)) else []
-    return [piece.view_as(each) for piece, each in zip(cut, like, strict=True)]

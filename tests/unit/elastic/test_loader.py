@@ -202,8 +202,9 @@ def test_another_order_is_named() -> None:
 
 @pytest.mark.parametrize("option", ["sampler", "batch_sampler", "in_order"])
 def test_options_that_it_decides_itself_are_refused(option: str) -> None:
+    options: dict[str, Any] = {option: False}
     with pytest.raises(ConfigError):
-        ElasticDataLoader(numbers(6), 2, progress=Progress(), ranks=Alone(), **{option: False})
+        ElasticDataLoader(numbers(6), 2, progress=Progress(), ranks=Alone(), **options)
 
 
 def test_loops_over_one_loader_do_not_overlap() -> None:

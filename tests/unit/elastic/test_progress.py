@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from deeppart.elastic import Accumulator, ElasticDataLoader, Progress
