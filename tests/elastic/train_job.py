@@ -39,7 +39,8 @@ def train(directory: Path, most_steps: int, accumulation: int, optimizer_name: s
     loader = ElasticDataLoader(data(), BATCH, accumulation=accumulation)
     parallel = ElasticDataParallel(model, optimizer, rule=LinearScale())
     sums = Accumulator()
-    settings: dict[str, Any] = {"persistent_dir": str(directory / "ckpt"), "local_dir": str(directory / "local" / "{rank}")}
+    paths = {"persistent_dir": directory / "ckpt", "local_dir": directory / "local" / "{rank}"}
+    settings: dict[str, Any] = {name: str(path) for name, path in paths.items()}
     with deeppart.Checkpointer(**settings, node_size=1, timeout=60.0) as checkpointer:
         state = parallel.state()
         step = checkpointer.restore(state) or 0
