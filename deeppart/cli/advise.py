@@ -39,7 +39,8 @@ def advise(directory: Path, ranks: str | None, batch: int | None, worth: float, 
     that were measured.
     """
     from deeppart.elastic.fitting import goodput_of
-    from deeppart.elastic.profile_file import PROFILE_NAME, read_profile
+    from deeppart.elastic.profile import PROFILE_NAME
+    from deeppart.elastic.profile_file import read_profile
 
     profile = read_profile(directory)
     if profile is None:

@@ -184,15 +184,16 @@ def _joined(times: Iterable[Timed]) -> tuple[Timed, ...]:
 def _timed(record: Mapping[str, Any]) -> Timed:
     if type(record["accumulating"]) is not bool:
         raise TypeError("accumulating is no bool")
-    names = ("nodes", "ranks", "local_batch", "accumulating", "count")
-    return Timed(*(record[name] for name in names), mean_s=float(record["mean_s"]))
+    nodes, ranks, local_batch = record["nodes"], record["ranks"], record["local_batch"]
+    return Timed(nodes, ranks, local_batch, record["accumulating"], record["count"], float(record["mean_s"]))
 
 
 def _bounds(record: Mapping[str, Any]) -> Bounds:
     if type(record["accumulate"]) is not bool:
         raise TypeError("accumulate is no bool")
-    numbers = [_whole(record[name]) for name in ("batch", "most_batch", "most_local", "least_local")]
-    return Bounds(*numbers, accumulate=record["accumulate"])
+    batch, most_batch = _whole(record["batch"]), _whole(record["most_batch"])
+    most_local, least_local = _whole(record["most_local"]), _whole(record["least_local"])
+    return Bounds(batch, most_batch, most_local, least_local, record["accumulate"])
 
 
 def _whole(value: Any) -> int:

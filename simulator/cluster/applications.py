@@ -34,21 +34,23 @@ class Settings(NamedTuple):
         most_local: samples of a micro-batch of a GPU at most; the largest that was measured if None.
         most_gpus: that policies which choose a size give it.
         batch: that Pollux gives it, instead of choosing one.
+        state: what a checkpoint of it holds, as ``--state`` says it; assumed from the models that the paper names.
     """
 
     epochs: int
     most_local: int | None = None
     most_gpus: int | None = None
     batch: int | None = None
+    state: str = "tensors-160x1.3MB"
 
 
 SETTINGS: Mapping[str, Settings] = {
-    "bert": Settings(2),
-    "cifar10": Settings(100),
-    "ncf": Settings(10, most_gpus=1, batch=32768),
-    "imagenet": Settings(90),
-    "deepspeech2": Settings(80),
-    "yolov3": Settings(50, most_local=8),
+    "bert": Settings(2, state="bert-base+adam"),
+    "cifar10": Settings(100, state="tensors-124x720kB"),  # ResNet-18, SGD with momentum
+    "ncf": Settings(10, most_gpus=1, batch=32768, state="tensors-40x1MB"),  # NeuMF of MovieLens-1M, Adam
+    "imagenet": Settings(90, state="tensors-322x636kB"),  # ResNet-50, SGD with momentum
+    "deepspeech2": Settings(80, state="tensors-100x3MB"),  # about 40 M parameters, SGD with momentum
+    "yolov3": Settings(50, most_local=8, state="tensors-444x1.1MB"),  # 62 M parameters, SGD with momentum
 }
 
 

@@ -116,7 +116,8 @@ class Job:
         app, gpus = self.request.application, sum(self.placement)
         batch = gpus * self._local * (self._accumulation + 1)
         times = app.times(self.placement, self._local)
-        noise = GradientNoise(*app.noise(batch, self.epoch), app.batch)
+        sqr, var = app.noise(batch, self.epoch)
+        noise = GradientNoise(sqr, var, app.batch)
         if self.batch is None or app.settings.batch is not None:
             self._learn(times, noise)
         taken = times.step_s + (times.step_s - times.sync_s) * self._accumulation

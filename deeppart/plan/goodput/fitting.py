@@ -119,8 +119,8 @@ def _alone_s(each: Measured) -> float | None:
 
 def _logarithms(times: Floats) -> tuple[Floats, Floats]:
     known = times > 0
-    weights = known / max(1, np.count_nonzero(known))
-    return np.log(np.where(known, times, 1.0)), weights.astype(float)
+    weights = known.astype(float) / max(1, int(np.count_nonzero(known)))
+    return np.log(np.where(known, times, 1.0)), weights
 
 
 def _bounds(data: _Data) -> tuple[Floats, Floats]:

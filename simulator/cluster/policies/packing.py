@@ -1,4 +1,4 @@
-"""GPUs of jobs on nodes, of which none has parts of two jobs that have others elsewhere: these would share its network."""
+"""GPUs of jobs on nodes. None has parts of two jobs that have others elsewhere: these would share its network."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from ..jobs import Job, Request
 from .dividing import divide
@@ -103,11 +104,12 @@ class Pollux:
         plans.append(([len(wish.held) for wish in wishes], True))
         return plans
 
-    def _packable(self, sizes: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def _packable(self, sizes: int) -> npt.NDArray[np.bool_]:
         """Sizes that fill nodes without a rest: divisors and multiples of a node's GPUs."""
         numbers = np.arange(sizes)
         small = (numbers > 0) & (self._per_node % np.maximum(numbers, 1) == 0)
-        return small | (numbers % self._per_node == 0)
+        found: npt.NDArray[np.bool_] = small | (numbers % self._per_node == 0)
+        return found
 
     def _packed(self, wishes: Sequence[_Wish], sizes: Sequence[int], *, keep: bool) -> list[Allocation]:
         """So many GPUs, or as many as there is room for, on nodes: the largest jobs first."""

@@ -78,9 +78,10 @@ class Archive:
         if name not in self.names:
             raise ConfigError("a trace lacks a table", expected=name, found="no such file", where=self.name)
         try:
-            rows = list(csv.DictReader(io.StringIO(self._read(name).decode("utf-8"))))
+            rows: list[Mapping[str, str]] = list(csv.DictReader(io.StringIO(self._read(name).decode("utf-8"))))
         except (UnicodeDecodeError, csv.Error, zipfile.BadZipFile, OSError) as error:
-            raise ConfigError("a table of a trace cannot be read", found=str(error), where=f"{self.name}: {name}") from error
+            where = f"{self.name}: {name}"
+            raise ConfigError("a table of a trace cannot be read", found=str(error), where=where) from error
         if not rows or any(None in row or None in row.values() for row in rows):
             raise ConfigError("a table of a trace is empty, or its rows differ", where=f"{self.name}: {name}")
         return rows
