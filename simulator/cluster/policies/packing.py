@@ -41,7 +41,7 @@ class Packing:
         left = gpus
         while left and allowed:
             fits = [node for node in allowed if self._free[node] >= left]
-            node = fits[-1] if fits else allowed[0]  # those that fit best come last
+            node = min(fits, key=lambda node: (self._free[node], node)) if fits else allowed[0]
             allowed.remove(node)
             found[node] = min(left, self._free[node])
             left -= found[node]

@@ -76,7 +76,8 @@ class Pollux:
 
     def _wish(self, now_s: float, job: Job, held: Allocation, fair: int) -> _Wish:
         age_s = now_s - job.request.submitted_s
-        factor = max(age_s - job.restarts * self._restart_s, 0.0) / (age_s + self._restart_s)
+        left_s = max(age_s - job.restarts * self._restart_s, 0.0)
+        factor = left_s / (age_s + self._restart_s) if self._restart_s else 1.0
         return _Wish(self._worth(job), held, factor, fair)
 
     def _worth(self, job: Job) -> Worth:

@@ -100,6 +100,6 @@ def _opened(path: Path) -> zipfile.ZipFile:
         return zipfile.ZipFile(path)
     except (OSError, zipfile.BadZipFile) as error:
         raise ConfigError(
-            "there is no such trace", expected=f"a folder, a zip archive, or {SHIPPED!r}", found=str(error),
-            where=str(path), todo="docs/simulator.md has the layout",
+            "there is no such trace", expected=f"a folder, a zip archive, or {SHIPPED!r}", found=f"{path}: {error}",
+            where="--trace", todo="docs/simulator.md has the layout",
         ) from error  # fmt: skip

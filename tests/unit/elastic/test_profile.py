@@ -16,7 +16,7 @@ from deeppart.plan.goodput import Bounds, GradientNoise
 def profiled(*ranks: int, seconds: float = 0.05) -> Profile:
     profile = Profile(noise=GradientNoise(1.0, 30.0, 32), bounds=Bounds(32, 4096, 64))
     for each in ranks:
-        size = {"nodes": -(-each // 4), "ranks": each, "local_batch": 32, "batch": 64 * each}
+        size: dict[str, Any] = {"nodes": -(-each // 4), "ranks": each, "local_batch": 32, "batch": 64 * each}
         profile = profile.with_step(**size, seconds=seconds)
         profile = profile.with_step(**size, seconds=seconds / 2, accumulating=True)
     return profile

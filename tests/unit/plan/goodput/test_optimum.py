@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,6 +72,6 @@ def test_a_batch_that_is_not_possible_any_more_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"batch": 0}, {"batch": 2000}, {"least_local": 65}, {"least_local": 0}])
-def test_bounds_that_leave_nothing(wrong: dict[str, int]) -> None:
+def test_bounds_that_leave_nothing(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="leave no batch"):
         replace(BOUNDS, **wrong)
