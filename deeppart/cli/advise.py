@@ -104,13 +104,17 @@ def _table(found: Advice) -> Table:
             f"{size.batch:,}",
             _micro_batches(size),
             show_seconds(size.step_s),
-            f"{size.samples_per_s:,.4g}",
+            _rate(size.samples_per_s),
             show_share(size.efficiency),
-            f"{size.goodput:,.4g}",
+            _rate(size.goodput),
             show_share(size.per_rank),
             ", ".join(filter(None, (measured, note))),
         )
     return table
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
 
 
 def _micro_batches(size: Size) -> str:

@@ -229,7 +229,7 @@ def read_application(archive: Archive, name: str) -> Application:
         >>> from deeppart_simulator.cluster.traces.archive import Archive
         >>> cifar = read_application(Archive(), "cifar10")
         >>> cifar.batch, cifar.most_batch, round(cifar.times((4, 4), 128).step_s, 3)
-        (128, 4096, 0.259)
+        (128, 4096, 0.23)
     """
     folder = f"traces/{name}/"
     try:

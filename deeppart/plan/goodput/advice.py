@@ -160,7 +160,7 @@ def advise(
         >>> job = Goodput(Throughput(0.01, 0.001, 0.05, 0.001, 0.02, 0.0, 1.0), GradientNoise(1.0, 30.0, 32))
         >>> found = advise(job, Bounds(32, 1024, most_local=64), Limits(4, 256, node_ranks=4), profiled=[1, 2, 4])
         >>> [(size.ranks, size.batch, round(size.goodput)) for size in found.sizes]
-        [(1, 119, 708), (2, 240, 1229), (3, 270, 1584), (4, 256, 1896), (8, 512, 2261)]
+        [(1, 124, 788), (2, 252, 1243), (3, 189, 1755), (4, 252, 2218), (8, 512, 2654)]
         >>> found.best.ranks
         4
     """

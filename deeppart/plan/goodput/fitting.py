@@ -63,7 +63,7 @@ def fit(measured: Sequence[Measured], near: Throughput | None = None) -> Through
 
     Example:
         >>> from deeppart.plan.goodput import Measured, Throughput, fit
-        >>> true = Throughput(0.02, 0.001, 0.03, 0.002, 0.01, 0.0005, overlap=1.6)
+        >>> true = Throughput(0.02, 0.001, 0.03, 0.0003, 0.01, 0.0001, overlap=1.6)
         >>> sizes = [(1, 1), (1, 2), (1, 4), (2, 8), (4, 16)]
         >>> points = [(n, r, m) for n, r in sizes for m in (16, 32, 64)]
         >>> found = fit([Measured(*p, float(true.step_s(*p)), float(true.accumulated_s(p[2]))) for p in points])

@@ -116,7 +116,7 @@ def best_step(goodput: Goodput, nodes: int, ranks: int, bounds: Bounds) -> Step:
         >>> from deeppart.plan.goodput import Bounds, Goodput, GradientNoise, Throughput, best_step
         >>> job = Goodput(Throughput(0.01, 0.001, 0.05, 0.001, 0.02, 0.0, 1.0), GradientNoise(1.0, 30.0, 32))
         >>> best_step(job, nodes=1, ranks=4, bounds=Bounds(32, 1024, most_local=64)).batch
-        256
+        252
     """
     found = best_steps(goodput, np.array([nodes]), np.array([ranks]), bounds)
     if not found.goodput[0] > 0:

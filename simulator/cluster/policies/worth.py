@@ -15,8 +15,6 @@ from deeppart.plan.goodput import Bounds, Goodput, best_steps
 Floats = npt.NDArray[np.float64]
 #: Of the denominator: what no GPUs at all cost is finite.
 _LEAST = 1e-3
-#: Nodes beyond as few as can be, over which GPUs of a job may be scattered.
-SCATTERED = 2
 
 
 class Worth:
@@ -33,7 +31,7 @@ class Worth:
         >>> from deeppart.plan.goodput import Bounds
         >>> worth = Worth(None, Bounds(32, 32, 32), most=8, per_node=4)
         >>> round(worth.cost(1, 4, fair=2), 3), round(worth.cost(1, 4, fair=2, factor=0.5), 3)
-        (1.998, 3.992)
+        (1.996, 3.984)
     """
 
     def __init__(self, goodput: Goodput | None, bounds: Bounds, most: int, per_node: int) -> None:

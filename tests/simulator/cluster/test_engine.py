@@ -25,7 +25,7 @@ class Moves:
         self.rounds, self.asked = rounds, 0
 
     def batch(self, request: Request) -> int:
-        return request.batch
+        return int(request.batch)
 
     def share(
         self, now_s: float, jobs: Sequence[Job], held: Mapping[str, tuple[int, ...]]

@@ -19,7 +19,7 @@ def finished_s(job: Job, interval_s: float = 10.0) -> float:
         job.advance(now_s, interval_s)
         now_s += interval_s
         assert now_s < 1e6
-    return job.finished_s
+    return float(job.finished_s)
 
 
 @pytest.mark.parametrize("interval_s", [7.0, 60.0, 10_000.0])

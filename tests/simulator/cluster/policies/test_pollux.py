@@ -45,12 +45,12 @@ def is_allowed(allocations: tuple[Allocation, ...]) -> bool:
     return max(used.values(), default=0) <= PER_NODE and max(spread.values(), default=0) <= 1
 
 
-def cost(job: Job, allocation: Allocation, held: Allocation, fair: int, jobs: int) -> float:
-    """As the paper has it, independently of the policy: section 4.2."""
+def cost(job: Job, allocation: Allocation, held: Allocation, fair: int) -> float:
+    """What an allocation contributes to the sum, with the restart that it takes (section 4.2 of the paper)."""
     age_s = -job.request.submitted_s
     factor = 1.0 if allocation == held else max(age_s - 30 * job.restarts, 0) / (age_s + 30)
     worth = Worth(job.goodput, job.bounds, NODES * PER_NODE, PER_NODE)
-    return worth.cost(len(set(allocation)), len(allocation), fair, factor)
+    return float(worth.cost(len(set(allocation)), len(allocation), fair, factor))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -65,7 +65,7 @@ def test_close_to_the_best_of_all_allocations(tmp_path: Path, seed: int) -> None
     ]
     choices = [[each for each in everywhere if len(each) <= 2 * job.most_gpus_seen] for job in jobs]
     costs = [
-        {each: cost(job, each, held.get(job.request.name, ()), 2, len(jobs)) for each in choice}
+        {each: cost(job, each, held.get(job.request.name, ()), 2) for each in choice}
         for job, choice in zip(jobs, choices, strict=True)
     ]
     least = min(sum(costs[n][each] for n, each in enumerate(way)) for way in product(*choices) if is_allowed(way))
