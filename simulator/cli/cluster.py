@@ -155,7 +155,7 @@ def _table(policies: Sequence[str], delays: Sequence[Mapping[str, float]], outco
             means = {name: mean_of(of_it, name) for name in _FIGURES}
             times = [f"{means[name]:,.0f} s" for name in _FIGURES[:4]]
             least, most = min(delay.values()), max(delay.values())
-            one = show_seconds(least) if most < 1.01 * least else f"{show_seconds(least)} to {show_seconds(most)}"
+            one = show_seconds(least) if most <= 1.01 * least else f"{show_seconds(least)} to {show_seconds(most)}"
             found.add_row(policy, one, *times, f"{means['restarts']:.2f}", f"{means['stopped_s']:,.0f} s")
         found.add_section()
     return found

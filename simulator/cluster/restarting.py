@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from deeppart.model import Level
 
-from ..campaign.comeback import stopped_s
+from ..campaign.comeback import pieces_s
 from ..machine.record import Machine
+from ..machine.ways import PIECES
 from ..timing.restores import restore_s
 from ..timing.stages import Job, Protection, times_of
 from ..workload.states import read_state
@@ -21,7 +22,7 @@ def restarts_s(machine: Machine, per_node: int, applications: Iterable[Applicati
     """Application -> seconds from the call that saves until it trains again.
 
     It waits until its checkpoint is complete on the file system, where any nodes can read it; then it pays what the
-    machine's way to come back costs a job that stops by itself; then it restores.
+    machine's way to come back costs a job that stops by itself and whose nodes are ready; then it restores.
 
     Example:
         >>> from deeppart_simulator.cluster.applications import read_application
@@ -41,4 +42,7 @@ def _seconds(machine: Machine, per_node: int, application: Application) -> float
     job = Job(state, machine, _RANKS, per_node, protection=Protection(local=True, partner=False))
     shares = job.shares()
     saved_s = times_of(job, shares).complete()[Level.PERSISTENT]
-    return saved_s + stopped_s(machine.restart, _RANKS) + restore_s(job, shares, {Level.PERSISTENT: job.nodes})
+    # As after a failed process, which no node has to be replaced for, and which nobody has to notice.
+    pieces = pieces_s(machine.restart, _RANKS, {"process"})
+    started_s = sum(seconds for piece, seconds in pieces.items() if piece != PIECES[0])
+    return saved_s + started_s + restore_s(job, shares, {Level.PERSISTENT: job.nodes})
