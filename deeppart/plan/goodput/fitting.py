@@ -16,9 +16,9 @@ Floats = npt.NDArray[np.float64]
 #: Where the search begins besides: seconds of each kind, as shares of the times measured; and the overlap.
 _STARTS = ((0.5, 0.5, 0.1, 1.001), (0.5, 0.5, 0.5, 2.0), (0.05, 0.95, 0.5, 5.0))
 #: A smaller overlap is preferred where the measurements leave it open, and little growth with the ranks even where
-#: they do not quite: what a few ranks show of it is mostly how they lie on nodes. AdaptDL has 0.01 for the second; with
-#: 5 the greatest error beyond 8 GPUs, on its published traces, is 10 % instead of 16, and at twice the ranks 12 % instead
-#: of 29 where a job keeps one mean for each size (docs/elastic.md).
+#: they do not quite: what a few ranks show of it is mostly how they lie on nodes. AdaptDL has 0.01 for the second. With
+#: 5 the greatest error beyond 8 GPUs, on its published traces, is 10 % instead of 16, and at twice the ranks 12 %
+#: instead of 29 where a job keeps one mean for each size (docs/elastic.md).
 _OVERLAP_WEIGHT, _GROWTH_WEIGHT = 1e-3, 5.0
 #: Of the mean square: its root has no derivative at 0.
 _SMOOTH = 1e-10
