@@ -79,6 +79,7 @@ CONTENTS: dict[str, list[tuple[str, list[str]]]] = {
                 "docs/quickstart",
                 "docs/from-torchrun",
                 "docs/trainers",
+                "docs/elastic",
                 "docs/configuration",
                 "docs/commands",
                 "docs/failure-model",
@@ -104,6 +105,7 @@ CONTENTS: dict[str, list[tuple[str, list[str]]]] = {
                     "partition",
                     "telemetry",
                     "interop",
+                    "goodput",
                     "testing",
                     "command-line",
                 )
