@@ -4,8 +4,8 @@ r"""What Slurm's accounting says of jobs: the output of ``sacct --parsable2``.
         --format=JobID,State,Submit,Start,End,NodeList
 
 ``--duplicates`` also gives the runs that a requeued job had before, one line each. Other columns may be there, in any
-order. Lines of steps are left out, which only the column JobID or JobIDRaw tells, and those of jobs that have not begun,
-or that were cancelled before they had a node: these have a start, too.
+order. Lines of steps are left out, which only the column JobID or JobIDRaw tells, and those of jobs that have not
+begun, or that were cancelled before they had a node: these have a start, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ _NEEDED = ("State", "Start", "End", "NodeList")
 #: Columns that tell a job from its steps; one of them has to be there, or steps would count as jobs.
 _IDS = ("JobID", "JobIDRaw")
 #: What is left out, in the order of its notes.
-_STEPS, _NOT_BEGUN, _WITHOUT_NODES = "lines of steps left out", "jobs that have not begun", "jobs without a node left out"
+_STEPS, _NOT_BEGUN, _WITHOUT_NODES = (
+    "lines of steps left out",
+    "jobs that have not begun",
+    "jobs without a node left out",
+)
 #: State of a job (man sacct, JOB STATE CODES) -> what ended it. OUT_OF_MEMORY and FAILED leave the node's storage.
 _ENDED = {
     "NODE_FAIL": "node",
