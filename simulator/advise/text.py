@@ -127,9 +127,10 @@ def _coincidence_lines(chosen: Choice) -> list[str]:
         rate = chosen.survival.rates_per_s[kind]
         for level, share in chosen.survival.shares[kind].items() if rate else ():
             if level != need and share * rate > _LEAST_RATE:
+                often = show_seconds(1 / (share * rate))
                 lines.append(
-                    f"once in {show_seconds(1 / (share * rate))} {_words(chosen, kind)} while another loss has not been made "
-                    f"good yet; what survives both is {_FROM[level]}"
+                    f"once in {often} {_words(chosen, kind)} while another loss has not been made good yet; what "
+                    f"survives both is {_FROM[level]}"
                 )
     return lines
 

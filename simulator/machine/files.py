@@ -110,7 +110,7 @@ def machine_toml(machine: Machine) -> str:
     tables += [(f"groups.{kind}", group) for kind, group in machine.failures.groups.items()]
     tables += [(f"codec.{dtype}", codec) for dtype, codec in machine.codecs.items()]
     for name, record in tables:
-        known = [(key, getattr(record, key)) for key in _keys(type(record))]
+        known = [(key, getattr(record, key)) for key in keys_of(type(record))]
         said = [f"{key} = {_literal(value)}" for key, value in known if _is_said(key, value, name)]
         lines += ["", f"[{name}]", *said] if said else []
     return "\n".join(lines) + "\n"
@@ -183,7 +183,7 @@ def _named(record: type[Any], table: str, word: str, document: dict[str, Any], w
     return MappingProxyType({name: _record(record, each, f"{table}.{name}", where) for name, each in found.items()})
 
 
-def _keys(record: type[Any]) -> tuple[str, ...]:
+def keys_of(record: type[Any]) -> tuple[str, ...]:
     """The keys of a table; fields that are tables themselves are not among them."""
     return tuple(each.name for each in fields(record) if "kind" in each.metadata)
 
@@ -197,7 +197,7 @@ def _check_price(price: Price, where: str) -> None:
 def _record(record: type[Any], table: object, name: str, where: str) -> Any:
     if not isinstance(table, dict):
         raise _refusal(name, table, f"a table [{name}]", where)
-    names = _keys(record)
+    names = keys_of(record)
     _check_keys(table, set(names), f"{name}.", where)
     return record(**_values(record, table, f"{name}.", where, names))
 
