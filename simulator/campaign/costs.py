@@ -14,7 +14,7 @@ from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost, waste
 
 from .coincidences import out_at_once, share_beyond, window_s
 from .comeback import pieces_s
-from .failures import CLASSES, Size, group_count, nodes_of_group, rates_per_s
+from .failures import Size, classes, group_count, nodes_of_group, rates_per_s, struck_nodes
 from .plan import Planned
 from .survival import Stored, recover
 
@@ -51,21 +51,23 @@ def survival(planned: Planned) -> Survival:
     on = _levels(planned)
     rates = rates_per_s(planned.job.machine.failures, Size(planned.job.ranks, planned.nodes))
     needs = {}
-    for kind in CLASSES:
+    kinds = classes(planned.job.machine.failures)
+    for kind in kinds:
         needs[kind] = NOTHING
         for count in range(1, len(on) + 1):
             if all(_survives(planned, on[:count], struck) for struck in _strikes(planned, kind)):
                 needs[kind] = on[count - 1]
                 break
-    return Survival(needs, rates, {kind: _shares(planned, on, kind, needs[kind], rates) for kind in CLASSES})
+    return Survival(needs, rates, {kind: _shares(planned, on, kind, needs[kind], rates) for kind in kinds})
 
 
 def _shares(planned: Planned, on: Sequence[str], kind: str, need: str, rates: Mapping[str, float]) -> dict[str, float]:
     """The levels that failures of a class need, since some strike while an earlier one's loss is not made good yet."""
     world = planned.on(planned.nodes)
     found, left = dict[str, float](), 1.0
-    groups = group_count(planned.nodes, planned.job.machine.failures.group_nodes)
-    rate_of_one = rates["node"] / planned.nodes + rates["group"] / groups
+    rate_of_one = rates["node"] / planned.nodes + sum(
+        1 / group.mtbf for group in planned.job.machine.failures.kinds.values()
+    )
     for level in REDUNDANT_LEVELS[REDUNDANT_LEVELS.index(need) :] if need in REDUNDANT_LEVELS else ():
         if level not in on:
             continue
@@ -92,7 +94,7 @@ def level_costs(planned: Planned, found: Survival | None = None) -> list[LevelCo
     before = world.times.blocked_s
     for number, level in enumerate(_levels(planned)):
         done = complete[level]
-        rate = sum(known.rates_per_s[kind] * known.shares[kind].get(level, 0.0) for kind in CLASSES)
+        rate = sum(known.rates_per_s[kind] * known.shares[kind].get(level, 0.0) for kind in known.needs)
         busy = max(0.0, done - before)
         # Training waits for the call itself once, and is slower while the background works.
         cost = (world.times.blocked_s if number == 0 else 0.0) + machine.interference * busy
@@ -123,7 +125,7 @@ def restored_s(planned: Planned, level: str) -> float:
 
 def _restart_s(planned: Planned, known: Survival, level: str) -> float:
     """From a failure that needs a level until training goes on, on average over the classes that need it."""
-    rates = {kind: known.rates_per_s[kind] * known.shares[kind].get(level, 0.0) for kind in CLASSES}
+    rates = {kind: known.rates_per_s[kind] * known.shares[kind].get(level, 0.0) for kind in known.needs}
     total = sum(rates.values())
     if not total:  # which then counts for nothing
         return _coming_back_s(planned, "system" if level == Level.PERSISTENT else "node", level)
@@ -169,7 +171,7 @@ def _strikes(planned: Planned, kind: str) -> list[tuple[int, ...]]:
         return [()]
     if kind == "system":
         return [tuple(range(nodes))]
-    width = planned.job.machine.failures.group_nodes if kind == "group" else 1
+    width = struck_nodes(planned.job.machine.failures, kind)
     groups = group_count(nodes, width)
     tried = sorted({groups * place // _TRIED_PLACES for place in range(_TRIED_PLACES)} | {groups - 1})
     return [nodes_of_group(group, nodes, width) for group in tried]

@@ -15,7 +15,6 @@ from ..advise.choose import Choice, describe
 from ..advise.choose import advise as find_advice
 from ..advise.notes import what_if
 from ..advise.restarts import PARTS, REPLAY, RESTORE, WRITING, Comparison, compare
-from ..campaign.failures import CLASSES
 from ..machine.kinds import DAY_S
 from ..machine.ways import PIECES, WAYS
 from .options import (
@@ -130,8 +129,7 @@ def _after_table(found: Sequence[Comparison], mode: str) -> Table:
     names = ["way", "failure", "one in", *shown, "back in", "replay"]
     listing = table("after one failure; replay: work that is done again, on average", names, left=2)
     for each in found:
-        for kind in (kind for kind in CLASSES if kind in each.after):
-            back = each.after[kind]
+        for kind, back in each.after.items():
             cells = [show_seconds(back.pieces[piece]) if back.pieces.get(piece) else "" for piece in shown]
             listing.add_row(
                 each.way, kind, show_seconds(1 / back.failures_per_s), *cells, show_seconds(back.total_s),

@@ -184,6 +184,25 @@ class Serialize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Nodes that fail together since they share something: a switch, a rack, a power supply.
+
+    Node number n of a job is in group number n // ``nodes``, whatever the kind: a job's nodes are taken to be next to
+    each other in the machine.
+
+    Attributes:
+        nodes: in a group.
+        mtbf: mean time between failures of one group.
+        repair: until its nodes are back; as ``repair`` of ``[restart]`` if not given. Where a switch or the power is
+            back, nodes are, sooner than one that is broken.
+    """
+
+    nodes: int = of(COUNT)
+    mtbf: float = of(MTBF)
+    repair: float = of(SECONDS, NOT_SAID)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
     """Mean times between failures, by what fails together. "never" switches a class off.
 
@@ -192,6 +211,7 @@ class Failures:
         node: of one node, with its storage.
         group: of one group of nodes (a switch, a rack), with their storage.
         group_nodes: nodes in a group.
+        groups: name -> other kinds of groups, each with a size and a time of its own: ``[groups.NAME]`` in a file.
         system: of everything at once: all node-local storage is lost.
         shape: of the Weibull distribution of the times between failures; 1 is exponential, below 1 they come in
             bursts (B. Schroeder and G. Gibson, DSN 2006, found 0.7 to 0.8).
@@ -203,6 +223,18 @@ class Failures:
     group_nodes: int = of(COUNT, 16)
     system: float = of(MTBF, math.inf)
     shape: float = of(SHAPE, 1.0)
+    groups: Mapping[str, Group] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def kinds(self) -> dict[str, Group]:
+        """Name -> groups, of all kinds; "group" for the one without a name, also where it never fails.
+
+        Example:
+            >>> from deeppart_simulator.machine.record import Failures, Group
+            >>> list(Failures(groups={"rack": Group(nodes=4, mtbf=1e8)}).kinds)
+            ['group', 'rack']
+        """
+        return {"group": Group(nodes=self.group_nodes, mtbf=self.group), **self.groups}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,5 +373,8 @@ class Machine:
                 node=old.node * factor,
                 group=old.group * factor,
                 system=old.system * factor,
+                groups=MappingProxyType(
+                    {name: replace(group, mtbf=group.mtbf * factor) for name, group in old.groups.items()}
+                ),
             ),
         )
