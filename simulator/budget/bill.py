@@ -111,6 +111,8 @@ def missing(machine: Machine) -> list[str]:
         lines.append("no money: [price] node_hour (or kwh) and currency are not in the machine file")
     elif math.isinf(machine.price.node_hour) and math.isinf(machine.power.busy):
         lines.append("no money: [price] kwh needs [power] busy, which is not in the machine file")
+    elif math.isinf(machine.power.busy) and not math.isinf(machine.price.kwh):
+        lines.append("money without that for energy: [price] kwh needs [power] busy, which is not in the machine file")
     if math.isinf(machine.power.busy):
         lines.append("no energy: [power] busy is not in the machine file")
     return lines

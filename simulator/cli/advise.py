@@ -24,18 +24,16 @@ from ..budget.space import drive_years
 from ..report.advice_charts import advice_chart
 from ..report.page import Contents, write_page
 from .budget import bill_document, bill_row, bill_table, known, space_document
+from .consoles import console, status_console, table
 from .options import (
     Common,
     common_options,
-    console,
     free_job_options,
     make_job,
     print_json,
     ranks_option,
     read_time,
     refuse_seed,
-    status_console,
-    table,
     wanted_of,
     write_csv,
 )
@@ -103,14 +101,14 @@ def advise(
         out.print(note, soft_wrap=True)
     out.print(_table(advice))
     for line in reasons(advice):
-        out.print(f"- {line}", soft_wrap=True, markup=False)
+        out.print(f"- {line}", soft_wrap=True)
     out.print(bill_table(bill_of(advice.chosen), "in 30 days of this, as advised"))
     for line in missing(job.machine):
-        out.print(f"- {line}", soft_wrap=True, markup=False)
+        out.print(f"- {line}", soft_wrap=True)
     out.print(_sensitivity(advice))
     if config_path is None:
-        out.print("\n[bold]deeppart.toml[/]")
-        out.print(text, markup=False)
+        out.print("\ndeeppart.toml", style="bold")
+        out.print(text)
     else:
         out.print(f"written: {config_path}")
     return GOOD

@@ -11,7 +11,7 @@ from rich.table import Table
 from ..budget.bill import Bill, Item, show_energy, show_hours, show_money
 from ..budget.space import Space, bandwidth_share, drive_writes, drive_years
 from ..machine.record import Machine
-from .options import table
+from .consoles import table
 
 
 def bill_table(bill: Bill, title: str) -> Table:

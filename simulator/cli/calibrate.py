@@ -16,18 +16,9 @@ from ..measure.start import Directories
 from ..report.charts import scaling_chart
 from ..report.page import Contents, ladder, write_page
 from ..timing.scale import study
+from .consoles import console, status_console
 from .machines import machine_document
-from .options import (
-    DEFAULT_SEED,
-    Output,
-    console,
-    measuring_options,
-    one_node_job,
-    output_options,
-    print_json,
-    status_console,
-    write_csv,
-)
+from .options import DEFAULT_SEED, Output, measuring_options, one_node_job, output_options, print_json, write_csv
 
 
 @click.command(short_help="Measure this machine.")
@@ -77,7 +68,7 @@ def calibrate(output: Output, directories: Directories, out: Path, name: str, ra
     if output.as_json:
         print_json(document)
     else:
-        console().print(text, markup=False)
+        console().print(text)
         console().print(f"written: {out}")
     return GOOD
 

@@ -35,17 +35,15 @@ from ..report.charts import campaign_chart
 from ..report.page import Contents, write_page
 from ..timing.stages import Job
 from .budget import bill_document, bill_row, bill_table, space_document
+from .consoles import console, status_console, table
 from .options import (
     Common,
     common_options,
-    console,
     job_options,
     make_job,
     print_json,
     ranks_option,
     read_time,
-    status_console,
-    table,
     wanted_of,
     write_csv,
 )
@@ -146,7 +144,7 @@ def campaign(
         out.print(_table(summary))
         out.print(bill_table(bill_of_run(planned, cadences, summary), "what the run takes, all of its nodes together"))
         for line in _spending(planned, cadences, summary):
-            out.print(f"- {line}", soft_wrap=True, markup=False)
+            out.print(f"- {line}", soft_wrap=True)
     return GOOD
 
 

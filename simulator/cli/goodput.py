@@ -14,22 +14,17 @@ from deeppart.model.units import show_seconds, show_share
 from ..advise.notes import what_if
 from ..budget.bill import MONTH_DAYS, missing
 from ..budget.goodput import BLOCKED_S, PERIODS_S, Row, rows_of, ways_of
-from ..machine.kinds import MOST_RANKS_PER_NODE
+from ..machine.kinds import DAY_S, MOST_RANKS_PER_NODE
 from ..timing.stages import Job
 from .budget import cells
-from .options import (
-    Common,
-    console,
-    make_job,
-    print_json,
-    ranks_option,
-    read_time,
-    table,
-    write_csv,
-)
+from .consoles import console, table
+from .options import Common, make_job, print_json, ranks_option, read_time, write_csv
 from .parameters import FiniteRange
 from .scale import describe_state, heading
 from .table_options import table_options
+
+#: A century, and less than any call takes: beyond it is not time that somebody asks about.
+_MOST_DAYS, _LEAST_S = 36_525.0, 1e-6
 
 
 @click.command(short_help="Show what a second of blocked time costs.")
@@ -41,7 +36,11 @@ from .table_options import table_options
 @click.option("--every", metavar="TIME,...", help="Training between two calls.  [default: 1min,10min,1h]")
 @click.option("--blocked", metavar="TIME,...", help="What a call blocks for.  [default: 10ms,100ms,1s,10s,100s]")
 @click.option(
-    "--days", type=FiniteRange(min=0, min_open=True), default=MONTH_DAYS, show_default=True, help="In which it costs."
+    "--days",
+    type=FiniteRange(min=0, max=_MOST_DAYS, min_open=True),
+    default=MONTH_DAYS,
+    show_default=True,
+    help="In which it costs.",
 )
 def goodput(
     common: Common,
@@ -74,7 +73,7 @@ def goodput(
         out.print(note, soft_wrap=True)
     out.print(_table(job, rows, days))
     for line in missing(job.machine):
-        out.print(f"- {line}", soft_wrap=True, markup=False)
+        out.print(f"- {line}", soft_wrap=True)
     return GOOD
 
 
@@ -85,7 +84,17 @@ def _times(text: str, name: str) -> list[float]:
             f"impossible value for {name}", expected="times, separated by commas, such as 1min,10min", found=repr(text),
             where=name,
         )  # fmt: skip
-    return [read_time(word, name) for word in words]
+    return [_time(word, name) for word in words]
+
+
+def _time(word: str, name: str) -> float:
+    seconds = read_time(word, name)
+    if not _LEAST_S <= seconds <= _MOST_DAYS * DAY_S:
+        raise ConfigError(
+            f"impossible value for {name}", expected=f"a time from 1 us to {_MOST_DAYS:g} days", found=repr(word),
+            where=name,
+        )  # fmt: skip
+    return seconds
 
 
 def document(job: Job, rows: list[Row], days: float) -> dict[str, Any]:

@@ -18,18 +18,8 @@ from ..advise.restarts import PARTS, REPLAY, RESTORE, WRITING, Comparison, compa
 from ..campaign.failures import CLASSES
 from ..machine.kinds import DAY_S
 from ..machine.ways import PIECES, WAYS
-from .options import (
-    Common,
-    console,
-    free_job_options,
-    make_job,
-    print_json,
-    ranks_option,
-    status_console,
-    table,
-    wanted_of,
-    write_csv,
-)
+from .consoles import console, status_console, table
+from .options import Common, free_job_options, make_job, print_json, ranks_option, wanted_of, write_csv
 from .scale import describe_state, heading
 from .table_options import table_options
 

@@ -18,19 +18,8 @@ from ..report.charts import scaling_chart
 from ..report.page import Contents, write_page
 from ..timing.scale import Point, study
 from ..timing.stages import STAGES, Job
-from .options import (
-    Common,
-    common_options,
-    console,
-    counts,
-    job_options,
-    make_job,
-    print_json,
-    refuse_seed,
-    status_console,
-    table,
-    write_csv,
-)
+from .consoles import console, status_console, table
+from .options import Common, common_options, counts, job_options, make_job, print_json, refuse_seed, write_csv
 from .parameters import given, no_effect
 
 _LADDER = "1,2,4,8,16,32,64,128,256,512,1024"

@@ -21,17 +21,15 @@ from ..measure.validate import validate as compare
 from ..report.charts import validation_chart
 from ..report.page import Contents, write_page
 from ..workload.layout import Layout, read_layout
+from .consoles import console, status_console, table
 from .options import (
     DEFAULT_SEED,
     Output,
-    console,
     counts,
     measuring_options,
     one_node_job,
     output_options,
     print_json,
-    status_console,
-    table,
     write_csv,
 )
 

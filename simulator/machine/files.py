@@ -133,8 +133,8 @@ def _machine(document: dict[str, Any], where: str) -> Machine:
     _check_keys(document, known, "", where)
     plain = {key: document[key] for key in ("name", "source") if key in document}
     for key, value in {"name": Path(where).stem, **plain}.items():
-        if not isinstance(value, str):
-            raise _refusal(key, value, "a text", where)
+        if not isinstance(value, str) or not value.isprintable():
+            raise _refusal(key, value, "a text of one line, without control characters", where)
         plain[key] = value
     numbers = _values(Machine, {key: document[key] for key in PLAIN[2:] if key in document}, "", where, PLAIN[2:])
     tables = {}
@@ -144,6 +144,7 @@ def _machine(document: dict[str, Any], where: str) -> Machine:
     if not isinstance(codecs, dict):
         raise _refusal("codec", codecs, "tables named [codec.DTYPE]", where)
     _check_price(tables["price"], where)
+    _check_power(tables["power"], where)
     found = {dtype: _record(Codec, table, f"codec.{dtype}", where) for dtype, table in codecs.items()}
     return Machine(**plain, **numbers, **tables, codecs=MappingProxyType(found))
 
@@ -152,6 +153,12 @@ def _check_price(price: Price, where: str) -> None:
     """Money without a currency is not money."""
     if not price.currency and not math.isinf(min(price.node_hour, price.kwh)):
         raise _refusal("price.currency", "nothing", 'a currency, such as "USD", beside prices', where, "add the key")
+
+
+def _check_power(power: Power, where: str) -> None:
+    """What a node draws while it waits is only a part of what it draws."""
+    if math.isinf(power.busy) and not math.isinf(power.waiting):
+        raise _refusal("power.busy", "nothing", "watts, beside waiting", where, "add the key")
 
 
 def _record(record: type[Any], table: object, name: str, where: str) -> Any:

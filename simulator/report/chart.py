@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -98,7 +99,7 @@ class Chart:
         above = 1.8 * TEXT * (bool(self.heading) - (-len(self.key) // columns))
         figure = _figure(self.panels, 1.15, above, titles=True)
         if self.heading:
-            figure.suptitle(self.heading, color=light("ink"), fontsize=TEXT + 1)
+            figure.suptitle(self.heading, color=light("ink"), fontsize=TEXT + 1, parse_math=False)
         if self.key:
             figure.legend(
                 handles=[_handle(mark) for mark in self.key], loc="outside lower center",
@@ -162,7 +163,7 @@ def rows(axes: Axes, labels: Sequence[str], marked: int | None = None) -> None:
         text = label if len(label) <= _MOST_LETTERS else f"{label[: _MOST_LETTERS - 3]}..."
         axes.text(
             0.0, place - 0.24, text, transform=axes.get_yaxis_transform(), va="bottom", ha="left", fontsize=SMALL,
-            color=light("ink"), clip_on=False, in_layout=False,
+            color=light("ink"), clip_on=False, in_layout=False, parse_math=False,
         )  # fmt: skip
 
 
@@ -243,7 +244,7 @@ def _embedded(drawing: str, name: str, title: str) -> str:
     drawing = re.sub(r'(url\(|href=")#', rf"\1#{name}-", drawing)
     drawing = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", drawing, flags=re.DOTALL)
     drawing = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" role="img">', drawing, count=1)
-    return as_variables(drawing).replace('role="img">', f'role="img" aria-label="{title}">', 1)
+    return as_variables(drawing).replace('role="img">', f'role="img" aria-label="{escape(title)}">', 1)
 
 
 def _columns(key: Sequence[Mark], width: float) -> int:

@@ -63,6 +63,8 @@ def test_what_is_not_known_is_left_out_and_its_key_said() -> None:
     assert "[price] node_hour" in missing(MACHINE)[0] and "[power] busy" in missing(MACHINE)[1]
     assert missing(PRICED) == []
     energy_alone = replace(MACHINE, price=Price(currency="EUR", kwh=0.2))
+    both = replace(MACHINE, price=Price(currency="EUR", node_hour=3.0, kwh=0.2))
+    assert missing(both)[0].startswith("money without that for energy") and item(both, "x", 2.0, busy=True).money == 6
     assert "needs [power] busy" in missing(energy_alone)[0] and item(energy_alone, "x", 1.0, busy=True).money is None
 
 
