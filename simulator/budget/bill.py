@@ -118,6 +118,24 @@ def missing(machine: Machine) -> list[str]:
     return lines
 
 
+def cells(each: Item, currency: str) -> list[str]:
+    """Node-hours, and money and energy where they are known, for people."""
+    found = [show_hours(each.node_hours)]
+    found += [show_money(each.money, currency)] if each.money is not None else []
+    return found + ([show_energy(each.kwh)] if each.kwh is not None else [])
+
+
+def bill_rows(bill: Bill) -> list[list[str]]:
+    """The bill as rows of a table with a head: its items, and then what was not useful, and all; columns only for what
+    is known.
+    """
+    total = bill.total
+    names = ["", "node-hours", *(["money"] if total.money is not None else [])]
+    names += ["energy"] if total.kwh is not None else []
+    shown = [each for each in bill.items if each.node_hours]
+    return [names, *([each.what, *cells(each, bill.currency)] for each in (*shown, bill.lost, total))]
+
+
 def show_money(amount: float, currency: str) -> str:
     """Money for people: ``1,234 USD``, ``0.42 USD``."""
     return f"{amount:,.0f} {currency}" if amount >= 100 else f"{amount:.3g} {currency}"

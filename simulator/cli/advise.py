@@ -24,6 +24,7 @@ from ..budget.space import drive_years
 from ..report.advice_charts import advice_chart
 from ..report.page import Contents, write_page
 from .budget import bill_document, bill_row, bill_table, known, space_document
+from .command_line import command_line
 from .consoles import console, status_console, table
 from .options import (
     Common,
@@ -91,7 +92,12 @@ def advise(
     if common.png_path is not None:
         advice_chart(advice).save(common.png_path)
     if common.report_path is not None:
-        write_page(common.report_path, advice.chosen.job, Contents(advice=advice, step_s=step_s), common.seed)
+        write_page(
+            common.report_path,
+            advice.chosen.job,
+            Contents(advice=advice, step_s=step_s, command=command_line()),
+            common.seed,
+        )
     if common.as_json:
         print_json(document(advice, text))
         return GOOD

@@ -16,6 +16,7 @@ from ..measure.start import Directories
 from ..report.charts import scaling_chart
 from ..report.page import Contents, ladder, write_page
 from ..timing.scale import study
+from .command_line import command_line
 from .consoles import console, status_console
 from .machines import machine_document
 from .options import DEFAULT_SEED, Output, measuring_options, one_node_job, output_options, print_json, write_csv
@@ -77,6 +78,6 @@ def _draw(output: Output, machine: Machine) -> None:
     """Draw what a job on the machine just measured would do."""
     job = one_node_job(machine)
     if output.report_path is not None:
-        write_page(output.report_path, job, Contents(), DEFAULT_SEED)
+        write_page(output.report_path, job, Contents(command=command_line()), DEFAULT_SEED)
     if output.png_path is not None:
         scaling_chart(study(job, ladder(job), ("deeppart", "rank0"), ("none",)), job).save(output.png_path)

@@ -35,6 +35,7 @@ from ..report.charts import campaign_chart
 from ..report.page import Contents, write_page
 from ..timing.stages import Job
 from .budget import bill_document, bill_row, bill_table, space_document
+from .command_line import command_line
 from .consoles import console, status_console, table
 from .options import (
     Common,
@@ -132,7 +133,9 @@ def campaign(
     if common.png_path is not None:
         campaign_chart(summary).save(common.png_path)
     if common.report_path is not None:
-        write_page(common.report_path, job, Contents(summary=summary, cadences=cadences), common.seed)
+        write_page(
+            common.report_path, job, Contents(summary=summary, cadences=cadences, command=command_line()), common.seed
+        )
     if common.as_json:
         print_json(document(job, cadences, results, summary) | _budget(planned, cadences, summary))
     else:

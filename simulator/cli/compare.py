@@ -23,6 +23,7 @@ from ..report.compare_charts import comparison_charts, together
 from ..report.compare_page import side_rows, write_comparison
 from ..timing.stages import Job
 from .advise import advise, row_of
+from .command_line import command_line
 from .consoles import console, status_console, table
 from .options import DEFAULT_SEED, Common, Output, make_job, output_options, print_json, read_time, wanted_of, write_csv
 from .parameters import OneOf, no_effect
@@ -92,7 +93,7 @@ def compare(ctx: click.Context, /, output: Output, variants: tuple[str, ...], **
     if output.png_path is not None:
         together(comparison_charts(sides)).save(output.png_path)
     if output.report_path is not None:
-        write_comparison(output.report_path, sides)
+        write_comparison(output.report_path, sides, command_line())
     if output.as_json:
         print_json(document(sides))
     else:

@@ -9,14 +9,14 @@ from rich.table import Table
 
 from deeppart.cli.commands import GOOD
 from deeppart.errors import ConfigError
-from deeppart.model.units import show_seconds, show_share
 
 from ..advise.notes import what_if
 from ..budget.bill import MONTH_DAYS, missing
 from ..budget.goodput import BLOCKED_S, PERIODS_S, Row, rows_of, ways_of
 from ..machine.kinds import DAY_S, MOST_RANKS_PER_NODE
+from ..report.goodput_page import cost_rows, write_goodput
 from ..timing.stages import Job
-from .budget import cells
+from .command_line import command_line
 from .consoles import console, table
 from .options import Common, make_job, print_json, ranks_option, read_time, write_csv
 from .parameters import FiniteRange
@@ -64,6 +64,8 @@ def goodput(
     rows = rows_of(job.machine, job.nodes, periods, asked, ways_of(job), days)
     if common.csv_path is not None:
         write_csv(common.csv_path, [row_of(row) for row in rows])
+    if common.report_path is not None:
+        write_goodput(common.report_path, job, rows, days, command_line())
     if common.as_json:
         print_json(document(job, rows, days))
         return GOOD
@@ -127,15 +129,12 @@ def row_of(row: Row) -> dict[str, Any]:
 
 
 def _table(job: Job, rows: list[Row], days: float) -> Table:
-    names = ["every", "a call blocks", "as", "goodput lost", f"node-hours in {days:g} days"]
-    names += ["money"] if rows[0].cost.money is not None else []
-    names += ["energy"] if rows[0].cost.kwh is not None else []
-    found = table(f"what blocked time costs on {job.nodes:,} nodes", names, left=3)
+    head, *lines = cost_rows(job, rows, days)
+    found = table(f"what blocked time costs on {job.nodes:,} nodes", head, left=3)
     before = rows[0].period_s
-    for row in rows:
+    for row, line in zip(rows, lines, strict=True):
         if row.period_s != before:
             found.add_section()
         before = row.period_s
-        shown = [show_seconds(row.period_s), show_seconds(row.blocked_s), row.way, show_share(row.lost)]
-        found.add_row(*shown, *cells(row.cost, job.machine.price.currency), style="bold" if row.way else "")
+        found.add_row(*line, style="bold" if row.way else "")
     return found

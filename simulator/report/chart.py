@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from deeppart.model.units import show_seconds
 
 from .palette import as_variables, light
-from .ticks import linear_ticks, log_ticks, log_time_ticks
+from .ticks import linear_ticks, log_ticks, log_time_ticks, time_labels, time_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -130,6 +130,14 @@ def linear_axis(axes: Axes, which: Which, high: float, show: Callable[[float], s
     """An axis from 0 on, with round marks."""
     axes.set(**{f"{which}lim": (0, high or 1.0)})
     _mark(axes, which, linear_ticks(0, high or 1.0, most), show)
+
+
+def time_axis(axes: Axes, which: Which, end_s: float, most: int = 5) -> None:
+    """An axis of times from 0 on, with round marks."""
+    axes.set(**{f"{which}lim": (0, end_s or 1.0)})
+    ticks = time_ticks(end_s or 1.0, most)
+    labels = dict(zip(ticks, time_labels(ticks), strict=True))
+    _mark(axes, which, ticks, labels.__getitem__)
 
 
 def show_time(seconds: float) -> str:
