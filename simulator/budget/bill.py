@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..machine.record import Machine
 
@@ -55,7 +55,8 @@ class Bill:
     @property
     def lost(self) -> Item:
         """Of what was no useful training."""
-        return _sum("not useful", [item for item in self.items if item.what != USEFUL])
+        nothing = replace(self.total, node_hours=0.0, money=_nothing(self.total.money), kwh=_nothing(self.total.kwh))
+        return _sum("not useful", [nothing, *(item for item in self.items if item.what != USEFUL)])
 
 
 def item(machine: Machine, what: str, node_hours: float, *, busy: bool) -> Item:
@@ -95,6 +96,11 @@ def bill(
     items = [item(machine, what, share * hours, busy=what in training) for what, share in shares.items()]
     items += [item(machine, SPARES, spares * seconds / HOUR_S, busy=False)] if spares else []
     return Bill(tuple(items), machine.price.currency)
+
+
+def _nothing(amount: float | None) -> float | None:
+    """None of what is known, which is not the same as what is not known."""
+    return None if amount is None else 0.0
 
 
 def _sum(what: str, items: Iterable[Item]) -> Item:

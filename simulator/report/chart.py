@@ -230,7 +230,7 @@ def _figure(panels: Sequence[Panel], larger: float, above: float = 0.0, *, title
         _clean(axis)
         panel.draw(axis)
         if titles:
-            axis.set_title(panel.title, fontsize=TEXT, color=light("ink"))
+            axis.set_title(panel.title, fontsize=TEXT, color=light("ink"), parse_math=False)
     return figure
 
 

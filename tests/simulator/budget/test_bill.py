@@ -10,6 +10,7 @@ from deeppart_simulator.budget.bill import (
     SPARES,
     USEFUL,
     bill,
+    bill_rows,
     item,
     missing,
     show_energy,
@@ -34,6 +35,13 @@ def test_a_day_of_ten_nodes() -> None:
     assert found.total.kwh == pytest.approx(225.6 * 2 + 14.4 * 0.5)
     assert found.lost.node_hours == pytest.approx(24) and found.lost.money == pytest.approx(72)
     assert found.lost.kwh == pytest.approx(9.6 * 2 + 14.4 * 0.5) and found.currency == "USD"
+
+
+def test_if_all_was_useful_nothing_was_lost_rather_than_something_unknown() -> None:
+    found = bill(PRICED, 10, 3600.0, {USEFUL: 1.0})
+    assert (found.lost.node_hours, found.lost.money, found.lost.kwh) == (0, 0, 0)
+    assert [len(row) for row in bill_rows(found)] == [4] * 4
+    assert bill(MACHINE, 10, 3600.0, {USEFUL: 1.0}).lost.money is None
 
 
 def test_spare_nodes_are_paid_for_and_wait() -> None:

@@ -62,7 +62,7 @@ def test_a_process_that_dies_is_told_and_an_interrupt_ends_all_of_them() -> None
     assert not multiprocessing.active_children() and time.monotonic() - began < 60
 
 
-class Hungry(Planned):
+class Hungry(Planned):  # type: ignore[misc]  # mypy does not see the simulator's types
     """A job that no memory is large enough for."""
 
     def on(self, nodes: int) -> SizedJob:
