@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from ..machine.kinds import DAY_S
 from ..machine.record import Machine
+from ..timing.serializing import torch_save_words
 from ..timing.stages import TORCH_SAVE, Job, Protection, Times, times_of
 from .bill import HOUR_S, Item, item
 
@@ -85,7 +86,7 @@ def ways_of(job: Job) -> list[Way]:
         Way("deeppart", own.blocked_s),
         Way("DCP-like, in the background", whole.blocked_s),
         Way("DCP-like, waited for", whole.serial_s()),
-        Way("torch.save on rank 0", saved.blocked_s),
+        Way(torch_save_words(job.state.layout), saved.blocked_s),
     ]
 
 

@@ -35,17 +35,16 @@ from ..report.charts import campaign_chart
 from ..report.page import Contents, write_page
 from ..timing.stages import Job
 from .budget import bill_document, bill_row, bill_table, space_document
+from .command_line import command_line
+from .consoles import console, status_console, table
 from .options import (
     Common,
     common_options,
-    console,
     job_options,
     make_job,
     print_json,
     ranks_option,
     read_time,
-    status_console,
-    table,
     wanted_of,
     write_csv,
 )
@@ -134,7 +133,9 @@ def campaign(
     if common.png_path is not None:
         campaign_chart(summary).save(common.png_path)
     if common.report_path is not None:
-        write_page(common.report_path, job, Contents(summary=summary, cadences=cadences), common.seed)
+        write_page(
+            common.report_path, job, Contents(summary=summary, cadences=cadences, command=command_line()), common.seed
+        )
     if common.as_json:
         print_json(document(job, cadences, results, summary) | _budget(planned, cadences, summary))
     else:
@@ -146,7 +147,7 @@ def campaign(
         out.print(_table(summary))
         out.print(bill_table(bill_of_run(planned, cadences, summary), "what the run takes, all of its nodes together"))
         for line in _spending(planned, cadences, summary):
-            out.print(f"- {line}", soft_wrap=True, markup=False)
+            out.print(f"- {line}", soft_wrap=True)
     return GOOD
 
 

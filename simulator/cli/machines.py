@@ -13,7 +13,8 @@ from deeppart.model.units import show_rate, show_seconds
 
 from ..machine.files import PLAIN, TABLES, keys_of, machine_toml, preset_names, read_machine
 from ..machine.record import Machine
-from .options import console, print_json, table
+from .consoles import console, table
+from .options import print_json
 
 
 @click.command(short_help="List the known machines.")

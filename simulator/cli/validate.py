@@ -21,17 +21,16 @@ from ..measure.validate import validate as compare
 from ..report.charts import validation_chart
 from ..report.page import Contents, write_page
 from ..workload.layout import Layout, read_layout
+from .command_line import command_line
+from .consoles import console, status_console, table
 from .options import (
     DEFAULT_SEED,
     Output,
-    console,
     counts,
     measuring_options,
     one_node_job,
     output_options,
     print_json,
-    status_console,
-    table,
     write_csv,
 )
 
@@ -88,7 +87,12 @@ def validate(
     if output.report_path is not None:
         job = one_node_job(used[max(numbers)])
         rows = [_HEAD, *(_cells(each) for each in found.comparisons)]
-        write_page(output.report_path, job, Contents(extra=(_title(found), rows), validation=found), DEFAULT_SEED)
+        write_page(
+            output.report_path,
+            job,
+            Contents(extra=(_title(found), rows), validation=found, command=command_line()),
+            DEFAULT_SEED,
+        )
     if output.png_path is not None:
         validation_chart(found).save(output.png_path)
     if output.as_json:

@@ -159,14 +159,15 @@ def _machine(document: dict[str, Any], where: str) -> Machine:
     _check_keys(document, known, "", where)
     plain = {key: document[key] for key in ("name", "source") if key in document}
     for key, value in {"name": Path(where).stem, **plain}.items():
-        if not isinstance(value, str):
-            raise _refusal(key, value, "a text", where)
+        if not isinstance(value, str) or not value.isprintable():
+            raise _refusal(key, value, "a text of one line, without control characters", where)
         plain[key] = value
     numbers = _values(Machine, {key: document[key] for key in PLAIN[2:] if key in document}, "", where, PLAIN[2:])
     tables = {}
     for name, record in TABLES.items():
         tables[name] = _record(record, document.get(name, {}), name, where)
     _check_price(tables["price"], where)
+    _check_power(tables["power"], where)
     tables["failures"] = replace(tables["failures"], groups=_named(Group, "groups", "NAME", document, where))
     for name in tables["failures"].groups:
         if name in _TAKEN or not _GROUP_NAME.fullmatch(name):
@@ -192,6 +193,12 @@ def _check_price(price: Price, where: str) -> None:
     """Money without a currency is not money."""
     if not price.currency and not math.isinf(min(price.node_hour, price.kwh)):
         raise _refusal("price.currency", "nothing", 'a currency, such as "USD", beside prices', where, "add the key")
+
+
+def _check_power(power: Power, where: str) -> None:
+    """What a node draws while it waits is only a part of what it draws."""
+    if math.isinf(power.busy) and not math.isinf(power.waiting):
+        raise _refusal("power.busy", "nothing", "watts, beside waiting", where, "add the key")
 
 
 def _record(record: type[Any], table: object, name: str, where: str) -> Any:

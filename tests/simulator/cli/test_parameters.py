@@ -82,8 +82,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "--config": FILE,
         "--restart-mode": ("job", "in-process"),
     },
-    "restart": {name: ways for name, ways in JOB.items() if name not in ("--report", "--png", "--seed")}
-    | {"--ranks": ("8", "32")},
+    "restart": {name: ways for name, ways in JOB.items() if name not in ("--png", "--seed")} | {"--ranks": ("8", "32")},
     "compare": {option: two for option, two in JOB.items() if option != "--seed"}
     | {
         "--ranks": ("8", "32"),
@@ -104,6 +103,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "--days": ("10", "20"),
         "--json": FLAG,
         "--csv": FILE,
+        "--report": FILE,
     },
     "fit": {
         "path": (("trace.csv", *WATCHED), ("lanl.csv", "--system", "2")),
