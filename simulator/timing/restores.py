@@ -32,13 +32,8 @@ def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int 
     if parts.get(Level.LOCAL):
         read = float(finish_times(per_rank, machine.local.rank_read, machine.local.read).max())
     node_read = min(machine.local.read, machine.local.rank_read * job.ranks_per_node)
-    link = machine.network.bandwidth
     if parts.get(Level.PARTNER):  # the partner's node reads its own and the lost node's parts
         read = max(read, 2 * each / node_read)
-    if parts.get(Level.PARITY):
-        # The stripes' other blocks, k times what is lost, come over the network to where they are decoded.
-        data = max(1, job.protection.parity_group - job.protection.parity_tolerate)
-        read = max(read, each / node_read + max(data * each / link, each / machine.network.parity))
     if parts.get(Level.PERSISTENT):
         persistent = machine.persistent
         lost = parts[Level.PERSISTENT] * each
@@ -46,7 +41,13 @@ def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int 
         aggregate = persistent.read * (1 - persistent.others)
         reading = max(lost / aggregate, lost / readers / min(persistent.node_read, _rank_limit(job)))
         read = max(read, reading + persistent.file)
-    return _begin_s(job) + read + _decode_s(job, shares, per_rank / ratio) + distribute_s(job)
+    rebuilt = 0.0
+    if parts.get(Level.PARITY):
+        # Whoever computes a block has read another one of its stripe, and sends on one: over no link goes more than the
+        # lost part, to the rank that gets it. Only then are parts loaded, this one too, from memory.
+        network = machine.network
+        rebuilt = max(each / network.bandwidth, each / network.rebuild) + network.exchange
+    return _begin_s(job) + rebuilt + read + _decode_s(job, shares, per_rank / ratio) + distribute_s(job)
 
 
 def _begin_s(job: Job) -> float:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from deeppart_simulator.timing.restores import distribute_s, restore_s
+from deeppart_simulator.timing.stages import Protection
 from deeppart_simulator.workload.states import read_state
 
 from tests.simulator.timing.jobs import MACHINE, STATE, job
@@ -21,6 +22,16 @@ def test_restores_by_hand() -> None:
     assert restore_s(this, shares, {"local": 3, "partner": 1}) == pytest.approx(2 + 16 / 5)
     assert restore_s(this, shares, {"persistent": 4}) == pytest.approx(4 + 16 / 5)
     assert restore_s(this, shares, {"local": 3, "persistent": 1}) == pytest.approx(4 + 16 / 5)
+
+
+def test_a_lost_node_is_rebuilt_after_the_others_have_loaded_their_parts() -> None:
+    """4 GB: over the link to who gets them as they are, and computed at 2 GB/s; each survivor loads its own for 1 s."""
+    this = job(protection=Protection(partner=False, parity_group=4))
+    this = replace(this, machine=replace(MACHINE, network=replace(MACHINE.network, rebuild=2e9, exchange=0.3)))
+    shares, parts = STATE.shares(16, kappa=0), {"local": 3, "parity": 1}
+    assert restore_s(this, shares, parts) == pytest.approx(1 + 2 + 0.3 + 16 / 5)
+    slow = replace(this, machine=replace(this.machine, network=replace(this.machine.network, bandwidth=1e9)))
+    assert restore_s(slow, shares, parts) - distribute_s(slow) == pytest.approx(1 + 4 + 0.3)
 
 
 def test_sharded_states_have_nothing_to_hand_round() -> None:
