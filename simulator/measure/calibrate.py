@@ -234,7 +234,9 @@ def machine_from(
     manifest = min(most, _MANIFEST_LEAF_S)
     if ranks_per_node > 1:
         manifest = min(most, max(0.0, (together_s - alone_s) / (ranks_per_node - 1)))
-    local_work = min(fit(together.local_only, "work", tensors=False)[1], node["work"][1]) if together.local_only else 0.0
+    local_work = (
+        min(fit(together.local_only, "work", tensors=False)[1], node["work"][1]) if together.local_only else 0.0
+    )
     return Machine(
         name=name,
         source="deeppart-sim calibrate",

@@ -12,6 +12,10 @@ from ..workload.sharing import Shares
 from .bandwidth_sharing import FloatArray, by_node, finish_times
 from .stages import Job, codec_of
 
+#: Training waits for a restore: a rank loads its parts with its share of the node's cores, up to so many
+#: (deeppart/session/topology.py).
+MOST_THREADS = 8
+
 
 def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int | None = None) -> float:
     """Seconds from the planner's choice until the state is live on all ranks.
@@ -80,12 +84,14 @@ def _decode_s(job: Job, shares: Shares, raw: FloatArray) -> float:
     ratio, _ = codec_of(job, shares)
     if ratio == 1.0:
         return 0.0
-    threads = job.machine.encoding_threads(min(job.ranks, job.ranks_per_node))
-    codecs = job.machine.codecs
+    machine = job.machine
+    threads = min(MOST_THREADS, machine.cores / job.ranks_on_node)
     per_byte = sum(
-        share / (codecs[dtype].decode * threads) for dtype, share in shares.by_dtype.items() if dtype in codecs
+        share * (1 / machine.codecs[dtype].decode + 1 / machine.memory.hash)
+        for dtype, share in shares.by_dtype.items()
+        if dtype in machine.codecs
     )
-    return float(raw.max()) * per_byte
+    return float(raw.max()) * per_byte / threads
 
 
 def _rank_limit(job: Job) -> float:

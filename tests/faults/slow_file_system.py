@@ -19,14 +19,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import mfusepy  # type: ignore[import-untyped]
+
 from deeppart.model.units import read_rate
-from tests.faults.poor_file_system import PoorFileSystem, mfusepy
+from tests.faults.poor_file_system import PoorFileSystem
 
 ROOT = Path(__file__).parents[2]
 #: Seconds to wait for the mount.
 _PATIENCE_S = 30.0
 #: So long it may have been idle, and catch up.
-_BURST_S = 0.05
+_BURST_S = 0.005
 
 
 class SlowFileSystem(PoorFileSystem):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
@@ -78,18 +78,24 @@ def _codec(dtype: str) -> dict[str, float]:
     raw = chunk.view(torch.uint8).numpy()
     codec = tensor_codec(dtype)
     encoded = np.frombuffer(bytes(codec.encode(raw.data)), dtype=np.uint8)
-    # As the library does it: from memory, into a few buffers in turn; and back into memory for the whole.
+    # As the library does it: from memory, into a few buffers in turn; and back into new memory for the whole part.
     copies = _PASS_BYTES // DEFAULT_CHUNK_BYTES // 4
     chunks = itertools.cycle(np.tile(raw, copies).reshape(copies, -1))
     rooms = itertools.cycle([memoryview(mmap.mmap(-1, raw.nbytes + ROOM_BYTES)) for _ in range(_ROOMS)])
     files = itertools.cycle(np.tile(encoded, copies).reshape(copies, -1))
-    targets = itertools.cycle(np.zeros((copies, raw.nbytes), dtype=np.uint8))
+    targets = _new_memory(copies, raw.nbytes)
     return {
         "ratio": min(1.0, encoded.nbytes / raw.nbytes),
         "encode": raw.nbytes / _timed(lambda: codec.encode(next(chunks).data, next(rooms)), time.thread_time),
         "decode": raw.nbytes
         / _timed(lambda: codec.decode(next(files).data, raw.nbytes, next(targets).data), time.thread_time),
     }
+
+
+def _new_memory(pieces: int, nbytes: int) -> Iterator[Bytes]:
+    """Memory that nobody has touched yet, without end: the first write to a page costs more than those after it."""
+    while True:
+        yield from np.empty((pieces, nbytes), dtype=np.uint8)
 
 
 def _in_memory() -> Bytes:

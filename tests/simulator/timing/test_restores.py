@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.timing.restores import distribute_s, restore_s
+from deeppart_simulator.timing.restores import MOST_THREADS, distribute_s, restore_s
 from deeppart_simulator.timing.stages import Protection
 from deeppart_simulator.workload.states import read_state
 
+from deeppart.session.topology import MOST_WAITING_THREADS
 from tests.simulator.timing.jobs import MACHINE, STATE, job
 
 # --- coming back ------------------------------------------------------------------------------------------------------
@@ -32,6 +33,16 @@ def test_a_lost_node_is_rebuilt_after_the_others_have_loaded_their_parts() -> No
     assert restore_s(this, shares, parts) == pytest.approx(1 + 2 + 0.3 + 16 / 5)
     slow = replace(this, machine=replace(this.machine, network=replace(this.machine.network, bandwidth=1e9)))
     assert restore_s(slow, shares, parts) - distribute_s(slow) == pytest.approx(1 + 4 + 0.3)
+
+
+def test_what_was_encoded_is_decoded_and_digested_on_all_cores_that_a_rank_has() -> None:
+    """0.8 GB of a rank's 1 GB are read at 1 GB/s; then a core decodes 1 GB/s, and digests 16 GB/s of what comes out."""
+    shares = STATE.shares(16, kappa=0)
+    for cores, threads in ((4, 1), (16, 4), (256, 8), (2, 0.5)):
+        this = job(compression="tensor", machine=replace(MACHINE, cores=cores))
+        decoding_s = (1 + 1 / 16) / threads
+        assert restore_s(this, shares, {"local": 4}) == pytest.approx(0.8 + decoding_s + 16 / 5), cores
+    assert MOST_THREADS == MOST_WAITING_THREADS  # as the library does it
 
 
 def test_sharded_states_have_nothing_to_hand_round() -> None:

@@ -12,6 +12,7 @@ from tests.simulator.timing.jobs import MACHINE, STATE, job
 
 #: A rank's 1 GB takes this long to encode on one core at 1 GB/s, with digests of it before and after.
 ENCODE_S = 1 + 1.8 / 16
+EVERYWHERE = Protection()
 #: Writing does not hold anything up, but takes a second of a core for each GB at each level.
 QUICK = replace(
     MACHINE,
@@ -21,9 +22,9 @@ QUICK = replace(
 )
 
 
-def times(cores: int, compression: str = "tensor", **changes: object) -> Times:
-    this = job(machine=replace(QUICK, cores=cores), compression=compression, **changes)
-    return times_of(this, STATE.shares(16, kappa=0))
+def times(cores: int, compression: str = "tensor", protection: Protection = EVERYWHERE) -> Times:
+    this = job(machine=replace(QUICK, cores=cores), compression=compression)
+    return times_of(replace(this, protection=protection), STATE.shares(16, kappa=0))
 
 
 def test_what_four_ranks_do_on_two_cores_takes_its_sum() -> None:
