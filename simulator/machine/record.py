@@ -130,8 +130,8 @@ class Network:
         latency: of a message.
         parity: bytes of parts per second that one rank digests, passes on, encodes and digests again, all on one
             thread.
-        rebuild: bytes of a lost part per second that a parity group rebuilds: reading, passing on and computing, and
-            loading what has been rebuilt.
+        rebuild: bytes of one lost part per second that the ranks of its set rebuild: reading, passing on and computing,
+            and loading what has been rebuilt.
         exchange: for parity, or a rebuild from it, as such: agreeing that all have the memory, telling each other of
             the parts, opening files, and comparing digests at the end.
     """

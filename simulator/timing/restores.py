@@ -47,10 +47,11 @@ def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int 
         read = max(read, reading + persistent.file)
     rebuilt = 0.0
     if parts.get(Level.PARITY):
-        # Whoever computes a block has read another one of its stripe, and sends on one: over no link goes more than the
-        # lost part, to the rank that gets it. Only then are parts loaded, this one too, from memory.
+        # The c-th parts of a group's nodes make a set, and sets are rebuilt side by side. Whoever computes a block has
+        # read another one of its stripe, and sends on one: over no link goes more than the lost parts, to the node that
+        # gets them. The other parts have been loaded before; these are then loaded from memory.
         network = machine.network
-        rebuilt = max(each / network.bandwidth, each / network.rebuild) + network.exchange
+        rebuilt = max(each / network.bandwidth, each / (network.rebuild * job.ranks_on_node)) + network.exchange
     return _begin_s(job) + rebuilt + read + _decode_s(job, shares, per_rank / ratio) + distribute_s(job)
 
 
