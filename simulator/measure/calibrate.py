@@ -39,6 +39,8 @@ LAZY_SHARE, QUICK_LAZY_SHARE = (160 << 20, 512), (24 << 20, 256)
 ROUNDS, QUICK_ROUNDS = 7, 4
 #: The shares that have parity, and that are written to the local level alone.
 _PROTECTED, _LOCAL_ONLY = slice(0, 2), slice(0, 3, 2)
+#: The shares that are restored from the file system.
+_FETCHED = slice(0, 2)
 #: The parity groups that are measured have at most so many nodes.
 MOST_GROUP = 4
 #: What is fitted: levels until they are complete, from when training goes on; processors' time in the background.
@@ -104,6 +106,7 @@ class Measured:
             restore takes where a node is lost, ``rebuild``. Empty with one rank.
         defer: seconds of a lazy call for each tensor of the share, beside planning.
         interference: time that training lost to the background, as a share of what this takes without training.
+        fetched: of some of the shares, ``restore`` from the file system, where there is nothing on the nodes.
         pieces: of :func:`deeppart.cli.calibrate.pieces.measure_pieces`.
     """
 
@@ -113,6 +116,7 @@ class Measured:
     protected: Sequence[Sample] = ()
     defer: float = 15e-6
     interference: float = 0.02
+    fetched: Sequence[Sample] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +147,12 @@ class _Measuring:
             tasks([lazy], few, persistent=False, capture="lazy"),
             tasks(protected, rounds, **parity),
             tasks(protected, few, persistent=False, after=LOSE, **parity),
+            tasks(shares[_FETCHED], few, local=False, after=RESTORE),
         )
         found = measure(ranks, [task for group in groups for task in group], self.directories, dtypes)
         saves = iter(found["saves"])
-        plain, restored, trained, local_only, (late,), kept, lost = ([next(saves) for _ in group] for group in groups)
+        by_group = ([next(saves) for _ in group] for group in groups)
+        plain, restored, trained, local_only, (late,), kept, lost, fetched = by_group
         samples = [
             _sample(ranks, share, saved, again) for share, saved, again in zip(shares, plain, restored, strict=True)
         ]
@@ -163,6 +169,10 @@ class _Measuring:
             ],
             median(late["capture"]) / lazy[1],
             _interference(trained[0], plain[0]),
+            [
+                Sample(ranks, *share, {"restore": median(each["restore"])})
+                for share, each in zip(shares[_FETCHED], fetched, strict=True)
+            ],
         )
 
 
@@ -221,10 +231,12 @@ def machine_from(
     codecs = {dtype: Codec(**found) for dtype, found in pieces["codec"].items() if found["ratio"] < 1}
     node_copy = _rate(node["capture"][1], ranks_per_node)
     # A restore ends with a copy of the whole state by every rank, which the model has apart.
-    rank_read, read = (
-        _rest(rank["restore"][1], 1 / _rate(rank["capture"][1])),
-        _rest(node["restore"][1], ranks_per_node**2 / node_copy),
-    )
+    copied, all_copied = 1 / _rate(rank["capture"][1]), ranks_per_node**2 / node_copy
+    rank_read, read = _rest(rank["restore"][1], copied), _rest(node["restore"][1], all_copied)
+    rank_fetch, fetch = rank_read, read
+    if alone.fetched and together.fetched:
+        rank_fetch = _rest(fit(alone.fetched, "restore", tensors=False)[1], copied)
+        fetch = _rest(fit(together.fetched, "restore", tensors=False)[1], all_copied)
     leaf = rank["plan"][2]
     # Every rank looks at all ranks' leaves.
     together_leaf = node["plan"][2] / ranks_per_node / crowding
@@ -269,11 +281,11 @@ def machine_from(
         network=_network(together, crowding, node["local"][0]),
         persistent=Persistent(
             write=_rate(node["persistent"][1], ranks_per_node),
-            read=_rate(read, ranks_per_node),
+            read=_rate(fetch, ranks_per_node),
             node_write=_rate(node["persistent"][1], ranks_per_node),
-            node_read=_rate(read, ranks_per_node),
+            node_read=_rate(fetch, ranks_per_node),
             rank_write=_rate(rank["persistent"][1]),
-            rank_read=_rate(rank_read),
+            rank_read=_rate(rank_fetch),
             file=node["persistent"][0],
             tensor=node["persistent"][2] / crowding - ranks_per_node * manifest,
             leaf=manifest,

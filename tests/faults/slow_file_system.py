@@ -10,6 +10,7 @@ mount. What is written lies in the temporary directory.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -85,6 +86,7 @@ def main(arguments: list[str]) -> int:
         mfusepy.FUSE(SlowFileSystem(Path(source), read_rate(rate)), mount, foreground=True)
         return 0
     rate, *command = arguments
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what is mounted is unmounted
     with slow_directory(rate) as mounted:
         return subprocess.run([each.replace("{}", str(mounted)) for each in command], check=False).returncode
 

@@ -56,3 +56,14 @@ def test_parity_work_and_guards_are_found_again() -> None:
     assert machine.network.rebuild == pytest.approx(0.25e9 * crowding, rel=0.01)
     assert machine.network.exchange == pytest.approx(0.05 - 2e-3, rel=0.02)  # the file itself takes 2 ms
     assert machine.memory.defer == pytest.approx(30e-6 / crowding) and machine.interference == 0.3
+
+
+def test_the_file_system_is_read_as_fast_as_restores_from_it_tell() -> None:
+    """40 MB/s, where the node reads a hundred times as fast: a slow directory is slow for who comes back, too."""
+    fetched = [Sample(1, nbytes, 16, {"restore": 0.1 + nbytes / 40e6}) for nbytes in (64 << 20, 128 << 20)]
+    alone = Measured(samples_of(1), PIECES, fetched=fetched)
+    machine = machine_from("slow", 1, alone, alone)
+    assert machine.persistent.rank_read == machine.persistent.read == pytest.approx(40e6, rel=0.02)
+    assert machine.local.rank_read > 1e9
+    usual = machine_from("usual", 1, Measured(samples_of(1), PIECES), Measured(samples_of(1), PIECES))
+    assert usual.persistent.rank_read == usual.local.rank_read, "as the node's, where nobody has looked"
