@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from ..machine.kinds import DAY_S
 from ..machine.record import Machine
 from ..timing.serializing import torch_save_words
-from ..timing.stages import TORCH_SAVE, Job, Protection, Times, times_of
+from ..timing.stages import TORCH_SAVE, Job, Protection, times_of
+from ..timing.times import Times
 from .bill import HOUR_S, Item, item
 
 #: Seconds for which a call blocks, and training between two calls in seconds, of the usual table.

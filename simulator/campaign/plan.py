@@ -7,15 +7,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from deeppart.errors import ConfigError
 from deeppart.model import DEFAULT_KEEP, LEVELS, Level
 
 from ..machine.record import Restart
 from ..timing.bandwidth_sharing import FloatArray, by_node
 from ..timing.restores import restore_s
-from ..timing.stages import Job, Times, metadata_s, times_of
+from ..timing.stages import Job, metadata_s, times_of
+from ..timing.times import Times
 from ..workload.sharing import Shares
 from .domains import domain_nodes
 from .failures import Size, rates_per_s, repair_after_s
@@ -169,7 +168,7 @@ class Planned:
             speed=ranks / self.job.ranks,
             stages=stages,
             blocked_s=times.blocked_s,
-            local_s=float(np.maximum(times.encode, times.local).max()),
+            local_s=float(times.stored.max()),
             flushed_bytes=written,
             flush_rate=_balanced_rate(times.encoded, job.ranks_per_node, node_rate),
             flush_latency_s=metadata_s(job, by_node(times.encoded, job.ranks_per_node)),
