@@ -6,7 +6,7 @@ import math
 
 from deeppart.model import LEVELS, Level
 from deeppart.model.units import show_bytes, show_seconds, show_share
-from deeppart.plan.interval import MOST_EVERY
+from deeppart.plan.multiples import MOST_EVERY
 
 from ..budget.space import space_lines
 from ..campaign.failures import CLASSES

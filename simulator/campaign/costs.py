@@ -10,7 +10,8 @@ from types import MappingProxyType
 
 from deeppart.model import LEVELS, REDUNDANT_LEVELS, Level
 from deeppart.plan.completion import cost_per_call_s
-from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost, waste
+from deeppart.plan.interval import Cadence, LevelCost, waste
+from deeppart.plan.multiples import MOST_EVERY
 
 from .coincidences import out_at_once, share_beyond, window_s
 from .comeback import pieces_s
