@@ -104,11 +104,12 @@ def comebacks(levels: Sequence[Costs]) -> Comebacks:
     for level in reversed(range(count)):
         stays = sum(rates[: level + 1]) / rate
         higher = [(place, rates[place] / rate) for place in range(level + 1, count)]
-        again = 1 - fails[level] * stays
-        mean_s[level] = (attempt_s[level] + fails[level] * sum(part * mean_s[place] for place, part in higher)) / again
+        # What ends it here or at a higher level; nearly 0, where hardly any attempt is without a failure.
+        over = sum(part for _, part in higher) + stays * math.exp(-exponents[level])
+        mean_s[level] = (attempt_s[level] + fails[level] * sum(part * mean_s[place] for place, part in higher)) / over
         for end in range(level, count):
             onward = sum(part * ends[place][end] for place, part in higher)
-            ends[level][end] = ((1 - fails[level] if end == level else 0.0) + fails[level] * onward) / again
+            ends[level][end] = ((math.exp(-exponents[level]) if end == level else 0.0) + fails[level] * onward) / over
     mean = sum(part / rate * each for part, each in zip(rates, mean_s, strict=True))
     highest = [sum(rates[first] / rate * ends[first][end] for first in range(count)) for end in range(count)]
     return Comebacks(rate, mean, rate * mean / (1 + rate * mean), tuple(highest))
