@@ -154,7 +154,7 @@ def test_long_patterns_that_do_not_divide_each_other_are_not_taken_for_their_beg
     ]
     for every in ((1, 84, 57, 1020), (1, 60, 230, 900)):
         cost = sum(each.cost_s / n for each, n in zip(levels, every, strict=True))
-        played = played_efficiency(levels, 0.7525 - cost, every, 40_000, 1)
+        played = played_efficiency(levels, 0.7525 - cost, every, 20_000, 1)
         assert waste(levels, 0.7525, every).total == pytest.approx(1 - played, rel=0.03)
 
 

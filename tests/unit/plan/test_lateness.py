@@ -68,7 +68,7 @@ def test_what_is_in_the_background_is_lost_with_the_processes(
     assert waste_of(known, training_s, every) == pytest.approx(1 - played, rel=0.035)
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(10))
 def test_whatever_the_machine_the_best_cadence_wastes_what_is_predicted(seed: int) -> None:
     """Up to four levels, latencies as long as the background takes or longer, levels without failures, odd orders."""
     draw = random.Random(seed)
@@ -85,7 +85,7 @@ def test_whatever_the_machine_the_best_cadence_wastes_what_is_predicted(seed: in
     found = best(levels)
     every = tuple(found.every.values())
     training_s = found.period_s - cost_per_call_s(levels, every)
-    played = played_efficiency(levels, training_s, every, 20_000, seed)
+    played = played_efficiency(levels, training_s, every, 15_000, seed)
     assert found.waste.total == pytest.approx(1 - played, rel=0.035)
 
 
