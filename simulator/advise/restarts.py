@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from deeppart.plan.completion import late_s
 from deeppart.plan.interval import Cadence, LevelCost, Waste
+from deeppart.plan.lateness import late_s
 
 from ..campaign.comeback import pieces_s
 from ..campaign.costs import Survival, cadence_of, level_costs, restored_s, survival

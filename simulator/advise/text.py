@@ -6,9 +6,9 @@ import math
 
 from deeppart.model import LEVELS, Level
 from deeppart.model.units import show_bytes, show_seconds, show_share
-from deeppart.plan.interval import MOST_EVERY
 
 from ..budget.space import space_lines
+from ..campaign.costs import followed
 from ..campaign.failures import struck_nodes
 from ..machine.kinds import DAY_S
 from .choose import Advice, Choice, describe
@@ -77,7 +77,7 @@ def config_toml(advice: Advice, step_s: float = 0.0) -> str:
     job = chosen.job
     period = cadence.period_s
     counts = dict.fromkeys(LEVELS, 0)
-    counts |= {level: count for level, count in cadence.every.items() if count < MOST_EVERY}
+    counts |= followed(cadence)
     call = f"call checkpoint() every {show_seconds(period)}; `every` counts these calls"
     if step_s > 0:
         steps = steps_between(chosen.costs, cadence, step_s)

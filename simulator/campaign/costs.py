@@ -10,7 +10,8 @@ from types import MappingProxyType
 
 from deeppart.model import LEVELS, REDUNDANT_LEVELS, Level
 from deeppart.plan.completion import cost_per_call_s
-from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost, waste
+from deeppart.plan.interval import Cadence, LevelCost, waste
+from deeppart.plan.multiples import MOST_EVERY
 
 from .coincidences import out_at_once, share_beyond, window_s
 from .comeback import pieces_s
@@ -116,7 +117,11 @@ def _coming_back_s(planned: Planned, kind: str, level: str) -> float:
 
 
 def restored_s(planned: Planned, level: str) -> float:
-    """Reading the state back after a failure that needs a level."""
+    """Reading the state back after a failure that needs a level.
+
+    All of it comes from the file system if that is needed, also where few nodes are lost: the step that was flushed is
+    on the others only until the next one is, since one step stays there by default.
+    """
     nodes = planned.nodes
     lost = 1 if level in REDUNDANT_LEVELS else nodes if level == Level.PERSISTENT else 0
     parts = {Level.LOCAL: nodes - lost, level: lost} if lost < nodes else {level: lost}
@@ -145,6 +150,17 @@ def cadence_of(costs: Sequence[LevelCost], period_s: float, every: Mapping[str, 
     """A cadence with the waste that the model expects of it."""
     expected = waste(costs, period_s, [every[cost.name] for cost in costs])
     return Cadence(period_s, MappingProxyType(dict(every)), expected)
+
+
+def followed(cadence: Cadence) -> dict[str, int]:
+    """Level -> at every how many-th call it is written; 0 for one on the nodes that is best left out.
+
+    Calls may be so close that the file system gets one of 10,000 or more: it is not left out for that.
+    """
+    return {
+        level: 0 if count >= MOST_EVERY and level != Level.PERSISTENT else count
+        for level, count in cadence.every.items()
+    }
 
 
 def training_s(costs: Sequence[LevelCost], cadence: Cadence) -> float:

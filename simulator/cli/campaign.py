@@ -23,7 +23,7 @@ from ..advise.wanted import Wanted
 from ..budget.bill import missing
 from ..budget.runs import LABELS, LEAVING, bill_of_run, daily_bytes, space_of_run
 from ..budget.space import space_lines
-from ..campaign.costs import NOTHING, level_costs, often_enough, training_s
+from ..campaign.costs import NOTHING, followed, level_costs, often_enough, training_s
 from ..campaign.effort import LIMIT_S, effort_s, too_long
 from ..campaign.failures import Failure, Size
 from ..campaign.outcomes import Estimate, Summary, show_number, summarize
@@ -116,11 +116,11 @@ def campaign(
         raise no_effect("--flush-share", "it limits how often checkpoints are flushed, which --every and --levels give")
     ready = usual_spares(planned) if spares is None else spares
     if advice is None:
-        cadences = _cadences(planned, every, levels, days * DAY_S, ready, elastic)
+        cadences = _cadences(planned, wanted_of(options), every, levels, days * DAY_S, ready, elastic)
         _check_protection(options, cadences)
     else:
         period_s = training_s(advice.costs, advice.cadence)
-        cadences = Cadences(period_s, dict(advice.cadence.every), days * DAY_S, spares=ready, elastic=elastic)
+        cadences = Cadences(period_s, followed(advice.cadence), days * DAY_S, spares=ready, elastic=elastic)
     cadences = replace(cadences, scheduling=happenings.scheduling)
     jobs = _at_a_time(planned, cadences, seeds, failures, jobs, anyway=anyway)
     numbers = range(common.seed, common.seed + seeds)
@@ -172,17 +172,23 @@ def simulate(
 
 
 def _cadences(
-    planned: Planned, every: str | None, levels: str | None, wall_s: float, spares: int, elastic: bool
+    planned: Planned,
+    wanted: Wanted,
+    every: str | None,
+    levels: str | None,
+    wall_s: float,
+    spares: int,
+    elastic: bool,
 ) -> Cadences:
     on = list(planned.on(planned.nodes).times.complete())
     if every is not None and levels is not None:
         period = read_time(every, "--every")
         return Cadences(period, _read_levels(levels, on), wall_s, spares=spares, elastic=elastic)
     costs = level_costs(planned)
-    found = often_enough(costs, best(costs))
+    found = wanted.kept(costs, often_enough(costs, best(costs)))
     period = training_s(costs, found) if every is None else read_time(every, "--every")
-    counts = found.every if levels is None else _read_levels(levels, on)
-    return Cadences(period, dict(counts), wall_s, spares=spares, elastic=elastic)
+    counts = followed(found) if levels is None else _read_levels(levels, on)
+    return Cadences(period, counts, wall_s, spares=spares, elastic=elastic)
 
 
 def _advice(job: Job, wanted: Wanted, every: str | None, levels: str | None) -> Choice:

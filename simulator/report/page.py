@@ -19,7 +19,7 @@ from ..advise.text import config_toml, reasons
 from ..budget.bill import MONTH_DAYS, missing
 from ..budget.runs import bill_of_run, daily_bytes, space_of_run
 from ..budget.space import space_lines
-from ..campaign.costs import training_s
+from ..campaign.costs import followed, training_s
 from ..campaign.effort import effort_s, too_long
 from ..campaign.outcomes import Estimate, Summary, show_number, summarize
 from ..campaign.plan import Cadences, Planned, usual_spares
@@ -200,7 +200,7 @@ def _campaign(job: Job, contents: Contents, advice: Advice | None, seed: int) ->
         chosen = advice.chosen
         period = training_s(chosen.costs, chosen.cadence)
         planned = Planned(chosen.job)
-        cadences = Cadences(period, dict(chosen.cadence.every), _WALL_S, spares=usual_spares(planned))
+        cadences = Cadences(period, followed(chosen.cadence), _WALL_S, spares=usual_spares(planned))
         if too_long(_SEEDS * effort_s(planned, cadences)):
             return section("A campaign", "<p>Failures come so often that this takes too long to simulate.</p>")
         summary = summarize([run(planned, cadences, number) for number in range(seed, seed + _SEEDS)])
