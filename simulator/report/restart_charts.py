@@ -45,7 +45,7 @@ def after_chart(found: Sequence[Comparison], mode: str) -> Chart:
     colours = _colours(not_all_zero((*OF_ONE, REPLAY), parts_s.values()))
     panels = [
         Panel(
-            f"After the loss of {_LOST.get(kind, f'a group: {kind}')}",
+            f"After the loss of {_LOST.get(kind, f'a group of nodes ({kind})')}",
             partial(_after, {each.way: parts_s[each.way, kind] for each in found}, colours, mode),
             rows_height(len(found)),
         )

@@ -79,7 +79,8 @@ def test_a_lack_of_memory_is_told(processes: int) -> None:
 
 #: Two processes simulate for minutes; this one says so as soon as they have begun to be.
 _LONG = """
-import multiprocessing, threading, time
+import multiprocessing, signal, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a process that is started in the background ignores it
 from dataclasses import replace
 from deeppart_simulator.campaign.seeds import run_seeds
 from tests.simulator.campaign.jobs import DAY, busy

@@ -33,7 +33,8 @@ def ends_of(axes: Axes, rows: int) -> list[float]:
 def test_a_panel_for_each_class_and_bars_that_end_where_training_goes_on() -> None:
     found = some()[1]
     chart = after_chart(found, "job")
-    assert [panel.title.split("of ")[-1] for panel in chart.panels] == ["a process", "a node", "nodes", "everything"]
+    lost = ["a process", "a node", "a group of nodes (switch)", "a group of nodes (power)", "everything"]
+    assert [panel.title for panel in chart.panels] == [f"After the loss of {each}" for each in lost]
     axes = Figure().add_subplot()
     chart.panels[1].draw(axes)
     bars = [
