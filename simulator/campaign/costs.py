@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean
 from types import MappingProxyType
 
@@ -13,6 +14,7 @@ from deeppart.plan.completion import cost_per_call_s
 from deeppart.plan.interval import Cadence, LevelCost, waste
 from deeppart.plan.multiples import MOST_EVERY
 
+from ..timing.stages import Protection
 from .coincidences import out_at_once, share_beyond, window_s
 from .comeback import pieces_s
 from .failures import Size, classes, group_count, nodes_of_group, rates_per_s, struck_nodes
@@ -56,7 +58,10 @@ def survival(planned: Planned) -> Survival:
     for kind in kinds:
         needs[kind] = NOTHING
         for count in range(1, len(on) + 1):
-            if all(_survives(planned, on[:count], struck) for struck in _strikes(planned, kind)):
+            strikes = _strikes(planned, kind)
+            if on[count - 1] == Level.PERSISTENT:  # which has all of it, whoever is struck
+                strikes = strikes[-1:]
+            if all(_survives(planned, on[:count], struck) for struck in strikes):
                 needs[kind] = on[count - 1]
                 break
     return Survival(needs, rates, {kind: _shares(planned, on, kind, needs[kind], rates) for kind in kinds})
@@ -174,10 +179,17 @@ def _levels(planned: Planned) -> list[str]:
     return [level for level in LEVELS if level in complete]
 
 
-def _survives(planned: Planned, levels: Iterable[str], struck: tuple[int, ...]) -> bool:
-    nodes = tuple(range(planned.nodes))
-    stored = Stored(0, 0.0, nodes, set(levels), set(struck))
-    return recover([stored], nodes, planned.job.protection, planned.domain_nodes) is not None
+def _survives(planned: Planned, levels: Sequence[str], struck: tuple[int, ...]) -> bool:
+    return _is_left(planned.nodes, planned.job.protection, planned.domain_nodes, tuple(levels), struck)
+
+
+@lru_cache(maxsize=4096)
+def _is_left(
+    nodes: int, protection: Protection, domain_nodes: int, levels: tuple[str, ...], struck: tuple[int, ...]
+) -> bool:
+    """Whether a checkpoint on some levels outlives the loss of some nodes; choices ask the same again and again."""
+    every = tuple(range(nodes))
+    return recover([Stored(0, 0.0, every, set(levels), set(struck))], every, protection, domain_nodes) is not None
 
 
 def _strikes(planned: Planned, kind: str) -> list[tuple[int, ...]]:

@@ -190,7 +190,9 @@ def _add(
         if keeper is not None:
             found[keeper].append(part(Level.PARTNER, place))
     if Level.PARITY in stored.levels and places.group:
-        for members in {places.group[place] for place in concerned if set(places.group[place]) <= set(concerned)}:
+        for members in {places.group[place] for place in concerned}:
+            if not number_of.keys() >= set(members):
+                continue
             records = tuple(ParityMember(number_of[place], _PART_BYTES, digests[place]) for place in members)
             for number, place in enumerate(members):
                 keeper = reader(place)
