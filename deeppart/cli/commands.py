@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import deque
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import islice
 from keyword import iskeyword
 from typing import Any, ClassVar
 
@@ -66,29 +68,55 @@ class Commands(click.Group):
             return end_quietly()
 
     def _run(self, arguments: list[str], prog_name: str | None, complete_var: str | None, extra: Any) -> int:
-        as_json = "--json" in arguments
         try:
             code = super().main(arguments, prog_name, complete_var, standalone_mode=False, **extra)
             return code if isinstance(code, int) else GOOD
-        except DeeppartError as error:
-            return tell(error, NOT_GOOD if isinstance(error, self.about_content) else REFUSED, as_json)
         except click.Abort:
             click.echo("interrupted", err=True)
             return INTERRUPTED
+        except DeeppartError as error:
+            return tell(error, NOT_GOOD if isinstance(error, self.about_content) else REFUSED, self._as_json(arguments))
         except click.ClickException as error:
-            if as_json:
-                return tell(DeeppartError(error.format_message()), REFUSED, as_json, kind="UsageError")
+            if self._as_json(arguments):
+                return tell(DeeppartError(error.format_message()), REFUSED, True, kind="UsageError")
             error.show()
             return REFUSED
         except OSError as error:
             refusal = DeeppartError("the operating system refused", found=str(error))
-            return tell(refusal, REFUSED, as_json, kind="OSError")
+            return tell(refusal, REFUSED, self._as_json(arguments), kind="OSError")
         except ModuleNotFoundError as error:
             packages, installs = self.extra
             if error.name not in packages:
                 raise
             refusal = DeeppartError(f"this command needs {error.name}", todo=installs)
-            return tell(refusal, REFUSED, as_json, kind="ModuleNotFoundError")
+            return tell(refusal, REFUSED, self._as_json(arguments), kind="ModuleNotFoundError")
+
+    def _as_json(self, arguments: Sequence[str]) -> bool:
+        """Whether ``--json`` is asked for: as an option, not as the value of another one, nor as a name behind --."""
+        words = iter(arguments)
+        name = next((word for word in words if not word.startswith("-")), "")
+        if "--json" in arguments[: arguments.index(name) if name else None]:
+            return True  # at a place where it is not taken
+        try:
+            command = self.get_command(click.Context(self), name)
+        except ImportError:  # which is being told
+            command = None
+        values = {} if command is None else _values_of(command)
+        for word in words:
+            if word in ("--json", "--"):
+                return word == "--json"
+            deque(islice(words, values.get(word, 0)), maxlen=0)
+        return False
+
+
+def _values_of(command: click.Command) -> dict[str, int]:
+    """Options of a command -> how many of the words behind each are its values."""
+    return {
+        name: each.nargs
+        for each in command.params
+        if isinstance(each, click.Option) and not each.is_flag and not each.count
+        for name in (*each.opts, *each.secondary_opts)
+    }
 
 
 def end_quietly() -> int:

@@ -9,17 +9,18 @@ failure strikes, and training goes on from the newest call that is complete on l
 
 With rate r in all, a stretch of L seconds, with its call, is expected to take x b, where x = exp(r L) - 1 and
 
-    b = 1 / r + V + sum F_f (S_f + D_f)
+    b = 1 / r + V + sum F_f S_f
 
 V: the time to come back, all attempts together. F_f: the share of failures after which f is the highest level that is
 needed. S_f: the time that it has taken to come here from the end of the newest call on level f or a higher one, and
-takes once more. D_f: the same from the end of that call until it was complete. Everything is in proportion to b, and a
-stretch adds x b to each S, until a call makes it 0. So calls to the cheapest level alone, whose b grows by 1 + x P with
-P = sum of F_f over the other levels, are a geometric series, and blocks of them are stretches of the next level:
+takes once more. Everything is in proportion to b, and a stretch adds x b to each S, until a call makes it 0. So calls
+to the cheapest level alone, whose b grows by 1 + x P with P = sum of F_f over the other levels, are a geometric series,
+and blocks of them are stretches of the next level:
 
     g = (1 + x P)^(n - 1),    x of the block = (g - 1) / P + g x of its last stretch
 
-For one level without latency it is Daly's complete model (Daly 2006, equation 20).
+For one level without latency it is Daly's complete model (Daly 2006, equation 20). What it costs that levels are
+complete some time after their calls is in :mod:`deeppart.plan.lateness`: exact for one level, close for more.
 
 Sources. J. T. Daly, Future Generation Computer Systems 22, 2006; A. Moody, G. Bronevetsky, K. Mohror, B. R. de
 Supinski, SC 2010 (section 4: the same states and failures by level, there as a chain that is solved).
@@ -34,9 +35,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
+from deeppart.plan.lateness import factor
+
 #: exp() of more is nothing that ends.
 _MOST_EXPONENT = 500.0
-#: A pattern whose multiples do not divide each other is walked through, call by call, so far.
+#: A pattern whose multiples do not divide each other is walked through, call by call, if it is no longer than that.
+#: A longer one is taken for blocks of which so many and a fraction make the next, or its beginning for all of it.
 _MOST_WALKED = 2_000
 #: A level that is written at every so many-th call costs as if it were spread over all of them.
 _RARE = 1_000
@@ -100,11 +104,12 @@ def comebacks(levels: Sequence[Costs]) -> Comebacks:
     for level in reversed(range(count)):
         stays = sum(rates[: level + 1]) / rate
         higher = [(place, rates[place] / rate) for place in range(level + 1, count)]
-        again = 1 - fails[level] * stays
-        mean_s[level] = (attempt_s[level] + fails[level] * sum(part * mean_s[place] for place, part in higher)) / again
+        # What ends it here or at a higher level; nearly 0, where hardly any attempt is without a failure.
+        over = sum(part for _, part in higher) + stays * math.exp(-exponents[level])
+        mean_s[level] = (attempt_s[level] + fails[level] * sum(part * mean_s[place] for place, part in higher)) / over
         for end in range(level, count):
             onward = sum(part * ends[place][end] for place, part in higher)
-            ends[level][end] = ((1 - fails[level] if end == level else 0.0) + fails[level] * onward) / again
+            ends[level][end] = ((math.exp(-exponents[level]) if end == level else 0.0) + fails[level] * onward) / over
     mean = sum(part / rate * each for part, each in zip(rates, mean_s, strict=True))
     highest = [sum(rates[first] / rate * ends[first][end] for first in range(count)) for end in range(count)]
     return Comebacks(rate, mean, rate * mean / (1 + rate * mean), tuple(highest))
@@ -133,67 +138,46 @@ def expected_s(levels: Sequence[Costs], back: Comebacks, training_s: float, ever
         grown = _grown(levels, back, training_s, every)
     except OverflowError:
         return math.inf
-    taken_s = grown * (1 / back.rate + back.mean_s)
-    # What was not complete yet is done again as slowly as everything else: D is in proportion to what is looked for.
-    again_s = sum(map(operator.mul, back.highest, late_s(levels, every)))
-    left = 1 - grown * again_s / period_s
-    return taken_s / left if left > 0 and math.isfinite(taken_s) else math.inf
+    late = factor(levels, every, period_s, back.rate, back.highest, grown) if grown else 1.0
+    taken_s = grown * late * (1 / back.rate + back.mean_s)
+    return taken_s if math.isfinite(taken_s) else math.inf
 
 
 def _grown(levels: Sequence[Costs], back: Comebacks, training_s: float, every: Sequence[int]) -> float:
     """The x of a stretch, on average."""
     kept, highest, inherited = list[int](), list[float](), 0.0
+    newest = [n <= min(every[place + 1 :], default=n) for place, n in enumerate(every)]
+    walkable = math.lcm(*(n for n, is_newest in zip(every, newest, strict=True) if is_newest or n < _RARE))
+    least = _RARE if walkable <= _MOST_WALKED else 0
     for place, n in enumerate(every):
         inherited += back.highest[place]
-        is_met = inherited and n <= min(every[place + 1 :], default=n)
-        if is_met or n < _RARE:
+        if n < least or (newest[place] and (inherited or n < _RARE)):
             kept.append(place)
             highest.append(inherited)
             inherited = 0.0
-        else:  # hardly ever written, and never what a failure goes back to: it costs a little at each call
+        else:  # hardly ever what a failure goes back to: it costs a little at each call
             training_s += levels[place].cost_s / n
     multiples, costs = [every[place] for place in kept], [levels[place].cost_s for place in kept]
 
     def growth(due: tuple[int, ...]) -> float:
         return math.expm1(back.rate * (training_s + sum(costs[place] for place in due)))
 
-    if multiples[0] == 1 and all(n % m == 0 for m, n in pairwise(multiples)):
+    nested = all(n % m == 0 for m, n in pairwise(multiples))
+    ascending = all(n >= m for m, n in pairwise(multiples))
+    if multiples[0] == 1 and (nested or (ascending and math.lcm(*multiples) > _MOST_WALKED)):
         ends = [growth(tuple(range(place + 1))) for place in range(len(kept))]
         return _nested(ends, highest, multiples) / multiples[-1]
     return _walked(growth, highest, multiples)
 
 
-def late_s(levels: Sequence[Costs], every: Sequence[int]) -> list[float]:
-    """By level, from the end of a call to it or a higher one until it is complete there, on average.
-
-    A latency counts from the beginning of the call, and what the call costs is in the stretch that ends with it. A call
-    that goes to a higher level, too, is complete enough when either is.
-    """
-    # By level, what calls cost of which it is the highest.
-    call_s = [
-        level.cost_s + sum(lower.cost_s * n / math.lcm(n, m) for lower, m in zip(levels, every[:place], strict=False))
-        for place, (level, n) in enumerate(zip(levels, every, strict=True))
-    ]
-    found = []
-    for place in range(len(levels)):
-        rates = [1 / min(every[place:])]
-        rates += [min(rates[0], 1 / min(every[higher:])) for higher in range(place + 1, len(levels))] + [0.0]
-        earliest, mean_s = math.inf, 0.0
-        for at, (rate, of_higher) in enumerate(pairwise(rates), place):
-            earliest = min(earliest, levels[at].latency_s)
-            mean_s += max(0.0, earliest - call_s[at]) * (rate - of_higher) / rates[0]
-        found.append(mean_s)
-    return found
-
-
 def _nested(ends: list[float], highest: Sequence[float], every: Sequence[int]) -> float:
-    """The x of a whole pattern, whose multiples are multiples of each other.
+    """The x of a whole pattern, whose multiples are multiples of each other, or nearly so for how large they are.
 
     Args:
         ends: the x of a stretch, and then of ever larger blocks, by the level up to which its last call goes.
     """
     for level in range(1, len(ends)):
-        count = every[level] // every[level - 1] - 1
+        count = every[level] / every[level - 1] - 1
         rest = sum(highest[level:])
         steps = count * math.log1p(ends[level - 1] * rest)
         before = math.expm1(steps) / rest if rest else count * ends[level - 1]

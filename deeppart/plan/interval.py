@@ -23,18 +23,17 @@ Daly, Future Generation Computer Systems 22, 2006.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise, product
+from itertools import product
 from types import MappingProxyType
 
 from deeppart.errors import ConfigError
 from deeppart.model.units import show_seconds, show_share
 from deeppart.plan.completion import Comebacks, comebacks, cost_per_call_s, expected_s
 from deeppart.plan.minimum import least_of
+from deeppart.plan.multiples import MOST_EVERY, apart, around, neighbours
 
-#: A level whose interval is longer than so many periods is written that often all the same.
-MOST_EVERY = 10_000
 #: Share of the time that a job means to be writing at most to a file system which others use too, unless it has a
 #: ``flush_bandwidth``: then that is the limit. Assumed: a flush slows training little, but others more.
 FLUSH_SHARE = 0.1
@@ -46,6 +45,10 @@ _COMPARED = 16
 _REFINED = 2
 #: Waste that is less by this share is worth another round of looking around.
 _WORTHWHILE = 1e-4
+#: The share of the waste that multiples which do not divide each other have to save.
+_WORTH_APART = 0.005
+#: Calls are compared, too, that are as close as lets the rarest level be written this many times as rarely as it can.
+_FURTHEST = 2.0
 #: Of the logarithm of a period: the waste is flat there.
 _CLOSE = 0.003
 #: The numbers of a :class:`LevelCost`.
@@ -203,7 +206,8 @@ def best(levels: Sequence[LevelCost], least_period_s: float = 0.0) -> Cadence:
     """The cadence that wastes least.
 
     Args:
-        levels: cheapest first, at least one. One that no failure needs is written at every :data:`MOST_EVERY`-th call.
+        levels: cheapest first, at least one. One that is best left out is written at every
+            :data:`deeppart.plan.multiples.MOST_EVERY`-th call.
         least_period_s: least time between calls, such as a training step.
 
     Raises:
@@ -231,10 +235,12 @@ def _worth_comparing(levels: Sequence[LevelCost], kept: Sequence[bool], search: 
     """Multiples near the best ones to first order."""
     intervals = _intervals(levels, kept)
     periods = {max(interval, search.least_period_s) for interval in intervals if math.isfinite(interval)}
-    found = {every for period in periods for every in _around(intervals, period)}
+    # Where the cheapest level costs next to nothing, the others are not to be out of reach.
+    periods.add(max(periods) * _FURTHEST / MOST_EVERY)
+    found = {every for period in periods for every in around(intervals, max(period, LEAST_PERIOD_S))}
     # Where calls cannot be as close as they should, since the background takes that long, other multiples are nearest.
     nearest = min(found, key=lambda every: search.first_order(every)[0])
-    return found | _around(intervals, search.first_order(nearest)[1])
+    return found | around(intervals, search.first_order(nearest)[1])
 
 
 def _intervals(levels: Sequence[LevelCost], kept: Sequence[bool]) -> list[float]:
@@ -266,26 +272,6 @@ def _interval(cost_s: float, rate: float) -> float:
     return math.sqrt(2 * cost_s / rate) if rate else math.inf
 
 
-def _around(intervals: Sequence[float], period_s: float) -> set[tuple[int, ...]]:
-    """Multiples of a period next to the intervals, each one of that before; every call goes to the cheapest level."""
-    found: set[tuple[int, ...]] = {(1,)}
-    for interval in intervals[1:]:
-        ratio = interval / max(period_s, LEAST_PERIOD_S)
-        found = {(*every, n) for every in found for n in _multiples(every, ratio)}
-    return found
-
-
-def _multiples(every: tuple[int, ...], ratio: float) -> set[int]:
-    if math.isinf(ratio):
-        return {MOST_EVERY}
-    last = max(n for n in every if n != MOST_EVERY)
-    return {last * count for count in _near(min(ratio, float(MOST_EVERY)) / last)}
-
-
-def _near(ratio: float) -> set[int]:
-    return {max(1, math.floor(ratio)), max(1, math.ceil(ratio))}
-
-
 class _Search:
     """Compares cadences; each with the period that suits it.
 
@@ -301,13 +287,19 @@ class _Search:
     def best_of(self, first: set[tuple[int, ...]]) -> Cadence:
         """The best of the cadences to begin with, and of those around the best one, as long as these get better."""
         ranked = sorted(first, key=lambda every: (self.first_order(every)[0], every))
-        best = self._best_among(ranked[:_COMPARED], 1.0)
+        best = self._best_around(self._best_among(ranked[:_COMPARED], 1.0), neighbours, _WORTHWHILE)
+        return self._best_around(best, apart, _WORTH_APART)
+
+    def _best_around(
+        self, best: Cadence, others: Callable[[tuple[int, ...]], set[tuple[int, ...]]], worthwhile: float
+    ) -> Cadence:
+        """The best of a cadence and others like it, as long as these save such a share of the waste."""
         while True:
             every = tuple(best.every.values())
             longer = best.period_s / self.first_order(every)[1]
-            better = self._best_among({every, *self._neighbours(every)}, longer)
-            if better.waste.total >= best.waste.total * (1 - _WORTHWHILE):
-                return min(best, better, key=_preference)
+            better = self._best_among({every, *others(every)}, longer)
+            if better.waste.total >= best.waste.total * (1 - worthwhile):
+                return min(best, better, key=_preference) if worthwhile == _WORTHWHILE else best
             best = better
 
     def _best_among(self, candidates: Collection[tuple[int, ...]], longer: float) -> Cadence:
@@ -362,23 +354,6 @@ class _Search:
         period = max(training + cost, least)
         names = {level.name: n for level, n in zip(levels, every, strict=True)}
         return Cadence(period, MappingProxyType(names), _waste(levels, self._back, period, every))
-
-    def _neighbours(self, every: tuple[int, ...]) -> set[tuple[int, ...]]:
-        """One of the ratios between levels is another one; the higher levels follow, or stay where they are, nearly."""
-        kept = [n for n in every if n != MOST_EVERY]
-        ratios = [b // a for a, b in pairwise(kept)]
-        changed: list[list[int]] = []
-        for place, ratio in enumerate(ratios):
-            for other in {ratio - 1, ratio + 1, round(ratio * 0.8), round(ratio * 1.25)} - {0, ratio}:
-                changed.append([*ratios[:place], other, *ratios[place + 1 :]])
-                if place + 1 < len(ratios):
-                    after = max(1, round(ratio * ratios[place + 1] / other))
-                    changed.append([*ratios[:place], other, after, *ratios[place + 2 :]])
-        found = set()
-        for each in changed:
-            multiples = iter(accumulate(each, int.__mul__, initial=1))
-            found.add(tuple(n if n == MOST_EVERY else next(multiples) for n in every))
-        return {each for each in found if each[-1] <= MOST_EVERY}
 
 
 def _preference(cadence: Cadence) -> tuple[float, int, float]:

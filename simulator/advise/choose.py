@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from deeppart.errors import ConfigError
 from deeppart.model import REDUNDANT_LEVELS, Level
-from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost, Waste, best, waste
+from deeppart.plan.interval import Cadence, LevelCost, Waste, best, waste
+from deeppart.plan.multiples import MOST_EVERY
 
 from ..budget.space import Space, space_of
 from ..campaign.costs import AT_LEAST_S, Survival, cadence_of, level_costs, often_enough, survival

@@ -7,12 +7,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from deeppart.plan.completion import late_s
 from deeppart.plan.interval import Cadence, LevelCost, Waste
+from deeppart.plan.lateness import late_s
 
 from ..campaign.comeback import pieces_s
 from ..campaign.costs import Survival, cadence_of, level_costs, restored_s, survival
-from ..campaign.failures import CLASSES
 from ..campaign.plan import Planned
 from ..machine.ways import PIECES, WAYS
 from .choose import Choice
@@ -74,7 +73,9 @@ def _compared(planned: Planned, cadence: Cadence) -> Comparison:
     costs = level_costs(planned, found)
     restores = {cost.name: restored_s(planned, cost.name) for cost in costs}
     after = {
-        kind: _after(planned, costs, found, kind, cadence, restores) for kind in CLASSES if found.rates_per_s[kind] > 0
+        kind: _after(planned, costs, found, kind, cadence, restores)
+        for kind in found.needs
+        if found.rates_per_s[kind] > 0
     }
     expected = _waste(costs, cadence)
     shares = _shares(expected, after)

@@ -55,7 +55,8 @@ def side_of(
 def has_failures(job: Job) -> bool:
     """Whether the job's machine fails at all."""
     failures = job.machine.failures
-    return min(failures.process, failures.node, failures.group, failures.system) < float("inf")
+    of_groups = [kind.mtbf for kind in failures.kinds.values()]
+    return min(failures.process, failures.node, failures.system, *of_groups) < float("inf")
 
 
 def least_restart_of(sides: Sequence[Side]) -> float:

@@ -6,10 +6,10 @@ import math
 
 from deeppart.model import LEVELS, Level
 from deeppart.model.units import show_bytes, show_seconds, show_share
-from deeppart.plan.interval import MOST_EVERY
 
 from ..budget.space import space_lines
-from ..campaign.failures import CLASSES
+from ..campaign.costs import followed
+from ..campaign.failures import struck_nodes
 from ..machine.kinds import DAY_S
 from .choose import Advice, Choice, describe
 from .front import least_restart
@@ -35,7 +35,7 @@ _KINDS = {
 def reasons(advice: Advice) -> list[str]:
     """The reasons, in sentences."""
     chosen = advice.chosen
-    lines = [_failures_line(chosen, kind) for kind in CLASSES if chosen.survival.rates_per_s[kind] > 0]
+    lines = [_failures_line(chosen, kind) for kind, rate in chosen.survival.rates_per_s.items() if rate > 0]
     lines += _coincidence_lines(chosen)
     waste, least = chosen.waste, least_restart(advice.front)
     lines.append(
@@ -77,7 +77,7 @@ def config_toml(advice: Advice, step_s: float = 0.0) -> str:
     job = chosen.job
     period = cadence.period_s
     counts = dict.fromkeys(LEVELS, 0)
-    counts |= {level: count for level, count in cadence.every.items() if count < MOST_EVERY}
+    counts |= followed(cadence)
     call = f"call checkpoint() every {show_seconds(period)}; `every` counts these calls"
     if step_s > 0:
         steps = steps_between(chosen.costs, cadence, step_s)
@@ -112,19 +112,25 @@ def config_toml(advice: Advice, step_s: float = 0.0) -> str:
 def _failures_line(choice: Choice, kind: str) -> str:
     rate = choice.survival.rates_per_s[kind]
     level = choice.survival.needs[kind]
-    return f"{_KINDS[kind]} every {show_seconds(1 / rate)} on average; what survives is {_FROM[level]}"
+    return f"{_words(choice, kind)} every {show_seconds(1 / rate)} on average; what survives is {_FROM[level]}"
+
+
+def _words(choice: Choice, kind: str) -> str:
+    nodes = struck_nodes(choice.job.machine.failures, kind)
+    return _KINDS.get(kind, f"a group of {nodes:,} nodes ({kind}) is lost")
 
 
 def _coincidence_lines(chosen: Choice) -> list[str]:
     """The failures that need more than their class does alone."""
     lines = []
-    for kind in CLASSES:
-        need, rate = chosen.survival.needs[kind], chosen.survival.rates_per_s[kind]
+    for kind, need in chosen.survival.needs.items():
+        rate = chosen.survival.rates_per_s[kind]
         for level, share in chosen.survival.shares[kind].items() if rate else ():
             if level != need and share * rate > _LEAST_RATE:
+                often = show_seconds(1 / (share * rate))
                 lines.append(
-                    f"once in {show_seconds(1 / (share * rate))} {_KINDS[kind]} while another loss has not been made "
-                    f"good yet; what survives both is {_FROM[level]}"
+                    f"once in {often} {_words(chosen, kind)} while another loss has not been made good yet; what "
+                    f"survives both is {_FROM[level]}"
                 )
     return lines
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from deeppart.model import Level
-from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost
+from deeppart.plan.interval import Cadence, LevelCost
+from deeppart.plan.multiples import MOST_EVERY
 
 from ..campaign.costs import cadence_of
 from ..timing.stages import Job, Protection

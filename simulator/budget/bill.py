@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..machine.record import Machine
 
@@ -55,7 +55,8 @@ class Bill:
     @property
     def lost(self) -> Item:
         """Of what was no useful training."""
-        return _sum("not useful", [item for item in self.items if item.what != USEFUL])
+        nothing = replace(self.total, node_hours=0.0, money=_nothing(self.total.money), kwh=_nothing(self.total.kwh))
+        return _sum("not useful", [nothing, *(item for item in self.items if item.what != USEFUL)])
 
 
 def item(machine: Machine, what: str, node_hours: float, *, busy: bool) -> Item:
@@ -97,6 +98,11 @@ def bill(
     return Bill(tuple(items), machine.price.currency)
 
 
+def _nothing(amount: float | None) -> float | None:
+    """None of what is known, which is not the same as what is not known."""
+    return None if amount is None else 0.0
+
+
 def _sum(what: str, items: Iterable[Item]) -> Item:
     found = list(items)
     money = [each.money for each in found if each.money is not None]
@@ -111,9 +117,29 @@ def missing(machine: Machine) -> list[str]:
         lines.append("no money: [price] node_hour (or kwh) and currency are not in the machine file")
     elif math.isinf(machine.price.node_hour) and math.isinf(machine.power.busy):
         lines.append("no money: [price] kwh needs [power] busy, which is not in the machine file")
+    elif math.isinf(machine.power.busy) and not math.isinf(machine.price.kwh):
+        lines.append("money without that for energy: [price] kwh needs [power] busy, which is not in the machine file")
     if math.isinf(machine.power.busy):
         lines.append("no energy: [power] busy is not in the machine file")
     return lines
+
+
+def cells(each: Item, currency: str) -> list[str]:
+    """Node-hours, and money and energy where they are known, for people."""
+    found = [show_hours(each.node_hours)]
+    found += [show_money(each.money, currency)] if each.money is not None else []
+    return found + ([show_energy(each.kwh)] if each.kwh is not None else [])
+
+
+def bill_rows(bill: Bill) -> list[list[str]]:
+    """The bill as rows of a table with a head: its items, and then what was not useful, and all; columns only for what
+    is known.
+    """
+    total = bill.total
+    names = ["", "node-hours", *(["money"] if total.money is not None else [])]
+    names += ["energy"] if total.kwh is not None else []
+    shown = [each for each in bill.items if each.node_hours]
+    return [names, *([each.what, *cells(each, bill.currency)] for each in (*shown, bill.lost, total))]
 
 
 def show_money(amount: float, currency: str) -> str:

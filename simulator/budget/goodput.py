@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 
 from ..machine.kinds import DAY_S
 from ..machine.record import Machine
-from ..timing.stages import TORCH_SAVE, Job, Protection, Times, times_of
+from ..timing.serializing import torch_save_words
+from ..timing.stages import TORCH_SAVE, Job, Protection, times_of
+from ..timing.times import Times
 from .bill import HOUR_S, Item, item
 
 #: Seconds for which a call blocks, and training between two calls in seconds, of the usual table.
@@ -85,7 +87,7 @@ def ways_of(job: Job) -> list[Way]:
         Way("deeppart", own.blocked_s),
         Way("DCP-like, in the background", whole.blocked_s),
         Way("DCP-like, waited for", whole.serial_s()),
-        Way("torch.save on rank 0", saved.blocked_s),
+        Way(torch_save_words(job.state.layout), saved.blocked_s),
     ]
 
 

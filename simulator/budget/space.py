@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from deeppart.model import DEFAULT_KEEP, LEVELS, REDUNDANT_LEVELS, Level
 from deeppart.model.units import show_bytes, show_share
-from deeppart.plan.interval import MOST_EVERY
+from deeppart.plan.multiples import MOST_EVERY
 
 from ..campaign.plan import SizedJob
 from ..machine.kinds import DAY_S

@@ -8,7 +8,9 @@ out with the probability
 
     p = 1 - exp(-r W)
 
-independent of the others; a level that survives t losses of g nodes fails where t of the g - 1 others are out.
+independent of the others. A level that survives t losses of g nodes fails where t of the others are out, and the node
+that is struck is not: one that is out has nothing more to lose. Counted are the failures that find it whole, that is
+with t of the g out at most. Where it was not, the job has come back from a higher level, and everything is rebuilt.
 """
 
 from __future__ import annotations
@@ -51,13 +53,41 @@ def share_beyond(
         out: the probability that a given other node's storage is out.
         domain_nodes: nodes that share a switch or rack; 0 where that is not known.
     """
+    if out >= 1:  # nothing is ever rebuilt
+        return 1.0
     places = placement(tuple(range(nodes)), protection, domain_nodes)
     if level == Level.PARTNER:
-        return 1 - (1 - out) ** len(_partners(places, struck))
+        return _pair_beyond(len(_partners(places, struck)), out)
     stays = 1.0
     for members, lost in Counter(places.group[place] for place in struck).items():
-        stays *= 1 - _at_least(protection.parity_tolerate + 1 - lost, len(members) - lost, out)
+        stays *= 1 - _group_beyond(len(members), lost, protection.parity_tolerate, out)
     return 1 - stays
+
+
+def _pair_beyond(partners: int, out: float) -> float:
+    """With copies: along the ring of partners no two neighbours are out, where it is whole.
+
+    Where each is out or not with odds of p to 1 - p, but never two neighbours, they are so one after the other: by the
+    largest eigenvalue of the matrix of the odds, (1, 1; odds, 0).
+    """
+    odds = out / (1 - out)
+    eigenvalue = (1 + math.sqrt(1 + 4 * odds)) / 2
+    next_is_out = odds / eigenvalue**2
+    return (1 - (1 - next_is_out) ** partners) / (1 + next_is_out)
+
+
+def _group_beyond(members: int, lost: int, tolerate: int, out: float) -> float:
+    """In a group of parity of which so many nodes are struck."""
+    if lost > tolerate:
+        return 1.0
+    struck, others = _shares_out(lost, out), _shares_out(members - lost, out)
+    whole = sum(_shares_out(members, out)[: tolerate + 1])
+    beyond = sum(
+        struck[already] * others[other]
+        for already in range(lost + 1)
+        for other in range(max(0, tolerate + 1 - lost), min(tolerate - already, members - lost) + 1)
+    )
+    return min(1.0, beyond / whole) if whole else 1.0
 
 
 def _partners(places: Placement, struck: Sequence[int]) -> set[int]:
@@ -67,12 +97,9 @@ def _partners(places: Placement, struck: Sequence[int]) -> set[int]:
     return (keepers | {place for place, keeper in enumerate(places.partner) if keeper in gone}) - gone
 
 
-def _at_least(wanted: int, count: int, probability: float) -> float:
-    """That so many of some independent things are so, or more."""
-    if wanted <= 0:
-        return 1.0
-    terms = (math.comb(count, k) * probability**k * (1 - probability) ** (count - k) for k in range(wanted))
-    return max(0.0, 1 - sum(terms))
+def _shares_out(count: int, out: float) -> list[float]:
+    """The probabilities that so many of some independent nodes are out: none, one, and so on."""
+    return [math.comb(count, k) * out**k * (1 - out) ** (count - k) for k in range(count + 1)]
 
 
 def out_at_once(rate: float, window: float) -> float:

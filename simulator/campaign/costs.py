@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean
 from types import MappingProxyType
 
 from deeppart.model import LEVELS, REDUNDANT_LEVELS, Level
 from deeppart.plan.completion import cost_per_call_s
-from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost, waste
+from deeppart.plan.interval import Cadence, LevelCost, waste
+from deeppart.plan.multiples import MOST_EVERY
 
+from ..timing.stages import Protection
 from .coincidences import out_at_once, share_beyond, window_s
 from .comeback import pieces_s
-from .failures import CLASSES, Size, group_count, nodes_of_group, rates_per_s
+from .failures import Size, classes, group_count, nodes_of_group, rates_per_s, struck_nodes
 from .plan import Planned
 from .survival import Stored, recover
 
@@ -51,21 +54,26 @@ def survival(planned: Planned) -> Survival:
     on = _levels(planned)
     rates = rates_per_s(planned.job.machine.failures, Size(planned.job.ranks, planned.nodes))
     needs = {}
-    for kind in CLASSES:
+    kinds = classes(planned.job.machine.failures)
+    for kind in kinds:
         needs[kind] = NOTHING
         for count in range(1, len(on) + 1):
-            if all(_survives(planned, on[:count], struck) for struck in _strikes(planned, kind)):
+            strikes = _strikes(planned, kind)
+            if on[count - 1] == Level.PERSISTENT:  # which has all of it, whoever is struck
+                strikes = strikes[-1:]
+            if all(_survives(planned, on[:count], struck) for struck in strikes):
                 needs[kind] = on[count - 1]
                 break
-    return Survival(needs, rates, {kind: _shares(planned, on, kind, needs[kind], rates) for kind in CLASSES})
+    return Survival(needs, rates, {kind: _shares(planned, on, kind, needs[kind], rates) for kind in kinds})
 
 
 def _shares(planned: Planned, on: Sequence[str], kind: str, need: str, rates: Mapping[str, float]) -> dict[str, float]:
     """The levels that failures of a class need, since some strike while an earlier one's loss is not made good yet."""
     world = planned.on(planned.nodes)
     found, left = dict[str, float](), 1.0
-    groups = group_count(planned.nodes, planned.job.machine.failures.group_nodes)
-    rate_of_one = rates["node"] / planned.nodes + rates["group"] / groups
+    rate_of_one = rates["node"] / planned.nodes + sum(
+        1 / group.mtbf for group in planned.job.machine.failures.kinds.values()
+    )
     for level in REDUNDANT_LEVELS[REDUNDANT_LEVELS.index(need) :] if need in REDUNDANT_LEVELS else ():
         if level not in on:
             continue
@@ -92,7 +100,7 @@ def level_costs(planned: Planned, found: Survival | None = None) -> list[LevelCo
     before = world.times.blocked_s
     for number, level in enumerate(_levels(planned)):
         done = complete[level]
-        rate = sum(known.rates_per_s[kind] * known.shares[kind].get(level, 0.0) for kind in CLASSES)
+        rate = sum(known.rates_per_s[kind] * known.shares[kind].get(level, 0.0) for kind in known.needs)
         busy = max(0.0, done - before)
         # Training waits for the call itself once, and is slower while the background works.
         cost = (world.times.blocked_s if number == 0 else 0.0) + machine.interference * busy
@@ -114,7 +122,11 @@ def _coming_back_s(planned: Planned, kind: str, level: str) -> float:
 
 
 def restored_s(planned: Planned, level: str) -> float:
-    """Reading the state back after a failure that needs a level."""
+    """Reading the state back after a failure that needs a level.
+
+    All of it comes from the file system if that is needed, also where few nodes are lost: the step that was flushed is
+    on the others only until the next one is, since one step stays there by default.
+    """
     nodes = planned.nodes
     lost = 1 if level in REDUNDANT_LEVELS else nodes if level == Level.PERSISTENT else 0
     parts = {Level.LOCAL: nodes - lost, level: lost} if lost < nodes else {level: lost}
@@ -123,7 +135,7 @@ def restored_s(planned: Planned, level: str) -> float:
 
 def _restart_s(planned: Planned, known: Survival, level: str) -> float:
     """From a failure that needs a level until training goes on, on average over the classes that need it."""
-    rates = {kind: known.rates_per_s[kind] * known.shares[kind].get(level, 0.0) for kind in CLASSES}
+    rates = {kind: known.rates_per_s[kind] * known.shares[kind].get(level, 0.0) for kind in known.needs}
     total = sum(rates.values())
     if not total:  # which then counts for nothing
         return _coming_back_s(planned, "system" if level == Level.PERSISTENT else "node", level)
@@ -145,6 +157,17 @@ def cadence_of(costs: Sequence[LevelCost], period_s: float, every: Mapping[str, 
     return Cadence(period_s, MappingProxyType(dict(every)), expected)
 
 
+def followed(cadence: Cadence) -> dict[str, int]:
+    """Level -> at every how many-th call it is written; 0 for one on the nodes that is best left out.
+
+    Calls may be so close that the file system gets one of 10,000 or more: it is not left out for that.
+    """
+    return {
+        level: 0 if count >= MOST_EVERY and level != Level.PERSISTENT else count
+        for level, count in cadence.every.items()
+    }
+
+
 def training_s(costs: Sequence[LevelCost], cadence: Cadence) -> float:
     """New training between two calls: what a period is without what checkpoints cost."""
     return cadence.period_s - cost_per_call_s(costs, [cadence.every[cost.name] for cost in costs])
@@ -156,10 +179,17 @@ def _levels(planned: Planned) -> list[str]:
     return [level for level in LEVELS if level in complete]
 
 
-def _survives(planned: Planned, levels: Iterable[str], struck: tuple[int, ...]) -> bool:
-    nodes = tuple(range(planned.nodes))
-    stored = Stored(0, 0.0, nodes, set(levels), set(struck))
-    return recover([stored], nodes, planned.job.protection, planned.domain_nodes) is not None
+def _survives(planned: Planned, levels: Sequence[str], struck: tuple[int, ...]) -> bool:
+    return _is_left(planned.nodes, planned.job.protection, planned.domain_nodes, tuple(levels), struck)
+
+
+@lru_cache(maxsize=4096)
+def _is_left(
+    nodes: int, protection: Protection, domain_nodes: int, levels: tuple[str, ...], struck: tuple[int, ...]
+) -> bool:
+    """Whether a checkpoint on some levels outlives the loss of some nodes; choices ask the same again and again."""
+    every = tuple(range(nodes))
+    return recover([Stored(0, 0.0, every, set(levels), set(struck))], every, protection, domain_nodes) is not None
 
 
 def _strikes(planned: Planned, kind: str) -> list[tuple[int, ...]]:
@@ -169,7 +199,7 @@ def _strikes(planned: Planned, kind: str) -> list[tuple[int, ...]]:
         return [()]
     if kind == "system":
         return [tuple(range(nodes))]
-    width = planned.job.machine.failures.group_nodes if kind == "group" else 1
+    width = struck_nodes(planned.job.machine.failures, kind)
     groups = group_count(nodes, width)
     tried = sorted({groups * place // _TRIED_PLACES for place in range(_TRIED_PLACES)} | {groups - 1})
     return [nodes_of_group(group, nodes, width) for group in tried]

@@ -6,7 +6,7 @@ import math
 
 from deeppart.model import Level
 
-from .failures import CLASSES, Size, rates_per_s
+from .failures import Size, rates_per_s
 from .plan import Cadences, Planned
 
 #: Longer is not waited for unasked.
@@ -36,7 +36,7 @@ def effort_s(planned: Planned, cadences: Cadences, failures: int | None = None) 
     nodes, lost = planned.nodes, _lost_nodes(planned)
     if failures is None:
         rates = rates_per_s(planned.job.machine.failures, Size(planned.job.ranks, nodes))
-        restarts_s = sum(rates[kind] * cadences.wall_s * _failure_s(nodes, lost[kind]) for kind in CLASSES)
+        restarts_s = sum(rates[kind] * cadences.wall_s * _failure_s(nodes, lost[kind]) for kind in rates)
     else:
         restarts_s = failures * _failure_s(nodes, lost["node"])
     restarts_s += cadences.scheduling.ends_per_s() * cadences.wall_s * _failure_s(nodes, lost["system"])
@@ -47,8 +47,9 @@ def _lost_nodes(planned: Planned) -> dict[str, int]:
     """Failure class -> nodes whose parts the planner looks for, with those that could give them back."""
     protection, nodes = planned.job.protection, planned.nodes
     width = 1 + max(int(protection.partner), protection.parity_group)
-    group = planned.job.machine.failures.group_nodes * width
-    return {"process": 0, "node": min(nodes, width), "group": min(nodes, group), "system": nodes}
+    kinds = planned.job.machine.failures.kinds
+    groups = {name: min(nodes, kind.nodes * width) for name, kind in kinds.items()}
+    return {"process": 0, "node": min(nodes, width), **groups, "system": nodes}
 
 
 def _failure_s(nodes: int, lost: int) -> float:

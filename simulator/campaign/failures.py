@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..machine.record import Failures
+from ..machine.record import Failures, Machine
 
-#: What can fail, from the smallest to the largest.
+#: What can fail, from the smallest to the largest. Groups that have a name are classes of their own (:func:`classes`).
 CLASSES = ("process", "node", "group", "system")
 
 
@@ -27,7 +27,7 @@ class Failure:
 
     Attributes:
         at_s: time since the job began.
-        kind: one of CLASSES.
+        kind: one of CLASSES, or the name of a kind of groups.
         nodes: that it strikes; one for a process, whose storage survives.
     """
 
@@ -50,13 +50,31 @@ class Size:
 
 def rates_per_s(failures: Failures, size: Size) -> dict[str, float]:
     """Class -> failures of the job per second."""
-    groups = group_count(size.nodes, failures.group_nodes)
+    groups = {name: group_count(size.nodes, kind.nodes) / kind.mtbf for name, kind in failures.kinds.items()}
     return {
         "process": size.ranks / failures.process,
         "node": size.nodes / failures.node,
-        "group": groups / failures.group,
+        **groups,
         "system": 1 / failures.system,
     }
+
+
+def classes(failures: Failures) -> tuple[str, ...]:
+    """All that can fail on a machine: CLASSES, and groups that have a name before "system".
+
+    Example:
+        >>> from deeppart_simulator.campaign.failures import classes
+        >>> from deeppart_simulator.machine.record import Failures, Group
+        >>> classes(Failures(groups={"rack": Group(nodes=4, mtbf=1e8)}))
+        ('process', 'node', 'group', 'rack', 'system')
+    """
+    return ("process", "node", *failures.kinds, "system")
+
+
+def struck_nodes(failures: Failures, kind: str) -> int:
+    """Nodes that a failure strikes which is not one of everything."""
+    kinds = failures.kinds
+    return kinds[kind].nodes if kind in kinds else 1
 
 
 def drawn(failures: Failures, size: Size, random: np.random.Generator) -> Iterator[Failure]:
@@ -81,10 +99,16 @@ def _stream(kind: str, rate: float, failures: Failures, size: Size, random: np.r
 def _struck(kind: str, failures: Failures, size: Size, random: np.random.Generator) -> tuple[int, ...]:
     if kind == "system":
         return tuple(range(size.nodes))
-    if kind == "group":
-        groups = group_count(size.nodes, failures.group_nodes)
-        return nodes_of_group(int(random.integers(groups)), size.nodes, failures.group_nodes)
+    if kind in failures.kinds:
+        width = struck_nodes(failures, kind)
+        return nodes_of_group(int(random.integers(group_count(size.nodes, width))), size.nodes, width)
     return (int(random.integers(size.nodes)),)
+
+
+def repair_after_s(machine: Machine, kind: str) -> float:
+    """Seconds until nodes are back that a failure of a class has struck."""
+    group = machine.failures.kinds.get(kind)
+    return machine.restart.repair if group is None or math.isinf(group.repair) else group.repair
 
 
 def group_count(nodes: int, group_nodes: int) -> int:

@@ -6,6 +6,7 @@ not the job's. Where the log does not say which of several nodes it was, they ta
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from deeppart.errors import ConfigError
@@ -37,7 +38,7 @@ def failures_from(
     if wall_s is not None and 0 < trace.observation.seconds < wall_s:
         raise ConfigError(
             "the run is longer than the trace",
-            expected=f"--days of at most {trace.observation.seconds / DAY_S:.6g}",
+            expected=f"--days of at most {_floor(trace.observation.seconds / DAY_S)}",
             found=f"{wall_s / DAY_S:.6g} days",
             where=f"--trace {path}",
             todo="take fewer --days",
@@ -54,6 +55,12 @@ def failures_from(
         if places is not None:
             found.append(Failure(event.at_s, event.kind, places))
     return tuple(found)
+
+
+def _floor(days: float) -> str:
+    """So many days, and no more: what is told is to be accepted."""
+    text = f"{days:.6g}"
+    return text if float(text) <= days else f"{math.floor(days * 1e6) / 1e6:.17g}"
 
 
 def _places(event: Event, place_of: dict[str, int], size: Size, turns: int) -> tuple[int, ...] | None:

@@ -7,17 +7,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from deeppart.errors import ConfigError
 from deeppart.model import DEFAULT_KEEP, LEVELS, Level
 
 from ..machine.record import Restart
 from ..timing.bandwidth_sharing import FloatArray, by_node
 from ..timing.restores import restore_s
-from ..timing.stages import Job, Times, metadata_s, times_of
+from ..timing.stages import Job, metadata_s, times_of
+from ..timing.times import Times
 from ..workload.sharing import Shares
-from .failures import Size, rates_per_s
+from .domains import domain_nodes
+from .failures import Size, rates_per_s, repair_after_s
 from .scheduling import Scheduling
 
 
@@ -115,9 +115,8 @@ class Planned:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.nodes = job.nodes
-        failures = job.machine.failures
         #: Nodes that share a switch, where groups of nodes fail together: copies are then kept on other switches.
-        self.domain_nodes = failures.group_nodes if math.isfinite(failures.group) else 0
+        self.domain_nodes = domain_nodes(job.machine.failures, job.nodes, job.protection)
         self._worlds: dict[int, SizedJob] = {}
 
     def restarting(self, restart: Restart) -> Planned:
@@ -169,7 +168,7 @@ class Planned:
             speed=ranks / self.job.ranks,
             stages=stages,
             blocked_s=times.blocked_s,
-            local_s=float(np.maximum(times.encode, times.local).max()),
+            local_s=float(times.stored.max()),
             flushed_bytes=written,
             flush_rate=_balanced_rate(times.encoded, job.ranks_per_node, node_rate),
             flush_latency_s=metadata_s(job, by_node(times.encoded, job.ranks_per_node)),
@@ -185,8 +184,10 @@ def usual_spares(planned: Planned) -> int:
     """
     job = planned.job
     rates = rates_per_s(job.machine.failures, Size(job.ranks, planned.nodes))
-    lost_per_s = rates["node"] + rates["group"] * job.machine.failures.group_nodes
-    under_repair = lost_per_s * job.machine.restart.repair
+    kinds = job.machine.failures.kinds
+    under_repair = rates["node"] * job.machine.restart.repair + sum(
+        rates[name] * min(kind.nodes, planned.nodes) * repair_after_s(job.machine, name) for name, kind in kinds.items()
+    )
     wanted = math.ceil(under_repair + 3 * math.sqrt(under_repair)) if under_repair else 0
     left = job.machine.nodes - planned.nodes
     return min(wanted, left) if left >= 0 else wanted

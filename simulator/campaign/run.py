@@ -21,8 +21,9 @@ from .background import Background, tell
 from .calm import Call, Calm, Pace, Passed, calm_row
 from .comeback import pieces_s, stopped_s
 from .costs import NOTHING
-from .failures import Failure, Size, drawn, rates_per_s
+from .failures import Failure, Size, drawn, rates_per_s, repair_after_s
 from .filesystem import bursts
+from .nodes import JobNodes
 from .plan import Cadences, Planned
 from .result import RunResult
 from .scheduling import ENDS, PREEMPTION
@@ -72,8 +73,7 @@ class _Run:
         self._result = RunResult(seed, cadences.wall_s)
         random = np.random.default_rng(seed)
         nodes = planned.nodes
-        self._nodes = list(range(nodes))  # of the job
-        self._spares = list(range(nodes, nodes + cadences.spares))
+        self._nodes = JobNodes(nodes, cadences.spares)
         self._world = planned.on(nodes)
         self._result.least_nodes = nodes
         self._doing, self._since, self._rate = "training", 0.0, 0.0
@@ -181,7 +181,7 @@ class _Run:
             yield from self._spend("waiting", self._background.change())
         if due:
             yield from self._spend("blocked", self.env.timeout(self._world.blocked_s))
-            stored = Stored(self._sequence, self._progress, tuple(self._nodes))
+            stored = Stored(self._sequence, self._progress, tuple(self._nodes.used))
             self._background.begin(self._world, stored, due)
         self._sequence += 1
 
@@ -205,7 +205,7 @@ class _Run:
 
     def _calm_calls(self, pace: Pace) -> list[Call]:
         """The next calls that go to the nodes alone, each of them done before the next one."""
-        may_grow = self._cadences.elastic and len(self._nodes) < self._planned.nodes
+        may_grow = self._cadences.elastic and self._nodes.missing > 0
         may_be_told = self._cadences.scheduling.notice_s > 0  # within a row nobody listens
         if may_grow or may_be_told or not self._background.is_idle:
             return []
@@ -219,7 +219,7 @@ class _Run:
         result.buckets["training"] += passed.trained_s
         result.buckets["blocked"] += passed.blocked_s
         result.slowed_s += passed.slowed_s
-        nodes, period_s = tuple(self._nodes), self._cadences.period_s
+        nodes, period_s = tuple(self._nodes.used), self._cadences.period_s
         self._background.add(
             self._world,
             (
@@ -270,8 +270,8 @@ class _Run:
             notice_s = self._cadences.scheduling.notice_s if preempted else 0.0
             yield self.env.timeout(max(0.0, failure.at_s - notice_s - self.env.now))
             if preempted:
-                self._turn.preempt()
-            elif self._turn.running and any(place < len(self._nodes) for place in failure.nodes):
+                self._turn.preempt(failure.at_s)
+            elif self._turn.running and self._nodes.at(failure.nodes):
                 self._job.interrupt(failure)
 
     def _strike(self, failure: Failure) -> None:
@@ -285,17 +285,20 @@ class _Run:
         self._hit.add(failure.kind)
         if failure.kind == "process":
             return
-        struck = [self._nodes[place] for place in failure.nodes if place < len(self._nodes)]
+        everything = failure.kind == "system"  # after that the nodes come back, empty
+        struck = self._nodes.at(failure.nodes) if everything else self._nodes.lose(failure.nodes)
         for stored in self._background.stored:
             stored.lost.update(struck)
-        if failure.kind != "system":  # after that the nodes come back, empty
-            self._nodes = [node for node in self._nodes if node not in set(struck)]
-            for node in struck:
-                self.env.process(self._repair(node))
+        if not everything:
+            repair_s = repair_after_s(self._planned.job.machine, failure.kind)
+            for _ in struck:
+                self.env.process(self._repair(repair_s, self._nodes.turn))
 
-    def _repair(self, node: int) -> Events:
-        yield self.env.timeout(self._planned.job.machine.restart.repair)
-        self._spares.append(node)
+    def _repair(self, repair_s: float, turn: int) -> Events:
+        yield self.env.timeout(repair_s)
+        if turn != self._nodes.turn:  # it was of other nodes than the job has now
+            return
+        self._nodes.repaired()
         if not self._node_back.triggered:
             self._node_back.succeed()
 
@@ -305,8 +308,9 @@ class _Run:
             yield from self._gather_nodes()
         else:  # other nodes are given to it, on which everything begins anew
             yield from self._queue()
-            self._hit = {"system"}
-            yield from self._gather_nodes(given=True)
+            self._hit, self._cold = {"system"}, False
+            self._nodes.renew()
+            yield from self._gather_nodes()
         yield from self._pay(_AFTER)
         level = yield from self._recover()
         self._hit, self._cold = set(), False
@@ -321,7 +325,7 @@ class _Run:
     def _recover(self) -> Generator[Any, Any, str]:
         """Come back from the newest step that survives; returns the costliest level that was needed."""
         recovery = recover(
-            self._background.stored, self._nodes, self._planned.job.protection, self._planned.domain_nodes
+            self._background.stored, self._nodes.used, self._planned.job.protection, self._planned.domain_nodes
         )
         if recovery is None:
             self._lose(0.0)
@@ -331,17 +335,18 @@ class _Run:
         yield from self._spend("restoring", self.env.timeout(duration))
         self._lose(stored.progress_s)
         self._background.forget_after(stored.sequence)
-        self._background.heal(self._world, stored, self._nodes)
+        self._background.heal(self._world, stored, self._nodes.used)
         return recovery.level
 
     # --- growing back -------------------------------------------------------------------------------------------------
 
     def _worth_growing(self) -> bool:
         """True if repaired nodes are worth a restart, counted until the next failure, at which they join anyway."""
-        if not self._cadences.elastic or not self._spares or not self._background.stored:
+        now = len(self._nodes.used)
+        if not self._cadences.elastic or not self._nodes.waiting or not self._background.stored:
             return False
-        usable = self._planned.usable(len(self._nodes) + len(self._spares))
-        if usable <= len(self._nodes):
+        usable = self._planned.usable(now + self._nodes.waiting)
+        if usable <= now:
             return False
         more, restart = self._planned.on(usable), self._planned.job.machine.restart
         newest = max(self._background.stored, key=lambda each: each.sequence)
@@ -362,33 +367,27 @@ class _Run:
         self._hit = set()
         self._result.grown += 1
 
-    def _gather_nodes(self, given: bool = False) -> Events:
-        """As many nodes as the job can have; a spare one takes its time, unless the scheduler has given them all."""
-        wanted = self._planned.nodes
-        if len(self._nodes) < wanted and self._spares and not given:
+    def _gather_nodes(self) -> Events:
+        """As many nodes as the job can have; a spare one takes its time."""
+        if self._nodes.missing and self._nodes.waiting:
             self._hit.add("node")
             yield from self._pay(("replace",))
-        self._take_spares(wanted)
+        self._nodes.take()
         while not self._fits():
             self._cold = True
             self._node_back = self.env.event()
             yield from self._spend("short of nodes", self._node_back)
-            self._take_spares(wanted)
-        self._world = self._planned.on(len(self._nodes))
-        self._result.least_nodes = min(self._result.least_nodes, len(self._nodes))
-
-    def _take_spares(self, wanted: int) -> None:
-        while len(self._nodes) < wanted and self._spares:
-            self._nodes.append(self._spares.pop(0))
-        self._nodes.sort()
+            self._nodes.take()
+        self._world = self._planned.on(len(self._nodes.used))
+        self._result.least_nodes = min(self._result.least_nodes, len(self._nodes.used))
 
     def _fits(self) -> bool:
         """True if training can continue with these nodes; leaves out those that the layout cannot use."""
         if not self._cadences.elastic:
-            return len(self._nodes) == self._planned.nodes
-        usable = self._planned.usable(len(self._nodes))
-        self._spares += self._nodes[usable:] if usable else []
-        self._nodes = self._nodes[:usable] if usable else self._nodes
+            return not self._nodes.missing
+        usable = self._planned.usable(len(self._nodes.used))
+        if usable:
+            self._nodes.keep(usable)
         return usable > 0
 
     def _lose(self, progress_s: float) -> None:

@@ -6,11 +6,14 @@ import copyreg
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
+from multiprocessing.connection import wait as wait_for
 from types import MappingProxyType
 from typing import Any
 
@@ -49,28 +52,41 @@ def run_seeds(
         processes: at a time; with 1 it is this one.
 
     Raises:
-        DeeppartError: a process died.
+        DeeppartError: a process died, or memory was short.
     """
     processes = min(processes, len(seeds))
-    if processes <= 1:
-        found = list[RunResult]()
-        for seed in seeds:
-            found.append(run(planned, cadences, seed, trace, partial(_note, progress, len(found))))
-        return found
+    try:
+        if processes <= 1:
+            found = list[RunResult]()
+            for seed in seeds:
+                found.append(run(planned, cadences, seed, trace, partial(_note, progress, len(found))))
+            return found
+        return _in_processes(planned, cadences, seeds, trace, progress, processes)
+    except (BrokenProcessPool, MemoryError) as error:
+        died = isinstance(error, BrokenProcessPool)
+        raise DeeppartError(
+            "a process that simulated died" if died else "there was not enough memory to simulate",
+            expected=f"{processes} process{'es' * (processes > 1)} to the end",
+            found=str(error) or type(error).__name__,
+            where="deeppart-sim campaign",
+            todo="if memory was short, take fewer at a time: --jobs",
+        ) from error
+
+
+def _in_processes(
+    planned: Planned,
+    cadences: Cadences,
+    seeds: Sequence[int],
+    trace: tuple[Failure, ...] | None,
+    progress: Callable[[float], None],
+    processes: int,
+) -> list[RunResult]:
     # Processes that begin anew: a copy of this one would have its threads' locks, and not its threads.
     context = multiprocessing.get_context("spawn")
     shares = context.Array("d", len(seeds) + 1, lock=False)  # the last one is a flag: it is over
     pool = ProcessPoolExecutor(processes, context, _begin, (planned, cadences, trace, shares))
     try:
         return _collect(pool, seeds, processes, lambda: progress(sum(shares[:-1])))
-    except BrokenProcessPool as error:
-        raise DeeppartError(
-            "a process that simulated died",
-            expected=f"{processes} processes to the end",
-            found=str(error),
-            where="deeppart-sim campaign",
-            todo="if memory was short, take fewer at a time: --jobs",
-        ) from error
     finally:
         shares[-1] = 1.0
         pool.shutdown(cancel_futures=True)
@@ -94,7 +110,8 @@ def _collect(
     places = iter(range(len(seeds)))
     while len(found) < len(seeds):
         for place in islice(places, processes * _AHEAD - len(under_way)):
-            under_way[pool.submit(_one, place, seeds[place])] = place
+            with _no_interrupt():  # a process may be begun for it, which would take it, too
+                under_way[pool.submit(_one, place, seeds[place])] = place
         done, _ = wait(under_way, _LOOK_S, FIRST_COMPLETED)
         for future in done:
             found[under_way.pop(future)] = future.result()
@@ -102,11 +119,30 @@ def _collect(
     return [found[place] for place in range(len(seeds))]
 
 
+@contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """SIGINT waits meanwhile, and processes that begin meanwhile never get one."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _begin(planned: Planned, cadences: Cadences, trace: tuple[Failure, ...] | None, shares: Any) -> None:
     """What is the same for all runs is sent to a process once."""
     global _task
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that began this one ends it
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _task = (planned, cadences, trace, shares)
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that began it has ended, by whatever signal: nobody wants its results any more."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait_for([parent.sentinel])
+    os._exit(1)
 
 
 def _one(place: int, seed: int) -> RunResult:

@@ -20,6 +20,13 @@ from ..timing.stages import Protection
 
 #: Bytes of a part, as far as the planner is concerned: all parts are alike.
 _PART_BYTES = 1 << 20
+#: Numbers of nodes that stand, one after the other, at the same place differ by multiples of this.
+PLACES = 1 << 32
+
+
+def place_of(node: int) -> int:
+    """Where a node stands: it shares a switch or rack with those at places beside it."""
+    return node % PLACES
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +87,7 @@ def placement(nodes: tuple[int, ...], protection: Protection, domain_nodes: int)
         nodes: of the world.
         domain_nodes: nodes that share a switch or rack; 0 where that is not known.
     """
-    domains = [f"group{node // domain_nodes}" for node in nodes] if domain_nodes else ()
+    domains = [f"group{place_of(node) // domain_nodes}" for node in nodes] if domain_nodes else ()
     world = Nodes.of(range(len(nodes)), domains)
     partner = partner_nodes(world) if protection.partner and len(nodes) > 1 else ()
     group: list[tuple[int, ...]] = []
@@ -183,7 +190,9 @@ def _add(
         if keeper is not None:
             found[keeper].append(part(Level.PARTNER, place))
     if Level.PARITY in stored.levels and places.group:
-        for members in {places.group[place] for place in concerned if set(places.group[place]) <= set(concerned)}:
+        for members in {places.group[place] for place in concerned}:
+            if not number_of.keys() >= set(members):
+                continue
             records = tuple(ParityMember(number_of[place], _PART_BYTES, digests[place]) for place in members)
             for number, place in enumerate(members):
                 keeper = reader(place)

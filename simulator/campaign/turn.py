@@ -52,10 +52,10 @@ class Turn:
             at_s = float(self._random.exponential(preemption_s)) + self._scheduling.notice_s
             self._clocks.append(self._env.process(self._clock(at_s, PREEMPTION)))
 
-    def preempt(self) -> None:
-        """It is told now, by a trace, and ends when the notice is over."""
+    def preempt(self, at_s: float) -> None:
+        """It is told now, by a trace, and ends at a time; later than now by the notice, or by what is left of it."""
         if self.running:
-            self._clocks.append(self._env.process(self._clock(self._scheduling.notice_s, PREEMPTION)))
+            self._clocks.append(self._env.process(self._clock(max(0.0, at_s - self._env.now), PREEMPTION)))
 
     def over(self) -> None:
         """It has left, or was ended."""

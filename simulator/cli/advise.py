@@ -24,18 +24,17 @@ from ..budget.space import drive_years
 from ..report.advice_charts import advice_chart
 from ..report.page import Contents, write_page
 from .budget import bill_document, bill_row, bill_table, known, space_document
+from .command_line import command_line
+from .consoles import console, status_console, table
 from .options import (
     Common,
     common_options,
-    console,
     free_job_options,
     make_job,
     print_json,
     ranks_option,
     read_time,
     refuse_seed,
-    status_console,
-    table,
     wanted_of,
     write_csv,
 )
@@ -93,7 +92,12 @@ def advise(
     if common.png_path is not None:
         advice_chart(advice).save(common.png_path)
     if common.report_path is not None:
-        write_page(common.report_path, advice.chosen.job, Contents(advice=advice, step_s=step_s), common.seed)
+        write_page(
+            common.report_path,
+            advice.chosen.job,
+            Contents(advice=advice, step_s=step_s, command=command_line()),
+            common.seed,
+        )
     if common.as_json:
         print_json(document(advice, text))
         return GOOD
@@ -103,14 +107,14 @@ def advise(
         out.print(note, soft_wrap=True)
     out.print(_table(advice))
     for line in reasons(advice):
-        out.print(f"- {line}", soft_wrap=True, markup=False)
+        out.print(f"- {line}", soft_wrap=True)
     out.print(bill_table(bill_of(advice.chosen), "in 30 days of this, as advised"))
     for line in missing(job.machine):
-        out.print(f"- {line}", soft_wrap=True, markup=False)
+        out.print(f"- {line}", soft_wrap=True)
     out.print(_sensitivity(advice))
     if config_path is None:
-        out.print("\n[bold]deeppart.toml[/]")
-        out.print(text, markup=False)
+        out.print("\ndeeppart.toml", style="bold")
+        out.print(text)
     else:
         out.print(f"written: {config_path}")
     return GOOD

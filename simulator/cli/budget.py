@@ -8,35 +8,24 @@ from typing import Any
 
 from rich.table import Table
 
-from ..budget.bill import Bill, Item, show_energy, show_hours, show_money
+from ..budget.bill import Bill, bill_rows
 from ..budget.space import Space, bandwidth_share, drive_writes, drive_years
 from ..machine.record import Machine
-from .options import table
+from .consoles import table
+
+#: Lines at the end of a bill that are sums.
+_SUMS = 2
 
 
 def bill_table(bill: Bill, title: str) -> Table:
-    """A line for each item, and what they come to; columns only for what is known."""
-    total, lost = bill.total, bill.lost
-    names = [
-        "",
-        "node-hours",
-        *(["money"] if total.money is not None else []),
-        *(["energy"] if total.kwh is not None else []),
-    ]
-    found = table(title, names)
-    for place, each in enumerate((*bill.items, lost, total)):
-        if place == len(bill.items):
+    """A line for each item, and what they come to."""
+    head, *rows = bill_rows(bill)
+    found = table(title, head)
+    for place, row in enumerate(rows):
+        if place == len(rows) - _SUMS:
             found.add_section()
-        if each.node_hours or place >= len(bill.items):
-            found.add_row(each.what, *cells(each, bill.currency))
+        found.add_row(*row)
     return found
-
-
-def cells(each: Item, currency: str) -> list[str]:
-    """Node-hours, and money and energy where they are known."""
-    found = [show_hours(each.node_hours)]
-    found += [show_money(each.money, currency)] if each.money is not None else []
-    return found + ([show_energy(each.kwh)] if each.kwh is not None else [])
 
 
 def bill_document(bill: Bill) -> dict[str, Any]:

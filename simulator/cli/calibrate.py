@@ -16,18 +16,10 @@ from ..measure.start import Directories
 from ..report.charts import scaling_chart
 from ..report.page import Contents, ladder, write_page
 from ..timing.scale import study
+from .command_line import command_line
+from .consoles import console, status_console
 from .machines import machine_document
-from .options import (
-    DEFAULT_SEED,
-    Output,
-    console,
-    measuring_options,
-    one_node_job,
-    output_options,
-    print_json,
-    status_console,
-    write_csv,
-)
+from .options import DEFAULT_SEED, Output, measuring_options, one_node_job, output_options, print_json, write_csv
 
 
 @click.command(short_help="Measure this machine.")
@@ -77,7 +69,7 @@ def calibrate(output: Output, directories: Directories, out: Path, name: str, ra
     if output.as_json:
         print_json(document)
     else:
-        console().print(text, markup=False)
+        console().print(text)
         console().print(f"written: {out}")
     return GOOD
 
@@ -86,6 +78,6 @@ def _draw(output: Output, machine: Machine) -> None:
     """Draw what a job on the machine just measured would do."""
     job = one_node_job(machine)
     if output.report_path is not None:
-        write_page(output.report_path, job, Contents(), DEFAULT_SEED)
+        write_page(output.report_path, job, Contents(command=command_line()), DEFAULT_SEED)
     if output.png_path is not None:
         scaling_chart(study(job, ladder(job), ("deeppart", "rank0"), ("none",)), job).save(output.png_path)

@@ -23,7 +23,7 @@ from ..advise.wanted import Wanted
 from ..budget.bill import missing
 from ..budget.runs import LABELS, LEAVING, bill_of_run, daily_bytes, space_of_run
 from ..budget.space import space_lines
-from ..campaign.costs import NOTHING, level_costs, often_enough, training_s
+from ..campaign.costs import NOTHING, followed, level_costs, often_enough, training_s
 from ..campaign.effort import LIMIT_S, effort_s, too_long
 from ..campaign.failures import Failure, Size
 from ..campaign.outcomes import Estimate, Summary, show_number, summarize
@@ -35,17 +35,16 @@ from ..report.charts import campaign_chart
 from ..report.page import Contents, write_page
 from ..timing.stages import Job
 from .budget import bill_document, bill_row, bill_table, space_document
+from .command_line import command_line
+from .consoles import console, status_console, table
 from .options import (
     Common,
     common_options,
-    console,
     job_options,
     make_job,
     print_json,
     ranks_option,
     read_time,
-    status_console,
-    table,
     wanted_of,
     write_csv,
 )
@@ -117,11 +116,11 @@ def campaign(
         raise no_effect("--flush-share", "it limits how often checkpoints are flushed, which --every and --levels give")
     ready = usual_spares(planned) if spares is None else spares
     if advice is None:
-        cadences = _cadences(planned, every, levels, days * DAY_S, ready, elastic)
+        cadences = _cadences(planned, wanted_of(options), every, levels, days * DAY_S, ready, elastic)
         _check_protection(options, cadences)
     else:
         period_s = training_s(advice.costs, advice.cadence)
-        cadences = Cadences(period_s, dict(advice.cadence.every), days * DAY_S, spares=ready, elastic=elastic)
+        cadences = Cadences(period_s, followed(advice.cadence), days * DAY_S, spares=ready, elastic=elastic)
     cadences = replace(cadences, scheduling=happenings.scheduling)
     jobs = _at_a_time(planned, cadences, seeds, failures, jobs, anyway=anyway)
     numbers = range(common.seed, common.seed + seeds)
@@ -134,7 +133,9 @@ def campaign(
     if common.png_path is not None:
         campaign_chart(summary).save(common.png_path)
     if common.report_path is not None:
-        write_page(common.report_path, job, Contents(summary=summary, cadences=cadences), common.seed)
+        write_page(
+            common.report_path, job, Contents(summary=summary, cadences=cadences, command=command_line()), common.seed
+        )
     if common.as_json:
         print_json(document(job, cadences, results, summary) | _budget(planned, cadences, summary))
     else:
@@ -146,7 +147,7 @@ def campaign(
         out.print(_table(summary))
         out.print(bill_table(bill_of_run(planned, cadences, summary), "what the run takes, all of its nodes together"))
         for line in _spending(planned, cadences, summary):
-            out.print(f"- {line}", soft_wrap=True, markup=False)
+            out.print(f"- {line}", soft_wrap=True)
     return GOOD
 
 
@@ -171,17 +172,23 @@ def simulate(
 
 
 def _cadences(
-    planned: Planned, every: str | None, levels: str | None, wall_s: float, spares: int, elastic: bool
+    planned: Planned,
+    wanted: Wanted,
+    every: str | None,
+    levels: str | None,
+    wall_s: float,
+    spares: int,
+    elastic: bool,
 ) -> Cadences:
     on = list(planned.on(planned.nodes).times.complete())
     if every is not None and levels is not None:
         period = read_time(every, "--every")
         return Cadences(period, _read_levels(levels, on), wall_s, spares=spares, elastic=elastic)
     costs = level_costs(planned)
-    found = often_enough(costs, best(costs))
+    found = wanted.kept(costs, often_enough(costs, best(costs)))
     period = training_s(costs, found) if every is None else read_time(every, "--every")
-    counts = found.every if levels is None else _read_levels(levels, on)
-    return Cadences(period, dict(counts), wall_s, spares=spares, elastic=elastic)
+    counts = followed(found) if levels is None else _read_levels(levels, on)
+    return Cadences(period, counts, wall_s, spares=spares, elastic=elastic)
 
 
 def _advice(job: Job, wanted: Wanted, every: str | None, levels: str | None) -> Choice:

@@ -23,20 +23,9 @@ from ..report.compare_charts import comparison_charts, together
 from ..report.compare_page import side_rows, write_comparison
 from ..timing.stages import Job
 from .advise import advise, row_of
-from .options import (
-    DEFAULT_SEED,
-    Common,
-    Output,
-    console,
-    make_job,
-    output_options,
-    print_json,
-    read_time,
-    status_console,
-    table,
-    wanted_of,
-    write_csv,
-)
+from .command_line import command_line
+from .consoles import console, status_console, table
+from .options import DEFAULT_SEED, Common, Output, make_job, output_options, print_json, read_time, wanted_of, write_csv
 from .parameters import OneOf, no_effect
 from .restart_mode import coming_back
 from .scale import describe_state
@@ -104,14 +93,14 @@ def compare(ctx: click.Context, /, output: Output, variants: tuple[str, ...], **
     if output.png_path is not None:
         together(comparison_charts(sides)).save(output.png_path)
     if output.report_path is not None:
-        write_comparison(output.report_path, sides)
+        write_comparison(output.report_path, sides, command_line())
     if output.as_json:
         print_json(document(sides))
     else:
         out = console()
         for side in sides:
             for note in what_if(side.job.machine, side.job.nodes):
-                out.print(f"{side.label}: {note}", soft_wrap=True, markup=False)
+                out.print(f"{side.label}: {note}", soft_wrap=True)
         out.print(_table(sides))
     return GOOD
 
@@ -192,10 +181,5 @@ def _table(sides: Sequence[Side]) -> Table:
     head, *rows = side_rows(sides)
     found = table("each with what is advised for it", head, left=2)
     for row in rows:
-        found.add_row(*map(_plain, row))
+        found.add_row(*row)
     return found
-
-
-def _plain(text: str) -> str:
-    """A text of the user's in which nothing is markup."""
-    return text.replace("[", "\\[")

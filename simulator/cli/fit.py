@@ -23,7 +23,8 @@ from ..traces.rates import Rate
 from ..traces.read import read_trace
 from ..traces.record import PREEMPTION
 from ..traces.weibull import Shape
-from .options import MOST_RANKS, console, print_json, read_time, table
+from .consoles import console, table
+from .options import MOST_RANKS, print_json, read_time
 from .parameters import FiniteRange, given, no_effect
 from .traces import system_option
 

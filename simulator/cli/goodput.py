@@ -9,27 +9,22 @@ from rich.table import Table
 
 from deeppart.cli.commands import GOOD
 from deeppart.errors import ConfigError
-from deeppart.model.units import show_seconds, show_share
 
 from ..advise.notes import what_if
 from ..budget.bill import MONTH_DAYS, missing
 from ..budget.goodput import BLOCKED_S, PERIODS_S, Row, rows_of, ways_of
-from ..machine.kinds import MOST_RANKS_PER_NODE
+from ..machine.kinds import DAY_S, MOST_RANKS_PER_NODE
+from ..report.goodput_page import cost_rows, write_goodput
 from ..timing.stages import Job
-from .budget import cells
-from .options import (
-    Common,
-    console,
-    make_job,
-    print_json,
-    ranks_option,
-    read_time,
-    table,
-    write_csv,
-)
+from .command_line import command_line
+from .consoles import console, table
+from .options import Common, make_job, print_json, ranks_option, read_time, write_csv
 from .parameters import FiniteRange
 from .scale import describe_state, heading
 from .table_options import table_options
+
+#: A century, and less than any call takes: beyond it is not time that somebody asks about.
+_MOST_DAYS, _LEAST_S = 36_525.0, 1e-6
 
 
 @click.command(short_help="Show what a second of blocked time costs.")
@@ -41,7 +36,11 @@ from .table_options import table_options
 @click.option("--every", metavar="TIME,...", help="Training between two calls.  [default: 1min,10min,1h]")
 @click.option("--blocked", metavar="TIME,...", help="What a call blocks for.  [default: 10ms,100ms,1s,10s,100s]")
 @click.option(
-    "--days", type=FiniteRange(min=0, min_open=True), default=MONTH_DAYS, show_default=True, help="In which it costs."
+    "--days",
+    type=FiniteRange(min=0, max=_MOST_DAYS, min_open=True),
+    default=MONTH_DAYS,
+    show_default=True,
+    help="In which it costs.",
 )
 def goodput(
     common: Common,
@@ -65,6 +64,8 @@ def goodput(
     rows = rows_of(job.machine, job.nodes, periods, asked, ways_of(job), days)
     if common.csv_path is not None:
         write_csv(common.csv_path, [row_of(row) for row in rows])
+    if common.report_path is not None:
+        write_goodput(common.report_path, job, rows, days, command_line())
     if common.as_json:
         print_json(document(job, rows, days))
         return GOOD
@@ -74,7 +75,7 @@ def goodput(
         out.print(note, soft_wrap=True)
     out.print(_table(job, rows, days))
     for line in missing(job.machine):
-        out.print(f"- {line}", soft_wrap=True, markup=False)
+        out.print(f"- {line}", soft_wrap=True)
     return GOOD
 
 
@@ -85,7 +86,17 @@ def _times(text: str, name: str) -> list[float]:
             f"impossible value for {name}", expected="times, separated by commas, such as 1min,10min", found=repr(text),
             where=name,
         )  # fmt: skip
-    return [read_time(word, name) for word in words]
+    return [_time(word, name) for word in words]
+
+
+def _time(word: str, name: str) -> float:
+    seconds = read_time(word, name)
+    if not _LEAST_S <= seconds <= _MOST_DAYS * DAY_S:
+        raise ConfigError(
+            f"impossible value for {name}", expected=f"a time from 1 us to {_MOST_DAYS:g} days", found=repr(word),
+            where=name,
+        )  # fmt: skip
+    return seconds
 
 
 def document(job: Job, rows: list[Row], days: float) -> dict[str, Any]:
@@ -118,15 +129,12 @@ def row_of(row: Row) -> dict[str, Any]:
 
 
 def _table(job: Job, rows: list[Row], days: float) -> Table:
-    names = ["every", "a call blocks", "as", "goodput lost", f"node-hours in {days:g} days"]
-    names += ["money"] if rows[0].cost.money is not None else []
-    names += ["energy"] if rows[0].cost.kwh is not None else []
-    found = table(f"what blocked time costs on {job.nodes:,} nodes", names, left=3)
+    head, *lines = cost_rows(job, rows, days)
+    found = table(f"what blocked time costs on {job.nodes:,} nodes", head, left=3)
     before = rows[0].period_s
-    for row in rows:
+    for row, line in zip(rows, lines, strict=True):
         if row.period_s != before:
             found.add_section()
         before = row.period_s
-        shown = [show_seconds(row.period_s), show_seconds(row.blocked_s), row.way, show_share(row.lost)]
-        found.add_row(*shown, *cells(row.cost, job.machine.price.currency), style="bold" if row.way else "")
+        found.add_row(*line, style="bold" if row.way else "")
     return found

@@ -11,9 +11,10 @@ import click
 from deeppart.cli.commands import GOOD
 from deeppart.model.units import show_rate, show_seconds
 
-from ..machine.files import PLAIN, TABLES, machine_toml, preset_names, read_machine
+from ..machine.files import PLAIN, TABLES, keys_of, machine_toml, preset_names, read_machine
 from ..machine.record import Machine
-from .options import console, print_json, table
+from .consoles import console, table
+from .options import print_json
 
 
 @click.command(short_help="List the known machines.")
@@ -48,7 +49,9 @@ def machines(name: str | None, as_json: bool) -> int:
 def machine_document(machine: Machine) -> dict[str, Any]:
     """The machine as JSON. JSON has no infinity: an unlimited value is null."""
     fields = {name: getattr(machine, name) for name in PLAIN}
-    fields |= {name: asdict(getattr(machine, name)) for name in TABLES}
+    for name, record in TABLES.items():
+        fields[name] = {key: getattr(getattr(machine, name), key) for key in keys_of(record)}
+    fields["groups"] = {name: asdict(group) for name, group in machine.failures.groups.items()}
     fields["codecs"] = {dtype: asdict(codec) for dtype, codec in machine.codecs.items()}
     return {key: _finite(value) for key, value in fields.items()}
 

@@ -6,14 +6,12 @@ import csv
 import functools
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from deeppart.cli import commands
 from deeppart.errors import ConfigError
@@ -36,8 +34,6 @@ DEFAULT_STATE, DEFAULT_MACHINE, DEFAULT_RANKS, DEFAULT_SEED = "bert-large+adam",
 MOST_RANKS = 1 << 20
 #: As the library's `parity_group` (docs/configuration.md).
 MOST_PARITY_NODES = 127
-#: What goes into a file or a pipe is never cut or wrapped.
-_UNLIMITED_COLUMNS = 10_000
 
 
 @dataclass(frozen=True)
@@ -365,19 +361,6 @@ def counts(text: str, name: str) -> list[int]:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def console() -> Console:
-    """The console for tables."""
-    found = Console(highlight=False)
-    if not found.is_terminal:
-        found.width = _UNLIMITED_COLUMNS
-    return found
-
-
-def status_console() -> Console:
-    """The console for progress: not in the output that is piped on."""
-    return Console(stderr=True, highlight=False)
-
-
 def print_json(document: Any) -> None:
     """The one JSON document of a command: the same input, the same bytes."""
     commands.print_json(document, sort_keys=True)
@@ -389,11 +372,3 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer = csv.DictWriter(file, list(rows[0]) if rows else [])
         writer.writeheader()
         writer.writerows(rows)
-
-
-def table(title: str, columns: Iterable[str], left: int = 1) -> Table:
-    """A table whose first columns are texts and whose others are numbers."""
-    found = Table(title=title, title_justify="left", title_style="bold")
-    for place, name in enumerate(columns):
-        found.add_column(name, justify="left" if place < left else "right", no_wrap=True)
-    return found

@@ -10,7 +10,8 @@ import click
 from deeppart.cli.commands import GOOD
 
 from ..timing.published import TARGET, Figure, figures
-from .options import console, print_json, table
+from .consoles import console, table
+from .options import print_json
 
 
 @click.command(short_help="Show published figures beside simulated ones.")

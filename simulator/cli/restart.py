@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
 from rich.table import Table
 
 from deeppart.cli.commands import GOOD
-from deeppart.model.units import show_seconds, show_share
+from deeppart.model.units import show_seconds
 
 from ..advise.choose import Choice, describe
 from ..advise.choose import advise as find_advice
 from ..advise.notes import what_if
-from ..advise.restarts import PARTS, REPLAY, RESTORE, WRITING, Comparison, compare
-from ..campaign.failures import CLASSES
+from ..advise.restarts import PARTS, REPLAY, WRITING, Comparison, compare
 from ..machine.kinds import DAY_S
-from ..machine.ways import PIECES, WAYS
-from .options import (
-    Common,
-    console,
-    free_job_options,
-    make_job,
-    print_json,
-    ranks_option,
-    status_console,
-    table,
-    wanted_of,
-    write_csv,
-)
+from ..machine.ways import WAYS
+from ..report.restart_charts import OF_ONE
+from ..report.restart_page import after_rows, share_rows, write_restarts
+from .command_line import command_line
+from .consoles import console, status_console, table
+from .options import Common, free_job_options, make_job, print_json, ranks_option, wanted_of, write_csv
 from .scale import describe_state, heading
 from .table_options import table_options
 
-#: Of one failure; writing is not paid by failures.
-_OF_ONE = (*PIECES, RESTORE)
 _SHARES, _SAVED = "of the time", "saved by half"
 
 
@@ -52,6 +42,8 @@ def restart(common: Common, ranks: int, **options: Any) -> int:
         found = compare(chosen)
     if common.csv_path is not None:
         write_csv(common.csv_path, [row for each in found for row in rows_of(each)])
+    if common.report_path is not None:
+        write_restarts(common.report_path, chosen, found, command_line())
     if common.as_json:
         print_json(document(chosen, found))
         return GOOD
@@ -106,14 +98,14 @@ def rows_of(each: Comparison) -> list[dict[str, Any]]:
     """A way as rows: of each class of failures in seconds, and two of shares of the time."""
     rows: list[dict[str, Any]] = []
     for kind, back in each.after.items():
-        seconds = {part: back.pieces.get(part, 0.0) for part in _OF_ONE} | {REPLAY: back.replay_s, WRITING: 0.0}
+        seconds = {part: back.pieces.get(part, 0.0) for part in OF_ONE} | {REPLAY: back.replay_s, WRITING: 0.0}
         rows.append(
             {"way": each.way, "row": kind, "unit": "s", "failures_per_day": back.failures_per_s * DAY_S}
             | seconds
             | {"back": back.total_s}
         )
     for name, values in ((_SHARES, each.shares), (_SAVED, each.saved)):
-        back_again = sum(values[part] for part in _OF_ONE)
+        back_again = sum(values[part] for part in OF_ONE)
         rows.append(
             {"way": each.way, "row": name, "unit": "share", "failures_per_day": ""}
             | {part: values[part] for part in PARTS}
@@ -126,40 +118,28 @@ def rows_of(each: Comparison) -> list[dict[str, Any]]:
 
 
 def _after_table(found: Sequence[Comparison], mode: str) -> Table:
-    shown = _not_all_zero(_OF_ONE, (back.pieces for each in found for back in each.after.values()))
-    names = ["way", "failure", "one in", *shown, "back in", "replay"]
-    listing = table("after one failure; replay: work that is done again, on average", names, left=2)
-    for each in found:
-        for kind in (kind for kind in CLASSES if kind in each.after):
-            back = each.after[kind]
-            cells = [show_seconds(back.pieces[piece]) if back.pieces.get(piece) else "" for piece in shown]
-            listing.add_row(
-                each.way, kind, show_seconds(1 / back.failures_per_s), *cells, show_seconds(back.total_s),
-                show_seconds(back.replay_s), style=_style(each, mode),
-            )  # fmt: skip
-        listing.add_section()
+    head, *rows = after_rows(found)
+    listing = table("after one failure; replay: work that is done again, on average", head, left=2)
+    before = rows[0][0] if rows else ""
+    for row in rows:
+        if row[0] != before:
+            listing.add_section()
+        before = row[0]
+        listing.add_row(*row, style=_style(row[0], mode))
     return listing
 
 
 def _shares_table(title: str, found: Sequence[Comparison], mode: str) -> Table:
-    shown = _not_all_zero(PARTS, (each.shares for each in found))
-    listing = table(title, ["way", "", *shown, "lost"], left=2)
-    for each in found:
-        style = _style(each, mode)
-        shares = [show_share(each.shares[part]) if each.shares[part] else "" for part in shown]
-        saved = [show_share(each.saved[part]) if each.shares[part] else "" for part in shown]
-        listing.add_row(each.way, _SHARES, *shares, show_share(each.waste.total), style=style)
-        listing.add_row("", _SAVED, *saved, "", style=style)
+    head, *rows = share_rows(found)
+    listing = table(title, head, left=2)
+    for of_time, saved in zip(rows[::2], rows[1::2], strict=True):
+        style = _style(of_time[0], mode)
+        listing.add_row(*of_time, style=style)
+        listing.add_row("", *saved[1:], style=style)
         listing.add_section()
     return listing
 
 
-def _not_all_zero(names: Iterable[str], values: Iterable[Mapping[str, float]]) -> list[str]:
-    """Those of some names that are worth a column."""
-    known = list(values)
-    return [name for name in names if any(each.get(name) for each in known)]
-
-
-def _style(each: Comparison, mode: str) -> str:
+def _style(way: str, mode: str) -> str:
     """The machine's own way stands out."""
-    return "bold green" if each.way == mode else ""
+    return "bold green" if way == mode else ""

@@ -17,20 +17,11 @@ from ..advise.notes import what_if
 from ..report.charts import scaling_chart
 from ..report.page import Contents, write_page
 from ..timing.scale import Point, study
-from ..timing.stages import STAGES, Job
-from .options import (
-    Common,
-    common_options,
-    console,
-    counts,
-    job_options,
-    make_job,
-    print_json,
-    refuse_seed,
-    status_console,
-    table,
-    write_csv,
-)
+from ..timing.stages import Job
+from ..timing.times import STAGES
+from .command_line import command_line
+from .consoles import console, status_console, table
+from .options import Common, common_options, counts, job_options, make_job, print_json, refuse_seed, write_csv
 from .parameters import given, no_effect
 
 _LADDER = "1,2,4,8,16,32,64,128,256,512,1024"
@@ -67,7 +58,7 @@ def scale(common: Common, ranks: str, strategy: str, with_compression: bool, ser
     if common.png_path is not None:
         scaling_chart(points, job).save(common.png_path)
     if common.report_path is not None:
-        write_page(common.report_path, job, Contents(points=points), common.seed)
+        write_page(common.report_path, job, Contents(points=points, command=command_line()), common.seed)
     if common.as_json:
         print_json(document(job, points))
     else:

@@ -14,7 +14,8 @@ from ..workload.layout import KEYS
 from ..workload.mlperf import WORKLOADS
 from ..workload.shapes import FAMILIES, PRESETS
 from ..workload.states import OPTIMIZERS, State, read_state
-from .options import console, print_json, table
+from .consoles import console, table
+from .options import print_json
 
 
 @click.command(short_help="List the known states.")

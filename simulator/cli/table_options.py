@@ -1,4 +1,4 @@
-"""Options of commands that are about a job, and whose results are tables alone: nothing random, no picture, no page."""
+"""Options of commands that are about a job, and whose results are tables, and pages: nothing random, no picture."""
 
 from __future__ import annotations
 
@@ -20,9 +20,15 @@ def table_options(function: F) -> F:
 
     @functools.wraps(function)
     def wrapped(
-        state: str, source: Path | None, machine: str, as_json: bool, csv_path: Path | None, **rest: Any
+        state: str,
+        source: Path | None,
+        machine: str,
+        as_json: bool,
+        csv_path: Path | None,
+        report_path: Path | None,
+        **rest: Any,
     ) -> Any:
-        common = Common(as_json, csv_path, None, None, state=state, source=source, machine=machine, seed=DEFAULT_SEED)
+        common = Common(as_json, csv_path, report_path, None, state, source, machine, DEFAULT_SEED)
         return function(common, **rest)
 
     decorators = (
@@ -30,6 +36,13 @@ def table_options(function: F) -> F:
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
         click.option(
             "--csv", "csv_path", type=click.Path(path_type=Path), metavar="FILE", help="Write the table as CSV."
+        ),
+        click.option(
+            "--report",
+            "report_path",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Write a page for a browser.",
         ),
     )
     return cast("F", add_options(decorators, wrapped))

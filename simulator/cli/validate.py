@@ -16,22 +16,21 @@ from ..machine.files import read_machine
 from ..machine.record import Machine
 from ..measure.calibrate import calibrate
 from ..measure.start import Directories
-from ..measure.validate import MEDIAN_TARGET, WORST_TARGET, Comparison, Validation, shards_of
+from ..measure.validate import MEDIAN_TARGET, WORST_TARGET, Comparison, Validation, cases_of, shards_of
 from ..measure.validate import validate as compare
 from ..report.charts import validation_chart
 from ..report.page import Contents, write_page
 from ..workload.layout import Layout, read_layout
+from .command_line import command_line
+from .consoles import console, status_console, table
 from .options import (
     DEFAULT_SEED,
     Output,
-    console,
     counts,
     measuring_options,
     one_node_job,
     output_options,
     print_json,
-    status_console,
-    table,
     write_csv,
 )
 
@@ -48,6 +47,9 @@ from .options import (
     "--passes", type=click.IntRange(min=1), default=1, show_default=True, help="Number of calibrations and comparisons."
 )
 @click.option("--quick", is_flag=True, help="Fewer and smaller checkpoints.")
+@click.option(
+    "--only", multiple=True, metavar="KIND", help="Kinds of checkpoints, as in the first column; may be given again."
+)
 @click.option("--layout", metavar="LAYOUT", help="Divide tensors among ranks: fsdp, hsdp=N or tp=N.  [default: do not]")
 @measuring_options
 def validate(
@@ -57,16 +59,19 @@ def validate(
     ranks: str,
     passes: int,
     quick: bool,
+    only: tuple[str, ...],
     layout: str | None,
 ) -> int:
     """Run real checkpoints under mpirun, predict each from a calibration made before, and compare.
 
-    Without --machine it is calibrated again for each pass. "varied" is how far the passes' own medians are apart. Exit
+    Without --machine it is calibrated again for each pass. "spread" is how far apart the middle half of the measured
+    times lies, and "varied" how far the passes' own medians do: an error that is smaller may be the measurement's. Exit
     code 1 if half of the errors are above 5 % or one is above 15 %.
     """
     known = None if machine is None else read_machine(machine)
     used: dict[int, Machine] = {}
     numbers = counts(ranks, "--ranks")
+    cases_of(only, quick=quick)
     divided = Layout() if layout is None else read_layout(layout, "--layout")
     for count in numbers:
         shards_of(divided, count)  # before minutes of calibration
@@ -80,7 +85,7 @@ def validate(
             return used[count]
 
         found = compare(
-            machine_for, directories, numbers, layout=divided, passes=passes, quick=quick,
+            machine_for, directories, numbers, layout=divided, passes=passes, quick=quick, kinds=only,
             progress=lambda text: status.update(f"checkpoints: {text}"),
         )  # fmt: skip
     if output.csv_path is not None:
@@ -88,7 +93,12 @@ def validate(
     if output.report_path is not None:
         job = one_node_job(used[max(numbers)])
         rows = [_HEAD, *(_cells(each) for each in found.comparisons)]
-        write_page(output.report_path, job, Contents(extra=(_title(found), rows), validation=found), DEFAULT_SEED)
+        write_page(
+            output.report_path,
+            job,
+            Contents(extra=(_title(found), rows), validation=found, command=command_line()),
+            DEFAULT_SEED,
+        )
     if output.png_path is not None:
         validation_chart(found).save(output.png_path)
     if output.as_json:
@@ -100,6 +110,8 @@ def validate(
                 "comparisons": [row_of(each) for each in found.comparisons],
                 "median_error": found.median_error,
                 "worst_error": found.worst_error,
+                "missed": len(found.missed),
+                "missed_beyond_noise": len(found.of_the_model),
                 "met": found.met,
             }
         )
@@ -110,7 +122,7 @@ def validate(
 
 def row_of(comparison: Comparison) -> dict[str, Any]:
     """A comparison as one flat row."""
-    return asdict(comparison) | {"error": comparison.error}
+    return asdict(comparison) | {"noise": comparison.noise, "error": comparison.error}
 
 
 _WHAT_WORDS = {"restore": "until restored", "trained": "training, with a checkpoint"}
@@ -125,6 +137,7 @@ _HEAD = [
     "measured",
     "least",
     "most",
+    "spread",
     "varied",
     "error",
 ]
@@ -145,7 +158,8 @@ def _table(found: Validation) -> Table:
 def _title(found: Validation) -> str:
     return (
         f"predicted and measured: median error {found.median_error:.0%} (target {MEDIAN_TARGET:.0%}), "
-        f"worst {found.worst_error:.0%} (target {WORST_TARGET:.0%})"
+        f"worst {found.worst_error:.0%} (target {WORST_TARGET:.0%}); {len(found.missed)} of {len(found.comparisons)} "
+        f"above that, {len(found.of_the_model)} of them by more than measurements of the same differ"
     )
 
 
@@ -161,6 +175,7 @@ def _cells(each: Comparison) -> list[str]:
         limit,
         what,
         *times,
+        f"{each.spread:.0%}",
         f"{each.varied:.0%}",
         f"{each.error:+.0%}",
     ]

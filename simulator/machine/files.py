@@ -1,16 +1,17 @@
 """Machines as TOML files: the presets that come along, and the user's own.
 
 A table for each record of :mod:`deeppart_simulator.machine.record`, a key for each of its fields; ``[codec.float32]``
-and so on for the codecs. Numbers may carry units. A file may begin with ``base = "PRESET"``, and then has only what
-differs.
+and so on for the codecs, ``[groups.rack]`` and so on for nodes that fail together. Numbers may carry units. A file may
+begin with ``base = "PRESET"``, and then has only what differs.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, replace
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +21,20 @@ from deeppart.errors import ConfigError
 from deeppart.model.spelling import meant_todo
 
 from .kinds import Kind, Words
-from .record import Codec, Failures, Local, Machine, Memory, Network, Persistent, Power, Price, Restart, Serialize
+from .record import (
+    Codec,
+    Failures,
+    Group,
+    Local,
+    Machine,
+    Memory,
+    Network,
+    Persistent,
+    Power,
+    Price,
+    Restart,
+    Serialize,
+)
 
 #: Name of a table -> what it is read into; and the keys outside of tables.
 TABLES: Mapping[str, type[Any]] = MappingProxyType(
@@ -37,6 +51,9 @@ TABLES: Mapping[str, type[Any]] = MappingProxyType(
     }
 )
 PLAIN = ("name", "source", "nodes", "ranks_per_node", "cores", "encode_threads", "interference")
+#: Names of groups that mean something else already, and what all others are like.
+_TAKEN = ("process", "node", "group", "system", "preemption")
+_GROUP_NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 _PRESETS = "deeppart_simulator.machine.presets"
 #: A machine file has two kilobytes.
 _MOST_BYTES = 1 << 20
@@ -82,7 +99,7 @@ def read_machine(name: str) -> Machine:
         if base not in preset_names():
             todo = meant_todo(str(base), preset_names(), "correct the key")
             raise _refusal("base", base, "one of " + ", ".join(preset_names()), str(path), todo)
-        document = _merged(_preset(base), document)
+        document = _merged(_without_groups_of(_preset(base), document), document)
     return _machine(document, str(path))
 
 
@@ -90,17 +107,19 @@ def machine_toml(machine: Machine) -> str:
     """The machine as the text of a file that :func:`read_machine` reads back."""
     lines = [f"{key} = {_literal(getattr(machine, key))}" for key in PLAIN]
     tables = [(name, getattr(machine, name)) for name in TABLES]
+    tables += [(f"groups.{kind}", group) for kind, group in machine.failures.groups.items()]
     tables += [(f"codec.{dtype}", codec) for dtype, codec in machine.codecs.items()]
     for name, record in tables:
-        known = [(each.name, getattr(record, each.name)) for each in fields(record)]
-        said = [f"{key} = {_literal(value)}" for key, value in known if _is_said(value, name)]
+        known = [(key, getattr(record, key)) for key in keys_of(type(record))]
+        said = [f"{key} = {_literal(value)}" for key, value in known if _is_said(key, value, name)]
         lines += ["", f"[{name}]", *said] if said else []
     return "\n".join(lines) + "\n"
 
 
-def _is_said(value: Any, table: str) -> bool:
+def _is_said(key: str, value: Any, table: str) -> bool:
     """Bandwidths without a limit and what is not known are left out, failures that never happen are written down."""
-    return table == "failures" or not (value == "" or (isinstance(value, float) and math.isinf(value)))
+    happens = table == "failures" or (table.startswith("groups.") and key == "mtbf")
+    return happens or not (value == "" or (isinstance(value, float) and math.isinf(value)))
 
 
 def _literal(value: Any) -> str:
@@ -119,6 +138,13 @@ def _preset(name: str) -> dict[str, Any]:
     return document if base is None else _merged(_preset(base), document)
 
 
+def _without_groups_of(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    """A file that says itself how often groups fail, as ``deeppart-sim fit`` writes it, means all of them."""
+    failures = change.get("failures")
+    said = isinstance(failures, dict) and "group" in failures
+    return {key: value for key, value in base.items() if not (said and key == "groups")}
+
+
 def _merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     """``change`` over ``base``, table by table."""
     merged = dict(base)
@@ -129,23 +155,38 @@ def _merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
 
 
 def _machine(document: dict[str, Any], where: str) -> Machine:
-    known = {*PLAIN, *TABLES, "codec"}
+    known = {*PLAIN, *TABLES, "groups", "codec"}
     _check_keys(document, known, "", where)
     plain = {key: document[key] for key in ("name", "source") if key in document}
     for key, value in {"name": Path(where).stem, **plain}.items():
-        if not isinstance(value, str):
-            raise _refusal(key, value, "a text", where)
+        if not isinstance(value, str) or not value.isprintable():
+            raise _refusal(key, value, "a text of one line, without control characters", where)
         plain[key] = value
     numbers = _values(Machine, {key: document[key] for key in PLAIN[2:] if key in document}, "", where, PLAIN[2:])
     tables = {}
     for name, record in TABLES.items():
         tables[name] = _record(record, document.get(name, {}), name, where)
-    codecs = document.get("codec", {})
-    if not isinstance(codecs, dict):
-        raise _refusal("codec", codecs, "tables named [codec.DTYPE]", where)
     _check_price(tables["price"], where)
-    found = {dtype: _record(Codec, table, f"codec.{dtype}", where) for dtype, table in codecs.items()}
-    return Machine(**plain, **numbers, **tables, codecs=MappingProxyType(found))
+    _check_power(tables["power"], where)
+    tables["failures"] = replace(tables["failures"], groups=_named(Group, "groups", "NAME", document, where))
+    for name in tables["failures"].groups:
+        if name in _TAKEN or not _GROUP_NAME.fullmatch(name):
+            expected = "[groups.NAME] with a word in small letters, such as rack, but none of " + ", ".join(_TAKEN)
+            raise _refusal(f"groups.{name}", name, expected, where, "choose another name")
+    return Machine(**plain, **numbers, **tables, codecs=_named(Codec, "codec", "DTYPE", document, where))
+
+
+def _named(record: type[Any], table: str, word: str, document: dict[str, Any], where: str) -> Mapping[str, Any]:
+    """Tables with names of their own, such as [codec.DTYPE]."""
+    found = document.get(table, {})
+    if not isinstance(found, dict):
+        raise _refusal(table, found, f"tables named [{table}.{word}]", where)
+    return MappingProxyType({name: _record(record, each, f"{table}.{name}", where) for name, each in found.items()})
+
+
+def keys_of(record: type[Any]) -> tuple[str, ...]:
+    """The keys of a table; fields that are tables themselves are not among them."""
+    return tuple(each.name for each in fields(record) if "kind" in each.metadata)
 
 
 def _check_price(price: Price, where: str) -> None:
@@ -154,10 +195,16 @@ def _check_price(price: Price, where: str) -> None:
         raise _refusal("price.currency", "nothing", 'a currency, such as "USD", beside prices', where, "add the key")
 
 
+def _check_power(power: Power, where: str) -> None:
+    """What a node draws while it waits is only a part of what it draws."""
+    if math.isinf(power.busy) and not math.isinf(power.waiting):
+        raise _refusal("power.busy", "nothing", "watts, beside waiting", where, "add the key")
+
+
 def _record(record: type[Any], table: object, name: str, where: str) -> Any:
     if not isinstance(table, dict):
         raise _refusal(name, table, f"a table [{name}]", where)
-    names = tuple(each.name for each in fields(record))
+    names = keys_of(record)
     _check_keys(table, set(names), f"{name}.", where)
     return record(**_values(record, table, f"{name}.", where, names))
 

@@ -64,6 +64,10 @@ def _mtbf(value: object) -> float:
 
 #: Bytes per second. Slower is nothing that moves checkpoints, but a rate whose unit was forgotten.
 LEAST_RATE = 1e6
+#: A file system, a drive, what it may take: smaller is a number whose unit was forgotten.
+LEAST_BYTES = 1e6
+#: Watts of a node: below there is none, above it is the whole machine.
+LEAST_WATTS, MOST_WATTS = 10.0, 1e6
 #: More share no node; the simulator lays out so many places on every node.
 MOST_RANKS_PER_NODE = 4096
 RATE = Kind(read_rate, RATE_WORDS + ", at least 1 MB/s", least=LEAST_RATE)
@@ -75,11 +79,13 @@ SHARE = Kind(_number, "a number from 0 to below 1", most=math.nextafter(1.0, 0.0
 RATIO = Kind(_number, "a number above 0, at most 1.1", above=True, most=1.1)
 PER_SECOND = Kind(_number, "a number per second, above 0", above=True)
 LIFE = Kind(read_seconds, SECONDS_WORDS + ", above 0", above=True)
-BYTES = Kind(read_bytes, BYTES_WORDS + ", above 0", above=True)
+BYTES = Kind(read_bytes, BYTES_WORDS + ", at least 1 MB", least=LEAST_BYTES)
 PER_DAY = Kind(_number, "a number per day, above 0", above=True)
 CURRENCY = Kind(read_currency, 'a currency, such as "USD"', text=True)
 MONEY = Kind(_number, "a number, at least 0")
-WATTS = Kind(read_watts, 'watts, such as 2500 or "2.5 kW", above 0', above=True)
+WATTS = Kind(
+    read_watts, 'watts of a node, such as 2500 or "2.5 kW", from 10 W to 1 MW', least=LEAST_WATTS, most=MOST_WATTS
+)
 #: The default of what a machine file need not say, and what depends on it is then not said either.
 NOT_SAID = math.inf
 DAY_S = 86_400.0

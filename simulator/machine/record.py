@@ -46,6 +46,8 @@ class Memory:
         call: for a ``checkpoint()`` as such.
         leaf: for each leaf of the state, on every rank: taking the state apart.
         compare: for each leaf besides, where there are other ranks to compare with.
+        defer: for each tensor of a share whose copy is made in the background (``capture="lazy"``): to see that an
+            optimizer owns it, and to notice writes to it.
         hash: digests of chunks, on one thread of those that encode.
         restore: for a restore as such: which checkpoints there are, and what is read from where.
         restored_leaf: for each leaf of the state that is restored, on every rank.
@@ -57,6 +59,7 @@ class Memory:
     call: float = of(SECONDS, 1e-3)
     leaf: float = of(SECONDS, 2e-6)
     compare: float = of(SECONDS, 1e-6)
+    defer: float = of(SECONDS, 15e-6)
     hash: float = of(RATE, 16e9)
     restore: float = of(SECONDS, 10e-3)
     restored_leaf: float = of(SECONDS, 20e-6)
@@ -90,6 +93,8 @@ class Local:
         rank_write, rank_read: of one rank alone.
         file: for a part file: create, synchronize, rename, and the round in which ranks agree that all have one.
         tensor: for one more tensor in a part: its entries in the tables.
+        work: bytes of a part that one core digests and writes per second of its time, whether or not storage lets it
+            wait; infinity where that is nothing to speak of.
         capacity: bytes of the node's drives together.
         endurance: bytes that may be written to them in all, as "TBW" is promised.
         drive_writes_per_day: how often all of them may be written every day, for ``warranty``: "DWPD". Where this and
@@ -103,6 +108,7 @@ class Local:
     rank_read: float = of(RATE, math.inf)
     file: float = of(SECONDS, 1e-3)
     tensor: float = of(SECONDS, 2e-6)
+    work: float = of(RATE, math.inf)
     capacity: float = of(BYTES, NOT_SAID)
     endurance: float = of(BYTES, NOT_SAID)
     drive_writes_per_day: float = of(PER_DAY, NOT_SAID)
@@ -122,12 +128,19 @@ class Network:
     Attributes:
         bandwidth: of a node, in each direction.
         latency: of a message.
-        parity: bytes of parts per second that one rank encodes, or rebuilds.
+        parity: bytes of parts per second that one rank digests, passes on, encodes and digests again, all on one
+            thread.
+        rebuild: bytes of one lost part per second that the ranks of its set rebuild: reading, passing on and computing,
+            and loading what has been rebuilt.
+        exchange: for parity, or a rebuild from it, as such: agreeing that all have the memory, telling each other of
+            the parts, opening files, and comparing digests at the end.
     """
 
     bandwidth: float = of(RATE)
     latency: float = of(SECONDS, 2e-6)
     parity: float = of(RATE, 2.5e9)
+    rebuild: float = of(RATE, 1.5e9)
+    exchange: float = of(SECONDS, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +154,7 @@ class Persistent:
         file: for a part file and its share of the commit.
         tensor: for one more tensor in a part.
         leaf: for each leaf of the whole state: rank 0 writes its type into the manifest.
+        work: bytes of a part that one core reads back, digests and passes on to the file system per second of its time.
         files: part files, or node files, that the metadata servers create per second.
         opens: files that are there already which they open for writing per second: node files, by the other ranks of
             the node.
@@ -158,6 +172,7 @@ class Persistent:
     file: float = of(SECONDS, 5e-3)
     tensor: float = of(SECONDS, 2e-6)
     leaf: float = of(SECONDS, 2e-6)
+    work: float = of(RATE, math.inf)
     files: float = of(PER_SECOND, 20_000.0)
     opens: float = of(PER_SECOND, 80_000.0)
     others: float = of(SHARE, 0.0)
@@ -184,6 +199,25 @@ class Serialize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Nodes that fail together since they share something: a switch, a rack, a power supply.
+
+    Node number n of a job is in group number n // ``nodes``, whatever the kind: a job's nodes are taken to be next to
+    each other in the machine.
+
+    Attributes:
+        nodes: in a group.
+        mtbf: mean time between failures of one group.
+        repair: until its nodes are back; as ``repair`` of ``[restart]`` if not given. Where a switch or the power is
+            back, nodes are, sooner than one that is broken.
+    """
+
+    nodes: int = of(COUNT)
+    mtbf: float = of(MTBF)
+    repair: float = of(SECONDS, NOT_SAID)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
     """Mean times between failures, by what fails together. "never" switches a class off.
 
@@ -192,6 +226,7 @@ class Failures:
         node: of one node, with its storage.
         group: of one group of nodes (a switch, a rack), with their storage.
         group_nodes: nodes in a group.
+        groups: name -> other kinds of groups, each with a size and a time of its own: ``[groups.NAME]`` in a file.
         system: of everything at once: all node-local storage is lost.
         shape: of the Weibull distribution of the times between failures; 1 is exponential, below 1 they come in
             bursts (B. Schroeder and G. Gibson, DSN 2006, found 0.7 to 0.8).
@@ -203,6 +238,18 @@ class Failures:
     group_nodes: int = of(COUNT, 16)
     system: float = of(MTBF, math.inf)
     shape: float = of(SHAPE, 1.0)
+    groups: Mapping[str, Group] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def kinds(self) -> dict[str, Group]:
+        """Name -> groups, of all kinds; "group" for the one without a name, also where it never fails.
+
+        Example:
+            >>> from deeppart_simulator.machine.record import Failures, Group
+            >>> list(Failures(groups={"rack": Group(nodes=4, mtbf=1e8)}).kinds)
+            ['group', 'rack']
+        """
+        return {"group": Group(nodes=self.group_nodes, mtbf=self.group), **self.groups}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,7 +347,8 @@ class Machine:
         ranks_per_node: usual for it.
         cores: of a node, for the ranks on it; what they compute takes longer where there are more ranks than cores.
         encode_threads: that a rank encodes with, at most.
-        interference: how much slower training is while checkpoints work in the background, as a share.
+        interference: time that training loses to the background, as a share of what the background takes where nothing
+            trains. Where ranks share cores the background lasts longer beside training; what it costs does not change.
         codecs: dtype -> the codec on it; a dtype without one is stored as it is.
     """
 
@@ -341,5 +389,8 @@ class Machine:
                 node=old.node * factor,
                 group=old.group * factor,
                 system=old.system * factor,
+                groups=MappingProxyType(
+                    {name: replace(group, mtbf=group.mtbf * factor) for name, group in old.groups.items()}
+                ),
             ),
         )

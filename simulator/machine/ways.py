@@ -25,7 +25,7 @@ class Way:
     Attributes:
         name: as in machine files and options.
         words: what happens.
-        pays: failure class -> the pieces that lie between the failure and training.
+        pays: failure class -> the pieces that lie between the failure and training; groups of any name pay as "group".
 
     Example:
         >>> from deeppart_simulator.machine.ways import WAYS
@@ -39,7 +39,7 @@ class Way:
 
     def after(self, kinds: Iterable[str]) -> frozenset[str]:
         """The pieces that are paid once where failures of some classes struck before training went on."""
-        return frozenset().union(*(self.pays[kind] for kind in kinds))
+        return frozenset().union(*(self.pays.get(kind, self.pays["group"]) for kind in kinds))
 
 
 def _way(name: str, words: str, process: Iterable[str], node: Iterable[str]) -> Way:

@@ -16,7 +16,7 @@ def as_nodes(machine: Machine, nodes: int) -> Machine:
         nodes: how many.
     """
     crowding = machine.crowding(nodes)
-    memory, local, persistent = machine.memory, machine.local, machine.persistent
+    memory, local, network, persistent = machine.memory, machine.local, machine.network, machine.persistent
     copy = min(memory.copy, memory.node_copy / nodes)
     codecs = {
         dtype: replace(codec, encode=codec.encode / crowding, decode=codec.decode / crowding)
@@ -35,6 +35,7 @@ def as_nodes(machine: Machine, nodes: int) -> Machine:
             tensor=memory.tensor * crowding,
             call=memory.call * crowding,
             leaf=memory.leaf * crowding,
+            defer=memory.defer * crowding,
             compare=memory.compare * crowding,
             restore=memory.restore * crowding,
             restored_leaf=memory.restored_leaf * crowding,
@@ -44,14 +45,16 @@ def as_nodes(machine: Machine, nodes: int) -> Machine:
             write=min(local.rank_write, local.write / nodes),
             read=min(local.rank_read, local.read / nodes),
             tensor=local.tensor * crowding,
+            work=local.work / crowding,
         ),
-        network=replace(machine.network, parity=machine.network.parity / crowding),
+        network=replace(network, parity=network.parity / crowding, rebuild=network.rebuild / crowding),
         persistent=replace(
             persistent,
             node_write=min(persistent.rank_write, persistent.node_write / nodes),
             node_read=min(persistent.rank_read, persistent.node_read / nodes),
             tensor=persistent.tensor * crowding,
             leaf=persistent.leaf * crowding,
+            work=persistent.work / crowding,
         ),
         codecs=MappingProxyType(codecs),
     )

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from deeppart.cli.calibrate.tasks import RESTORE, TRAIN, SaveTask
+from deeppart.cli.calibrate.tasks import LOSE, RESTORE, TRAIN, SaveTask
 
 from ..machine.record import Codec, Local, Machine, Memory, Network, Persistent, Serialize
 from .start import Directories, measure
@@ -25,11 +25,26 @@ from .start import Directories, measure
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int64")
 #: (bytes of a rank's share, tensors of it) that are measured, both levels at work. Large ones are copied more slowly
 #: than what fits into a cache; the small tensors are of 8 KiB and less.
-SHARES = ((64 << 20, 16), (128 << 20, 64), (256 << 20, 16), (160 << 20, 512), (32 << 20, 4096), (64 << 20, 12288))
-QUICK_SHARES = ((2 << 20, 16), (24 << 20, 16), (12 << 20, 256), (8 << 20, 2048))
+SHARES: Sequence[tuple[int, int]] = (
+    (64 << 20, 16),
+    (128 << 20, 64),
+    (256 << 20, 16),
+    (160 << 20, 512),
+    (32 << 20, 4096),
+    (64 << 20, 12288),
+)
+QUICK_SHARES: Sequence[tuple[int, int]] = ((2 << 20, 16), (24 << 20, 16), (12 << 20, 256), (8 << 20, 2048))
+#: A share of tensors large enough for a lazy capture to put their copies off.
+LAZY_SHARE, QUICK_LAZY_SHARE = (160 << 20, 512), (24 << 20, 256)
 ROUNDS, QUICK_ROUNDS = 7, 4
-#: What is fitted: levels until they are complete, from when training goes on.
-_FITTED = ("plan", "capture", "local", "persistent", "restore")
+#: The shares that have parity, and that are written to the local level alone.
+_PROTECTED, _LOCAL_ONLY = slice(0, 2), slice(0, 3, 2)
+#: The shares that are restored from the file system.
+_FETCHED = slice(0, 2)
+#: The parity groups that are measured have at most so many nodes.
+MOST_GROUP = 4
+#: What is fitted: levels until they are complete, from when training goes on; processors' time in the background.
+_FITTED = ("plan", "capture", "local", "persistent", "work", "restore")
 #: What a leaf takes in the manifest, where that cannot be told from the rest: 25 ms for 16,384 (docs/simulator.md).
 _MANIFEST_LEAF_S = 2e-6
 #: What the node of a machine file without a network is given: ranks of one node never use it.
@@ -71,79 +86,157 @@ def calibrate(
     Raises:
         ConfigError: no mpirun. DeeppartError: measuring failed.
     """
-    shares, rounds = (QUICK_SHARES, QUICK_ROUNDS) if quick else (SHARES, ROUNDS)
+    measured = _Measuring(directories, quick)
     progress("one rank alone")
-    alone, pieces = _measure(1, shares, rounds, directories, DTYPES)
-    together, more, network = alone, pieces, None
+    alone = together = measured.on(1, DTYPES)
     if ranks_per_node > 1:
         progress(f"{ranks_per_node} ranks")
-        together, more = _measure(ranks_per_node, shares, rounds, directories, DTYPES[:1])
-        network = more["network"]
-    return machine_from(name, ranks_per_node, alone, together, pieces, network, more["interference"])
+        together = measured.on(ranks_per_node, DTYPES[:1])
+    return machine_from(name, ranks_per_node, alone, together)
 
 
-def _measure(
-    ranks: int,
-    shares: Sequence[tuple[int, int]],
-    rounds: int,
-    directories: Directories,
-    dtypes: Sequence[str],
-) -> tuple[list[Sample], dict[str, Any]]:
-    saves = [SaveTask(nbytes * ranks, tensors * ranks, persistent=True, rounds=rounds) for nbytes, tensors in shares]
-    # A restore makes the next checkpoint slower: apart from the others.
-    again = max(2, rounds // 2)
-    saves += [SaveTask(nbytes * ranks, tensors * ranks, rounds=again, after=RESTORE) for nbytes, tensors in shares]
-    nbytes, tensors = shares[0]
-    saves.append(SaveTask(nbytes * ranks, tensors * ranks, persistent=True, rounds=rounds, after=TRAIN))
-    found = measure(ranks, saves, directories, dtypes)
-    samples = []
-    for number, (nbytes, tensors) in enumerate(shares):
-        saved, restored = found["saves"][number], found["saves"][len(shares) + number]
-        seconds = {name: median(saved[name]) for name in ("capture", "blocked")}
-        # Not the slowest rank's planning: where ranks share cores, one plans while another copies already.
-        seconds["plan"] = median(
-            max(0.0, blocked - capture) for blocked, capture in zip(saved["blocked"], saved["capture"], strict=True)
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What ranks have measured together.
+
+    Attributes:
+        samples: of plain checkpoints and restores, one for each share.
+        local_only: of some of the shares, without a persistent level: only their ``work``.
+        protected: of some of the shares, with parity, each rank taken for a node: ``parity``, and by how much longer a
+            restore takes where a node is lost, ``rebuild``. Empty with one rank.
+        defer: seconds of a lazy call for each tensor of the share, beside planning.
+        interference: time that training lost to the background, as a share of what this takes without training.
+        fetched: of some of the shares, ``restore`` from the file system, where there is nothing on the nodes.
+        pieces: of :func:`deeppart.cli.calibrate.pieces.measure_pieces`.
+    """
+
+    samples: Sequence[Sample]
+    pieces: Mapping[str, Any]
+    local_only: Sequence[Sample] = ()
+    protected: Sequence[Sample] = ()
+    defer: float = 15e-6
+    interference: float = 0.02
+    fetched: Sequence[Sample] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Measuring:
+    directories: Directories
+    quick: bool
+
+    def on(self, ranks: int, dtypes: Sequence[str]) -> Measured:
+        """Measure on so many ranks."""
+        shares, rounds = (QUICK_SHARES, QUICK_ROUNDS) if self.quick else (SHARES, ROUNDS)
+        lazy = QUICK_LAZY_SHARE if self.quick else LAZY_SHARE
+        few = max(2, rounds // 2)
+
+        def tasks(those: Sequence[tuple[int, int]], rounds: int, **how: Any) -> list[SaveTask]:
+            return [
+                SaveTask(nbytes * ranks, tensors * ranks, rounds=rounds, **({"persistent": True} | how))
+                for nbytes, tensors in those
+            ]
+
+        parity = {"nodes": True, "parity_group": min(ranks, MOST_GROUP)}
+        protected = shares[_PROTECTED] if ranks > 1 else ()
+        # A restore makes the next checkpoint slower: apart from the others.
+        groups = (
+            tasks(shares, rounds),
+            tasks(shares, few, persistent=False, after=RESTORE),
+            tasks(shares[:1], rounds, after=TRAIN),
+            tasks(shares[_LOCAL_ONLY], few, persistent=False),
+            tasks([lazy], few, persistent=False, capture="lazy"),
+            tasks(protected, rounds, **parity),
+            tasks(protected, few, persistent=False, after=LOSE, **parity),
+            tasks(shares[_FETCHED], few, local=False, after=RESTORE),
         )
-        for level in ("local", "persistent"):
-            seconds[level] = median(
-                done - blocked for done, blocked in zip(saved[level], saved["blocked"], strict=True)
-            )
-        seconds["restore"] = median(restored["restore"])
-        samples.append(Sample(ranks, nbytes, tensors, seconds))
-    return samples, found["pieces"] | {"interference": _interference(found["saves"][-1])}
+        found = measure(ranks, [task for group in groups for task in group], self.directories, dtypes)
+        saves = iter(found["saves"])
+        by_group = ([next(saves) for _ in group] for group in groups)
+        plain, restored, trained, local_only, (late,), kept, lost, fetched = by_group
+        samples = [
+            _sample(ranks, share, saved, again) for share, saved, again in zip(shares, plain, restored, strict=True)
+        ]
+        return Measured(
+            samples,
+            found["pieces"],
+            [
+                Sample(ranks, *share, {"work": median(each["work"])})
+                for share, each in zip(shares[_LOCAL_ONLY], local_only, strict=True)
+            ],
+            [
+                Sample(ranks, *share, {"parity": _after(one, "parity", "local"), "rebuild": _longer(two, sample)})
+                for share, one, two, sample in zip(protected, kept, lost, samples, strict=False)
+            ],
+            median(late["capture"]) / lazy[1],
+            _interference(trained[0], plain[0]),
+            [
+                Sample(ranks, *share, {"restore": median(each["restore"])})
+                for share, each in zip(shares[_FETCHED], fetched, strict=True)
+            ],
+        )
 
 
-def _interference(measured: Mapping[str, Sequence[float]]) -> float:
-    """How much slower training is while the background works, as a share of its speed."""
-    slowed = sum(measured["trained"]) - sum(measured["blocked"]) - sum(measured["alone"])
-    busy = sum(measured["persistent"]) - sum(measured["blocked"])
-    return min(max(0.0, slowed / busy), 0.99) if busy > 0 else 0.0
+def _sample(
+    ranks: int,
+    share: tuple[int, int],
+    saved: Mapping[str, Sequence[float]],
+    restored: Mapping[str, Sequence[float]],
+) -> Sample:
+    seconds = {name: median(saved[name]) for name in ("capture", "blocked", "work")}
+    # Not the slowest rank's planning: where ranks share cores, one plans while another copies already.
+    seconds["plan"] = max(0.0, _after(saved, "blocked", "capture"))
+    seconds |= {level: _after(saved, level, "blocked") for level in ("local", "persistent")}
+    seconds["restore"] = median(restored["restore"])
+    return Sample(ranks, *share, seconds)
+
+
+def _after(measured: Mapping[str, Sequence[float]], end: str, begin: str) -> float:
+    """Median of the seconds from one to the other."""
+    return median(one - other for one, other in zip(measured[end], measured[begin], strict=True))
+
+
+def _longer(lost: Mapping[str, Sequence[float]], sample: Sample) -> float:
+    return max(0.0, median(lost["restore"]) - sample.seconds["restore"])
+
+
+def _interference(trained: Mapping[str, Sequence[float]], saved: Mapping[str, Sequence[float]]) -> float:
+    """Time that training loses, as a share of what the same background takes where nothing trains.
+
+    Not of what it takes beside training: on shared cores the background has to wait, and lasts several times as long,
+    and what predictions know is how long it takes alone.
+    """
+    lost = [
+        with_one - blocked - alone
+        for with_one, blocked, alone in zip(trained["trained"], trained["blocked"], trained["alone"], strict=True)
+    ]
+    busy = _after(saved, "persistent", "blocked")
+    return min(max(0.0, median(lost) / busy), 0.99) if busy > 0 else 0.0
 
 
 def machine_from(
     name: str,
     ranks_per_node: int,
-    alone: Sequence[Sample],
-    together: Sequence[Sample],
-    pieces: Mapping[str, Any],
-    network: Mapping[str, float] | None,
-    interference: float = 0.02,
+    alone: Measured,
+    together: Measured,
 ) -> Machine:
-    """The machine that the samples are of.
+    """The machine that was measured, by one rank alone and by all of a node together.
 
     What ranks compute takes longer where they share cores; a machine file has what it takes with a core of one's own.
     """
+    pieces = alone.pieces
     cores = len(os.sched_getaffinity(0))
     crowding = max(1.0, ranks_per_node / cores)
-    rank = {what: fit(alone, what) for what in _FITTED}
-    node = {what: fit(together, what) for what in _FITTED}
+    rank = {what: fit(alone.samples, what) for what in _FITTED}
+    node = {what: fit(together.samples, what) for what in _FITTED}
     codecs = {dtype: Codec(**found) for dtype, found in pieces["codec"].items() if found["ratio"] < 1}
     node_copy = _rate(node["capture"][1], ranks_per_node)
     # A restore ends with a copy of the whole state by every rank, which the model has apart.
-    rank_read, read = (
-        _rest(rank["restore"][1], 1 / _rate(rank["capture"][1])),
-        _rest(node["restore"][1], ranks_per_node**2 / node_copy),
-    )
+    copied, all_copied = 1 / _rate(rank["capture"][1]), ranks_per_node**2 / node_copy
+    rank_read, read = _rest(rank["restore"][1], copied), _rest(node["restore"][1], all_copied)
+    rank_fetch, fetch = rank_read, read
+    if alone.fetched and together.fetched:
+        rank_fetch = _rest(fit(alone.fetched, "restore", tensors=False)[1], copied)
+        fetch = _rest(fit(together.fetched, "restore", tensors=False)[1], all_copied)
     leaf = rank["plan"][2]
     # Every rank looks at all ranks' leaves.
     together_leaf = node["plan"][2] / ranks_per_node / crowding
@@ -153,6 +246,9 @@ def machine_from(
     manifest = min(most, _MANIFEST_LEAF_S)
     if ranks_per_node > 1:
         manifest = min(most, max(0.0, (together_s - alone_s) / (ranks_per_node - 1)))
+    local_work = (
+        min(fit(together.local_only, "work", tensors=False)[1], node["work"][1]) if together.local_only else 0.0
+    )
     return Machine(
         name=name,
         source="deeppart-sim calibrate",
@@ -160,13 +256,14 @@ def machine_from(
         ranks_per_node=ranks_per_node,
         cores=cores,
         encode_threads=max(1, min(4, cores - 1)),
-        interference=interference,
+        interference=together.interference,
         memory=Memory(
             copy=_rate(rank["capture"][1]),
             node_copy=node_copy,
             tensor=node["capture"][2] / crowding,
             call=(node["plan"][0] + node["capture"][0]) / crowding,
             leaf=leaf,
+            defer=together.defer / crowding,
             hash=pieces["hash"],
             compare=max(0.0, together_leaf - leaf) if ranks_per_node > 1 else 0.0,
             restore=node["restore"][0] / crowding,
@@ -179,40 +276,67 @@ def machine_from(
             rank_read=_rate(rank_read),
             file=node["local"][0],
             tensor=node["local"][2] / crowding,
+            work=_rate(local_work),
         ),
-        network=replace(_UNKNOWN_NETWORK, parity=pieces["parity"])
-        if network is None
-        else Network(bandwidth=network["bandwidth"], latency=network["latency"], parity=pieces["parity"]),
+        network=_network(together, crowding, node["local"][0]),
         persistent=Persistent(
             write=_rate(node["persistent"][1], ranks_per_node),
-            read=_rate(read, ranks_per_node),
+            read=_rate(fetch, ranks_per_node),
             node_write=_rate(node["persistent"][1], ranks_per_node),
-            node_read=_rate(read, ranks_per_node),
+            node_read=_rate(fetch, ranks_per_node),
             rank_write=_rate(rank["persistent"][1]),
-            rank_read=_rate(rank_read),
+            rank_read=_rate(rank_fetch),
             file=node["persistent"][0],
             tensor=node["persistent"][2] / crowding - ranks_per_node * manifest,
             leaf=manifest,
+            work=_rate(max(node["work"][1] - local_work, node["work"][1] / 10)),
         ),
         serialize=Serialize(**pieces["serialize"]),
         codecs=MappingProxyType(codecs),
     )
 
 
-def fit(samples: Sequence[Sample], what: str) -> tuple[float, float, float]:
+def _network(together: Measured, crowding: float, file_s: float) -> Network:
+    """Between ranks of one host.
+
+    Args:
+        file_s: what a file takes on the node's storage.
+    """
+    found, samples = together.pieces["network"], together.protected
+    if found is None:
+        return replace(_UNKNOWN_NETWORK, parity=together.pieces["parity"])
+    network = Network(bandwidth=found["bandwidth"], latency=found["latency"], parity=together.pieces["parity"])
+    if not samples:
+        return network
+    constant, per_byte, _ = fit(samples, "parity", tensors=False)
+    exchange = max(0.0, constant - file_s)
+    largest = max(samples, key=lambda each: each.share_bytes)
+    rebuilding = max(largest.seconds["rebuild"] - exchange, largest.seconds["rebuild"] / 4)
+    return replace(
+        network,
+        parity=_rate(per_byte / crowding),
+        rebuild=_rate(rebuilding / largest.share_bytes / crowding),
+        exchange=exchange,
+    )
+
+
+def fit(samples: Sequence[Sample], what: str, *, tensors: bool = True) -> tuple[float, float, float]:
     """(constant in s, s per byte of a share, s per tensor of a share) of a stage.
+
+    Args:
+        tensors: false where they make no difference.
 
     On a machine that is busy otherwise the fit may leave nothing for bytes, as if they moved in no time. Then all of
     the time of the largest share is put down to its bytes: a rate that was reached for sure.
     """
-    rows = [(1.0, each.share_bytes, each.share_tensors) for each in samples]
+    rows = [(1.0, each.share_bytes, each.share_tensors * tensors) for each in samples]
     fitted = _least_squares([each.seconds[what] for each in samples], rows)
     if fitted[1] > 0 or what == "plan":
         return fitted
     largest = max(samples, key=lambda each: each.share_bytes)
     per_byte = largest.seconds[what] / largest.share_bytes
     rest = [max(0.0, each.seconds[what] - per_byte * each.share_bytes) for each in samples]
-    constant, _, per_tensor = _least_squares(rest, [(1.0, 0.0, tensors) for _, _, tensors in rows])
+    constant, _, per_tensor = _least_squares(rest, [(1.0, 0.0, count) for _, _, count in rows])
     return constant, per_byte, per_tensor
 
 

@@ -13,9 +13,9 @@ same training takes with a checkpoint.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from deeppart.cli.calibrate.tasks import LOSE, NOTHING, RESTORE, TRAIN, SaveTask
@@ -28,6 +28,7 @@ from ..timing.stages import Job, Protection, times_of
 from ..workload.layout import Layout
 from ..workload.states import read_state
 from .as_nodes import as_nodes
+from .calibrate import MOST_GROUP
 from .start import Directories, measure
 
 #: What is to be reached: half of the errors, and all of them, as shares of what was measured.
@@ -35,8 +36,6 @@ MEDIAN_TARGET, WORST_TARGET = 0.05, 0.15
 RANKS = (1, 2, 4)
 REPLICATED = Layout()
 _MIB = 1 << 20
-#: The parity groups that are measured have at most so many nodes.
-_MOST_GROUP = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class Case:
 
     def on(self, ranks: int, rounds: int, shards: int) -> SaveTask:
         """The checkpoints on so many ranks."""
-        group = min(ranks, _MOST_GROUP) if self.task.parity_group else 0
+        group = min(ranks, MOST_GROUP) if self.task.parity_group else 0
         return replace(self.task, rounds=rounds, shards=shards, parity_group=group)
 
 
@@ -105,6 +104,8 @@ class Comparison:
         predicted_s: seconds; with several passes the median of their predictions.
         measured_s: median of all rounds.
         least_s, most_s: of the rounds.
+        spread: how far apart the middle half of the rounds lies, as a share of the median: two equal measurements often
+            differ by so much.
         varied: how much longer the slowest pass measured than the fastest one, as a share; 0 with one pass.
     """
 
@@ -118,12 +119,18 @@ class Comparison:
     measured_s: float
     least_s: float
     most_s: float
+    spread: float = 0.0
     varied: float = 0.0
 
     @property
     def error(self) -> float:
         """Of the prediction, as a share of what was measured; above 0 where it was too long."""
         return self.predicted_s / self.measured_s - 1
+
+    @property
+    def noise(self) -> float:
+        """How far measurements of the same differ, as a share: between rounds, or between passes if that is more."""
+        return max(self.spread, self.varied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +158,17 @@ class Validation:
         """True if both targets are met."""
         return self.median_error <= MEDIAN_TARGET and self.worst_error <= WORST_TARGET
 
+    @property
+    def missed(self) -> tuple[Comparison, ...]:
+        """Those with an error above what the worst may have, the largest first."""
+        found = [each for each in self.comparisons if abs(each.error) > WORST_TARGET]
+        return tuple(sorted(found, key=lambda each: -abs(each.error)))
+
+    @property
+    def of_the_model(self) -> tuple[Comparison, ...]:
+        """Of those the ones whose error is larger than measurements of the same differ: it is the model's."""
+        return tuple(each for each in self.missed if abs(each.error) > each.noise)
+
 
 def validate(
     machine_for: Callable[[int], Machine],
@@ -160,6 +178,7 @@ def validate(
     layout: Layout = REPLICATED,
     passes: int = 1,
     quick: bool = False,
+    kinds: Collection[str] = (),
     progress: Callable[[str], None] = lambda text: None,
 ) -> Validation:
     """Run and compare.
@@ -168,26 +187,54 @@ def validate(
         machine_for: number of ranks -> this machine, calibrated for so many on the node; asked before every pass.
         layout: of the states.
         passes: how often all is done.
+        kinds: of checkpoints, in words; all if there are none.
 
     Raises:
-        ConfigError: no mpirun; a layout that does not fit, or that cannot be measured. DeeppartError: the ranks failed.
+        ConfigError: no mpirun; a layout that does not fit, or that cannot be measured; kinds that are not there, or
+            need more ranks. DeeppartError: the ranks failed.
     """
     shards = {count: shards_of(layout, count) for count in ranks}
-    cases, rounds = (QUICK_CASES, QUICK_ROUNDS) if quick else (CASES, ROUNDS)
+    rounds = QUICK_ROUNDS if quick else ROUNDS
+    cases = cases_of(kinds, quick=quick)
     found: dict[tuple[int, Case, str], list[tuple[float, list[float]]]] = {}
     for number in range(passes):
         for count in ranks:
+            possible = [case for case in cases if case.least_ranks <= count and (shards[count] == 1 or _shared(case))]
+            if not possible:
+                continue
             machine = machine_for(count)
             of = f", pass {number + 1} of {passes}" if passes > 1 else ""
             progress((f"{count} ranks" if count > 1 else "one rank") + of)
-            possible = [case for case in cases if case.least_ranks <= count and (shards[count] == 1 or _shared(case))]
             tasks = [case.on(count, rounds, shards[count]) for case in possible]
             results = measure(count, tasks, directories)["saves"]
             for case, task, measured in zip(possible, tasks, results, strict=True):
                 predicted = predict(machine, count, task, layout, alone_s=median(measured["alone"]))
                 for what in case.what:
                     found.setdefault((count, case, what), []).append((predicted[what], measured[what]))
+    if not found:
+        raise ConfigError(
+            "nothing would be measured",
+            expected="kinds that are possible with these ranks and this layout",
+            found=", ".join(sorted({case.kind for case in cases})),
+            where="--only",
+            todo="take more --ranks, or no --layout",
+        )
     return Validation(tuple(_comparison(*found_of, of_passes) for found_of, of_passes in found.items()))
+
+
+def cases_of(kinds: Collection[str], *, quick: bool) -> tuple[Case, ...]:
+    """The cases of some kinds, or all.
+
+    Raises:
+        ConfigError: there is no such kind.
+    """
+    cases = QUICK_CASES if quick else CASES
+    known = dict.fromkeys(case.kind for case in cases)
+    if unknown := [kind for kind in kinds if kind not in known]:
+        raise ConfigError(
+            "there is no such kind of checkpoints", expected="; ".join(known), found=repr(unknown[0]), where="--only"
+        )
+    return tuple(case for case in cases if not kinds or case.kind in kinds)
 
 
 def _shared(case: Case) -> bool:
@@ -228,8 +275,16 @@ def _comparison(ranks: int, case: Case, what: str, found: Sequence[tuple[float, 
         measured_s=median(rounds),
         least_s=min(rounds),
         most_s=max(rounds),
+        spread=_spread(rounds),
         varied=max(medians) / min(medians) - 1,
     )
+
+
+def _spread(rounds: Sequence[float]) -> float:
+    if len(rounds) < 2:
+        return 0.0
+    quarter, middle, three = quantiles(rounds, n=4, method="inclusive")
+    return (three - quarter) / middle
 
 
 def predict(

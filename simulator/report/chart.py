@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from deeppart.model.units import show_seconds
 
 from .palette import as_variables, light
-from .ticks import linear_ticks, log_ticks, log_time_ticks
+from .ticks import linear_ticks, log_ticks, log_time_ticks, time_labels, time_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,7 +99,7 @@ class Chart:
         above = 1.8 * TEXT * (bool(self.heading) - (-len(self.key) // columns))
         figure = _figure(self.panels, 1.15, above, titles=True)
         if self.heading:
-            figure.suptitle(self.heading, color=light("ink"), fontsize=TEXT + 1)
+            figure.suptitle(self.heading, color=light("ink"), fontsize=TEXT + 1, parse_math=False)
         if self.key:
             figure.legend(
                 handles=[_handle(mark) for mark in self.key], loc="outside lower center",
@@ -129,6 +130,14 @@ def linear_axis(axes: Axes, which: Which, high: float, show: Callable[[float], s
     """An axis from 0 on, with round marks."""
     axes.set(**{f"{which}lim": (0, high or 1.0)})
     _mark(axes, which, linear_ticks(0, high or 1.0, most), show)
+
+
+def time_axis(axes: Axes, which: Which, end_s: float, most: int = 5) -> None:
+    """An axis of times from 0 on, with round marks."""
+    axes.set(**{f"{which}lim": (0, end_s or 1.0)})
+    ticks = time_ticks(end_s or 1.0, most)
+    labels = dict(zip(ticks, time_labels(ticks), strict=True))
+    _mark(axes, which, ticks, labels.__getitem__)
 
 
 def show_time(seconds: float) -> str:
@@ -162,7 +171,7 @@ def rows(axes: Axes, labels: Sequence[str], marked: int | None = None) -> None:
         text = label if len(label) <= _MOST_LETTERS else f"{label[: _MOST_LETTERS - 3]}..."
         axes.text(
             0.0, place - 0.24, text, transform=axes.get_yaxis_transform(), va="bottom", ha="left", fontsize=SMALL,
-            color=light("ink"), clip_on=False, in_layout=False,
+            color=light("ink"), clip_on=False, in_layout=False, parse_math=False,
         )  # fmt: skip
 
 
@@ -221,7 +230,7 @@ def _figure(panels: Sequence[Panel], larger: float, above: float = 0.0, *, title
         _clean(axis)
         panel.draw(axis)
         if titles:
-            axis.set_title(panel.title, fontsize=TEXT, color=light("ink"))
+            axis.set_title(panel.title, fontsize=TEXT, color=light("ink"), parse_math=False)
     return figure
 
 
@@ -243,7 +252,7 @@ def _embedded(drawing: str, name: str, title: str) -> str:
     drawing = re.sub(r'(url\(|href=")#', rf"\1#{name}-", drawing)
     drawing = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", drawing, flags=re.DOTALL)
     drawing = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" role="img">', drawing, count=1)
-    return as_variables(drawing).replace('role="img">', f'role="img" aria-label="{title}">', 1)
+    return as_variables(drawing).replace('role="img">', f'role="img" aria-label="{escape(title)}">', 1)
 
 
 def _columns(key: Sequence[Mark], width: float) -> int:

@@ -12,7 +12,8 @@ from deeppart.model.units import show_share
 from ..campaign.outcomes import Estimate, Summary, show_number
 from ..measure.validate import WORST_TARGET, Validation
 from ..timing.scale import Point
-from ..timing.stages import Job
+from ..timing.serializing import torch_save_words
+from ..timing.stages import TORCH_SAVE, Job
 from .chart import (
     Chart,
     Mark,
@@ -62,7 +63,9 @@ def scaling_chart(points: Sequence[Point], job: Job) -> Chart:
     for point in points:
         colours.setdefault(point.strategy, SERIES[len(colours) % len(SERIES)])
     compressions = list(dict.fromkeys(point.compression for point in points))
-    key = [Mark(_NAMES.get(strategy, strategy), colour) for strategy, colour in colours.items()]
+    saved = torch_save_words(job.state.layout)
+    names = {TORCH_SAVE: f"{TORCH_SAVE} ({saved})"}
+    key = [Mark(names.get(strategy, strategy), colour) for strategy, colour in colours.items()]
     key += [Mark("training waits", "soft", "line"), Mark("all stages, one after the other", "soft", "dotted")]
     if len(compressions) > 1:
         key += [Mark("compressed" if name != "none" else "not compressed", "soft", shape)
@@ -70,12 +73,9 @@ def scaling_chart(points: Sequence[Point], job: Job) -> Chart:
     key.append(Mark("as many times as there are ranks", "soft", "dashed"))
     panels = (
         Panel("Time of one checkpoint", partial(_times, points, colours, compressions)),
-        Panel("Times as fast as torch.save on rank 0", partial(_speedups, points, colours, compressions)),
+        Panel(f"Times as fast as {saved}", partial(_speedups, points, colours, compressions)),
     )
     return Chart("scaling", panels, tuple(key), f"{job.state.name} on {job.machine.name}")
-
-
-_NAMES = {"rank0": "rank0 (torch.save on rank 0)"}
 
 
 def _times(points: Sequence[Point], colours: dict[str, str], compressions: Sequence[str], axes: Axes) -> None:

@@ -21,12 +21,12 @@ from .timeline_svg import legend_of, numbers_of, timeline_html
 _MOST_GROUPS = 3
 
 
-def write_comparison(path: Path, sides: Sequence[Side]) -> None:
+def write_comparison(path: Path, sides: Sequence[Side], command: str) -> None:
     """Write the page."""
-    path.write_text(comparison_page(sides), encoding="utf-8")
+    path.write_text(comparison_page(sides, command), encoding="utf-8")
 
 
-def comparison_page(sides: Sequence[Side]) -> str:
+def comparison_page(sides: Sequence[Side], command: str = "") -> str:
     """The page as a text; the same input, the same bytes."""
     least = least_restart_of(sides)
     words = (
@@ -37,7 +37,7 @@ def comparison_page(sides: Sequence[Side]) -> str:
     body = words + table(side_rows(sides), stacked=True) + f"<div class=charts>{charts}</div>"
     parts = [section("Side by side", body), _timelines(sides)]
     parts.append(section("The jobs", "".join(map(_one, sides))))
-    return document(f"{len(sides)} jobs compared", "".join(parts))
+    return document(f"{len(sides)} jobs compared", "".join(parts), command)
 
 
 def side_rows(sides: Sequence[Side]) -> list[list[str]]:

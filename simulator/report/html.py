@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from html import escape
 
 from .chart import Chart, Mark
@@ -10,14 +10,19 @@ from .palette import variable
 from .style import STYLE
 
 
-def document(title: str, body: str) -> str:
-    """The whole page."""
+def document(title: str, body: str, command: str = "") -> str:
+    """The whole page.
+
+    Args:
+        command: that made it; "" if that is not known.
+    """
+    made = f"<p>Made by</p><pre>{escape(command)}</pre>" if command else ""
     return (
         "<!DOCTYPE html>\n<html lang=en><head><meta charset=utf-8>"
         '<meta name=viewport content="width=device-width, initial-scale=1">'
         f"<title>deeppart-sim: {escape(title)}</title><style>{STYLE}</style></head>"
         f"<body><main><h1>{breakable(title)}</h1>{body}"
-        "<footer>deeppart-sim: projected with the library's own partitioner and restart planner.</footer>"
+        f"<footer>{made}<p>deeppart-sim: projected with the library's own partitioner and restart planner.</p></footer>"
         "</main></body></html>\n"
     )
 
@@ -37,18 +42,18 @@ def facts(items: Iterable[tuple[str, str]]) -> str:
     return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{breakable(text)}</dd>' for name, text in items)}</dl>"
 
 
-def table(rows: Iterable[Sequence[str]], marked: int | None = None, *, stacked: bool = False) -> str:
+def table(rows: Iterable[Sequence[str]], marked: Collection[int] = (), *, stacked: bool = False) -> str:
     """A table, in a box that scrolls if it is wider than the page.
 
     Args:
         rows: the first one is its head.
-        marked: number of the row below the head that stands out.
+        marked: numbers of the rows below the head that stand out.
         stacked: true for few rows with many columns: on a narrow screen each row becomes a list.
     """
     head, *body = [list(row) for row in rows]
     kinds = [_is_text(column) for column in zip(*body, strict=True)] or [False] * len(head)
     lines = "".join(
-        f"<tr{' class=marked' if number == marked else ''}>{''.join(map(_cell, head, row, kinds))}</tr>"
+        f"<tr{' class=marked' if number in marked else ''}>{''.join(map(_cell, head, row, kinds))}</tr>"
         for number, row in enumerate(body)
     )
     cells = "".join(

@@ -14,8 +14,12 @@ from ..advise.choose import Advice, advise, describe, shown
 from ..advise.front import least_restart, loss_of
 from ..advise.notes import what_if
 from ..advise.sides import has_failures
+from ..advise.spending import bill_of
 from ..advise.text import config_toml, reasons
-from ..campaign.costs import training_s
+from ..budget.bill import MONTH_DAYS, missing
+from ..budget.runs import bill_of_run, daily_bytes, space_of_run
+from ..budget.space import space_lines
+from ..campaign.costs import followed, training_s
 from ..campaign.effort import effort_s, too_long
 from ..campaign.outcomes import Estimate, Summary, show_number, summarize
 from ..campaign.plan import Cadences, Planned, usual_spares
@@ -25,6 +29,7 @@ from ..timing.scale import Point, study
 from ..timing.stages import Job, times_of
 from ..timing.timeline import MOST_NODES, Group, fold, timeline
 from .advice_charts import advice_chart
+from .bill_part import bill_html
 from .charts import campaign_chart, scaling_chart, validation_chart
 from .html import document, facts, figure, folded, legend, section, table
 from .timeline_svg import legend_of, numbers_of, timeline_html
@@ -48,6 +53,7 @@ class Contents:
         step_s: length of a training step, for the advice; 0 if it is not known.
         extra: (heading, rows) of a table of its own, the first row being its head.
         validation: what the table is of, if it is of one.
+        command: that was given.
     """
 
     points: Sequence[Point] | None = None
@@ -57,6 +63,7 @@ class Contents:
     step_s: float = 0.0
     extra: tuple[str, Sequence[Sequence[str]]] | None = None
     validation: Validation | None = None
+    command: str = ""
 
 
 def write_page(path: Path, job: Job, contents: Contents, seed: int) -> None:
@@ -82,7 +89,7 @@ def page(job: Job, contents: Contents, seed: int) -> str:
     title = f"{job.state.name} on {job.ranks} ranks of {job.machine.name}"
     spares = 0 if contents.cadences is None else contents.cadences.spares
     notes = "".join(f"<p>{escape(note)}.</p>" for note in what_if(job.machine, job.nodes, spares))
-    return document(title, job_facts(job) + notes + "".join(sections))
+    return document(title, job_facts(job) + notes + "".join(sections), contents.command)
 
 
 def job_facts(job: Job) -> str:
@@ -176,23 +183,24 @@ def _advice(advice: Advice, step_s: float) -> str:
         [f"{each.factor:g} times", show_share(each.kept), show_share(each.adapted), show_seconds(each.period_s)]
         for each in advice.sensitivity
     ]
+    month = f"<h3>What {MONTH_DAYS:g} days take</h3>{bill_html(bill_of(chosen), 'bill-advice')}{_missing(chosen.job)}"
     config = f"<pre>{escape(config_toml(advice, step_s))}</pre>"
-    numbers = folded("the numbers", table(rows, marked, stacked=True))
+    numbers = folded("the numbers", table(rows, {marked}, stacked=True))
     return section(
-        "Advice", f"{words}{figure(advice_chart(advice))}{numbers}<h3>Why</h3><ul>{items}</ul>"
+        "Advice", f"{words}{figure(advice_chart(advice))}{numbers}<h3>Why</h3><ul>{items}</ul>{month}"
         f"<h3>If failures come at another rate</h3>{table(rates, stacked=True)}<h3>deeppart.toml</h3>{config}",
     )  # fmt: skip
 
 
 def _campaign(job: Job, contents: Contents, advice: Advice | None, seed: int) -> str:
-    summary, cadences = contents.summary, contents.cadences
+    summary, cadences, planned = contents.summary, contents.cadences, Planned(job)
     if summary is None and advice is not None:
         from ..campaign.run import run  # brings in simpy, which a command without a page or a campaign does without
 
         chosen = advice.chosen
         period = training_s(chosen.costs, chosen.cadence)
         planned = Planned(chosen.job)
-        cadences = Cadences(period, dict(chosen.cadence.every), _WALL_S, spares=usual_spares(planned))
+        cadences = Cadences(period, followed(chosen.cadence), _WALL_S, spares=usual_spares(planned))
         if too_long(_SEEDS * effort_s(planned, cadences)):
             return section("A campaign", "<p>Failures come so often that this takes too long to simulate.</p>")
         summary = summarize([run(planned, cadences, number) for number in range(seed, seed + _SEEDS)])
@@ -213,7 +221,25 @@ def _campaign(job: Job, contents: Contents, advice: Advice | None, seed: int) ->
         rows += [
             [f"{prefix}: {name}", show(each.mean), show(each.least), show(each.most)] for name, each in names.items()
         ]
-    return section("A campaign", words + figure(campaign_chart(summary)) + folded("the numbers", table(rows)))
+    drawn = words + figure(campaign_chart(summary)) + folded("the numbers", table(rows))
+    return section("A campaign", f"{drawn}<h3>What the run takes</h3>{_budget(planned, cadences, summary)}")
+
+
+def _budget(planned: Planned, cadences: Cadences, summary: Summary) -> str:
+    """The bill of a run, and its space."""
+    space = space_of_run(planned, cadences)
+    written = daily_bytes(planned, cadences, summary)
+    lines = [f"no room: {line}; a job would end there" for line in space.too_large]
+    lines += space_lines(planned.job.machine, space, *written)
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    drawn = bill_html(bill_of_run(planned, cadences, summary), "bill-campaign")
+    return f"{drawn}<ul>{items}</ul>{_missing(planned.job)}"
+
+
+def _missing(job: Job) -> str:
+    """What a bill leaves out."""
+    lines = "".join(f"<li>{escape(line)}</li>" for line in missing(job.machine))
+    return f"<ul>{lines}</ul>" if lines else ""
 
 
 def _part(share: float) -> str:

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from .palette import variables_css
 
+#: A table with many columns as a list of its rows.
+_LISTED = """.stacked thead{display:none}.stacked table,.stacked tbody,.stacked tr{display:block}
+.stacked td{display:flex;justify-content:space-between;gap:14px;padding:1px 0;border:none;white-space:normal}
+.stacked td:empty{display:none}.stacked td::before{content:attr(data-name);color:var(--soft);text-align:left;
+font-weight:400}.stacked tr{border-bottom:1px solid var(--line);padding:6px 0}.stacked td:first-child{font-weight:600}
+"""
 STYLE = (
     variables_css()
     + """
@@ -27,8 +33,8 @@ summary{cursor:pointer;color:var(--soft);margin-top:8px}
 .panels{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(340px,100%),1fr));gap:18px 28px;margin:10px 0}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(340px,100%),1fr));gap:0 28px;align-items:end}
 .charts .panels{grid-template-columns:minmax(0,1fr)}
-figure{margin:0;max-width:480px;min-width:0}figcaption{font-weight:600;font-size:14px;margin:0 0 4px}
-figure svg{display:block;width:100%;height:auto;stroke-linejoin:round;stroke-linecap:butt;
+figure{margin:0;max-width:480px;min-width:0;overflow-x:auto}figcaption{font-weight:600;font-size:14px;margin:0 0 4px}
+figure svg{display:block;width:100%;min-width:326px;height:auto;stroke-linejoin:round;stroke-linecap:butt;
 font-family:"DejaVu Sans",Verdana,sans-serif}
 .legend{display:flex;flex-wrap:wrap;gap:4px 18px;color:var(--soft);margin:6px 0 10px;font-size:14px}
 .swatch{margin-right:6px;vertical-align:-1px}
@@ -37,23 +43,23 @@ font-family:"DejaVu Sans",Verdana,sans-serif}
 line-height:18px;text-align:right;padding-right:14px}.lanes span{display:block;height:18px}
 .lanes svg{width:100%;overflow:visible}.lanes text{fill:var(--soft);font:12px system-ui,sans-serif}
 .lanes line{stroke:var(--line)}
-footer{color:var(--soft);margin-top:24px;font-size:13px}
+footer{color:var(--soft);margin-top:24px;font-size:13px}footer pre{white-space:pre-wrap;overflow-wrap:anywhere}
 @media(max-width:600px){main{padding:16px 12px}section{padding:14px 13px;margin:12px 0}h1{font-size:20px}
-dl{display:block}dt{font-size:13px;margin-top:6px}.lanes{grid-template-columns:56px minmax(0,1fr)}
-.stacked thead{display:none}.stacked table,.stacked tbody,.stacked tr{display:block}
-.stacked td{display:flex;justify-content:space-between;gap:14px;padding:1px 0;border:none;white-space:normal}
-.stacked td:empty{display:none}.stacked td::before{content:attr(data-name);color:var(--soft);text-align:left;
-font-weight:400}.stacked tr{border-bottom:1px solid var(--line);padding:6px 0}.stacked td:first-child{font-weight:600}}
+dl{display:block}dt{font-size:13px;margin-top:6px}.lanes{grid-template-columns:56px minmax(0,1fr)}}
+@media(max-width:400px){main{padding:10px 6px}section{padding:12px 10px}
+.charts,.panels{grid-template-columns:minmax(0,1fr)}}
 @media print{@page{margin:14mm}body{background:none;font-size:10.5pt}main{max-width:none;padding:0}
 section{border:none;border-radius:0;padding:0;margin:0 0 8mm;break-before:page}
 h2,h3,.group,figcaption{break-after:avoid}
 section:first-of-type{break-before:auto}
 figure,.lanes,tr,pre,li,dl{break-inside:avoid}.panels,.charts{grid-template-columns:1fr 1fr}.legend{break-after:avoid}
 .charts .panels{grid-template-columns:1fr}
-.wide{overflow:visible}table{font-size:8.5pt}th,.long{white-space:normal}th,td{padding-right:8px}
+.wide{overflow:visible}table{font-size:8.5pt}th,td,.long{white-space:normal}th,td{padding-right:6px}
+.stacked tbody{columns:2;column-gap:10mm}
 dl{margin-bottom:6mm}thead{display:table-header-group}
 pre{white-space:pre-wrap;border:1px solid var(--line);background:none}summary{list-style:none;color:var(--ink)}
 details::details-content{content-visibility:visible;block-size:auto;display:block}
 svg{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 """
+    + f"@media print,(max-width:600px){{{_LISTED}}}\n"
 )

@@ -12,6 +12,10 @@ from ..workload.sharing import Shares
 from .bandwidth_sharing import FloatArray, by_node, finish_times
 from .stages import Job, codec_of
 
+#: Training waits for a restore: a rank loads its parts with its share of the node's cores, up to so many
+#: (deeppart/session/topology.py).
+MOST_THREADS = 8
+
 
 def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int | None = None) -> float:
     """Seconds from the planner's choice until the state is live on all ranks.
@@ -32,13 +36,8 @@ def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int 
     if parts.get(Level.LOCAL):
         read = float(finish_times(per_rank, machine.local.rank_read, machine.local.read).max())
     node_read = min(machine.local.read, machine.local.rank_read * job.ranks_per_node)
-    link = machine.network.bandwidth
     if parts.get(Level.PARTNER):  # the partner's node reads its own and the lost node's parts
         read = max(read, 2 * each / node_read)
-    if parts.get(Level.PARITY):
-        # The stripes' other blocks, k times what is lost, come over the network to where they are decoded.
-        data = max(1, job.protection.parity_group - job.protection.parity_tolerate)
-        read = max(read, each / node_read + max(data * each / link, each / machine.network.parity))
     if parts.get(Level.PERSISTENT):
         persistent = machine.persistent
         lost = parts[Level.PERSISTENT] * each
@@ -46,7 +45,14 @@ def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int 
         aggregate = persistent.read * (1 - persistent.others)
         reading = max(lost / aggregate, lost / readers / min(persistent.node_read, _rank_limit(job)))
         read = max(read, reading + persistent.file)
-    return _begin_s(job) + read + _decode_s(job, shares, per_rank / ratio) + distribute_s(job)
+    rebuilt = 0.0
+    if parts.get(Level.PARITY):
+        # The c-th parts of a group's nodes make a set, and sets are rebuilt side by side. Whoever computes a block has
+        # read another one of its stripe, and sends on one: over no link goes more than the lost parts, to the node that
+        # gets them. The other parts have been loaded before; these are then loaded from memory.
+        network = machine.network
+        rebuilt = max(each / network.bandwidth, each / (network.rebuild * job.ranks_on_node)) + network.exchange
+    return _begin_s(job) + rebuilt + read + _decode_s(job, shares, per_rank / ratio) + distribute_s(job)
 
 
 def _begin_s(job: Job) -> float:
@@ -79,12 +85,14 @@ def _decode_s(job: Job, shares: Shares, raw: FloatArray) -> float:
     ratio, _ = codec_of(job, shares)
     if ratio == 1.0:
         return 0.0
-    threads = job.machine.encoding_threads(min(job.ranks, job.ranks_per_node))
-    codecs = job.machine.codecs
+    machine = job.machine
+    threads = min(MOST_THREADS, machine.cores / job.ranks_on_node)
     per_byte = sum(
-        share / (codecs[dtype].decode * threads) for dtype, share in shares.by_dtype.items() if dtype in codecs
+        share * (1 / machine.codecs[dtype].decode + 1 / machine.memory.hash)
+        for dtype, share in shares.by_dtype.items()
+        if dtype in machine.codecs
     )
-    return float(raw.max()) * per_byte
+    return float(raw.max()) * per_byte / threads
 
 
 def _rank_limit(job: Job) -> float:

@@ -14,7 +14,8 @@ from deeppart.model.spelling import meant_todo
 from deeppart.partition import STRATEGIES
 
 from ..workload.sharing import Shares
-from .stages import COMPRESSIONS, Job, Times, times_of
+from .stages import COMPRESSIONS, Job, times_of
+from .times import Times
 
 #: What the speed-up is measured against.
 REFERENCE = "rank0"

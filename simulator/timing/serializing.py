@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..machine.record import Machine
+from ..workload.layout import Layout
 from .bandwidth_sharing import FloatArray, finish_times
 
 
@@ -38,3 +39,8 @@ def streams_s(machine: Machine, nbytes: FloatArray, tensors: FloatArray) -> Floa
     computing = (nbytes / serialize.stream + tensors * serialize.tensor) * crowding
     times: FloatArray = device_copies_s(machine, nbytes) + computing
     return times
+
+
+def torch_save_words(layout: Layout) -> str:
+    """What the strategy "rank0" is: where ranks hold parts, one of those that hold the same saves it, all at a time."""
+    return "torch.save on rank 0" if layout == Layout() else "torch.save, one rank for each part"

@@ -2,8 +2,7 @@
 
 The stages are the library's (docs/architecture.md, "A save, step by step"): planning and the copy block training;
 encoding, the part file on the node, copies, parity and the flush follow in the background. Times are those of the
-slowest rank or node, since ranks meet in the next stage. Overlapped, chunks are encoded while others are written, and
-the flush follows the local file as it grows; serial, one stage begins where the one before ends.
+slowest rank or node, since ranks meet in the next stage. What overlaps is said in :mod:`.times`.
 The strategy "rank0" is ``torch.save`` (:mod:`.serializing`): training waits for all of it.
 """
 
@@ -15,7 +14,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from deeppart.errors import ConfigError
-from deeppart.model import REDUNDANT_LEVELS, Level
 from deeppart.plan.interval import FLUSH_SHARE
 from deeppart.plan.redundancy import Stripes, block_bytes_for
 
@@ -24,12 +22,13 @@ from ..workload.sharing import Shares
 from ..workload.states import State
 from .bandwidth_sharing import FloatArray, by_node, finish_times, finish_times_of_all
 from .serializing import streams_s
+from .times import Times
 
-#: Stages in the order in which tables and timelines show them.
-STAGES = ("plan", "capture", "encode", Level.LOCAL, Level.PARTNER, Level.PARITY, Level.PERSISTENT)
 COMPRESSIONS = ("none", "tensor", "auto")
 #: The strategy that stands for ``torch.save`` on the lowest rank that holds a tensor, while all ranks wait.
 TORCH_SAVE = "rank0"
+#: A lazy capture copies tensors of so many bytes at once: deeppart/state/tree/fingerprint.py.
+SMALL_LEAF_BYTES = 64 << 10
 #: What the persistent level gets: a file for each rank, or one for each node.
 FILES = ("rank", "node")
 
@@ -121,81 +120,6 @@ class Job:
         return min(self.machine.local.write, self.machine.local.rank_write * self.ranks_per_node)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Times:
-    """Seconds of one checkpoint.
-
-    Attributes:
-        plan: planning and agreement, on every rank.
-        capture: float64[ranks], the copy of the share.
-        encode: float64[ranks], with all encoding threads.
-        local: float64[ranks], writing the part, without encoding.
-        partner: float64[nodes], sending and storing copies.
-        parity: float64[nodes], exchanging, encoding and storing parity.
-        persistent: float64[ranks], writing to the file system.
-        encoded: float64[ranks], bytes of the parts.
-        raw: float64[ranks], bytes of the shares.
-        files: created on the file system, without the manifest.
-        spans: most spans of a rank.
-        lazy: true if the copy is made in the background.
-        waits: true if training waits for all of it; then ``capture`` is the stream of ``torch.save``.
-    """
-
-    plan: float
-    capture: FloatArray
-    encode: FloatArray
-    local: FloatArray
-    partner: FloatArray
-    parity: FloatArray
-    persistent: FloatArray
-    encoded: FloatArray
-    raw: FloatArray
-    files: int
-    spans: int
-    lazy: bool
-    waits: bool = False
-
-    @property
-    def blocked_s(self) -> float:
-        """Training waits for so long."""
-        if self.waits:
-            return self.serial_s()
-        return self.plan + (0.0 if self.lazy else float(self.capture.max()))
-
-    def stages(self) -> dict[str, float]:
-        """Stage -> seconds of the slowest."""
-        found = {name: getattr(self, name) for name in STAGES[1:]}
-        return {"plan": self.plan} | {name: float(times.max(initial=0.0)) for name, times in found.items()}
-
-    def complete(self, *, overlapped: bool = True) -> dict[str, float]:
-        """Level -> seconds from the call until it is complete on all ranks; levels that are off are left out."""
-        took = self.stages()
-        if self.waits:  # the storage takes bytes while others are serialized
-            to = {Level.LOCAL: self.local, Level.PERSISTENT: self.persistent}
-            return {name: self.plan + float(np.maximum(self.capture, at).max()) for name, at in to.items() if at.any()}
-        captured = took["plan"] + took["capture"]
-        done: dict[str, float] = {}
-        ready = captured
-        if took[Level.LOCAL]:
-            stored = np.maximum(self.encode, self.local) if overlapped else self.encode + self.local
-            ready = done[Level.LOCAL] = captured + float(stored.max())
-        for level in REDUNDANT_LEVELS:
-            if took[level]:
-                ready = done[level] = ready + took[level]
-        if took[Level.PERSISTENT]:
-            if overlapped:
-                behind = np.maximum(np.maximum(self.encode, self.local), self.persistent)
-                done[Level.PERSISTENT] = captured + float(behind.max())
-            else:
-                encode = 0 if took[Level.LOCAL] else self.encode
-                done[Level.PERSISTENT] = ready + float((self.persistent + encode).max())
-        return done
-
-    def serial_s(self) -> float:
-        """Seconds of all stages, one after the other: what it takes where nothing is done in the background."""
-        return max(self.complete(overlapped=False).values(), default=self.plan + float(self.capture.max()))
-
-
 def times_of(job: Job, shares: Shares) -> Times:
     """Seconds of every stage of one checkpoint of a job.
 
@@ -220,31 +144,69 @@ def times_of(job: Job, shares: Shares) -> Times:
     encoded = raw * ratio
     encode = encoded * 0 if math.isinf(encode_rate) else raw / encode_rate
     nothing = np.zeros(nodes)
-    local = persistent = np.zeros_like(raw)
+    local = local_end = persistent = persistent_end = np.zeros_like(raw)
     if protection.local:
-        local = finish_times(encoded, machine.local.rank_write, machine.local.write)
-        local += np.where(encoded > 0, machine.local.file, 0.0) + handled * machine.local.tensor
+        local_end = np.where(encoded > 0, machine.local.file, 0.0) + handled * machine.local.tensor
+        local = finish_times(encoded, machine.local.rank_write, machine.local.write) + local_end
     partner = _partner(job, encoded) if protection.partner and nodes > 1 else nothing
     parity = _parity(job, encoded) if protection.parity_group else nothing
     if protection.persistent:
         manifest = machine.persistent.leaf * held * crowding
-        persistent = _persistent(job, encoded) + handled * machine.persistent.tensor
-        persistent = np.where(encoded > 0, persistent + manifest, 0.0)
+        persistent_end = metadata_s(job, encoded) + handled * machine.persistent.tensor + manifest
+        persistent_end = np.where(encoded > 0, persistent_end, 0.0)
+        persistent = _persistent(job, encoded) + persistent_end
     flat = slice(0, job.ranks)
     return Times(
         plan=_plan_s(job, held),
         capture=capture.ravel()[flat],
         encode=encode.ravel()[flat],
         local=local.ravel()[flat],
+        local_end=local_end.ravel()[flat],
         partner=partner,
         parity=parity,
         persistent=persistent.ravel()[flat],
+        persistent_end=persistent_end.ravel()[flat],
+        cores=_cores_s(job, raw, encoded, ratio, encode_rate).ravel()[flat],
         encoded=encoded.ravel()[flat],
         raw=raw.ravel()[flat],
         files=files_created(job, encoded) if protection.persistent else 0,
         spans=int(shares.spans.max()),
         lazy=job.capture == "lazy",
+        deferring=_deferring_s(job, handled, capture) if job.capture == "lazy" else 0.0,
     )
+
+
+def _deferring_s(job: Job, handled: FloatArray, capture: FloatArray) -> float:
+    """Seconds of a lazy call: small tensors are copied at once, and each of the others gets a guard.
+
+    Args:
+        handled: tensors of each rank, by processes that share cores.
+        capture: seconds of a copy of everything.
+    """
+    tensors = np.concatenate([groups.leaves.nbytes for groups in job.state.on(job.ranks)])
+    small = tensors <= SMALL_LEAF_BYTES
+    memory, few, little = job.machine.memory, float(small.mean()), float(tensors[small].sum() / tensors.sum())
+    guards = float(handled.max()) * (1 - few) * memory.defer
+    copies = (capture - handled * memory.tensor) * little + handled * memory.tensor * few
+    return guards + float(copies.max())
+
+
+def _cores_s(job: Job, raw: FloatArray, encoded: FloatArray, ratio: float, encode_rate: float) -> FloatArray:
+    """Seconds that the cores of each node need for all its ranks do until their chunks are written, if they encode.
+
+    Args:
+        ratio, encode_rate: of :func:`codec_of`.
+    """
+    if math.isinf(encode_rate):
+        return np.zeros_like(raw)
+    machine, protection = job.machine, job.protection
+    work = raw * (machine.encoding_threads(job.ranks_on_node) / encode_rate)
+    if protection.local:
+        work = work + encoded / machine.local.work
+    if protection.persistent:
+        work = work + encoded / machine.persistent.work
+    needed = work.sum(axis=1, keepdims=True) / machine.cores
+    return np.where(raw > 0, needed, 0.0)
 
 
 def _torch_save(job: Job, shares: Shares) -> Times:
@@ -254,14 +216,16 @@ def _torch_save(job: Job, shares: Shares) -> Times:
     stream = streams_s(machine, raw, by_node(shares.spans, job.ranks_per_node))
     local = persistent = np.zeros_like(raw)
     if protection.persistent:
-        persistent = _persistent(replace(job, flush_bandwidth=math.inf, files="rank"), raw)
+        alone = replace(job, flush_bandwidth=math.inf, files="rank")
+        persistent = np.where(raw > 0, _persistent(alone, raw) + metadata_s(alone, raw), 0.0)
     elif protection.local:
         local = finish_times(raw, machine.local.rank_write, machine.local.write)
         local += np.where(raw > 0, machine.local.file, 0.0)
-    flat, nothing = slice(0, job.ranks), np.zeros(job.nodes)
+    flat, nothing, none = slice(0, job.ranks), np.zeros(job.nodes), np.zeros(job.ranks)
     return Times(
         plan=_meeting_s(job), capture=stream.ravel()[flat], encode=np.zeros(job.ranks),
-        local=local.ravel()[flat], partner=nothing, parity=nothing, persistent=persistent.ravel()[flat],
+        local=local.ravel()[flat], local_end=none, partner=nothing, parity=nothing,
+        persistent=persistent.ravel()[flat], persistent_end=none, cores=none,
         encoded=raw.ravel()[flat], raw=raw.ravel()[flat], spans=int(shares.spans.max()), lazy=False, waits=True,
         files=int(np.count_nonzero(raw)) if protection.persistent else 0,
     )  # fmt: skip
@@ -281,7 +245,8 @@ def codec_of(job: Job, shares: Shares) -> tuple[float, float]:
         codec = job.machine.codecs.get(dtype)
         ratio += share * (codec.ratio if codec else 1.0)
         seconds += share / codec.encode if codec else 0.0
-    rate = threads / (seconds + 1 / job.machine.memory.hash) if seconds else math.inf
+    # The thread that encodes digests a chunk before and after.
+    rate = threads / (seconds + (1 + ratio) / job.machine.memory.hash) if seconds else math.inf
     if job.compression == "auto" and not _pays(job, ratio, rate):
         return 1.0, math.inf
     return ratio, rate
@@ -351,24 +316,23 @@ def _parity(job: Job, encoded: FloatArray) -> FloatArray:
     stripes = [Stripes(group, tolerate, block_bytes_for(group), int(part)) for part in longest]
     stored = float(sum(each.parity_bytes for each in stripes))
     data = encoded.sum(axis=1)
-    # A node's blocks go to the members that encode them, all but those it encodes itself; of the parity that it
-    # computes, all but its own share goes on. It gets as much as it sends.
-    sent = data * (1 - 1 / group) + stored * (tolerate - 1) / tolerate
+    # No member encodes blocks of its own: all of them go to others. Of the parity that it computes, all but its own
+    # share goes on. It gets as much as it sends.
+    sent = data + stored * (tolerate - 1) / tolerate
     moved = sent / min(machine.network.bandwidth, job.flush_bandwidth)
     encoding = longest.max() / machine.network.parity
     writing = stored / job.local_write
     slowest = np.maximum(np.maximum(moved, encoding), writing)
-    times: FloatArray = slowest + machine.local.file + group * machine.network.latency
+    times: FloatArray = slowest + machine.local.file + machine.network.exchange + group * machine.network.latency
     return times
 
 
 def _persistent(job: Job, encoded: FloatArray) -> FloatArray:
-    """Every rank writes its part, as fast as its node, the job and the metadata servers allow."""
+    """Every rank writes its part, as fast as its node and the job allow."""
     persistent = job.machine.persistent
     node_write = min(persistent.node_write, job.flush_bandwidth)
     left = persistent.write * (1 - persistent.others)
-    times = finish_times_of_all(encoded, persistent.rank_write, node_write, left)
-    return np.where(encoded > 0, times + metadata_s(job, encoded), 0.0)
+    return finish_times_of_all(encoded, persistent.rank_write, node_write, left)
 
 
 def files_created(job: Job, encoded: FloatArray) -> int:

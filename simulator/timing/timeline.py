@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from deeppart.model import Level
 
 from .bandwidth_sharing import by_node
-from .stages import Job, Times
+from .stages import Job
+from .times import Times
 
 #: Rows of the picture, per node, from top to bottom: what runs side by side there.
 LANES = ("training", "store", "protect", "flush")
@@ -105,10 +104,11 @@ def timeline(job: Job, times: Times) -> list[Bar]:
     """The bars of one checkpoint, of the first nodes; each as its slowest rank takes it."""
     shown = min(job.nodes, MOST_NODES)
     width = job.ranks_per_node
-    capture, encode, local, persistent, raw, encoded = (
+    capture, encode, stored, flushed, raw, encoded = (
         by_node(each, width)
-        for each in (times.capture, times.encode, times.local, times.persistent, times.raw, times.encoded)
+        for each in (times.capture, times.encode, times.stored, times.flushed, times.raw, times.encoded)
     )
+    writes, flushes = bool(times.local.any()), bool(times.persistent.any())
     done = times.complete()
     captured = times.plan + float(times.capture.max())
     bars = []
@@ -124,16 +124,14 @@ def timeline(job: Job, times: Times) -> list[Bar]:
         begin = times.plan + copying
         if encode[node].any():
             bars.append(Bar(node, "store", "encode", begin, begin + float(encode[node].max()), bytes_in))
-        if local[node].any():
-            stored = begin + float(np.maximum(encode[node], local[node]).max())
-            bars.append(Bar(node, "store", "write", begin, stored, bytes_out))
+        if writes and stored[node].any():
+            bars.append(Bar(node, "store", "write", begin, begin + float(stored[node].max()), bytes_out))
         ready = done.get(Level.LOCAL, captured)
         for level, took in ((Level.PARTNER, times.partner), (Level.PARITY, times.parity)):
             if took[node]:
                 what = "exchange copies" if level == Level.PARTNER else "exchange parity"
                 bars.append(Bar(node, "protect", what, ready, ready + float(took[node]), bytes_out))
                 ready += float(took.max())
-        if persistent[node].any():
-            ends = np.maximum(np.maximum(encode[node], local[node]), persistent[node]).max()
-            bars.append(Bar(node, "flush", "flush", begin, begin + float(ends), bytes_out))
+        if flushes and flushed[node].any():
+            bars.append(Bar(node, "flush", "flush", begin, begin + float(flushed[node].max()), bytes_out))
     return [bar for bar in bars if bar.end_s > bar.begin_s]

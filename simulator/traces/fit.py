@@ -89,7 +89,7 @@ def fit(trace: Trace, assumed: Assumed | None = None) -> Fit:
             notes.append(
                 "how many processes a node has is not known: `process` is for one on each; give --ranks-per-node"
             )
-    groups = max(1.0, trace.observation.nodes / size) if size else 0.0
+    groups = -(-trace.observation.nodes // size) if size else 0  # as a campaign has them
     exposures = {
         "process": process_s,
         "node": trace.observation.node_s,
@@ -106,11 +106,17 @@ def fit(trace: Trace, assumed: Assumed | None = None) -> Fit:
     rates = {}
     for kind, exposure_s in exposures.items():
         own = shapes.get(kind, shape)
-        plain = own is None or own.exponential or kind == PREEMPTION or _by_runs(trace, kind)
-        spread = 1.0 if own is None or plain else own.dispersion
+        spread = 1.0 if own is None or kind == PREEMPTION or _by_runs(trace, kind) else _spread(own)
         if exposure_s > 0 and kind in (*trace.tells, PREEMPTION):
             rates[kind] = rate(counts[kind], exposure_s, spread)
     return Fit(trace, rates, shape, shapes, at_once, size, counts[TIME_LIMIT], tuple(notes))
+
+
+def _spread(shape: Shape) -> float:
+    """The variance of counts over that of Poisson. Few failures cannot refuse exponential times: that there are bursts,
+    as the most likely shape has them, is then taken for true all the same, or bounds would be too narrow.
+    """
+    return max(1.0, shape.dispersion) if shape.exponential else shape.dispersion
 
 
 def _watched(trace: Trace, given: Assumed) -> Trace:

@@ -40,7 +40,7 @@ def read_philly(path: Path) -> Trace:
     """
     log, skipped = JobLog(), 0
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             for line, job in _entries(file, path):
                 skipped += _add(log, job, path, line)
     except (OSError, UnicodeDecodeError) as error:

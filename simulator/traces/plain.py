@@ -46,7 +46,7 @@ def read_plain(path: Path, nodes: int | None = None) -> Trace:
         ConfigError: the file cannot be read, or a line is impossible; the message names the line.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             return _read(enumerate(file, start=1), path, nodes)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise unreadable(path, error) from error
@@ -58,13 +58,13 @@ def _read(lines: Iterator[tuple[int, str]], path: Path, job_nodes: int | None) -
     while line.startswith("#"):
         watched |= _watched(line, path, number)
         number, line = next(lines, (number + 1, ""))
-    columns = next(csv.reader([line]), [])
+    columns = [name.strip() for name in next(csv.reader([line], skipinitialspace=True), [])]
     if not {"at_s", "kind"} <= set(columns):
         raise refusal(path, number, f"the columns {columns}", "the columns at_s, kind and nodes")
     events: list[Event] = []
     size = int(watched.get("nodes", 0)) or job_nodes
     for number, line in lines:
-        cells = next(csv.reader([line]), [])
+        cells = next(csv.reader([line], skipinitialspace=True), [])
         if not cells:
             continue
         event = _event(dict(zip(columns, cells, strict=False)), path, number, size or _MOST_NODES)

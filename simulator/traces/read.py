@@ -50,7 +50,7 @@ def format_of(path: Path) -> str:
         return own_runs.NAME
     try:
         with path.open("rb") as file:
-            beginning = file.read(_BEGINNING).decode("utf-8", errors="replace")
+            beginning = file.read(_BEGINNING).decode("utf-8-sig", errors="replace")
     except OSError as error:
         raise unreadable(path, error) from error
     first_line = beginning.split("\n", 1)[0]

@@ -4,7 +4,8 @@ r"""What Slurm's accounting says of jobs: the output of ``sacct --parsable2``.
         --format=JobID,State,Submit,Start,End,NodeList
 
 ``--duplicates`` also gives the runs that a requeued job had before, one line each. Other columns may be there, in any
-order. Lines of steps are left out, and those of jobs that have not begun.
+order. Lines of steps are left out, which only the column JobID or JobIDRaw tells, and those of jobs that have not
+begun, or that were cancelled before they had a node: these have a start, too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,14 @@ from .refusal import refusal, shown, unreadable
 
 NAME = "slurm"
 _NEEDED = ("State", "Start", "End", "NodeList")
+#: Columns that tell a job from its steps; one of them has to be there, or steps would count as jobs.
+_IDS = ("JobID", "JobIDRaw")
+#: What is left out, in the order of its notes.
+_STEPS, _NOT_BEGUN, _WITHOUT_NODES = (
+    "lines of steps left out",
+    "jobs that have not begun",
+    "jobs without a node left out",
+)
 #: State of a job (man sacct, JOB STATE CODES) -> what ended it. OUT_OF_MEMORY and FAILED leave the node's storage.
 _ENDED = {
     "NODE_FAIL": "node",
@@ -54,11 +63,14 @@ def read_slurm(path: Path) -> Trace:
     log = JobLog()
     lines = Counter[str]()
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             names = file.readline().rstrip("\n").split("|")
             missing = [name for name in _NEEDED if name not in names]
+            if not set(_IDS) & set(names):
+                missing.append(_IDS[0])
             if missing:
-                raise refusal(path, 1, f"no column {missing[0]}", f"the columns {', '.join(_NEEDED)}, with | between")
+                expected = f"the columns {', '.join((_IDS[0], *_NEEDED))}, with | between"
+                raise refusal(path, 1, f"no column {missing[0]}", expected)
             reader = _Lines(path, names)
             for number, line in enumerate(file, start=2):
                 if run := reader.run_of(line, number, lines):
@@ -67,9 +79,7 @@ def read_slurm(path: Path) -> Trace:
         raise unreadable(path, error) from error
     if not len(log):
         raise refusal(path, 1, "no job that has begun", "at least one")
-    notes = [
-        f"{lines[word]:,} {word}" for word in ("lines of steps left out", "jobs that have not begun") if lines[word]
-    ]
+    notes = [f"{lines[word]:,} {word}" for word in (_STEPS, _NOT_BEGUN, _WITHOUT_NODES) if lines[word]]
     return log.trace(NAME, 1.0, notes)
 
 
@@ -80,7 +90,8 @@ class _Lines:
         self._path, self._names = path, names
         self._state, self._start, self._end, self._nodes = (names.index(name) for name in _NEEDED)
         self._submit = names.index("Submit") if "Submit" in names else None
-        self._job = names.index("JobID") if "JobID" in names else None
+        self._job = next(names.index(name) for name in _IDS if name in names)
+        self._zoned: bool | None = None  # whether times have a zone; None before the first one
 
     def run_of(self, line: str, number: int, lines: Counter[str]) -> LoggedRun | None:
         cells = line.rstrip("\n").split("|")
@@ -89,20 +100,23 @@ class _Lines:
                 return None
             expected = f"{len(self._names)} cells: leave out columns such as JobName, in which there may be a |"
             raise refusal(self._path, number, f"{len(cells)} cells", expected)
-        if self._job is not None and "." in cells[self._job]:
-            lines["lines of steps left out"] += 1
+        if "." in cells[self._job]:
+            lines[_STEPS] += 1
             return None
         state = cells[self._state].split(" ", 1)[0]
         if state not in _ENDED and state not in _OTHERS:
             raise refusal(self._path, number, shown(state), "one of " + ", ".join((*_ENDED, *_OTHERS)), "State")
         began = self._time(cells[self._start], number, "Start")
         if began is None:
-            lines["jobs that have not begun"] += 1
+            lines[_NOT_BEGUN] += 1
             return None
         try:
             nodes = node_names(cells[self._nodes])
         except ValueError as error:
             raise refusal(self._path, number, shown(cells[self._nodes]), str(error), "NodeList") from error
+        if not nodes:
+            lines[_WITHOUT_NODES] += 1
+            return None
         ended = self._time(cells[self._end], number, "End")
         if ended is not None and ended < began:
             raise refusal(self._path, number, f"{cells[self._end]} before {cells[self._start]}", "a later time", "End")
@@ -117,6 +131,10 @@ class _Lines:
             moment = datetime.fromisoformat(text)
         except ValueError:
             raise refusal(self._path, number, shown(text), _TIME_WORDS, column) from None
+        zoned = moment.tzinfo is not None
+        if self._zoned not in (None, zoned):
+            raise refusal(self._path, number, shown(text), "a zone in all times, or in none", column)
+        self._zoned = zoned
         # Without a zone all are taken alike: only differences count.
         return (moment - (_EPOCH if moment.tzinfo is None else _EPOCH_UTC)).total_seconds()
 

@@ -42,14 +42,20 @@ def _clusters(events: Sequence[Event], window_s: float) -> Iterator[list[Event]]
 def _one(cluster: list[Event], size: int) -> Event:
     """One event for all: which nodes, at least, have to have failed."""
     candidates: list[tuple[str, ...]] = []
+    owner: dict[str, int] = {}  # name -> place of its candidate; no name is in two
     for event in cluster:
-        for place, known in enumerate(candidates):
-            common = tuple(name for name in known if name in set(event.nodes))
-            if common or not event.nodes:
-                candidates[place] = common or known
-                break
-        else:
+        known = min((owner[name] for name in event.nodes if name in owner), default=None)
+        if known is None and candidates and not event.nodes:
+            continue
+        if known is None:
+            owner |= dict.fromkeys(event.nodes, len(candidates))
             candidates.append(event.nodes)
+            continue
+        names = set(event.nodes)
+        common = tuple(name for name in candidates[known] if name in names)
+        for name in set(candidates[known]) - names:
+            del owner[name]
+        candidates[known] = common
     if len(candidates) == 1:
         return Event(cluster[0].at_s, "node", candidates[0])
     struck = tuple(sorted({names[0] for names in candidates if names}))

@@ -46,6 +46,22 @@ class Kind(NamedTuple):
     in_a_row: bool = False
 
 
+class Aspect(NamedTuple):
+    """What the kind of a leaf follows from, beside its layer: thousands of leaves have the same.
+
+    Attributes:
+        expert: of the parameter; None outside experts.
+        divided: true if tensor parallelism divides it.
+        whole: true if no rank divides it.
+        optimizer: true if it is the optimizer's.
+    """
+
+    expert: int | None
+    divided: bool
+    whole: bool
+    optimizer: bool
+
+
 class Form(NamedTuple):
     """What the boxes of a leaf follow from, beside its kind.
 
@@ -104,17 +120,22 @@ class Groups:
         return [boxes_at(form_of(tensor), self.kind, shard, place) for tensor in self.held.tensors]
 
 
-def kind_of(tensor: Tensor, grid: RankGrid, layers: int, experts: int) -> Kind:
-    """Which ranks of a layout divide a leaf."""
+def aspect_of(tensor: Tensor) -> Aspect:
+    """What its kind follows from."""
     parameter = tensor.parameter
-    stage = grid.stage_of(parameter.layer, layers)
+    whole = tensor.plain or not tensor.shape
+    return Aspect(parameter.expert, parameter.divided is not None, whole, tensor.optimizer)
+
+
+def kind_of(aspect: Aspect, stage: int, grid: RankGrid, experts: int) -> Kind:
+    """Which ranks of a layout divide the leaves of an aspect at a stage of the pipeline."""
     expert = None
-    if parameter.expert is not None and grid.expert > 1:
-        expert = parameter.expert * grid.expert // experts
-    if tensor.plain or not tensor.shape:
+    if aspect.expert is not None and grid.expert > 1:
+        expert = aspect.expert * grid.expert // experts
+    if aspect.whole:
         return Kind(stage, expert)
-    among = grid.tensor if parameter.divided is not None else 1
-    if tensor.optimizer and grid.optimizer_sharded:
+    among = grid.tensor if aspect.divided else 1
+    if aspect.optimizer and grid.optimizer_sharded:
         return Kind(stage, expert, among, grid.data // (1 if expert is None else grid.expert), True)
     return Kind(stage, expert, among, grid.shards)
 
@@ -143,26 +164,67 @@ def boxes_at(form: Form, kind: Kind, shard: int, place: int) -> list[Box]:
     return [each.box for each in place_boxes(form.shape, splits)]
 
 
+class ByAspect:
+    """The leaves of a state by aspect: sorted once, for every number of ranks.
+
+    Args:
+        tensors: all leaves.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._tensors = tuple(tensors)
+        self._layers = np.array([tensor.parameter.layer for tensor in self._tensors], dtype=np.int64)
+        numbers, codes = dict[Aspect, list[int]](), dict[Form, int]()
+        self._codes = np.empty(len(self._tensors), dtype=np.int64)
+        for number, tensor in enumerate(self._tensors):
+            numbers.setdefault(aspect_of(tensor), []).append(number)
+            self._codes[number] = codes.setdefault(form_of(tensor), len(codes))
+        self._forms = list(codes)
+        self._numbers = {aspect: np.array(found, dtype=np.int64) for aspect, found in numbers.items()}
+
+    def by_kind(self, grid: RankGrid, layers: int, experts: int) -> dict[Kind, dict[Aspect, IntArray]]:
+        """Kind -> aspect -> the numbers of the leaves that a layout divides alike.
+
+        Args:
+            layers, experts: of the model.
+        """
+        found: dict[Kind, dict[Aspect, IntArray]] = {}
+        for aspect, numbers in self._numbers.items():
+            stages = grid.stages_of(self._layers[numbers], layers)
+            for stage in np.unique(stages).tolist():
+                found.setdefault(kind_of(aspect, stage, grid, experts), {})[aspect] = numbers[stages == stage]
+        return found
+
+    def forms(self, numbers: Iterable[IntArray]) -> list[Form]:
+        """The forms of some leaves, each once."""
+        codes = np.unique(np.concatenate([self._codes[each] for each in numbers]))
+        return [self._forms[code] for code in codes.tolist()]
+
+    def leaves(self, numbers: Iterable[IntArray]) -> tuple[list[Tensor], list[Form]]:
+        """Some leaves in the state's order, and the form of each."""
+        ascending = np.sort(np.concatenate(list(numbers)))
+        forms = [self._forms[code] for code in self._codes[ascending].tolist()]
+        return [self._tensors[number] for number in ascending.tolist()], forms
+
+
 def groups_of(
-    tensors: Iterable[Tensor], grid: RankGrid, layers: int, experts: int, known: dict[object, Held]
+    state: ByAspect, grid: RankGrid, layers: int, experts: int, known: dict[object, Held]
 ) -> Iterator[Groups]:
     """All sets of ranks, and what they hold.
 
     Args:
+        state: its leaves.
         layers, experts: of the model.
         known: what was held on other numbers of ranks; added to.
     """
-    kinds: dict[Kind, list[Tensor]] = {}
-    for tensor in tensors:
-        kinds.setdefault(kind_of(tensor, grid, layers, experts), []).append(tensor)
-    for kind, alike in kinds.items():
-        forms_of = [form_of(tensor) for tensor in alike]
-        forms = list(dict.fromkeys(forms_of))
+    for kind, aspects in state.by_kind(grid, layers, experts).items():
+        forms = state.forms(aspects.values())
         ranks = grid.ranks_of(kind.stage, kind.expert, kind.shards, divided=kind.tensor > 1)
         for sizes, places in classes(kind, forms).items():
-            key = (grid.stages, kind, sizes)
+            # With another number of ranks, other leaves may be of this kind: on one rank, all are.
+            key = (grid.stages, kind, tuple(aspects), sizes)
             if key not in known:
-                known[key] = _held(alike, forms_of, dict(zip(forms, sizes, strict=True)))
+                known[key] = _held(*state.leaves(aspects.values()), dict(zip(forms, sizes, strict=True)))
             yield Groups(known[key], ranks[places[:, 0], places[:, 1]], places, kind)
 
 

@@ -94,9 +94,10 @@ class RankGrid:
         """Data-parallel ranks."""
         return self.replicas * self.shards
 
-    def stage_of(self, layer: int, layers: int) -> int:
-        """The pipeline stage of a layer; what comes before the first is with it, what comes behind the last, too."""
-        return min(max(layer, 0), layers - 1) * self.stages // layers
+    def stages_of(self, layer: IntArray, layers: int) -> IntArray:
+        """The pipeline stages of layers; what comes before the first is with it, what comes behind the last, too."""
+        found: IntArray = np.clip(layer, 0, layers - 1) * self.stages // layers
+        return found
 
     def ranks_of(self, stage: int, expert: int | None, shards: int, *, divided: bool) -> IntArray:
         """Ranks that divide leaves, and those that hold the same.

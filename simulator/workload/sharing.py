@@ -109,9 +109,19 @@ def _plans(groups: Sequence[Groups], ranks: int, strategy: str, kappa: int) -> I
     for _, alike in groupby(groups, key=lambda each: each.ranks.shape[1]):
         before = load.copy()  # sets of one size do not know of each other
         for each in alike:
-            carried, kind_of = np.unique(before[each.ranks], axis=0, return_inverse=True)
-            for kind, preload in enumerate(carried):
-                numbers = np.flatnonzero(kind_of.ravel() == kind)
+            for numbers, preload in _alike(before[each.ranks]):
                 plan = share_set(each.leaves, kappa, preload, strategy)
                 load[each.ranks[numbers]] += added_cost(plan)
                 yield _Planned(each, numbers, plan)
+
+
+def _alike(carried: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
+    """The numbers of equal rows, and the row: most often all are equal, and then none need be sorted."""
+    if (carried == carried[0]).all():
+        yield np.arange(len(carried), dtype=np.int64), carried[0]
+        return
+    rows = np.ascontiguousarray(carried)
+    as_bytes = rows.view(np.dtype((np.void, rows.strides[0]))).ravel()
+    _, first, kind_of = np.unique(as_bytes, return_index=True, return_inverse=True)
+    for kind, place in enumerate(first.tolist()):
+        yield np.flatnonzero(kind_of.ravel() == kind), rows[place]

@@ -15,7 +15,7 @@ from deeppart.errors import ConfigError
 from deeppart.model.spelling import meant_todo
 from deeppart.partition.cost import whole_kappa
 
-from .holding import Groups, Held, groups_of, own_groups
+from .holding import ByAspect, Groups, Held, groups_of, own_groups
 from .layout import Layout, read_layout
 from .mlperf import WORKLOADS
 from .shapes import Model, model_named
@@ -59,6 +59,7 @@ class State:
     source: str
     own: tuple[Tensor, ...] = ()
     _known: dict[int, tuple[Groups, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _sorted: list[ByAspect] = field(default_factory=list, init=False, repr=False, compare=False)
     _held: dict[object, Held] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -79,11 +80,16 @@ class State:
         """
         if ranks not in self._known:
             grid = self.layout.at(ranks)
-            groups = list(groups_of(self.tensors, grid, self.layers, self.experts, self._held))
+            groups = list(groups_of(self._by_aspect(), grid, self.layers, self.experts, self._held))
             if self.own:
                 groups.append(own_groups(self.own, ranks, self._held))
             self._known[ranks] = tuple(sorted(groups, key=lambda group: group.ranks.shape[1]))
         return self._known[ranks]
+
+    def _by_aspect(self) -> ByAspect:
+        if not self._sorted:
+            self._sorted.append(ByAspect(self.tensors))
+        return self._sorted[0]
 
     def shares(self, ranks: int, strategy: str = "deeppart", kappa: float | None = None) -> Shares:
         """Share the state out with the library's partitioner.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from deeppart_simulator.workload.holding import boxes_at, form_of, kind_of
+from deeppart_simulator.workload.holding import aspect_of, boxes_at, form_of, kind_of
 from deeppart_simulator.workload.states import State
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -92,7 +92,7 @@ def _boxes(state: State, ranks: int, rank: int) -> dict[str, list[Box]]:
     found = {}
     for tensor in state.tensors:
         if tensor.shape and not tensor.plain:
-            kind = kind_of(tensor, grid, 1, 0)
+            kind = kind_of(aspect_of(tensor), 0, grid, 0)
             places = grid.ranks_of(0, None, kind.shards, divided=kind.tensor > 1)
             shard, place, _ = np.argwhere(places == rank)[0].tolist()
             found[tensor.path] = boxes_at(form_of(tensor), kind, shard, place)

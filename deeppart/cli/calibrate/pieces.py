@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
@@ -15,6 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from deeppart.cli.calibrate.saves import TIMEOUT_S, meet
+from deeppart.codec import ROOM_BYTES
 from deeppart.codec.choose import tensor_codec
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
@@ -32,6 +34,8 @@ _PASS_BYTES = 256 << 20
 #: A message long enough for bandwidth, and one short enough for latency, in bytes.
 _LONG, _SHORT = 16 << 20, 8
 _LONG_ROUNDS, _SHORT_ROUNDS = 8, 200
+#: Buffers that are encoded into in turn: one thread's, one ahead.
+_ROOMS = 2
 _DATA_BLOCKS, _PARITY_BLOCKS = 7, 1
 _BLOCK_BYTES = 1 << 20
 #: What ``torch.save`` is timed on: tensors of 8 MiB, which do not fit into a cache together, and of 256 bytes.
@@ -48,8 +52,9 @@ def measure_pieces(comm: Comm, dtypes: Sequence[str], directory: Path) -> dict[s
 
     Returns:
         ``codec``: dtype -> ratio, and bytes per second of one thread on random normals, which weights are like;
-        ``copy``, ``hash``, ``parity``: bytes per second of one thread, read from memory and not from a cache, as a job
-        that has just trained finds them; ``copy`` is what the others are to be compared with; ``serialize``: of
+        ``copy``, ``hash``, ``parity``: bytes per second of one thread; all of them read from memory and not from a
+        cache, as a job that has just trained finds them, and by the time that the thread had a processor: what other
+        programs took of it does not count; ``copy`` is what the others are to be compared with; ``serialize``: of
         ``torch.save`` through the page cache, bytes per second, and seconds of one more tensor, or None with more than
         one rank; ``network``: bytes per second that each rank passes on to the next while all do, and the latency of a
         message in seconds, or None with one rank.
@@ -70,15 +75,27 @@ def _codec(dtype: str) -> dict[str, float]:
     count = DEFAULT_CHUNK_BYTES // kind.itemsize
     values = torch.randn(count, generator=torch.Generator().manual_seed(_SEED)) * 0.05
     chunk = values.to(kind) if kind.is_floating_point else (values * 1000).to(kind)
-    raw = chunk.view(torch.uint8).numpy().data.cast("B")
+    raw = chunk.view(torch.uint8).numpy()
     codec = tensor_codec(dtype)
-    encoded = memoryview(bytes(codec.encode(raw)))
-    into = memoryview(bytearray(raw.nbytes))
+    encoded = np.frombuffer(bytes(codec.encode(raw.data)), dtype=np.uint8)
+    # As the library does it: from memory, into a few buffers in turn; and back into new memory for the whole part.
+    copies = _PASS_BYTES // DEFAULT_CHUNK_BYTES // 4
+    chunks = itertools.cycle(np.tile(raw, copies).reshape(copies, -1))
+    rooms = itertools.cycle([memoryview(mmap.mmap(-1, raw.nbytes + ROOM_BYTES)) for _ in range(_ROOMS)])
+    files = itertools.cycle(np.tile(encoded, copies).reshape(copies, -1))
+    targets = _new_memory(copies, raw.nbytes)
     return {
         "ratio": min(1.0, encoded.nbytes / raw.nbytes),
-        "encode": raw.nbytes / _timed(lambda: codec.encode(raw)),
-        "decode": raw.nbytes / _timed(lambda: codec.decode(encoded, raw.nbytes, into)),
+        "encode": raw.nbytes / _timed(lambda: codec.encode(next(chunks).data, next(rooms)), time.thread_time),
+        "decode": raw.nbytes
+        / _timed(lambda: codec.decode(next(files).data, raw.nbytes, next(targets).data), time.thread_time),
     }
+
+
+def _new_memory(pieces: int, nbytes: int) -> Iterator[Bytes]:
+    """Memory that nobody has touched yet, without end: the first write to a page costs more than those after it."""
+    while True:
+        yield from np.empty((pieces, nbytes), dtype=np.uint8)
 
 
 def _in_memory() -> Bytes:
@@ -100,12 +117,12 @@ def _copy(memory: Bytes) -> float:
         source, target = next(pairs)
         target[:] = source
 
-    return DEFAULT_CHUNK_BYTES / _timed(copy)
+    return DEFAULT_CHUNK_BYTES / _timed(copy, time.thread_time)
 
 
 def _hash(memory: Bytes) -> float:
     chunks = itertools.cycle(np.split(memory, len(memory) // DEFAULT_CHUNK_BYTES))
-    return DEFAULT_CHUNK_BYTES / _timed(lambda: xxhash.xxh3_128_digest(next(chunks).data))
+    return DEFAULT_CHUNK_BYTES / _timed(lambda: xxhash.xxh3_128_digest(next(chunks).data), time.thread_time)
 
 
 def _parity(memory: Bytes) -> float:
@@ -113,7 +130,7 @@ def _parity(memory: Bytes) -> float:
     stripe = _DATA_BLOCKS * _BLOCK_BYTES
     stripes = itertools.cycle(memory[: len(memory) // stripe * stripe].reshape(-1, _DATA_BLOCKS, _BLOCK_BYTES))
     parity = [np.zeros(_BLOCK_BYTES, dtype=np.uint8) for _ in range(_PARITY_BLOCKS)]
-    return stripe / _timed(lambda: code.encode(list(next(stripes)), parity))
+    return stripe / _timed(lambda: code.encode(list(next(stripes)), parity), time.thread_time)
 
 
 def _serialize(file: Path) -> dict[str, float]:
@@ -173,12 +190,12 @@ def _wait(comm: Comm, operation: Any) -> None:
     finish(comm, operation, "measuring", TIMEOUT_S)
 
 
-def _timed(work: Callable[[], object]) -> float:
+def _timed(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
     """Median seconds of doing something again and again."""
     times: list[float] = []
     ends = time.perf_counter() + _SECONDS
     while len(times) < _LEAST_ROUNDS or time.perf_counter() < ends:
-        began = time.perf_counter()
+        began = clock()
         work()
-        times.append(time.perf_counter() - began)
+        times.append(clock() - began)
     return median(times)

@@ -27,7 +27,7 @@ _SEED = 1
 #: Seconds that a checkpoint, and waiting for the other ranks, may take.
 TIMEOUT_S = 300.0
 #: What is measured of every checkpoint, in seconds of the slowest rank.
-MEASURED = ("plan", "capture", "blocked", *LEVELS, "restore", "alone", "trained")
+MEASURED = ("plan", "capture", "blocked", *LEVELS, "work", "restore", "alone", "trained")
 #: Training lasts so many times as long as the background works, so that this is over before.
 _LONGER = 1.2
 #: Rows and columns of the matrices that training multiplies: they stay in a core's cache.
@@ -43,8 +43,9 @@ def measure_save(comm: Comm, task: SaveTask, local_dir: Path, persistent_dir: Pa
 
     Returns:
         For each of MEASURED a number per round that counts: seconds of the slowest rank, for the levels until they
-        were complete, counted from the call; ``alone`` and ``trained``: the same training without a checkpoint, and
-        with one before; 0 for what does not apply.
+        were complete, counted from the call; ``work``: of processors, from the end of the call until all levels were
+        complete; ``alone`` and ``trained``: the same training without a checkpoint, and with one before; 0 for what
+        does not apply.
     """
     state = _state(task, comm.rank)
     config = _config(task, local_dir, persistent_dir)
@@ -87,9 +88,11 @@ def _in_one_session(comm: Comm, task: SaveTask, config: Config, state: dict[str,
             meet(comm)
             began = time.monotonic()
             pending = checkpointer.checkpoint(state, step=turn)
+            worked = time.process_time()
             _train(products)
             trained_s = time.monotonic() - began
             row = _waited(pending, task) | {"alone": alone_s, "trained": trained_s}
+            row["work"] = 0.0 if products else time.process_time() - worked
             if task.after == TRAIN and turn == _BEFORE - 1:
                 products = _products(comm, max(row[level] for level in task.levels))
             yield row

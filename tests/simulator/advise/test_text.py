@@ -11,7 +11,7 @@ import pytest
 from deeppart_simulator.advise.choose import Advice, advise
 from deeppart_simulator.advise.text import config_toml, reasons
 from deeppart_simulator.advise.wanted import Wanted
-from deeppart_simulator.machine.record import Failures
+from deeppart_simulator.machine.record import Failures, Group
 from deeppart_simulator.timing.stages import Job
 
 import deeppart
@@ -98,3 +98,16 @@ def test_a_limit_and_node_files_are_told(advice: Advice) -> None:
     assert "files" not in tomllib.loads(config_toml(advice))
     gathered = replace(advice, chosen=replace(advice.chosen, job=replace(advice.chosen.job, files="node")))
     assert tomllib.loads(config_toml(gathered))["files"] == "node"
+
+
+def test_each_kind_of_groups_has_a_line_with_what_survives_it() -> None:
+    """Four nodes on two switches and one power supply: a partner is on another switch, and not on other power."""
+    groups = {"switch": Group(nodes=2, mtbf=20 * DAY), "power": Group(nodes=4, mtbf=50 * DAY)}
+    found = advise(
+        Job(STATE, replace(MACHINE, failures=Failures(node=10 * DAY, groups=groups)), 16, 4),
+        wanted=Wanted(partner=True),
+    )
+    lines = [line for line in reasons(found) if "a group of" in line and "another loss" not in line]
+    assert len(lines) == 2
+    assert lines[0].startswith("a group of 2 nodes (switch) is lost every 10 d") and "copy on another node" in lines[0]
+    assert lines[1].startswith("a group of 4 nodes (power) is lost every 50 d") and "file system" in lines[1]

@@ -10,7 +10,8 @@ from deeppart_simulator.advise.wanted import Wanted
 from deeppart_simulator.machine.record import Failures
 from deeppart_simulator.timing.stages import Job, Protection
 
-from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost, Waste
+from deeppart.plan.interval import Cadence, LevelCost, Waste
+from deeppart.plan.multiples import MOST_EVERY
 from tests.simulator.campaign.jobs import DAY
 from tests.simulator.timing.jobs import MACHINE, STATE
 

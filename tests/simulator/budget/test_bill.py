@@ -10,6 +10,7 @@ from deeppart_simulator.budget.bill import (
     SPARES,
     USEFUL,
     bill,
+    bill_rows,
     item,
     missing,
     show_energy,
@@ -34,6 +35,13 @@ def test_a_day_of_ten_nodes() -> None:
     assert found.total.kwh == pytest.approx(225.6 * 2 + 14.4 * 0.5)
     assert found.lost.node_hours == pytest.approx(24) and found.lost.money == pytest.approx(72)
     assert found.lost.kwh == pytest.approx(9.6 * 2 + 14.4 * 0.5) and found.currency == "USD"
+
+
+def test_if_all_was_useful_nothing_was_lost_rather_than_something_unknown() -> None:
+    found = bill(PRICED, 10, 3600.0, {USEFUL: 1.0})
+    assert (found.lost.node_hours, found.lost.money, found.lost.kwh) == (0, 0, 0)
+    assert [len(row) for row in bill_rows(found)] == [4] * 4
+    assert bill(MACHINE, 10, 3600.0, {USEFUL: 1.0}).lost.money is None
 
 
 def test_spare_nodes_are_paid_for_and_wait() -> None:
@@ -63,6 +71,8 @@ def test_what_is_not_known_is_left_out_and_its_key_said() -> None:
     assert "[price] node_hour" in missing(MACHINE)[0] and "[power] busy" in missing(MACHINE)[1]
     assert missing(PRICED) == []
     energy_alone = replace(MACHINE, price=Price(currency="EUR", kwh=0.2))
+    both = replace(MACHINE, price=Price(currency="EUR", node_hour=3.0, kwh=0.2))
+    assert missing(both)[0].startswith("money without that for energy") and item(both, "x", 2.0, busy=True).money == 6
     assert "needs [power] busy" in missing(energy_alone)[0] and item(energy_alone, "x", 1.0, busy=True).money is None
 
 

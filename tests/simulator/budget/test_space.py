@@ -22,7 +22,7 @@ from deeppart_simulator.timing.stages import Job, Protection
 from deeppart_simulator.workload.states import read_state
 
 from deeppart.model import DEFAULT_KEEP
-from deeppart.plan.interval import MOST_EVERY
+from deeppart.plan.multiples import MOST_EVERY
 from tests.simulator.timing.jobs import MACHINE, job
 
 EVERY = {"local": 1, "partner": 1, "persistent": 4}

@@ -131,3 +131,8 @@ def test_old_machine_files_mean_what_they_meant() -> None:
     assert sum(pieces_s(old, 16_384, {"node"}).values()) == 330.0
     assert sum(pieces_s(old, 16_384, {"process"}).values()) == 270.0 == sum(pieces_s(old, 1, {"system"}).values())
     assert QUIET.restart.mode == "job"
+
+
+def test_groups_of_any_name_are_paid_for_as_groups() -> None:
+    restart = Restart(detect=30.0, replace=60.0, relaunch=90.0)
+    assert pieces_s(restart, 8, {"rack"}) == pieces_s(restart, 8, {"group"}) != pieces_s(restart, 8, {"process"})

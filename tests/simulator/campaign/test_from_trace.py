@@ -63,3 +63,12 @@ def test_a_machines_log(tmp_path: Path) -> None:
     assert [failure.nodes for failure in found] == [(1,), (1,), (0,), (0,)]
     with pytest.raises(ConfigError, match="--system would change nothing"):
         failures_from(written(tmp_path, SACCT), Size(2, 2), system="2")
+
+
+@pytest.mark.parametrize("seconds", [2591999.9, 86400.5, 7 * 86400 + 0.01, 0.3])
+def test_the_days_that_are_told_are_accepted(tmp_path: Path, seconds: float) -> None:
+    file = written(tmp_path, f"# seconds = {seconds}\nat_s,kind,nodes\n0,node,0\n")
+    with pytest.raises(ConfigError) as caught:
+        failures_from(file, Size(2, 2), wall_s=100 * 86400.0)
+    days = float(str(caught.value).partition("at most ")[2].split()[0])
+    assert len(failures_from(file, Size(2, 2), wall_s=days * 86400)) == 1 and days * 86400 > seconds - 1

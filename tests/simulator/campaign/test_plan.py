@@ -6,11 +6,14 @@ import math
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.campaign.plan import Cadences
+from deeppart_simulator.campaign.plan import Cadences, Planned, usual_spares
 from deeppart_simulator.campaign.run import run
+from deeppart_simulator.machine.record import Failures, Group, Restart
+from deeppart_simulator.timing.stages import Job
+from deeppart_simulator.workload.states import read_state
 
 from deeppart.errors import ConfigError
-from tests.simulator.campaign.jobs import DAY, busy
+from tests.simulator.campaign.jobs import DAY, QUIET, busy
 
 
 def test_checkpoints_wait_for_room() -> None:
@@ -27,3 +30,17 @@ def test_checkpoints_wait_for_room() -> None:
 def test_impossible_cadences_are_refused(period: float, every: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         Cadences(period, every, DAY)
+
+
+def test_spares_are_for_what_fails_in_groups_and_for_as_long_as_these_are_away() -> None:
+    """64 nodes: one is under repair on average, and of 8 racks of 8 nodes half a node more, or eight times that."""
+
+    def spares(repair: float) -> int:
+        rack = Group(nodes=8, mtbf=128 * DAY, repair=repair)
+        failures = Failures(node=64 * DAY, groups={"rack": rack})
+        machine = replace(QUIET, nodes=1000, failures=failures, restart=Restart(repair=DAY))
+        found: int = usual_spares(Planned(Job(read_state("tensors-64x1KB"), machine, 64, 1)))
+        return found
+
+    for repair, away in ((math.inf, 1.5), (DAY, 1.5), (8 * DAY, 5.0)):
+        assert spares(repair) == math.ceil(away + 3 * math.sqrt(away))

@@ -12,7 +12,7 @@ from deeppart_simulator.campaign.failures import Failure
 from deeppart_simulator.campaign.outcomes import estimate
 from deeppart_simulator.campaign.plan import Cadences, Planned
 from deeppart_simulator.campaign.run import run
-from deeppart_simulator.machine.record import Failures
+from deeppart_simulator.machine.record import Failures, Group, Restart
 from deeppart_simulator.timing.stages import Job, Protection
 from deeppart_simulator.workload.states import read_state
 
@@ -140,3 +140,25 @@ def test_without_failures_only_checkpoints_cost() -> None:
     result = run(this, Cadences(540.0, {"local": 1}, 10 * DAY), 1)
     assert result.efficiency == pytest.approx(0.9, rel=1e-3)
     assert result.lost_s == 0 and not result.recoveries
+
+
+def test_groups_stay_what_they_were_after_nodes_have_been_replaced() -> None:
+    """One node of each switch has been replaced. The spare ones stand where the lost ones stood, so that a partner is
+    still on another switch, and the loss of any switch is survived by partners' copies.
+    """
+    failures = Failures(group=1e12, group_nodes=2)
+    machine = replace(QUIET, failures=failures, restart=Restart(detect=0.0, relaunch=0.0, replace=0.0, repair=DAY))
+    this = Planned(Job(read_state("tensors-8x1KB"), machine, 8, 1, protection=Protection(partner=True)))
+    one_each = [Failure(DAY * (1 + n), "node", (2 * n + 1,)) for n in range(4)]
+    switches = [Failure(DAY * (10 + n), "group", (2 * (n % 4), 2 * (n % 4) + 1)) for n in range(16)]
+    result = run(this, Cadences(3600.0, {"local": 1, "partner": 1}, 30 * DAY, spares=4), 1, (*one_each, *switches))
+    assert result.recoveries == {"partner": 20}
+
+
+def test_a_loss_of_a_named_group_is_counted_under_its_name() -> None:
+    failures = Failures(groups={"rack": Group(nodes=2, mtbf=4 * DAY), "power": Group(nodes=4, mtbf=20 * DAY)})
+    machine = replace(QUIET, failures=failures)
+    this = Planned(Job(read_state("tensors-8x1KB"), machine, 8, 1, protection=Protection(partner=True)))
+    result = run(this, Cadences(3600.0, {"local": 1, "partner": 1}, 200 * DAY, spares=8), 1)
+    assert 150 < result.failures["rack"] < 250 and 10 < result.failures["power"] < 32
+    assert set(result.failures) == {"rack", "power"} and set(result.recoveries) == {"partner"}

@@ -145,3 +145,21 @@ def test_how_often_and_what_it_costs_to_simulate() -> None:
     assert Scheduling(100.0, waits=Waits(25.0)).ends_per_s() == pytest.approx(1 / 125)
     rare, often = (Cadences(PERIOD, {"persistent": 1}, 1e7, scheduling=Scheduling(limit)) for limit in (1e6, 1e3))
     assert effort_s(_job(), often) > effort_s(_job(), rare)
+
+
+def test_the_next_turn_has_all_nodes_whatever_the_one_before_had_lost() -> None:
+    """A node is lost, there is no spare one, and its repair takes longer than the turn: the scheduler gives others."""
+    restart = Restart(detect=0.0, relaunch=0.0, replace=0.0, repair=5 * LIMIT)
+    job = Planned(replace(_job().job, machine=replace(QUIET, restart=restart)))
+    result = _run(Scheduling(LIMIT, waits=Waits(WAIT)), 3 * LIMIT, Failure(LIMIT / 2, "node", (1,)), job=job)
+    assert result.buckets["short of nodes"] == pytest.approx(LIMIT / 2)
+    assert result.buckets["training"] > 2 * LIMIT and result.ends == {"time limit": 2}
+
+
+def test_a_repair_from_the_turn_before_is_no_spare_node_of_this_one() -> None:
+    restart = Restart(detect=0.0, relaunch=0.0, replace=0.0, repair=LIMIT)
+    job = Planned(replace(_job().job, machine=replace(QUIET, restart=restart)))
+    lost = (Failure(0.9 * LIMIT, "node", (1,)), Failure(2 * LIMIT, "node", (2,)))
+    result = _run(Scheduling(1.5 * LIMIT, waits=Waits(WAIT)), 2.9 * LIMIT, *lost, job=job)
+    # Until the end of the first turn; and from the second loss until the end of the run, though a node was repaired.
+    assert result.buckets["short of nodes"] == pytest.approx(0.6 * LIMIT + 0.9 * LIMIT)

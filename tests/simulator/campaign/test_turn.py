@@ -33,7 +33,7 @@ def test_who_has_left_is_not_ended() -> None:
     turn.over()
     env.run()
     assert not ended and turn.told is None and not turn.running
-    turn.preempt()  # it waits in the queue
+    turn.preempt(0.0)  # it waits in the queue
     env.run()
     assert not ended and told == [70.0]
 
@@ -54,7 +54,7 @@ def test_a_preemption_within_the_notice_of_the_limit_ends_first() -> None:
     env, turn, told, ended = _turn(Scheduling(100.0, notice_s=30.0))
     turn.begin()
     env.run(until=60.0)
-    turn.preempt()
+    turn.preempt(90.0)
     env.run(until=95.0)
     assert told == [60.0, 70.0] and turn.told == "preemption"
     assert [(end.at_s, end.kind) for end in ended] == [(90.0, "preemption")]
@@ -72,3 +72,13 @@ def test_a_preemption_that_is_drawn_leaves_the_time_of_its_notice() -> None:
     turn.begin()
     env.run()
     assert ended[0].at_s == pytest.approx(told[0] + 30.0) and told[0] > 0
+
+
+def test_told_late_by_a_trace_it_has_what_is_left_of_the_notice() -> None:
+    """Another failure came before the notice was due in the order of the trace; the end stays where it was."""
+    env, turn, told, ended = _turn(Scheduling(notice_s=30.0))
+    turn.begin()
+    env.run(until=80.0)
+    turn.preempt(90.0)
+    env.run()
+    assert told == [80.0] and [end.at_s for end in ended] == [90.0]

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from deeppart_simulator.budget.bill import bill
-from deeppart_simulator.cli.budget import bill_document, bill_table, cells, known
+from deeppart_simulator.budget.bill import bill, cells
+from deeppart_simulator.cli.budget import bill_document, bill_table, known
 
 from tests.simulator.commands import rows_of, sim, sim_json
 from tests.simulator.timing.jobs import MACHINE

@@ -69,3 +69,18 @@ def test_what_is_advised_is_played(capsys: pytest.CaptureFixture[str]) -> None:
     assert played["cadence"]["period_s"] == pytest.approx(said["period_s"], rel=0.05)
     code, _, err = sim(capsys, "campaign", *SMALL, "--advised", "--every", "10 min", "--days", "1")
     assert code == 2 and "--advised" in err
+
+
+def test_a_level_that_is_best_left_out_is_never_written_unless_it_is_asked_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Not even by the first call, which goes to all that are on."""
+    file = tmp_path / "system.toml"
+    file.write_text('base = "frontier"\n[failures]\nprocess = "never"\nnode = "never"\nsystem = "1 d"\n')
+    some = ("campaign", *SMALL[:2], "--machine", str(file), "--ranks", "64", "--days", "0.5", "--seeds", "1")
+    without = sim_json(capsys, *some)
+    assert without["cadence"]["every"]["partner"] == 0
+    assert "partner" not in without["courses"][0]["checkpoints"]
+    asked = sim_json(capsys, *some, "--partner")
+    assert asked["cadence"]["every"]["partner"] == asked["cadence"]["every"]["persistent"] > 0
+    assert asked["courses"][0]["checkpoints"]["partner"] > 1

@@ -34,3 +34,9 @@ def test_what_never_happens_is_null_in_json(capsys: pytest.CaptureFixture[str], 
 def test_a_machine_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = sim(capsys, "machines", "fronteer")
     assert code == 2 and "fronteer" in err
+
+
+def test_groups_of_nodes_are_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    found = sim_json(capsys, "machines", "llama3")
+    assert found["groups"]["switch"] == {"nodes": 2, "mtbf": pytest.approx(12.4 * 365.25 * 86400), "repair": None}
+    assert "groups" not in found["failures"]

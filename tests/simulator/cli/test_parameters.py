@@ -82,8 +82,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "--config": FILE,
         "--restart-mode": ("job", "in-process"),
     },
-    "restart": {name: ways for name, ways in JOB.items() if name not in ("--report", "--png", "--seed")}
-    | {"--ranks": ("8", "32")},
+    "restart": {name: ways for name, ways in JOB.items() if name not in ("--png", "--seed")} | {"--ranks": ("8", "32")},
     "compare": {option: two for option, two in JOB.items() if option != "--seed"}
     | {
         "--ranks": ("8", "32"),
@@ -104,6 +103,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "--days": ("10", "20"),
         "--json": FLAG,
         "--csv": FILE,
+        "--report": FILE,
     },
     "cluster": {
         "--trace": ("adaptdl", "nowhere"),
@@ -146,6 +146,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "--ranks": ("1", "2"),
         "--passes": ("1", "2"),
         "--quick": FLAG,
+        "--only": ("plain", "lazy"),
         "--layout": ("fsdp", "tp=1"),
     },
     "machines": {"name": (("frontier",), ("summit",)), "--json": FLAG},
@@ -200,7 +201,7 @@ class _Measured:
             done = dict.fromkeys(save.levels, blocked + save.nbytes / 2000000000.0 + 0.001)
             done["persistent"] = blocked + save.nbytes / 1e9 + 1e-2
             one = {"capture": capture, "blocked": blocked, "restore": save.nbytes / 4e9, "alone": 0.5, "trained": 0.6}
-            one |= done
+            one |= done | {"work": save.nbytes / ranks / 2e9}
             found.append({name: [seconds] * save.rounds for name, seconds in one.items()})
         network = {"bandwidth": 5e9, "latency": 1e-6} if ranks > 1 else None
         serialize = {"stream": 1e9, "tensor": 2e-5} if ranks == 1 else None
@@ -319,6 +320,8 @@ def test_values_that_no_option_has(capsys: pytest.CaptureFixture[str], arguments
         (("calibrate", "--machine", "frontier"), "--machine"),
         (("calibrate", "--seed", "2"), "--seed"),
         (("validate", "--from", "model.py"), "--from"),
+        (("validate", "--only", "parity", "--ranks", "2"), "--only"),
+        (("validate", "--only", "nonsense"), "--only"),
     ],
 )
 def test_what_another_option_leaves_no_use_for_is_refused(

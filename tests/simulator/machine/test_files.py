@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from deeppart_simulator.campaign.failures import repair_after_s
 from deeppart_simulator.machine.files import machine_toml, preset_names, read_machine
 
 from deeppart.errors import ConfigError
@@ -141,9 +142,14 @@ def test_the_least_a_file_needs(tmp_path: Path) -> None:
         (("[network]", '[price]\ncurrency = "[red]"\n[network]'), "price.currency", "USD"),
         (("[network]", "[price]\ncurrency = 3\n[network]"), "price.currency", "USD"),
         (("[network]", '[power]\nbusy = "3 horses"\n[network]'), "power.busy", "kW"),
-        (("[network]", '[power]\nbusy = "0 W"\n[network]'), "power.busy", "above 0"),
+        (("[network]", '[power]\nbusy = "0 W"\n[network]'), "power.busy", "from 10 W to 1 MW"),
+        (("[network]", "[power]\nbusy = 9.9\n[network]"), "power.busy", "from 10 W to 1 MW"),
+        (("[network]", '[power]\nbusy = "1.1 MW"\n[network]'), "power.busy", "from 10 W to 1 MW"),
+        (("[network]", '[power]\nwaiting = "1 kW"\n[network]'), "power.busy", "beside waiting"),
         (("[network]", "[power]\nbusy = inf\n[network]"), "power.busy", "watts"),
-        (('write = "2 GB/s"', 'write = "2 GB/s"\ncapacity = 0'), "local.capacity", "above 0"),
+        (('write = "2 GB/s"', 'write = "2 GB/s"\ncapacity = 0'), "local.capacity", "at least 1 MB"),
+        (('write = "2 GB/s"', 'write = "2 GB/s"\nendurance = "5 B"'), "local.endurance", "at least 1 MB"),
+        (("nodes = 4", 'name = "a\\u001b[31mb"\nnodes = 4'), "name", "without control characters"),
         (('write = "2 GB/s"', 'write = "2 GB/s"\ndrive_writes_per_day = 0'), "local.drive_writes_per_day", "above 0"),
         (('write = "2 GB/s"', 'write = "2 GB/s"\nwarranty = 0'), "local.warranty", "above 0"),
         (('node_read = "2 GB/s"', 'node_read = "2 GB/s"\nquota = "5 km"'), "persistent.quota", "bytes"),
@@ -236,3 +242,65 @@ def test_a_preset_may_be_based_on_another() -> None:
     base, based = read_machine("llama3"), read_machine("byterobust")
     assert (based.nodes, based.ranks_per_node, based.restart.mode) == (1024, 16, "spares")
     assert based.persistent == base.persistent and based.restart != base.restart
+
+
+GROUPS = """
+[groups.rack]
+nodes = 2
+mtbf = "5 years"
+repair = "6 h"
+[groups.power]
+nodes = 3
+mtbf = "never"
+"""
+
+
+def test_groups_of_several_kinds(tmp_path: Path) -> None:
+    file = tmp_path / "m.toml"
+    file.write_text(LEAST + GROUPS)
+    machine = read_machine(str(file))
+    kinds = {name: (kind.nodes, kind.mtbf) for name, kind in machine.failures.kinds.items()}
+    assert kinds == {"group": (16, math.inf), "rack": (2, 5 * 365.25 * 86400), "power": (3, math.inf)}
+    repairs = [repair_after_s(machine, kind) for kind in ("node", "group", "rack", "power")]
+    assert repairs == [machine.restart.repair, machine.restart.repair, 6 * 3600, machine.restart.repair]
+    copy = tmp_path / "copy.toml"
+    copy.write_text(machine_toml(machine))
+    assert read_machine(str(copy)).failures == machine.failures
+
+
+def test_a_base_has_its_groups_and_they_may_be_changed_one_by_one(tmp_path: Path) -> None:
+    file = tmp_path / "m.toml"
+    file.write_text('base = "llama3"\n[groups.power]\nmtbf = "never"\n[groups.room]\nnodes = 512\nmtbf = "9 years"\n')
+    base, found = read_machine("llama3").failures.groups, read_machine(str(file)).failures.groups
+    assert list(found) == [*base, "room"] and found["switch"] == base["switch"]
+    assert found["power"].nodes == base["power"].nodes and found["power"].mtbf == math.inf
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "expected"),
+    [
+        ('[groups.rack]\nmtbf = "1 year"\n', "groups.rack.nodes", "a whole number"),
+        ("[groups.rack]\nnodes = 4\n", "groups.rack.mtbf", "never"),
+        ('[groups.rack]\nnodes = 0\nmtbf = "1 year"\n', "groups.rack.nodes", "at least 1"),
+        ('[groups.rack]\nnodes = 2\nmtbf = "1 year"\nsize = 3\n', "groups.rack.size", "mtbf, nodes, repair"),
+        ('[groups.node]\nnodes = 2\nmtbf = "1 year"\n', "groups.node", "none of process"),
+        ('[groups."a rack"]\nnodes = 2\nmtbf = "1 year"\n', "groups.a rack", "small letters"),
+        ("[groups]\nrack = 4\n", "groups.rack", "a table"),
+    ],
+)
+def test_groups_that_are_none(tmp_path: Path, text: str, key: str, expected: str) -> None:
+    file = tmp_path / "m.toml"
+    file.write_text(LEAST + text)
+    with pytest.raises(ConfigError) as caught:
+        read_machine(str(file))
+    assert key in str(caught.value) and expected in str(caught.value)
+
+
+def test_a_file_that_says_how_often_groups_fail_means_all_of_them(tmp_path: Path) -> None:
+    """As `fit --toml` writes it: the groups of the base would be counted beside those that were seen."""
+    file = tmp_path / "m.toml"
+    file.write_text('base = "llama3"\n[failures]\ngroup = "1 year"\ngroup_nodes = 4\n')
+    found = read_machine(str(file)).failures
+    assert not found.groups and found.node == read_machine("llama3").failures.node
+    file.write_text('base = "llama3"\n[failures]\nnode = "1 year"\n')
+    assert list(read_machine(str(file)).failures.groups) == ["switch", "power"]

@@ -6,7 +6,7 @@ import math
 from dataclasses import fields, replace
 
 import pytest
-from deeppart_simulator.machine.record import Failures, Machine, Memory, Restart
+from deeppart_simulator.machine.record import Failures, Group, Machine, Memory, Restart
 from deeppart_simulator.machine.ways import PIECES
 
 from tests.simulator.timing.jobs import MACHINE
@@ -23,6 +23,12 @@ def test_failures_are_rarer_by_a_factor_and_those_that_are_off_stay_off() -> Non
     rarer = machine.with_failures(2.0).failures
     assert (rarer.process, rarer.node, rarer.system, rarer.group) == (20.0, 40.0, 80.0, math.inf)
     assert (rarer.group_nodes, rarer.shape) == (4, 0.7)
+    groups = {"rack": Group(nodes=4, mtbf=5.0), "power": Group(nodes=8, mtbf=math.inf)}
+    machine = replace(MACHINE, failures=Failures(groups=groups))
+    rarer = machine.with_failures(3.0).failures
+    assert [(name, kind.nodes, kind.mtbf) for name, kind in rarer.groups.items()] == [
+        ("rack", 4, 15.0), ("power", 8, math.inf),
+    ]  # fmt: skip
     assert replace(machine.with_failures(2.0), failures=machine.failures) == machine
 
 
@@ -33,7 +39,7 @@ def test_kappa_is_what_is_copied_in_the_time_of_a_tensor() -> None:
 def test_every_number_says_what_it_may_be() -> None:
     numbers = [each for each in fields(Machine) if each.type in ("int", "float")]
     assert len(numbers) == 5
-    for each in (*numbers, *fields(Memory), *fields(Failures)):
+    for each in (*numbers, *fields(Memory), *fields(Group), *fields(Failures)[:-1]):
         assert "kind" in each.metadata, each.name
 
 

@@ -17,6 +17,8 @@ HOST = replace(
     ranks_per_node=4,
     cores=2,
     encode_threads=1,
+    local=replace(MACHINE.local, work=2e9),
+    persistent=replace(MACHINE.persistent, work=1e9),
     codecs={"float32": Codec(ratio=0.8, encode=1e9, decode=2e9)},
 )
 
@@ -30,6 +32,8 @@ def test_each_has_its_share_of_what_all_have_together() -> None:
     assert found.persistent.write == HOST.persistent.write
     # Four ranks on two cores compute half as fast, whatever they are taken for.
     assert found.memory.leaf == 2 * HOST.memory.leaf and found.codecs["float32"].encode == 0.5e9
+    assert found.local.work == HOST.local.work / 2 and found.memory.defer == 2 * HOST.memory.defer
+    assert found.network.rebuild == HOST.network.rebuild / 2
     assert found.network.parity == HOST.network.parity / 2 and found.network.bandwidth == HOST.network.bandwidth
 
 

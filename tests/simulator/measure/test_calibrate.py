@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
+from dataclasses import replace
 
 import pytest
-from deeppart_simulator.measure.calibrate import Sample, fit
+from deeppart_simulator.measure.calibrate import Measured, Sample, _interference, fit, machine_from
 
-from tests.simulator.measure.samples import samples_of
+from tests.simulator.measure.samples import PIECES, samples_of
 
 
 def test_a_fit_finds_what_was_put_in() -> None:
@@ -23,3 +25,45 @@ def test_a_fit_of_noise_leaves_no_infinite_rate() -> None:
     constant, per_byte, per_tensor = fit(samples, "capture")
     assert per_byte == pytest.approx(0.1 / (1 << 27))
     assert constant >= 0 and per_tensor >= 0 and math.isfinite(constant + per_tensor)
+
+
+def test_interference_is_a_share_of_what_the_background_takes_where_nothing_trains() -> None:
+    """Beside training, on cores that all ranks share, the same background lasts three times as long."""
+    trained = {"trained": [2.4, 2.5], "blocked": [0.1, 0.1], "alone": [2.0, 2.0], "persistent": [3.1, 3.1]}
+    saved = {"persistent": [1.1, 1.1], "blocked": [0.1, 0.1]}
+    assert _interference(trained, saved) == pytest.approx(0.35)
+
+
+def test_parity_work_and_guards_are_found_again() -> None:
+    """Of 4 ranks on the cores that there are; each rate is that of a rank with a core of its own."""
+    shares = ((64 << 20, 16), (128 << 20, 64))
+    crowding = max(1.0, 4 / len(os.sched_getaffinity(0)))
+    measured = Measured(
+        [replace(each, seconds={**each.seconds, "work": 0.01 + each.share_bytes / 1e9}) for each in samples_of(4)],
+        PIECES,
+        [Sample(4, nbytes, tensors, {"work": 0.02 + nbytes / 4e9}) for nbytes, tensors in shares],
+        [
+            Sample(4, nbytes, tensors, {"parity": 0.05 + nbytes / 0.5e9, "rebuild": 0.048 + nbytes / 0.25e9})
+            for nbytes, tensors in shares
+        ],
+        defer=30e-6,
+        interference=0.3,
+    )
+    machine = machine_from("round", 4, Measured(samples_of(1), PIECES), measured)
+    assert machine.local.work == pytest.approx(4e9, rel=0.01)
+    assert 1 / (1 / machine.local.work + 1 / machine.persistent.work) == pytest.approx(1e9, rel=0.01)
+    assert machine.network.parity == pytest.approx(0.5e9 * crowding, rel=0.01)
+    assert machine.network.rebuild == pytest.approx(0.25e9 * crowding, rel=0.01)
+    assert machine.network.exchange == pytest.approx(0.05 - 2e-3, rel=0.02)  # the file itself takes 2 ms
+    assert machine.memory.defer == pytest.approx(30e-6 / crowding) and machine.interference == 0.3
+
+
+def test_the_file_system_is_read_as_fast_as_restores_from_it_tell() -> None:
+    """40 MB/s, where the node reads a hundred times as fast: a slow directory is slow for who comes back, too."""
+    fetched = [Sample(1, nbytes, 16, {"restore": 0.1 + nbytes / 40e6}) for nbytes in (64 << 20, 128 << 20)]
+    alone = Measured(samples_of(1), PIECES, fetched=fetched)
+    machine = machine_from("slow", 1, alone, alone)
+    assert machine.persistent.rank_read == machine.persistent.read == pytest.approx(40e6, rel=0.02)
+    assert machine.local.rank_read > 1e9
+    usual = machine_from("usual", 1, Measured(samples_of(1), PIECES), Measured(samples_of(1), PIECES))
+    assert usual.persistent.rank_read == usual.local.rank_read, "as the node's, where nobody has looked"

@@ -6,28 +6,17 @@ from pathlib import Path
 
 import pytest
 from deeppart_simulator.machine.files import machine_toml, read_machine
-from deeppart_simulator.measure.calibrate import machine_from
-from deeppart_simulator.measure.validate import Comparison, Validation, predict, shards_of
+from deeppart_simulator.measure.calibrate import Measured, machine_from
+from deeppart_simulator.measure.validate import CASES, Comparison, Validation, cases_of, predict, shards_of
 from deeppart_simulator.workload.layout import read_layout
 
 from deeppart.cli.calibrate.tasks import SaveTask
 from deeppart.errors import ConfigError
-from tests.simulator.measure.samples import samples_of
-
-PIECES = {
-    "codec": {
-        "float32": {"ratio": 0.83, "encode": 1.7e9, "decode": 1.8e9},
-        "int64": {"ratio": 1.0, "encode": 1.0, "decode": 1.0},
-    },
-    "hash": 16e9,
-    "parity": 2.5e9,
-    "serialize": {"stream": 1.5e9, "tensor": 2e-5},
-    "network": {"bandwidth": 5e9, "latency": 1e-6},
-}
+from tests.simulator.measure.samples import PIECES, samples_of
 
 
 def test_a_machine_from_samples_predicts_them(tmp_path: Path) -> None:
-    machine = machine_from("round", 2, samples_of(1), samples_of(2), PIECES, PIECES["network"])
+    machine = machine_from("round", 2, Measured(samples_of(1), PIECES), Measured(samples_of(2), PIECES))
     assert machine.memory.copy == pytest.approx(10e9) and machine.memory.node_copy == pytest.approx(16e9)
     assert machine.memory.kappa_bytes == pytest.approx(40e3)
     assert machine.memory.hash == 16e9
@@ -48,18 +37,40 @@ def test_a_machine_from_samples_predicts_them(tmp_path: Path) -> None:
 
 
 def test_errors_of_a_validation() -> None:
-    def comparison(predicted: float, measured: float) -> Comparison:
-        return Comparison("plain", 1, 1, 1, None, "blocked", predicted, measured, measured, measured)
+    def comparison(predicted: float, measured: float, **noise: float) -> Comparison:
+        return Comparison("plain", 1, 1, 1, None, "blocked", predicted, measured, measured, measured, **noise)
 
     good = Validation((comparison(1.04, 1.0), comparison(0.97, 1.0), comparison(1.12, 1.0)))
     assert good.median_error == pytest.approx(0.04) and good.worst_error == pytest.approx(0.12) and good.met
     assert Validation((comparison(1.0, 1.0), comparison(0.8, 1.0), comparison(1.0, 1.0))).met is False
+    # An error smaller than what measurements of the same differ by counts, too, but may be the measurement's.
+    noisy = Validation((comparison(1.3, 1.0, spread=0.4), comparison(1.3, 1.0, varied=0.2), comparison(1.0, 1.0)))
+    assert len(noisy.missed) == 2 and not noisy.met
+    assert [each.varied for each in noisy.of_the_model] == [0.2]
+
+
+def test_only_some_kinds() -> None:
+    assert cases_of((), quick=False) == CASES
+    found = cases_of(("compressed", "restore"), quick=False)
+    assert [case.kind for case in found] == ["compressed", "restore"]
+    with pytest.raises(ConfigError, match="no such kind"):
+        cases_of(("restores",), quick=False)
+
+
+def test_a_prediction_knows_what_a_lost_node_costs() -> None:
+    machine = machine_from("round", 4, Measured(samples_of(1), PIECES), Measured(samples_of(4), PIECES))
+    whole, lost = (
+        predict(machine, 4, SaveTask(256 << 20, 64, persistent=True, nodes=True, parity_group=4, after=after))
+        for after in ("restore", "lose")
+    )
+    machine_rate = machine.network.rebuild / 2  # on as many cores
+    assert lost["restore"] - whole["restore"] >= (64 << 20) / machine_rate * 0.99
 
 
 @pytest.mark.parametrize(("layout", "shards"), [("fsdp", 4), ("hsdp=2", 2), ("tp=2", 2), ("tp=1", 1)])
 def test_layouts_that_can_be_measured(layout: str, shards: int) -> None:
     assert shards_of(read_layout(layout), 4) == shards
-    machine = machine_from("round", 4, samples_of(1), samples_of(4), PIECES, PIECES["network"])
+    machine = machine_from("round", 4, Measured(samples_of(1), PIECES), Measured(samples_of(4), PIECES))
     save = SaveTask(64 << 20, 64, persistent=True, shards=shards)
     # All of the state is shared out evenly, whoever holds it: these are as quick as replicas, up to the spans.
     found, replicated = predict(machine, 4, save, read_layout(layout)), predict(machine, 4, save)

@@ -21,6 +21,7 @@ from deeppart_simulator.report.chart import (
     show_part,
     show_time,
     show_times,
+    time_axis,
 )
 from deeppart_simulator.report.palette import COLOURS
 from matplotlib import image
@@ -84,3 +85,21 @@ def test_numbers_are_shown_as_people_write_them() -> None:
     assert [show_count(value) for value in (1, 0.5, 2000, 1e6, 20e6)] == ["1", "0.5", "2,000", "1 M", "20 M"]
     assert [show_time(value) for value in (0.02, 50, 60, 600, 86400 * 5)] == ["20 ms", "50 s", "1 min", "10 min", "5 d"]
     assert (show_part(0.002), show_times(1000)) == ("0.2 %", "1,000x")
+
+
+def test_names_with_dollars_are_not_mathematics(tmp_path: Path) -> None:
+    name = 'a$\\frac$ <b> "c"'
+    chart = Chart("c", (Panel(name, lambda axes: rows(axes, [name])),), (), name)
+    chart.save(tmp_path / "c.png")
+    text = chart.svgs()[0]
+    assert (
+        "a$\\frac$ &lt;b&gt;" in text and "<b>" not in text and 'aria-label="a$\\frac$ &lt;b&gt; &quot;c&quot;"' in text
+    )
+
+
+def test_an_axis_of_times_has_round_marks() -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().add_subplot()
+    time_axis(axes, "x", 250.0, 4)
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0", "2 min", "4 min"] and axes.get_xlim()[1] == 250

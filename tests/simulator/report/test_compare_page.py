@@ -22,9 +22,14 @@ def test_jobs_are_lines_of_one_table() -> None:
 
 def test_the_page_has_all_jobs_on_one_scale_and_is_the_same_again(tmp_path: Path) -> None:
     sides = [side_of("slow <1>", job(ranks=4)), side_of("fast", job(ranks=16))]
-    write_comparison(tmp_path / "page.html", sides)
+    write_comparison(tmp_path / "page.html", sides, "compare <2>")
     text = (tmp_path / "page.html").read_text()
-    assert text == comparison_page(sides) and "<1>" not in text and "slow &lt;1&gt;" in text
+    assert (
+        text == comparison_page(sides, "compare <2>")
+        and "<1>" not in text
+        and "<2>" not in text
+        and "slow &lt;1&gt;" in text
+    )
     assert "<script" not in text and "http" not in text.replace("http://www.w3.org", "")
     # The bars of the faster job end where they end on the scale of the slower one.
     slow, fast = (

@@ -24,7 +24,7 @@ def test_long_names_can_be_broken() -> None:
 
 def test_words_are_on_the_left_and_numbers_on_the_right() -> None:
     rows = [["levels", "lost", "nothing"], ["local", "1 %", ""], ["a text of more than twenty letters", "-2 %", ""]]
-    found = table(rows, marked=1, stacked=True)
+    found = table(rows, marked={1}, stacked=True)
     assert "<th scope=col class=text>levels</th><th scope=col>lost</th>" in found
     assert '<td class="text" data-name="levels">local</td><td data-name="lost">1 %</td><td></td>' in found
     assert '<tr class=marked><td class="text long"' in found and '"wide stacked"' in found

@@ -46,9 +46,10 @@ def test_a_page_has_everything_and_needs_nothing(
     reader.feed(file.read_text())
     assert reader.headings == ["How it scales", "One checkpoint", "Advice", "A campaign"]
     assert reader.outside == [] and "script" not in reader.tags
-    # Time and speed-up, the timeline with its axis, loss and front, and what the campaign has.
+    # Time and speed-up, the timeline with its axis, loss and front, two bills, and what the campaign has.
     text = file.read_text()
-    assert text.count("<figure") in (5, 6) and text.count('class="lanes"') >= 2 and "<img" not in text
+    assert text.count("What 30 days take") == text.count("What the run takes") == 1
+    assert text.count("<figure") in (7, 8) and text.count('class="lanes"') >= 2 and "<img" not in text
 
 
 def test_the_same_page_has_the_same_bytes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

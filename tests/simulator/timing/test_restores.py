@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.timing.restores import distribute_s, restore_s
+from deeppart_simulator.timing.restores import MOST_THREADS, distribute_s, restore_s
+from deeppart_simulator.timing.stages import Protection
 from deeppart_simulator.workload.states import read_state
 
+from deeppart.session.topology import MOST_WAITING_THREADS
 from tests.simulator.timing.jobs import MACHINE, STATE, job
 
 # --- coming back ------------------------------------------------------------------------------------------------------
@@ -21,6 +23,26 @@ def test_restores_by_hand() -> None:
     assert restore_s(this, shares, {"local": 3, "partner": 1}) == pytest.approx(2 + 16 / 5)
     assert restore_s(this, shares, {"persistent": 4}) == pytest.approx(4 + 16 / 5)
     assert restore_s(this, shares, {"local": 3, "persistent": 1}) == pytest.approx(4 + 16 / 5)
+
+
+def test_a_lost_node_is_rebuilt_after_the_others_have_loaded_their_parts() -> None:
+    """4 GB in 4 parts: over one link, each computed at 0.5 GB/s; before that, each survivor loads its own for 1 s."""
+    this = job(protection=Protection(partner=False, parity_group=4))
+    this = replace(this, machine=replace(MACHINE, network=replace(MACHINE.network, rebuild=0.5e9, exchange=0.3)))
+    shares, parts = STATE.shares(16, kappa=0), {"local": 3, "parity": 1}
+    assert restore_s(this, shares, parts) == pytest.approx(1 + 2 + 0.3 + 16 / 5)
+    slow = replace(this, machine=replace(this.machine, network=replace(this.machine.network, bandwidth=1e9)))
+    assert restore_s(slow, shares, parts) - distribute_s(slow) == pytest.approx(1 + 4 + 0.3)
+
+
+def test_what_was_encoded_is_decoded_and_digested_on_all_cores_that_a_rank_has() -> None:
+    """0.8 GB of a rank's 1 GB are read at 1 GB/s; then a core decodes 1 GB/s, and digests 16 GB/s of what comes out."""
+    shares = STATE.shares(16, kappa=0)
+    for cores, threads in ((4, 1), (16, 4), (256, 8), (2, 0.5)):
+        this = job(compression="tensor", machine=replace(MACHINE, cores=cores))
+        decoding_s = (1 + 1 / 16) / threads
+        assert restore_s(this, shares, {"local": 4}) == pytest.approx(0.8 + decoding_s + 16 / 5), cores
+    assert MOST_THREADS == MOST_WAITING_THREADS  # as the library does it
 
 
 def test_sharded_states_have_nothing_to_hand_round() -> None:

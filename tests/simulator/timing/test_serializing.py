@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from deeppart_simulator.machine.record import Serialize
-from deeppart_simulator.timing.serializing import device_copies_s, streams_s
+from deeppart_simulator.timing.serializing import device_copies_s, streams_s, torch_save_words
+from deeppart_simulator.timing.stages import TORCH_SAVE
+from deeppart_simulator.workload.states import read_state
 
 from tests.simulator.timing.jobs import MACHINE
 
@@ -33,3 +35,11 @@ def test_a_stream_does_one_thing_after_another() -> None:
 def test_streams_share_cores_but_one_alone_has_its_own() -> None:
     machine = replace(MACHINE, cores=1, serialize=Serialize(stream=1e9, tensor=0.0))
     assert streams_s(machine, NBYTES, TENSORS).tolist() == [[8.0, 8.0], [4.0, 0.0]]
+
+
+def test_where_ranks_hold_parts_one_saves_each_of_them() -> None:
+    """The simulated bytes say so: rank 0 has all of a replicated state, and one of eight parts of a sharded one."""
+    for layout, words, share in (("", "on rank 0", 1.0), ("@fsdp", "one rank for each part", 1 / 8)):
+        state = read_state(f"gpt2{layout}")
+        assert words in torch_save_words(state.layout)
+        assert int(state.shares(8, TORCH_SAVE).nbytes[0]) == pytest.approx(share * state.nbytes, rel=0.01)

@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 from deeppart_simulator.machine.record import Serialize
-from deeppart_simulator.timing.stages import Protection, times_of
+from deeppart_simulator.timing.stages import SMALL_LEAF_BYTES, Protection, times_of
+from deeppart_simulator.workload.states import read_state
 
 from deeppart.errors import ConfigError
+from deeppart.plan.redundancy import Stripes
+from deeppart.state.tree import fingerprint
 from tests.simulator.timing.jobs import MACHINE, STATE, job
 
 # --- one checkpoint ---------------------------------------------------------------------------------------------------
@@ -49,7 +52,7 @@ def test_flush_bandwidth_is_a_limit_per_node() -> None:
 def test_encoding_takes_time_and_saves_bytes() -> None:
     times = times_of(job(compression="tensor"), STATE.shares(16, kappa=0))
     stages = times.stages()
-    assert stages["encode"] == pytest.approx(0.5 + 0.5 / 16)  # two threads, digests at 16 GB/s each
+    assert stages["encode"] == pytest.approx(0.5 + 1.8 * 0.5 / 16)  # two threads; digests before and after, 16 GB/s
     assert stages["local"] == pytest.approx(1.6)
     assert float(times.encoded.sum()) == pytest.approx(0.8 * STATE.nbytes)
 
@@ -62,21 +65,47 @@ def test_auto_encodes_where_that_pays() -> None:
     assert times_of(job(compression="auto", machine=fast, protection=no_flush), shares).stages()["encode"] == 0
 
 
-def test_lazy_capture_blocks_for_planning_only() -> None:
-    machine = replace(MACHINE, memory=replace(MACHINE.memory, call=1e-3, leaf=1e-6))
+def test_a_lazy_call_plans_and_guards_what_is_copied_later() -> None:
+    """A rank has 4 tensors of 250 MB."""
+    machine = replace(MACHINE, memory=replace(MACHINE.memory, call=1e-3, leaf=1e-6, defer=10e-6))
     times = times_of(job(capture="lazy", machine=machine), STATE.shares(16, kappa=0))
-    assert times.blocked_s == pytest.approx(1e-3 + 64e-6)
-    assert times.complete()["local"] == pytest.approx(2.2 + 1e-3 + 64e-6)
+    assert times.blocked_s == pytest.approx(1e-3 + 64e-6 + 4 * 10e-6)
+    assert times.complete()["local"] == pytest.approx(2.2 + times.blocked_s)
+    crowded = job(capture="lazy", machine=replace(machine, cores=2))
+    assert times_of(crowded, STATE.shares(16, kappa=0)).blocked_s == pytest.approx(2 * times.blocked_s)
+
+
+def test_a_lazy_call_copies_small_tensors_itself() -> None:
+    machine = replace(MACHINE, memory=replace(MACHINE.memory, call=0.0, leaf=0.0, tensor=1e-6, defer=1.0))
+    state = read_state("tensors-6400x64KiB")
+    lazy, eager = (
+        times_of(this, state.shares(16, kappa=0))
+        for this in (job(state=state, machine=machine, capture=how) for how in ("lazy", "eager"))
+    )
+    assert lazy.blocked_s == pytest.approx(eager.blocked_s)
+    assert SMALL_LEAF_BYTES == fingerprint.SMALL_LEAF_BYTES  # as the library does it
 
 
 def test_parity_moves_encodes_and_stores() -> None:
-    """Groups of 4 of which 1 may be lost: a node stores a third of its 4 GB, and sends three quarters of it."""
+    """Groups of 4 of which 1 may be lost: a node stores a third of its 4 GB, and sends all of it: it encodes none."""
     this = job(protection=Protection(partner=False, parity_group=4))
     parity = times_of(this, STATE.shares(16, kappa=0)).stages()["parity"]
     assert parity == pytest.approx(4e9 / 3 / 2e9, rel=0.01)  # storing takes longest
     quick = replace(MACHINE, local=replace(MACHINE.local, write=1e12, rank_write=1e12))
     sent = times_of(replace(this, machine=quick), STATE.shares(16, kappa=0)).stages()["parity"]
-    assert sent == pytest.approx(max(4e9 * 0.75 / 10e9, 1e9 / 2e9), rel=0.01)
+    assert sent == pytest.approx(max(4e9 / 10e9, 1e9 / 2e9), rel=0.01)
+    slow_network = replace(quick, network=replace(MACHINE.network, bandwidth=1e9, exchange=0.5))
+    moved = times_of(replace(this, machine=slow_network), STATE.shares(16, kappa=0)).stages()["parity"]
+    assert moved == pytest.approx(4 + 0.5, rel=0.01)
+
+
+@pytest.mark.parametrize("members", [2, 3, 4, 8])
+def test_no_member_of_a_parity_group_encodes_blocks_of_its_own(members: int) -> None:
+    """As the library deals out the stripes: what the time of moving them is made of."""
+    for tolerate in range(1, members):
+        stripes = Stripes(members, tolerate, 1 << 20, 1 << 30)
+        blocks = [(place, i) for place in range(members) for i in range(stripes.data_blocks)]
+        assert all(stripes.stripe_of(place, i) != place for place, i in blocks)
 
 
 def test_one_node_has_no_partner_and_no_group() -> None:

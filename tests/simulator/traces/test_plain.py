@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from deeppart_simulator.traces.plain import is_plain, read_plain
+from deeppart_simulator.traces.read import format_of
 from deeppart_simulator.traces.record import Event
 
 from deeppart.errors import ConfigError
@@ -57,3 +58,14 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read the trace"):
         read_plain(tmp_path / "none.csv")
     assert is_plain(WATCHED + "at_s,kind,nodes\n") and not is_plain("a,b\n") and not is_plain("")
+
+
+def test_a_table_as_a_spreadsheet_writes_it(tmp_path: Path) -> None:
+    """With a mark of the order of bytes, blanks after commas, quotes, and lines that end as on Windows."""
+    plain = "# seconds = 99\n# nodes = 9\nat_s,kind,nodes\n1,group,3 4\n2,system,\n"
+    other = '\ufeff# seconds = 99\r\n# nodes = 9\r\n"at_s", kind, "nodes"\r\n1, group, "3 4"\r\n2, system,\r\n'
+    expected = read_plain(written(tmp_path, plain))
+    file = tmp_path / "other.csv"
+    file.write_bytes(other.encode())
+    found = read_plain(file)
+    assert (found.events, found.observation) == (expected.events, expected.observation) and format_of(file) == "csv"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from deeppart_simulator.traces.read import format_of
 from deeppart_simulator.traces.record import KINDS
 from deeppart_simulator.traces.slurm import is_slurm, read_slurm
 
@@ -93,3 +94,31 @@ def test_a_column_that_is_not_there(tmp_path: Path) -> None:
 
 def test_how_it_begins() -> None:
     assert is_slurm(SACCT.splitlines()[0]) and not is_slurm("at_s,kind,nodes") and not is_slurm("a|b")
+
+
+def test_a_step_is_no_job_whatever_the_file_begins_with(tmp_path: Path) -> None:
+    """With a mark of the order of bytes, or with JobIDRaw, no column was JobID, and steps counted as jobs."""
+    step = "1.batch|COMPLETED|2026-11-27T15:54:11|2026-11-27T15:54:11|2026-11-27T15:54:13|1|1|node1\n"
+    plain = read_slurm(written(tmp_path, SACCT))
+    for text in ("\ufeff" + SACCT + step, (SACCT + step).replace("JobID", "JobIDRaw")):
+        found = read_slurm(written(tmp_path, text))
+        assert found.observation == plain.observation and found.notes == ("1 lines of steps left out",)
+        assert format_of(written(tmp_path, text)) == "slurm"
+    without = "\n".join(line.partition("|")[2] for line in SACCT.splitlines())
+    with pytest.raises(ConfigError, match="no column JobID"):
+        read_slurm(written(tmp_path, without))
+
+
+def test_a_job_that_was_cancelled_before_it_had_a_node_did_not_wait_for_its_turn(tmp_path: Path) -> None:
+    """Slurm writes the time of the end as that of the start, too."""
+    line = "9|CANCELLED by 0|2026-11-27T15:54:10|2026-11-27T19:00:00|2026-11-27T19:00:00|1|1|None assigned\n"
+    plain, longer = read_slurm(written(tmp_path, SACCT)), read_slurm(written(tmp_path, SACCT + line))
+    assert longer.observation == plain.observation and list(longer.waits_s) == list(plain.waits_s)
+    assert longer.notes == ("1 jobs without a node left out",)
+
+
+def test_times_with_a_zone_and_without_one_do_not_mix(tmp_path: Path) -> None:
+    mixed = SACCT.replace("2026-11-27T15:54:26|2|8", "2026-11-27T17:54:26+02:00|2|8")
+    with pytest.raises(ConfigError) as caught:
+        read_slurm(written(tmp_path, mixed))
+    assert "line 4, column End" in str(caught.value) and "a zone in all times" in str(caught.value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from deeppart_simulator.workload.holding import Form, Kind, boxes_at, classes, form_of, kind_of
+from deeppart_simulator.workload.holding import Form, Kind, aspect_of, boxes_at, classes, form_of, kind_of
 from deeppart_simulator.workload.layout import read_layout
 from deeppart_simulator.workload.shapes import Parameter, model_named
 from deeppart_simulator.workload.tensors import Tensor
@@ -61,9 +61,9 @@ def test_what_has_no_dimensions_and_buffers_are_on_all_ranks() -> None:
     grid = read_layout("fsdp").at(8)
     step = Tensor(Parameter("w", (12, 5), 0, 0), "step", "float32", (), True)
     buffer = Tensor(Parameter("seen", (12,), 0, 0), "seen", "int64", (12,), plain=True)
-    assert kind_of(step, grid, 1, 0) == kind_of(buffer, grid, 1, 0) == Kind(0)
+    assert kind_of(aspect_of(step), 0, grid, 0) == kind_of(aspect_of(buffer), 0, grid, 0) == Kind(0)
     weight = Tensor(Parameter("w", (12, 5), 0, 1), "w", "float32", (12, 5))
-    assert kind_of(weight, grid, 1, 0) == Kind(0, None, 1, 8)
+    assert kind_of(aspect_of(weight), 0, grid, 0) == Kind(0, None, 1, 8)
     assert form_of(weight) == Form((12, 5), 1)
 
 

@@ -38,7 +38,11 @@ class Group(Commands):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         @click.command(name=cmd_name)
         @click.option("--json", "as_json", is_flag=True)
-        def command(as_json: bool) -> int | None:
+        @click.option("--out", "-o")
+        @click.option("--pair", nargs=2)
+        @click.option("--quiet", is_flag=True)
+        @click.argument("names", nargs=-1)
+        def command(as_json: bool, **others: object) -> int | None:
             what = RAISED[cmd_name]
             if isinstance(what, BaseException):
                 raise what
@@ -79,6 +83,42 @@ def test_an_error_is_one_json_document(capsys: pytest.CaptureFixture[str]) -> No
     for name, kind in (("system", "OSError"), ("module", "ModuleNotFoundError"), ("nothing", "UsageError")):
         assert run(name, "--json") == REFUSED
         assert json.loads(capsys.readouterr().out)["error"]["kind"] == kind
+
+
+@pytest.mark.parametrize(
+    ("arguments", "as_json"),
+    [
+        (("--json",), True),
+        (("--out", "--json"), False),
+        (("-o", "--json"), False),
+        (("--out=--json",), False),
+        (("--out", "--json", "--json"), True),
+        (("--out=a", "--json"), True),
+        (("--pair", "a", "--json"), False),
+        (("--pair", "a", "b", "--json"), True),
+        (("--quiet", "--json"), True),
+        (("--", "--json"), False),
+        (("name", "--json"), True),
+    ],
+)
+def test_a_value_or_a_name_of_json_is_no_wish_for_json(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], as_json: bool
+) -> None:
+    assert run("config", *arguments) == REFUSED
+    printed = capsys.readouterr()
+    assert printed.out.startswith("{") is as_json and printed.err.startswith("error:") is not as_json
+
+
+def test_unknown_commands_and_options_are_told_as_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (
+        ("nothing", "--json"),
+        ("--json",),
+        ("--json", "good"),
+        ("good", "--unknown", "--json"),
+        ("good", "--json", "--out"),
+    ):
+        assert run(*arguments) == REFUSED
+        assert json.loads(capsys.readouterr().out)["error"]["kind"] == "UsageError"
 
 
 def test_what_installs_a_missing_package_is_told_and_other_modules_are_a_bug(

@@ -110,3 +110,15 @@ def test_the_time_to_come_back_has_the_failures_that_strike_meanwhile() -> None:
     assert back.mean_s == pytest.approx(spent / count, rel=0.03)
     assert back.highest[1] == pytest.approx(ends / count, rel=0.03)
     assert back.share == pytest.approx(4e-3 * back.mean_s / (1 + 4e-3 * back.mean_s))
+
+
+def test_a_job_that_hardly_ever_comes_back_takes_very_long_and_nothing_breaks() -> None:
+    """Up to 500 failures in the time of a restart: the chance to come back is less than what a float has beside 1."""
+    for failures in (30.0, 40.0, 100.0, 499.0, 600.0):
+        levels = [LevelCost("a", 1.0, restart_s=1.0), LevelCost("b", 1.0, restart_s=1.0, failures_per_s=failures)]
+        back = comebacks(levels)
+        if failures < 500:
+            assert back.mean_s == pytest.approx(math.expm1(failures) / failures)
+        else:
+            assert math.isinf(back.mean_s)
+        assert back.share == pytest.approx(1.0) and sum(back.highest) == pytest.approx(1.0)

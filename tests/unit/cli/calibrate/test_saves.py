@@ -22,7 +22,7 @@ def test_each_round_that_counts_has_a_number(tmp_path: Path, monkeypatch: pytest
     task = SaveTask(nbytes=40_000, tensors=3, rounds=2, local=local, persistent=True)
     found = measure_save(SingleComm(), task, tmp_path / "local", tmp_path / "ckpt")
     assert set(found) == set(MEASURED) and all(len(numbers) == 2 for numbers in found.values())
-    there = {"plan", "capture", "blocked", "persistent", "alone", "trained"} | ({"local"} if local else set())
+    there = {"plan", "capture", "blocked", "persistent", "work", "alone", "trained"} | ({"local"} if local else set())
     assert {name for name, numbers in found.items() if all(number > 0 for number in numbers)} == there
     assert (tmp_path / "local").exists() == local
     for blocked, persistent in zip(found["blocked"], found["persistent"], strict=True):

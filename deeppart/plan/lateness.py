@@ -1,0 +1,155 @@
+"""What it costs that a level is complete only some time after its call. Pure arithmetic.
+
+Words and letters are those of :mod:`deeppart.plan.completion`. A failure finds the newest call on level f incomplete
+for D_f from its end on, and then goes back to the one before. Two things follow.
+
+*To pass D_f once more.* Training goes on from a call that is complete: only after D_f is it where the failure found the
+one before to be the newest. For one level, passing D_f is expected to take (exp(r D_f) - 1) (1 / r + V), and so b and
+everything is exp(r D_f) times as large, exactly. With more levels, failures that need f or more begin D_f anew, those
+that need less only take time: it is passed as blocks are passed, and what b is at its beginning follows from the
+higher levels' S and D.
+
+*What was under way is lost.* A failure that needs less than f comes back to a newer call, and what was written to f in
+the background is gone with its processes. With the rates r_g, a call on f is never complete with the probability
+
+    w = 1 - exp(-sum r_g (D_f - D_g))    over levels g below f
+
+and S_f then reaches back one call on f further; as far back, at most, as the newest failure that needed f or more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Protocol
+
+#: exp() of more is nothing that ends.
+_MOST_EXPONENT = 500.0
+
+
+class Late(Protocol):
+    """What is needed of a level."""
+
+    @property
+    def cost_s(self) -> float:
+        """Of writing it once."""
+        ...
+
+    @property
+    def latency_s(self) -> float:
+        """From the beginning of the call until it is complete, or less than what the call costs: with its end."""
+        ...
+
+
+def late_s(levels: Sequence[Late], every: Sequence[int]) -> list[float]:
+    """By level, from the end of a call to it or a higher one until it is complete there, on average.
+
+    A latency counts from the beginning of the call, and what the call costs is in the stretch that ends with it. A call
+    that goes to both is complete enough when either is.
+    """
+    # By level, what calls cost of which it is the highest.
+    call_s = [
+        level.cost_s + sum(lower.cost_s * n / math.lcm(n, m) for lower, m in zip(levels, every[:place], strict=False))
+        for place, (level, n) in enumerate(zip(levels, every, strict=True))
+    ]
+    found = []
+    for place in range(len(levels)):
+        rates = [1 / min(every[place:])]
+        rates += [min(rates[0], 1 / min(every[higher:])) for higher in range(place + 1, len(levels))] + [0.0]
+        mean_s = 0.0
+        for at, (rate, of_higher) in enumerate(pairwise(rates), place):
+            if rate > of_higher:
+                mean_s += _earliest_s(levels, every, place, at, call_s[at]) * (rate - of_higher) / rates[0]
+        found.append(mean_s)
+    return found
+
+
+def _earliest_s(levels: Sequence[Late], every: Sequence[int], place: int, at: int, call_s: float) -> float:
+    """From the end of a call whose highest level is ``at`` until one of its levels from ``place`` on is complete."""
+    shares = ((levels[each].latency_s, every[at] / math.lcm(every[at], every[each])) for each in range(place, at + 1))
+    mean_s, others = 0.0, 1.0
+    for latency_s, share in sorted(shares):  # of these calls, so many go to that level, too
+        mean_s += others * share * max(0.0, latency_s - call_s)
+        others *= 1 - share
+    return mean_s
+
+
+def factor(
+    levels: Sequence[Late], every: Sequence[int], period_s: float, rate: float, highest: Sequence[float], grown: float
+) -> float:
+    """How many times as long everything takes, as if each level were complete with the end of its call.
+
+    Infinite if nothing gets done.
+
+    Args:
+        levels: cheapest first.
+        every: level -> at every how many-th call.
+        period_s: from one call to the next.
+        rate: of all failures, per second, above 0.
+        highest: the F of each level.
+        grown: the x of a stretch, on average, where nothing is late.
+    """
+    late = late_s(levels, every)
+    if not any(late):
+        return 1.0
+    places = range(len(every))
+    back = [min(every[place:]) for place in places]
+    passed = [_passed(late[place], place, period_s, rate, highest, back) for place in places]
+    reach = _reach(grown / math.expm1(rate * period_s), highest, back)
+    # At a call on f, b is the sum of u_f (1 / r + V) and v_f times what (1 / r + V) has grown to: from the top down.
+    u, v = [1.0] * len(every), [0.0] * len(every)
+    for place in reversed(places):
+        above = range(place + 1, len(every))
+        u[place] += sum(highest[g] * passed[g] * u[g] for g in above)
+        v[place] = sum(reach[g] + highest[g] * passed[g] * v[g] for g in above)
+    again = sum(highest[f] * passed[f] * u[f] for f in places)
+    more = sum(highest[f] * passed[f] * v[f] for f in places) + _never_complete(late, rate, highest, back, grown)
+    found = (1 + again) / (1 - more) if more < 1 else math.inf
+    return found if math.isfinite(found) else math.inf
+
+
+def _passed(
+    late_s: float, place: int, period_s: float, rate: float, highest: Sequence[float], back: Sequence[int]
+) -> float:
+    """What it takes to pass so many seconds after a call, in b as of its end."""
+    if place == 0 or late_s <= period_s:
+        return _exp_less_1(rate * late_s)
+    block_s, x = period_s, math.expm1(rate * period_s)
+    for level in range(1, place + 1):
+        longest_s = math.inf if level == place else back[level] * period_s
+        rest = sum(highest[level:])
+        count = min(late_s, longest_s) / block_s
+        grows = _exp_less_1(count * math.log1p(x * rest)) / rest if rest else count * x
+        if late_s <= longest_s:
+            return grows
+        block_s, x = longest_s, grows
+    raise AssertionError("the last of the blocks has no end")
+
+
+def _reach(stretched: float, highest: Sequence[float], back: Sequence[int]) -> list[float]:
+    """By level F S, on average over all calls: all of them together are what b has more than 1 / r + V.
+
+    Args:
+        stretched: how many times that b is.
+    """
+    weights = [share * (n - 1) for share, n in zip(highest, back, strict=True)]
+    whole = sum(weights)
+    return [(stretched - 1) * weight / whole if whole else 0.0 for weight in weights]
+
+
+def _never_complete(
+    late: Sequence[float], rate: float, highest: Sequence[float], back: Sequence[int], grown: float
+) -> float:
+    """What S grows by, since calls are lost in the background, weighted by F."""
+    found = 0.0
+    for place in range(1, len(back)):
+        strikes = sum(rate * highest[g] * max(0.0, late[place] - late[g]) for g in range(place))
+        block = highest[place] * back[place] * grown
+        lost = -math.expm1(-strikes) / (1 + block)
+        found += block * lost / (1 - lost) if lost < 1 else 0.0
+    return found
+
+
+def _exp_less_1(exponent: float) -> float:
+    return math.expm1(min(exponent, _MOST_EXPONENT))

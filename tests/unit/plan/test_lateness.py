@@ -1,0 +1,94 @@
+"""What lateness costs: by hand for one level, and against jobs that are played, with flushes that are lost."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from deeppart.plan.completion import comebacks, cost_per_call_s, expected_s
+from deeppart.plan.interval import LevelCost, best
+from deeppart.plan.lateness import factor, late_s
+from tests.unit.plan.cadence_oracles import played_efficiency
+
+
+def waste_of(levels: list[LevelCost], training_s: float, every: tuple[int, ...]) -> float:
+    return 1 - training_s / expected_s(levels, comebacks(levels), training_s, every)
+
+
+@pytest.mark.parametrize("late", [0.2, 1.0, 7.0])
+def test_one_level_takes_exp_of_the_failures_while_it_is_late(late: float) -> None:
+    """Also where calls begin before the last one is complete, and where failures come as often as calls."""
+    rate, training, cost = 1 / 30, 10.0, 1.0
+    level = LevelCost("only", cost, latency_s=cost + late * 11.0, failures_per_s=rate)
+    assert factor([level], [1], 11.0, rate, [1.0], math.expm1(rate * 11.0)) == pytest.approx(math.exp(rate * late * 11))
+    played = played_efficiency([level], training, [1], 30_000, 1)
+    assert waste_of([level], training, (1,)) == pytest.approx(1 - played, rel=0.02)
+
+
+def test_nothing_is_late_that_is_complete_with_its_call() -> None:
+    level = LevelCost("only", 5.0, latency_s=5.0, failures_per_s=1e-3)
+    assert factor([level], [1], 50.0, 1e-3, [1.0], 0.05) == 1.0
+
+
+def test_a_level_that_is_left_out_does_not_make_the_others_complete() -> None:
+    """Of the calls to the highest level hardly any goes to the one below, which would be complete sooner."""
+    quick, slow = LevelCost("quick", 1.0, latency_s=11.0), LevelCost("slow", 10.0, latency_s=1010.0)
+    assert late_s([quick, slow], [1, 4]) == [10.0 * 3 / 4, 999.0]  # a call to both lasts 11 s
+    assert late_s([quick, slow], [10_000, 4])[0] == pytest.approx(1000.0, rel=1e-3)
+    levels = [
+        LevelCost("a", 0.348, 10.4, restart_s=20.8, failures_per_s=1 / 5.15e5),
+        LevelCost("b", 1.14, 0.57, restart_s=7.66, failures_per_s=1 / 5.51e4),
+        LevelCost("c", 21.3, 63.8, restart_s=21.5, failures_per_s=1 / 3.36e4),
+        LevelCost("d", 36.1, 1080.0, restart_s=286.0, failures_per_s=1 / 3.84e5),
+    ]
+    played = played_efficiency(levels, 393.2, (1, 1, 10_000, 4), 20_000, 1)
+    assert waste_of(levels, 393.2, (1, 1, 10_000, 4)) == pytest.approx(1 - played, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("levels", "training_s", "every"),
+    [
+        # (cost, latency, restart, mean time between failures): a flush that lower failures interrupt
+        ([(0.771, 23.1, 29.6, 1.37e4), (219.0, 6.56e3, 1.74, 9.68e4)], 295.2, (1, 25)),
+        ([(22400.0, 0.0, 3.24e3, 2.35e6), (72800.0, 728000.0, 5.94e3, 4.7e7)], 278000.0, (1, 8)),
+        ([(0.000132, 0.0, 0.0, 50.0), (2.0, 27.0, 1.0, 70.0)], 23.0, (1, 1)),
+        ([(0.505, 5.05, 5.54, 1430.0), (15.0, 449.0, 49.2, 1640.0)], 22.76, (1, 15)),
+    ],
+)
+def test_what_is_in_the_background_is_lost_with_the_processes(
+    levels: list[tuple[float, ...]], training_s: float, every: tuple[int, ...]
+) -> None:
+    known = [
+        LevelCost(str(place), cost, latency, restart_s=restart, failures_per_s=1 / mtbf)
+        for place, (cost, latency, restart, mtbf) in enumerate(levels)
+    ]
+    played = played_efficiency(known, training_s, every, 30_000, 1)
+    assert waste_of(known, training_s, every) == pytest.approx(1 - played, rel=0.035)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_the_machine_the_best_cadence_wastes_what_is_predicted(seed: int) -> None:
+    """Up to four levels, latencies as long as the background takes or longer, levels without failures, odd orders."""
+    draw = random.Random(seed)
+    count, mtbf = draw.randint(1, 4), 10 ** draw.uniform(1, 7)
+    shares = [draw.random() ** 2 * draw.choice((0, 1, 1, 1)) for _ in range(count)]
+    shares[draw.randrange(count)] += 0.5
+    levels = []
+    for place, share in enumerate(shares):
+        cost = mtbf * 10 ** draw.uniform(-4, -1)
+        latency = cost * draw.choice((0.0, 0.5, 3.0, 10.0, 30.0))
+        restart = mtbf * 10 ** draw.uniform(-4, -0.5)
+        rate = share / sum(shares) / mtbf
+        levels.append(LevelCost(str(place), cost, latency, latency * draw.choice((0, 1)), restart, rate))
+    found = best(levels)
+    every = tuple(found.every.values())
+    training_s = found.period_s - cost_per_call_s(levels, every)
+    played = played_efficiency(levels, training_s, every, 15_000, seed)
+    assert found.waste.total == pytest.approx(1 - played, rel=0.035)
+
+
+def test_what_never_gets_done_is_infinite() -> None:
+    level = LevelCost("only", 0.1, latency_s=1e4, failures_per_s=0.1)
+    assert math.isinf(expected_s([level], comebacks([level]), 5.0, [1])) or waste_of([level], 5.0, (1,)) > 1 - 1e-12
