@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from .accumulator import Accumulator
 from .loader import ElasticDataLoader
+from .noise import NoiseScale, Norms
 from .parallel import ElasticDataParallel
 from .permutation import permuted
 from .place import Place
-from .progress import Progress, progress
+from .progress import Member, Progress, Working, progress
+from .ranks import Ranks
 from .rules import AdamScale, AdaScale, LEGWScale, LinearScale, ScalingRule, SqrtScale
 from .sampler import ElasticSampler
-from .steps import Batch, shares
+from .steps import Batch, Share, shares
 
 __all__ = [
     "Accumulator",
@@ -22,10 +24,16 @@ __all__ = [
     "ElasticSampler",
     "LEGWScale",
     "LinearScale",
+    "Member",
+    "NoiseScale",
+    "Norms",
     "Place",
     "Progress",
+    "Ranks",
     "ScalingRule",
+    "Share",
     "SqrtScale",
+    "Working",
     "current_epoch",
     "finished_epochs",
     "permuted",

@@ -139,7 +139,7 @@ class ElasticDataLoader:
 
     @property
     def counted(self) -> int:
-        """Samples of this batch that are to be counted: all, or none if it is a filler."""
+        """Samples of this batch that are to be counted. Of a filler none are."""
         return self._current().counted
 
     @property

@@ -29,8 +29,8 @@ class Norms:
     """Squared norms of one step, of each group of parameters.
 
     Attributes:
-        mean_of_parts: mean |g_k|^2, weighted by samples.
-        of_mean: |g|^2.
+        mean_of_parts: mean of the squares of the ranks' gradients, weighted by samples.
+        of_mean: of the mean gradient.
         parts: K, at least 2.
         scale: B / b.
     """
@@ -41,14 +41,14 @@ class Norms:
     scale: float
 
     def squared_gradient(self) -> tuple[float, ...]:
-        """|G|^2, without bias; it may be negative."""
+        """Of the gradient itself, without bias; it may be negative."""
         return tuple(
             (self.parts * whole - part) / (self.parts - 1)
             for part, whole in zip(self.mean_of_parts, self.of_mean, strict=True)
         )
 
     def variance(self) -> tuple[float, ...]:
-        """tr(S) / b, without bias."""
+        """Of a gradient at scale 1, without bias."""
         return tuple(
             (part - whole) * self.scale / (self.parts - 1)
             for part, whole in zip(self.mean_of_parts, self.of_mean, strict=True)
@@ -59,8 +59,8 @@ def of_two_steps(before: Sequence[float], now: Sequence[float], of_mean: Sequenc
     """Two steps one after the other taken for two ranks: what one rank alone can have, with the bias of the step.
 
     Args:
-        before, now: |g|^2 of the two, by group.
-        of_mean: |(g + g') / 2|^2.
+        before, now: squared norms of the two, by group.
+        of_mean: of the mean of the two.
         scale: of each.
     """
     mean = tuple((a + b) / 2 for a, b in zip(before, now, strict=True))
@@ -68,7 +68,7 @@ def of_two_steps(before: Sequence[float], now: Sequence[float], of_mean: Sequenc
 
 
 class NoiseScale:
-    """Moving averages of |G|^2 and of the variance, by group of parameters.
+    """Moving averages of the squared gradient and of the variance, by group of parameters.
 
     A step at scale s counts as s steps at scale 1: its weight is 1 - 0.999^s. Both are without the bias of a beginning
     at 0.
@@ -112,7 +112,7 @@ class NoiseScale:
         self._weight = keep * self._weight + (1 - keep)
 
     def by_group(self) -> list[tuple[float, float]]:
-        """|G|^2 and variance of each group; 1 and 0 before the first step."""
+        """Squared gradient and variance of each group; 1 and 0 before the first step."""
         if not self.known:
             return [(1.0, 0.0)] * self._groups
         return [
@@ -121,7 +121,7 @@ class NoiseScale:
         ]
 
     def squared_gradient(self) -> float:
-        """|G|^2 of all parameters."""
+        """The squared norm of the gradient of all parameters."""
         return sum(squared for squared, _ in self.by_group())
 
     def variance(self) -> float:

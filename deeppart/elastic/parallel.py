@@ -72,7 +72,7 @@ class ElasticDataParallel(DistributedDataParallel):
 
     @property
     def worth(self) -> float:
-        """Steps at scale 1 that the training so far is worth: the sum of the gains."""
+        """Steps at scale 1 that the training so far is worth, the sum of the gains."""
         return self._worth
 
     @property

@@ -63,7 +63,7 @@ class Share:
 
     @property
     def counted(self) -> int:
-        """Samples that this rank has first: those of a filler are another rank's."""
+        """Samples that are to be counted; those of a filler are another rank's."""
         return self.count if self.weight else 0
 
 

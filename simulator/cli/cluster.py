@@ -23,7 +23,8 @@ from ..cluster.result import Outcome, mean_of
 from ..cluster.traces.archive import SHIPPED, Archive
 from ..cluster.workloads import read_workload
 from ..machine.files import read_machine
-from .options import MOST_RANKS, console, print_json, read_time, status_console, table, write_csv
+from .consoles import console, status_console, table
+from .options import MOST_RANKS, print_json, read_time, write_csv
 from .parameters import given, no_effect
 from .restart_mode import coming_back, restart_mode_option
 
