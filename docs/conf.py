@@ -36,7 +36,7 @@ templates_path = ["_templates"]
 nitpicky = True
 # Documented elsewhere; nothing is fetched to link to it.
 nitpick_ignore_regex = [
-    (r"py:class", r"torch\.distributed\..*"),
+    (r"py:class", r"torch\.(distributed|utils|nn|optim)\..*"),
     (r"py:exc", r"CheckpointException"),  # of torch.distributed.checkpoint
     ("py:.*", r"(os|collections\.abc|pathlib|numpy|hypothesis|click)\..*"),
     ("py:.*", r"NDArray|IntArray|int64|float64|deeppart\.storage\.rate\.RateLimit"),
@@ -79,6 +79,7 @@ CONTENTS: dict[str, list[tuple[str, list[str]]]] = {
                 "docs/quickstart",
                 "docs/from-torchrun",
                 "docs/trainers",
+                "docs/elastic",
                 "docs/configuration",
                 "docs/commands",
                 "docs/failure-model",
@@ -104,6 +105,8 @@ CONTENTS: dict[str, list[tuple[str, list[str]]]] = {
                     "partition",
                     "telemetry",
                     "interop",
+                    "elastic",
+                    "goodput",
                     "testing",
                     "command-line",
                 )

@@ -15,7 +15,7 @@ from deeppart.model.version import VERSION
 
 class _Commands(Commands):
     package = "deeppart.cli"
-    names = ("ls", "show", "cat", "diff", "verify", "restore", "export", "import", "prune", "watch")
+    names = ("ls", "show", "cat", "diff", "verify", "restore", "export", "import", "prune", "watch", "advise")
     about_content = (FormatError, RestoreError, StructureMismatchError)
 
 
@@ -23,7 +23,7 @@ class _Commands(Commands):
 @click.version_option(VERSION, prog_name="deeppart")
 def main() -> None:
     """Look at checkpoints and compare them, verify and repair them, see what a restore would do, export them, import
-    those of others, and remove those no longer wanted.
+    those of others, and remove those no longer wanted; ask which size of a job pays.
 
     DIR is a persistent directory: what the job was given as persistent_dir.
     """

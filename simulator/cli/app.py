@@ -13,7 +13,7 @@ from deeppart.cli.commands import Commands
 class _Commands(Commands):
     package = "deeppart_simulator.cli"
     names = (
-        "scale", "campaign", "advise", "compare", "restart", "goodput", "fit", "calibrate", "validate",
+        "scale", "campaign", "advise", "compare", "restart", "goodput", "cluster", "fit", "calibrate", "validate",
         "published", "machines", "states",
     )  # fmt: skip
     extra = (("simpy", "scipy", "matplotlib"), "pip install 'deeppart[sim]'")

@@ -23,6 +23,7 @@ from deeppart_simulator.machine.files import read_machine
 import deeppart
 from deeppart.cadence.history import History
 from deeppart.cli import main
+from deeppart.elastic.profile_file import read_profile
 from deeppart.errors import DeeppartError, StateError
 from deeppart.offline.export import export
 from deeppart.offline.inspect.node_files import verify_nodes
@@ -106,6 +107,8 @@ def _operations(
     yield "lineage", lambda: read_lineage(root)
     if (root / "deeppart-runs.json").exists():
         yield "history", lambda: History(root, "ab" * 16, 1)
+    if (root / "deeppart-profile.json").exists():
+        yield "profile", lambda: read_profile(root)
     if (root / ".deeppart.lock").exists():
         yield "owner", lambda: read_owner(root)
         yield "directory", lambda: deeppart.Checkpointer(deeppart.Config(persistent_dir=str(root))).close()

@@ -15,11 +15,12 @@ from xml.etree import ElementTree
 import pytest
 
 import deeppart
+import deeppart.elastic
 import deeppart.partition
 import deeppart.testing
 
 ROOT = Path(__file__).resolve().parents[2]
-PUBLIC = (deeppart, deeppart.partition, deeppart.testing)
+PUBLIC = (deeppart, deeppart.elastic, deeppart.partition, deeppart.testing)
 #: Not for users: what the pipeline tells a handle, and what only the library's own levels ask for.
 INTERNAL = {"Pending.failures", "Attempt.key", "DurableFile.__init__"}
 

@@ -15,14 +15,16 @@ from typing import Any
 import pytest
 import torch
 
+from deeppart.elastic.profile_file import write_profile
 from deeppart.model import SuspectLeaf
 from deeppart.storage.owner import DirectoryOwner
 from deeppart.storage.suspects import Suspicions
 from deeppart.telemetry.status_files import StatusFile
 from tests.unit.cli_support import call_json, flip, forge, manifest_path, part_path, save, save_states
+from tests.unit.elastic.test_fitting import profile_of_true
 from tests.unit.telemetry.samples import in_flight, status
 
-COMMANDS = ("ls", "show", "cat", "diff", "verify", "restore", "export", "import", "prune", "watch")
+COMMANDS = ("ls", "show", "cat", "diff", "verify", "restore", "export", "import", "prune", "watch", "advise")
 _TICKED = re.compile(r"`([^`]+)`")
 
 
@@ -119,6 +121,8 @@ def documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list
     StatusFile(watched, owner.session, 0).write(status(session=owner.session, checkpoints=(going,)))
     owner.close()
     found["watch"] = [call_json("watch", watched, code=1)]
+    write_profile(watched, profile_of_true())
+    found["advise"] = [call_json("advise", watched)]
     return found
 
 
@@ -157,6 +161,7 @@ def test_the_lists_are_not_empty(documents: dict[str, list[Any]]) -> None:
         ("watch", "checkpoints.levels.late"),
         ("watch", "errors.error"),
         ("watch", "statuses.scrubbed.cycles"),
+        ("advise", "sizes.per_rank"),
     ]:
         assert any(path in paths(document) for document in documents[command]), (command, path)
 

@@ -1,0 +1,136 @@
+"""``deeppart advise``: which size of a job pays."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from deeppart.cli.commands import GOOD, print_json
+from deeppart.cli.options import directory_argument
+from deeppart.cli.output import console, count
+from deeppart.errors import ConfigError
+from deeppart.model.units import show_seconds, show_share
+from deeppart.plan.goodput import Advice, Size
+from deeppart.plan.goodput import advise as advise_sizes
+
+
+@click.command(short_help="Say which number of ranks pays for a job.")
+@directory_argument
+@click.option("--ranks", metavar="N,N,...", help="Sizes; up to twice what was measured if left out.")
+@click.option("--batch", type=click.IntRange(min=1), help="Samples of a step, of all ranks; the best if left out.")
+@click.option(
+    "--worth",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.5,
+    show_default=True,
+    help="More ranks pay while each does this share of what one does where it does most.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def advise(directory: Path, ranks: str | None, batch: int | None, worth: float, as_json: bool) -> int:
+    """Say what to expect of the job in DIR on other numbers of ranks: step time, goodput, the best batch, and which
+    size pays.
+
+    Goodput is samples per second, times what each is worth beside one of the job's first batch. It is fitted to what
+    the job has measured of its steps itself. Nothing is said of more than twice the ranks, or four times the batch,
+    that were measured.
+    """
+    from deeppart.elastic.fitting import goodput_of
+    from deeppart.elastic.profile import PROFILE_NAME
+    from deeppart.elastic.profile_file import read_profile
+
+    profile = read_profile(directory)
+    if profile is None:
+        raise ConfigError(
+            "this job has no profile",
+            expected=f"{PROFILE_NAME}, which a job with deeppart.elastic writes",
+            found="no such file",
+            where=str(directory),
+            todo="train for some steps with deeppart.elastic.ElasticDataLoader first",
+        )
+    limits = profile.limits
+    sizes = None if ranks is None else _read_ranks(ranks)
+    for size in sizes or ():
+        limits.check_ranks(size)
+    if batch is not None:
+        limits.check_batch(batch)
+    goodput, bounds = goodput_of(profile)
+    found = advise_sizes(goodput, bounds, limits, profile.ranks, batch=batch, ranks=sizes, worth=worth)
+    if as_json:
+        print_json(_document(directory, found, limits.profiled_ranks, limits.profiled_batch))
+        return GOOD
+    out = console()
+    out.print(_table(found))
+    for line in _lines(found, limits.profiled_ranks, limits.profiled_batch, known=profile.noise is not None):
+        out.print(line, soft_wrap=True)
+    return GOOD
+
+
+def _read_ranks(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() and 0 < len(word) < 10 and int(word) for word in words):
+        raise ConfigError(
+            "impossible value for --ranks", expected="numbers of ranks, separated by commas", found=repr(text),
+            where="--ranks",
+        )  # fmt: skip
+    return [int(word) for word in words]
+
+
+def _document(directory: Path, found: Advice, ranks: int, batch: int) -> dict[str, Any]:
+    return {
+        "directory": str(directory),
+        "profiled": {"ranks": ranks, "batch": batch},
+        "sizes": [asdict(size) for size in found.sizes],
+        "best": found.best.ranks,
+        "worth": found.worth,
+        "batch_capped": found.capped,
+    }
+
+
+def _table(found: Advice) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("ranks", "nodes", "batch", "per rank", "step", "samples/s", "efficiency", "goodput", "of a rank"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for size in found.sizes:
+        note = "pays most" if size == found.best else "" if size.per_rank >= found.worth else "too many ranks"
+        measured = "measured" if size.profiled else ""
+        table.add_row(
+            str(size.ranks),
+            str(size.nodes),
+            f"{size.batch:,}",
+            _micro_batches(size),
+            show_seconds(size.step_s),
+            _rate(size.samples_per_s),
+            show_share(size.efficiency),
+            _rate(size.goodput),
+            show_share(size.per_rank),
+            ", ".join(filter(None, (measured, note))),
+        )
+    return table
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+
+
+def _micro_batches(size: Size) -> str:
+    return f"{size.local_batch:,}" if not size.accumulation else f"{size.accumulation + 1} x {size.local_batch:,}"
+
+
+def _lines(found: Advice, ranks: int, batch: int, *, known: bool) -> list[str]:
+    best = found.best
+    lines = [
+        f"{count(best.ranks, 'rank')} with a batch of {best.batch:,}: the most goodput where each rank does at least "
+        f"{show_share(found.worth)} of what one does at best",
+        f"from steps on up to {count(ranks, 'rank')} and with batches of up to {batch:,}; nothing is said beyond twice "
+        "the ranks or four times the batch",
+    ]
+    if not known:
+        lines.append("the noise of gradients was not measured: the batch stays as it is")
+    if found.capped:
+        lines.append(f"larger batches are allowed, but too far from what was measured: {4 * batch:,} at most here")
+    return lines

@@ -1,0 +1,56 @@
+"""Training that changes its size: places in the data that know no number of ranks, and batches that fit."""
+
+from __future__ import annotations
+
+from .accumulator import Accumulator
+from .loader import ElasticDataLoader
+from .noise import NoiseScale, Norms
+from .parallel import ElasticDataParallel
+from .permutation import permuted
+from .place import Place
+from .progress import Member, Progress, Working, progress
+from .ranks import Ranks
+from .rules import AdamScale, AdaScale, LEGWScale, LinearScale, ScalingRule, SqrtScale
+from .sampler import ElasticSampler
+from .steps import Batch, Share, shares
+
+__all__ = [
+    "Accumulator",
+    "AdaScale",
+    "AdamScale",
+    "Batch",
+    "ElasticDataLoader",
+    "ElasticDataParallel",
+    "ElasticSampler",
+    "LEGWScale",
+    "LinearScale",
+    "Member",
+    "NoiseScale",
+    "Norms",
+    "Place",
+    "Progress",
+    "Ranks",
+    "ScalingRule",
+    "Share",
+    "SqrtScale",
+    "Working",
+    "current_epoch",
+    "finished_epochs",
+    "permuted",
+    "progress",
+    "remaining_epochs_until",
+    "shares",
+]
+
+#: As of :meth:`Progress.remaining_epochs_until`, of the process's progress.
+remaining_epochs_until = progress.remaining_epochs_until
+
+
+def current_epoch() -> int | None:
+    """The epoch that a loop of :func:`remaining_epochs_until` is in; None outside of them."""
+    return progress.current_epoch
+
+
+def finished_epochs() -> int:
+    """Epochs that are over."""
+    return progress.finished_epochs

@@ -1,0 +1,215 @@
+"""Sums over all ranks and over restarts: losses, hits, numbers of samples."""
+
+from __future__ import annotations
+
+import contextlib
+import numbers
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any
+
+import torch
+
+from deeppart.errors import ConfigError
+
+from .progress import Progress, progress
+from .ranks import Ranks, ranks_of_job
+
+Number = int | float
+
+
+class Accumulator(MutableMapping[str, Any]):
+    """A dict of sums that survive a restart on another number of ranks.
+
+    Outside of :meth:`synchronized` each rank only adds: ``sums["loss"] += loss`` or ``sums.update(loss=loss, seen=n)``.
+    Nothing is exchanged, and reading finds an empty dict. Within it the same dict is on every rank, to be read and
+    changed in the same way by all.
+
+    What a rank adds for a filler (:attr:`deeppart.elastic.ElasticDataLoader.counted` is 0) is left out: its sample is
+    another rank's.
+
+    Values are integers, floats, and tensors and arrays of one element, which are added where they are, without waiting
+    for a GPU.
+
+    Within :func:`deeppart.elastic.remaining_epochs_until` a job that goes on finds the same values in the blocks of the
+    epoch that had been over.
+
+    Args:
+        name: in a checkpoint; by default by the order in which accumulators are made.
+        progress: of the training; by default the process's.
+        ranks: who trains; by default those of torch.distributed, or of the launcher.
+
+    Example:
+        >>> from deeppart.elastic import Accumulator, Progress
+        >>> sums = Accumulator(progress=Progress())
+        >>> for loss in (0.5, 0.25):
+        ...     sums["loss"] += loss
+        ...     sums["seen"] += 1
+        >>> with sums.synchronized():
+        ...     print(sums["loss"] / sums["seen"])
+        ...     sums.clear()
+        0.375
+    """
+
+    def __init__(self, *, name: str | None = None, progress: Progress = progress, ranks: Ranks | None = None) -> None:
+        self._ranks = ranks if ranks is not None else ranks_of_job()
+        self._added: dict[str, Any] = {}
+        self._sums: dict[str, Number] = {}
+        #: Of the blocks of this epoch that are over, what they found; ``_done`` of them in this process.
+        self._epoch = 0
+        self._blocks: list[dict[str, Number]] = []
+        self._done = 0
+        self._open: dict[str, Number] | None = None
+        self._progress = progress
+        self.name = progress.name_for("sums", name)
+        progress.join(self.name, self)
+
+    @contextlib.contextmanager
+    def synchronized(self) -> Iterator[Accumulator]:
+        """A block in which every rank has the sums over all (collective)."""
+        if self._open is not None:
+            yield self
+            return
+        epoch = self._progress.current_epoch
+        if epoch is not None and epoch != self._epoch:
+            self._epoch, self._blocks, self._done = epoch, [], 0
+        if epoch is not None and self._done < len(self._blocks):
+            self._open = dict(self._blocks[self._done])
+            self._added.clear()
+            self._done += 1
+        else:
+            self._bring_together()
+            self._open = self._sums
+            if epoch is not None and self._progress.loader is None:  # a loop over data is not gone through again
+                self._blocks.append(dict(self._sums))
+                self._done += 1
+        try:
+            yield self
+        finally:
+            self._open = None
+
+    def update(self, *args: Any, **values: Any) -> None:
+        """Add to the sums, as ``+=`` does; within :meth:`synchronized`, too."""
+        for key, value in dict(*args, **values).items():
+            self[key] += value
+
+    def subtract(self, *args: Any, **values: Any) -> None:
+        """Take from the sums."""
+        for key, value in dict(*args, **values).items():
+            self[key] -= value
+
+    def __iadd__(self, other: Mapping[str, Any]) -> Accumulator:
+        """``sums += {"loss": loss}``: as :meth:`update`."""
+        self.update(other)
+        return self
+
+    def __isub__(self, other: Mapping[str, Any]) -> Accumulator:
+        """As :meth:`subtract`."""
+        self.subtract(other)
+        return self
+
+    def __getitem__(self, key: str) -> Any:
+        """A sum; outside of :meth:`synchronized`, something to be added to."""
+        return _Sum(self, key) if self._open is None else self._open[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Within :meth:`synchronized`; outside of it, the last part of ``sums[key] += value``."""
+        if self._open is not None:
+            self._open[key] = value
+            return
+        if not (isinstance(value, _Sum) and value.owner is self and value.key == key):
+            raise ConfigError(
+                "a sum can only be added to, or taken from, outside of synchronized()",
+                expected=f"{key!r}: sums[{key!r}] += value",
+                found=f"= {value!r}",
+                where=f"accumulator {self.name}",
+            )
+        working = self._progress.loader
+        if working is None or working.counted:
+            self._added[key] = self._added[key] + value.added if key in self._added else value.added
+
+    def __delitem__(self, key: str) -> None:
+        """Within :meth:`synchronized`."""
+        del ({} if self._open is None else self._open)[key]
+
+    def __contains__(self, key: object) -> bool:
+        """False outside of :meth:`synchronized`."""
+        return self._open is not None and key in self._open
+
+    def __iter__(self) -> Iterator[str]:
+        """Of nothing, outside of :meth:`synchronized`."""
+        return iter({} if self._open is None else self._open)
+
+    def __len__(self) -> int:
+        """0 outside of :meth:`synchronized`."""
+        return 0 if self._open is None else len(self._open)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums over all ranks (collective).
+
+        Raises:
+            ConfigError: a checkpoint within a block that is synchronized would have half of what it does.
+        """
+        if self._open is not None:
+            raise ConfigError(
+                "a checkpoint within a block that is synchronized",
+                where=f"accumulator {self.name}",
+                todo="make it after the block",
+            )
+        self._bring_together()
+        return {"sums": dict(self._sums), "epoch": self._epoch, "blocks": [dict(block) for block in self._blocks]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from saved sums; what has been added since is dropped."""
+        self._sums, self._epoch = dict(state["sums"]), state["epoch"]
+        self._blocks, self._done = [dict(block) for block in state["blocks"]], 0
+        self._added.clear()
+
+    def _bring_together(self) -> None:
+        mine = {key: _number(key, value) for key, value in self._added.items()}
+        for each in self._ranks.gather(mine, "adding up sums"):
+            for key, value in each.items():
+                self._sums[key] = self._sums.get(key, 0) + value
+        self._added.clear()
+
+
+class _Sum:
+    """What ``sums[key]`` is while something is added to it."""
+
+    __slots__ = ("added", "key", "owner")
+
+    def __init__(self, owner: Accumulator, key: str) -> None:
+        self.owner, self.key, self.added = owner, key, 0
+
+    def __add__(self, value: Any) -> _Sum:
+        self.added = self.added + _detached(self.key, value)
+        return self
+
+    def __sub__(self, value: Any) -> _Sum:
+        self.added = self.added - _detached(self.key, value)
+        return self
+
+
+def _detached(key: str, value: Any) -> Any:
+    """A value without its graph, in double precision where there is one; a copy of a tensor comes by adding."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        alone = value.detach().reshape(())
+        return alone.double() if alone.is_floating_point() and alone.device.type != "mps" else alone
+    if getattr(value, "size", None) == 1 and hasattr(value, "item"):
+        return value.item()
+    if isinstance(value, numbers.Real):
+        return value
+    raise ConfigError(
+        "this cannot be added up",
+        expected="a number, or a tensor or array of one element",
+        found=type(value).__name__,
+        where=f"sum {key!r}",
+    )
+
+
+def _number(key: str, value: Any) -> Number:
+    found = value.item() if hasattr(value, "item") else value
+    if isinstance(found, bool | int):
+        return int(found)
+    if isinstance(found, numbers.Real):
+        return float(found)
+    raise ConfigError("this cannot be added up", found=repr(found), where=f"sum {key!r}")

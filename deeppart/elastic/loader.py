@@ -1,0 +1,328 @@
+"""A data loader that keeps its place when the number of ranks changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+
+from deeppart.errors import ConfigError
+
+from .place import Place, from_state, to_state
+from .progress import Progress, progress
+from .ranks import Ranks, ranks_of_job
+from .sampler import ElasticSampler
+from .steps import Batch, Share
+
+#: Options of a DataLoader that say which samples it has, or in which order, which is for this loader to say.
+_OWN = ("sampler", "batch_sampler", "shuffle", "batch_size", "drop_last")
+
+
+class ElasticDataLoader:
+    """Batches of a map-style data set: every sample once in an epoch, on any number of ranks, also if it changes.
+
+    A global step has the next ``batch_size`` samples of the epoch's order, the same ones for any number of ranks. Its
+    place belongs in the checkpoint: put :data:`deeppart.elastic.progress` there, or the loader itself. A batch counts
+    as seen when it is handed out; of accumulated micro-batches, all of the step when the last one is. So a checkpoint
+    after the optimizer's step goes on with the next batch.
+
+    Within :func:`deeppart.elastic.remaining_epochs_until` a job that goes on skips the loops over this loader that were
+    over, and goes on in the one that was not. Without it, each loop is an epoch.
+
+    Args:
+        dataset: with a length, and samples at 0 to length - 1.
+        batch_size: samples of a step, all ranks together. They may have different numbers of them.
+        shuffle: a new order in each epoch.
+        seed: of the order.
+        drop_last: leave out the samples that do not fill a step.
+        accumulation: micro-batches beside the last one of a step.
+        name: in a checkpoint; by default by the order in which loaders are made.
+        loader: class that loads them: ``torch.utils.data.DataLoader`` or torchdata's ``StatefulDataLoader``.
+        progress: of the training; by default the process's.
+        ranks: who trains; by default those of torch.distributed, or of the launcher.
+        **options: of the DataLoader: ``num_workers``, ``collate_fn``, ``pin_memory``...
+
+    Raises:
+        ConfigError: there are fewer samples in a step than ranks; an option is this loader's own.
+
+    Example:
+        >>> import torch
+        >>> from deeppart.elastic import ElasticDataLoader, Progress
+        >>> data = torch.utils.data.TensorDataset(torch.arange(10))
+        >>> loader = ElasticDataLoader(data, batch_size=4, shuffle=False, progress=Progress())
+        >>> for (batch,) in loader:
+        ...     print(batch.tolist(), loader.weight)
+        [0, 1, 2, 3] 1.0
+        [4, 5, 6, 7] 1.0
+        [8, 9] 1.0
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        accumulation: int = 0,
+        name: str | None = None,
+        loader: Callable[..., Any] = DataLoader,
+        progress: Progress = progress,
+        ranks: Ranks | None = None,
+        **options: Any,
+    ) -> None:
+        _refuse_own(options)
+        self.dataset = dataset
+        self._length = len(dataset)  # type: ignore[arg-type]
+        self._ranks = ranks if ranks is not None else ranks_of_job()
+        batch = Batch(batch_size, accumulation)
+        _check_ranks(batch, self._ranks.size)
+        self._shuffle = shuffle
+        self._sampler = ElasticSampler(
+            self._length,
+            seed=seed,
+            rank=self._ranks.rank,
+            ranks=self._ranks.size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+        )
+        self._inner = loader(dataset, batch_sampler=self._sampler, **options)
+        workers, each = options.get("num_workers", 0), options.get("prefetch_factor")
+        #: Steps that may be under way in workers; the number is the same on every rank.
+        self._ahead = workers * (2 if each is None else each) + 1 if workers else 0
+        self._asked = batch
+        self._place = Place(0, 0, 0, batch)
+        self._begun = 0
+        self._share: Share | None = None
+        self._step_weight = 0.0
+        self._left = False
+        self._progress = progress
+        self.name = progress.name_for("loader", name)
+        progress.join(self.name, self)
+
+    # --- where it is --------------------------------------------------------------------------------------------------
+
+    @property
+    def batch(self) -> Batch:
+        """That of the next step."""
+        return self._place.batch
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that it is in, or that comes next."""
+        return self._place.epoch
+
+    @property
+    def seen(self) -> int:
+        """Samples that were handed out in this pass, to all ranks, in steps that are complete."""
+        return self._place.seen
+
+    @property
+    def ranks(self) -> Ranks:
+        """Who trains."""
+        return self._ranks
+
+    # --- the batch that was handed out last ---------------------------------------------------------------------------
+
+    @property
+    def weight(self) -> float:
+        """What to multiply the mean loss of this batch by, where gradients are averaged over ranks.
+
+        :class:`deeppart.elastic.ElasticDataParallel` does it. With DistributedDataParallel alone:
+        ``(loss * loader.weight).backward()``. It is 1 where all ranks have the same number of samples, without
+        accumulation; 0 for a filler, in a last step that has fewer samples than there are ranks.
+        """
+        return self._current().weight
+
+    @property
+    def counted(self) -> int:
+        """Samples of this batch that are to be counted. Of a filler none are."""
+        return self._current().counted
+
+    @property
+    def ends_step(self) -> bool:
+        """True if gradients are to be exchanged after this batch, and the optimizer makes its step."""
+        return self._current().ends_step
+
+    @property
+    def step_weight(self) -> float:
+        """The weights of this rank's batches in the step under way, up to this one."""
+        self._current()
+        return self._step_weight
+
+    @property
+    def step_size(self) -> int:
+        """Samples of the step under way, all ranks together."""
+        return self._current().size
+
+    @property
+    def base_size(self) -> int:
+        """Samples of a step as the loader was made."""
+        return self._asked.size
+
+    # --- what a user may change ---------------------------------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to an epoch, for loops that count epochs themselves; to the one that it is in, nothing changes."""
+        if epoch != self._place.epoch:
+            self.start_over(epoch)
+
+    def start_over(self, epoch: int | None = None) -> None:
+        """Forget the place in the epoch.
+
+        Args:
+            epoch: to begin with; by default the one that it is in.
+        """
+        self._place = self._place.next_pass(self._place.epoch if epoch is None else epoch, 0)
+        self._left, self._begun, self._share = False, 0, None
+
+    def set_batch(self, size: int, accumulation: int = 0) -> int:
+        """Change the batch (every rank has to, after the same step).
+
+        It holds from the next step on; with workers, after those steps that may be under way in them.
+
+        Returns:
+            samples of this pass after which it holds.
+
+        Raises:
+            ConfigError: there are fewer samples in a step than ranks; the loader has taken more steps in advance than
+                its options say.
+        """
+        batch = Batch(size, accumulation)
+        _check_ranks(batch, self._ranks.size)
+        place, at = self._place, self._place.seen
+        if self._share is not None:
+            at = self._share.seen
+            for _ in range(self._ahead):
+                at += place.batch_at(at).size
+            at = min(at, self._length)
+            taken = self._sampler.handed_out[-1].seen if self._sampler.handed_out else 0
+            if taken > at:
+                raise ConfigError(
+                    "the batch cannot change: the loader has taken more steps in advance than its options say",
+                    expected=f"at most {self._ahead} steps, {at:,} samples",
+                    found=f"{taken:,} samples",
+                    where=f"loader {self.name}, rank {self._ranks.rank}",
+                )
+        self._place = Place(place.epoch, place.passes, place.seen, place.batch, (at, batch)).at(place.seen)
+        self._sampler.decide(self._place)
+        return at
+
+    # --- iteration ----------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Steps of a whole pass with this batch. Loops have more batches if gradients are accumulated."""
+        return math.ceil(self._length / self._place.batch.size)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of this rank: the rest of the pass that is under way, or a new one.
+
+        Raises:
+            ConfigError: the data set has changed its length; a loop over this loader is under way.
+        """
+        in_loop = self._enter()
+        if in_loop and self._begun < self._place.passes:
+            self._begun += 1
+            return
+        self._begun += 1
+        self._sampler.begin(self._place)
+        ended = False
+        try:
+            for batch in self._inner:
+                share = self._sampler.handed_out.popleft()
+                begins = self._share is None or self._share.ends_step
+                self._share = share
+                self._step_weight = share.weight + (0.0 if begins else self._step_weight)
+                if share.ends_step:
+                    self._place = self._place.at(share.seen)
+                self._progress.loader = self
+                yield batch
+            ended = True
+        finally:
+            self._share, self._left, self._progress.loader = None, not ended, None
+        self._end_pass(in_loop=in_loop)
+
+    def _enter(self) -> bool:
+        """Come to the epoch that the training is in; returns whether it counts them."""
+        if self._share is not None:
+            raise ConfigError(
+                "a loop over a loader begins in another one over the same loader",
+                where=f"loader {self.name}",
+                todo="use a loader for each",
+            )
+        if (length := len(self.dataset)) != self._length:  # type: ignore[arg-type]
+            raise ConfigError(
+                "the data set has changed its length",
+                expected=f"{self._length:,} samples, as when the loader was made",
+                found=f"{length:,}",
+                where=f"loader {self.name}",
+                todo="make a new loader for other data",
+            )
+        epoch = self._progress.current_epoch
+        if epoch is not None and epoch != self._place.epoch:
+            self.start_over(epoch)
+        elif self._left:
+            self._end_pass(in_loop=epoch is not None)
+        self._left = False
+        return epoch is not None
+
+    def _end_pass(self, *, in_loop: bool) -> None:
+        place = self._place
+        if in_loop:
+            self._place = place.next_pass(place.epoch, place.passes + 1)
+        else:
+            self._place = place.next_pass(place.epoch + 1, 0)
+
+    def _current(self) -> Share:
+        if self._share is None:
+            raise ConfigError(
+                "no batch is under way", where=f"loader {self.name}", todo="ask within the loop over the loader"
+            )
+        return self._share
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its place: small values, the same on every rank."""
+        return to_state(self._place, self._asked, self._sampler.seed, self._length, shuffle=self._shuffle)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a place; the next loop does. If the loader was made with another batch than then, this one holds.
+
+        Raises:
+            RestoreError: the data set has another length or order than when the checkpoint was made.
+            ConfigError: its steps have fewer samples than there are ranks now.
+        """
+        place, seed = from_state(state, self._asked, self._length, shuffle=self._shuffle, name=self.name)
+        _check_ranks(place.batch, self._ranks.size)
+        self._place, self._sampler.seed = place, seed
+        self._left, self._begun, self._share = False, 0, None
+
+
+def _refuse_own(options: Mapping[str, Any]) -> None:
+    for name in _OWN:
+        if name in options:
+            raise ConfigError(
+                "a loader cannot be given this option",
+                found=name,
+                todo="leave it out: this loader decides which samples it has, and in which order",
+            )
+    if options.get("in_order") is False:
+        raise ConfigError(
+            "a loader cannot hand out batches in another order than it takes them",
+            found="in_order=False",
+            todo="leave it out: what has been seen would not be known",
+        )
+
+
+def _check_ranks(batch: Batch, ranks: int) -> None:
+    if batch.size < ranks:
+        raise ConfigError(
+            "a step has fewer samples than there are ranks",
+            expected=f"a batch of {ranks} or more, of all ranks together",
+            found=str(batch.size),
+            todo="use a larger batch or fewer ranks",
+        )

@@ -1,0 +1,199 @@
+"""DistributedDataParallel for batches that change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from deeppart.errors import ConfigError
+
+from .gradient_norms import GradientNorms, Measured
+from .noise import NoiseScale
+from .progress import Progress, progress
+from .rules import AdamScale, AdaScale, ScalingRule
+
+_ADAMS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
+
+
+class ElasticDataParallel(DistributedDataParallel):
+    """DistributedDataParallel whose ranks may have different numbers of samples, and whose learning rate follows them.
+
+    In a loop over an :class:`deeppart.elastic.ElasticDataLoader` gradients are means over the samples of the step,
+    however they are divided. While they are exchanged, their noise is measured, at the cost of one more reduction of a
+    few numbers. In ``optimizer.step()`` the learning rate is multiplied by what the rule says, and put back.
+
+    The estimate that a step uses is the one after the step before. It belongs to the checkpoint, with
+    :data:`deeppart.elastic.progress`; or take :meth:`state`.
+
+    Args:
+        model: on its device.
+        optimizer: of the model's parameters.
+        scheduler: of the optimizer; only for :meth:`state`.
+        rule: by default :class:`AdamScale` for Adam, AdamW and RMSprop, else :class:`AdaScale`.
+        scaler: a ``torch.amp.GradScaler``, if one is used.
+        name: in a checkpoint; by default by the order in which they are made.
+        progress: of the training; by default the process's.
+        **options: of DistributedDataParallel.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any = None,
+        rule: ScalingRule | None = None,
+        *,
+        scaler: Any = None,
+        name: str | None = None,
+        progress: Progress = progress,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, **options)
+        is_adam = isinstance(optimizer, _ADAMS)
+        self.rule: ScalingRule = rule if rule is not None else AdamScale() if is_adam else AdaScale()
+        self._optimizer, self._scheduler, self._scaler, self._progress = optimizer, scheduler, scaler, progress
+        preconditioned = isinstance(self.rule, AdamScale) and is_adam
+        self._norms = GradientNorms(optimizer, self.process_group, preconditioned=preconditioned)
+        self.noise = NoiseScale(self._norms.groups)
+        self._worth = 0.0
+        self._measured: Measured | None = None
+        self._rates: list[Any] | None = None
+        self._scale = 1.0
+        self.register_comm_hook(self._norms, _exchange)
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(self._after_step)
+        self.name = progress.name_for("parallel", name)
+        progress.join(self.name, self._Place(self))
+
+    @property
+    def worth(self) -> float:
+        """Steps at scale 1 that the training so far is worth, the sum of the gains."""
+        return self._worth
+
+    @property
+    def gain(self) -> float:
+        """Steps at scale 1 that the last step was worth."""
+        return self.noise.gain(self._scale)
+
+    @property
+    def scale(self) -> float:
+        """Samples of the last step, by those of a step as the training began."""
+        return self._scale
+
+    def state(self) -> dict[str, Any]:
+        """What to save: the model, the optimizer, the scheduler, and the progress of the training."""
+        found = {"model": self.module, "optimizer": self._optimizer, "elastic": self._progress}
+        if self._scheduler is not None:
+            found["scheduler"] = self._scheduler
+        if self._scaler is not None:
+            found["scaler"] = self._scaler
+        return found
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """As of DistributedDataParallel; gradients of what it returns are weighted by the batch's samples."""
+        working = self._progress.loader
+        if working is None or not (self.training and torch.is_grad_enabled()):
+            return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
+        self.require_backward_grad_sync = working.ends_step
+        if working.ends_step:
+            self._norms.working = working
+        return _weighted(super().forward(*inputs, **named), working.weight)  # type: ignore[no-untyped-call]
+
+    def _before_step(self, _optimizer: Any, _arguments: Any, _named: Any) -> None:
+        working = self._progress.loader
+        if working is not None and not working.ends_step:
+            raise ConfigError(
+                "the optimizer makes a step while gradients are accumulated",
+                expected="optimizer.step() after the last batch of a step",
+                todo="call it, and zero_grad(), only if loader.ends_step",
+            )
+        if self._rates is not None:  # the step before failed
+            self._put_back()
+        self._take_in()
+        if self._norms.working is None:
+            return
+        self._scale = self._norms.working.step_size / self._norms.working.base_size
+        device = next(self.module.parameters()).device
+        loss_scale = None if self._scaler is None else self._scaler.scale(torch.ones((), device=device))
+        self._measured = self._norms.finish(device, loss_scale)
+        groups = self._optimizer.param_groups
+        self._rates = [group["lr"] for group in groups]
+        for group, factor in zip(groups, self.rule.factors(self._scale, self.noise, self._worth), strict=True):
+            group["lr"] = group["lr"] * factor
+
+    def _after_step(self, _optimizer: Any, _arguments: Any, _named: Any) -> None:
+        self._norms.stepped()
+        if self._rates is not None:
+            self._put_back()
+            self._worth += self.gain
+
+    def _put_back(self) -> None:
+        assert self._rates is not None
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate
+        self._rates = None
+
+    def _take_in(self) -> None:
+        """Use the norms of the step before."""
+        if self._measured is not None:
+            norms, of_two_steps = self._measured.norms()
+            self._measured = None
+            self.noise.update(norms, of_two_steps=of_two_steps)
+
+    class _Place:
+        """What a checkpoint has of it, beside the module: that has a ``state_dict`` of its own."""
+
+        def __init__(self, owner: ElasticDataParallel) -> None:
+            self._owner = owner
+
+        def state_dict(self) -> dict[str, Any]:
+            self._owner._take_in()
+            return {"noise": self._owner.noise.state_dict(), "worth": self._owner._worth}
+
+        def load_state_dict(self, state: Mapping[str, Any]) -> None:
+            self._owner._measured = None
+            self._owner.noise.load_state_dict(state["noise"])
+            self._owner._worth = state["worth"]
+
+
+def _exchange(norms: GradientNorms, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    return norms.hook(bucket)
+
+
+# DistributedDataParallel looks at the annotations themselves, which are texts here.
+_exchange.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+
+
+class _Weighted(torch.autograd.Function):
+    """The same values, whose gradients are multiplied by a number."""
+
+    @staticmethod
+    def forward(context: Any, value: torch.Tensor, weight: float) -> torch.Tensor:
+        context.weight = weight
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient * context.weight, None
+
+
+def _weighted(output: Any, weight: float) -> Any:
+    if weight == 1.0:
+        return output
+    leaves, structure = tree_flatten(output)
+    trained = [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves]
+    if not any(trained):
+        raise ConfigError(
+            "the gradients of what the model returns cannot be weighted",
+            expected="tensors that need gradients, in tuples, lists, dicts or registered containers",
+            found=type(output).__name__,
+            todo="return such a container, or register yours with torch.utils._pytree.register_pytree_node",
+        )
+    weigh: Any = _Weighted.apply
+    changed = [weigh(leaf, weight) if one else leaf for leaf, one in zip(leaves, trained, strict=True)]
+    return tree_unflatten(changed, structure)

@@ -1,0 +1,104 @@
+"""Where a loader is in the data: nothing in it knows the number of ranks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from deeppart.errors import RestoreError
+
+from .permutation import VERSION
+from .steps import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in the passes over a data set.
+
+    Attributes:
+        epoch: from 0 on.
+        passes: over the data that are over in this epoch.
+        seen: samples that steps have had in the pass under way.
+        batch: of its steps.
+        later: the batch from the step on that begins when so many samples are seen, if it has been decided already.
+    """
+
+    epoch: int
+    passes: int
+    seen: int
+    batch: Batch
+    later: tuple[int, Batch] | None = None
+
+    def batch_at(self, seen: int) -> Batch:
+        """That of the step that begins when so many samples are seen."""
+        return self.later[1] if self.later is not None and seen >= self.later[0] else self.batch
+
+    def at(self, seen: int) -> Place:
+        """Further on in the same pass."""
+        settled = self.later is not None and seen >= self.later[0]
+        return replace(self, seen=seen, batch=self.batch_at(seen), later=None if settled else self.later)
+
+    def next_pass(self, epoch: int, passes: int) -> Place:
+        """The beginning of a pass; what was decided for later holds from now on."""
+        batch = self.batch if self.later is None else self.later[1]
+        return Place(epoch, passes, 0, batch)
+
+
+def to_state(place: Place, asked: Batch, seed: int, length: int, *, shuffle: bool) -> dict[str, Any]:
+    """Small values for a checkpoint.
+
+    Args:
+        asked: the batch that the loader was made with.
+    """
+    return {
+        "epoch": place.epoch,
+        "passes": place.passes,
+        "seen": place.seen,
+        "seed": seed,
+        "length": length,
+        "order": VERSION if shuffle else 0,
+        "batch": [place.batch.size, place.batch.accumulation],
+        "asked": [asked.size, asked.accumulation],
+        "later": None if place.later is None else [place.later[0], place.later[1].size, place.later[1].accumulation],
+    }
+
+
+def from_state(state: Mapping[str, Any], asked: Batch, length: int, *, shuffle: bool, name: str) -> tuple[Place, int]:
+    """The place and the seed of a checkpoint.
+
+    Args:
+        asked: the batch that the loader is made with now; if it is another one than then, it holds.
+        length: of the data set now.
+        name: of the loader, for messages.
+
+    Raises:
+        RestoreError: the data set has another length, or another order, so that samples would be left out or had twice.
+    """
+    if state["length"] != length:
+        raise RestoreError(
+            "the data set has another length than when the checkpoint was made",
+            expected=f"{state['length']:,} samples",
+            found=f"{length:,}",
+            where=f"loader {name}, epoch {state['epoch']}, {state['seen']:,} samples seen",
+            todo="give the same data set; or restore the rest, and begin anew with `loader.start_over(epoch)`",
+        )
+    order = VERSION if shuffle else 0
+    if state["order"] != order:
+        raise RestoreError(
+            "the samples were in another order when the checkpoint was made",
+            expected=_order(state["order"]),
+            found=_order(order),
+            where=f"loader {name}, epoch {state['epoch']}, {state['seen']:,} samples seen",
+            todo="give the loader the same `shuffle`, and use a version of deeppart that knows this order",
+        )
+    batch, later = Batch(*state["batch"]), None
+    if Batch(*state["asked"]) != asked:
+        batch = asked
+    elif state["later"] is not None:
+        later = state["later"][0], Batch(*state["later"][1:])
+    return Place(state["epoch"], state["passes"], state["seen"], batch, later), state["seed"]
+
+
+def _order(version: int) -> str:
+    return f"shuffled by version {version} of the permutation" if version else "in the order of the data set"

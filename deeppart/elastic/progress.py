@@ -1,0 +1,187 @@
+"""How far a training has come: its epochs, and the places of its loaders and sums, saved under one key.
+
+    state = {"model": model, "optimizer": optimizer, "elastic": deeppart.elastic.progress}
+
+A job that goes on runs its script from the beginning. What has been done already is skipped: epochs that are over, and
+within the epoch loops over loaders that are over. What was left in the middle goes on there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import count
+from typing import Any, Protocol
+
+from deeppart.errors import ConfigError, RestoreError
+
+#: Of what ``state_dict`` gives.
+_VERSION = 1
+
+
+class Member(Protocol):
+    """What has a place of its own: a loader, or sums."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The same small values on every rank; it may be collective."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such values."""
+        ...
+
+
+class Working(Protocol):
+    """A loader, and the batch that it has handed out last."""
+
+    @property
+    def weight(self) -> float:
+        """Of the batch's mean gradient in the mean over ranks."""
+        ...
+
+    @property
+    def counted(self) -> int:
+        """Samples of the batch that count."""
+        ...
+
+    @property
+    def ends_step(self) -> bool:
+        """True if the step is done after the batch."""
+        ...
+
+    @property
+    def step_weight(self) -> float:
+        """The weights of this rank's batches in the step, up to this one."""
+        ...
+
+    @property
+    def step_size(self) -> int:
+        """Samples of the step, all ranks together."""
+        ...
+
+    @property
+    def base_size(self) -> int:
+        """Samples of a step as the loader was made."""
+        ...
+
+
+class Progress:
+    """The epochs of one training, and what else has a place in it.
+
+    Not for several threads. ``state_dict`` is collective where sums are among the members.
+
+    Example:
+        >>> from deeppart.elastic import Progress
+        >>> progress = Progress()
+        >>> for epoch in progress.remaining_epochs_until(3):
+        ...     if epoch == 1:
+        ...         saved = progress.state_dict()  # in the middle of epoch 1
+        >>> again = Progress()
+        >>> again.load_state_dict(saved)
+        >>> list(again.remaining_epochs_until(3))
+        [1, 2]
+    """
+
+    def __init__(self) -> None:
+        self._finished = 0
+        self._in_loop = False
+        self._left = False
+        self._members: dict[str, Member] = {}
+        self._waiting: dict[str, Mapping[str, Any]] = {}
+        #: The loader whose batch is being worked on.
+        self.loader: Working | None = None
+
+    @property
+    def finished_epochs(self) -> int:
+        """Epochs that are over."""
+        return self._finished
+
+    @property
+    def current_epoch(self) -> int | None:
+        """The epoch that a loop of :meth:`remaining_epochs_until` is in; None outside of them."""
+        return self._finished if self._in_loop else None
+
+    def remaining_epochs_until(self, epochs: int) -> Iterator[int]:
+        """The epochs that are not over yet, up to ``epochs``, exclusively.
+
+        An epoch that is left by ``break``, ``return`` or an error stays the current one for a checkpoint that is made
+        then, and is over as soon as another loop over epochs begins.
+
+        Args:
+            epochs: how many there are from the beginning of the training.
+
+        Raises:
+            ConfigError: a loop over epochs is under way already.
+        """
+        if self._in_loop:
+            raise ConfigError(
+                "a loop over epochs begins in another one",
+                found=f"epoch {self._finished} is under way",
+                todo="end the outer loop first",
+            )
+        if self._left:
+            self._finished, self._left = self._finished + 1, False
+        while self._finished < epochs:
+            self._in_loop = True
+            ended = False
+            try:
+                yield self._finished
+                ended = True
+            finally:
+                self._in_loop, self._left = False, not ended
+            self._finished += 1
+
+    def name_for(self, kind: str, name: str | None) -> str:
+        """The name of a new member.
+
+        Args:
+            kind: such as "loader".
+            name: its own; without one, it is named by the order in which members of its kind are made.
+
+        Raises:
+            ConfigError: there is a member of this name.
+        """
+        if name is None:
+            return next(each for number in count() if (each := f"{kind}-{number}") not in self._members)
+        if name in self._members:
+            raise ConfigError(
+                "two members of a training have the same name",
+                found=repr(name),
+                todo="give the second one another `name`",
+            )
+        return name
+
+    def join(self, name: str, member: Member) -> None:
+        """Register a member, which takes its place at once if a checkpoint has been restored before."""
+        self._members[name] = member
+        if (waiting := self._waiting.pop(name, None)) is not None:
+            member.load_state_dict(waiting)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Small values, the same on every rank."""
+        members = {name: member.state_dict() for name, member in self._members.items()}
+        return {"version": _VERSION, "epoch": self._finished, "members": dict(self._waiting) | members}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where a checkpoint was made. Members that do not exist yet take their places when they are made.
+
+        Raises:
+            RestoreError: it is of a later version of the library.
+        """
+        if state["version"] != _VERSION:
+            raise RestoreError(
+                "the place in the data is written in a way that this version does not know",
+                expected=f"version {_VERSION}",
+                found=repr(state["version"]),
+                todo="use the version of deeppart that has saved it",
+            )
+        self._finished, self._left = state["epoch"], False
+        self._waiting = {}
+        for name, saved in state["members"].items():
+            if name in self._members:
+                self._members[name].load_state_dict(saved)
+            else:
+                self._waiting[name] = saved
+
+
+#: That of the process.
+progress = Progress()

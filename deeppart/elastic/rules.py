@@ -1,0 +1,75 @@
+"""How the learning rate follows the batch size. Pure.
+
+A rule gives a factor for each group of parameters, by which the rate is multiplied in a step whose batch is ``scale``
+times the one that the training was tuned for.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+from .noise import NoiseScale, gain
+
+
+class ScalingRule(ABC):
+    """What a step at a scale does with the learning rate."""
+
+    @abstractmethod
+    def factors(self, scale: float, noise: NoiseScale, progress: float) -> list[float]:
+        """One for each group of parameters.
+
+        Args:
+            scale: samples of the step, by those of a step as the training began.
+            noise: as far as it is known.
+            progress: steps at scale 1 that the training so far is worth.
+        """
+
+
+class AdaScale(ScalingRule):
+    """As much as the step is worth: its gain (Johnson et al., ICML 2020). For SGD."""
+
+    def factors(self, scale: float, noise: NoiseScale, progress: float) -> list[float]:
+        """The gain of each group."""
+        return [gain(squared, variance, scale) for squared, variance in noise.by_group()]
+
+
+class AdamScale(AdaScale):
+    """The square root of the gain, of gradients as Adam preconditions them. For Adam, AdamW and RMSprop."""
+
+    def factors(self, scale: float, noise: NoiseScale, progress: float) -> list[float]:
+        """The square root of each group's gain."""
+        return [math.sqrt(each) for each in super().factors(scale, noise, progress)]
+
+
+class LinearScale(ScalingRule):
+    """The scale (Goyal et al., 2017)."""
+
+    def factors(self, scale: float, noise: NoiseScale, progress: float) -> list[float]:
+        """The same for all groups."""
+        return [scale] * len(noise.by_group())
+
+
+class SqrtScale(ScalingRule):
+    """The square root of the scale (Krizhevsky, 2014)."""
+
+    def factors(self, scale: float, noise: NoiseScale, progress: float) -> list[float]:
+        """The same for all groups."""
+        return [math.sqrt(scale)] * len(noise.by_group())
+
+
+class LEGWScale(ScalingRule):
+    """The square root of the scale, after a linear warm-up of ``scale`` times as many epochs (You et al., 2019).
+
+    Args:
+        warmup_epochs: at scale 1.
+        steps_per_epoch: at scale 1.
+    """
+
+    def __init__(self, warmup_epochs: float, steps_per_epoch: float) -> None:
+        self._warmup_steps = warmup_epochs * steps_per_epoch
+
+    def factors(self, scale: float, noise: NoiseScale, progress: float) -> list[float]:
+        """The same for all groups."""
+        steps = self._warmup_steps * scale
+        return [math.sqrt(scale) * (min(1.0, progress / steps) if steps else 1.0)] * len(noise.by_group())

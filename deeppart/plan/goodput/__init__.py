@@ -1,0 +1,33 @@
+"""How fast a job learns on so many ranks with such a batch, and the batch with which it learns fastest. Pure.
+
+Goodput is throughput, in samples per second, times statistical efficiency: the share of a large batch's samples that
+is worth as much as those of a small one. What is here has no tensors and no clock; scipy is imported for a fit alone.
+
+Sources: A. Qiao et al., Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning, OSDI 2021; S.
+McCandlish et al., An Empirical Model of Large-Batch Training, 2018; T. Johnson et al., AdaScale SGD, ICML 2020.
+"""
+
+from deeppart.plan.goodput.advice import Advice, Limits, Size, advise
+from deeppart.plan.goodput.fitting import Measured, fit
+from deeppart.plan.goodput.goodput import Goodput
+from deeppart.plan.goodput.noise import GradientNoise
+from deeppart.plan.goodput.optimum import Bounds, Step, best_step, best_steps, better_step, fixed_step
+from deeppart.plan.goodput.throughput import Throughput
+
+__all__ = [
+    "Advice",
+    "Bounds",
+    "Goodput",
+    "GradientNoise",
+    "Limits",
+    "Measured",
+    "Size",
+    "Step",
+    "Throughput",
+    "advise",
+    "best_step",
+    "best_steps",
+    "better_step",
+    "fit",
+    "fixed_step",
+]

@@ -1,0 +1,91 @@
+"""The time of a training step, by seven parameters (Pollux, section 3.2)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.errors import ConfigError
+
+Floats = npt.NDArray[np.float64]
+#: Of ``overlap``: 10 is close enough to perfect overlap, which infinity would be.
+LEAST_OVERLAP, MOST_OVERLAP = 1.0, 10.0
+#: Seconds that stand for no time at all: a logarithm is taken of all times.
+NOTHING_S = 1e-8
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """How long a step takes on so many ranks.
+
+    A micro-batch of m samples takes ``compute_s + sample_s * m`` of computing: Tc. Gradients take ``*_s + *_rank_s *
+    (ranks - 2)`` of the network: Tn, with other numbers where all ranks are on one node. A step in which gradients are
+    exchanged takes (Tc^g + Tn^g)^(1/g), where g is the ``overlap``: 1 for one after the other, and the longer of the
+    two the more g is above 1. A micro-batch whose gradients are accumulated takes Tc.
+
+    Attributes:
+        compute_s, sample_s: of computing, constant and for each sample.
+        between_s, between_rank_s: of the network between nodes, constant and for each rank beyond two.
+        within_s, within_rank_s: the same within a node.
+        overlap: from 1 to 10.
+
+    All arguments of the methods may be numbers or numpy arrays of equal shape.
+
+    Raises:
+        ConfigError: a parameter is impossible.
+
+    Example:
+        >>> from deeppart.plan.goodput import Throughput
+        >>> job = Throughput(0.01, 0.001, 0.05, 0.001, 0.02, 0.0, overlap=1.0)
+        >>> round(float(job.step_s(nodes=1, ranks=1, local_batch=30)), 4)
+        0.04
+        >>> round(float(job.step_s(nodes=2, ranks=8, local_batch=30, accumulation=1)), 4)  # two micro-batches
+        0.136
+        >>> round(float(job.samples_per_s(nodes=2, ranks=8, local_batch=30)))
+        2500
+    """
+
+    compute_s: float
+    sample_s: float
+    between_s: float
+    between_rank_s: float
+    within_s: float
+    within_rank_s: float
+    overlap: float
+
+    def __post_init__(self) -> None:
+        good = all(math.isfinite(value) and value >= 0 for value in astuple(self))
+        if not good or not LEAST_OVERLAP <= self.overlap <= MOST_OVERLAP:
+            raise ConfigError(
+                "a throughput model is impossible",
+                expected=f"times >= 0, and an overlap from {LEAST_OVERLAP:g} to {MOST_OVERLAP:g}",
+                found=repr(astuple(self)),
+            )
+
+    def accumulated_s(self, local_batch: Any) -> Any:
+        """A micro-batch of a rank whose gradients are accumulated."""
+        return self.compute_s + self.sample_s * np.asarray(local_batch, dtype=float)
+
+    def network_s(self, nodes: Any, ranks: Any) -> Any:
+        """The exchange of gradients by itself; next to nothing for one rank."""
+        beyond = np.maximum(np.asarray(ranks, dtype=float) - 2, NOTHING_S)
+        between = self.between_s + self.between_rank_s * beyond
+        within = self.within_s + self.within_rank_s * beyond
+        alone = np.full_like(beyond, NOTHING_S)
+        return np.select([np.greater(nodes, 1), np.greater(ranks, 1)], [between, within], alone)
+
+    def step_s(self, nodes: Any, ranks: Any, local_batch: Any, accumulation: Any = 0) -> Any:
+        """A whole step, with ``accumulation`` micro-batches beside the last one."""
+        accumulated = np.maximum(self.accumulated_s(local_batch), NOTHING_S)
+        network = np.maximum(self.network_s(nodes, ranks), NOTHING_S)
+        logarithm = np.logaddexp(self.overlap * np.log(accumulated), self.overlap * np.log(network)) / self.overlap
+        return np.exp(logarithm) + accumulation * accumulated
+
+    def samples_per_s(self, nodes: Any, ranks: Any, local_batch: Any, accumulation: Any = 0) -> Any:
+        """Samples of all ranks together."""
+        batch = np.asarray(ranks) * np.asarray(local_batch) * (np.asarray(accumulation) + 1)
+        return batch / self.step_s(nodes, ranks, local_batch, accumulation)

@@ -1,0 +1,274 @@
+"""How fast a training goes on any placement, with any batch: interpolated between what was measured.
+
+The measurements of AdaptDL's artefact are of 16 nodes with 4 GPUs each. Of a placement that was measured, times are
+interpolated between batches; of another one, between numbers of nodes and GPUs, too. Progress is counted in steps with
+the first batch, and the end of a training in epochs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.errors import ConfigError
+
+from .traces.archive import Archive
+
+Floats = npt.NDArray[np.float64]
+Placement = tuple[int, ...]
+#: More nodes than this were not measured; the times of so many hold for more.
+_MOST_NODES = 16
+
+
+class Settings(NamedTuple):
+    """What AdaptDL's artefact says of a training beside its measurements.
+
+    Attributes:
+        epochs: after which it is done.
+        most_local: samples of a micro-batch of a GPU at most; the largest that was measured if None.
+        most_gpus: that policies which choose a size give it.
+        batch: that Pollux gives it, instead of choosing one.
+        state: what a checkpoint of it holds, as ``--state`` says it; assumed from the models that the paper names.
+    """
+
+    epochs: int
+    most_local: int | None = None
+    most_gpus: int | None = None
+    batch: int | None = None
+    state: str = "tensors-160x1.3MB"
+
+
+SETTINGS: Mapping[str, Settings] = {
+    "bert": Settings(2, state="bert-base+adam"),
+    "cifar10": Settings(100, state="tensors-124x720kB"),  # ResNet-18, SGD with momentum
+    "ncf": Settings(10, most_gpus=1, batch=32768, state="tensors-40x1MB"),  # NeuMF of MovieLens-1M, Adam
+    "imagenet": Settings(90, state="tensors-322x636kB"),  # ResNet-50, SGD with momentum
+    "deepspeech2": Settings(80, state="tensors-100x3MB"),  # about 40 M parameters, SGD with momentum
+    "yolov3": Settings(50, most_local=8, state="tensors-444x1.1MB"),  # 62 M parameters, SGD with momentum
+}
+
+
+class Times(NamedTuple):
+    """Seconds of a micro-batch with the exchange of gradients, and of that exchange in it."""
+
+    step_s: float
+    sync_s: float
+
+
+class Timing(NamedTuple):
+    """A row of measured times.
+
+    Attributes:
+        placement: GPUs on each node, if the row is of one placement.
+    """
+
+    placement: Placement | None
+    nodes: int
+    gpus: int
+    local_batch: int
+    times: Times
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a training with one batch went: one value for each epoch.
+
+    Attributes:
+        progress: steps with the first batch that it is worth, by the end of the epoch.
+        iteration: steps by then.
+        sqr, var: of gradients, as :class:`deeppart.plan.goodput.GradientNoise` has them, of the first batch.
+    """
+
+    progress: Floats
+    iteration: Floats
+    sqr: Floats
+    var: Floats
+
+
+@dataclass(frozen=True)
+class Application:
+    """One kind of training.
+
+    Attributes:
+        name: of it.
+        timings: measured.
+        courses: by batch, ascending.
+        settings: what is known of it beside that.
+        least_local, most_local: samples of a micro-batch of a GPU.
+    """
+
+    name: str
+    timings: Sequence[Timing]
+    courses: Mapping[int, Course]
+    settings: Settings
+    least_local: int
+    most_local: int
+    _known: dict[tuple[Placement, int], Times] = field(default_factory=dict, repr=False)
+
+    @property
+    def batch(self) -> int:
+        """The first batch, which the training was tuned for."""
+        return min(self.courses)
+
+    @property
+    def most_batch(self) -> int:
+        """The largest that was measured."""
+        return max(self.courses)
+
+    def progress(self, epoch: int) -> float:
+        """By the end of so many epochs, with whichever batch it is least."""
+        return 0.0 if epoch == 0 else min(float(each.progress[epoch - 1]) for each in self.courses.values())
+
+    def iterations(self, batch: int, epoch: int) -> float:
+        """Steps with this batch by the end of the epoch of this number."""
+        return self._between("iteration", batch, epoch)
+
+    def noise(self, batch: int, epoch: int) -> tuple[float, float]:
+        """Squared norm and variance of gradients of the first batch, in a training with this one."""
+        return self._between("sqr", batch, epoch), self._between("var", batch, epoch)
+
+    def times(self, placement: Placement, local_batch: int) -> Times:
+        """Times of a micro-batch.
+
+        Raises:
+            ConfigError: the batch is outside of what was measured.
+        """
+        key = _rotated(placement), local_batch
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._interpolated(*key)
+        return found
+
+    def _between(self, name: str, batch: int, epoch: int) -> float:
+        sizes = list(self.courses)
+        if not sizes[0] <= batch <= sizes[-1]:
+            raise ConfigError(
+                f"a batch of {self.name} was not measured", expected=f"{sizes[0]} to {sizes[-1]}", found=str(batch)
+            )
+        return float(np.interp(batch, sizes, [getattr(course, name)[epoch] for course in self.courses.values()]))
+
+    def _interpolated(self, placement: Placement, local_batch: int) -> Times:
+        rows = [timing for timing in self.timings if timing.placement == placement]
+        if rows:
+            sizes = [row.local_batch for row in rows]
+            if min(sizes) <= local_batch <= max(sizes):
+                both = np.array([row.times for row in rows])
+                return Times(*(float(np.interp(local_batch, sizes, both[:, each])) for each in (0, 1)))
+        else:
+            point = min(len(placement), _MOST_NODES), sum(placement), local_batch
+            found = _surface(self)(np.array([point]))[0]
+            if np.all(np.isfinite(found)):
+                return Times(float(found[0]), float(found[1]))
+        raise ConfigError(
+            f"{self.name} was not measured like this",
+            found=f"{local_batch} samples of each GPU, on nodes with {', '.join(map(str, placement))} of them",
+        )
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+@lru_cache(maxsize=64)
+def _surface(application: Application) -> Callable[[Floats], Floats]:
+    """Times over nodes, GPUs and batch, the mean of all placements of a size."""
+    from scipy.interpolate import LinearNDInterpolator
+
+    groups: dict[tuple[int, int, int], list[Times]] = {}
+    single = []
+    for row in application.timings:
+        point = row.nodes, row.gpus, row.local_batch
+        if row.placement is None:
+            single.append((point, row.times))
+        else:
+            groups.setdefault(point, []).append(row.times)
+    means = [(point, tuple(np.mean(groups[point], axis=0))) for point in sorted(groups)]
+    points, values = zip(*means, *single, strict=True)
+    found: Callable[[Floats], Floats] = LinearNDInterpolator(np.array(points, dtype=float), np.array(values))
+    return found
+
+
+def _rotated(placement: Placement) -> Placement:
+    """The least of its rotations, which all are alike on a ring."""
+    kept = tuple(count for count in placement if count)
+    return min(kept[start:] + kept[:start] for start in range(len(kept)))
+
+
+def packed(gpus: int, per_node: int) -> Placement:
+    """So many GPUs on as few nodes as there are."""
+    full, rest = divmod(gpus, per_node)
+    return (per_node,) * full + ((rest,) if rest else ())
+
+
+def divided(batch: int, gpus: int, application: Application) -> tuple[int, int]:
+    """(samples of a micro-batch, micro-batches beside the last) of a batch that GPUs share.
+
+    One GPU with more than the first batch accumulates: the noise of gradients is estimated from several of them.
+    """
+    per_gpu = math.ceil(batch / gpus - 1e-8)
+    accumulation = math.ceil(per_gpu / application.most_local - 1e-8) - 1
+    if gpus == 1 and batch > application.batch:
+        accumulation = max(1, accumulation)
+    local = math.ceil(per_gpu / (accumulation + 1) - 1e-8)
+    return min(local, application.most_batch // (gpus * (accumulation + 1))), accumulation
+
+
+def read_application(archive: Archive, name: str) -> Application:
+    """The application of that name.
+
+    Raises:
+        ConfigError: a table is missing, or says nothing.
+
+    Example:
+        >>> from deeppart_simulator.cluster.applications import read_application
+        >>> from deeppart_simulator.cluster.traces.archive import Archive
+        >>> cifar = read_application(Archive(), "cifar10")
+        >>> cifar.batch, cifar.most_batch, round(cifar.times((4, 4), 128).step_s, 3)
+        (128, 4096, 0.23)
+    """
+    folder = f"traces/{name}/"
+    try:
+        timings = _placements(archive.table(f"{folder}placements.csv"))
+        timings += _scalability(archive.table(f"{folder}scalability.csv"))
+        courses = {}
+        for path in archive.names:
+            if path.startswith(f"{folder}validation-"):
+                courses[int(path.rpartition("-")[2].removesuffix(".csv"))] = _course(archive.table(path))
+        settings = SETTINGS.get(name) or Settings(min(len(course.progress) for course in courses.values()))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            "the tables of an application say nothing", found=f"{type(error).__name__}: {error}",
+            where=f"{archive.name}: {folder}", todo="docs/simulator.md has the layout",
+        ) from error  # fmt: skip
+    locals_ = [timing.local_batch for timing in timings if timing.placement is not None]
+    most_local = settings.most_local or max(locals_)
+    return Application(name, timings, dict(sorted(courses.items())), settings, min(locals_), most_local)
+
+
+def _placements(rows: Sequence[Mapping[str, str]]) -> list[Timing]:
+    found = []
+    for row in rows:
+        placement = tuple(map(int, row["placement"]))
+        times = Times(float(row["step_time"]), float(row["sync_time"]))
+        found.append(Timing(placement, len(placement), sum(placement), int(row["local_bsz"]), times))
+    return found
+
+
+def _scalability(rows: Sequence[Mapping[str, str]]) -> list[Timing]:
+    return [
+        Timing(
+            None, int(row["num_nodes"]), int(row["num_replicas"]), int(row["local_bsz"]),
+            Times(float(row["step_time"]), float(row["sync_time"])),
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def _course(rows: Sequence[Mapping[str, str]]) -> Course:
+    names = ("progress", "iteration", "grad_sqr", "grad_var")
+    return Course(*(np.array([float(row[name]) for row in rows]) for name in names))

@@ -1,0 +1,1 @@
+"""Measurements of trainings, and workloads made of them: AdaptDL's, in ``adaptdl.zip``, or one's own."""

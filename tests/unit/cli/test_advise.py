@@ -1,0 +1,73 @@
+"""``deeppart advise``: sizes, which one pays, and refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deeppart.elastic.profile import PROFILE_NAME
+from deeppart.elastic.profile_file import write_profile
+from deeppart.plan.goodput import Bounds, GradientNoise
+from tests.unit.cli_support import call, call_json
+from tests.unit.elastic.test_fitting import profile_of_true
+from tests.unit.plan.goodput.models import TRUE
+
+NOISE, BOUNDS = GradientNoise(1.0, 30.0, 32), Bounds(32, 4096, 64)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    write_profile(tmp_path, replace(profile_of_true(), noise=NOISE, bounds=BOUNDS))
+    return tmp_path
+
+
+def test_each_size_up_to_twice_the_ranks(job: Path) -> None:
+    found = call_json("advise", job)
+    assert [size["ranks"] for size in found["sizes"]] == [1, 2, 3, 4, 8, 12, 16]
+    assert found["profiled"] == {"ranks": 8, "batch": 512} and found["batch_capped"]
+    paying = [size for size in found["sizes"] if size["per_rank"] >= 0.5]
+    assert found["best"] == max(paying, key=lambda size: size["goodput"])["ranks"] < 16
+    for size in found["sizes"]:
+        true_s = float(TRUE.step_s(size["nodes"], size["ranks"], size["local_batch"], size["accumulation"]))
+        assert size["step_s"] == pytest.approx(true_s, rel=0.05)
+        assert size["efficiency"] == pytest.approx(float(NOISE.efficiency(size["batch"])))
+
+
+def test_it_says_which_size_pays(job: Path) -> None:
+    said = call("advise", job, "--worth", "0.9")
+    (line,) = (line for line in said.splitlines() if "pays most" in line)
+    assert line.split()[0] == str(call_json("advise", job, "--worth", "0.9")["best"])
+    assert "up to 8 ranks" in said and "too many ranks" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--ranks", "4,17"), "17 ranks are too far"),
+        (("--batch", "2049"), "a batch of 2049 is too far"),
+        (("--ranks", "x"), "impossible value for --ranks"),
+        (("--ranks", "0"), "impossible value for --ranks"),
+    ],
+)
+def test_what_was_not_measured_nearly_is_refused(job: Path, options: tuple[str, ...], said: str) -> None:
+    assert said in call("advise", job, *options, code=2)
+    assert call_json("advise", job, *options, code=2)["error"]["exit_code"] == 2
+
+
+def test_one_batch_for_all_sizes(job: Path) -> None:
+    found = call_json("advise", job, "--batch", "256", "--ranks", "2,16")
+    assert [(size["ranks"], size["batch"]) for size in found["sizes"]] == [(2, 256), (16, 256)]
+
+
+def test_a_job_without_noise_keeps_its_batch(job: Path) -> None:
+    write_profile(job, profile_of_true())
+    assert {size["batch"] for size in call_json("advise", job)["sizes"]} == {512}
+    assert "the batch stays as it is" in call("advise", job)
+
+
+def test_a_directory_without_a_profile(tmp_path: Path) -> None:
+    assert PROFILE_NAME in call("advise", tmp_path, code=2)
+    (tmp_path / PROFILE_NAME).write_text("{")
+    assert "cannot be used" in call("advise", tmp_path, code=1)

@@ -1,0 +1,218 @@
+"""Every sample once in every epoch, in the same steps, on whatever ranks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from deeppart.elastic import ElasticDataLoader, Progress
+from deeppart.errors import ConfigError, RestoreError
+from tests.unit.elastic.jobs import Alone, Job, numbers, same_steps
+
+CHANGES = [(4, 3), (2, 4), (6, 2), (3, 1000)]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("accumulation", [0, 2])
+def test_a_job_that_changes_its_size_has_every_sample_once(shuffle: bool, accumulation: int) -> None:
+    options = {"shuffle": shuffle, "accumulation": accumulation}
+    found, straight = Job(103, 10, options=options), Job(103, 10, options=options)
+    same_steps(CHANGES, found)
+    straight.run(1)
+    assert found.whole() and found.steps == straight.steps  # the last step of an epoch has 3 samples, for 3 ranks or 6
+    assert found.weights == pytest.approx([1.0] * len(found.weights))
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(1, 80),
+    st.integers(1, 20),
+    st.integers(0, 3),
+    st.lists(st.tuples(st.integers(1, 7), st.integers(1, 9)), max_size=4),
+)
+def test_whatever_the_sizes(length: int, batch: int, accumulation: int, runs: list[tuple[int, int]]) -> None:
+    options = {"accumulation": accumulation}
+    found, straight = Job(length, batch, options=options), Job(length, batch, options=options)
+    same_steps([(min(ranks, batch), steps) for ranks, steps in runs] + [(1, 10**9)], found)
+    straight.run(1)
+    assert found.whole() and found.steps == straight.steps
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 80), st.lists(st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(4, 30)), max_size=4))
+def test_whatever_batches_are_changed_to(length: int, runs: list[tuple[int, int, int]]) -> None:
+    """In the second step of each run; the sizes that are saved hold in the next run."""
+    job = Job(length, 8)
+    for ranks, steps, size in [*runs, (2, 10**9, 5)]:
+        job.run(ranks, steps, lambda loader, step, size=size: step == 2 and loader.set_batch(size))  # type: ignore[misc]
+    assert job.whole()
+    assert job.weights == pytest.approx([1.0] * len(job.weights))
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 with torch 2.13
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_workers_that_are_ahead_change_nothing(kind: Any) -> None:
+    """Batches under way in workers are neither lost nor had twice, also if the batch changes while they are."""
+    options = {"num_workers": 2, "prefetch_factor": 3, "loader": kind}
+    job = Job(120, 8, epochs=1, options=options)
+    after: list[int] = []
+
+    def change(loader: ElasticDataLoader, step: int) -> None:
+        if step == 2:
+            after.append(loader.set_batch(20))
+
+    job.run(2, 4, change)
+    job.run(1)
+    assert job.whole() and set(after) == {8 * (2 + 2 * 3 + 1)}
+    assert [len(samples) for _, samples in job.steps] == [8] * 9 + [20, 20, 8]
+    assert job.weights == pytest.approx([1.0] * len(job.weights))
+
+
+def test_loops_that_were_over_are_skipped_and_others_are_gone_on_with() -> None:
+    """Training and validation in each epoch; a checkpoint in each place, and a job that goes on from it."""
+
+    def train(progress: Progress, stop_at: int | None) -> tuple[list[str], dict[str, Any] | None]:
+        training = ElasticDataLoader(numbers(6), 2, progress=progress, ranks=Alone(), shuffle=False)
+        checking = ElasticDataLoader(numbers(3), 1, progress=progress, ranks=Alone(), shuffle=False)
+        done: list[str] = []
+        for epoch in progress.remaining_epochs_until(2):
+            for name, loader in (("train", training), ("check", checking), ("again", checking)):
+                for (batch,) in loader:
+                    done.append(f"{epoch} {name} {batch.tolist()}")
+                    if len(done) == stop_at:
+                        return done, progress.state_dict()
+        return done, None
+
+    whole, _ = train(Progress(), None)
+    assert len(whole) == len(set(whole)) == 2 * (3 + 3 + 3)
+    for place in range(1, len(whole)):
+        first, state = train(Progress(), place)
+        going_on = Progress()
+        assert state is not None
+        going_on.load_state_dict(json.loads(json.dumps(state)))
+        rest, _ = train(going_on, None)
+        assert first + rest == whole, place
+
+
+def test_a_loop_that_was_left_is_gone_on_with_after_a_restart_and_over_in_the_same_process() -> None:
+    progress = Progress()
+    loader = ElasticDataLoader(numbers(6), 2, progress=progress, ranks=Alone(), shuffle=False)
+    for _ in progress.remaining_epochs_until(1):
+        for _ in loader:
+            break
+        saved = progress.state_dict()
+        again = [batch.tolist() for (batch,) in loader]
+    assert again == [[0, 1], [2, 3], [4, 5]]
+    later = Progress()
+    loader = ElasticDataLoader(numbers(6), 2, progress=later, ranks=Alone(), shuffle=False)
+    later.load_state_dict(saved)
+    for _ in later.remaining_epochs_until(1):
+        assert [batch.tolist() for (batch,) in loader] == [[2, 3], [4, 5]]
+
+
+def test_without_epochs_each_loop_is_one() -> None:
+    loader = ElasticDataLoader(numbers(50), 50, progress=Progress(), ranks=Alone())
+    orders = [tuple(batch.tolist()) for _ in range(3) for (batch,) in loader]
+    assert len(set(orders)) == 3 and loader.epoch == 3
+    loader.set_epoch(1)
+    assert [tuple(batch.tolist()) for (batch,) in loader] == [orders[1]]
+
+
+def test_a_restored_loader_goes_on_in_a_loop_that_counts_epochs_itself() -> None:
+    """As scripts with DistributedSampler do: ``for epoch in range(first, 3): loader.set_epoch(epoch)``."""
+    loader = ElasticDataLoader(numbers(6), 2, progress=Progress(), ranks=Alone(), shuffle=False)
+    loader.set_epoch(1)
+    next(iter(loader))
+    saved = loader.state_dict()
+    other = ElasticDataLoader(numbers(6), 2, progress=Progress(), ranks=Alone(), shuffle=False)
+    other.load_state_dict(saved)
+    found = {}
+    for epoch in range(other.epoch, 3):
+        other.set_epoch(epoch)
+        found[epoch] = [batch.tolist() for (batch,) in other]
+    assert found == {1: [[2, 3], [4, 5]], 2: [[0, 1], [2, 3], [4, 5]]}
+
+
+def test_a_batch_that_the_script_asks_for_anew_holds() -> None:
+    first = ElasticDataLoader(numbers(60), 10, progress=Progress(), ranks=Alone())
+    first.set_batch(20)
+    saved = first.state_dict()
+    for asked, then in ((10, 20), (6, 6)):
+        other = ElasticDataLoader(numbers(60), asked, progress=Progress(), ranks=Alone())
+        other.load_state_dict(saved)
+        assert other.batch.size == then
+
+
+def test_incomplete_steps_are_left_out() -> None:
+    job = Job(23, 5, options={"drop_last": True})
+    job.run(2)
+    assert len(job.steps) == 2 * 4 and len(job.seen) == 2 * 20
+
+
+def test_a_batch_smaller_than_the_ranks_is_named() -> None:
+    with pytest.raises(ConfigError, match="fewer samples than there are ranks") as caught:
+        ElasticDataLoader(numbers(60), 3, progress=Progress(), ranks=Alone(0, 4))
+    assert "4 or more" in str(caught.value)
+    loader = ElasticDataLoader(numbers(60), 4, progress=Progress(), ranks=Alone(0, 4))
+    with pytest.raises(ConfigError, match="fewer samples"):
+        loader.set_batch(2)
+    small = ElasticDataLoader(numbers(60), 2, progress=Progress(), ranks=Alone(0, 2))
+    with pytest.raises(ConfigError, match="fewer samples"):
+        ElasticDataLoader(numbers(60), 4, progress=Progress(), ranks=Alone(0, 4)).load_state_dict(
+            small.state_dict() | {"asked": [4, 0]}
+        )
+
+
+def test_a_data_set_of_another_length_is_named() -> None:
+    saved = ElasticDataLoader(numbers(60), 4, progress=Progress(), ranks=Alone()).state_dict()
+    other = ElasticDataLoader(numbers(61), 4, progress=Progress(), ranks=Alone())
+    with pytest.raises(RestoreError, match="another length") as caught:
+        other.load_state_dict(saved)
+    assert "60 samples" in str(caught.value) and "61" in str(caught.value)
+
+    class Growing(Dataset[int]):
+        length = 5
+
+        def __len__(self) -> int:
+            return self.length
+
+        def __getitem__(self, place: int) -> int:
+            return place
+
+    growing = Growing()
+    loader = ElasticDataLoader(growing, 2, progress=Progress(), ranks=Alone())
+    growing.length = 7
+    with pytest.raises(ConfigError, match="has changed its length"):
+        next(iter(loader))
+
+
+def test_another_order_is_named() -> None:
+    saved = ElasticDataLoader(numbers(60), 4, progress=Progress(), ranks=Alone()).state_dict()
+    other = ElasticDataLoader(numbers(60), 4, progress=Progress(), ranks=Alone(), shuffle=False)
+    with pytest.raises(RestoreError, match="another order"):
+        other.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("option", ["sampler", "batch_sampler", "in_order"])
+def test_options_that_it_decides_itself_are_refused(option: str) -> None:
+    options: dict[str, Any] = {option: False}
+    with pytest.raises(ConfigError):
+        ElasticDataLoader(numbers(6), 2, progress=Progress(), ranks=Alone(), **options)
+
+
+def test_loops_over_one_loader_do_not_overlap() -> None:
+    loader = ElasticDataLoader(numbers(6), 2, progress=Progress(), ranks=Alone())
+    for _ in loader:
+        with pytest.raises(ConfigError, match="in another one"):
+            next(iter(loader))
+        break
+    with pytest.raises(ConfigError, match="no batch is under way"):
+        _ = loader.weight
+    assert len(loader) == 3 and torch.is_tensor(next(iter(loader))[0])

@@ -1,0 +1,99 @@
+"""What a job has measured: kept by kind of step, merged, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deeppart.elastic.profile import Profile, Timed
+from deeppart.errors import ConfigError
+from deeppart.plan.goodput import Bounds, GradientNoise
+
+
+def profiled(*ranks: int, seconds: float = 0.05) -> Profile:
+    profile = Profile(noise=GradientNoise(1.0, 30.0, 32), bounds=Bounds(32, 4096, 64))
+    for each in ranks:
+        size: dict[str, Any] = {"nodes": -(-each // 4), "ranks": each, "local_batch": 32, "batch": 64 * each}
+        profile = profile.with_step(**size, seconds=seconds)
+        profile = profile.with_step(**size, seconds=seconds / 2, accumulating=True)
+    return profile
+
+
+def test_a_mean_for_each_kind_of_step() -> None:
+    profile = profiled(1, 8).merged(profiled(8, seconds=0.11))
+    assert [timed.kind for timed in profile.times] == [
+        (1, 1, 32, False),
+        (1, 1, 32, True),
+        (2, 8, 32, False),
+        (2, 8, 32, True),
+    ]
+    assert [timed.count for timed in profile.times] == [1, 1, 2, 2]
+    assert profile.times[2].mean_s == pytest.approx(0.08) and profile.times[3].mean_s == pytest.approx(0.04)
+    (eight,) = (each for each in profile.measured() if each.ranks == 8)
+    assert (eight.step_s, eight.accumulated_s) == pytest.approx((0.08, 0.04))
+
+
+def test_means_weigh_by_how_many_steps() -> None:
+    first, second = Timed(1, 1, 8, False, 9, 1.0), Timed(1, 1, 8, False, 1, 2.0)
+    joined = Profile((first,)).merged(Profile((second,))).times
+    assert len(joined) == 1 and joined[0].count == 10 and joined[0].mean_s == pytest.approx(1.1)
+
+
+def test_what_is_newer_holds() -> None:
+    newer = Profile(noise=GradientNoise(2.0, 1.0, 32))
+    merged = profiled(1).merged(newer)
+    assert merged.noise == newer.noise and merged.bounds == Bounds(32, 4096, 64)
+
+
+def test_how_far_it_carries() -> None:
+    limits = profiled(1, 4, 8).limits
+    assert (limits.profiled_ranks, limits.profiled_batch, limits.node_ranks) == (8, 512, 4)
+    with pytest.raises(ConfigError, match="empty"):
+        _ = Profile().limits
+
+
+def test_json_and_back() -> None:
+    for profile in (profiled(1, 4, 8), Profile()):
+        assert Profile.from_document(json.loads(json.dumps(profile.document()))) == profile
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"format": "deeppart-runs"},
+        {"times": {}},
+        {"times": [{"nodes": 1}]},
+        {"largest_batch": True},
+        {"largest_batch": -1},
+        {"noise": {"sqr": "x", "var": 1, "batch": 1}},
+        {"noise": {"sqr": -1.0, "var": 1.0, "batch": 1}},
+        {"bounds": {"batch": 64, "most_batch": 32, "most_local": 8, "least_local": 1, "accumulate": True}},
+        {"bounds": {"batch": 1, "most_batch": 32, "most_local": 8, "least_local": 1, "accumulate": 1}},
+    ],
+)
+def test_other_documents_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError, ConfigError)):
+        Profile.from_document(profiled(1).document() | change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"mean_s": -1.0}, {"mean_s": float("nan")}, {"count": 0}, {"nodes": 9}, {"ranks": 1.5}, {"accumulating": 1}],
+)
+def test_impossible_times_are_refused(change: dict[str, Any]) -> None:
+    document = profiled(1).document()
+    document["times"][0] |= change
+    with pytest.raises((ValueError, TypeError, ConfigError)):
+        Profile.from_document(document)
+    document["times"][0] = document["times"][1]
+    with pytest.raises(ValueError, match="two times"):
+        Profile.from_document(document)
+
+
+def test_an_impossible_step_is_refused() -> None:
+    with pytest.raises(ConfigError, match="impossible"):
+        replace(Timed(1, 1, 8, False, 1, 1.0), nodes=2)

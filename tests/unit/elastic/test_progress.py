@@ -1,0 +1,75 @@
+"""Epochs and members of a training."""
+
+from __future__ import annotations
+
+import pytest
+
+from deeppart.elastic import Accumulator, ElasticDataLoader, Progress
+from deeppart.errors import ConfigError, RestoreError
+from tests.unit.elastic.jobs import Alone, numbers
+
+
+def test_epochs_that_are_over_are_not_gone_through_again() -> None:
+    progress = Progress()
+    assert list(progress.remaining_epochs_until(2)) == [0, 1] and progress.finished_epochs == 2
+    assert progress.current_epoch is None
+    going_on = Progress()
+    going_on.load_state_dict(progress.state_dict())
+    assert list(going_on.remaining_epochs_until(2)) == []
+    assert [(epoch, going_on.current_epoch) for epoch in going_on.remaining_epochs_until(4)] == [(2, 2), (3, 3)]
+
+
+def test_an_epoch_that_is_left_is_the_current_one_for_a_checkpoint_and_over_in_the_next_loop() -> None:
+    progress = Progress()
+    for epoch in progress.remaining_epochs_until(5):
+        if epoch == 2:
+            break
+    assert progress.state_dict()["epoch"] == 2
+    assert list(progress.remaining_epochs_until(5)) == [3, 4]
+
+
+def test_an_error_in_an_epoch_leaves_it() -> None:
+    progress = Progress()
+
+    def train() -> None:
+        for _ in progress.remaining_epochs_until(5):
+            raise KeyError("of the training")
+
+    with pytest.raises(KeyError, match="of the training"):
+        train()
+    assert progress.current_epoch is None and progress.finished_epochs == 0
+
+
+def test_loops_over_epochs_do_not_overlap() -> None:
+    progress = Progress()
+    for _ in progress.remaining_epochs_until(1):
+        with pytest.raises(ConfigError, match="in another one"):
+            next(progress.remaining_epochs_until(3))
+
+
+def test_members_take_their_places_whenever_they_are_made() -> None:
+    progress = Progress()
+    first: ElasticDataLoader = ElasticDataLoader(numbers(6), 2, progress=progress, ranks=Alone())
+    second: ElasticDataLoader = ElasticDataLoader(numbers(9), 3, progress=progress, ranks=Alone(), name="mine")
+    sums = Accumulator(progress=progress, ranks=Alone())
+    assert (first.name, second.name, sums.name) == ("loader-0", "mine", "sums-0")
+    next(iter(second))
+    saved = progress.state_dict()
+    later = Progress()
+    later.load_state_dict(saved)
+    assert later.state_dict() == saved  # of members that are not made again nothing is lost
+    mine: ElasticDataLoader = ElasticDataLoader(numbers(9), 3, progress=later, ranks=Alone(), name="mine")
+    assert mine.seen == 3
+    assert later.state_dict() == saved
+
+
+def test_two_members_of_one_name_are_refused() -> None:
+    progress = Progress()
+    ElasticDataLoader(numbers(6), 2, progress=progress, ranks=Alone(), name="mine")
+    with pytest.raises(ConfigError, match="same name"):
+        ElasticDataLoader(numbers(6), 2, progress=progress, ranks=Alone(), name="mine")
+
+
+def test_places_of_a_later_version_are_refused() -> None:
+    with pytest.raises(RestoreError, match="does not know"):
+        Progress().load_state_dict(Progress().state_dict() | {"version": 2})
