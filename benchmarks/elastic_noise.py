@@ -1,0 +1,94 @@
+"""What measuring the noise of gradients costs a step: DistributedDataParallel and ElasticDataParallel, in turn.
+
+    torchrun --nproc-per-node 4 -m benchmarks.elastic_noise [--rounds 7] [--samples 4] [--length 128]
+
+A model of BERT-base's shapes (110 million parameters), random tokens, gloo. Each optimizer is tried in both, one step
+of each after the other, so that what else the machine does falls on both. Medians, with the least and the most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
+
+from deeppart.elastic import ElasticDataLoader, ElasticDataParallel, Progress
+
+LAYERS, WIDTH, HEADS, WORDS = 12, 768, 12, 30_522
+
+
+class Bert(torch.nn.Module):
+    """BERT-base's encoder over its vocabulary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(WORDS, WIDTH)
+        layer = torch.nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True)
+        self.encoder = torch.nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.encoder(self.embedding(tokens))
+        return found.square().mean()
+
+
+def steps(kind: str, elastic: bool, samples: int, length: int) -> Callable[[], float]:
+    """Something that makes a step, and gives its seconds."""
+    torch.manual_seed(0)
+    model, ranks = Bert(), dist.get_world_size()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4) if kind == "SGD" else torch.optim.AdamW(model.parameters())
+    progress = Progress()
+    data = TensorDataset(torch.randint(WORDS, (4096, length)))
+    loader = ElasticDataLoader(data, samples * ranks, progress=progress)
+    parallel: Any = (
+        ElasticDataParallel(model, optimizer, progress=progress) if elastic else DistributedDataParallel(model)
+    )
+    batches = iter(loader)
+
+    def step() -> float:
+        (tokens,) = next(batches)
+        dist.barrier()
+        began = time.perf_counter()
+        parallel(tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        dist.barrier()
+        return time.perf_counter() - began
+
+    return step
+
+
+def main() -> None:
+    """Both optimizers, in both."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--samples", type=int, default=4, help="of each rank")
+    parser.add_argument("--length", type=int, default=128, help="tokens of a sample")
+    options = parser.parse_args()
+    dist.init_process_group("gloo")
+    for kind in ("SGD", "AdamW"):
+        pair = [steps(kind, elastic, options.samples, options.length) for elastic in (False, True)]
+        for _ in range(6 if kind == "AdamW" else 2):  # from the fifth step on gradients are preconditioned
+            times = [step() for step in pair]
+        found: list[list[float]] = [[], []]
+        for place in range(options.rounds):
+            for which in (0, 1) if place % 2 else (1, 0):
+                found[which].append(pair[which]())
+        if dist.get_rank() == 0:
+            plain, elastic = map(statistics.median, found)
+            for name, times in zip(("DistributedDataParallel", "ElasticDataParallel"), found, strict=True):
+                print(f"{kind}, {name}: {statistics.median(times):.3f} s ({min(times):.3f}-{max(times):.3f})")
+            each = statistics.median(b / a - 1 for a, b in zip(*found, strict=True))
+            print(f"{kind}: {elastic / plain - 1:+.1%} of the medians, {each:+.1%} pair by pair", flush=True)
+        del pair
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
