@@ -11,6 +11,7 @@ from .progress import Progress, progress
 from .rules import AdamScale, AdaScale, LEGWScale, LinearScale, ScalingRule, SqrtScale
 from .sampler import ElasticSampler
 from .steps import Batch, shares
+from .told import Told, leave, should_stop
 
 __all__ = [
     "Accumulator",
@@ -26,12 +27,15 @@ __all__ = [
     "Progress",
     "ScalingRule",
     "SqrtScale",
+    "Told",
     "current_epoch",
     "finished_epochs",
+    "leave",
     "permuted",
     "progress",
     "remaining_epochs_until",
     "shares",
+    "should_stop",
 ]
 
 #: As of :meth:`Progress.remaining_epochs_until`, of the process's progress.
