@@ -15,7 +15,7 @@ from deeppart.model.version import VERSION
 
 class _Commands(Commands):
     package = "deeppart.cli"
-    names = ("ls", "show", "cat", "diff", "verify", "restore", "export", "import", "prune", "watch")
+    names = ("ls", "show", "cat", "diff", "verify", "restore", "export", "import", "prune", "watch", "elastic-run")
     about_content = (FormatError, RestoreError, StructureMismatchError)
 
 
