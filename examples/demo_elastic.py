@@ -23,8 +23,8 @@ import click
 
 SCRIPT = Path(__file__).with_name("elastic_training.py")
 SIZES = [2, 4, 1, 3]
-#: Steps on a number of ranks before it changes; how long that may take.
-STEPS, LIMIT_S = 12, 120.0
+#: Until a number of ranks has made steps, or the job has ended.
+LIMIT_S = 120.0
 
 
 def read_notes(directory: Path) -> list[dict[str, Any]]:
@@ -66,7 +66,7 @@ def command(python: Sequence[str], out: Path, options: Sequence[str], script: Se
     ]
 
 
-def run_changing(python: Sequence[str], out: Path, script: Sequence[str], after_s: float) -> int:
+def run_changing(python: Sequence[str], out: Path, script: Sequence[str], after_s: float, steps: int) -> int:
     """2 ranks; 4 by the schedule; 1 as a rank is killed; 3 by the file."""
     out.mkdir(parents=True)
     size = out / "SIZE"
@@ -77,10 +77,10 @@ def run_changing(python: Sequence[str], out: Path, script: Sequence[str], after_
         return [note for note in read_notes(out) if note["ranks"] == ranks and "loss" in note]
 
     try:
-        wait_for("4 ranks", lambda: len(at(4)) > 4 * STEPS, process)
+        wait_for("4 ranks", lambda: len(at(4)) > 4 * steps, process)
         size.write_text("1\n")
         os.kill(next(note["pid"] for note in at(4)), signal.SIGKILL)
-        wait_for("1 rank", lambda: len(at(1)) > STEPS, process)
+        wait_for("1 rank", lambda: len(at(1)) > steps, process)
         size.write_text("3\n")
         return process.wait(LIMIT_S)
     finally:
@@ -127,10 +127,11 @@ def pieces(out: Path) -> list[dict[str, float]]:
         left = max(n["time"] for n in before if n.get("mark") == "left")
         met = [n for n in after if n.get("mark") == "met"]
         imported, joined = max(n["imported"] for n in met), max(n["time"] for n in met)
+        built = max(n["time"] for n in after if n.get("mark") == "built")
         restored = max(n["time"] for n in after if n.get("mark") == "restored")
         first = min(n["time"] for n in after if "loss" in n)
-        marks = [event["time"], agreed, left, start["time"], imported, joined, restored, first]
-        names = ["agree", "checkpoint", "exit", "start_and_imports", "meet", "restore", "first_step"]
+        marks = [event["time"], agreed, left, start["time"], imported, joined, built, restored, first]
+        names = ["agree", "checkpoint", "exit", "start_and_imports", "meet", "build", "restore", "first_step"]
         row = {name: b - a for name, (a, b) in zip(names, pairwise(marks), strict=True)}
         found.append({"ranks": float(start["ranks"]), **row, "all": first - event["time"]})
     return found
@@ -141,15 +142,15 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out/elastic"), help="where the picture goes")
     parser.add_argument("--quick", action="store_true", help="less of it, without the picture")
     parser.add_argument("--after", type=float, default=20.0, help="seconds until the schedule has 4 ranks")
-    parser.add_argument("--python", nargs="+", default=[sys.executable], help="what starts Python")
+    parser.add_argument("--python", type=json.loads, default=[sys.executable], help="what starts Python, in JSON")
     arguments = parser.parse_args()
-    samples, epochs, pace = (1536, 3, "0.08") if arguments.quick else (4096, 3, "0.12")
+    samples, epochs, pace, steps = (1536, 3, "0.08", 12) if arguments.quick else (4096, 3, "0.12", 70)
     script = ["--samples", str(samples), "--epochs", str(epochs), "--batch", "32"]
     with tempfile.TemporaryDirectory() as directory:
         straight, changing = Path(directory) / "straight", Path(directory) / "changing"
         straight.mkdir()
         once = subprocess.run(command(arguments.python, straight, ["--max", "1"], script), check=False).returncode
-        code = run_changing(arguments.python, changing, [*script, "--pace", pace], arguments.after)
+        code = run_changing(arguments.python, changing, [*script, "--pace", pace], arguments.after, steps)
         wrong = check(straight, changing, samples, epochs)
         if once or code:
             wrong.append(f"exit codes {once} and {code}")

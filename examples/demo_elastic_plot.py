@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +33,7 @@ def draw(straight: Steps, changing: Steps, path: Path) -> None:
         axes[0].set(ylabel="ranks", yticks=range(5))
         axes[1].plot(times, [line["batch"] for line in first], color=BLUE)
         axes[1].set(ylabel="batch size\n(samples)", ylim=(0, 1.3 * max(line["batch"] for line in first)))
-        axes[2].plot(times, [line["noise"] for line in first], color=BLUE)
+        axes[2].plot(times, [line["noise"] or math.nan for line in first], color=BLUE)
         axes[2].set(ylabel="noise scale\n(steps at scale 1)", yscale="log")
         once = [straight[step][0]["loss"] for step in steps]
         axes[3].plot(times, once, color=PALE, linewidth=6, label="not interrupted")
@@ -40,7 +41,9 @@ def draw(straight: Steps, changing: Steps, path: Path) -> None:
         axes[3].set(ylabel="loss")
         axes[3].legend()
         rates = [
-            sum(line["batch"] * line["gain"] / line["scale"] for line in first[max(0, at - OVER) : at])
+            math.nan
+            if first[at]["run"] != first[at - 1]["run"]
+            else sum(line["batch"] * line["gain"] / line["scale"] for line in first[max(0, at - OVER) + 1 : at + 1])
             / (times[at] - times[max(0, at - OVER)])
             for at in range(1, len(times))
         ]

@@ -67,6 +67,7 @@ def train(arguments: argparse.Namespace, notes: Notes) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     loader = ElasticDataLoader(read_text(arguments.samples), arguments.batch)
     parallel = ElasticDataParallel(model, optimizer)
+    notes.add(mark="built")  # optimizers import torch's compiler, which takes seconds
     checkpoints = str(arguments.out / "ckpt")
     with deeppart.Checkpointer(persistent_dir=checkpoints, keep={"persistent": 2}) as checkpointer:
         state = parallel.state()
@@ -81,8 +82,9 @@ def train(arguments: argparse.Namespace, notes: Notes) -> None:
                 step += 1
                 mean = loss.detach() * loader.weight / dist.get_world_size()
                 dist.all_reduce(mean)
-                measured = {"noise": parallel.noise.variance() / max(parallel.noise.squared_gradient(), 1e-30)}
-                measured |= {"gain": parallel.gain, "scale": parallel.scale, "batch": loader.step_size}
+                squared = parallel.noise.squared_gradient()
+                noise = parallel.noise.variance() / squared if squared > 0 else None  # not known
+                measured = {"noise": noise, "gain": parallel.gain, "scale": parallel.scale, "batch": loader.step_size}
                 seen = numbers.tolist()[: loader.counted]
                 notes.add(step=step, epoch=epoch, loss=mean.item(), samples=seen, **measured)
                 time.sleep(arguments.pace)
