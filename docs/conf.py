@@ -38,7 +38,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:class", r"torch\.(distributed|utils|nn|optim)\..*"),
     (r"py:exc", r"CheckpointException"),  # of torch.distributed.checkpoint
-    ("py:.*", r"(os|collections\.abc|pathlib|numpy|hypothesis|click)\..*"),
+    ("py:.*", r"(os|signal|collections\.abc|pathlib|numpy|hypothesis|click)\..*"),
     ("py:.*", r"NDArray|IntArray|int64|float64|deeppart\.storage\.rate\.RateLimit"),
     ("py:.*", r"deeppart\.state\.tree\.registering\.T"),
 ]
@@ -80,6 +80,9 @@ CONTENTS: dict[str, list[tuple[str, list[str]]]] = {
                 "docs/from-torchrun",
                 "docs/trainers",
                 "docs/elastic",
+                "docs/elastic-torchrun",
+                "docs/elastic-slurm",
+                "docs/elastic-ray",
                 "docs/configuration",
                 "docs/commands",
                 "docs/failure-model",

@@ -15,7 +15,20 @@ from deeppart.model.version import VERSION
 
 class _Commands(Commands):
     package = "deeppart.cli"
-    names = ("ls", "show", "cat", "diff", "verify", "restore", "export", "import", "prune", "watch", "advise")
+    names = (
+        "ls",
+        "show",
+        "cat",
+        "diff",
+        "verify",
+        "restore",
+        "export",
+        "import",
+        "prune",
+        "watch",
+        "advise",
+        "elastic-run",
+    )
     about_content = (FormatError, RestoreError, StructureMismatchError)
 
 

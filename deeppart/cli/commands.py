@@ -25,8 +25,9 @@ class Commands(click.Group):
     """A group whose commands return their exit code and may raise deeppart's errors.
 
     Attributes:
-        package: where each command has a module of its own name (``import_`` for ``import``), imported when it is
-            called: on a cluster's file system torch, which some of them need, can take a minute to import.
+        package: where each command has a module of its own name (``import_`` for ``import``, ``elastic_run`` for
+            ``elastic-run``), imported when it is called: on a cluster's file system torch, which some of them need,
+            can take a minute to import.
         names: of the commands.
         about_content: errors that say something about what was looked at, rather than about how it was asked for.
         extra: (packages that may not be installed, what installs them).
@@ -43,7 +44,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.names:
             return None
-        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
+        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name.replace("-", "_")
         found: click.Command = getattr(import_module(f"{self.package}.{name}"), name)
         return found
 

@@ -15,6 +15,8 @@ from deeppart.errors import ConfigError
 from deeppart.model.units import read_bytes, read_rate, read_seconds
 
 ENVIRONMENT_PREFIX = "DEEPPART_"
+#: No setting of a checkpointer: the file by which a training is told to end (deeppart.elastic.told).
+STOP_FILE_VARIABLE = f"{ENVIRONMENT_PREFIX}STOP_FILE"
 CONFIG_FILE = "deeppart.toml"
 #: Nobody writes so much by hand; a machine file has two kilobytes.
 _MOST_TOML_BYTES = 1 << 20
@@ -99,7 +101,7 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     }
     values: dict[str, Any] = {}
     for variable, text in environment.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable == STOP_FILE_VARIABLE:
             continue
         name = variable[len(ENVIRONMENT_PREFIX) :].lower()
         try:

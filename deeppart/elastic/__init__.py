@@ -13,6 +13,7 @@ from .ranks import Ranks
 from .rules import AdamScale, AdaScale, LEGWScale, LinearScale, ScalingRule, SqrtScale
 from .sampler import ElasticSampler
 from .steps import Batch, Share, shares
+from .told import Told, leave, should_stop
 
 __all__ = [
     "Accumulator",
@@ -33,13 +34,16 @@ __all__ = [
     "ScalingRule",
     "Share",
     "SqrtScale",
+    "Told",
     "Working",
     "current_epoch",
     "finished_epochs",
+    "leave",
     "permuted",
     "progress",
     "remaining_epochs_until",
     "shares",
+    "should_stop",
 ]
 
 #: As of :meth:`Progress.remaining_epochs_until`, of the process's progress.

@@ -159,6 +159,11 @@ class ElasticDataLoader:
         return self._current().size
 
     @property
+    def whole_size(self) -> int:
+        """Samples of a step with this batch; the last one of an epoch may have fewer."""
+        return self._current().whole
+
+    @property
     def base_size(self) -> int:
         """Samples of a step as the loader was made."""
         return self._asked.size

@@ -82,7 +82,7 @@ class ElasticDataParallel(DistributedDataParallel):
 
     @property
     def scale(self) -> float:
-        """Samples of the last step, by those of a step as the training began."""
+        """Samples of a step, by those of a step as the training began; the last one of an epoch counts as a whole."""
         return self._scale
 
     def state(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class ElasticDataParallel(DistributedDataParallel):
         self._take_in()
         if self._norms.working is None:
             return
-        self._scale = self._norms.working.step_size / self._norms.working.base_size
+        self._scale = self._norms.working.whole_size / self._norms.working.base_size
         device = next(self.module.parameters()).device
         loss_scale = None if self._scaler is None else self._scaler.scale(torch.ones((), device=device))
         self._measured = self._norms.finish(device, loss_scale)

@@ -59,6 +59,11 @@ class Working(Protocol):
         ...
 
     @property
+    def whole_size(self) -> int:
+        """Samples of a step with this batch; the last one of an epoch may have fewer."""
+        ...
+
+    @property
     def base_size(self) -> int:
         """Samples of a step as the loader was made."""
         ...

@@ -52,6 +52,7 @@ class Share:
         ends_step: true if the gradients are exchanged after it, and the step is done.
         seen: samples of the epoch that have been seen when its step is done.
         size: samples of the step, all ranks together.
+        whole: samples of a step that is not the last one of an epoch.
     """
 
     start: int
@@ -60,6 +61,7 @@ class Share:
     ends_step: bool
     seen: int
     size: int
+    whole: int
 
     @property
     def counted(self) -> int:
@@ -86,11 +88,11 @@ def shares(seen: int, length: int, batch: Batch, rank: int, ranks: int) -> list[
     size = min(batch.size, length - seen)
     start, count = _run(seen, size, rank, ranks)
     if not count:
-        return [Share(seen, 1, 0.0, True, seen + size, size)]
+        return [Share(seen, 1, 0.0, True, seen + size, size, batch.size)]
     pieces = min(batch.accumulation + 1, count)
     runs = [_run(start, count, piece, pieces) for piece in range(pieces)]
     return [
-        Share(first, each, each * ranks / size, piece == pieces - 1, seen + size, size)
+        Share(first, each, each * ranks / size, piece == pieces - 1, seen + size, size, batch.size)
         for piece, (first, each) in enumerate(runs)
     ]
 

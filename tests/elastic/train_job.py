@@ -16,7 +16,6 @@ from torch.utils.data import TensorDataset
 
 import deeppart
 from deeppart.elastic import Accumulator, ElasticDataLoader, ElasticDataParallel, progress, remaining_epochs_until
-from deeppart.elastic.rules import LinearScale
 
 SAMPLES, BATCH, EPOCHS = 203, 16, 2
 
@@ -37,7 +36,7 @@ def train(directory: Path, most_steps: int, accumulation: int, optimizer_name: s
     else:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     loader = ElasticDataLoader(data(), BATCH, accumulation=accumulation)
-    parallel = ElasticDataParallel(model, optimizer, rule=LinearScale())
+    parallel = ElasticDataParallel(model, optimizer)
     sums = Accumulator()
     paths = {"persistent_dir": directory / "ckpt", "local_dir": directory / "local" / "{rank}"}
     settings: dict[str, Any] = {name: str(path) for name, path in paths.items()}

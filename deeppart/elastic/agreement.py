@@ -1,0 +1,109 @@
+"""Ranks that agree on something that any of them may have heard, without waiting for one another.
+
+What a rank asks at one step is answered at the next one: the reduction is under way meanwhile, beside the training.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from deeppart.comm import Comm, connect, finish
+from deeppart.comm.base import Operation, RunningOperation
+
+#: Seconds until a rank that does not come is an error, where torch.distributed does not say.
+_TIMEOUT_S = 600.0
+_WHAT = "asking all ranks whether to stop"
+
+
+class Agreement(Protocol):
+    """Whether any rank has said yes."""
+
+    rank: int
+
+    def ask(self, mine: bool) -> bool:
+        """True on every rank, at the same call, if any rank had said yes at the call before (collective)."""
+        ...
+
+    def finish(self) -> None:
+        """Wait for what is under way (collective in so far as all have to have asked equally often)."""
+        ...
+
+
+class Alone:
+    """One process: it agrees at once."""
+
+    rank = 0
+
+    def ask(self, mine: bool) -> bool:
+        """What this process says."""
+        return mine
+
+    def finish(self) -> None:
+        """Nothing is under way."""
+
+
+class OfTorch:
+    """A reduction between CPUs, in a gloo group of its own, whatever the training's backend (made collectively)."""
+
+    def __init__(self) -> None:
+        self.rank = dist.get_rank()
+        self._group = dist.new_group(backend="gloo")
+        self._flag = torch.zeros(1, dtype=torch.uint8)
+        self._work: Any = None
+
+    def ask(self, mine: bool) -> bool:
+        """As of :class:`Agreement`; what fails is an error of torch."""
+        answer = False
+        if self._work is not None:
+            self._work.wait()
+            answer = bool(self._flag.item())
+        self._flag.fill_(mine or answer)
+        self._work = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        return answer
+
+    def finish(self) -> None:
+        """As of :class:`Agreement`."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+
+
+class OfJob:
+    """The ranks of a launcher without torch.distributed, over the library's own channel."""
+
+    def __init__(self, comm: Comm) -> None:
+        self.rank = comm.rank
+        self._comm = comm
+        self._operation: Operation[list[bytes]] | None = None
+        self._said: list[bytes] | None = None
+
+    def ask(self, mine: bool) -> bool:
+        """As of :class:`Agreement`.
+
+        Raises:
+            PeerTimeoutError: a rank did not come in time.
+        """
+        self.finish()
+        answer = self._said is not None and b"\1" in self._said
+        self._operation, self._said = self._comm.allgather(b"\1" if mine or answer else b"\0"), None
+        running = RunningOperation(self._comm, self._operation, _WHAT, _TIMEOUT_S)
+        if running.advance(0.0):
+            self._operation, self._said = None, running.result
+        return answer
+
+    def finish(self) -> None:
+        """As of :class:`Agreement`."""
+        if self._operation is not None:
+            self._said = finish(self._comm, self._operation, _WHAT, _TIMEOUT_S)
+            self._operation = None
+
+
+def agreement_of_job() -> Agreement:
+    """Among the ranks of torch.distributed where it is initialized, else those that a launcher started (collective)."""
+    if dist.is_available() and dist.is_initialized():
+        return OfTorch() if dist.get_world_size() > 1 else Alone()
+    comm = connect(None, _TIMEOUT_S)
+    return OfJob(comm) if comm.size > 1 else Alone()

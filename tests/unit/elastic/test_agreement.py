@@ -1,0 +1,19 @@
+"""One process agrees at once; several, by torch and without it: tests/elastic/test_told.py."""
+
+from __future__ import annotations
+
+from deeppart.comm.single import SingleComm
+from deeppart.elastic.agreement import Alone, OfJob, agreement_of_job
+
+
+def test_one_process_agrees_at_once() -> None:
+    alone = agreement_of_job()
+    assert isinstance(alone, Alone)
+    assert not alone.ask(False) and alone.ask(True)
+    alone.finish()
+
+
+def test_the_answer_is_that_of_the_call_before() -> None:
+    agreement = OfJob(SingleComm())
+    assert [agreement.ask(mine) for mine in (False, True, False, False)] == [False, False, True, True]
+    agreement.finish()

@@ -1,0 +1,164 @@
+"""What a process hears, and what its children do not."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from deeppart.elastic.notices import Signals, WatchedFile
+from deeppart.errors import ConfigError
+
+BOTH = (signal.SIGTERM, signal.SIGUSR1)
+
+
+@pytest.fixture(autouse=True)
+def handlers_stay() -> Iterator[None]:
+    before = [signal.getsignal(number) for number in BOTH]
+    yield
+    assert [signal.getsignal(number) for number in BOTH] == before
+
+
+@pytest.fixture
+def signals() -> Iterator[Signals]:
+    made = Signals(BOTH)
+    made.listen()
+    yield made
+    made.put_back()
+
+
+@pytest.mark.parametrize("number", BOTH)
+def test_a_signal_is_noted(signals: Signals, number: signal.Signals) -> None:
+    assert signals.received is None
+    signal.raise_signal(number)
+    assert signals.received is number
+
+
+def test_a_handler_that_was_there_is_called_and_put_back() -> None:
+    calls = list[int]()
+
+    def mine(number: int, _frame: object) -> None:
+        calls.append(number)
+
+    before = signal.signal(signal.SIGUSR1, mine)
+    try:
+        signals = Signals([signal.SIGUSR1])
+        signals.listen()
+        signals.listen()
+        signal.raise_signal(signal.SIGUSR1)
+        assert signals.received is signal.SIGUSR1 and calls == [signal.SIGUSR1]
+        signals.put_back()
+        assert signal.getsignal(signal.SIGUSR1) is mine
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_handler_that_came_later_stays() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    signals = Signals([signal.SIGUSR1])
+    signals.listen()
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signals.put_back()
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    signal.signal(signal.SIGUSR1, before)
+
+
+def end_of(pid: int) -> int:
+    """What waitpid says; a child that does not end within 10 s is killed."""
+    for _ in range(1000):
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return 999
+
+
+def test_a_forked_child_ends_by_a_signal(signals: Signals) -> None:
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(20)
+        os._exit(0)
+    os.kill(pid, signal.SIGTERM)
+    assert end_of(pid) == -signal.SIGTERM
+    assert signals.received is None
+
+
+def test_a_child_that_the_interpreter_does_not_know_of_ends_by_a_signal(signals: Signals) -> None:
+    pid = ctypes.PyDLL(None).fork()  # as a library would, with the interpreter's lock
+    if pid == 0:
+        for _ in range(2000):
+            time.sleep(0.01)
+        os._exit(0)
+    os.kill(pid, signal.SIGTERM)
+    assert end_of(pid) == -signal.SIGTERM
+
+
+class Handlers(Dataset[torch.Tensor]):
+    """What a worker that is asked for a sample finds: whether this class's handler is on SIGUSR1."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        owner = getattr(signal.getsignal(signal.SIGUSR1), "__self__", None)
+        return torch.tensor([isinstance(owner, Signals), os.getpid()])
+
+
+def test_workers_of_a_loader_have_the_handlers_that_were_there_before(signals: Signals) -> None:
+    found = next(iter(DataLoader(Handlers(), batch_size=2, num_workers=1, multiprocessing_context="fork")))
+    assert found[:, 0].tolist() == [0, 0] and os.getpid() not in found[:, 1].tolist()
+    assert Handlers()[0][0] == 1
+
+
+def test_other_threads_are_refused() -> None:
+    found = list[str]()
+
+    def listen() -> None:
+        with pytest.raises(ConfigError) as caught:
+            Signals(BOTH).listen()
+        found.append(str(caught.value))
+        Signals(()).listen()
+        found.append("with a file only")
+
+    thread = threading.Thread(target=listen, name="trainer")
+    thread.start()
+    thread.join(10)
+    assert "SIGTERM, SIGUSR1" in found[0] and "'trainer'" in found[0] and found[1] == "with a file only"
+
+
+def test_a_file_is_noted_when_it_is_made_or_touched(tmp_path: Path) -> None:
+    path = tmp_path / "STOP"
+    made = WatchedFile(path, every_s=0.0)
+    assert not made.changed()
+    path.touch()
+    assert made.changed()
+    again = WatchedFile(path, every_s=0.0)
+    assert not again.changed(), "an earlier job was told by it"
+    os.utime(path, ns=(1, 1))
+    assert again.changed()
+    path.unlink()
+    assert again.changed() and not WatchedFile(path, every_s=0.0).changed()
+
+
+def test_a_file_that_cannot_be_looked_at_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert not WatchedFile(tmp_path / "file" / "STOP", every_s=0.0).changed()
+    assert not WatchedFile(None).changed()
+
+
+def test_a_file_is_looked_at_once_in_a_while(tmp_path: Path) -> None:
+    watch = WatchedFile(tmp_path / "STOP", every_s=0.3)
+    (tmp_path / "STOP").touch()
+    assert not watch.changed()
+    time.sleep(0.31)
+    assert watch.changed()

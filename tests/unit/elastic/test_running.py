@@ -1,0 +1,137 @@
+"""Jobs of tiny scripts, which torchrun's agent starts: exit codes, failures in a row, who is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deeppart.elastic.running import ElasticRun, Options, ranks_of
+from deeppart.elastic.schedule import Range, Wanted
+from deeppart.errors import LaunchError
+from tests.unit.cli_support import save
+from tests.unit.elastic.handlers import handlers_kept
+
+pytestmark = [pytest.mark.timeout(100), pytest.mark.xdist_group("torchrun")]
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    with handlers_kept():
+        yield
+
+
+def run(directory: Path, script: str, most: int = 1, size: Path | None = None, **options: Any) -> tuple[int, list[Any]]:
+    """Run ranks of a script; returns the exit code and what happened."""
+    (directory / "script.py").write_text(f"import os, signal, sys, time\n{script}\n")
+    log = directory / "log"
+    command = (sys.executable, "-I", "-S", str(directory / "script.py"))
+    wanted = Wanted(Range(1, most), (), size)
+    try:
+        code = ElasticRun(Options(command, log=log, **options), wanted, 1, lambda _: None).run()
+    finally:
+        events = [json.loads(line) for line in log.read_text().splitlines()]
+        (directory / "events").write_text(json.dumps(events))
+    return code, events
+
+
+def told(events: list[Any], *keys: str) -> list[tuple[Any, ...]]:
+    return [tuple(event[key] for key in keys if key in event) for event in events]
+
+
+def test_a_job_that_is_done_is_done(tmp_path: Path) -> None:
+    code, events = run(tmp_path, "pass")
+    assert code == 0 and told(events, "event", "ranks") == [("start", 1), ("done",)]
+
+
+def test_failures_in_a_row_end_it_and_are_named(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError) as caught:
+        run(tmp_path, "sys.exit(3)", most_failures=1)
+    assert "failed 2 times in a row" in str(caught.value) and "rank 0 of 1: exit code 3" in str(caught.value)
+    assert told(json.loads((tmp_path / "events").read_text()), "event") == [("start",), ("ended",)] * 2
+
+
+def test_a_new_checkpoint_is_progress(tmp_path: Path) -> None:
+    """It fails at first, and after each of two checkpoints: never twice without one in between."""
+    (tmp_path / "made").mkdir()
+    for step in (1, 2):
+        save(tmp_path / "made", step)
+    script = f"""
+made, there = {str(tmp_path / "made")!r}, {str(tmp_path / "ckpt")!r}
+os.makedirs(there, exist_ok=True)
+left = sorted(name for name in os.listdir(made) if name.startswith("step-"))
+if not left: sys.exit(0)
+os.rename(os.path.join(made, left[0]), os.path.join(there, left[0]))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    code, events = run(tmp_path, script, most_failures=1, checkpoints=tmp_path / "ckpt")
+    assert code == 0 and told(events, "event", "exit_code") == [("start",), ("ended", -9)] * 2 + [("start",), ("done",)]
+
+
+def test_a_lost_rank_may_be_gone(tmp_path: Path) -> None:
+    script = "if os.environ['WORLD_SIZE'] == '2': os.kill(os.getpid(), signal.SIGKILL)"
+    code, events = run(tmp_path, script, most=2, loses=True)
+    assert code == 0 and [event["ranks"] for event in events if event["event"] == "start"] == [2, 1]
+
+
+def test_ranks_that_leave_untold_end_the_job(tmp_path: Path) -> None:
+    code, events = run(tmp_path, "sys.exit(143)")
+    assert code == 143 and told(events, "event", "asked") == [("start",), ("ended", False)]
+
+
+def test_another_number_in_the_file_changes_it(tmp_path: Path) -> None:
+    """The ranks leave with 143 when told, as those do that are not Python's, too: the second number is the last."""
+    size = tmp_path / "SIZE"
+    script = f"""
+if os.environ['WORLD_SIZE'] == '1': sys.exit(0)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+open({str(size)!r}, "w").write("1")
+time.sleep(50)
+"""
+    code, events = run(tmp_path, script, most=2, size=size)
+    assert code == 0
+    assert [event["ranks"] for event in events if event["event"] == "start"] == [2, 1]
+    assert told(events, "event", "exit_code", "asked")[2] == ("ended", 143, True)
+
+
+def test_ranks_that_do_not_end_are_killed(tmp_path: Path) -> None:
+    size = tmp_path / "SIZE"
+    script = f"""
+if os.environ['WORLD_SIZE'] == '1': sys.exit(0)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open({str(size)!r}, "w").write("1")
+time.sleep(50)
+"""
+    code, events = run(tmp_path, script, most=2, size=size, grace_s=0.5)
+    assert code == 0 and [event["exit_code"] for event in events if event["event"] == "ended"] == [-9]
+
+
+def test_a_signal_ends_it_and_its_ranks(tmp_path: Path) -> None:
+    script = f"""
+def leave(*_):
+    open({str(tmp_path / "left")!r}, "w").close()
+    sys.exit(143)
+signal.signal(signal.SIGUSR1, leave)
+os.kill(os.getppid(), signal.SIGUSR1)
+time.sleep(50)
+"""
+    code, events = run(tmp_path, script)
+    assert code == 143 and events[-1]["signal"] == "SIGUSR1" and (tmp_path / "left").exists()
+
+
+def test_ranks_are_those_of_the_run() -> None:
+    """A child of this process without the run's number is not told."""
+    child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    other = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE, env={"TORCHELASTIC_RUN_ID": "mine"}
+    )
+    try:
+        assert ranks_of("mine") == [other.pid] and ranks_of("min") == []
+    finally:
+        for each in (child, other):
+            each.communicate(b"\n", timeout=20)
