@@ -57,6 +57,13 @@ MEANT = {
     ("interop/transformers.py", "write_text"): "the same",
     ("interop/deepspeed.py", "tempfile"): "a folder of this process's own, where DeepSpeed looks for names",
     ("interop/deepspeed.py", "touch"): "the same",
+    ("cli/elastic_run.py", "is_dir"): "the directory that the caller named",
+    ("elastic/notices.py", "stat"): "the file that somebody touches to tell the job; nothing is read",
+    ("elastic/schedule.py", "read_text"): "the file with a number of ranks that the caller named",
+    ("elastic/running.py", "is_dir"): "the directory that the caller named, before there are checkpoints",
+    ("elastic/running.py", "open"): "the log that the caller named",
+    ("elastic/running.py", "iterdir"): "the children of this process, in /proc",
+    ("elastic/running.py", "read_bytes"): "the same",
     ("interop/torchtitan.py", "glob"): "whether the caller named a directory of checkpoints, for the message",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,9 @@ def test_ranks_are_those_of_the_run() -> None:
         [sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE, env={"TORCHELASTIC_RUN_ID": "mine"}
     )
     try:
+        until = time.monotonic() + 20
+        while not ranks_of("mine") and time.monotonic() < until:  # until it has the environment of its program
+            time.sleep(0.01)
         assert ranks_of("mine") == [other.pid] and ranks_of("min") == []
     finally:
         for each in (child, other):
