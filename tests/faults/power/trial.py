@@ -200,7 +200,7 @@ def _judge(plan: Plan, tree: dict[str, bytes | None], told: int | None, base: Pa
     except DeeppartError as error:
         problem("error", str(error))
     finally:
-        shutil.rmtree(directory)
+        shutil.rmtree(directory, ignore_errors=True)  # a status file may be taken away at the same moment
 
 
 def _same_place(persistent: Path) -> None:

@@ -13,7 +13,20 @@ from click.shell_completion import ShellComplete
 from deeppart.cli import main
 from tests.unit.cli_support import forge
 
-NAMES = ("ls", "show", "cat", "diff", "verify", "restore", "export", "import", "prune", "watch")
+NAMES = (
+    "ls",
+    "show",
+    "cat",
+    "diff",
+    "verify",
+    "restore",
+    "export",
+    "import",
+    "prune",
+    "watch",
+    "advise",
+    "elastic-run",
+)
 
 ROOT = Path(__file__).parents[3]
 #: Nothing that takes long to import, and nothing of MPI; click ends the process itself.
@@ -69,7 +82,7 @@ def test_commands_options_directories_and_steps_in_a_process_of_their_own(root: 
     assert completed(f"deeppart diff {root}@1") == [f"plain,{root}@100", f"plain,{root}@120"]
 
 
-@pytest.mark.parametrize("command", NAMES)
+@pytest.mark.parametrize("command", [name for name in NAMES if name != "elastic-run"])
 def test_directories(command: str) -> None:
     first = "file:ck" if command == "import" else "dir:ck"  # of SOURCE, which may be either
     assert offered(command, "ck") == [first] and "--json" in offered(command, "--")
