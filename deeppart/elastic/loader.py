@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
 from deeppart.errors import ConfigError
 
+from .autoscale import Autoscale, bounds_of
 from .place import Place, from_state, to_state
 from .progress import Progress, progress
 from .ranks import Ranks, ranks_of_job
@@ -100,6 +103,8 @@ class ElasticDataLoader:
         self._step_weight = 0.0
         self._left = False
         self._progress = progress
+        self._autoscale: Autoscale | None = None
+        self._clock = time.perf_counter
         self.name = progress.name_for("loader", name)
         progress.join(self.name, self)
 
@@ -216,6 +221,40 @@ class ElasticDataLoader:
         self._sampler.decide(self._place)
         return at
 
+    def autoscale_batch_size(
+        self,
+        most: int,
+        local_bounds: tuple[int | None, int | None] | None = None,
+        *,
+        gradient_accumulation: bool = False,
+        every: int = 100,
+        profile_dir: str | Path | None = None,
+    ) -> None:
+        """Let the batch follow what training measures of itself (collective; needs scipy and ElasticDataParallel).
+
+        Every so many steps rank 0 looks for the batch with the most goodput (:func:`deeppart.plan.goodput.best_step`).
+        If it has more than 5 % more than the batch in use, all ranks change to it.
+
+        Args:
+            most: samples of a step, all ranks together.
+            local_bounds: least and most samples of a micro-batch of a rank; None for no bound.
+            gradient_accumulation: true if a step may have several micro-batches.
+            every: steps from one decision to the next.
+            profile_dir: the persistent directory, where rank 0 keeps what it measures for ``deeppart advise``.
+
+        Raises:
+            ConfigError: no batch fits the bounds; it has been called before.
+        """
+        if self._autoscale is not None:
+            raise ConfigError("the batch of this loader follows the training already", where=f"loader {self.name}")
+        bounds = bounds_of(self._asked, self._ranks.size, most, local_bounds, accumulate=gradient_accumulation)
+        directory = None if profile_dir is None else Path(profile_dir)
+        self._autoscale = Autoscale(bounds, self._ranks, every, directory)
+        self._progress.join(self._progress.name_for("autoscale", f"{self.name}-autoscale"), self._autoscale)
+        pieces = math.ceil(self._place.batch.size / self._ranks.size / bounds.most_local)
+        if pieces > self._place.batch.accumulation + 1:
+            self.set_batch(self._place.batch.size, pieces - 1)
+
     # --- iteration ----------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
@@ -234,7 +273,7 @@ class ElasticDataLoader:
             return
         self._begun += 1
         self._sampler.begin(self._place)
-        ended = False
+        ended, asked_at = False, None
         try:
             for batch in self._inner:
                 share = self._sampler.handed_out.popleft()
@@ -245,10 +284,26 @@ class ElasticDataLoader:
                     self._place = self._place.at(share.seen)
                 self._progress.loader = self
                 yield batch
+                asked_at = self._after_batch(share, asked_at)
             ended = True
         finally:
             self._share, self._left, self._progress.loader = None, not ended, None
         self._end_pass(in_loop=in_loop)
+
+    def _after_batch(self, share: Share, asked_at: float | None) -> float | None:
+        """The next batch is asked for: note how long the one before took, and decide about the next ones' size."""
+        if self._autoscale is None:
+            return None
+        now = self._clock()
+        if asked_at is not None:
+            self._autoscale.times.note(share, now - asked_at)
+        if not share.ends_step:
+            return now
+        changed = self._autoscale.after_step(self._place.batch_at(self._length), self._progress.trained)
+        if changed is None:
+            return now
+        self.set_batch(changed.size, changed.accumulation)
+        return None
 
     def _enter(self) -> bool:
         """Come to the epoch that the training is in; returns whether it counts them."""

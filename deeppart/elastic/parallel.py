@@ -69,6 +69,7 @@ class ElasticDataParallel(DistributedDataParallel):
         optimizer.register_step_post_hook(self._after_step)
         self.name = progress.name_for("parallel", name)
         progress.join(self.name, self._Place(self))
+        progress.trained = self
 
     @property
     def worth(self) -> float:

@@ -94,6 +94,8 @@ class Progress:
         self._waiting: dict[str, Mapping[str, Any]] = {}
         #: The loader whose batch is being worked on.
         self.loader: Working | None = None
+        #: The model that is trained, where its gradients' noise is measured.
+        self.trained: Any = None
 
     @property
     def finished_epochs(self) -> int:

@@ -1,0 +1,173 @@
+"""A batch that follows the noise of the gradients and the times of the steps."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from deeppart.errors import ConfigError, StorageError
+from deeppart.plan.goodput import Bounds, Goodput, GradientNoise, Throughput, better_step
+
+from .fitting import fit_throughput
+from .noise import NoiseScale
+from .profile import Profile
+from .profile_file import write_profile
+from .ranks import Ranks
+from .steps import Batch, Share
+
+#: A profile of fewer steps of a kind says little: the first ones are slower.
+_LEAST_STEPS = 3
+
+
+class Trained(Protocol):
+    """A model whose gradients' noise is known."""
+
+    @property
+    def noise(self) -> NoiseScale:
+        """As far as it is known."""
+        ...
+
+
+class StepTimes:
+    """How long this rank's micro-batches took, by kind: sums of what has not been taken into a profile yet.
+
+    Args:
+        nodes, ranks: of the job.
+    """
+
+    def __init__(self, nodes: int, ranks: int) -> None:
+        self._nodes, self._ranks = nodes, ranks
+        self._sums: dict[tuple[int, int, bool], tuple[int, float]] = {}
+        self._before: tuple[int, int, bool] | None = None
+
+    def note(self, share: Share, seconds: float) -> None:
+        """One micro-batch. The first after another kind is left out: memory is reserved in it."""
+        kind = (share.count, share.size, not share.ends_step)
+        before, self._before = self._before, kind
+        if share.size != share.whole or not share.weight or before is None or before[1] != share.size:
+            return
+        count, total_s = self._sums.get(kind, (0, 0.0))
+        self._sums[kind] = count + 1, total_s + seconds
+
+    def added_to(self, profile: Profile) -> Profile:
+        """A profile with the kinds of which there are enough; these begin anew."""
+        for (local, batch, accumulating), (count, total_s) in list(self._sums.items()):
+            if count < _LEAST_STEPS:
+                continue
+            del self._sums[local, batch, accumulating]
+            one = Profile().with_step(
+                nodes=self._nodes, ranks=self._ranks, local_batch=local, batch=batch, seconds=total_s / count,
+                accumulating=accumulating,
+            )  # fmt: skip
+            profile = profile.merged(replace(one, times=(replace(one.times[0], count=count),)))
+        return profile
+
+
+class Autoscale:
+    """What a loader's batch is changed to, decided by rank 0 and told to all.
+
+    Args:
+        bounds: of the batch.
+        ranks: who trains.
+        every: steps from one decision to the next.
+        directory: where rank 0 writes the profile, for ``deeppart advise``; None: nowhere.
+    """
+
+    def __init__(self, bounds: Bounds, ranks: Ranks, every: int, directory: Path | None) -> None:
+        self.bounds, self._ranks, self._every, self._directory = bounds, ranks, every, directory
+        self._nodes = len(set(ranks.gather(socket.gethostname(), "counting nodes")))
+        self.times = StepTimes(self._nodes, ranks.size)
+        self.profile = Profile(bounds=bounds)
+        self._near: Throughput | None = None
+        self._steps = 0
+
+    def after_step(self, now: Batch, trained: Trained | None) -> Batch | None:
+        """Count a step; at every so-many-th one, decide (collective).
+
+        Args:
+            now: the batch.
+            trained: None, or nothing known of its noise: only the times are taken.
+
+        Returns:
+            another batch, the same on every rank; None to leave it as it is.
+        """
+        self._steps += 1
+        if self._steps % self._every:
+            return None
+        told: dict[str, Any] = {}
+        if self._ranks.rank == 0:
+            decided = self._decide(now, trained)
+            told = {"profile": self.profile.document(), "batch": [decided.size, decided.accumulation]}
+        told = self._ranks.gather(told, "deciding about the batch")[0]
+        self.profile = Profile.from_document(told["profile"])
+        batch = Batch(*told["batch"])
+        return None if batch == now else batch
+
+    def _decide(self, now: Batch, trained: Trained | None) -> Batch:
+        self.profile = self.times.added_to(self.profile)
+        if not self.profile.times:
+            return now
+        if trained is not None and trained.noise.known:
+            noise = GradientNoise(trained.noise.squared_gradient(), trained.noise.variance(), self.bounds.batch)
+            self.profile = replace(self.profile, noise=noise)
+        self._write()
+        if self.profile.noise is None:
+            return now
+        self._near = fit_throughput(self.profile, self._near)
+        goodput = Goodput(self._near, self.profile.noise)
+        best = better_step(goodput, self._nodes, self._ranks.size, self.bounds, now.size)
+        return Batch(best.batch, best.accumulation)
+
+    def _write(self) -> None:
+        if self._directory is None:
+            return
+        try:
+            write_profile(self._directory, self.profile)
+        except StorageError:  # it bears on advice alone
+            self._directory = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was measured, as all ranks were told last."""
+        return {"profile": self.profile.document()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with what was measured before, on other sizes, too."""
+        self.profile = replace(Profile.from_document(state["profile"]), bounds=self.bounds)
+
+
+def bounds_of(
+    base: Batch, ranks: int, most: int, local: tuple[int | None, int | None] | None, *, accumulate: bool
+) -> Bounds:
+    """What a batch may be, of what a user asks for.
+
+    Args:
+        base: that the training was tuned for.
+        ranks: of the job.
+        most: samples of all ranks together.
+        local: least and most samples of a micro-batch of a rank; None for no bound.
+        accumulate: true if a step may have several micro-batches.
+
+    Raises:
+        ConfigError: no batch fits.
+    """
+    least_local, most_local = local or (None, None)
+    least_local = 1 if least_local is None else least_local
+    most_local = max(1, -(-most // ranks)) if most_local is None else most_local
+    room = ranks * most_local * (most if accumulate else 1)
+    if not (
+        all(type(number) is int for number in (most, least_local, most_local))
+        and base.size <= most
+        and 1 <= least_local <= most_local
+        and max(base.size, ranks * least_local) <= min(most, room)
+    ):
+        raise ConfigError(
+            "no batch fits these bounds",
+            expected=f"{base.size} samples of all ranks, or more, and on each of {ranks} ranks within the bounds"
+            + ("" if accumulate else ", at once"),
+            found=f"at most {most} of all ranks; {least_local} to {most_local} of a rank",
+            todo="allow more samples, or use fewer ranks" + ("" if accumulate else ", or gradient_accumulation=True"),
+        )
+    return Bounds(base.size, most, most_local, least_local, accumulate)
