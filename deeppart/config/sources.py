@@ -42,6 +42,11 @@ def configured(known: Collection[str]) -> dict[str, Any]:
     return found
 
 
+def stop_file() -> str | None:
+    """The file by which somebody tells this job to end, if one is named."""
+    return os.environ.get(STOP_FILE_VARIABLE) or None
+
+
 def _found_file() -> dict[str, Any]:
     """``deeppart.toml`` in the working directory, unless a stranger has put it there."""
     path = Path(CONFIG_FILE)

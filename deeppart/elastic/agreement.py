@@ -13,8 +13,8 @@ import torch.distributed as dist
 from deeppart.comm import Comm, connect, finish
 from deeppart.comm.base import Operation, RunningOperation
 
-#: Seconds until a rank that does not come is an error, where torch.distributed does not say.
-_TIMEOUT_S = 600.0
+from .ranks import TIMEOUT_S
+
 _WHAT = "asking all ranks whether to stop"
 
 
@@ -89,7 +89,7 @@ class OfJob:
         self.finish()
         answer = self._said is not None and b"\1" in self._said
         self._operation, self._said = self._comm.allgather(b"\1" if mine or answer else b"\0"), None
-        running = RunningOperation(self._comm, self._operation, _WHAT, _TIMEOUT_S)
+        running = RunningOperation(self._comm, self._operation, _WHAT, TIMEOUT_S)
         if running.advance(0.0):
             self._operation, self._said = None, running.result
         return answer
@@ -97,7 +97,7 @@ class OfJob:
     def finish(self) -> None:
         """As of :class:`Agreement`."""
         if self._operation is not None:
-            self._said = finish(self._comm, self._operation, _WHAT, _TIMEOUT_S)
+            self._said = finish(self._comm, self._operation, _WHAT, TIMEOUT_S)
             self._operation = None
 
 
@@ -105,5 +105,5 @@ def agreement_of_job() -> Agreement:
     """Among the ranks of torch.distributed where it is initialized, else those that a launcher started (collective)."""
     if dist.is_available() and dist.is_initialized():
         return OfTorch() if dist.get_world_size() > 1 else Alone()
-    comm = connect(None, _TIMEOUT_S)
+    comm = connect(None, TIMEOUT_S)
     return OfJob(comm) if comm.size > 1 else Alone()

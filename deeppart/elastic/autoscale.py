@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from deeppart.errors import ConfigError, StorageError
-from deeppart.plan.goodput import Bounds, Goodput, GradientNoise, Throughput, better_step
+from deeppart.plan.goodput import Bounds, GradientNoise, Throughput, better_step
 
-from .fitting import fit_throughput
+from .fitting import goodput_of
 from .noise import NoiseScale
-from .profile import Profile
+from .profile import Profile, Timed
 from .profile_file import write_profile
 from .ranks import Ranks
 from .steps import Batch, Share
@@ -58,11 +58,8 @@ class StepTimes:
             if count < _LEAST_STEPS:
                 continue
             del self._sums[local, batch, accumulating]
-            one = Profile().with_step(
-                nodes=self._nodes, ranks=self._ranks, local_batch=local, batch=batch, seconds=total_s / count,
-                accumulating=accumulating,
-            )  # fmt: skip
-            profile = profile.merged(replace(one, times=(replace(one.times[0], count=count),)))
+            timed = Timed(self._nodes, self._ranks, local, accumulating, count, total_s / count)
+            profile = profile.merged(Profile((timed,), batch))
         return profile
 
 
@@ -116,9 +113,9 @@ class Autoscale:
         self._write()
         if self.profile.noise is None:
             return now
-        self._near = fit_throughput(self.profile, self._near)
-        goodput = Goodput(self._near, self.profile.noise)
-        best = better_step(goodput, self._nodes, self._ranks.size, self.bounds, now.size)
+        goodput, bounds = goodput_of(self.profile, self._near)
+        self._near = goodput.throughput
+        best = better_step(goodput, self._nodes, self._ranks.size, bounds, now.size)
         return Batch(best.batch, best.accumulation)
 
     def _write(self) -> None:

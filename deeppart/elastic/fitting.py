@@ -30,16 +30,19 @@ def fit_throughput(profile: Profile, near: Throughput | None = None) -> Throughp
     return fit(profile.measured(), near)
 
 
-def goodput_of(profile: Profile) -> tuple[Goodput, Bounds]:
+def goodput_of(profile: Profile, near: Throughput | None = None) -> tuple[Goodput, Bounds]:
     """Goodput, and what the batch may be.
 
     A job whose noise was not measured, or that has bounds of no kind, keeps its batch: all its samples are worth the
     same.
 
+    Args:
+        near: as of :func:`fit_throughput`.
+
     Raises:
         ConfigError: nothing was measured, or scipy is missing.
     """
-    throughput = fit_throughput(profile)
+    throughput = fit_throughput(profile, near)
     if not profile.largest_batch:
         raise ConfigError("the profile of this job has no batch", todo="train for some steps first")
     if profile.noise is None or profile.bounds is None:

@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from deeppart.plan.goodput.noise import gain
+
 #: Of the moving averages, for each step at scale 1.
 SMOOTHING = 0.999
 _LEAST_VARIANCE = 1e-6
@@ -130,7 +132,7 @@ class NoiseScale:
 
     def gain(self, scale: float) -> float:
         """How many steps at scale 1 a step at this scale is worth: from 1 to ``scale`` (AdaScale)."""
-        return gain(self.squared_gradient(), self.variance(), scale)
+        return float(gain(self.squared_gradient(), self.variance(), scale))
 
     def state_dict(self) -> dict[str, Any]:
         """Small values."""
@@ -145,9 +147,3 @@ class NoiseScale:
         """Go on from saved averages."""
         self._squared, self._variance = list(state["squared"]), list(state["variance"])
         self._weight, self._of_two_steps = state["weight"], state["of_two_steps"]
-
-
-def gain(squared: float, variance: float, scale: float) -> float:
-    """(v + s) / (v / scale + s), 1 where both are 0."""
-    below = variance / scale + squared
-    return (variance + squared) / below if below > 0 else 1.0

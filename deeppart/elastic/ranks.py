@@ -10,7 +10,7 @@ import torch.distributed as dist
 from deeppart.comm import Comm, connect, finish
 
 #: Seconds until a rank that does not come is an error, where torch.distributed does not say.
-_TIMEOUT_S = 600.0
+TIMEOUT_S = 600.0
 
 
 class Ranks(Protocol):
@@ -58,11 +58,11 @@ class OfJob:
         if self.size == 1:
             return [value]
         data = json.dumps(value).encode()
-        return [json.loads(each) for each in finish(self._comm, self._comm.allgather(data), what, _TIMEOUT_S)]
+        return [json.loads(each) for each in finish(self._comm, self._comm.allgather(data), what, TIMEOUT_S)]
 
 
 def ranks_of_job() -> Ranks:
     """Those of torch.distributed where it is initialized, else those that a launcher has started (collective)."""
     if dist.is_available() and dist.is_initialized():
         return OfTorch()
-    return OfJob(connect(None, _TIMEOUT_S))
+    return OfJob(connect(None, TIMEOUT_S))

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 
-from .noise import NoiseScale, gain
+from deeppart.plan.goodput.noise import gain
+
+from .noise import NoiseScale
 
 
 class ScalingRule(ABC):
@@ -31,7 +33,7 @@ class AdaScale(ScalingRule):
 
     def factors(self, scale: float, noise: NoiseScale, progress: float) -> list[float]:
         """The gain of each group."""
-        return [gain(squared, variance, scale) for squared, variance in noise.by_group()]
+        return [float(gain(squared, variance, scale)) for squared, variance in noise.by_group()]
 
 
 class AdamScale(AdaScale):

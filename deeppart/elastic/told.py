@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from deeppart.checkpointer import Checkpointer
-from deeppart.config.sources import STOP_FILE_VARIABLE
+from deeppart.config.sources import stop_file
 
 from .agreement import Agreement, agreement_of_job
 from .notices import Signals, WatchedFile
@@ -78,7 +78,7 @@ class Told:
             return
         self._signals.listen()
         self._agreement = agreement_of_job()
-        path = self._file if self._file is not None else os.environ.get(STOP_FILE_VARIABLE) or None
+        path = self._file if self._file is not None else stop_file()
         self._watch = WatchedFile(Path(path) if path is not None and self._agreement.rank == 0 else None)
 
     def should_stop(self) -> bool:

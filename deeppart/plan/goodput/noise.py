@@ -51,10 +51,21 @@ class GradientNoise:
 
     def gain(self, batch: Any) -> Any:
         """How many steps with ``self.batch`` samples one with so many is worth: from 1 to the ratio of the two."""
-        times = np.asarray(batch, dtype=float) / self.batch
-        below = self.var / times + self.sqr
-        return np.where(below > 0, (self.var + self.sqr) / np.where(below > 0, below, 1.0), 1.0)
+        return gain(self.sqr, self.var, np.asarray(batch, dtype=float) / self.batch)
 
     def efficiency(self, batch: Any) -> Any:
         """Progress by a sample, beside one in a batch of ``self.batch``."""
         return self.gain(batch) * self.batch / np.asarray(batch, dtype=float)
+
+
+def gain(sqr: float, var: float, scale: Any) -> Any:
+    """What a step whose batch is so many times as large is worth: (var + sqr) / (var / scale + sqr), of AdaScale.
+
+    1 where both are 0.
+
+    Args:
+        sqr, var: as of :class:`GradientNoise`.
+        scale: a number or an array.
+    """
+    below = var / np.asarray(scale, dtype=float) + sqr
+    return np.where(below > 0, (var + sqr) / np.where(below > 0, below, 1.0), 1.0)

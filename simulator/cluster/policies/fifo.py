@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..jobs import Job, Request
-from .policy import Allocation, Free
+from ..jobs import Job
+from .policy import Allocation, Free, KeepsBatch
 
 
-class Fifo:
-    """Nobody is stopped, and nobody gets ahead of one that waits.
-
-    Args:
-        nodes, per_node: of the cluster, and GPUs of each.
-    """
-
-    def __init__(self, nodes: int, per_node: int) -> None:
-        self._nodes, self._per_node = nodes, per_node
-
-    def batch(self, request: Request) -> int:
-        """That of its user."""
-        return request.batch
+class Fifo(KeepsBatch):
+    """Nobody is stopped, and nobody gets ahead of one that waits."""
 
     def share(self, now_s: float, jobs: Sequence[Job], held: Mapping[str, Allocation]) -> dict[str, Allocation]:
         """What each has, and GPUs for those who come next and find enough."""

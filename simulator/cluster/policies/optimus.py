@@ -9,23 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..applications import divided, packed
-from ..jobs import Job, Request
-from .policy import Allocation, Free
+from ..jobs import Job
+from .policy import Allocation, Free, KeepsBatch
 
 
-class Optimus:
-    """Sizes by marginal gain.
-
-    Args:
-        nodes, per_node: of the cluster, and GPUs of each.
-    """
-
-    def __init__(self, nodes: int, per_node: int) -> None:
-        self._nodes, self._per_node = nodes, per_node
-
-    def batch(self, request: Request) -> int:
-        """That of its user."""
-        return request.batch
+class Optimus(KeepsBatch):
+    """Sizes by marginal gain."""
 
     def share(self, now_s: float, jobs: Sequence[Job], held: Mapping[str, Allocation]) -> dict[str, Allocation]:
         """GPUs by gain; who keeps its number keeps its place."""

@@ -29,6 +29,21 @@ class Policy(Protocol):
         ...
 
 
+class KeepsBatch:
+    """What policies have in common under which jobs keep the batches of their users.
+
+    Args:
+        nodes, per_node: of the cluster, and GPUs of each.
+    """
+
+    def __init__(self, nodes: int, per_node: int) -> None:
+        self._nodes, self._per_node = nodes, per_node
+
+    def batch(self, request: Request) -> int:
+        """That of its user."""
+        return request.batch
+
+
 class Free:
     """GPUs that nobody has.
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..jobs import Job, Request
-from .policy import Allocation, Free
+from ..jobs import Job
+from .policy import Allocation, Free, KeepsBatch
 
 #: GPU seconds after which a job goes to the second queue.
 _THRESHOLD_S = 16 * 3600.0
 
 
-class Tiresias:
+class Tiresias(KeepsBatch):
     """Two queues by attained service.
 
     Args:
@@ -23,15 +23,11 @@ class Tiresias:
     """
 
     def __init__(self, nodes: int, per_node: int) -> None:
-        self._nodes, self._per_node = nodes, per_node
+        super().__init__(nodes, per_node)
         self._queues: tuple[list[str], list[str]] = ([], [])
         self._ran_s: dict[str, float] = {}
         self._running: set[str] = set()
         self._before_s = 0.0
-
-    def batch(self, request: Request) -> int:
-        """That of its user."""
-        return request.batch
 
     def share(self, now_s: float, jobs: Sequence[Job], held: Mapping[str, Allocation]) -> dict[str, Allocation]:
         """GPUs for those who have had least, which others give up for them."""

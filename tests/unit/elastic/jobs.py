@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 from deeppart.elastic import ElasticDataLoader, Progress
 
@@ -109,6 +109,3 @@ def same_steps(runs: Sequence[tuple[int, int]], job: Job) -> Job:
     for ranks, steps in runs:
         job.run(ranks, steps)
     return job
-
-
-__all__ = ["Alone", "DataLoader", "Job", "numbers", "same_steps"]

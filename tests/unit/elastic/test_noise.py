@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from deeppart.elastic.noise import NoiseScale, Norms, gain, of_two_steps
+from deeppart.elastic.noise import NoiseScale, Norms, of_two_steps
+from deeppart.plan.goodput.noise import gain
 
 SQUARED, VARIANCE = 4.0, 50.0  # of the gradient; of one sample's noise, all elements together
 ELEMENTS = 40
