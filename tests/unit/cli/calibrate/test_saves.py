@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from deeppart.cli.calibrate import __main__ as main
 from deeppart.cli.calibrate import saves
 from deeppart.cli.calibrate.saves import MEASURED, measure_save
-from deeppart.cli.calibrate.tasks import RESTORE, TRAIN, SaveTask
+from deeppart.cli.calibrate.tasks import RESTORE, TRAIN, SaveTask, Tasks, tasks_json
 from deeppart.comm import SingleComm
 from deeppart.errors import LazyCaptureNotice
 from deeppart.state.tree.sharded import read_shards
@@ -65,3 +67,21 @@ def test_ranks_have_different_parts_of_a_tensor_that_they_divide() -> None:
         assert [[box.offset[0] for box in each.boxes] for each in found] == [[0], [2], [4]] * 2
         assert torch.equal(torch.cat([each.tensors[0] for each in found[:3]]), tensor)
         assert {each.shape for each in found} == {(5,)}
+
+
+def test_a_task_finds_nothing_of_those_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node's storage may be memory: all that a calibration of 4 ranks writes there is more than 24 GB."""
+    before: list[set[str]] = []
+
+    def looking(comm: Any, task: SaveTask, local_dir: Path, persistent_dir: Path) -> dict[str, list[float]]:
+        roots = {tmp_path / "local", tmp_path / "file-system"}
+        before.append({path.name for root in roots if root.exists() for path in root.iterdir()})
+        return measure_save(comm, task, local_dir, persistent_dir)
+
+    monkeypatch.setattr(saves, "_BEFORE", 1)
+    monkeypatch.setattr(main, "measure_save", looking)
+    task = SaveTask(1 << 16, 2, persistent=True, rounds=1)
+    file = tmp_path / "tasks.json"
+    file.write_text(tasks_json(Tasks((task, task), str(tmp_path / "local"), str(tmp_path / "file-system"))))
+    main.main(str(file))
+    assert before == [set(), set()]
