@@ -83,6 +83,7 @@ CONTENTS: dict[str, list[tuple[str, list[str]]]] = {
                 "docs/elastic-torchrun",
                 "docs/elastic-slurm",
                 "docs/elastic-ray",
+                "docs/elastic-adaptdl",
                 "docs/configuration",
                 "docs/commands",
                 "docs/failure-model",

@@ -101,13 +101,15 @@ class NoiseScale:
         """Take in a step; those whose norms are not finite, as with a loss scale that was too large, are left out.
 
         Args:
-            of_two_steps: it is biased. Averages of the other kind are given up when the first one of a kind comes.
+            of_two_steps: it is biased. Averages with such in them are given up when the first without comes. Not the
+                other way round: a job that goes on with one rank would know nothing, and the few steps that it has
+                compared may say that there is no gradient but noise, for which a rate is multiplied most.
         """
         if not all(map(math.isfinite, (*norms.mean_of_parts, *norms.of_mean))):
             return
-        if of_two_steps != self._of_two_steps:
-            self._squared, self._variance = [0.0] * self._groups, [0.0] * self._groups
-            self._weight, self._of_two_steps = 0.0, of_two_steps
+        if self._of_two_steps and not of_two_steps:
+            self._squared, self._variance, self._weight = [0.0] * self._groups, [0.0] * self._groups, 0.0
+        self._of_two_steps = of_two_steps
         keep = SMOOTHING**norms.scale
         for averages, values in ((self._squared, norms.squared_gradient()), (self._variance, norms.variance())):
             averages[:] = [keep * old + (1 - keep) * new for old, new in zip(averages, values, strict=True)]

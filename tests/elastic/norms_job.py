@@ -1,4 +1,4 @@
-"""A rank that compares the noise that is measured with what gradients gathered from all ranks say.
+"""A rank that compares the noise that is measured with what gradients gathered from all ranks say, and then follows it.
 
 python -m tests.elastic.norms_job DIRECTORY
 """
@@ -20,6 +20,7 @@ from deeppart.elastic.noise import NoiseScale, Norms, of_two_steps
 from tests.mpi.torchrun_job import tell
 
 LENGTH, BATCH, STEPS = 50, 7, 8
+AUTOSCALED = 1500
 
 
 def compared(optimizer_name: str, groups: int, accumulation: int) -> list[list[float]]:
@@ -99,9 +100,38 @@ def _preconditioners(model: torch.nn.Module, optimizer: Any, steps: int) -> list
     return [(each / (1 - 0.999**steps)).sqrt() + 1e-8 for each in second]
 
 
+def autoscaled(workers: int) -> dict[str, list[int]]:
+    """Samples of each step, and those that this rank had, of an epoch whose batch follows the noise.
+
+    Ranks' clocks go differently: what rank 0 decides has to hold for all.
+    """
+    draw = torch.Generator().manual_seed(5)
+    inputs = torch.randn(AUTOSCALED, 5, generator=draw)
+    data = TensorDataset(torch.arange(AUTOSCALED), inputs, torch.randn(AUTOSCALED, 1, generator=draw))
+    progress, clock, rank = Progress(), [0.0], dist.get_rank()
+    loader = ElasticDataLoader(data, BATCH, num_workers=workers, progress=progress)
+    loader._clock = lambda: clock[0]
+    loader.autoscale_batch_size(64, (None, 12), gradient_accumulation=True, every=10)
+    model = torch.nn.Linear(5, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    parallel = ElasticDataParallel(model, optimizer, progress=progress)
+    found: dict[str, list[int]] = {"sizes": [], "samples": []}
+    for _ in progress.remaining_epochs_until(1):
+        for samples, x, y in loader:
+            (parallel(x) - y).square().mean().backward()
+            clock[0] += 0.02 + 0.0005 * len(x) + 0.001 * rank
+            found["samples"] += samples.tolist()[: loader.counted]
+            if loader.ends_step:
+                found["sizes"].append(loader.step_size)
+                optimizer.step()
+                optimizer.zero_grad()
+    return found
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     cases = [(name, groups, accumulation) for name in ("sgd", "adam") for groups in (1, 2) for accumulation in (0, 1)]
-    tell(Path(sys.argv[1]), **{" ".join(map(str, case)): compared(*case) for case in cases})
+    norms = {" ".join(map(str, case)): compared(*case) for case in cases}
+    tell(Path(sys.argv[1]), norms=norms, autoscaled=[autoscaled(workers) for workers in (0, 2)])
     dist.destroy_process_group()

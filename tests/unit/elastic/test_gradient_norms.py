@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.elastic.norms_job import AUTOSCALED, BATCH
 from tests.mpi.torchrun import torchrun
 
 pytestmark = [pytest.mark.timeout(220), pytest.mark.xdist_group("torchrun")]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_the_noise_is_that_of_the_gradients(tmp_path: Path, ranks: int) -> None:
+def test_the_noise_is_that_of_the_gradients_and_batches_follow_it_together(tmp_path: Path, ranks: int) -> None:
     """SGD and Adam, one group and two, with micro-batches; steps of 7 samples, and a last one of 1: two fill in."""
-    for of_rank in torchrun(ranks, ["-m", "tests.elastic.norms_job", str(tmp_path)], tmp_path):
-        assert len(of_rank) == 8
-        for case, (measured, expected) in of_rank.items():
+    told = torchrun(ranks, ["-m", "tests.elastic.norms_job", str(tmp_path)], tmp_path)
+    for of_rank in told:
+        assert len(of_rank["norms"]) == 8
+        for case, (measured, expected) in of_rank["norms"].items():
             assert measured == pytest.approx(expected, rel=2e-4), (case, ranks)
+    for workers in (0, 1):
+        check_autoscaled([of_rank["autoscaled"][workers] for of_rank in told], ranks)
+
+
+def check_autoscaled(found: list[dict[str, Any]], ranks: int) -> None:
+    """All ranks have changed their batch after the same steps, and every sample was had once."""
+    sizes = found[0]["sizes"]
+    assert all(of_rank["sizes"] == sizes for of_rank in found), ranks
+    assert sizes[0] == BATCH and max(sizes) > 2 * BATCH, sizes
+    assert sum(sizes) == AUTOSCALED
+    assert sorted(sample for of_rank in found for sample in of_rank["samples"]) == list(range(AUTOSCALED))

@@ -64,14 +64,17 @@ def test_averages_have_no_bias_of_their_beginning_and_count_steps_by_their_scale
     assert one.squared_gradient() == pytest.approx(several.squared_gradient())
 
 
-def test_what_is_not_finite_is_left_out_and_kinds_are_not_mixed() -> None:
+def test_what_is_not_finite_is_left_out_and_what_has_a_bias_is_given_up_for_what_has_none() -> None:
     noise = NoiseScale(1)
     noise.update(Norms((5.0,), (3.0,), 2, 1.0))
     for value in (math.nan, math.inf):
         noise.update(Norms((value,), (3.0,), 2, 1.0))
     assert noise.squared_gradient() == pytest.approx(1.0)
+    noise.update(Norms((9.0,), (8.0,), 2, 1.0), of_two_steps=True)  # one rank goes on with what several knew
+    assert noise.squared_gradient() == pytest.approx((0.999 * 1.0 + 7.0) / 1.999)
     noise.update(Norms((9.0,), (8.0,), 2, 1.0), of_two_steps=True)
-    assert noise.squared_gradient() == pytest.approx(7.0)
+    noise.update(Norms((6.0,), (4.0,), 2, 1.0))  # several again
+    assert noise.squared_gradient() == pytest.approx(2.0)
     again = NoiseScale(1)
     again.load_state_dict(noise.state_dict())
     assert again.state_dict() == noise.state_dict() and again.by_group() == noise.by_group()

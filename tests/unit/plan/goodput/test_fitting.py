@@ -31,7 +31,7 @@ def test_twice_the_ranks_are_predicted(overlap: float) -> None:
 
 
 def test_derivatives_are_those_of_what_is_minimised() -> None:
-    data = fitting._data(measured(TRUE, noise=0.1))
+    data = fitting._data(measured(TRUE, noise=0.1), fitting.GROWTH_WEIGHT)
     for start in fitting._starts(data, *fitting._bounds(data)):
         value = check_grad(lambda x: fitting._error(x, data)[0], lambda x: fitting._error(x, data)[1], start)
         assert value < 1e-4 * max(1.0, float(np.linalg.norm(fitting._error(start, data)[1])))

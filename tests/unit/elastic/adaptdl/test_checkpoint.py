@@ -1,0 +1,151 @@
+"""States that come back by their names, from checkpoints of the library."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pytest
+import torch
+
+import deeppart
+from deeppart.elastic.adaptdl import checkpoint
+from deeppart.elastic.adaptdl.checkpoint import State, TreeState, load_state, save_all_states
+from deeppart.elastic.adaptdl.errors import UsageError
+
+
+class Text(State):
+    def __init__(self, name: str, text: str = "") -> None:
+        super().__init__(name)
+        self.text, self.synced = text, 0
+
+    def save(self, fileobj: BinaryIO) -> None:
+        fileobj.write(self.text.encode())
+
+    def load(self, fileobj: BinaryIO) -> None:
+        self.text = fileobj.read().decode()
+
+    def sync(self) -> None:
+        self.synced += 1
+
+
+class Tree(TreeState):
+    content: Mapping[str, Any]
+
+    def tree(self) -> dict[str, Any]:
+        return dict(self.content)
+
+    def load_tree(self, tree: Mapping[str, Any]) -> None:
+        self.content = tree
+
+
+NAMES = ["plain", ".dot-first", "a/b", "with space", "*", "[x]?", "~0", "\u00fc", "%2F"]
+
+
+def again(*names: str) -> dict[str, str | None]:
+    """What a job that is started again finds."""
+    checkpoint._states.clear()
+    checkpoint._found.clear()
+    states = [Text(name) for name in names]
+    return {state.name: state.text if load_state(state) else None for state in states}
+
+
+def test_any_name(directory: Path) -> None:
+    states = [Text(name, f"of {name}") for name in NAMES]
+    assert save_all_states() == str(directory)
+    assert [state.synced for state in states] == [1] * len(states)
+    assert again(*NAMES, "new") == {name: f"of {name}" for name in NAMES} | {"new": None}
+
+
+def test_the_last_one_counts_but_one_process_goes_on_from_one(directory: Path) -> None:
+    state = Text("a", "first")
+    save_all_states()
+    assert again("a") == {"a": "first"}
+    checkpoint._states["a"].text = "second"  # type: ignore[attr-defined]
+    save_all_states()
+    late = Text("b")
+    assert not load_state(late) and state.text == "first"
+    assert again("a") == {"a": "second"}
+
+
+def test_without_a_checkpoint_and_without_a_directory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not load_state(Text("a"))
+    monkeypatch.delenv("ADAPTDL_CHECKPOINT_PATH")
+    assert save_all_states() is None and not load_state(Text("b"))
+
+
+def test_empty_and_large(directory: Path) -> None:
+    Text("empty"), Text("large", "x" * 3_000_000)
+    save_all_states()
+    assert again("empty", "large") == {"empty": "", "large": "x" * 3_000_000}
+
+
+def test_trees_come_back_as_they_were(directory: Path) -> None:
+    state = Tree("model")
+    state.content = {
+        "weights": {"w": torch.arange(6.0).reshape(2, 3)},
+        "buffers": {"seen": torch.tensor(3)},
+        "state": {0: {"step": 7}, "gns": {"avg": np.array([1.0, 2.0]), "biased": True}},
+    }
+    save_all_states()
+    checkpoint._states.clear()
+    found = Tree("model")
+    assert load_state(found)
+    assert torch.equal(found.content["weights"]["w"], state.content["weights"]["w"])
+    assert found.content["state"]["gns"]["avg"].tolist() == [1.0, 2.0] and found.content["state"][0] == {"step": 7}
+
+
+def test_two_of_a_name() -> None:
+    State("a")
+    with pytest.raises(UsageError, match="same name\n  found: 'a'"):
+        State("a")
+
+
+def test_checkpoints_of_adaptdl_are_not_taken_for_none(directory: Path) -> None:
+    (directory / "checkpoint-0").mkdir(parents=True)
+    with pytest.raises(UsageError, match="AdaptDL's own"):
+        load_state(Text("a"))
+
+
+def test_an_outdated_state_is_left_out_and_forgotten(directory: Path) -> None:
+    class Old(Text):
+        def outdated(self) -> bool:
+            return True
+
+    Old("old", "x"), Text("new", "y")
+    save_all_states()
+    assert list(checkpoint._states) == ["new"] and again("old", "new") == {"old": None, "new": "y"}
+
+
+def test_a_damaged_checkpoint_is_an_error_and_not_a_beginning(directory: Path) -> None:
+    Text("a", "x" * 1000)
+    save_all_states()
+    for part in directory.rglob("*.dpp"):
+        data = bytearray(part.read_bytes())
+        data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
+        part.write_bytes(data)
+    with pytest.raises(deeppart.DeeppartError):
+        again("a")
+
+
+def test_one_that_was_not_completed_is_passed_over(directory: Path) -> None:
+    def killed() -> None:
+        class Dies(State):
+            def save(self, fileobj: BinaryIO) -> None:
+                import os
+
+                os._exit(9)
+
+        Dies("dies")
+        save_all_states()
+
+    Text("a", "kept")
+    save_all_states()
+    process = multiprocessing.get_context("fork").Process(target=killed)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 9
+    assert again("a") == {"a": "kept"}

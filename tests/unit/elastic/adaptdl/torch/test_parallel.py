@@ -1,0 +1,157 @@
+"""A model that trains with any batch, on any number of replicas, and comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import TensorDataset
+
+from deeppart.elastic.adaptdl import checkpoint, env
+from deeppart.elastic.adaptdl import torch as adl
+from deeppart.elastic.adaptdl.conftest import elastic_multiprocessing
+from deeppart.elastic.adaptdl.torch.gradient_noise_scale import AdamGradientNoiseScale
+from deeppart.elastic.adaptdl.torch.scaling_rules import AdamScale, AdaScale, LinearScale
+
+
+def data() -> TensorDataset:
+    random = torch.Generator().manual_seed(3)
+    inputs = torch.randn(96, 4, generator=random, dtype=torch.float64)
+    return TensorDataset(inputs, inputs @ torch.arange(1.0, 5.0, dtype=torch.float64).reshape(4, 1))
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm = torch.nn.BatchNorm1d(4, dtype=torch.float64, affine=False, momentum=0.0)
+        self.linear = torch.nn.Linear(4, 1, dtype=torch.float64)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.norm(inputs)
+        return self.linear(inputs)  # type: ignore[no-any-return]
+
+
+def train(changes: dict[int, tuple[int, int]], rule: Any = None, optimizer_of: Any = torch.optim.SGD) -> Any:
+    """Two epochs; at a run's (epoch, step) all is saved, and the job goes on elsewhere. Returns what all have found."""
+    adl.init_process_group("gloo")
+    loader = adl.AdaptiveDataLoader(data(), batch_size=12, shuffle=True)
+    model = Net()
+    optimizer = optimizer_of(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    parallel = adl.AdaptiveDataParallel(model, optimizer, scheduler, scaling_rule=rule)
+    for epoch in adl.remaining_epochs_until(2):
+        for step, (inputs, targets) in enumerate(loader):
+            if changes.get(env.num_restarts()) == (epoch, step):
+                checkpoint.save_all_states()
+                return None
+            optimizer.zero_grad()
+            (parallel(inputs) - targets).square().mean().backward()
+            optimizer.step()
+        scheduler.step()
+    return model.linear.weight.detach().flatten().tolist(), scheduler.get_last_lr(), parallel.gns.get_progress()
+
+
+@pytest.mark.parametrize(("rule", "optimizer"), [(LinearScale, torch.optim.SGD), (AdamScale, torch.optim.Adam)])
+def test_the_result_of_a_job_that_changes_its_size_is_that_of_one_that_does_not(rule: Any, optimizer: Any) -> None:
+    @elastic_multiprocessing
+    def alone() -> None:
+        result.extend(train({}, rule(), optimizer))
+        with open(found, "wb") as file:
+            torch.save(result, file)
+
+    @elastic_multiprocessing
+    def changing() -> int:
+        here = train({0: (0, 3), 1: (0, 2), 2: (1, 1)}, rule(), optimizer)
+        if here is None:
+            return [4, 2, 3][env.num_restarts()]
+        weights, rates, progress = torch.load(found)
+        if rule is LinearScale:  # the estimate of noise depends on who measures it; a rate of scale 1 does not
+            assert np.allclose(here[0], weights, rtol=0, atol=1e-10), (here[0], weights)
+        assert here[1] == rates and here[2] == pytest.approx(progress)
+        return 0
+
+    import tempfile
+
+    result: list[Any] = []
+    with tempfile.TemporaryDirectory() as directory:
+        found = f"{directory}/result"
+        alone()
+        changing()
+
+
+def test_defaults_by_the_optimizer() -> None:
+    @elastic_multiprocessing
+    def job() -> None:
+        adl.init_process_group("gloo")
+        kinds = []
+        for number, kind in enumerate((torch.optim.SGD, torch.optim.AdamW)):
+            model = torch.nn.Linear(1, 1)
+            parallel = adl.AdaptiveDataParallel(model, kind(model.parameters(), lr=0.1), name=str(number))
+            kinds.append((type(parallel.scaling_rule), isinstance(parallel.gns, AdamGradientNoiseScale)))
+        assert kinds == [(AdaScale, False), (AdamScale, True)]
+
+    job()
+
+
+def test_gradients_outside_of_a_loop_are_an_error() -> None:
+    @elastic_multiprocessing
+    def job() -> None:
+        adl.init_process_group("gloo")
+        model = torch.nn.Linear(1, 1)
+        parallel = adl.AdaptiveDataParallel(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        with pytest.raises(RuntimeError, match="outside of a loop"):
+            parallel(torch.ones(1, 1)).sum().backward()
+        dist.destroy_process_group()
+
+    job()
+
+
+def test_accumulated_gradients_are_those_of_a_whole_batch() -> None:
+    @elastic_multiprocessing
+    def job() -> None:
+        adl.init_process_group("gloo")
+        samples = data().tensors
+        loader = adl.AdaptiveDataLoader(data(), batch_size=32)
+        model, whole = (torch.nn.Linear(4, 1, dtype=torch.float64) for _ in range(2))
+        whole.load_state_dict(model.state_dict())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        parallel = adl.AdaptiveDataParallel(model, optimizer, scaling_rule=LinearScale())
+        steps = 0
+        for _ in adl.remaining_epochs_until(1):
+            loader._elastic.train()
+            for inputs, targets in loader:
+                if steps == 0:
+                    loader._elastic._state.accumulation_steps = 2
+                optimizer.zero_grad()
+                (parallel(inputs) - targets).square().mean().backward()
+                optimizer.step()
+                steps += 1
+        (whole(samples[0]) - samples[1]).square().mean().backward()
+        assert steps == 3 and whole.weight.grad is not None
+        expected = whole.weight.detach() - 0.01 * 3 * whole.weight.grad
+        assert torch.allclose(model.weight.detach(), expected, atol=1e-12)
+        assert parallel.gns.get_progress() == pytest.approx(parallel.gns.gain(3.0))
+
+    job()
+
+
+def test_to_tensorboard() -> None:
+    @elastic_multiprocessing
+    def job() -> None:
+        adl.init_process_group("gloo")
+        written: dict[str, float] = {}
+
+        class Writer:
+            def add_scalar(self, name: str, value: float, step: int) -> None:
+                written[name] = value
+
+        model = torch.nn.Linear(1, 1)
+        parallel = adl.AdaptiveDataParallel(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        parallel.to_tensorboard(Writer(), 1, "Model")
+        assert len(written) == 7 and written["Model/Gain"] == parallel.gain == 1.0
+
+    job()
