@@ -92,11 +92,14 @@ def _run(command: list[str]) -> str:
         _stop(process)
         raise
     if process.returncode != 0:
+        with tempfile.NamedTemporaryFile("w", prefix="deeppart-measure-", suffix=".log", delete=False) as log:
+            log.write(err)
         raise DeeppartError(
             "measuring failed",
             expected="the ranks to end well",
             found="\n    ".join(err.strip().splitlines()[-12:]) or f"exit code {process.returncode}",
             where=" ".join(command),
+            todo=f"all that the ranks have said is in {log.name}",
         )
     return out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import shutil
 import time
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ _BEFORE = 4
 _SEED = 1
 #: Seconds that a checkpoint, and waiting for the other ranks, may take.
 TIMEOUT_S = 300.0
+#: Then every rank says what it does: which one the others wait for cannot be told from outside.
+_STACKS_AFTER_S = 0.8 * TIMEOUT_S
 #: What is measured of every checkpoint, in seconds of the slowest rank.
 MEASURED = ("plan", "capture", "blocked", *LEVELS, "work", "restore", "alone", "trained")
 #: Training lasts so many times as long as the background works, so that this is over before.
@@ -51,7 +54,7 @@ def measure_save(comm: Comm, task: SaveTask, local_dir: Path, persistent_dir: Pa
     config = _config(task, local_dir, persistent_dir)
     found: dict[str, list[float]] = {name: [] for name in MEASURED}
     measured, before = (_in_one_session, _BEFORE) if task.after in (NOTHING, TRAIN) else (_restoring, 1)
-    for turn, row in enumerate(measured(comm, task, config, state)):
+    for turn, row in enumerate(_watched(measured(comm, task, config, state))):
         slowest = finish(
             comm, comm.maximum(np.array([round(1e9 * row.get(name, 0.0)) for name in MEASURED])), "measuring", TIMEOUT_S
         )
@@ -59,6 +62,18 @@ def measure_save(comm: Comm, task: SaveTask, local_dir: Path, persistent_dir: Pa
             for name, nanoseconds in zip(MEASURED, slowest.tolist(), strict=True):
                 found[name].append(nanoseconds / 1e9)
     return found
+
+
+def _watched(rows: Iterator[dict[str, float]]) -> Iterator[dict[str, float]]:
+    """The rows; while the next one takes almost as long as anybody waits, what this rank does is written to stderr."""
+    try:
+        while True:
+            faulthandler.dump_traceback_later(_STACKS_AFTER_S)
+            if (row := next(rows, None)) is None:
+                return
+            yield row
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _config(task: SaveTask, local_dir: Path, persistent_dir: Path) -> Config:

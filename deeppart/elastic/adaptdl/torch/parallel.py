@@ -12,9 +12,10 @@ import torch
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
+from deeppart.errors import DeeppartWarning, warn_caller
+
 from .. import env
 from ..checkpoint import TreeState, load_state
-from ..errors import UsageError
 from ._metrics import profile_sync_time, update_grad_params, update_progress
 from .gradient_noise_scale import AdamGradientNoiseScale, GradientNoiseScale
 from .loops import current_dataloader
@@ -75,7 +76,19 @@ class AdaptiveDataParallel(DistributedDataParallel):
         if loader is not None and loader.may_train and self.training and torch.is_grad_enabled():
             self.require_backward_grad_sync = loader.is_optim_step()
             self.gns.set_accum_scale(loader.current_local_bsz * env.num_replicas() / loader.batch_size)
+        elif loader is None and self.training and torch.is_grad_enabled():
+            self._train_plainly()
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+
+    def _train_plainly(self) -> None:
+        """Outside of loops nobody says how many samples a step has: the rate is as it was given."""
+        warn_caller(
+            "a model is trained outside of a loop over an AdaptiveDataLoader: its learning rate is not scaled, and its "
+            "place in the data is not saved",
+            DeeppartWarning,
+        )
+        self.require_backward_grad_sync = True
+        self.gns.set_accum_scale(1.0)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: the optimizer's does it, where it is right."""
@@ -98,9 +111,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
         self._queued = False
         loader = current_dataloader()
         if loader is None:
-            raise UsageError(
-                "gradients are computed outside of a loop over a data loader", todo="loop over an AdaptiveDataLoader"
-            )
+            return
         profile_sync_time(self._since_computed_s())
         loader.train()
         scale = loader.current_batch_size / loader.batch_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -85,3 +86,18 @@ def test_a_task_finds_nothing_of_those_before_it(tmp_path: Path, monkeypatch: py
     file.write_text(tasks_json(Tasks((task, task), str(tmp_path / "local"), str(tmp_path / "file-system"))))
     main.main(str(file))
     assert before == [set(), set()]
+
+
+def test_a_rank_that_hangs_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    monkeypatch.setattr(saves, "_BEFORE", 1)
+    monkeypatch.setattr(saves, "_STACKS_AFTER_S", 0.2)
+    step = saves._Trainer.step
+
+    def hangs(self: Any, turn: int) -> None:
+        step(self, turn)
+        time.sleep(0.6)
+
+    monkeypatch.setattr(saves._Trainer, "step", hangs)
+    measure_save(SingleComm(), SaveTask(1 << 16, 2, rounds=1), tmp_path / "local", tmp_path / "file-system")
+    told = capfd.readouterr().err
+    assert "Timeout (0:00:00" in told and "in hangs" in told

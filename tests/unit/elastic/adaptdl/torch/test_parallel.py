@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch.utils.data import TensorDataset
 
+import deeppart
 from deeppart.elastic.adaptdl import checkpoint, env
 from deeppart.elastic.adaptdl import torch as adl
 from deeppart.elastic.adaptdl.conftest import elastic_multiprocessing
@@ -97,15 +97,24 @@ def test_defaults_by_the_optimizer() -> None:
     job()
 
 
-def test_gradients_outside_of_a_loop_are_an_error() -> None:
+def test_outside_of_loops_it_trains_as_it_would_without() -> None:
+    """As scripts do that have not come to AdaptDL's data loaders yet; on three replicas, too."""
+
     @elastic_multiprocessing
-    def job() -> None:
+    def job() -> int:
         adl.init_process_group("gloo")
-        model = torch.nn.Linear(1, 1)
-        parallel = adl.AdaptiveDataParallel(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        with pytest.raises(RuntimeError, match="outside of a loop"):
-            parallel(torch.ones(1, 1)).sum().backward()
-        dist.destroy_process_group()
+        model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.ones_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        parallel = adl.AdaptiveDataParallel(model, optimizer, scaling_rule=LinearScale())
+        for number in range(2):
+            with pytest.warns(deeppart.DeeppartWarning, match="outside of a loop"):
+                output = parallel(torch.ones(1, 1))
+            output.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert float(model.weight.detach()) == pytest.approx(1 - 0.1 * (number + 1))
+        return 3 if env.num_restarts() == 0 else 0
 
     job()
 
