@@ -58,7 +58,7 @@ MEANT = {
     ("interop/deepspeed.py", "tempfile"): "a folder of this process's own, where DeepSpeed looks for names",
     ("interop/deepspeed.py", "touch"): "the same",
     ("cli/elastic_run.py", "is_dir"): "the directory that the caller named",
-    ("elastic/notices.py", "stat"): "the file that somebody touches to tell the job; nothing is read",
+    ("stopping/notices.py", "stat"): "the file that somebody touches to tell the job; nothing is read",
     ("elastic/schedule.py", "read_text"): "the file with a number of ranks that the caller named",
     ("elastic/running.py", "is_dir"): "the directory that the caller named, before there are checkpoints",
     ("elastic/running.py", "open"): "the log that the caller named",
