@@ -65,8 +65,9 @@ def test_whatever_batches_are_changed_to(runs: list[tuple[int, int, int]]) -> No
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_workers_that_are_ahead_change_nothing(kind: Any, workers: int) -> None:
-    found = job(uneven(120), 8, epochs=1, options={"num_workers": workers, "loader": kind})
-    straight = job(uneven(120), 8, epochs=1)
+    options = {"num_workers": workers, "persistent_workers": workers == 2, "loader": kind}
+    found = job(uneven(120), 8, options=options)
+    straight = job(uneven(120), 8)
     found.run(2, 4)
     found.run(1)
     straight.run(1)
