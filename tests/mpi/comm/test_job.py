@@ -44,9 +44,17 @@ def test_what_is_under_way_is_not_disturbed_by_what_others_exchange() -> None:
         answers.append(agreement.ask(ranks.rank == 1 and call == 6))
         for _ in range(5 if ranks.rank == 0 else 0):
             time.sleep(0.01)
-            if agreement._operation is not None:
-                next(agreement._operation)  # cannot end: the others do not go on with it
+            go_on(agreement)
         assert ranks.gather([ranks.rank, call], "comparing") == [[rank, call] for rank in range(ranks.size)]
     assert answers == [False] * 7 + [True] * 5
     assert not agreement.agree(False) and agreement.agree(ranks.rank == 0)
     agreement.finish()
+
+
+def go_on(agreement: OfJob) -> None:
+    """As far as it goes without the others."""
+    if agreement._operation is not None:
+        try:
+            next(agreement._operation)
+        except StopIteration as stop:
+            agreement._operation, agreement._said = None, stop.value
