@@ -12,6 +12,7 @@ from .progress import Member, Progress, Working, progress
 from .ranks import Ranks
 from .rules import AdamScale, AdaScale, LEGWScale, LinearScale, ScalingRule, SqrtScale
 from .sampler import ElasticSampler
+from .shards import ShardedDataset
 from .steps import Batch, Share, shares
 from .told import Told, leave, should_stop
 
@@ -32,6 +33,7 @@ __all__ = [
     "Progress",
     "Ranks",
     "ScalingRule",
+    "ShardedDataset",
     "Share",
     "SqrtScale",
     "Told",

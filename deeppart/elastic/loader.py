@@ -13,10 +13,11 @@ from torch.utils.data import DataLoader, Dataset
 from deeppart.errors import ConfigError
 
 from .autoscale import Autoscale, bounds_of
+from .data import data_of
 from .place import Place, from_state, to_state
 from .progress import Progress, progress
 from .ranks import Ranks, ranks_of_job
-from .sampler import ElasticSampler
+from .shards import ShardedDataset
 from .steps import Batch, Share
 
 #: Options of a DataLoader that say which samples it has, or in which order, which is for this loader to say.
@@ -24,7 +25,7 @@ _OWN = ("sampler", "batch_sampler", "shuffle", "batch_size", "drop_last")
 
 
 class ElasticDataLoader:
-    """Batches of a map-style data set: every sample once in an epoch, on any number of ranks, also if it changes.
+    """Batches of a data set: every sample once in an epoch, on any number of ranks, also if it changes.
 
     A global step has the next ``batch_size`` samples of the epoch's order, the same ones for any number of ranks. Its
     place belongs in the checkpoint: put :data:`deeppart.elastic.progress` there, or the loader itself. A batch counts
@@ -35,9 +36,9 @@ class ElasticDataLoader:
     over, and goes on in the one that was not. Without it, each loop is an epoch.
 
     Args:
-        dataset: with a length, and samples at 0 to length - 1.
+        dataset: with a length, and samples at 0 to length - 1; or a :class:`deeppart.elastic.ShardedDataset`.
         batch_size: samples of a step, all ranks together. They may have different numbers of them.
-        shuffle: a new order in each epoch.
+        shuffle: a new order in each epoch, of samples or of shards.
         seed: of the order.
         drop_last: leave out the samples that do not fill a step.
         accumulation: micro-batches beside the last one of a step.
@@ -48,7 +49,7 @@ class ElasticDataLoader:
         **options: of the DataLoader: ``num_workers``, ``collate_fn``, ``pin_memory``...
 
     Raises:
-        ConfigError: there are fewer samples in a step than ranks; an option is this loader's own.
+        ConfigError: there are fewer samples in a step than ranks, or fewer lanes; an option is this loader's own.
 
     Example:
         >>> import torch
@@ -64,7 +65,7 @@ class ElasticDataLoader:
 
     def __init__(
         self,
-        dataset: Dataset[Any],
+        dataset: Dataset[Any] | ShardedDataset[Any],
         batch_size: int,
         *,
         shuffle: bool = True,
@@ -79,20 +80,13 @@ class ElasticDataLoader:
     ) -> None:
         _refuse_own(options)
         self.dataset = dataset
-        self._length = len(dataset)  # type: ignore[arg-type]
         self._ranks = ranks if ranks is not None else ranks_of_job()
         batch = Batch(batch_size, accumulation)
         _check_ranks(batch, self._ranks.size)
         self._shuffle = shuffle
-        self._sampler = ElasticSampler(
-            self._length,
-            seed=seed,
-            rank=self._ranks.rank,
-            ranks=self._ranks.size,
-            shuffle=shuffle,
-            drop_last=drop_last,
-        )
-        self._inner = loader(dataset, batch_sampler=self._sampler, **options)
+        self._data = data_of(dataset, seed=seed, ranks=self._ranks, shuffle=shuffle, drop_last=drop_last)
+        self._sampler = self._data.sampler
+        self._inner = loader(self._data.reading, batch_sampler=self._sampler, **options)
         workers, each = options.get("num_workers", 0), options.get("prefetch_factor")
         #: Steps that may be under way in workers; the number is the same on every rank.
         self._ahead = workers * (2 if each is None else each) + 1 if workers else 0
@@ -208,7 +202,7 @@ class ElasticDataLoader:
             at = self._share.seen
             for _ in range(self._ahead):
                 at += place.batch_at(at).size
-            at = min(at, self._length)
+            at = min(at, self._sampler.length)
             taken = self._sampler.handed_out[-1].seen if self._sampler.handed_out else 0
             if taken > at:
                 raise ConfigError(
@@ -258,8 +252,14 @@ class ElasticDataLoader:
     # --- iteration ----------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Steps of a whole pass with this batch. Loops have more batches if gradients are accumulated."""
-        return math.ceil(self._length / self._place.batch.size)
+        """Steps of a whole pass with this batch. Loops have more batches if gradients are accumulated.
+
+        Collective where shards have to be counted.
+        """
+        length = self._data.length
+        if length is None:
+            length = self._data.settle(self._ranks, self.name)
+        return math.ceil(length / self._place.batch.size)
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of this rank: the rest of the pass that is under way, or a new one.
@@ -288,6 +288,7 @@ class ElasticDataLoader:
             ended = True
         finally:
             self._share, self._left, self._progress.loader = None, not ended, None
+            self._data.close()
         self._end_pass(in_loop=in_loop)
 
     def _after_batch(self, share: Share, asked_at: float | None) -> float | None:
@@ -299,7 +300,7 @@ class ElasticDataLoader:
             self._autoscale.times.note(share, now - asked_at)
         if not share.ends_step:
             return now
-        changed = self._autoscale.after_step(self._place.batch_at(self._length), self._progress.trained)
+        changed = self._autoscale.after_step(self._place.batch_at(self._sampler.length), self._progress.trained)
         if changed is None:
             return now
         self.set_batch(changed.size, changed.accumulation)
@@ -313,14 +314,7 @@ class ElasticDataLoader:
                 where=f"loader {self.name}",
                 todo="use a loader for each",
             )
-        if (length := len(self.dataset)) != self._length:  # type: ignore[arg-type]
-            raise ConfigError(
-                "the data set has changed its length",
-                expected=f"{self._length:,} samples, as when the loader was made",
-                found=f"{length:,}",
-                where=f"loader {self.name}",
-                todo="make a new loader for other data",
-            )
+        self._data.settle(self._ranks, self.name)
         epoch = self._progress.current_epoch
         if epoch is not None and epoch != self._place.epoch:
             self.start_over(epoch)
@@ -347,16 +341,18 @@ class ElasticDataLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Its place: small values, the same on every rank."""
-        return to_state(self._place, self._asked, self._sampler.seed, self._length, shuffle=self._shuffle)
+        place = to_state(self._place, self._asked, self._sampler.seed, self._data.length, shuffle=self._shuffle)
+        return place | self._data.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a place; the next loop does. If the loader was made with another batch than then, this one holds.
 
         Raises:
-            RestoreError: the data set has another length or order than when the checkpoint was made.
+            RestoreError: the data set has another length or order than when the checkpoint was made, or other shards.
             ConfigError: its steps have fewer samples than there are ranks now.
         """
-        place, seed = from_state(state, self._asked, self._length, shuffle=self._shuffle, name=self.name)
+        self._data.take(state, self.name)
+        place, seed = from_state(state, self._asked, self._data.length, shuffle=self._shuffle, name=self.name)
         _check_ranks(place.batch, self._ranks.size)
         self._place, self._sampler.seed = place, seed
         self._left, self._begun, self._share = False, 0, None

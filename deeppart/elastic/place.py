@@ -45,11 +45,12 @@ class Place:
         return Place(epoch, passes, 0, batch)
 
 
-def to_state(place: Place, asked: Batch, seed: int, length: int, *, shuffle: bool) -> dict[str, Any]:
+def to_state(place: Place, asked: Batch, seed: int, length: int | None, *, shuffle: bool) -> dict[str, Any]:
     """Small values for a checkpoint.
 
     Args:
         asked: the batch that the loader was made with.
+        length: of the data set; None as long as nobody has counted.
     """
     return {
         "epoch": place.epoch,
@@ -64,18 +65,20 @@ def to_state(place: Place, asked: Batch, seed: int, length: int, *, shuffle: boo
     }
 
 
-def from_state(state: Mapping[str, Any], asked: Batch, length: int, *, shuffle: bool, name: str) -> tuple[Place, int]:
+def from_state(
+    state: Mapping[str, Any], asked: Batch, length: int | None, *, shuffle: bool, name: str
+) -> tuple[Place, int]:
     """The place and the seed of a checkpoint.
 
     Args:
         asked: the batch that the loader is made with now; if it is another one than then, it holds.
-        length: of the data set now.
+        length: of the data set now; None as long as nobody has counted.
         name: of the loader, for messages.
 
     Raises:
         RestoreError: the data set has another length, or another order, so that samples would be left out or had twice.
     """
-    if state["length"] != length:
+    if None not in (state["length"], length) and state["length"] != length:
         raise RestoreError(
             "the data set has another length than when the checkpoint was made",
             expected=f"{state['length']:,} samples",

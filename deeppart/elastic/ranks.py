@@ -7,10 +7,8 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from deeppart.comm import Comm, connect, finish
-
-#: Seconds until a rank that does not come is an error, where torch.distributed does not say.
-TIMEOUT_S = 600.0
+from deeppart.comm import Comm, finish
+from deeppart.comm.job import TIMEOUT_S, channel_of_job
 
 
 class Ranks(Protocol):
@@ -65,4 +63,4 @@ def ranks_of_job() -> Ranks:
     """Those of torch.distributed where it is initialized, else those that a launcher has started (collective)."""
     if dist.is_available() and dist.is_initialized():
         return OfTorch()
-    return OfJob(connect(None, TIMEOUT_S))
+    return OfJob(channel_of_job())

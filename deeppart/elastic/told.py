@@ -17,9 +17,8 @@ import torch.distributed as dist
 
 from deeppart.checkpointer import Checkpointer
 from deeppart.config.sources import stop_file
-
-from .agreement import Agreement, agreement_of_job
-from .notices import Signals, WatchedFile
+from deeppart.stopping.agreement import Agreement, agreement_of_job
+from deeppart.stopping.notices import Signals, WatchedFile
 
 #: What a process that SIGTERM has ended is said to exit with: launchers know it.
 EXIT_CODE = 143

@@ -1,14 +1,12 @@
-"""A signal that tells a job to end soon, and ranks that agree on the step after which they do."""
+"""A signal that tells a job to end soon, for trainers; with :mod:`deeppart.elastic`, ``should_stop()``."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType
-from typing import Any
 
-import torch
-import torch.distributed as dist
+from deeppart.stopping.agreement import Agreement, Alone, agreement_of_torch
+from deeppart.stopping.notices import Signals
 
 
 class StopSignal:
@@ -16,37 +14,29 @@ class StopSignal:
 
     Where ``torch.distributed`` is initialized, ranks agree by a reduction between their CPUs (a gloo group of its own)
     which step is the last: a signal does not reach all of them at the same step.
+
+    Data loader workers and other children that are forked end by SIGTERM as they would without it.
     """
 
     def __init__(self) -> None:
-        self._received = False
-        self._before: Any = None
+        self._signals = Signals([signal.SIGTERM], chained=False)  # trainers that end at once by it are to wait
+        self._agreement: Agreement = Alone()
         self._listening = False
-        self._group: Any = None
 
     def listen(self) -> None:
         """Begin (collective). Only the main thread can; in others, a signal is not noticed."""
         if self._listening:
             return
         self._listening = True
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            self._group = dist.new_group(backend="gloo")
+        self._agreement = agreement_of_torch()
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._note)
+            self._signals.listen()
 
     def told(self) -> bool:
         """True on every rank if any has received it (collective)."""
-        if self._group is None:
-            return self._received
-        flag = torch.tensor([self._received], dtype=torch.uint8)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
-        return bool(flag.item())
+        return self._agreement.agree(self._signals.received is not None)
 
     def end(self) -> None:
         """Leave the signal to whoever had it before."""
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
-        self._before, self._listening = None, False
-
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
-        self._received = True
+        self._signals.put_back()
+        self._listening = False

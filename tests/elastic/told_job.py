@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 import deeppart
 from deeppart.elastic import Told, leave, should_stop
-from deeppart.elastic.agreement import Agreement, OfJob, OfTorch, agreement_of_job
+from deeppart.stopping.agreement import Agreement, OfJob, OfTorch, agreement_of_job
 from tests.mpi.torchrun_job import tell
 
 #: The rank that is told, and the step in which it is.
@@ -33,6 +33,15 @@ def answers(agreement: Agreement, rank: int) -> list[bool]:
         time.sleep(0.002 * ((rank + call) % 3))
         found.append(agreement.ask(rank == 1 and call == 3))
     agreement.finish()
+    return found
+
+
+def at_once(agreement: Agreement, rank: int) -> list[bool]:
+    """The same, where each call waits for all."""
+    found = []
+    for call in range(6):
+        time.sleep(0.002 * ((rank + call) % 3))
+        found.append(agreement.agree(rank == 1 and call == 3))
     return found
 
 
@@ -66,9 +75,10 @@ def main(directory: Path) -> None:
     rank = int(os.environ["RANK"])
     without_torch = agreement_of_job()
     assert isinstance(without_torch, OfJob)
-    by_sockets = answers(without_torch, rank)
+    by_sockets = answers(without_torch, rank) + at_once(without_torch, rank)
     dist.init_process_group("gloo")
-    by_torch = answers(OfTorch(), rank)
+    of_torch = OfTorch()
+    by_torch = answers(of_torch, rank) + at_once(of_torch, rank)
     costs = microseconds()
     draw = random.Random(rank)
     settings: dict[str, Any] = {

@@ -1,5 +1,8 @@
 """A rank of a small training in float64 that is stopped, and goes on on another number of ranks.
 
+In each epoch it goes over a map-style data set, and then over the same samples in shards, whose lengths nobody has
+said.
+
 python -m tests.elastic.train_job DIRECTORY STEPS ACCUMULATION OPTIMIZER
 """
 
@@ -7,6 +10,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +20,18 @@ import torch.distributed as dist
 from torch.utils.data import TensorDataset
 
 import deeppart
-from deeppart.elastic import Accumulator, ElasticDataLoader, ElasticDataParallel, progress, remaining_epochs_until
+from deeppart.elastic import (
+    Accumulator,
+    ElasticDataLoader,
+    ElasticDataParallel,
+    ShardedDataset,
+    progress,
+    remaining_epochs_until,
+)
 
 SAMPLES, BATCH, EPOCHS = 203, 16, 2
+#: Steps of one pass over either data set.
+STEPS = 13
 
 
 def data() -> TensorDataset:
@@ -25,6 +39,18 @@ def data() -> TensorDataset:
     inputs = torch.randn(SAMPLES, 8, dtype=torch.float64, generator=draw)
     outputs = (inputs @ torch.randn(8, 1, dtype=torch.float64, generator=draw)).tanh()
     return TensorDataset(inputs, outputs, torch.arange(SAMPLES))
+
+
+def in_shards() -> ShardedDataset[range]:
+    """The same samples."""
+    samples = data()
+
+    def read(shard: range) -> Iterator[Any]:
+        for number in shard:
+            yield samples[number]
+
+    ends = [*range(0, SAMPLES, 17), SAMPLES]
+    return ShardedDataset([range(first, end) for first, end in pairwise(ends)], read, lanes=8)
 
 
 def train(directory: Path, most_steps: int, accumulation: int, optimizer_name: str) -> None:
@@ -35,7 +61,10 @@ def train(directory: Path, most_steps: int, accumulation: int, optimizer_name: s
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     else:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    loader = ElasticDataLoader(data(), BATCH, accumulation=accumulation)
+    loaders = {
+        "map": ElasticDataLoader(data(), BATCH, accumulation=accumulation),
+        "shards": ElasticDataLoader(in_shards(), BATCH, accumulation=accumulation),
+    }
     parallel = ElasticDataParallel(model, optimizer)
     sums = Accumulator()
     paths = {"persistent_dir": directory / "ckpt", "local_dir": directory / "local" / "{rank}"}
@@ -45,24 +74,26 @@ def train(directory: Path, most_steps: int, accumulation: int, optimizer_name: s
         step = checkpointer.restore(state) or 0
         first = step
         for epoch in remaining_epochs_until(EPOCHS):
-            loss_of_step, samples = torch.zeros(1, dtype=torch.float64), list[int]()
-            for inputs, outputs, numbers in loader:
-                loss = (parallel(inputs) - outputs).square().mean()
-                loss.backward()
-                loss_of_step += loss.detach() * loader.weight / dist.get_world_size()
-                samples += numbers.tolist()[: loader.counted]
-                sums.update(loss=loss.detach() * len(inputs), seen=len(inputs))
-                if not loader.ends_step:
-                    continue
-                optimizer.step()
-                optimizer.zero_grad()
-                step += 1
-                dist.all_reduce(loss_of_step)
-                note(directory, {"step": step, "epoch": epoch, "loss": loss_of_step.item(), "samples": samples})
-                loss_of_step, samples = torch.zeros(1, dtype=torch.float64), []
-                if step - first == most_steps:
-                    checkpointer.checkpoint(state, step=step, force=True).wait()
-                    return
+            for kind, loader in loaders.items():
+                loss_of_step, samples = torch.zeros(1, dtype=torch.float64), list[int]()
+                for inputs, outputs, numbers in loader:
+                    loss = (parallel(inputs) - outputs).square().mean()
+                    loss.backward()
+                    loss_of_step += loss.detach() * loader.weight / dist.get_world_size()
+                    samples += numbers.tolist()[: loader.counted]
+                    sums.update(loss=loss.detach() * len(inputs), seen=len(inputs))
+                    if not loader.ends_step:
+                        continue
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    step += 1
+                    dist.all_reduce(loss_of_step)
+                    found = {"kind": kind, "step": step, "epoch": epoch, "loss": loss_of_step.item()}
+                    note(directory, found | {"samples": samples})
+                    loss_of_step, samples = torch.zeros(1, dtype=torch.float64), []
+                    if step - first == most_steps:
+                        checkpointer.checkpoint(state, step=step, force=True).wait()
+                        return
             with sums.synchronized():
                 note(directory, {"epoch_loss": sums["loss"] / sums["seen"], "seen": sums["seen"]})
                 sums.clear()

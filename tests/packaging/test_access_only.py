@@ -62,7 +62,7 @@ MEANT = {
     ("elastic/adaptdl/conftest.py", "tempfile"): "the directory of a job in a test",
     ("elastic/adaptdl/checkpoint.py", "is_dir"): "the directory that the caller named, before there are checkpoints",
     ("elastic/adaptdl/checkpoint.py", "glob"): "whether it has AdaptDL's own, for the message",
-    ("elastic/notices.py", "stat"): "the file that somebody touches to tell the job; nothing is read",
+    ("stopping/notices.py", "stat"): "the file that somebody touches to tell the job; nothing is read",
     ("elastic/schedule.py", "read_text"): "the file with a number of ranks that the caller named",
     ("elastic/running.py", "is_dir"): "the directory that the caller named, before there are checkpoints",
     ("elastic/running.py", "open"): "the log that the caller named",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 
-from deeppart.elastic.notices import Signals
+from deeppart.stopping.notices import Signals
 
 _signals = Signals((signal.SIGTERM, signal.SIGUSR1))
 

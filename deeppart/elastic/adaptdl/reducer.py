@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from deeppart.elastic.ranks import TIMEOUT_S
+from deeppart.comm.job import TIMEOUT_S
 
 #: A message has 8 bytes for its length, and so many for what it is about; the rest of a longer one is sent when it is
 #: asked for.

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch.utils.data import TensorDataset
 
-from deeppart.elastic import ElasticDataLoader, Progress
+from deeppart.elastic import ElasticDataLoader, Progress, ShardedDataset
 
+#: Makes the data set of one rank: of so many samples.
+Makes = Callable[[int], Any]
 #: Called after a step with the loader and the number of the step.
 EachStep = Callable[[ElasticDataLoader, int], object]
 
@@ -28,6 +31,13 @@ class Alone:
         return [value]
 
 
+class Alike(Alone):
+    """A rank whose others say the same as it does."""
+
+    def gather(self, value: Any, what: str) -> list[Any]:
+        return [value] * self.size
+
+
 @dataclass
 class Job:
     """A training of several runs, each on its own number of ranks.
@@ -35,6 +45,7 @@ class Job:
     Attributes:
         seen: (epoch, sample) -> how often it was trained on, fillers left out.
         steps: the samples of each global step, with all ranks' together.
+        data: of each rank; by default :func:`numbers`.
         weights: of each global step, the sum over ranks and micro-batches of weight / ranks.
         state: as the last run has saved it.
     """
@@ -43,6 +54,7 @@ class Job:
     batch: int
     epochs: int = 2
     options: dict[str, Any] = field(default_factory=dict)
+    data: Makes | None = None
     seen: Counter[tuple[int, int]] = field(default_factory=Counter)
     steps: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
@@ -71,7 +83,11 @@ class Job:
     ) -> tuple[list[tuple[int, list[int]]], list[float], dict[str, Any]]:
         progress = Progress()
         loader: ElasticDataLoader = ElasticDataLoader(
-            numbers(self.length), self.batch, progress=progress, ranks=Alone(rank, ranks), **self.options
+            numbers(self.length) if self.data is None else self.data(self.length),
+            self.batch,
+            progress=progress,
+            ranks=Alone(rank, ranks) if self.data is None else Alike(rank, ranks),
+            **self.options,
         )
         if self.state is not None:
             progress.load_state_dict(self.state)
@@ -109,3 +125,49 @@ def same_steps(runs: Sequence[tuple[int, int]], job: Job) -> Job:
     for ranks, steps in runs:
         job.run(ranks, steps)
     return job
+
+
+@dataclass
+class Opened:
+    """Shards of numbers, and what was read of them.
+
+    Attributes:
+        lengths: samples of each shard.
+        opened: how many shards were, and how many are closed again.
+        read: samples that came out of shards.
+    """
+
+    lengths: Sequence[int]
+    opened: int = 0
+    closed: int = 0
+    read: int = 0
+
+    def shards(self) -> list[tuple[int, int]]:
+        """(first number, one after the last) of each."""
+        ends = list(accumulate(self.lengths, initial=0))
+        return list(pairwise(ends))
+
+    def samples(self, shard: tuple[int, int]) -> Iterator[tuple[int]]:
+        yield from self.samples_at(shard, 0)
+
+    def samples_at(self, shard: tuple[int, int], start: int) -> Iterator[tuple[int]]:
+        self.opened += 1
+        try:
+            for number in range(shard[0] + start, shard[1]):
+                self.read += 1
+                yield (number,)
+        finally:
+            self.closed += 1
+
+    def data(self, length: int | None = None, *, lanes: int = 8, **options: Any) -> ShardedDataset[tuple[int, int]]:
+        """Of these shards; their lengths are given."""
+        assert length in (None, sum(self.lengths))
+        return ShardedDataset(self.shards(), self.samples, self.lengths, lanes=lanes, **options)
+
+
+def uneven(length: int) -> list[int]:
+    """Lengths of shards: 0 to 16 samples, so many together."""
+    found = list[int]()
+    while sum(found) < length:
+        found.append(min(length - sum(found), 7 * len(found) % 17))
+    return found

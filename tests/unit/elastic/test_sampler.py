@@ -6,7 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from deeppart.elastic import Batch, ElasticSampler, Place, permuted
+from deeppart.elastic import Batch, ElasticSampler, Place, ShardedDataset, permuted
+from deeppart.elastic.sampler import ShardSampler
+from deeppart.elastic.shard_reader import Wanted
 
 
 @pytest.mark.parametrize("length", [30, 70_000])
@@ -34,3 +36,18 @@ def test_what_is_decided_while_it_runs_holds_from_its_step_on() -> None:
 
 def range_of(start: int, end: int) -> npt.NDArray[np.int64]:
     return np.arange(start, end)
+
+
+def test_of_shards_it_says_which_sample_of_which_is_meant() -> None:
+    data = ShardedDataset(["a", "b"], lambda shard: [shard], [3, 5], lanes=2)
+    sampler = ShardSampler(data, seed=0, rank=1, ranks=2, shuffle=False)
+    sampler.length = 8
+    sampler.begin(Place(epoch=0, passes=0, seen=4, batch=Batch(4)))
+    assert list(sampler) == [[Wanted(1, 1, "b", 3, 5), Wanted(1, 1, "b", 4, 5)]]
+    orders = []
+    shuffled = ShardSampler(data, seed=0, rank=0, ranks=1)
+    shuffled.length = 8
+    for epoch in range(8):
+        shuffled.begin(Place(epoch=epoch, passes=0, seen=0, batch=Batch(1)))
+        orders.append(next(iter(shuffled))[0].shard)
+    assert set(orders) == {"a", "b"}

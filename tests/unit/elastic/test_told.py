@@ -34,7 +34,7 @@ def test_once_told_it_stays_so() -> None:
 
 @pytest.mark.parametrize("by_variable", [True, False])
 def test_a_file_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_variable: bool) -> None:
-    monkeypatch.setattr("deeppart.elastic.notices.WatchedFile.__init__.__defaults__", (0.0,))
+    monkeypatch.setattr("deeppart.stopping.notices.WatchedFile.__init__.__defaults__", (0.0,))
     path = tmp_path / "STOP"
     if by_variable:
         monkeypatch.setenv(STOP_FILE_VARIABLE, str(path))

@@ -1,6 +1,7 @@
-"""Ranks that agree on something that any of them may have heard, without waiting for one another.
+"""Ranks that agree on something that any of them may have heard.
 
-What a rank asks at one step is answered at the next one: the reduction is under way meanwhile, beside the training.
+Without waiting for one another (``ask``): what a rank asks at one step is answered at the next one; the reduction is
+under way meanwhile, beside the training. Or at once (``agree``).
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from deeppart.comm import Comm, connect, finish
+from deeppart.comm import Comm, finish
 from deeppart.comm.base import Operation, RunningOperation
-
-from .ranks import TIMEOUT_S
+from deeppart.comm.job import TIMEOUT_S, own_channel_of_job
 
 _WHAT = "asking all ranks whether to stop"
 
@@ -27,6 +27,10 @@ class Agreement(Protocol):
         """True on every rank, at the same call, if any rank had said yes at the call before (collective)."""
         ...
 
+    def agree(self, mine: bool) -> bool:
+        """True on every rank if any says yes now: waits for all (collective)."""
+        ...
+
     def finish(self) -> None:
         """Wait for what is under way (collective in so far as all have to have asked equally often)."""
         ...
@@ -38,6 +42,10 @@ class Alone:
     rank = 0
 
     def ask(self, mine: bool) -> bool:
+        """What this process says."""
+        return mine
+
+    def agree(self, mine: bool) -> bool:
         """What this process says."""
         return mine
 
@@ -60,15 +68,25 @@ class OfTorch:
         if self._work is not None:
             self._work.wait()
             answer = bool(self._flag.item())
-        self._flag.fill_(mine or answer)
-        self._work = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        self._begin(mine or answer)
         return answer
+
+    def agree(self, mine: bool) -> bool:
+        """As of :class:`Agreement`; what fails is an error of torch."""
+        self.finish()
+        self._begin(mine)
+        self.finish()
+        return bool(self._flag.item())
 
     def finish(self) -> None:
         """As of :class:`Agreement`."""
         if self._work is not None:
             self._work.wait()
             self._work = None
+
+    def _begin(self, mine: bool) -> None:
+        self._flag.fill_(mine)
+        self._work = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
 
 
 class OfJob:
@@ -94,6 +112,16 @@ class OfJob:
             self._operation, self._said = None, running.result
         return answer
 
+    def agree(self, mine: bool) -> bool:
+        """As of :class:`Agreement`.
+
+        Raises:
+            PeerTimeoutError: a rank did not come in time.
+        """
+        self.finish()
+        said = finish(self._comm, self._comm.allgather(b"\1" if mine else b"\0"), _WHAT, TIMEOUT_S)
+        return b"\1" in said
+
     def finish(self) -> None:
         """As of :class:`Agreement`."""
         if self._operation is not None:
@@ -101,9 +129,18 @@ class OfJob:
             self._operation = None
 
 
+def agreement_of_torch() -> Agreement:
+    """Among the ranks of torch.distributed where it is initialized; otherwise this process alone (collective)."""
+    return OfTorch() if _is_initialized() and dist.get_world_size() > 1 else Alone()
+
+
 def agreement_of_job() -> Agreement:
     """Among the ranks of torch.distributed where it is initialized, else those that a launcher started (collective)."""
-    if dist.is_available() and dist.is_initialized():
-        return OfTorch() if dist.get_world_size() > 1 else Alone()
-    comm = connect(None, TIMEOUT_S)
+    if _is_initialized():
+        return agreement_of_torch()
+    comm = own_channel_of_job()
     return OfJob(comm) if comm.size > 1 else Alone()
+
+
+def _is_initialized() -> bool:
+    return dist.is_available() and dist.is_initialized()

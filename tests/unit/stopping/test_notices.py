@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from deeppart.elastic.notices import Signals, WatchedFile
 from deeppart.errors import ConfigError
+from deeppart.stopping.notices import Signals, WatchedFile
 
 BOTH = (signal.SIGTERM, signal.SIGUSR1)
 

@@ -24,18 +24,20 @@ class Signals:
     they end by a SIGTERM as they would without this class. Where the interpreter is not told of a fork, the handler
     finds by the process id that it is in a child.
 
-    A handler of Python that was there before is called, after the signal is noted.
+    A handler of Python that was there before is called, after the signal is noted; or it is left out (``chained``).
 
     Args:
         numbers: of the signals.
+        chained: call the handlers that were there before; such as are not Python's are refused. Otherwise these signals
+            are for this object alone until they are put back.
 
     Attributes:
         received: the signal that came last, or None.
     """
 
-    def __init__(self, numbers: Sequence[signal.Signals]) -> None:
+    def __init__(self, numbers: Sequence[signal.Signals], *, chained: bool = True) -> None:
         self.received: signal.Signals | None = None
-        self._numbers = tuple(numbers)
+        self._numbers, self._chained = tuple(numbers), chained
         self._before: dict[int, Any] = {}
         self._process = -1
         self._knows_of_forks = False
@@ -58,7 +60,7 @@ class Signals:
                 todo="call listen() or should_stop() in the main thread first; or give signals=() and a file",
             )
         for number in self._numbers:
-            if signal.getsignal(number) is None:
+            if self._chained and signal.getsignal(number) is None:
                 raise ConfigError(
                     f"{number.name} has a handler that was not installed from Python, and could not be put back",
                     todo="leave this signal out of `signals`",
@@ -76,7 +78,7 @@ class Signals:
         """Leave the signals to whoever had them before, where they are still noted here."""
         before, self._before = self._before, {}
         for number, handler in before.items():
-            if signal.getsignal(number) == self._note:
+            if handler is not None and signal.getsignal(number) == self._note:
                 signal.signal(number, handler)
 
     def _hold(self) -> None:
@@ -91,13 +93,13 @@ class Signals:
         self._let_through()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        before = self._before.get(number, signal.SIG_DFL)
+        before = self._before.get(number)
         if os.getpid() != self._process:  # a child, whose fork the interpreter was not told of
-            signal.signal(number, before)
+            signal.signal(number, signal.SIG_DFL if before is None else before)
             os.kill(os.getpid(), number)
             return
         self.received = signal.Signals(number)
-        if callable(before):
+        if self._chained and callable(before):
             before(number, frame)
 
 

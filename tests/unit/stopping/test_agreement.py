@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deeppart.comm.single import SingleComm
-from deeppart.elastic.agreement import Alone, OfJob, agreement_of_job
+from deeppart.stopping.agreement import Alone, OfJob, agreement_of_job
 
 
 def test_one_process_agrees_at_once() -> None:
@@ -17,3 +17,8 @@ def test_the_answer_is_that_of_the_call_before() -> None:
     agreement = OfJob(SingleComm())
     assert [agreement.ask(mine) for mine in (False, True, False, False)] == [False, False, True, True]
     agreement.finish()
+
+
+def test_an_answer_at_once_is_that_of_the_call() -> None:
+    for agreement in (Alone(), OfJob(SingleComm())):
+        assert [agreement.agree(mine) for mine in (False, True, False)] == [False, True, False]
