@@ -35,6 +35,12 @@ class Norms:
         of_mean: of the mean gradient.
         parts: K, at least 2.
         scale: B / b.
+
+    Example:
+        >>> from deeppart.elastic import Norms
+        >>> norms = Norms(mean_of_parts=(5.0,), of_mean=(3.0,), parts=2, scale=2.0)
+        >>> norms.squared_gradient(), norms.variance()
+        ((1.0,), (4.0,))
     """
 
     mean_of_parts: tuple[float, ...]

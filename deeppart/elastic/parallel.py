@@ -39,6 +39,16 @@ class ElasticDataParallel(DistributedDataParallel):
         name: in a checkpoint; by default by the order in which they are made.
         progress: of the training; by default the process's.
         **options: of DistributedDataParallel.
+
+    Example:
+        >>> import torch, torch.distributed as dist
+        >>> from deeppart.elastic import ElasticDataParallel, Progress
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> net = torch.nn.Linear(4, 1)
+        >>> model = ElasticDataParallel(net, torch.optim.AdamW(net.parameters()), progress=Progress())
+        >>> type(model.rule).__name__, sorted(model.state())
+        ('AdamScale', ['elastic', 'model', 'optimizer'])
+        >>> dist.destroy_process_group()
     """
 
     def __init__(

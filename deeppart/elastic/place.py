@@ -22,6 +22,12 @@ class Place:
         seen: samples that steps have had in the pass under way.
         batch: of its steps.
         later: the batch from the step on that begins when so many samples are seen, if it has been decided already.
+
+    Example:
+        >>> from deeppart.elastic import Batch, Place
+        >>> place = Place(epoch=0, passes=0, seen=8, batch=Batch(4), later=(12, Batch(6)))
+        >>> place.at(12).batch
+        Batch(size=6, accumulation=0)
     """
 
     epoch: int

@@ -15,7 +15,16 @@ from .noise import NoiseScale
 
 
 class ScalingRule(ABC):
-    """What a step at a scale does with the learning rate."""
+    """What a step at a scale does with the learning rate.
+
+    Example:
+        >>> from deeppart.elastic import NoiseScale, ScalingRule
+        >>> class CubeRoot(ScalingRule):
+        ...     def factors(self, scale, noise, progress):
+        ...         return [scale ** (1 / 3)] * len(noise.by_group())
+        >>> CubeRoot().factors(8.0, NoiseScale(groups=2), progress=0.0)
+        [2.0, 2.0]
+    """
 
     @abstractmethod
     def factors(self, scale: float, noise: NoiseScale, progress: float) -> list[float]:
@@ -29,7 +38,15 @@ class ScalingRule(ABC):
 
 
 class AdaScale(ScalingRule):
-    """As much as the step is worth: its gain (Johnson et al., ICML 2020). For SGD."""
+    """As much as the step is worth: its gain (Johnson et al., ICML 2020). For SGD.
+
+    Example:
+        >>> from deeppart.elastic import AdaScale, NoiseScale, Norms
+        >>> noise = NoiseScale(groups=1)
+        >>> noise.update(Norms(mean_of_parts=(5.0,), of_mean=(3.0,), parts=2, scale=2.0))
+        >>> AdaScale().factors(4.0, noise, progress=100.0)
+        [2.5]
+    """
 
     def factors(self, scale: float, noise: NoiseScale, progress: float) -> list[float]:
         """The gain of each group."""
@@ -37,7 +54,15 @@ class AdaScale(ScalingRule):
 
 
 class AdamScale(AdaScale):
-    """The square root of the gain, of gradients as Adam preconditions them. For Adam, AdamW and RMSprop."""
+    """The square root of the gain, of gradients as Adam preconditions them. For Adam, AdamW and RMSprop.
+
+    Example:
+        >>> from deeppart.elastic import AdamScale, NoiseScale, Norms
+        >>> noise = NoiseScale(groups=1)
+        >>> noise.update(Norms(mean_of_parts=(5.0,), of_mean=(3.0,), parts=2, scale=2.0))
+        >>> AdamScale().factors(4.0, noise, progress=100.0)
+        [1.5811388300841898]
+    """
 
     def factors(self, scale: float, noise: NoiseScale, progress: float) -> list[float]:
         """The square root of each group's gain."""
@@ -45,7 +70,15 @@ class AdamScale(AdaScale):
 
 
 class LinearScale(ScalingRule):
-    """The scale (Goyal et al., 2017)."""
+    """The scale (Goyal et al., 2017).
+
+    Example:
+        >>> from deeppart.elastic import LinearScale, NoiseScale, Norms
+        >>> noise = NoiseScale(groups=1)
+        >>> noise.update(Norms(mean_of_parts=(5.0,), of_mean=(3.0,), parts=2, scale=2.0))
+        >>> LinearScale().factors(4.0, noise, progress=100.0)
+        [4.0]
+    """
 
     def factors(self, scale: float, noise: NoiseScale, progress: float) -> list[float]:
         """The same for all groups."""
@@ -53,7 +86,15 @@ class LinearScale(ScalingRule):
 
 
 class SqrtScale(ScalingRule):
-    """The square root of the scale (Krizhevsky, 2014)."""
+    """The square root of the scale (Krizhevsky, 2014).
+
+    Example:
+        >>> from deeppart.elastic import SqrtScale, NoiseScale, Norms
+        >>> noise = NoiseScale(groups=1)
+        >>> noise.update(Norms(mean_of_parts=(5.0,), of_mean=(3.0,), parts=2, scale=2.0))
+        >>> SqrtScale().factors(4.0, noise, progress=100.0)
+        [2.0]
+    """
 
     def factors(self, scale: float, noise: NoiseScale, progress: float) -> list[float]:
         """The same for all groups."""
@@ -66,6 +107,13 @@ class LEGWScale(ScalingRule):
     Args:
         warmup_epochs: at scale 1.
         steps_per_epoch: at scale 1.
+
+    Example:
+        >>> from deeppart.elastic import LEGWScale, NoiseScale, Norms
+        >>> noise = NoiseScale(groups=1)
+        >>> noise.update(Norms(mean_of_parts=(5.0,), of_mean=(3.0,), parts=2, scale=2.0))
+        >>> LEGWScale(warmup_epochs=2, steps_per_epoch=100).factors(4.0, noise, progress=100.0)
+        [0.25]
     """
 
     def __init__(self, warmup_epochs: float, steps_per_epoch: float) -> None:

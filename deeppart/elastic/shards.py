@@ -47,22 +47,12 @@ class ShardedDataset(Generic[S]):
         ConfigError: there are no shards; lengths or lanes are impossible.
 
     Example:
-        A shard is a file, and a sample a line of it.
-
-        >>> from pathlib import Path
         >>> from deeppart.elastic import ElasticDataLoader, Progress, ShardedDataset
-        >>> for name, text in (("a", "1\n2\n3\n"), ("b", "4\n5\n"), ("c", "6\n7\n8\n9\n")):
-        ...     _ = Path(f"{name}.txt").write_text(text)
-        >>> def lines(path):
-        ...     with path.open() as file:
-        ...         yield from map(int, file)
-        >>> data = ShardedDataset([Path("a.txt"), Path("b.txt"), Path("c.txt")], lines, lanes=2)
+        >>> texts = {"a.txt": "1 2 3", "b.txt": "4 5", "c.txt": "6 7 8 9"}  # files, of which samples are words
+        >>> data = ShardedDataset(list(texts), lambda name: map(int, texts[name].split()), lanes=2)
         >>> loader = ElasticDataLoader(data, batch_size=4, shuffle=False, progress=Progress())
-        >>> for batch in loader:  # at each time, half of it from the first half of the data
-        ...     print(batch.tolist())
-        [1, 2, 6, 7]
-        [3, 4, 8, 9]
-        [5]
+        >>> [batch.tolist() for batch in loader]  # at each time, half of it from the first half of the data
+        [[1, 2, 6, 7], [3, 4, 8, 9], [5]]
     """
 
     def __init__(

@@ -28,6 +28,11 @@ class Batch:
 
     Raises:
         ConfigError: a number is impossible.
+
+    Example:
+        >>> from deeppart.elastic import Batch
+        >>> Batch(256, accumulation=1)  # each rank has its share of the 256 in two micro-batches
+        Batch(size=256, accumulation=1)
     """
 
     size: int
@@ -53,6 +58,11 @@ class Share:
         seen: samples of the epoch that have been seen when its step is done.
         size: samples of the step, all ranks together.
         whole: samples of a step that is not the last one of an epoch.
+
+    Example:
+        >>> from deeppart.elastic import Batch, shares
+        >>> [(each.start, each.count) for rank in range(3) for each in shares(0, 100, Batch(10), rank, ranks=3)]
+        [(0, 4), (4, 3), (7, 3)]
     """
 
     start: int

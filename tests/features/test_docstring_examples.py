@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 import deeppart
+import deeppart.elastic
 import deeppart.partition
 import deeppart.testing
 
-PUBLIC = (deeppart, deeppart.partition, deeppart.testing)
+PUBLIC = (deeppart, deeppart.elastic, deeppart.partition, deeppart.testing)
 MOST_LINES = 8
 
 
@@ -35,8 +36,13 @@ def says_nothing_new(thing: type) -> bool:
     )
 
 
+def is_protocol(thing: type) -> bool:
+    """What others are: theirs are the examples."""
+    return getattr(thing, "_is_protocol", False)
+
+
 CLASSES = dict(public(inspect.isclass))
-BY_ITSELF = {name for name, thing in CLASSES.items() if not says_nothing_new(thing)}
+BY_ITSELF = {name for name, thing in CLASSES.items() if not says_nothing_new(thing) and not is_protocol(thing)}
 BASES = {"deeppart.DeeppartError", "deeppart.DeeppartWarning"}
 FUNCTIONS = {name: thing for name, thing in public(inspect.isfunction) if ">>>" in (thing.__doc__ or "")}
 
@@ -90,7 +96,7 @@ def test_an_example_that_is_wrong_and_a_class_without_one_are_noticed() -> None:
 
 
 def test_only_errors_that_add_nothing_need_no_example_of_their_own() -> None:
-    exempt = {name for name in CLASSES if name not in BY_ITSELF}
+    exempt = {name for name, thing in CLASSES.items() if name not in BY_ITSELF and not is_protocol(thing)}
     assert all(issubclass(CLASSES[name], deeppart.DeeppartError | deeppart.DeeppartWarning) for name in exempt)
     assert "deeppart.StorageError" in BY_ITSELF, "it has errno"
     assert {"deeppart.Checkpointer", "deeppart.Config", "deeppart.Report"} <= BY_ITSELF
