@@ -98,8 +98,12 @@ def is_due(name: str, number: int | None, every: int) -> bool:
     return number is None or (zlib.crc32(name.encode()) + number) % every == 0
 
 
-def left_out(items: list[pytest.Item], number: int | None) -> list[pytest.Item]:
-    """Those that are not in this part."""
+def left_out(items: list[pytest.Item], number: int | None, one_in: int = 1) -> list[pytest.Item]:
+    """Those that are not in this part.
+
+    Args:
+        one_in: of what would be in every part, take one in so many of each file.
+    """
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sweep") is not None:
@@ -114,6 +118,9 @@ def left_out(items: list[pytest.Item], number: int | None) -> list[pytest.Item]:
         marker = item.get_closest_marker("now_and_then")
         if marker is not None and not is_due(item.nodeid, number, marker.args[0]):
             gone.add(item)
+    if number is not None and one_in > 1:
+        always = [item for item in items if not any(map(item.get_closest_marker, ("sweep", "now_and_then")))]
+        gone |= set(always) - set(part_of(always, number, one_in, lambda item: item.nodeid.partition("::")[0]))
     return [item for item in items if item in gone]
 
 

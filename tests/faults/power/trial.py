@@ -145,16 +145,39 @@ def cut_everywhere(
         most: ways in which each cut may end that are tried.
         ignored: sites whose syncs are taken out. Nothing is restored of cuts before the
             first of them, which are as if none were.
-        until_wrong: whether the first thing that is wrong is enough.
+        until_wrong: whether the first thing that is wrong is enough. What somebody counts on is looked at first.
     """
+    seen = set[tuple[bytes, int | None]]()
+    if until_wrong:
+        result = _cut(plan, events, first, base, most, ignored, seen, until_wrong=True, only="told")
+        if result.problems:
+            return result
+    return _cut(plan, events, first, base, most, ignored, seen, until_wrong=until_wrong)
+
+
+def _cut(
+    plan: Plan,
+    events: list[Event],
+    first: list[str],
+    base: Path,
+    most: int,
+    ignored: Collection[str],
+    seen: set[tuple[bytes, int | None]],
+    *,
+    until_wrong: bool,
+    only: str = "",
+) -> Result:
+    """The same; if ``only`` is given, after events of this kind. ``seen`` is what was restored already."""
     rng = random.Random(f"{plan.seed} cuts")
-    result, disk, seen = Result(events=len(events)), Disk(first, ignored), set[tuple[bytes, int | None]]()
+    result, disk = Result(events=len(events)), Disk(first, ignored)
     is_other = not ignored
     for number, event in enumerate((None, *events)):
         is_other |= event is not None and event.site in ignored
         if event is not None:
             disk.after(event)
         result.told += event is not None and event.kind == "told"
+        if only and (event is None or event.kind != only):
+            continue
         result.cuts += 1
         for tree in disk.outcomes(rng, most):
             if not is_other:
