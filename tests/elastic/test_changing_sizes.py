@@ -26,6 +26,7 @@ def notes(directory: Path, key: str) -> list[list[dict[str, Any]]]:
     return [[line for line in map(json.loads, file.read_text().splitlines()) if key in line] for file in files]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("options", [("0", "sgd"), ("2", "adam")], ids=" ".join)
 def test_a_training_that_changes_its_size_is_the_same_training(tmp_path: Path, options: tuple[str, str]) -> None:
     straight, changing = tmp_path / "straight", tmp_path / "changing"

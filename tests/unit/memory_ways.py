@@ -1,7 +1,8 @@
 """Ways in which training can give tensors other memory, each applied to the state of a checkpoint under way.
 
-A program, because what it looks for may end the process: ``python memory_ways.py DIRECTORY WAYS CAPTURE-MOMENT ...``, with
-a list of names in JSON for the ways, prints one line of JSON per case and way: their names, and "right", "refused" with the reason, or what is wrong.
+A program, because what it looks for may end the process: ``python memory_ways.py DIRECTORY WAYS CAPTURE-MOMENT ...``,
+where WAYS is a list of names in JSON, prints one line of JSON per case and way: their names, and "right", "refused"
+with the reason, or what is wrong.
 """
 
 from __future__ import annotations
