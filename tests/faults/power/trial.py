@@ -137,6 +137,7 @@ def cut_everywhere(
     ignored: Collection[str] = (),
     *,
     until_wrong: bool = False,
+    cuts: Collection[int] | None = None,
 ) -> Result:
     """Cut the events at every point, and restore what may be left.
 
@@ -145,14 +146,17 @@ def cut_everywhere(
         most: ways in which each cut may end that are tried.
         ignored: sites whose syncs are taken out. Nothing is restored of cuts before the
             first of them, which are as if none were.
-        until_wrong: whether the first thing that is wrong is enough. What somebody counts on is looked at first.
+        until_wrong: whether the first thing that is wrong is enough. Cuts after promises come first then.
+        cuts: after how many events; None: after any number of them.
     """
     seen = set[tuple[bytes, int | None]]()
     if until_wrong:
-        result = _cut(plan, events, first, base, most, ignored, seen, until_wrong=True, only="told")
+        promised = [number for number, event in enumerate(events, 1) if event.kind == "told"]
+        result = _cut(plan, events, first, base, most, ignored, seen, until_wrong, promised)
         if result.problems:
             return result
-    return _cut(plan, events, first, base, most, ignored, seen, until_wrong=until_wrong)
+    everywhere = range(len(events) + 1) if cuts is None else cuts
+    return _cut(plan, events, first, base, most, ignored, seen, until_wrong, everywhere)
 
 
 def _cut(
@@ -163,11 +167,10 @@ def _cut(
     most: int,
     ignored: Collection[str],
     seen: set[tuple[bytes, int | None]],
-    *,
     until_wrong: bool,
-    only: str = "",
+    cuts: Collection[int],
 ) -> Result:
-    """The same; if ``only`` is given, after events of this kind. ``seen`` is what was restored already."""
+    """The same, after so many events; ``seen`` is what was restored already."""
     rng = random.Random(f"{plan.seed} cuts")
     result, disk = Result(events=len(events)), Disk(first, ignored)
     is_other = not ignored
@@ -176,7 +179,7 @@ def _cut(
         if event is not None:
             disk.after(event)
         result.told += event is not None and event.kind == "told"
-        if only and (event is None or event.kind != only):
+        if number not in cuts:
             continue
         result.cuts += 1
         for tree in disk.outcomes(rng, most):
