@@ -118,13 +118,18 @@ def left_out(items: list[pytest.Item], number: int | None, one_in: int = 1) -> l
     for item in items:
         marker = item.get_closest_marker("now_and_then")
         if marker is not None:
-            name = item.nodeid.partition("::")[0] if marker.kwargs.get("together") else item.nodeid
+            name = _file(item) if marker.kwargs.get("together") else item.nodeid
             if not is_due(name, number, marker.args[0]):
                 gone.add(item)
     if number is not None and one_in > 1:
         always = [item for item in items if not any(map(item.get_closest_marker, ("sweep", "now_and_then")))]
-        gone |= set(always) - set(part_of(always, number, one_in, lambda item: item.nodeid.partition("::")[0]))
+        some: list[pytest.Item] = part_of(always, number, one_in, _file)
+        gone.update(set(always) - set(some))
     return [item for item in items if item in gone]
+
+
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
 
 
 def _kind(item: pytest.Item) -> tuple[str, ...]:

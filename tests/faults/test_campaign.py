@@ -35,7 +35,7 @@ pytestmark = pytest.mark.xdist_group("campaign")
 SEED = 6
 #: Jobs take longest to start: small ones, and one worker's. Number of scenarios: with kills and without.
 SMALL = ("--seed", str(SEED), "--ranks", "3", "--workers", "1")
-SHORT = ("--runs", "8", *SMALL, "--kills", "0.25", "--only", "files")
+SHORT = ("--runs", "6", *SMALL, "--kills", "0.25", "--only", "files")
 
 Played = tuple[int, dict[str, Any]]
 
@@ -117,7 +117,7 @@ def harmed_base() -> records.Scenario:
 MEETING = {
     "digests": ("--repeat", "6:3", "--kills", "0"),
     "rebuild": ("--repeat", "6:56", "--kills", "0"),
-    "encoding": ("--repeat", "5:414"),
+    "encoding": ("--repeat", "6:2300", "--kills", "0"),
     "hang": ("--repeat", "6:1", "--kills", "0"),
 }
 
