@@ -125,6 +125,7 @@ def restored(settings: deeppart.Config) -> int | None:
     return step
 
 
+@pytest.mark.sweep(2, kinds=("level",))
 @pytest.mark.parametrize("level", ["local", "persistent"])
 @pytest.mark.parametrize("inodes", range(6, 16))
 def test_no_inodes_left(mount: Mount, tmp_path: Path, level: str, inodes: int) -> None:
