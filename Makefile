@@ -99,9 +99,9 @@ endef
 test-mpi: $(STAMP) ## the tests that run inside one mpirun; RANKS="2 3 4"
 	$(call on_ranks,tests/mpi,mpi)
 
-# All tests for ranks pass without MPI, too: `make test COMM=torch`. Of every run, those that exchange most.
+# All tests for ranks pass without MPI, too: `make test COMM=torch`. Of every run, half of those that exchange most.
 test-sockets: $(STAMP) ## some of them once more, over the sockets of ranks without MPI
-	$(call on_ranks,tests/mpi/comm tests/mpi/nodes tests/mpi/save,sockets)
+	$(call on_ranks,--one-in 2 tests/mpi/comm tests/mpi/nodes tests/mpi/save,sockets)
 
 # Every interpreter that a test starts measures itself; those that are forked, and threads, too. Ends as the tests do.
 MEASURED := $(CURDIR)/.coverage-data

@@ -27,6 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--thorough", action="store_true", help="run every sweep whole")
     text = f"which part of the sweeps to run, 1 to {sampling.SAMPLES}; by default that of the day"
     group.addoption("--sample", type=int, metavar="NUMBER", help=text)
+    group.addoption("--one-in", type=int, default=1, metavar="COUNT", help="without --thorough, run so many tests only")
 
 
 def pytest_report_header() -> str:
@@ -65,7 +66,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         number = sampling.chosen()
         if number is not None and over_sockets.is_chosen():
             number += 1  # what is run over MPI is another part: both together have more of it
-        gone = sampling.left_out(kept, number)
+        gone = sampling.left_out(kept, number, config.getoption("one_in"))
         config.hook.pytest_deselected(items=gone)
         without = set(gone)
         kept = [item for item in kept if item not in without]

@@ -7,7 +7,8 @@ taken everything once, at least.
 Tests ask for their part in one of these ways:
 
 - ``@pytest.mark.sweep(4, kinds=("level",))``: one in four of the parameters, and of each level one at least;
-- ``@pytest.mark.now_and_then(4)``: all of the test, in one run of four. For what changes rarely and takes long;
+- ``@pytest.mark.now_and_then(4)``: all of the test, in one run of four. For what changes rarely and takes long. With
+  ``together=True`` those of a file are in the same runs: they share what takes long;
 - :func:`sampled` in a loop, :func:`examples` for Hypothesis, which draws other examples in every run anyhow.
 """
 
@@ -98,8 +99,12 @@ def is_due(name: str, number: int | None, every: int) -> bool:
     return number is None or (zlib.crc32(name.encode()) + number) % every == 0
 
 
-def left_out(items: list[pytest.Item], number: int | None) -> list[pytest.Item]:
-    """Those that are not in this part."""
+def left_out(items: list[pytest.Item], number: int | None, one_in: int = 1) -> list[pytest.Item]:
+    """Those that are not in this part.
+
+    Args:
+        one_in: of what would be in every part, take one in so many of each file.
+    """
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sweep") is not None:
@@ -112,9 +117,19 @@ def left_out(items: list[pytest.Item], number: int | None) -> list[pytest.Item]:
         gone.update(set(of_test) - set(part))
     for item in items:
         marker = item.get_closest_marker("now_and_then")
-        if marker is not None and not is_due(item.nodeid, number, marker.args[0]):
-            gone.add(item)
+        if marker is not None:
+            name = _file(item) if marker.kwargs.get("together") else item.nodeid
+            if not is_due(name, number, marker.args[0]):
+                gone.add(item)
+    if number is not None and one_in > 1:
+        always = [item for item in items if not any(map(item.get_closest_marker, ("sweep", "now_and_then")))]
+        some: list[pytest.Item] = part_of(always, number, one_in, _file)
+        gone.update(set(always) - set(some))
     return [item for item in items if item in gone]
+
+
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
 
 
 def _kind(item: pytest.Item) -> tuple[str, ...]:

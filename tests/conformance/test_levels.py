@@ -45,6 +45,7 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.sweep(2, kinds=("name",))
 @pytest.mark.parametrize("check", LEVEL_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", LEVELS)
 def test_level(name: str, check: Callable[[Level], None], directory: Path) -> None:

@@ -30,6 +30,7 @@ def notes(directory: Path, key: str) -> list[list[dict[str, Any]]]:
 MAP, SHARDS = (5, 3, STEPS * 2 + 2), (STEPS + 3, 4, 5)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("changes", "options"), [(MAP, ("0", "sgd")), (SHARDS, ("2", "adam"))], ids=["map 0 sgd", "shards 2 adam"]
 )

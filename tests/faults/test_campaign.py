@@ -26,6 +26,7 @@ from tests.faults.campaign.runner import Play
 from tests.faults.campaign.trace import Trace
 from tests.mpi import launchers
 from tests.mpi.launchers import ROOT
+from tests.sampling import sampled
 
 #: One worker runs all of these, so that the ranks for their seed are made ready once.
 pytestmark = pytest.mark.xdist_group("campaign")
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.xdist_group("campaign")
 SEED = 6
 #: Jobs take longest to start: small ones, and one worker's. Number of scenarios: with kills and without.
 SMALL = ("--seed", str(SEED), "--ranks", "3", "--workers", "1")
-SHORT = ("--runs", "8", *SMALL, "--kills", "0.25", "--only", "files")
+SHORT = ("--runs", "6", *SMALL, "--kills", "0.25", "--only", "files")
 
 Played = tuple[int, dict[str, Any]]
 
@@ -54,15 +55,14 @@ def play(capsys: pytest.CaptureFixture[str]) -> Callable[..., Played]:
 
 @pytest.mark.timeout(300)
 def test_a_short_campaign(play: Callable[..., Played], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawn scenarios, and those that need each level; where the drawn ones restore from depends on timing."""
-    drawn, needed = campaign._chosen, [*map(served_by, records.LEVELS), harmed_base()]
-    monkeypatch.setattr(campaign, "_chosen", lambda options: [*drawn(options), *needed])
+    """Drawn scenarios, and one that needs what an earlier step refers to."""
+    drawn = campaign._chosen
+    monkeypatch.setattr(campaign, "_chosen", lambda options: [*drawn(options), harmed_base()])
     code, result = play(*SHORT)
     assert code == 0, result["failed"]
     assert result["wrong_bytes"] == result["hangs"] == 0 and not result["problems"]
-    assert result["faults"] > 30
+    assert result["faults"] > 20
     assert any(kind.startswith("kill: ") for kind in result["kinds"]) and "file: base" in result["kinds"]
-    assert {level for row in result["kinds"].values() for level in row["levels"]} == set(records.LEVELS)
 
 
 @pytest.mark.timeout(120)
@@ -79,8 +79,8 @@ def test_a_restore_is_counted_for_the_level_it_came_from(
 
 @pytest.mark.timeout(300)
 def test_a_short_campaign_of_each_special_kind(play: Callable[..., Played]) -> None:
-    """One scenario of each; more are drawn by ``make faults``."""
-    kinds = ("hang", "clock", "fork")
+    """One scenario of one of them; more are drawn by ``make faults``."""
+    kinds = sampled(("hang", "clock", "fork"), 3)
     drawn = [str(next(n for n in range(1000) if special.kind_of(SEED, n) == kind)) for kind in kinds]
     code, result = play(*SMALL, "--repeat", *(f"{SEED}:{number}" for number in drawn))
     assert code == 0, result["failed"]
@@ -117,7 +117,7 @@ def harmed_base() -> records.Scenario:
 MEETING = {
     "digests": ("--repeat", "6:3", "--kills", "0"),
     "rebuild": ("--repeat", "6:56", "--kills", "0"),
-    "encoding": ("--repeat", "5:414"),
+    "encoding": ("--repeat", "6:2300", "--kills", "0"),
     "hang": ("--repeat", "6:1", "--kills", "0"),
 }
 
@@ -157,6 +157,7 @@ def test_a_seed_decides_everything_in_every_process(capsys: pytest.CaptureFixtur
     assert len(other.splitlines()) >= 40 and other == capsys.readouterr().out
 
 
+@pytest.mark.now_and_then(2)
 @pytest.mark.timeout(300)
 def test_the_same_seed_does_the_same_harm(tmp_path: Path) -> None:
     """Twice; and once more from what was written down. Lives that wait write the same files."""

@@ -23,6 +23,7 @@ from tests.users import MATE, STRANGER, TEAM, USER, as_user, needs_root, told_by
 
 
 @needs_root
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", ["symbolic", "hard"])
 def test_links_where_files_to_write_over_are_expected(shared: Path, precious: Path, kind: str) -> None:
     """The stranger was first: `local_dir` is his, and what he calls a spare is a file of the job's owner."""

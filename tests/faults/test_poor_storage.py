@@ -125,6 +125,7 @@ def restored(settings: deeppart.Config) -> int | None:
     return step
 
 
+@pytest.mark.sweep(2, kinds=("level",))
 @pytest.mark.parametrize("level", ["local", "persistent"])
 @pytest.mark.parametrize("inodes", range(6, 16))
 def test_no_inodes_left(mount: Mount, tmp_path: Path, level: str, inodes: int) -> None:
@@ -186,7 +187,7 @@ def test_a_kernel_that_does_not_answer(poor: tuple[Path, Path], tmp_path: Path, 
     while time.monotonic() - began < 1.6:
         asked = time.monotonic()
         skipped += ck.checkpoint(state(3), 3 + skipped).skipped
-        assert time.monotonic() - asked < 1.5
+        assert time.monotonic() - asked < 5.0
         time.sleep(0.05)
     assert skipped and any(str(root) in line for line in pending.report.hanging), pending.report
     began = time.monotonic()

@@ -41,7 +41,7 @@ def run(arguments: list[str], timeout: float = 600.0) -> subprocess.CompletedPro
     return subprocess.run([*BENCH, *arguments], capture_output=True, text=True, timeout=timeout, check=False)
 
 
-@pytest.mark.now_and_then(4)
+@pytest.mark.now_and_then(8)
 @pytest.mark.skipif(launchers.unavailable() is not None, reason=str(launchers.unavailable()))
 def test_measures_everything_and_compares_what_it_restores(tmp_path: Path) -> None:
     options = ["--scale", "0.01", "--layers", "2", "--repeat", "1", "--only", ",".join(METRICS)]

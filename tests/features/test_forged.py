@@ -248,7 +248,7 @@ def zeros_for_ever(part: PartImage) -> None:
     row["codec"], row["raw_digest"], row["raw_length"] = 1, bytes(16), 60 << 20
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("edit", [claim_a_long_stream, claim_many_chunks, claim_a_long_leaf, zeros_for_ever])
 def test_claims_cost_no_memory(checkpoint: Path, tmp_path: Path, edit: Edit) -> None:
     cli_support.forge(tmp_path / "sound", 4, 1)

@@ -128,6 +128,7 @@ def test_a_run_that_no_writer_means(encoded: Any) -> None:
     assert len(str(caught.value)) < 1000
 
 
+@pytest.mark.sweep(3, kinds=("kind",))
 @pytest.mark.parametrize("kind", ["dict", "odict", "counter"])
 @pytest.mark.parametrize("levels", [1, 4, 16])
 def test_memory_of_nested_values(levels: int, kind: str) -> None:

@@ -105,7 +105,7 @@ def read(
     raise AssertionError(f"the launcher has ended: {run}")
 
 
-@pytest.mark.now_and_then(2)
+@pytest.mark.now_and_then(4)
 def test_the_script_of_the_page_goes_on_bit_for_bit_after_sigkill_and_sigterm(tmp_path: Path) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     for folder in (whole, stopped):

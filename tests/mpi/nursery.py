@@ -12,7 +12,8 @@ the process that started it, and its ranks end with it.
 
 Tests that run a script in a process of its own have that from a nursery, too (``run_python`` in launch.py).
 
-Ranks of a job come from different nurseries, so that they still differ in the order of their sets and in addresses.
+Neighbouring ranks of a job come from different nurseries, so that they still differ in the order of their sets and in
+addresses.
 """
 
 from __future__ import annotations

@@ -15,8 +15,9 @@ import socket
 import sys
 from typing import Any
 
-#: Ranks 0 to 3 differ from each other in all that chance decides when an interpreter starts.
-NURSERIES = 4
+#: Ranks whose numbers follow each other differ in all that chance decides when an interpreter starts. Each nursery more
+#: imports torch once more, for every pytest process that starts ranks.
+NURSERIES = 2
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 

@@ -102,17 +102,18 @@ def in_two_groups(directory: Path) -> None:
 
 def late(directory: Path) -> None:
     """The last rank comes when the others have given up: they name it, and the next start succeeds."""
-    last = os.environ["RANK"] == "2"
-    if last:
-        while not (directory / "given-up").exists():
-            time.sleep(0.01)
-    given = settings(directory) | {"timeout": 5.0}  # the first two may begin seconds apart
+    rank = int(os.environ["RANK"])
+    (directory / f"here-{rank}").touch()
+    what = "given-up" if rank == 2 else "here"  # the first two begin at the same time, and give up at the same time
+    while not all((directory / f"{what}-{other}").exists() for other in (0, 1)):
+        time.sleep(0.01)
+    given = settings(directory) | {"timeout": 5.0}
     try:
         deeppart.Checkpointer(**given).close()
         error = ""
     except deeppart.CommError as problem:
         error = problem.summary
-    (directory / "given-up").touch()
+    (directory / f"given-up-{rank}").touch()
     with deeppart.Checkpointer(**settings(directory)) as ck:
         ck.checkpoint(state(1), 1).wait()
         tell(directory, error=error, ranks=ck.world_size)

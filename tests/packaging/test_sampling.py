@@ -26,9 +26,19 @@ def test_swept(level, code):
 def test_long():
     pass
 
+@pytest.mark.now_and_then(2, together=True)
+@pytest.mark.parametrize("one", range(4))
+def test_together(one):
+    pass
+
 def test_always():
     pass
+
+def test_too():
+    pass
 """
+#: Those that are in every run, of which ``--one-in 2`` takes half.
+IN_ALL = {"test_always", "test_too"}
 
 
 @pytest.mark.parametrize("every", range(1, SAMPLES + 1))
@@ -86,20 +96,24 @@ def outcome(project: Path, *options: str) -> tuple[set[str], str]:
 
 def test_runs_of_pytest(project: Path) -> None:
     whole, said = outcome(project, "--thorough")
-    assert len(whole) == 20 and "sweeps: whole" in said
+    assert len(whole) == 25 and "sweeps: whole" in said
     assert "3 failed" in said, "what is wrong is found by a whole run"
     parts = {}
     for number in (1, 2, 3):
-        parts[number], said = outcome(project, "--sample", str(number))
-        assert f"again: --sample {number};" in said and "test_always" in parts[number]
+        fewer = ("--one-in", "2") if number < 3 else ()
+        parts[number], said = outcome(project, "--sample", str(number), *fewer)
+        assert f"again: --sample {number};" in said
         taken = [name for name in parts[number] if name.startswith("test_swept")]
         assert sorted(name.split("[")[1].split("-")[0] for name in taken) == sorted(["local", "persistent", "node"] * 2)
     swept = {name for name in whole if name.startswith("test_swept")}
     assert parts[1] | parts[2] | parts[3] >= swept
-    named, _ = outcome(project, "--sample", "1", "-k", "test_long or test_swept")
-    assert named == whole - {"test_always"}, "who asks for a test gets it"
+    assert parts[1] & IN_ALL != parts[2] & IN_ALL and [len(parts[n] & IN_ALL) for n in (1, 2, 3)] == [1, 1, 2]
+    together = [sum(name.startswith("test_together") for name in parts[number]) for number in (1, 2, 3)]
+    assert together in ([0, 4, 0], [4, 0, 4])
+    named, _ = outcome(project, "--sample", "1", "-k", "test_long or test_swept or together")
+    assert named == whole - IN_ALL, "who asks for a test gets it"
 
 
 def test_the_part_of_the_day_is_one_of_them(project: Path) -> None:
     found, said = outcome(project)
-    assert any(f"sample {number} of {SAMPLES}" in said for number in NUMBERS) and len(found) < 20
+    assert any(f"sample {number} of {SAMPLES}" in said for number in NUMBERS) and len(found) < 25

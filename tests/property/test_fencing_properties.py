@@ -167,7 +167,7 @@ def level_of(root: Path, path: Path) -> str:
     return "persistent" if below[0] == "p" else below[2] if below[2] in NODE_FOLDERS else "local"
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("seed", range(40))
 def test_no_session_touches_what_another_has_written_since(
     seed: int, memory: Path, monkeypatch: pytest.MonkeyPatch

@@ -91,6 +91,7 @@ class Shell:
         record.write_bytes(text)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("seed", range(30))
 def test_no_two_directories_have_one_lineage(seed: int, tmp_path: Path) -> None:
     for course in range(8):

@@ -47,7 +47,7 @@ def spans(state: State, kappa: float | None) -> list[list[list[object]]]:
     ]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_rank_saves_what_the_simulator_says(layout: str, tmp_path: Path) -> None:
     found = torchrun(RANKS, ["-m", "tests.sharded.plan_job", layout, str(tmp_path)], tmp_path)

@@ -1,7 +1,8 @@
 """Ways in which training can give tensors other memory, each applied to the state of a checkpoint under way.
 
-A program, because what it looks for may end the process: ``python memory_ways.py DIRECTORY CAPTURE-MOMENT ...`` prints
-one line of JSON per case and way: their names, and "right", "refused" with the reason, or what is wrong.
+A program, because what it looks for may end the process: ``python memory_ways.py DIRECTORY WAYS CAPTURE-MOMENT ...``,
+where WAYS is a list of names in JSON, prints one line of JSON per case and way: their names, and "right", "refused"
+with the reason, or what is wrong.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ def outcome(name: str, directory: Path, capture: str, moment: str) -> str:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     gc.freeze()  # torch's own objects: each collection would go through all of them
-    for case, (number, way) in itertools.product(sys.argv[2:], enumerate(WAYS)):
+    for case, (number, way) in itertools.product(sys.argv[3:], enumerate(json.loads(sys.argv[2]))):
         if way == "_swap_data_ptr_" and not hasattr(torch.UntypedStorage, way):
             found = "right"
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import secrets
 import weakref
@@ -99,8 +100,9 @@ class Pieces:
     _is_proved: bool = False
 
     def greet(self) -> None:
-        """Ask for the proof."""
-        self.socket.send_multipart([packed(Kind.HELLO, (0, 0, 0)), self._nonce], zmq.NOBLOCK)
+        """Ask for the proof. Who refuses the connection at once never gives one; that it is gone is told elsewhere."""
+        with contextlib.suppress(zmq.Again):
+            self.socket.send_multipart([packed(Kind.HELLO, (0, 0, 0)), self._nonce], zmq.NOBLOCK)
 
     def push(self) -> bool:
         """Send on, without waiting; True if there is more to do."""

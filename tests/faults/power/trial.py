@@ -137,6 +137,7 @@ def cut_everywhere(
     ignored: Collection[str] = (),
     *,
     until_wrong: bool = False,
+    cuts: Collection[int] | None = None,
 ) -> Result:
     """Cut the events at every point, and restore what may be left.
 
@@ -145,16 +146,41 @@ def cut_everywhere(
         most: ways in which each cut may end that are tried.
         ignored: sites whose syncs are taken out. Nothing is restored of cuts before the
             first of them, which are as if none were.
-        until_wrong: whether the first thing that is wrong is enough.
+        until_wrong: whether the first thing that is wrong is enough. Cuts after promises come first then.
+        cuts: after how many events; None: after any number of them.
     """
+    seen = set[tuple[bytes, int | None]]()
+    if until_wrong:
+        promised = [number for number, event in enumerate(events, 1) if event.kind == "told"]
+        result = _cut(plan, events, first, base, most, ignored, seen, until_wrong, promised)
+        if result.problems:
+            return result
+    everywhere = range(len(events) + 1) if cuts is None else cuts
+    return _cut(plan, events, first, base, most, ignored, seen, until_wrong, everywhere)
+
+
+def _cut(
+    plan: Plan,
+    events: list[Event],
+    first: list[str],
+    base: Path,
+    most: int,
+    ignored: Collection[str],
+    seen: set[tuple[bytes, int | None]],
+    until_wrong: bool,
+    cuts: Collection[int],
+) -> Result:
+    """The same, after so many events; ``seen`` is what was restored already."""
     rng = random.Random(f"{plan.seed} cuts")
-    result, disk, seen = Result(events=len(events)), Disk(first, ignored), set[tuple[bytes, int | None]]()
+    result, disk = Result(events=len(events)), Disk(first, ignored)
     is_other = not ignored
     for number, event in enumerate((None, *events)):
         is_other |= event is not None and event.site in ignored
         if event is not None:
             disk.after(event)
         result.told += event is not None and event.kind == "told"
+        if number not in cuts:
+            continue
         result.cuts += 1
         for tree in disk.outcomes(rng, most):
             if not is_other:

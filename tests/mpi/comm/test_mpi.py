@@ -67,7 +67,7 @@ def above_two_gib(comm: Any) -> tuple[int, int]:
     return xxhash.xxh3_64_intdigest(buffer.data), int(buffer[-1])
 
 
-@pytest.mark.now_and_then(4)
+@pytest.mark.now_and_then(8)
 @pytest.mark.timeout(100)
 def test_a_message_above_two_gib(comm: Comm, run_on: Any) -> None:
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -104,6 +104,7 @@ def restore_on(comm: Any, directory: Path, way: str, node_size: int | None) -> A
     return restore(comm, directory, way, node_size=node_size)
 
 
+@pytest.mark.sweep(2, kinds=("way",))
 @pytest.mark.parametrize(
     ("way", "before", "after", "node_size"),
     [

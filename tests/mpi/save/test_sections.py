@@ -191,7 +191,7 @@ def one_goes_wrong(comm: Any, directory: Path, name: str, local: bool) -> list[s
     return told
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", FAULTS)
 def test_one_rank_fails(run_on: Any, shared_path: Path, name: str) -> None:
     rank, *_, text = FAULTS[name]

@@ -86,6 +86,7 @@ def test_what_half_a_piece_saves_is_what_the_advice_would_lose_less(
     assert of_job.saved["replace"] == pytest.approx(of_job.shares["replace"], rel=0.01), "350 s pass in the queue"
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", ["job", "in-process"])
 def test_a_campaign_loses_what_the_comparison_says(choice: Choice, way: str) -> None:
     every = dict.fromkeys(choice.cadence.every, 1)

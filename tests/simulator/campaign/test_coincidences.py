@@ -77,6 +77,7 @@ def often_lost(protection: Protection) -> Planned:
     return Planned(Job(read_state("tensors-16x10GB"), machine, 16, 1, protection=protection))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("protection", [Protection(), Protection(partner=False, parity_group=8)])
 def test_campaigns_come_back_from_the_file_system_as_often_as_is_expected(protection: Protection) -> None:
     planned = often_lost(protection)

@@ -47,7 +47,7 @@ def test_the_best_period_is_where_the_model_says() -> None:
     cadence = best(level_costs(this))
 
     def efficiency(period: float) -> float:
-        runs = [run(this, Cadences(period, {"persistent": 1}, 60 * DAY), seed) for seed in range(2)]
+        runs = [run(this, Cadences(period, {"persistent": 1}, 30 * DAY), seed) for seed in range(2)]
         return float(sum(each.efficiency for each in runs) / 2)
 
     middle = efficiency(cadence.period_s - 60)
@@ -73,7 +73,7 @@ def test_two_levels_do_as_the_model_says() -> None:
     costs = level_costs(this)
     cadence = best(costs)
     period = cadence.period_s - 15.0
-    results = [run(this, Cadences(period, dict(cadence.every), 1800 * DAY), seed) for seed in range(3)]
+    results = [run(this, Cadences(period, dict(cadence.every), 900 * DAY), seed) for seed in range(3)]
     found = estimate([result.efficiency for result in results])
     assert found.mean == pytest.approx(1 - cadence.waste.total, abs=0.004)
 

@@ -67,7 +67,7 @@ def test_a_machine_with_fewer_nodes_is_a_what_if(
 
 def test_the_share_of_flushes_counts_under_its_old_name_too(capsys: pytest.CaptureFixture[str]) -> None:
     def advised(*options: str) -> object:
-        return sim_json(capsys, "advise", *SMALL, "--ranks", "1024", *options)["advised"]
+        return sim_json(capsys, "advise", *SMALL, "--ranks", "64", *options)["advised"]
 
     assert advised("--drain-share", "1e-6") == advised("--flush-share", "1e-6") != advised()
 

@@ -13,7 +13,7 @@ from deeppart_simulator.machine.files import read_machine
 import deeppart
 
 
-@pytest.mark.now_and_then(2)
+@pytest.mark.now_and_then(4)
 def test_calibrate_writes_a_machine_that_the_library_takes_kappa_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

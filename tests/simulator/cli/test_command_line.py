@@ -26,6 +26,7 @@ def made_by(arguments: list[str], file: Path) -> tuple[str, str]:
     return text, unescape(found[1])
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("line", LINES.values(), ids=LINES)
 def test_a_page_says_how_to_make_it_once_more(line: str, tmp_path: Path) -> None:
     text, command = made_by(shlex.split(line), tmp_path / "a.html")

@@ -27,6 +27,7 @@ def test_nothing_is_markup(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.out.count(NAME) == 4 and printed.err == NAME + "\n"
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("command", ["scale", "goodput", "restart", "campaign", "advise", "compare"])
 def test_names_of_machines_are_not_markup(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str) -> None:
     file = tmp_path / f"{NAME.replace('/', '|')}.toml"

@@ -11,7 +11,7 @@ from deeppart_simulator.cli import main
 from tests.simulator.commands import sim
 
 
-@pytest.mark.now_and_then(2)
+@pytest.mark.now_and_then(4)
 def test_validate_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [
         "validate",

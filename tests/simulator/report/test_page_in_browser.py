@@ -17,7 +17,11 @@ from matplotlib import image
 
 from tests.simulator.report.browser import BROWSER, Seen, browse, look_at
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium")
+pytestmark = [
+    pytest.mark.skipif(BROWSER is None, reason="no Chromium"),
+    pytest.mark.now_and_then(2, together=True),
+    pytest.mark.xdist_group("browser"),
+]
 PHONE, DESK = 420, 1280
 #: Smaller phones, and a sheet of A4 without its margins.
 SMALLER, PAPER = (360, 320), 688

@@ -29,6 +29,7 @@ def _drawn(failures: Failures, size: Size, seconds: float, seed: int) -> Trace:
     return Trace("csv", events, Observation(seconds, size.nodes, seconds * size.nodes), names)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("shape", [1.0, 0.7])
 def test_what_was_drawn_is_found_again(shape: float) -> None:
     """Many campaigns of known rates: bounds hold in about 95 of 100, and means are not off."""

@@ -13,6 +13,7 @@ from tests.mpi.torchrun import torchrun
 pytestmark = [pytest.mark.timeout(220), pytest.mark.xdist_group("torchrun")]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_the_noise_is_that_of_the_gradients_and_batches_follow_it_together(tmp_path: Path, ranks: int) -> None:
     """SGD and Adam, one group and two, with micro-batches; steps of 7 samples, and a last one of 1: two fill in."""

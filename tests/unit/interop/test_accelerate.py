@@ -9,7 +9,7 @@ import pytest
 from tests.unit.interop.trainer_runs import check, results
 
 
-@pytest.mark.now_and_then(2)
+@pytest.mark.now_and_then(4)
 @pytest.mark.timeout(260)
 def test_trainings_that_were_killed_come_to_the_same_bits(tmp_path: Path) -> None:
     found = results("accelerate_job", ("accelerate", "torchdata"), tmp_path)

@@ -143,7 +143,7 @@ def test_signed(tmp_path: Path) -> None:
     assert call_json("verify", tmp_path / "ckpt", "--sign-key-file", key)["steps"][0]["state"] == "sound"
 
 
-@pytest.mark.now_and_then(2)
+@pytest.mark.now_and_then(4)
 def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
     """120 MB in, and 120 MB out again, in 64 MiB of memory beside what is there without: nothing of it is mapped."""
     code = """

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.interop.trainer_runs import check, results
 
 
-@pytest.mark.now_and_then(2)
+@pytest.mark.now_and_then(4)
 @pytest.mark.timeout(260)
 def test_trainings_that_were_ended_come_to_the_same_bits(tmp_path: Path) -> None:
     found = results("transformers_job", ("transformers", "accelerate"), tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 
@@ -13,9 +14,28 @@ from deeppart.errors import ConfigError
 from deeppart.interop.versions import require
 
 
-@pytest.mark.parametrize("oldest", ["2", "2.4", "2.4.0", "0.1rc1"])
-def test_what_is_new_enough_will_do(oldest: str) -> None:
-    require("torch", oldest, "this")
+@pytest.mark.parametrize(
+    ("oldest", "enough"),
+    [
+        *((oldest, True) for oldest in ("2", "2.9", "2.9.11", "2.10", "2.10.0", "2.10rc1", "0.1rc1")),
+        *((oldest, False) for oldest in ("2.10.1", "2.11", "3", "10.0", "2.100")),
+    ],
+)
+def test_versions_are_compared_by_their_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, oldest: str, enough: bool
+) -> None:
+    """What is installed is 2.10, which as a text comes before 2.9."""
+    installed(tmp_path, "made-up", "2.10.0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with nullcontext() if enough else pytest.raises(ConfigError, match="needs a newer made-up"):
+        require("made-up", oldest, "this")
+
+
+def installed(folder: Path, package: str, version: str) -> None:
+    """What an installed package leaves for ``importlib.metadata``."""
+    info = folder / f"{package.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
 
 
 def test_what_is_too_old_is_named_with_both_versions() -> None:
@@ -43,9 +63,7 @@ VERSIONS = {
 def test_each_module_refuses_a_trainer_that_is_too_old(tmp_path: Path) -> None:
     """Before it imports anything of it, so an old layout of its modules does not matter."""
     for package, version in VERSIONS.values():
-        folder = tmp_path / f"{package.replace('-', '_')}-{version}.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+        installed(tmp_path, package, version)
     script = f"""
 import importlib, sys
 sys.path.insert(0, {str(tmp_path)!r})

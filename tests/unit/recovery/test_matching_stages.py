@@ -65,6 +65,7 @@ def stages(draw: random.Random, ranks: int, add: float = 0.0) -> tuple[list[dict
 
 
 @pytest.mark.filterwarnings("ignore:.*:deeppart.DeeppartWarning")
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("seed", range(24))
 def test_from_any_stages_into_any_others(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)

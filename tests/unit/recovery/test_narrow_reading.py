@@ -228,8 +228,8 @@ def alike(one: Any, other: Any) -> bool:
     return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("seeds", [range(40), range(40, 80)], ids=["0", "40"])
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("seeds", [range(first, first + 20) for first in (0, 20, 40, 60)], ids=lambda seeds: seeds[0])
 def test_the_same_as_if_everything_had_been_read(memory: Path, tmp_path: Path, seeds: range) -> None:
     less, restored = 0, 0
     for seed in seeds:
@@ -245,7 +245,7 @@ def test_the_same_as_if_everything_had_been_read(memory: Path, tmp_path: Path, s
         assert (error, nothing) == (expected, 0), (seed, case.request)
         assert alike(dict(enumerate(live)), dict(enumerate(whole))), (seed, case.request)
         less, restored = less + (unread > 0), restored + (not error)
-    assert restored > 15 and less > 8, (restored, less)
+    assert restored > 7 and less > 3, (restored, less)
 
 
 def test_a_plain_leaf_beside_shards_that_only_one_rank_has_a_place_for(memory: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from deeppart.comm.base import Comm
 from deeppart.errors import DeeppartError, PerRankError, RanksDisagreeError
+from tests.sampling import sampled
 from tests.unit.sharded_states import checkpointer, on_ranks, restore, rows, save
 
 pytestmark = pytest.mark.usefixtures("working_directory")
@@ -122,7 +123,7 @@ def check(live: Any, saved: Any, names: tuple[str, ...]) -> int:
 def test_random_parts_of_random_states(tmp_path: Path) -> None:
     """Each rank has places for other things; what any of them has, it gets, and nothing else is touched."""
     total = 0
-    for seed in range(60):
+    for seed in sampled(range(60), 2):
         rng = random.Random(seed)
         saving, ranks = rng.choice([1, 2, 3]), rng.choice([1, 2, 3])
         sharded = {name: rng.random() < 0.5 for name in "abcdefgh"}
@@ -147,7 +148,7 @@ def test_random_parts_of_random_states(tmp_path: Path) -> None:
         total += sum(check(each, full(rank, ranks, 1.0), ()) for rank, each in enumerate(live))
         added = [item for each in live for key, item in each.items() if key.startswith("new")]
         assert not any(each.any() for each in added), seed
-    assert total > 300
+    assert total > 130
 
 
 def wrapped(rank: int) -> dict[str, Any]:

@@ -44,13 +44,13 @@ def test_the_end_of_the_process_finishes_the_last_checkpoint(local: str, compres
     done = run(
         """
         import torch, deeppart
-        model = torch.nn.Linear(3000, 3000)
+        model = torch.nn.Linear(1500, 1500)
         optimizer = torch.optim.Adam(model.parameters())
         for step in range(1, 8):
-            model(torch.rand(2, 3000)).sum().backward()
+            model(torch.rand(2, 1500)).sum().backward()
             optimizer.step()
             if step in (1, 7):
-                state = {"model": model, "optimizer": optimizer, "noise": torch.rand(4_000_000), "n": step}
+                state = {"model": model, "optimizer": optimizer, "noise": torch.rand(2_000_000), "n": step}
                 deeppart.checkpoint(state, step=step)
         """
     )

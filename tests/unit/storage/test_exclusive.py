@@ -178,6 +178,7 @@ def _start(way: str, root: Path, go: Any, found: Any) -> None:
     owner.close()
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", WAYS)
 def test_jobs_that_start_at_once_without_locks_have_one_lineage_and_one_owner(name: str, root: Path) -> None:
     context = multiprocessing.get_context("fork")

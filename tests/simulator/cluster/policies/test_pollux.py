@@ -88,6 +88,7 @@ def test_jobs_stay_where_restarts_would_cost_more_than_they_gain(tmp_path: Path)
     assert policy.share(60.0, jobs, held) == held
 
 
+@pytest.mark.now_and_then(2)
 def test_thirty_published_jobs_are_done_sooner_than_with_tiresias() -> None:
     """The first thirty of workload-6; the whole published workloads are in docs/simulator.md."""
     jobs = [

@@ -46,8 +46,15 @@ class Socket:
         return [packed(Kind.PROOF, (0, 0, 0)), found]
 
 
-def made(room: int) -> tuple[Socket, Pieces]:
-    socket = Socket(room)
+class Refused(Socket):
+    """A connection that has ended before anything was sent."""
+
+    def send_multipart(self, *frames: Any, **how: Any) -> Tracker | None:
+        raise zmq.Again
+
+
+def made(room: int, kind: type[Socket] = Socket) -> tuple[Socket, Pieces]:
+    socket = kind(room)
     pieces = Pieces(socket, socket, KEY)  # type: ignore[arg-type]
     pieces.greet()
     return socket, pieces
@@ -55,6 +62,14 @@ def made(room: int) -> tuple[Socket, Pieces]:
 
 def outgoing(number: int) -> Outgoing:
     return Outgoing((1, 0, number), memoryview(bytes(5 * PIECE_BYTES + 7)))
+
+
+def test_who_refuses_the_connection_at_once_is_sent_nothing() -> None:
+    """Seen on a busy machine: the operation that began it failed with an error of ZeroMQ's."""
+    _, pieces = made(room=3, kind=Refused)
+    message = outgoing(1)
+    pieces.waiting.append(weakref.ref(message))
+    assert pieces.push() and not message.sent
 
 
 def test_pieces() -> None:

@@ -342,4 +342,4 @@ def test_it_is_closed_quickly() -> None:
         on_all(4, lambda rank: do(comms[rank], comms[rank].allgather(b"")))
         began = time.monotonic()
         on_all(4, lambda rank: comms[rank].give_back())
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 10.0

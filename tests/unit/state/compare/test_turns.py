@@ -74,6 +74,7 @@ GAPS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_byte_of_each_layout_without_gaps_is_compared(layout: str) -> None:
     data = LAYOUTS[layout]()

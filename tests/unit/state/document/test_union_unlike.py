@@ -92,6 +92,7 @@ def test_orders_are_joined_whoever_comes_first(tmp_path: Path) -> None:
     assert [list(each.get("k", ())) for each in live] == [[], *map(list, items)]
 
 
+@pytest.mark.sweep(2, kinds=("name",))
 @pytest.mark.parametrize("shards", [False, True])
 @pytest.mark.parametrize("name", UNLIKE)
 def test_where_one_tree_cannot_have_both_each_rank_keeps_its_own(tmp_path: Path, name: str, shards: bool) -> None:
