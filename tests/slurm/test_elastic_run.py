@@ -42,6 +42,7 @@ def events_of(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
+@pytest.mark.now_and_then(2)
 def test_nodes_that_are_left_go_on(slurm: Rig, tmp_path: Path) -> None:
     """Two ranks on two of three nodes; a node fails; one rank; a signal to the whole."""
     (tmp_path / "ranks").mkdir()
