@@ -173,6 +173,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out/elastic"), help="where the picture goes")
     parser.add_argument("--quick", action="store_true", help="less of it, without the picture")
     parser.add_argument("--after", type=float, default=20.0, help="seconds until the schedule has 4 ranks")
+    parser.add_argument("--imports", type=int, default=3, help="how often imports alone are measured, beside a change")
     parser.add_argument("--python", type=json.loads, default=[sys.executable], help="what starts Python, in JSON")
     arguments = parser.parse_args()
     samples, epochs, pace, steps = (1536, 3, "0.08", 12) if arguments.quick else (4096, 3, "0.12", 70)
@@ -185,7 +186,7 @@ def main() -> int:
         wrong = check(straight, changing, samples, epochs)
         if once or code:
             wrong.append(f"exit codes {once} and {code}")
-        show_pieces(arguments.python, pieces(changing), 0 if arguments.quick else 3)
+        show_pieces(arguments.python, pieces(changing), 0 if arguments.quick else arguments.imports)
         if not arguments.quick:
             from demo_elastic_plot import draw
 
