@@ -80,7 +80,9 @@ class ConfigError(DeeppartError):
 
 
 class LaunchError(DeeppartError):
-    """The launcher started several processes, but the communicator does not connect them."""
+    """The launcher started several processes, but the communicator does not connect them; or ranks cannot be started,
+    or fail again and again (`deeppart elastic-run`).
+    """
 
 
 # --- the state handed in by the user ---------------------------------------------------------------------------------

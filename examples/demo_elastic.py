@@ -9,12 +9,14 @@ import argparse
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,8 @@ def check(straight: Path, changing: Path, samples: int, epochs: int) -> list[str
 def pieces(out: Path) -> list[dict[str, float]]:
     """Of each change that was asked for, seconds from SIGTERM on."""
     log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    for event in log:
+        event["time"] = datetime.fromisoformat(event["time"]).timestamp()
     notes = sorted(read_notes(out), key=lambda note: float(note["time"]))
     found = []
     for place, event in enumerate(log):
@@ -126,15 +130,42 @@ def pieces(out: Path) -> list[dict[str, float]]:
         agreed = max(n["time"] for n in before if n.get("mark") == "agreed")
         left = max(n["time"] for n in before if n.get("mark") == "left")
         met = [n for n in after if n.get("mark") == "met"]
-        imported, joined = max(n["imported"] for n in met), max(n["time"] for n in met)
+        launched, imported = max(n["started"] for n in met), max(n["imported"] for n in met)
+        joined = max(n["time"] for n in met)
         built = max(n["time"] for n in after if n.get("mark") == "built")
         restored = max(n["time"] for n in after if n.get("mark") == "restored")
         first = min(n["time"] for n in after if "loss" in n)
-        marks = [event["time"], agreed, left, start["time"], imported, joined, built, restored, first]
-        names = ["agree", "checkpoint", "exit", "start_and_imports", "meet", "build", "restore", "first_step"]
+        marks = [event["time"], agreed, left, start["time"], launched, imported, joined, built, restored, first]
+        names = ["agree", "checkpoint", "exit", "launch", "imports", "meet", "build", "restore", "first_step"]
         row = {name: b - a for name, (a, b) in zip(names, pairwise(marks), strict=True)}
         found.append({"ranks": float(start["ranks"]), **row, "all": first - event["time"]})
     return found
+
+
+def imports_alone(python: Sequence[str], ranks: int) -> tuple[float, float]:
+    """Of so many processes that start at once and import what the training does: seconds until all have, and until all
+    have ended.
+    """
+    line = "import elastic_training, torch._dynamo, time; print(time.time())"  # optimizers import torch's compiler
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    began = time.time()
+    processes = [
+        subprocess.Popen([*python, "-c", line], cwd=SCRIPT.parent, env=env, stdout=subprocess.PIPE)
+        for _ in range(ranks)
+    ]
+    imported = max(float(process.communicate(timeout=LIMIT_S)[0]) for process in processes)
+    return imported - began, time.time() - began
+
+
+def show_pieces(python: Sequence[str], rows: Sequence[Mapping[str, float]], times: int) -> None:
+    """Print each change, beside the median of so many measurements of imports alone."""
+    for row in rows:
+        shown = dict(row)
+        if measured := [imports_alone(python, int(row["ranks"])) for _ in range(times)]:
+            imported, ended = (statistics.median(each) for each in zip(*measured, strict=True))
+            shown |= {"imports_alone": imported, "and_end": ended, "ratio": row["all"] / imported}
+            shown["ratio_with_end"] = row["all"] / ended
+        click.echo(json.dumps({name: round(value, 2) for name, value in shown.items()}))
 
 
 def main() -> int:
@@ -142,6 +173,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out/elastic"), help="where the picture goes")
     parser.add_argument("--quick", action="store_true", help="less of it, without the picture")
     parser.add_argument("--after", type=float, default=20.0, help="seconds until the schedule has 4 ranks")
+    parser.add_argument("--imports", type=int, default=3, help="how often imports alone are measured, beside a change")
     parser.add_argument("--python", type=json.loads, default=[sys.executable], help="what starts Python, in JSON")
     arguments = parser.parse_args()
     samples, epochs, pace, steps = (1536, 3, "0.08", 12) if arguments.quick else (4096, 3, "0.12", 70)
@@ -154,8 +186,7 @@ def main() -> int:
         wrong = check(straight, changing, samples, epochs)
         if once or code:
             wrong.append(f"exit codes {once} and {code}")
-        for row in pieces(changing):
-            click.echo(json.dumps({name: round(value, 2) for name, value in row.items()}))
+        show_pieces(arguments.python, pieces(changing), 0 if arguments.quick else arguments.imports)
         if not arguments.quick:
             from demo_elastic_plot import draw
 

@@ -131,11 +131,16 @@ def print_json(document: Any, *, sort_keys: bool = False) -> None:
     click.echo(json.dumps(document, indent=2, sort_keys=sort_keys, allow_nan=False))
 
 
+def error_document(error: DeeppartError, code: int, kind: str | None = None) -> dict[str, Any]:
+    """What ``--json`` says of an error."""
+    answers = {name: getattr(error, name) for name in ("summary", "expected", "found", "where", "tried", "todo")}
+    return {"kind": kind or type(error).__name__, **answers, "exit_code": code}
+
+
 def tell(error: DeeppartError, code: int, as_json: bool, kind: str | None = None) -> int:
     """Print an error the way that was asked for; returns the exit code."""
     if as_json:
-        answers = {name: getattr(error, name) for name in ("summary", "expected", "found", "where", "tried", "todo")}
-        print_json({"error": {"kind": kind or type(error).__name__, **answers, "exit_code": code}})
+        print_json({"error": error_document(error, code, kind)})
     else:
         click.echo(printable_lines(f"error: {error}"), err=True)  # it may name keys of a file
     return code

@@ -1,13 +1,18 @@
-"""``deeppart elastic-run``: a job on one host whose number of ranks changes."""
+"""``deeppart elastic-run``: a job whose number of ranks changes, on one host or in Slurm's allocation."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
-from deeppart.errors import ConfigError
+from deeppart.cli.commands import REFUSED, error_document
+from deeppart.errors import ConfigError, DeeppartError
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -25,7 +30,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "--checkpoints",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
-    help="The job's persistent_dir: a new step in it is progress. By default $DEEPPART_PERSISTENT_DIR.",
+    help="The job's persistent_dir: a new step in it is progress. By default the setting persistent_dir.",
 )
 @click.option(
     "--failures",
@@ -45,34 +50,77 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     help="Seconds that ranks have for a checkpoint.",
 )
 @click.option("--log", metavar="FILE", type=_FILE, help="Write a line of JSON for whatever happens.")
+@click.option("--json", "as_json", is_flag=True, help="Print these lines, and nothing else, on stdout.")
 @click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 def elastic_run(
-    least: int,
-    most: int,
-    schedule: str | None,
-    size_file: Path | None,
-    checkpoints: Path | None,
-    failures: int,
-    fewer: bool,
-    grace: float,
-    log: Path | None,
-    command: tuple[str, ...],
+    least: int, most: int, schedule: str | None, size_file: Path | None, log: Path | None, as_json: bool, **options: Any
 ) -> int:
-    """Run COMMAND as the ranks of a job on this host, with torchrun's agent, and change how many there are: by a
-    schedule, or when the number in a file changes. The ranks are sent SIGTERM, make a checkpoint, exit with 143
+    """Run COMMAND as the ranks of a job, with torchrun's agent, and change how many there are: by a schedule, or when
+    the number in a file changes. The ranks are sent SIGTERM, make a checkpoint, exit with 143
     (deeppart.elastic.leave), and are started again. After a failure they go on from the newest checkpoint.
+
+    The ranks are on this host; in an allocation of Slurm, outside of a step, on all its nodes, each with an agent that
+    srun starts.
 
     Exit code 0: the ranks are done. 143: it was told to end, by SIGTERM or SIGUSR1, which the ranks get, too; or they
     were, by another way. 2: they failed again and again, or wrong usage.
     """
-    from deeppart.elastic.running import ElasticRun, Options  # torch
+    from deeppart.elastic.events import Events  # torch
     from deeppart.elastic.schedule import Range, Wanted, read_schedule
 
     allowed = Range(least, most)
     if size_file is not None and not size_file.parent.is_dir():
         raise ConfigError("there is no such directory", where=f"--size-file {size_file}", todo="make it first")
     wanted = Wanted(allowed, read_schedule(schedule, allowed) if schedule else (), size_file)
-    if checkpoints is None and (variable := os.environ.get("DEEPPART_PERSISTENT_DIR")):
-        checkpoints = Path(variable)
-    options = Options(command, checkpoints, failures, fewer, grace, log)
-    return ElasticRun(options, wanted, least, lambda line: click.echo(f"elastic-run: {line}", err=True)).run()
+    if not as_json:
+        events = Events(lambda line: click.echo(f"elastic-run: {line}", err=True), log)
+        code = _run(wanted, allowed, events, options)
+        events.tell("end", exit_code=code)
+        return code
+    with _stdout_for_events() as print_line:
+        events = Events(None, log, print_line)
+        try:
+            code, error = _run(wanted, allowed, events, options), None
+        except DeeppartError as caught:
+            code, error = REFUSED, error_document(caught, REFUSED)
+        events.tell("end", exit_code=code, error=error)
+    return code
+
+
+def _run(wanted: Any, allowed: Any, events: Any, options: dict[str, Any]) -> int:
+    """The job, where it is to run."""
+    from deeppart.config.job import allocation
+    from deeppart.elastic.by_srun import BySrun
+    from deeppart.elastic.launching import Launcher, OnThisHost
+    from deeppart.elastic.running import ElasticRun, Options
+
+    command, grace_s = options["command"], options["grace"]
+    given = allocation()
+    launcher: Launcher = OnThisHost(command, grace_s)
+    if given is not None:
+        launcher = BySrun(command, grace_s, given, allowed.most)
+    checkpoints = options["checkpoints"] or _persistent_dir()
+    how = Options(checkpoints, options["failures"], options["fewer"], grace_s)
+    return ElasticRun(how, wanted, allowed.least, launcher, events).run()
+
+
+def _persistent_dir() -> Path:
+    """That of the job, by the settings that it reads, too."""
+    from deeppart.config import Config
+    from deeppart.config.job import expand_directory, job_name, node_name
+
+    return expand_directory(Config().persistent_dir, node=node_name(), rank=0, job=job_name())
+
+
+@contextlib.contextmanager
+def _stdout_for_events() -> Iterator[Callable[[str], object]]:
+    """Prints lines on stdout; meanwhile what ranks print there goes to stderr."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield lambda line: os.write(kept, (line + "\n").encode())
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -118,3 +118,26 @@ def failure_domain() -> str:
 def node_name() -> str:
     """Name of this node as the scheduler calls it (several may share one host), otherwise the host name."""
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Nodes that Slurm has given to a job.
+
+    Attributes:
+        job: its number.
+        nodes: as Slurm writes them: ``node[1-4,7]``.
+    """
+
+    job: str
+    nodes: str
+
+
+def allocation() -> Allocation | None:
+    """What Slurm has given to this job, if this process may start others there; None in a step (which is a task of
+    ``srun`` itself), where the job has this node alone, and where there is no Slurm.
+    """
+    job, nodes = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_JOB_NODELIST", "")
+    if not job or not nodes or "SLURM_STEP_ID" in os.environ or nodes == os.environ.get("SLURMD_NODENAME"):
+        return None
+    return Allocation(job, nodes)

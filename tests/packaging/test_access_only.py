@@ -65,9 +65,9 @@ MEANT = {
     ("stopping/notices.py", "stat"): "the file that somebody touches to tell the job; nothing is read",
     ("elastic/schedule.py", "read_text"): "the file with a number of ranks that the caller named",
     ("elastic/running.py", "is_dir"): "the directory that the caller named, before there are checkpoints",
-    ("elastic/running.py", "open"): "the log that the caller named",
-    ("elastic/running.py", "iterdir"): "the children of this process, in /proc",
-    ("elastic/running.py", "read_bytes"): "the same",
+    ("elastic/events.py", "open"): "the log that the caller named",
+    ("elastic/agent.py", "iterdir"): "the children of this process, in /proc",
+    ("elastic/agent.py", "read_bytes"): "the same",
     ("interop/torchtitan.py", "glob"): "whether the caller named a directory of checkpoints, for the message",
 }
 

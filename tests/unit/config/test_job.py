@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from deeppart.config import Config
-from deeppart.config.job import Launch, expand_directory, job_name, launch, node_name, socket_interface
+from deeppart.config.job import (
+    Allocation,
+    Launch,
+    allocation,
+    expand_directory,
+    job_name,
+    launch,
+    node_name,
+    socket_interface,
+)
 from deeppart.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
@@ -104,3 +113,25 @@ def test_the_interface_of_gloo_is_taken(monkeypatch: pytest.MonkeyPatch) -> None
     assert socket_interface() is None
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0,eth0")
     assert socket_interface() == "ib0"
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, None),
+        ({"SLURM_JOB_ID": "7"}, None),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]"}, Allocation("7", "node[1-2]")),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n1"}, Allocation("7", "n[1-2]")),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1"}, Allocation("7", "node1")),  # of salloc, elsewhere
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURMD_NODENAME": "node1"}, None),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_STEP_ID": "0"}, None),
+    ],
+)
+def test_an_allocation_is_one_where_others_can_be_started(
+    variables: dict[str, str], expected: Allocation | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURMD_NODENAME", "SLURM_STEP_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert allocation() == expected

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deeppart.elastic.running import ElasticRun, Options, ranks_of
+from deeppart.elastic.agent import Ended
+from deeppart.elastic.events import Events
+from deeppart.elastic.launching import OnThisHost
+from deeppart.elastic.running import ElasticRun, Options
 from deeppart.elastic.schedule import Range, Wanted
 from deeppart.errors import LaunchError
 from tests.unit.cli_support import save
@@ -22,9 +24,8 @@ pytestmark = [pytest.mark.timeout(100), pytest.mark.xdist_group("torchrun")]
 
 
 @pytest.fixture(autouse=True)
-def _handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Those of the tests come back; and nobody looks through pytest's stack for the name of each step of a meeting."""
-    monkeypatch.setattr("torch.distributed.elastic.rendezvous.dynamic_rendezvous.get_method_name", lambda depth=2: "")
+def _handlers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
     with handlers_kept():
         yield
 
@@ -35,12 +36,20 @@ def run(directory: Path, script: str, most: int = 1, size: Path | None = None, *
     log = directory / "log"
     command = (sys.executable, "-I", "-S", str(directory / "script.py"))
     wanted = Wanted(Range(1, most), (), size)
+    how = Options(**{"checkpoints": directory / "ckpt", **options})
     try:
-        code = ElasticRun(Options(command, log=log, **options), wanted, 1, lambda _: None).run()
+        code = ElasticRun(how, wanted, 1, OnThisHost(command, how.grace_s), Events(log=log)).run()
     finally:
         events = [json.loads(line) for line in log.read_text().splitlines()]
         (directory / "events").write_text(json.dumps(events))
     return code, events
+
+
+#: Ranks go on once each of two has come here.
+BOTH = """
+open(f"here-{os.environ['RANK']}", "w").close()
+while not (os.path.exists("here-0") and os.path.exists("here-1")): time.sleep(0.01)
+"""
 
 
 def told(events: list[Any], *keys: str) -> list[tuple[Any, ...]]:
@@ -49,7 +58,7 @@ def told(events: list[Any], *keys: str) -> list[tuple[Any, ...]]:
 
 def test_a_job_that_is_done_is_done(tmp_path: Path) -> None:
     code, events = run(tmp_path, "pass")
-    assert code == 0 and told(events, "event", "ranks") == [("start", 1), ("done",)]
+    assert code == 0 and told(events, "event", "ranks") == [("start", 1)]
 
 
 def test_failures_in_a_row_end_it_and_are_named(tmp_path: Path) -> None:
@@ -72,8 +81,8 @@ if not left: sys.exit(0)
 os.rename(os.path.join(made, left[0]), os.path.join(there, left[0]))
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    code, events = run(tmp_path, script, most_failures=1, checkpoints=tmp_path / "ckpt")
-    assert code == 0 and told(events, "event", "exit_code") == [("start",), ("ended", -9)] * 2 + [("start",), ("done",)]
+    code, events = run(tmp_path, script, most_failures=1)
+    assert code == 0 and told(events, "event", "exit_code") == [("start",), ("ended", -9)] * 2 + [("start",)]
 
 
 def test_a_lost_rank_may_be_gone(tmp_path: Path) -> None:
@@ -93,6 +102,7 @@ def test_another_number_in_the_file_changes_it(tmp_path: Path) -> None:
     script = f"""
 if os.environ['WORLD_SIZE'] == '1': sys.exit(0)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+{BOTH}
 open({str(size)!r}, "w").write("1")
 time.sleep(50)
 """
@@ -107,6 +117,7 @@ def test_ranks_that_do_not_end_are_killed(tmp_path: Path) -> None:
     script = f"""
 if os.environ['WORLD_SIZE'] == '1': sys.exit(0)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+{BOTH}
 open({str(size)!r}, "w").write("1")
 time.sleep(50)
 """
@@ -127,17 +138,30 @@ time.sleep(50)
     assert code == 143 and events[-1]["signal"] == "SIGUSR1" and (tmp_path / "left").exists()
 
 
-def test_ranks_are_those_of_the_run() -> None:
-    """A child of this process without the run's number is not told."""
-    child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE)
-    other = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE, env={"TORCHELASTIC_RUN_ID": "mine"}
-    )
-    try:
-        until = time.monotonic() + 20
-        while not ranks_of("mine") and time.monotonic() < until:  # until it has the environment of its program
-            time.sleep(0.01)
-        assert ranks_of("mine") == [other.pid] and ranks_of("min") == []
-    finally:
-        for each in (child, other):
-            each.communicate(b"\n", timeout=20)
+class Nodes:
+    """Two, one of which fails at the first start."""
+
+    def __init__(self) -> None:
+        self.started: list[int] = []
+
+    def nodes(self) -> tuple[str, ...]:
+        return ("node1",) if self.started else ("node1", "node2")
+
+    def room(self) -> int | None:
+        return 2 * len(self.nodes())
+
+    def run(self, ranks: int) -> Ended:
+        self.started.append(ranks)
+        return Ended(1, node="node2") if len(self.started) == 1 else Ended(0)
+
+    def send(self, number: signal.Signals) -> bool:
+        return False
+
+
+def test_nodes_that_are_left_have_room_for_so_many(tmp_path: Path) -> None:
+    options, nodes = Options(tmp_path), Nodes()
+    assert ElasticRun(options, Wanted(Range(2, 4), (), None), 2, nodes, Events()).run() == 0
+    assert nodes.started == [4, 2]
+    with pytest.raises(LaunchError, match="too few nodes are left") as caught:
+        ElasticRun(options, Wanted(Range(3, 4), (), None), 3, Nodes(), Events()).run()
+    assert caught.value.found == "room for 2, on node1"

@@ -1,0 +1,100 @@
+"""torchrun's own agent, in this process: it starts the ranks of a node, and says how they ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from .told import EXIT_CODE
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the ranks of a job have ended.
+
+    Attributes:
+        code: exit code of the rank, or of the node, that ended first; below 0 if a signal has killed it.
+        rank: which one it was, where that is known.
+        node: where it was, in a job on several nodes.
+        told: the signal that this process got, which is why they ended.
+    """
+
+    code: int
+    rank: int | None = None
+    node: str | None = None
+    told: signal.Signals | None = None
+
+    @property
+    def where(self) -> str:
+        """``rank 3``, ``node2``."""
+        return str(self.node) if self.rank is None else f"rank {self.rank}"
+
+
+def run_agent(ranks: int, command: Sequence[str], grace_s: float, **options: Any) -> Ended:
+    """Run the ranks of this node until they end.
+
+    Args:
+        ranks: how many.
+        command: of each.
+        grace_s: seconds that they have for a checkpoint if the agent is told to end.
+        options: of torchrun's agent, beside these: the run, how nodes meet, signals.
+    """
+    if ranks > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun
+    config = LaunchConfig(
+        nproc_per_node=ranks,
+        max_restarts=0,
+        monitor_interval=0.05,
+        shutdown_timeout=max(1, int(grace_s)),
+        **options,
+    )
+    first, *more = command
+    try:
+        elastic_launch(config, first)(*more)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        return Ended(failure.exitcode, rank)
+    except SignalException as told:
+        return Ended(EXIT_CODE, told=signal.Signals(told.sigval))
+    return Ended(0)
+
+
+def ranks_of(run_id: str) -> list[int]:
+    """The processes that the agent in this process has started for a run."""
+    mine = f"TORCHELASTIC_RUN_ID={run_id}".encode()
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        for pid in _read(task / "children").split():
+            if mine in _read(Path("/proc") / pid.decode() / "environ").split(b"\0"):
+                found.append(int(pid))
+    return found
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # it has ended
+        return b""
+
+
+def send(ranks: Sequence[int], number: signal.Signals) -> None:
+    """A signal to processes, some of which may have ended."""
+    for pid in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def name_code(code: int) -> str:
+    """An exit code, for people."""
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit code {code}" + (" (told to end, after a checkpoint)" if code == EXIT_CODE else "")

@@ -1,0 +1,188 @@
+"""Ranks on the nodes of Slurm's allocation: a torchrun agent on each, which srun starts."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from types import FrameType
+
+from deeppart.config.job import Allocation
+from deeppart.errors import LaunchError
+
+from .agent import Ended
+from .node_agent import FAILED, Assignment
+from .told import EXIT_CODE
+
+_LOOK_EVERY_S = 0.05
+#: For the others to end once one node has; for agents beyond their own time for a checkpoint; for Slurm to answer.
+_OTHERS_S, _LATER_S, _ANSWER_S = 30.0, 10.0, 60.0
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_PORTS = (20_000, 30_000)
+#: For the 0 that srun ends with when Slurm has taken its node back.
+_GIVEN_UP = 1
+#: One agent on one node, beside whatever has not quite ended there, on all processors that the job has there.
+_SRUN = (
+    *("srun", "--quiet", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1"),
+    *("--overlap", "--mpi=none", "--cpu-bind=none"),
+)
+
+
+def divided(ranks: int, nodes: int) -> list[int]:
+    """Ranks of each node, as even as can be, the first ones with more; nodes without any are left out.
+
+    Example:
+        >>> from deeppart.elastic.by_srun import divided
+        >>> divided(7, 3), divided(2, 3)
+        ([3, 2, 2], [1, 1])
+    """
+    each, more = divmod(ranks, nodes)
+    return [each + (node < more) for node in range(min(ranks, nodes))]
+
+
+class BySrun:
+    """The nodes of an allocation, of which there may be fewer from one run to the next.
+
+    A node is lost once its agent has not ended by itself: it could not be started, was killed, or Slurm has given the
+    node up. It is not used again.
+
+    Args:
+        command: of each rank.
+        grace_s: seconds that ranks have for a checkpoint.
+        allocation: of this job.
+        most: ranks of the job; a node is given its share of these, and no more when there are fewer nodes.
+
+    Raises:
+        LaunchError: Slurm does not answer.
+    """
+
+    def __init__(self, command: Sequence[str], grace_s: float, allocation: Allocation, most: int) -> None:
+        self._command, self._grace_s, self._job = tuple(command), grace_s, allocation.job
+        self._per_node = -(-most // len(_listed(allocation.nodes)))
+        self._lost = set[str]()
+        self._run = ""  # the name of its steps; written before there are any
+        self._killed = False
+        self._told: signal.Signals | None = None
+
+    def nodes(self) -> tuple[str, ...]:
+        """Those that Slurm has not taken back, and that are not lost.
+
+        Raises:
+            LaunchError: Slurm does not answer.
+        """
+        now = _ask("squeue", "--noheader", f"--jobs={self._job}", "--format=%N")
+        return tuple(node for node in _listed(now) if node not in self._lost) if now else ()
+
+    def room(self) -> int | None:
+        """As of :class:`.launching.Launcher`."""
+        return self._per_node * len(self.nodes())
+
+    def run(self, ranks: int) -> Ended:
+        """As of :class:`.launching.Launcher` (in the main thread: signals to this process go to all agents).
+
+        Raises:
+            LaunchError: Slurm does not answer, or there is no node.
+        """
+        nodes = self.nodes()
+        if not nodes:
+            raise LaunchError("Slurm has taken all nodes of this job back", where=f"job {self._job}")
+        self._run, self._killed, self._told = uuid.uuid4().hex, False, None
+        steps: dict[str, subprocess.Popen[bytes]] = {}
+        with self._listening():
+            try:
+                self._start(steps, nodes, divided(ranks, len(nodes)))
+                return self._wait(steps)
+            finally:
+                for step in steps.values():
+                    step.kill()
+                    step.wait()
+
+    def send(self, number: signal.Signals) -> bool:
+        """As of :class:`.launching.Launcher`. By Slurm: srun takes SIGTERM for a wish to kill the ranks at once."""
+        self._killed = self._killed or number == signal.SIGKILL
+        lines = _ask("squeue", "--steps", "--noheader", f"--jobs={self._job}", "--format=%i %j", check=False)
+        steps = [line.split()[0] for line in lines.splitlines() if line.split()[1:] == [self._run]]
+        if steps:
+            _ask("scancel", f"--signal={number.name.removeprefix('SIG')}", *steps, check=False)
+        return bool(steps)
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Note signals to this process."""
+        before = [(number, signal.signal(number, self._hear)) for number in _SIGNALS]
+        try:
+            yield
+        finally:
+            for number, handler in before:
+                signal.signal(number, handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self._told = signal.Signals(number)
+
+    def _start(self, steps: dict[str, subprocess.Popen[bytes]], nodes: Sequence[str], shares: Sequence[int]) -> None:
+        endpoint = f"{_address(nodes[0])}:{random.randrange(*_PORTS)}"
+        for number, (node, share) in enumerate(zip(nodes, shares, strict=False)):
+            assignment = Assignment(self._run, share, number, len(shares), endpoint, self._grace_s)
+            agent = (sys.executable, "-m", "deeppart.elastic.node_agent", assignment.as_text(), *self._command)
+            options = (f"--nodelist={node}", f"--job-name={self._run}")
+            steps[node] = subprocess.Popen([*_SRUN, *options, *agent], stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def _wait(self, steps: dict[str, subprocess.Popen[bytes]]) -> Ended:
+        """Until all nodes have ended: once one has failed, or has left, or this process is told, all are told."""
+        running = dict(steps)
+        first: Ended | None = None
+        knows, until_s = False, float("inf")
+        while running:
+            time.sleep(_LOOK_EVERY_S)
+            for node, code in [(node, code) for node in running if (code := running[node].poll()) is not None]:
+                del running[node]
+                if code == 0 and node not in self.nodes():
+                    code = _GIVEN_UP
+
+                if code not in (0, EXIT_CODE, FAILED) and not self._killed and self._told is None:
+                    self._lost.add(node)
+                if code != 0 and first is None:
+                    first = Ended(code, node=node)
+                    until_s = time.monotonic() + _OTHERS_S
+            if running and not knows and (first is not None or self._told is not None):
+                knows = self.send(signal.SIGTERM)
+                if self._told is not None:
+                    until_s = time.monotonic() + self._grace_s + _LATER_S
+            if time.monotonic() > until_s:
+                until_s = time.monotonic() + _OTHERS_S
+                if self._killed:
+                    break  # Slurm does not know how these ended
+                self.send(signal.SIGKILL)
+        if self._told is not None:
+            return Ended(EXIT_CODE, told=self._told)
+        return first or Ended(0)
+
+
+def _listed(nodes: str) -> list[str]:
+    """``node[1-2]`` -> node1, node2."""
+    return _ask("scontrol", "show", "hostnames", nodes).split()
+
+
+def _address(node: str) -> str:
+    """Of a node, as Slurm's daemons find it."""
+    words = _ask("sinfo", "--noheader", "--Node", f"--nodes={node}", "--format=%o").split()
+    return words[0] if words else node
+
+
+def _ask(*command: str, check: bool = True) -> str:
+    """What a command of Slurm says.
+
+    Raises:
+        LaunchError: it does not answer; or it fails, which some may.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=check)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        raise LaunchError("Slurm does not answer", found=said.strip(), tried=" ".join(command)) from error
+    return done.stdout.strip()

@@ -1,0 +1,120 @@
+"""torchrun's agent on one node of an allocation: ``srun python -m deeppart.elastic.node_agent ASSIGNMENT COMMAND...``.
+
+It tells the ranks of SIGTERM and SIGUSR1 and goes on, as the agent on one host does when it is not asked itself: how
+they end is what it ends with. Ranks that have not ended after the time for a checkpoint are killed.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from types import FrameType
+
+from deeppart.config.job import node_name
+
+from .agent import Ended, name_code, ranks_of, run_agent, send
+from .told import EXIT_CODE
+
+#: Of this process: a rank has failed, which it has named. Everything but this, 0 and 143 is of the node, or of srun.
+FAILED = 70
+#: What the agent itself ends by.
+_SIGNALS = "SIGINT,SIGHUP,SIGQUIT"
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The part of one node in one run of a job.
+
+    Attributes:
+        run: its name, which no other run has.
+        ranks: on this node.
+        node: number of the node among those of the run.
+        nodes: of the run.
+        endpoint: host and port at which the agents meet; the first node holds it.
+        grace_s: seconds that ranks have for a checkpoint.
+        meet_s: seconds within which all agents have to be there.
+    """
+
+    run: str
+    ranks: int
+    node: int
+    nodes: int
+    endpoint: str
+    grace_s: float
+    meet_s: int = 300
+
+    def as_text(self) -> str:
+        """For a command line."""
+        return json.dumps(asdict(self))
+
+
+class _Passing:
+    """What this process hears, the ranks hear."""
+
+    def __init__(self, run: str, grace_s: float) -> None:
+        self._run, self._grace_s = run, grace_s
+
+    def listen(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._pass_on)
+        signal.signal(signal.SIGALRM, self._end)
+
+    def end(self) -> None:
+        """There are no ranks to tell; what comes late is not to change the exit code."""
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM):
+            signal.signal(number, signal.SIG_IGN)
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        ranks = ranks_of(self._run)
+        if not ranks:  # none has been started, so none has anything to lose
+            raise SystemExit(EXIT_CODE)
+        send(ranks, signal.Signals(number))
+        signal.setitimer(signal.ITIMER_REAL, self._grace_s)
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        send(ranks_of(self._run), signal.SIGKILL)
+
+
+def exit_code(ended: Ended) -> int:
+    """What the process ends with."""
+    if ended.told is not None:
+        return 128 + int(ended.told)
+    if ended.code in (0, EXIT_CODE):
+        return ended.code
+    return EXIT_CODE if ended.code == -signal.SIGTERM else FAILED
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the ranks of this node.
+
+    Args:
+        arguments: an :class:`Assignment`, and the command of each rank.
+    """
+    assignment = Assignment(**json.loads(arguments[0]))
+    passing = _Passing(assignment.run, assignment.grace_s)
+    passing.listen()
+    ended = run_agent(
+        assignment.ranks,
+        arguments[1:],
+        assignment.grace_s,
+        min_nodes=assignment.nodes,
+        max_nodes=assignment.nodes,
+        run_id=assignment.run,
+        rdzv_backend="static",
+        rdzv_endpoint=assignment.endpoint,
+        rdzv_configs={"rank": assignment.node, "timeout": assignment.meet_s},
+        signals_to_handle=_SIGNALS,
+    )
+    passing.end()
+    code = exit_code(ended)
+    if code == FAILED:
+        sys.stderr.write(f"elastic-run: {ended.where} on {node_name()}: {name_code(ended.code)}\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,61 @@
+"""torchrun's agent in this process: how ranks ended, and which processes they are."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from deeppart.elastic.agent import Ended, name_code, ranks_of, run_agent
+from tests.unit.elastic.handlers import handlers_kept
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.xdist_group("torchrun")]
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    with handlers_kept():
+        yield
+
+
+def ended(script: str, ranks: int = 2) -> Ended:
+    how = {"min_nodes": 1, "max_nodes": 1, "run_id": uuid.uuid4().hex, "signals_to_handle": "SIGTERM"}
+    command = (sys.executable, "-I", "-S", "-c", f"import os, signal, time\n{script}")
+    return run_agent(ranks, command, 5.0, rdzv_backend="c10d", rdzv_endpoint="localhost:0", **how)
+
+
+def test_the_rank_that_failed_is_named() -> None:
+    done = ended("if os.environ['RANK'] == '1': raise SystemExit(9)\ntime.sleep(30)")
+    assert done == Ended(9, rank=1) and done.where == "rank 1"
+
+
+def test_a_signal_to_the_agent_is_told() -> None:
+    """The rank that sends it leaves."""
+    done = ended("signal.signal(15, lambda *_: os._exit(143))\nos.kill(os.getppid(), 15)\ntime.sleep(30)", ranks=1)
+    assert done == Ended(143, told=signal.SIGTERM)
+
+
+def test_ranks_are_those_of_the_run() -> None:
+    """A child of this process without the run's number is not told."""
+    child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    other = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE, env={"TORCHELASTIC_RUN_ID": "mine"}
+    )
+    try:
+        until = time.monotonic() + 20
+        while not ranks_of("mine") and time.monotonic() < until:  # until it has the environment of its program
+            time.sleep(0.01)
+        assert ranks_of("mine") == [other.pid] and ranks_of("min") == []
+    finally:
+        for each in (child, other):
+            each.communicate(b"\n", timeout=20)
+
+
+def test_codes_have_names() -> None:
+    assert name_code(-9) == "killed by SIGKILL" and name_code(3) == "exit code 3"
+    assert name_code(143) == "exit code 143 (told to end, after a checkpoint)"

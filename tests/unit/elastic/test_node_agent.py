@@ -1,0 +1,68 @@
+"""The agent of a node, as srun starts it: what it passes on, and what it ends with."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from deeppart.elastic.agent import Ended
+from deeppart.elastic.node_agent import FAILED, Assignment, exit_code
+from tests.mpi.launchers import ROOT, environment
+from tests.ports import free_port
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.xdist_group("torchrun")]
+
+
+def agent(node: int, ranks: int, endpoint: str, script: str, grace_s: float = 60.0) -> subprocess.Popen[str]:
+    text = Assignment("run", ranks, node, 2, endpoint, grace_s).as_text()
+    rank = (sys.executable, "-I", "-S", "-c", f"import os, signal, sys, time\n{script}")
+    return subprocess.Popen(
+        [sys.executable, "-m", "deeppart.elastic.node_agent", text, *rank],
+        cwd=ROOT, env=environment({}, 100.0), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def pair(script: str, grace_s: float = 60.0) -> list[subprocess.Popen[str]]:
+    """Two nodes, with two ranks and one."""
+    endpoint = f"localhost:{free_port()}"
+    return [agent(node, ranks, endpoint, script, grace_s) for node, ranks in enumerate((2, 1))]
+
+
+def test_two_nodes_with_uneven_ranks_are_told_and_leave(tmp_path: Path) -> None:
+    """Each agent tells its own ranks, and goes on until they have left; a rank that ignores it is killed in the end."""
+    script = f"""
+where = {str(tmp_path)!r} + "/" + "-".join(os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+signal.signal(signal.SIGUSR1, signal.SIG_IGN if os.environ["RANK"] == "2" else lambda *_: sys.exit(143))
+open(where, "w").close()
+time.sleep(100)
+"""
+    nodes = pair(script, grace_s=1.0)
+    until = time.monotonic() + 60
+    while len(list(tmp_path.iterdir())) < 3 and time.monotonic() < until:
+        time.sleep(0.05)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0-3-0", "1-3-1", "2-3-0"]
+    for node in nodes:
+        node.send_signal(signal.SIGUSR1)
+    said = [node.communicate(timeout=60)[1] for node in nodes]
+    assert [node.returncode for node in nodes] == [143, FAILED], said
+    assert "elastic-run: rank 2 on " in said[1] and "killed by SIGKILL" in said[1]
+
+
+@pytest.mark.parametrize(
+    ("ended", "code"),
+    [
+        (Ended(0), 0),
+        (Ended(143, rank=1), 143),
+        (Ended(-signal.SIGTERM, rank=0), 143),
+        (Ended(1, rank=0), FAILED),
+        (Ended(-signal.SIGKILL, rank=0), FAILED),
+        (Ended(143, told=signal.SIGINT), 130),
+    ],
+)
+def test_codes_tell_ranks_from_nodes(ended: Ended, code: int) -> None:
+    assert exit_code(ended) == code
