@@ -25,7 +25,8 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "--checkpoints",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
-    help="The job's persistent_dir: a new step in it is progress. By default $DEEPPART_PERSISTENT_DIR.",
+    help="The job's persistent_dir: a new step in it is progress. The ranks get it as $DEEPPART_PERSISTENT_DIR, "
+    "which is the default.",
 )
 @click.option(
     "--failures",
@@ -74,5 +75,7 @@ def elastic_run(
     wanted = Wanted(allowed, read_schedule(schedule, allowed) if schedule else (), size_file)
     if checkpoints is None and (variable := os.environ.get("DEEPPART_PERSISTENT_DIR")):
         checkpoints = Path(variable)
+    elif checkpoints is not None:  # for scripts that name none: else nothing would be saved there
+        os.environ["DEEPPART_PERSISTENT_DIR"] = str(checkpoints)
     options = Options(command, checkpoints, failures, fewer, grace, log)
     return ElasticRun(options, wanted, least, lambda line: click.echo(f"elastic-run: {line}", err=True)).run()
