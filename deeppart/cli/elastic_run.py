@@ -30,7 +30,8 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "--checkpoints",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
-    help="The job's persistent_dir: a new step in it is progress. By default the setting persistent_dir.",
+    help="The job's persistent_dir: a new step in it is progress. By default the setting persistent_dir. The ranks get "
+    "it as $DEEPPART_PERSISTENT_DIR.",
 )
 @click.option(
     "--failures",
@@ -99,7 +100,11 @@ def _run(wanted: Any, allowed: Any, events: Any, options: dict[str, Any]) -> int
     launcher: Launcher = OnThisHost(command, grace_s)
     if given is not None:
         launcher = BySrun(command, grace_s, given, allowed.most)
-    checkpoints = options["checkpoints"] or _persistent_dir()
+    checkpoints = options["checkpoints"]
+    if checkpoints is None:
+        checkpoints = _persistent_dir()
+    else:  # for scripts that name none: nothing would be saved there
+        os.environ["DEEPPART_PERSISTENT_DIR"] = str(checkpoints)
     how = Options(checkpoints, options["failures"], options["fewer"], grace_s)
     return ElasticRun(how, wanted, allowed.least, launcher, events).run()
 

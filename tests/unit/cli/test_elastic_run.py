@@ -28,7 +28,7 @@ def _handlers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
 
 
 def call(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["elastic-run", *map(str, arguments)])
+    return CliRunner().invoke(main, ["elastic-run", *map(str, arguments)], env={"DEEPPART_PERSISTENT_DIR": None})
 
 
 def test_a_job_is_run_with_its_own_options(tmp_path: Path) -> None:
@@ -38,6 +38,15 @@ def test_a_job_is_run_with_its_own_options(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert (tmp_path / "told").read_text() == "--json"
     assert "start ranks 1" in done.stderr and "end exit code 0" in done.stderr and not done.stdout
+
+
+def test_ranks_are_told_where_checkpoints_are(tmp_path: Path) -> None:
+    """Else a script that names no directory saves nothing, or elsewhere, and begins anew at each change."""
+    script = "import os, sys; open(sys.argv[1], 'w').write(os.environ['DEEPPART_PERSISTENT_DIR'])"
+    job = ["--", sys.executable, "-I", "-S", "-c", script, tmp_path / "told"]
+    done = call("--max", "1", "--failures", "0", "--checkpoints", tmp_path / "ckpt", *job)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "told").read_text() == str(tmp_path / "ckpt")
 
 
 def test_a_job_that_fails_is_named() -> None:

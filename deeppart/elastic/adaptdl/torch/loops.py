@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, BinaryIO, ClassVar
 
+from deeppart.errors import DeeppartWarning, warn_caller
+
 from .. import env
 from .._signal import get_exit_flag, listen
 from ..checkpoint import State, load_state, save_all_states
@@ -221,6 +223,12 @@ class AdaptiveDataLoaderHelper:
         """
         listen()
         if self._to_end is not None and self._to_end.result():
+            if env.checkpoint_path() is None and env.replica_rank() == 0:
+                warn_caller(
+                    "told to end, and no checkpoint is made: neither ADAPTDL_CHECKPOINT_PATH nor "
+                    "DEEPPART_PERSISTENT_DIR names a directory. Started again, the training begins anew",
+                    DeeppartWarning,
+                )
             save_all_states()
             sys.exit(EXIT_CODE)
         self._to_end = allreduce_async(get_exit_flag(), lambda a, b: a or b)

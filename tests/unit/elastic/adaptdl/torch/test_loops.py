@@ -17,6 +17,7 @@ from deeppart.elastic.adaptdl.goodput import GoodputFunction
 from deeppart.elastic.adaptdl.torch import loops
 from deeppart.elastic.adaptdl.torch.epoch import remaining_epochs_until
 from deeppart.elastic.adaptdl.torch.loops import AdaptiveDataLoaderHelper, current_dataloader
+from deeppart.errors import DeeppartWarning
 
 
 def walked(loader: AdaptiveDataLoaderHelper, steps: int = 4) -> Iterator[int]:
@@ -152,6 +153,21 @@ def test_a_signal_to_one_replica_ends_all_after_the_same_step() -> None:
         return 2
 
     job()
+
+
+def test_an_end_without_a_directory_says_that_nothing_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ADAPTDL_CHECKPOINT_PATH", "DEEPPART_PERSISTENT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(loops, "get_exit_flag", lambda: True)
+    loader = AdaptiveDataLoaderHelper()
+    collective.initialize()
+    try:
+        with pytest.warns(DeeppartWarning, match="ADAPTDL_CHECKPOINT_PATH"), pytest.raises(SystemExit, match="143"):
+            for _ in walked(loader):
+                with loader.profile(commit=False):
+                    pass
+    finally:
+        collective.teardown()
 
 
 def test_to_tensorboard() -> None:
