@@ -211,7 +211,7 @@ class ElasticDataLoader:
                     found=f"{taken:,} samples",
                     where=f"loader {self.name}, rank {self._ranks.rank}",
                 )
-        self._place = Place(place.epoch, place.passes, place.seen, place.batch, (at, batch)).at(place.seen)
+        self._place = place.decided(at, batch)
         self._sampler.decide(self._place)
         return at
 

@@ -75,6 +75,20 @@ def test_workers_that_are_ahead_change_nothing(kind: Any) -> None:
     assert job.weights == pytest.approx([1.0] * len(job.weights))
 
 
+def test_a_batch_that_is_changed_again_before_it_holds() -> None:
+    """Workers of the second rank, which has one micro-batch a step, have taken a step by the first change already."""
+    job = Job(120, 3, epochs=1, options={"num_workers": 1, "accumulation": 1})
+
+    def change(loader: ElasticDataLoader, step: int) -> None:
+        if step in (1, 3):
+            loader.set_batch(4 + step, 1)
+
+    job.run(2, 4, change)
+    job.run(1)
+    assert job.whole()
+    assert [len(samples) for _, samples in job.steps][:8] == [3, 3, 3, 3, 5, 5, 7, 7]
+
+
 def test_loops_that_were_over_are_skipped_and_others_are_gone_on_with() -> None:
     """Training and validation in each epoch; a checkpoint in each place, and a job that goes on from it."""
 
