@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from deeppart.errors import ConfigError
 
-from .autoscale import Autoscale, bounds_of
+from .autoscale import Autoscale, bounds_of, check_every
 from .data import data_of
 from .place import Place, from_state, to_state
 from .progress import Progress, progress
@@ -92,8 +92,8 @@ class ElasticDataLoader:
         self._ahead = workers * (2 if each is None else each) + 1 if workers else 0
         self._asked = batch
         self._place = Place(0, 0, 0, batch)
-        #: Of this epoch: loops that were begun, and passes that were over within a batch of another loader. Those are not
-        #: gone through again by a job that goes on after that batch.
+        #: Of this epoch: loops that were begun, and passes that were over within a batch of another loader. Those are
+        #: not gone through again by a job that goes on after that batch.
         self._begun = self._nested = 0
         self._share: Share | None = None
         self._step_weight = 0.0
@@ -239,10 +239,11 @@ class ElasticDataLoader:
             profile_dir: the persistent directory, where rank 0 keeps what it measures for ``deeppart advise``.
 
         Raises:
-            ConfigError: no batch fits the bounds; it has been called before.
+            ConfigError: no batch fits the bounds; ``every`` is no number of steps; it has been called before.
         """
         if self._autoscale is not None:
             raise ConfigError("the batch of this loader follows the training already", where=f"loader {self.name}")
+        check_every(every)
         bounds = bounds_of(self._asked, self._ranks.size, most, local_bounds, accumulate=gradient_accumulation)
         directory = None if profile_dir is None else Path(profile_dir)
         self._autoscale = Autoscale(bounds, self._ranks, every, directory)
@@ -268,8 +269,8 @@ class ElasticDataLoader:
         """The batches of this rank: the rest of the pass that is under way, or a new one.
 
         Raises:
-            ConfigError: the data set has changed its length; a loop over this loader is under way; its place was changed
-                within the loop.
+            ConfigError: the data set has changed its length; a loop over this loader is under way; its place was
+                changed within the loop.
         """
         in_loop = self._enter()
         outer, share = self._progress.loader, None
