@@ -123,6 +123,8 @@ class Accumulator(MutableMapping[str, Any]):
                 found=f"= {value!r}",
                 where=f"accumulator {self.name}",
             )
+        if not isinstance(key, str):  # ranks exchange them as JSON
+            raise ConfigError("the name of a sum is a text", found=repr(key), where=f"accumulator {self.name}")
         working = self._progress.loader
         if working is None or working.counted:
             self._added[key] = self._added[key] + value.added if key in self._added else value.added
@@ -191,11 +193,13 @@ class _Sum:
 
 def _detached(key: str, value: Any) -> Any:
     """A value without its graph, in double precision where there is one; a copy of a tensor comes by adding."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
         alone = value.detach().reshape(())
-        return alone.double() if alone.is_floating_point() and alone.device.type != "mps" else alone
-    if getattr(value, "size", None) == 1 and hasattr(value, "item"):
-        return value.item()
+        if alone.is_floating_point():
+            return alone.double() if alone.device.type != "mps" else alone
+        return alone.long()  # sums of small integers and of booleans are larger ones
+    if not isinstance(value, torch.Tensor) and getattr(value, "size", None) == 1 and hasattr(value, "item"):
+        value = value.item()
     if isinstance(value, numbers.Real):
         return value
     raise ConfigError(

@@ -135,6 +135,16 @@ class Autoscale:
         self.profile = replace(Profile.from_document(state["profile"]), bounds=self.bounds)
 
 
+def check_every(steps: int) -> None:
+    """Refuse what is no number of steps.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ConfigError("impossible value for every", expected="an integer >= 1", found=repr(steps))
+
+
 def bounds_of(
     base: Batch, ranks: int, most: int, local: tuple[int | None, int | None] | None, *, accumulate: bool
 ) -> Bounds:

@@ -89,6 +89,11 @@ class GradientNorms:
         """Groups of parameters."""
         return self._groups
 
+    def begin(self, working: Working) -> None:
+        """The gradients that come next are a step's; those of one that the optimizer has not made are forgotten."""
+        self.forget()
+        self.working = working
+
     def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Exchange a bucket, with DDP's own hook, and take its norms before and after."""
         if self.working is None:

@@ -12,13 +12,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from deeppart.errors import ConfigError
 
-from .autoscale import Autoscale, bounds_of
+from .autoscale import Autoscale, bounds_of, check_every
 from .data import data_of
 from .place import Place, from_state, to_state
 from .progress import Progress, progress
 from .ranks import Ranks, ranks_of_job
 from .shards import ShardedDataset
-from .steps import Batch, Share
+from .steps import Batch, Share, check_ranks
 
 #: Options of a DataLoader that say which samples it has, or in which order, which is for this loader to say.
 _OWN = ("sampler", "batch_sampler", "shuffle", "batch_size", "drop_last")
@@ -82,8 +82,8 @@ class ElasticDataLoader:
         self.dataset = dataset
         self._ranks = ranks if ranks is not None else ranks_of_job()
         batch = Batch(batch_size, accumulation)
-        _check_ranks(batch, self._ranks.size)
-        self._shuffle = shuffle
+        check_ranks(batch, self._ranks.size)
+        self._shuffle, self._drop_last = shuffle, drop_last
         self._data = data_of(dataset, seed=seed, ranks=self._ranks, shuffle=shuffle, drop_last=drop_last)
         self._sampler = self._data.sampler
         self._inner = loader(self._data.reading, batch_sampler=self._sampler, **options)
@@ -92,7 +92,9 @@ class ElasticDataLoader:
         self._ahead = workers * (2 if each is None else each) + 1 if workers else 0
         self._asked = batch
         self._place = Place(0, 0, 0, batch)
-        self._begun = 0
+        #: Of this epoch: loops that were begun, and passes that were over within a batch of another loader. Those are
+        #: not gone through again by a job that goes on after that batch.
+        self._begun = self._nested = 0
         self._share: Share | None = None
         self._step_weight = 0.0
         self._left = False
@@ -181,7 +183,7 @@ class ElasticDataLoader:
             epoch: to begin with; by default the one that it is in.
         """
         self._place = self._place.next_pass(self._place.epoch if epoch is None else epoch, 0)
-        self._left, self._begun, self._share = False, 0, None
+        self._left, self._begun, self._nested, self._share = False, 0, 0, None
 
     def set_batch(self, size: int, accumulation: int = 0) -> int:
         """Change the batch (every rank has to, after the same step).
@@ -196,7 +198,7 @@ class ElasticDataLoader:
                 its options say.
         """
         batch = Batch(size, accumulation)
-        _check_ranks(batch, self._ranks.size)
+        check_ranks(batch, self._ranks.size)
         place, at = self._place, self._place.seen
         if self._share is not None:
             at = self._share.seen
@@ -211,7 +213,7 @@ class ElasticDataLoader:
                     found=f"{taken:,} samples",
                     where=f"loader {self.name}, rank {self._ranks.rank}",
                 )
-        self._place = Place(place.epoch, place.passes, place.seen, place.batch, (at, batch)).at(place.seen)
+        self._place = place.decided(at, batch)
         self._sampler.decide(self._place)
         return at
 
@@ -237,10 +239,11 @@ class ElasticDataLoader:
             profile_dir: the persistent directory, where rank 0 keeps what it measures for ``deeppart advise``.
 
         Raises:
-            ConfigError: no batch fits the bounds; it has been called before.
+            ConfigError: no batch fits the bounds; ``every`` is no number of steps; it has been called before.
         """
         if self._autoscale is not None:
             raise ConfigError("the batch of this loader follows the training already", where=f"loader {self.name}")
+        check_every(every)
         bounds = bounds_of(self._asked, self._ranks.size, most, local_bounds, accumulate=gradient_accumulation)
         directory = None if profile_dir is None else Path(profile_dir)
         self._autoscale = Autoscale(bounds, self._ranks, every, directory)
@@ -259,19 +262,23 @@ class ElasticDataLoader:
         length = self._data.length
         if length is None:
             length = self._data.settle(self._ranks, self.name)
-        return math.ceil(length / self._place.batch.size)
+        steps = length / self._place.batch.size
+        return math.floor(steps) if self._drop_last else math.ceil(steps)
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of this rank: the rest of the pass that is under way, or a new one.
 
         Raises:
-            ConfigError: the data set has changed its length; a loop over this loader is under way.
+            ConfigError: the data set has changed its length; a loop over this loader is under way; its place was
+                changed within the loop.
         """
         in_loop = self._enter()
-        if in_loop and self._begun < self._place.passes:
+        outer, share = self._progress.loader, None
+        of_outer = outer._share if isinstance(outer, ElasticDataLoader) else None
+        if of_outer is None:
             self._begun += 1
-            return
-        self._begun += 1
+            if in_loop and self._begun <= self._place.passes - self._nested:
+                return
         self._sampler.begin(self._place)
         ended, asked_at = False, None
         try:
@@ -284,12 +291,19 @@ class ElasticDataLoader:
                     self._place = self._place.at(share.seen)
                 self._progress.loader = self
                 yield batch
+                if self._share is not share:
+                    raise self._moved()
                 asked_at = self._after_batch(share, asked_at)
             ended = True
         finally:
-            self._share, self._left, self._progress.loader = None, not ended, None
+            # Within a batch of another loader: that one is still under way. (Both in a zip() have had more since.)
+            nested = of_outer is not None and isinstance(outer, ElasticDataLoader) and outer._share is of_outer
+            self._progress.loader = outer if nested else None
+            if self._share is share:  # otherwise its place was changed within the loop, and holds
+                self._share, self._left = None, not (ended or nested)
+                if ended or nested:
+                    self._end_pass(in_loop=in_loop, nested=nested)
             self._data.close()
-        self._end_pass(in_loop=in_loop)
 
     def _after_batch(self, share: Share, asked_at: float | None) -> float | None:
         """The next batch is asked for: note how long the one before took, and decide about the next ones' size."""
@@ -319,16 +333,27 @@ class ElasticDataLoader:
         if epoch is not None and epoch != self._place.epoch:
             self.start_over(epoch)
         elif self._left:
-            self._end_pass(in_loop=epoch is not None)
+            self._end_pass(in_loop=epoch is not None, nested=False)
         self._left = False
         return epoch is not None
 
-    def _end_pass(self, *, in_loop: bool) -> None:
+    def _end_pass(self, *, in_loop: bool, nested: bool) -> None:
         place = self._place
-        if in_loop:
-            self._place = place.next_pass(place.epoch, place.passes + 1)
-        else:
+        if not in_loop:
             self._place = place.next_pass(place.epoch + 1, 0)
+            return
+        self._place = place.next_pass(place.epoch, place.passes + 1)
+        if nested:
+            self._nested += 1
+        else:
+            self._begun = self._place.passes - self._nested
+
+    def _moved(self) -> ConfigError:
+        return ConfigError(
+            "the place of a loader was changed while a loop over it is under way",
+            where=f"loader {self.name}",
+            todo="leave the loop after load_state_dict() or start_over(): the next one begins there",
+        )
 
     def _current(self) -> Share:
         if self._share is None:
@@ -342,7 +367,7 @@ class ElasticDataLoader:
     def state_dict(self) -> dict[str, Any]:
         """Its place: small values, the same on every rank."""
         place = to_state(self._place, self._asked, self._sampler.seed, self._data.length, shuffle=self._shuffle)
-        return place | self._data.state()
+        return place | {"nested": self._nested} | self._data.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a place; the next loop does. If the loader was made with another batch than then, this one holds.
@@ -353,9 +378,10 @@ class ElasticDataLoader:
         """
         self._data.take(state, self.name)
         place, seed = from_state(state, self._asked, self._data.length, shuffle=self._shuffle, name=self.name)
-        _check_ranks(place.batch, self._ranks.size)
+        for each in (place.batch, *(batch for _, batch in place.later)):
+            check_ranks(each, self._ranks.size)
         self._place, self._sampler.seed = place, seed
-        self._left, self._begun, self._share = False, 0, None
+        self._left, self._begun, self._nested, self._share = False, 0, state.get("nested", 0), None
 
 
 def _refuse_own(options: Mapping[str, Any]) -> None:
@@ -371,14 +397,4 @@ def _refuse_own(options: Mapping[str, Any]) -> None:
             "a loader cannot hand out batches in another order than it takes them",
             found="in_order=False",
             todo="leave it out: what has been seen would not be known",
-        )
-
-
-def _check_ranks(batch: Batch, ranks: int) -> None:
-    if batch.size < ranks:
-        raise ConfigError(
-            "a step has fewer samples than there are ranks",
-            expected=f"a batch of {ranks} or more, of all ranks together",
-            found=str(batch.size),
-            todo="use a larger batch or fewer ranks",
         )

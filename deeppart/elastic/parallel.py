@@ -112,7 +112,7 @@ class ElasticDataParallel(DistributedDataParallel):
             return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
         self.require_backward_grad_sync = working.ends_step
         if working.ends_step:
-            self._norms.working = working
+            self._norms.begin(working)
         return _weighted(super().forward(*inputs, **named), working.weight)  # type: ignore[no-untyped-call]
 
     def _before_step(self, _optimizer: Any, _arguments: Any, _named: Any) -> None:
@@ -129,10 +129,17 @@ class ElasticDataParallel(DistributedDataParallel):
         if self._norms.working is None:
             return
         self._scale = self._norms.working.whole_size / self._norms.working.base_size
+        groups = self._optimizer.param_groups
+        if len(groups) != self._norms.groups:
+            raise ConfigError(
+                "the optimizer has got groups of parameters since the model was wrapped",
+                expected=f"{self._norms.groups} groups",
+                found=str(len(groups)),
+                todo="add all groups before ElasticDataParallel(model, optimizer), frozen until they are used",
+            )
         device = next(self.module.parameters()).device
         loss_scale = None if self._scaler is None else self._scaler.scale(torch.ones((), device=device))
         self._measured = self._norms.finish(device, loss_scale)
-        groups = self._optimizer.param_groups
         self._rates = [group["lr"] for group in groups]
         for group, factor in zip(groups, self.rule.factors(self._scale, self.noise, self._worth), strict=True):
             group["lr"] = group["lr"] * factor

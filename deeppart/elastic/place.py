@@ -21,11 +21,12 @@ class Place:
         passes: over the data that are over in this epoch.
         seen: samples that steps have had in the pass under way.
         batch: of its steps.
-        later: the batch from the step on that begins when so many samples are seen, if it has been decided already.
+        later: what has been decided already, in order: the batch from the step on that begins when so many samples are
+            seen.
 
     Example:
         >>> from deeppart.elastic import Batch, Place
-        >>> place = Place(epoch=0, passes=0, seen=8, batch=Batch(4), later=(12, Batch(6)))
+        >>> place = Place(epoch=0, passes=0, seen=8, batch=Batch(4), later=((12, Batch(6)),))
         >>> place.at(12).batch
         Batch(size=6, accumulation=0)
     """
@@ -34,20 +35,25 @@ class Place:
     passes: int
     seen: int
     batch: Batch
-    later: tuple[int, Batch] | None = None
+    later: tuple[tuple[int, Batch], ...] = ()
 
     def batch_at(self, seen: int) -> Batch:
         """That of the step that begins when so many samples are seen."""
-        return self.later[1] if self.later is not None and seen >= self.later[0] else self.batch
+        return next((batch for at, batch in reversed(self.later) if seen >= at), self.batch)
 
     def at(self, seen: int) -> Place:
         """Further on in the same pass."""
-        settled = self.later is not None and seen >= self.later[0]
-        return replace(self, seen=seen, batch=self.batch_at(seen), later=None if settled else self.later)
+        later = tuple(each for each in self.later if each[0] > seen)
+        return replace(self, seen=seen, batch=self.batch_at(seen), later=later)
+
+    def decided(self, at: int, batch: Batch) -> Place:
+        """The same place, where a batch holds from so many samples on. What was decided for before stays."""
+        before = tuple(each for each in self.later if each[0] < at)
+        return replace(self, later=(*before, (at, batch))).at(self.seen)
 
     def next_pass(self, epoch: int, passes: int) -> Place:
         """The beginning of a pass; what was decided for later holds from now on."""
-        batch = self.batch if self.later is None else self.later[1]
+        batch = self.later[-1][1] if self.later else self.batch
         return Place(epoch, passes, 0, batch)
 
 
@@ -67,7 +73,7 @@ def to_state(place: Place, asked: Batch, seed: int, length: int | None, *, shuff
         "order": VERSION if shuffle else 0,
         "batch": [place.batch.size, place.batch.accumulation],
         "asked": [asked.size, asked.accumulation],
-        "later": None if place.later is None else [place.later[0], place.later[1].size, place.later[1].accumulation],
+        "later": [number for at, batch in place.later for number in (at, batch.size, batch.accumulation)] or None,
     }
 
 
@@ -101,12 +107,13 @@ def from_state(
             where=f"loader {name}, epoch {state['epoch']}, {state['seen']:,} samples seen",
             todo="give the loader the same `shuffle`, and use a version of deeppart that knows this order",
         )
-    batch, later = Batch(*state["batch"]), None
+    batch, later = Batch(*state["batch"]), list[tuple[int, Batch]]()
     if Batch(*state["asked"]) != asked:
         batch = asked
     elif state["later"] is not None:
-        later = state["later"][0], Batch(*state["later"][1:])
-    return Place(state["epoch"], state["passes"], state["seen"], batch, later), state["seed"]
+        for at, size, accumulation in zip(*[iter(state["later"])] * 3, strict=True):
+            later.append((at, Batch(size, accumulation)))
+    return Place(state["epoch"], state["passes"], state["seen"], batch, tuple(later)), state["seed"]
 
 
 def _order(version: int) -> str:

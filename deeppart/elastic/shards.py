@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from deeppart.errors import ConfigError
 
-from .permutation import Int64s
+from .permutation import MOST_PLACES, Int64s
 
 #: What a shard is known by: a path, a URL, a (file, row group).
 S = TypeVar("S")
@@ -65,6 +65,13 @@ class ShardedDataset(Generic[S]):
         lanes: int = LANES,
         name_of: Callable[[S], str] = str,
     ) -> None:
+        if isinstance(shards, str | Mapping) or not (hasattr(shards, "__len__") and hasattr(shards, "__getitem__")):
+            raise ConfigError(
+                "the shards of a data set are not a list",
+                expected="a list of names, in the same order on every rank",
+                found=type(shards).__name__,
+                todo="sorted(...) makes one of what glob() finds",
+            )
         if not len(shards):
             raise ConfigError("a data set has no shards", todo="look at the pattern or the list that names them")
         if isinstance(lanes, bool) or not isinstance(lanes, int) or lanes < 1:
@@ -135,6 +142,8 @@ class ShardedDataset(Generic[S]):
             wrong = f"of type {lengths.dtype}"
         elif lengths.min() < 0:
             wrong = f"{lengths.min()} for shard {self.name(self.shards[int(lengths.argmin())])}"
+        elif sum(lengths.tolist()) > MOST_PLACES:
+            wrong = f"{sum(lengths.tolist()):,} samples together"
         if wrong is not None:
             raise ConfigError(
                 "impossible lengths of shards",

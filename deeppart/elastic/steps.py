@@ -79,6 +79,21 @@ class Share:
         return self.count if self.weight else 0
 
 
+def check_ranks(batch: Batch, ranks: int) -> None:
+    """Refuse a step that has fewer samples than there are ranks.
+
+    Raises:
+        ConfigError: it has.
+    """
+    if batch.size < ranks:
+        raise ConfigError(
+            "a step has fewer samples than there are ranks",
+            expected=f"a batch of {ranks} or more, of all ranks together",
+            found=str(batch.size),
+            todo="use a larger batch or fewer ranks",
+        )
+
+
 def shares(seen: int, length: int, batch: Batch, rank: int, ranks: int) -> list[Share]:
     """The micro-batches of a rank in the next step.
 

@@ -42,6 +42,9 @@ def compared(optimizer_name: str, groups: int, accumulation: int) -> list[list[f
     step = 0
     while step < STEPS:
         for x, y in loader:
+            if step == 3 and not accumulation and dist.get_world_size() > 1:  # a step that is given up leaves nothing
+                parallel(x).square().sum().backward()
+                optimizer.zero_grad()
             (parallel(x) - y).square().mean().backward()
             apart = copy.deepcopy(model)
             apart.zero_grad()

@@ -50,6 +50,22 @@ def test_what_cannot_be_added_is_named(value: Any) -> None:
         sums["loss"] = 1
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.bool])
+def test_sums_of_small_integers_are_larger_ones(dtype: torch.dtype) -> None:
+    sums, most = Accumulator(progress=Progress(), ranks=Alone()), 1 if dtype is torch.bool else torch.iinfo(dtype).max
+    for _ in range(3):
+        sums["hits"] += torch.tensor(most).to(dtype)
+    with sums.synchronized():
+        assert sums["hits"] == 3 * most
+
+
+def test_the_name_of_a_sum_is_a_text_on_one_rank_too() -> None:
+    """Several ranks would find it as a text."""
+    sums = Accumulator(progress=Progress(), ranks=Alone())
+    with pytest.raises(ConfigError, match="is a text"):
+        sums[3] += 1  # type: ignore[index]
+
+
 def test_fillers_are_not_counted() -> None:
     """Three samples on two ranks in steps of two: the second rank fills in at last."""
     progress = Progress()

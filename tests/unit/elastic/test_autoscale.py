@@ -113,6 +113,13 @@ def test_bounds_that_no_batch_fits_are_named(most: int, local: Any, accumulate: 
     assert "16 samples" in str(caught.value) and "4 ranks" in str(caught.value)
 
 
+@pytest.mark.parametrize("every", [0, -1, 1.5, True])
+def test_an_impossible_number_of_steps_is_named(every: Any) -> None:
+    loader = ElasticDataLoader(numbers(64), 16, progress=Progress(), ranks=Alone())
+    with pytest.raises(ConfigError, match="every"):
+        loader.autoscale_batch_size(64, every=every)
+
+
 def test_what_does_not_fit_a_rank_at_once_is_accumulated() -> None:
     loader = ElasticDataLoader(numbers(64), 16, progress=Progress(), ranks=Alone())
     loader.autoscale_batch_size(64, (None, 5), gradient_accumulation=True)

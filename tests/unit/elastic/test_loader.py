@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from deeppart.elastic import ElasticDataLoader, Progress
+from deeppart.elastic import Accumulator, ElasticDataLoader, Progress
 from deeppart.errors import ConfigError, RestoreError
 from tests.unit.elastic.jobs import Alone, Job, numbers, same_steps
 
@@ -75,6 +75,20 @@ def test_workers_that_are_ahead_change_nothing(kind: Any) -> None:
     assert job.weights == pytest.approx([1.0] * len(job.weights))
 
 
+def test_a_batch_that_is_changed_again_before_it_holds() -> None:
+    """Workers of the second rank, which has one micro-batch a step, have taken a step by the first change already."""
+    job = Job(120, 3, epochs=1, options={"num_workers": 1, "accumulation": 1})
+
+    def change(loader: ElasticDataLoader, step: int) -> None:
+        if step in (1, 3):
+            loader.set_batch(4 + step, 1)
+
+    job.run(2, 4, change)
+    job.run(1)
+    assert job.whole()
+    assert [len(samples) for _, samples in job.steps][:8] == [3, 3, 3, 3, 5, 5, 7, 7]
+
+
 def test_loops_that_were_over_are_skipped_and_others_are_gone_on_with() -> None:
     """Training and validation in each epoch; a checkpoint in each place, and a job that goes on from it."""
 
@@ -99,6 +113,69 @@ def test_loops_that_were_over_are_skipped_and_others_are_gone_on_with() -> None:
         going_on.load_state_dict(json.loads(json.dumps(state)))
         rest, _ = train(going_on, None)
         assert first + rest == whole, place
+
+
+def test_loops_within_a_batch_of_another_loader_are_not_skipped() -> None:
+    """Validation every second step: a job that goes on after the fourth has not been through those before."""
+
+    def train(progress: Progress, most: int) -> tuple[list[tuple[int, int, int]], dict[str, Any]]:
+        training = ElasticDataLoader(numbers(20), 2, progress=progress, ranks=Alone())
+        checking = ElasticDataLoader(numbers(3), 1, progress=progress, ranks=Alone())
+        sums = Accumulator(progress=progress, ranks=Alone())
+        done: list[tuple[int, int, int]] = []
+        for _ in progress.remaining_epochs_until(1):
+            for _ in training:
+                if training.seen % 4 == 0:
+                    for _ in checking:
+                        sums["steps"] += training.seen
+                        assert progress.loader is checking
+                    assert progress.loader is training
+                    with sums.synchronized():
+                        done.append((training.seen, checking.seen, sums["steps"]))
+                        sums.clear()
+                if training.seen == most:
+                    return done, progress.state_dict()
+            done.append((-1, sum(1 for _ in checking), 0))  # a loop that is not within another
+        return done, progress.state_dict()
+
+    whole, _ = train(Progress(), -1)
+    assert whole == [(seen, 0, 3 * seen) for seen in (4, 8, 12, 16, 20)] + [(-1, 3, 0)]
+    first, state = train(Progress(), 8)
+    going_on = Progress()
+    going_on.load_state_dict(json.loads(json.dumps(state)))
+    assert first + train(going_on, -1)[0] == whole
+
+
+def test_a_place_that_is_changed_within_a_loop_holds_in_the_next_one() -> None:
+    progress = Progress()
+    loader = ElasticDataLoader(numbers(8), 2, progress=progress, ranks=Alone(), shuffle=False)
+    saved, found = loader.state_dict(), []
+    for (batch,) in loader:
+        found += batch.tolist()
+        if len(found) == 4:
+            loader.load_state_dict(saved)
+            break
+    with pytest.raises(ConfigError, match="place of a loader was changed"):
+        for (batch,) in loader:
+            found += batch.tolist()
+            if len(found) == 8:
+                loader.start_over(1)
+    assert found == [0, 1, 2, 3] * 2 and (loader.epoch, loader.seen) == (1, 0)
+
+
+def test_batches_for_later_are_compared_with_the_ranks_too() -> None:
+    options: dict[str, Any] = {"num_workers": 1, "ranks": Alone(0, 2)}
+    loader = ElasticDataLoader(numbers(60), 8, progress=Progress(), **options)
+    for _ in loader:
+        loader.set_batch(2)
+        break
+    with pytest.raises(ConfigError, match="fewer samples than there are ranks"):
+        ElasticDataLoader(numbers(60), 8, progress=Progress(), ranks=Alone(0, 4)).load_state_dict(loader.state_dict())
+
+
+def test_the_length_is_without_the_step_that_is_dropped() -> None:
+    loader = ElasticDataLoader(numbers(23), 5, drop_last=True, progress=Progress(), ranks=Alone())
+    assert len(loader) == 4 == sum(1 for _ in loader)
 
 
 def test_a_loop_that_was_left_is_gone_on_with_after_a_restart_and_over_in_the_same_process() -> None:

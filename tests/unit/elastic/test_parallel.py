@@ -56,6 +56,14 @@ def test_the_rule_that_suits_the_optimizer(optimizer: Any, kind: type) -> None:
     assert type(setting(optimizer, rule=LinearScale()).parallel.rule) is LinearScale
 
 
+def test_groups_of_parameters_that_come_later_are_refused() -> None:
+    it = setting()
+    with pytest.raises(ConfigError, match="groups of parameters"):
+        for batch in it.loader:
+            it.step(batch)
+            it.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+
+
 def test_a_step_in_the_middle_of_a_step_is_refused() -> None:
     """Ranks would go apart without a word."""
     this = setting(accumulation=1)

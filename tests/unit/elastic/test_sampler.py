@@ -30,7 +30,7 @@ def test_what_is_decided_while_it_runs_holds_from_its_step_on() -> None:
     sampler.begin(place)
     going = iter(sampler)
     assert [len(next(going)), len(next(going))] == [4, 4]
-    sampler.decide(Place(0, 0, 4, Batch(4), (12, Batch(6))))
+    sampler.decide(Place(0, 0, 4, Batch(4), ((12, Batch(6)),)))
     assert [len(each) for each in going] == [4, 6, 2]
 
 

@@ -18,7 +18,14 @@ def made(shards: list[Any], lengths: Any = None, **options: Any) -> ShardedDatas
 
 @pytest.mark.parametrize(
     ("lengths", "found"),
-    [([1], "shape"), ([1, 2, 3], "shape"), ([1, -2], "-2 for shard b"), ([1.0, 2.0], "float64"), ([[1, 2]], "shape")],
+    [
+        ([1], "shape"),
+        ([1, 2, 3], "shape"),
+        ([1, -2], "-2 for shard b"),
+        ([1.0, 2.0], "float64"),
+        ([[1, 2]], "shape"),
+        ([2**62, 1], "4,611,686,018,427,387,905"),
+    ],
 )
 def test_impossible_lengths_are_named(lengths: Any, found: str) -> None:
     with pytest.raises(ConfigError, match="impossible lengths") as caught:
@@ -32,6 +39,12 @@ def test_no_shards_and_impossible_lanes_are_named() -> None:
     for lanes in (0, True, 1.5):
         with pytest.raises(ConfigError, match="lanes"):
             made(["a"], lanes=lanes)
+
+
+@pytest.mark.parametrize("shards", [iter(["a"]), {"a"}, {"a": 1}, "data/a"])
+def test_what_is_no_list_of_shards_is_named(shards: Any) -> None:
+    with pytest.raises(ConfigError, match="not a list"):
+        made(shards)
 
 
 def test_lengths_may_be_given_or_not() -> None:
