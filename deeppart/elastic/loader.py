@@ -19,6 +19,7 @@ from .progress import Progress, progress
 from .ranks import Ranks, ranks_of_job
 from .shards import ShardedDataset
 from .steps import Batch, Share, check_ranks
+from .workers import steps_ahead, with_calm_workers
 
 #: Options of a DataLoader that say which samples it has, or in which order, which is for this loader to say.
 _OWN = ("sampler", "batch_sampler", "shuffle", "batch_size", "drop_last")
@@ -86,10 +87,8 @@ class ElasticDataLoader:
         self._shuffle, self._drop_last = shuffle, drop_last
         self._data = data_of(dataset, seed=seed, ranks=self._ranks, shuffle=shuffle, drop_last=drop_last)
         self._sampler = self._data.sampler
-        self._inner = loader(self._data.reading, batch_sampler=self._sampler, **options)
-        workers, each = options.get("num_workers", 0), options.get("prefetch_factor")
-        #: Steps that may be under way in workers; the number is the same on every rank.
-        self._ahead = workers * (2 if each is None else each) + 1 if workers else 0
+        self._inner = loader(self._data.reading, batch_sampler=self._sampler, **with_calm_workers(options))
+        self._ahead = steps_ahead(options)
         self._asked = batch
         self._place = Place(0, 0, 0, batch)
         #: Of this epoch: loops that were begun, and passes that were over within a batch of another loader. Those are

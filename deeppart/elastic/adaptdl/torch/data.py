@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from deeppart.elastic.permutation import permuted
+from deeppart.elastic.workers import with_calm_workers
 
 from .. import env
 from ..errors import UsageError
@@ -139,7 +140,8 @@ class AdaptiveDataLoader(DataLoader[Any], AdaptiveDataLoaderMixin):
                 found=f"a {' and a '.join(given)}" if given else "an iterable data set",
             )
         kwargs["worker_init_fn"] = _seeding(kwargs.get("worker_init_fn"), kwargs.get("num_workers", 0))
-        super().__init__(dataset, batch_size, shuffle=False, sampler=ElasticSampler(dataset, shuffle), **kwargs)
+        sampler = ElasticSampler(dataset, shuffle)
+        super().__init__(dataset, batch_size, shuffle=False, sampler=sampler, **with_calm_workers(kwargs))
         AdaptiveDataLoaderMixin.__init__(self, batch_size)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
