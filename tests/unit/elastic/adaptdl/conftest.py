@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from deeppart.elastic.adaptdl import checkpoint, collective
+from deeppart.elastic.adaptdl import _signal, checkpoint, collective
 from deeppart.elastic.adaptdl.torch import _metrics, accumulator, epoch, loops
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(checkpoint, "_states", {})
     monkeypatch.setattr(checkpoint, "_found", {})
     monkeypatch.setattr(collective, "_reducer", None)
@@ -23,6 +24,8 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops.AdaptiveDataLoaderHelper, "_position", collections.Counter())
     for name in ("_training", "_current"):
         monkeypatch.setattr(loops.AdaptiveDataLoaderHelper, name, None)
+    yield
+    _signal._signals.put_back()
 
 
 @pytest.fixture
