@@ -120,7 +120,7 @@ def test_a_restore_of_other_bytes_is_a_malfunction(tmp_path: Path) -> None:
         [sys.executable, "-c", SABOTAGE, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )

@@ -43,7 +43,7 @@ def test_a_job_is_run_with_its_own_options(tmp_path: Path) -> None:
 def test_ranks_are_told_where_checkpoints_are(tmp_path: Path) -> None:
     """Else a script that names no directory saves nothing, or elsewhere, and begins anew at each change."""
     script = "import os, sys; open(sys.argv[1], 'w').write(os.environ['DEEPPART_PERSISTENT_DIR'])"
-    job = ["--", sys.executable, "-I", "-S", "-c", script, tmp_path / "told"]
+    job = ["--", sys.executable, "-I", "-S", "-c", script, str(tmp_path / "told")]
     done = call("--max", "1", "--failures", "0", "--checkpoints", tmp_path / "ckpt", *job)
     assert done.exit_code == 0, done.output
     assert (tmp_path / "told").read_text() == str(tmp_path / "ckpt")

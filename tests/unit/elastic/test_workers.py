@@ -30,7 +30,7 @@ class Signalled(Dataset[torch.Tensor]):
 
 def test_they_live_through_sigusr1() -> None:
     """By default it would end them: RuntimeError, DataLoader worker is killed by signal."""
-    begun = []
+    begun: list[int] = []
     loader = ElasticDataLoader(
         Signalled(), 2, shuffle=False, num_workers=1, worker_init_fn=begun.append, progress=Progress(), ranks=Alone()
     )
