@@ -3,8 +3,7 @@
     torchrun --nproc-per-node 4 -m benchmarks.elastic_noise [--turns 2] [--rounds 8] [--samples 4] [--length 128]
 
 A model of BERT-base's shapes (110 million parameters), random tokens, gloo. Each optimizer is tried in both, in turns,
-so that what else the machine does falls on both; one model at a time, for memory: 14 GB for 4 ranks. Medians, with the
-middle half.
+so that what else the machine does falls on both; one model at a time, for memory. Medians, with the middle half.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import numbers
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,11 +13,12 @@ from deeppart.errors import ConfigError
 
 from .progress import Progress, progress
 from .ranks import Ranks, ranks_of_job
+from .sums import Sums
 
 Number = int | float
 
 
-class Accumulator(MutableMapping[str, Any]):
+class Accumulator(Sums):
     """A dict of sums that survive a restart on another number of ranks.
 
     Outside of :meth:`synchronized` each rank only adds: ``sums["loss"] += loss`` or ``sums.update(loss=loss, seen=n)``.
@@ -87,29 +88,8 @@ class Accumulator(MutableMapping[str, Any]):
         finally:
             self._open = None
 
-    def update(self, *args: Any, **values: Any) -> None:
-        """Add to the sums, as ``+=`` does; within :meth:`synchronized`, too."""
-        for key, value in dict(*args, **values).items():
-            self[key] += value
-
-    def subtract(self, *args: Any, **values: Any) -> None:
-        """Take from the sums."""
-        for key, value in dict(*args, **values).items():
-            self[key] -= value
-
-    def __iadd__(self, other: Mapping[str, Any]) -> Accumulator:
-        """``sums += {"loss": loss}``: as :meth:`update`."""
-        self.update(other)
-        return self
-
-    def __isub__(self, other: Mapping[str, Any]) -> Accumulator:
-        """As :meth:`subtract`."""
-        self.subtract(other)
-        return self
-
-    def __getitem__(self, key: str) -> Any:
-        """A sum; outside of :meth:`synchronized`, something to be added to."""
-        return _Sum(self, key) if self._open is None else self._open[key]
+    def _addend(self, key: str) -> _Sum:
+        return _Sum(self, key)
 
     def __setitem__(self, key: str, value: Any) -> None:
         """Within :meth:`synchronized`; outside of it, the last part of ``sums[key] += value``."""
@@ -128,22 +108,6 @@ class Accumulator(MutableMapping[str, Any]):
         working = self._progress.loader
         if working is None or working.counted:
             self._added[key] = self._added[key] + value.added if key in self._added else value.added
-
-    def __delitem__(self, key: str) -> None:
-        """Within :meth:`synchronized`."""
-        del ({} if self._open is None else self._open)[key]
-
-    def __contains__(self, key: object) -> bool:
-        """False outside of :meth:`synchronized`."""
-        return self._open is not None and key in self._open
-
-    def __iter__(self) -> Iterator[str]:
-        """Of nothing, outside of :meth:`synchronized`."""
-        return iter({} if self._open is None else self._open)
-
-    def __len__(self) -> int:
-        """0 outside of :meth:`synchronized`."""
-        return 0 if self._open is None else len(self._open)
 
     def state_dict(self) -> dict[str, Any]:
         """The sums over all ranks (collective).

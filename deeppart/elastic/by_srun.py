@@ -143,7 +143,6 @@ class BySrun:
                 del running[node]
                 if code == 0 and node not in self.nodes():
                     code = _GIVEN_UP
-
                 if code not in (0, EXIT_CODE, FAILED) and not self._killed and self._told is None:
                     self._lost.add(node)
                 if code != 0 and first is None:

@@ -186,28 +186,54 @@ class GradientNorms:
         return found
 
     def _squared_norm(self, group: int, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        flat = gradient.detach().reshape(-1)
         state: Mapping[str, Any] = self._optimizer.state.get(parameter, {}) if self._preconditioned else {}
-        moments = state.get("exp_avg_sq", state.get("square_avg"))
-        steps = self._steps_of(group, state) if moments is not None else 0
-        if moments is None or steps < _LEAST_ADAM_STEPS:
-            if flat.dtype in (torch.float32, torch.float64):
-                return torch.dot(flat, flat).double()
-            norm: torch.Tensor = torch.linalg.vector_norm(flat, dtype=torch.float32)
-            return norm.square().double()
+        moments = second_moments(state)
+        if moments is None:
+            return squared_norm(gradient)
         options = self._optimizer.param_groups[group]
-        beta = options["betas"][1] if "betas" in options else None
-        correction = 1.0 if beta is None else 1 / math.sqrt(1 - beta**steps)
-        second, eps = moments.reshape(-1), options["eps"]
-        at_a_time = flat.numel() if flat.is_cuda else _AT_A_TIME
-        parts = [
-            (piece.float() / (of_piece.sqrt() * correction + eps)).square_().sum(dtype=torch.float64)
-            for piece, of_piece in zip(flat.split(at_a_time), second.split(at_a_time), strict=True)
-        ]
-        return torch.stack(parts).sum()
+        return preconditioned_squared_norm(gradient, moments, options, self._steps_of(group, state))
 
     def _steps_of(self, group: int, state: Mapping[str, Any]) -> int:
         """Steps that Adam has made; asked for once, since the answer may be on a GPU."""
         if (known := self._adam_steps[group]) is None:
             known = self._adam_steps[group] = int(state["step"])
         return known
+
+
+def second_moments(state: Mapping[str, Any]) -> torch.Tensor | None:
+    """Of an optimizer's state of one parameter: Adam's, or RMSprop's."""
+    found: torch.Tensor | None = state.get("exp_avg_sq", state.get("square_avg"))
+    return found
+
+
+def squared_norm(gradient: torch.Tensor) -> torch.Tensor:
+    """float64: of one parameter's gradient."""
+    flat = gradient.detach().reshape(-1)
+    if flat.dtype in (torch.float32, torch.float64):
+        return torch.dot(flat, flat).double()
+    norm: torch.Tensor = torch.linalg.vector_norm(flat, dtype=torch.float32)
+    return norm.square().double()
+
+
+def preconditioned_squared_norm(
+    gradient: torch.Tensor, moments: torch.Tensor, options: Mapping[str, Any], steps: int
+) -> torch.Tensor:
+    """The same of a gradient as an Adam scales it; as it is where the moments say little yet.
+
+    Args:
+        moments: second ones, of the gradient's shape.
+        options: of the group of parameters.
+        steps: that the optimizer has made.
+    """
+    if steps < _LEAST_ADAM_STEPS:
+        return squared_norm(gradient)
+    flat = gradient.detach().reshape(-1)
+    beta = options["betas"][1] if "betas" in options else None
+    correction = 1.0 if beta is None else 1 / math.sqrt(1 - beta**steps)
+    second, eps = moments.reshape(-1), options["eps"]
+    at_a_time = flat.numel() if flat.is_cuda else _AT_A_TIME
+    parts = [
+        (piece.float() / (of_piece.sqrt() * correction + eps)).square_().sum(dtype=torch.float64)
+        for piece, of_piece in zip(flat.split(at_a_time), second.split(at_a_time), strict=True)
+    ]
+    return torch.stack(parts).sum()

@@ -23,7 +23,8 @@ from deeppart.plan.goodput.noise import gain
 
 #: Of the moving averages, for each step at scale 1.
 SMOOTHING = 0.999
-_LEAST_VARIANCE = 1e-6
+#: Of which a variance is never below: nothing is divided by 0.
+LEAST_VARIANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class NoiseScale:
         if not self.known:
             return [(1.0, 0.0)] * self._groups
         return [
-            (max(squared / self._weight, 0.0), max(variance / self._weight, _LEAST_VARIANCE))
+            (max(squared / self._weight, 0.0), max(variance / self._weight, LEAST_VARIANCE))
             for squared, variance in zip(self._squared, self._variance, strict=True)
         ]
 

@@ -17,7 +17,8 @@ from .noise import NoiseScale
 from .progress import Progress, progress
 from .rules import AdamScale, AdaScale, ScalingRule
 
-_ADAMS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
+#: Optimizers that divide gradients by the root of their second moments.
+ADAMS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
 
 
 class ElasticDataParallel(DistributedDataParallel):
@@ -64,7 +65,7 @@ class ElasticDataParallel(DistributedDataParallel):
         **options: Any,
     ) -> None:
         super().__init__(model, **options)
-        is_adam = isinstance(optimizer, _ADAMS)
+        is_adam = isinstance(optimizer, ADAMS)
         self.rule: ScalingRule = rule if rule is not None else AdamScale() if is_adam else AdaScale()
         self._optimizer, self._scheduler, self._scaler, self._progress = optimizer, scheduler, scaler, progress
         preconditioned = isinstance(self.rule, AdamScale) and is_adam

@@ -6,8 +6,10 @@ import collections
 import contextlib
 import copy
 import pickle
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from typing import Any, BinaryIO, ClassVar
+
+from deeppart.elastic.sums import Sums
 
 from ..checkpoint import State, load_state
 from ..collective import allreduce
@@ -16,7 +18,7 @@ from .data import current_dataloader
 from .epoch import current_epoch, finished_epochs
 
 
-class Accumulator(MutableMapping[Any, Any]):
+class Accumulator(Sums):
     """A dict of sums. Outside of :meth:`synchronized` each replica only adds, and reading finds an empty dict.
 
     Values are whatever can be added up. Accumulators are made in the same order on every replica, and not within a loop
@@ -28,7 +30,6 @@ class Accumulator(MutableMapping[Any, Any]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._blocks_begun: collections.Counter[int | None] = collections.Counter()
-        self._open: dict[Any, Any] | None = None
         self._state = _AccumulatorState(*args, **kwargs)
         load_state(self._state)
 
@@ -57,29 +58,8 @@ class Accumulator(MutableMapping[Any, Any]):
         finally:
             self._open = None
 
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        """Add to the sums."""
-        for key, value in dict(*args, **kwargs).items():
-            self[key] += value
-
-    def subtract(self, *args: Any, **kwargs: Any) -> None:
-        """Take from the sums."""
-        for key, value in dict(*args, **kwargs).items():
-            self[key] -= value
-
-    def __iadd__(self, other: Any) -> Accumulator:
-        """``sums += {"loss": loss}``: as :meth:`update`."""
-        self.update(other)
-        return self
-
-    def __isub__(self, other: Any) -> Accumulator:
-        """As :meth:`subtract`."""
-        self.subtract(other)
-        return self
-
-    def __getitem__(self, key: Any) -> Any:
-        """A sum; outside of :meth:`synchronized`, something to be added to."""
-        return _Value(self, key) if self._open is None else self._open[key]
+    def _addend(self, key: Any) -> _Value:
+        return _Value(self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Within :meth:`synchronized`; outside of it, the last part of ``sums[key] += value``."""
@@ -92,22 +72,6 @@ class Accumulator(MutableMapping[Any, Any]):
             raise UsageError("a sum is given to another one", found=f"sum {value.key!r}", where=f"sum {key!r}")
         updates = self._state.updates
         updates[key] = updates[key] + value.added if key in updates else value.added
-
-    def __delitem__(self, key: Any) -> None:
-        """Within :meth:`synchronized`."""
-        del ({} if self._open is None else self._open)[key]
-
-    def __contains__(self, key: object) -> bool:
-        """False outside of :meth:`synchronized`."""
-        return self._open is not None and key in self._open
-
-    def __iter__(self) -> Iterator[Any]:
-        """Of nothing, outside of :meth:`synchronized`."""
-        return iter({} if self._open is None else self._open)
-
-    def __len__(self) -> int:
-        """0 outside of :meth:`synchronized`."""
-        return 0 if self._open is None else len(self._open)
 
     def __repr__(self) -> str:
         """As of a dict."""

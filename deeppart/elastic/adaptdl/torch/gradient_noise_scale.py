@@ -10,7 +10,7 @@ import functools
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,11 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Variable
 
-from deeppart.elastic.noise import SMOOTHING, Norms, of_two_steps
+from deeppart.elastic.gradient_norms import preconditioned_squared_norm, second_moments, squared_norm
+from deeppart.elastic.noise import LEAST_VARIANCE, SMOOTHING, Norms, of_two_steps
 from deeppart.plan.goodput.noise import gain
 
 Floats = npt.NDArray[np.float64]
-#: Adam's second moments say little before so many steps.
-_LEAST_ADAM_STEPS = 5
-_LEAST_VARIANCE = 1e-6
 
 
 class GradientNoiseScale:
@@ -114,7 +112,7 @@ class GradientNoiseScale:
 
     def var_avg(self) -> float:
         """The variance at the first batch, of all parameters."""
-        return float(np.sum(np.maximum(self._state["var_avg"], _LEAST_VARIANCE)))
+        return float(np.sum(np.maximum(self._state["var_avg"], LEAST_VARIANCE)))
 
     def gain(self, scale: float) -> float:
         """Steps with the first batch that one with so many times its samples is worth."""
@@ -200,7 +198,7 @@ class GradientNoiseScale:
 
     def _squared(self, group: int, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """float64: the squared norm of a gradient, preconditioned as the optimizer does."""
-        return gradient.float().square().sum(dtype=torch.float64)
+        return squared_norm(gradient)
 
 
 class AdamGradientNoiseScale(GradientNoiseScale):
@@ -208,14 +206,11 @@ class AdamGradientNoiseScale(GradientNoiseScale):
 
     def _squared(self, group: int, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         state = self._optimizer.state.get(parameter, {})
-        moments = state.get("exp_avg_sq", state.get("square_avg"))
-        steps = int(state.get("step", 0))
-        if moments is None or steps < _LEAST_ADAM_STEPS:
-            return super()._squared(group, parameter, gradient)
+        moments = second_moments(state)
+        if moments is None:
+            return squared_norm(gradient)
         options = self._optimizer.param_groups[group]
-        correction = math.sqrt(1 - options["betas"][1] ** steps) if "betas" in options else 1.0
-        found = (gradient.float() / (moments.sqrt() / correction + options["eps"])).square().sum(dtype=torch.float64)
-        return cast(torch.Tensor, found)
+        return preconditioned_squared_norm(gradient, moments, options, int(state.get("step", 0)))
 
 
 def _read_only(values: Any) -> Floats:

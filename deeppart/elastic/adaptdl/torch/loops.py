@@ -10,7 +10,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any, BinaryIO, ClassVar
 
+from deeppart.elastic.told import EXIT_CODE
 from deeppart.errors import DeeppartWarning, warn_caller
+from deeppart.plan.goodput.optimum import WORTHWHILE
 
 from .. import env
 from .._signal import get_exit_flag, listen
@@ -20,11 +22,6 @@ from ..errors import UsageError
 from ..reducer import Future
 from ._metrics import get_goodput_fn, profile_step_commit, profile_step_start, set_batch_size
 from .epoch import current_epoch, finished_epochs
-
-#: What a process that SIGTERM has ended is said to exit with.
-EXIT_CODE = 143
-#: A batch is changed for more than so many times the goodput.
-_WORTHWHILE = 1.05
 
 
 class AdaptiveDataLoaderHelper:
@@ -201,7 +198,7 @@ class AdaptiveDataLoaderHelper:
             now = 0.0
             if state.current_local_bsz and self.current_batch_size >= self.batch_size:
                 now = goodput(*size, state.current_local_bsz, state.accumulation_steps)
-            if best > now * _WORTHWHILE:
+            if best > now * (1 + WORTHWHILE):
                 state.current_local_bsz, state.accumulation_steps = local, accumulation
         chosen = broadcast((state.current_local_bsz, state.accumulation_steps))
         state.current_local_bsz, state.accumulation_steps = chosen

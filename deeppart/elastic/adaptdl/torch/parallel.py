@@ -12,6 +12,7 @@ import torch
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
+from deeppart.elastic.parallel import ADAMS
 from deeppart.errors import DeeppartWarning, warn_caller
 
 from .. import env
@@ -20,8 +21,6 @@ from ._metrics import profile_sync_time, update_grad_params, update_progress
 from .gradient_noise_scale import AdamGradientNoiseScale, GradientNoiseScale
 from .loops import current_dataloader
 from .scaling_rules import AdamScale, AdaScale, ScalingRuleBase
-
-_ADAMS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
 
 
 class AdaptiveDataParallel(DistributedDataParallel):
@@ -53,7 +52,7 @@ class AdaptiveDataParallel(DistributedDataParallel):
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.register_hook(self._has_gradient)
-        is_adam = isinstance(optimizer, _ADAMS)
+        is_adam = isinstance(optimizer, ADAMS)
         self.scaling_rule = scaling_rule or (AdamScale() if is_adam else AdaScale())
         preconditioned = is_adam and isinstance(self.scaling_rule, AdamScale)
         noise_scale = AdamGradientNoiseScale if preconditioned else GradientNoiseScale

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from deeppart.elastic.noise import LEAST_VARIANCE
 from deeppart.plan.goodput.noise import gain
 
 from ..errors import UsageError
 from .loops import current_dataloader
-
-_LEAST_VARIANCE = 1e-6
 
 
 class ScalingRuleBase:
@@ -96,7 +95,7 @@ class AdaScale(ScalingRuleBase):
 
     def scale_lr(self, scale: float) -> Any:
         """(variance + |G|^2) / (variance / scale + |G|^2)."""
-        variances = np.maximum(self.adp.gns.raw_var_avg, _LEAST_VARIANCE)
+        variances = np.maximum(self.adp.gns.raw_var_avg, LEAST_VARIANCE)
         squares = np.maximum(self.adp.gns.raw_sqr_avg, 0.0)
         return gain(squares, variances, scale)
 
