@@ -29,7 +29,7 @@ class Accumulator(Sums):
     another rank's.
 
     Values are integers, floats, and tensors and arrays of one element, which are added where they are, without waiting
-    for a GPU.
+    for a GPU: floats in double precision, integers in 64 bits.
 
     Within :func:`deeppart.elastic.remaining_epochs_until` a job that goes on finds the same values in the blocks of the
     epoch that had been over.

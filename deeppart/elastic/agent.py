@@ -97,4 +97,4 @@ def name_code(code: int) -> str:
     """An exit code, for people."""
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}" + (" (told to end, after a checkpoint)" if code == EXIT_CODE else "")
+    return f"exit code {code}" + (" (told to end)" if code == EXIT_CODE else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -187,8 +188,10 @@ def data_of(
     """What a loader needs of a data set.
 
     Raises:
-        ConfigError: it is an iterable data set, of which nothing is known; there are fewer lanes than ranks.
+        ConfigError: it is an iterable data set, of which nothing is known; there are fewer lanes than ranks; the seed
+            is no integer.
     """
+    seed = _integer(seed)
     if isinstance(dataset, ShardedDataset):
         check_lanes(dataset, ranks.size)
         sharded = ShardSampler(
@@ -204,6 +207,14 @@ def data_of(
     length = len(dataset)  # type: ignore[arg-type]
     sampler = ElasticSampler(length, seed=seed, rank=ranks.rank, ranks=ranks.size, shuffle=shuffle, drop_last=drop_last)
     return MapStyle(dataset, sampler)
+
+
+def _integer(seed: Any) -> int:
+    """Of numpy's integers, too; checkpoints have those of Python."""
+    try:
+        return operator.index(seed)
+    except TypeError:
+        raise ConfigError("the seed of an order is not an integer", found=repr(seed)) from None
 
 
 def _other_kind(name: str, then: str, now: str) -> RestoreError:

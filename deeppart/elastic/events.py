@@ -56,7 +56,7 @@ class Events:
 
 
 def _words(values: dict[str, Any]) -> str:
-    """``rank 0, asked True: exit code 143 (told to end, after a checkpoint)``; errors are told elsewhere."""
+    """``rank 0, asked True, step 120: exit code 143 (told to end)``; errors are told elsewhere."""
     shown = {name: value for name, value in values.items() if name not in ("exit_code", "error")}
     words = ", ".join(str(value) if name == "text" else f"{name} {_word(value)}" for name, value in shown.items())
     if "exit_code" not in values:

@@ -14,15 +14,12 @@ from deeppart.errors import ConfigError
 
 from .autoscale import Autoscale, bounds_of, check_every
 from .data import data_of
+from .loader_options import refuse_own, steps_ahead, with_calm_workers
 from .place import Place, from_state, to_state
 from .progress import Progress, progress
 from .ranks import Ranks, ranks_of_job
 from .shards import ShardedDataset
 from .steps import Batch, Share, check_ranks
-from .workers import steps_ahead, with_calm_workers
-
-#: Options of a DataLoader that say which samples it has, or in which order, which is for this loader to say.
-_OWN = ("sampler", "batch_sampler", "shuffle", "batch_size", "drop_last")
 
 
 class ElasticDataLoader:
@@ -79,7 +76,7 @@ class ElasticDataLoader:
         ranks: Ranks | None = None,
         **options: Any,
     ) -> None:
-        _refuse_own(options)
+        refuse_own(options)
         self.dataset = dataset
         self._ranks = ranks if ranks is not None else ranks_of_job()
         batch = Batch(batch_size, accumulation)
@@ -267,6 +264,10 @@ class ElasticDataLoader:
     def __iter__(self) -> Iterator[Any]:
         """The batches of this rank: the rest of the pass that is under way, or a new one.
 
+        A loop that is left by ``break`` or by an error of the training is over; one that the data set has failed is
+        not: the next loop begins with the step that could not be loaded. (Within a batch of another loader, as of a
+        validation, each loop is a pass of its own.)
+
         Raises:
             ConfigError: the data set has changed its length; a loop over this loader is under way; its place was
                 changed within the loop.
@@ -279,9 +280,10 @@ class ElasticDataLoader:
             if in_loop and self._begun <= self._place.passes - self._nested:
                 return
         self._sampler.begin(self._place)
-        ended, asked_at = False, None
+        ended, loading, asked_at = False, True, None
         try:
             for batch in self._inner:
+                loading = False
                 share = self._sampler.handed_out.popleft()
                 begins = self._share is None or self._share.ends_step
                 self._share = share
@@ -293,14 +295,16 @@ class ElasticDataLoader:
                 if self._share is not share:
                     raise self._moved()
                 asked_at = self._after_batch(share, asked_at)
-            ended = True
+                loading = True
+            ended, loading = True, False
         finally:
             # Within a batch of another loader: that one is still under way. (Both in a zip() have had more since.)
             nested = of_outer is not None and isinstance(outer, ElasticDataLoader) and outer._share is of_outer
             self._progress.loader = outer if nested else None
             if self._share is share:  # otherwise its place was changed within the loop, and holds
-                self._share, self._left = None, not (ended or nested)
-                if ended or nested:
+                over = ended or nested
+                self._share, self._left = None, not (over or loading)
+                if over:
                     self._end_pass(in_loop=in_loop, nested=nested)
             self._data.close()
 
@@ -328,7 +332,7 @@ class ElasticDataLoader:
                 todo="use a loader for each",
             )
         self._data.settle(self._ranks, self.name)
-        epoch = self._progress.current_epoch
+        epoch = self._progress.entered()
         if epoch is not None and epoch != self._place.epoch:
             self.start_over(epoch)
         elif self._left:
@@ -381,19 +385,3 @@ class ElasticDataLoader:
             check_ranks(each, self._ranks.size)
         self._place, self._sampler.seed = place, seed
         self._left, self._begun, self._nested, self._share = False, 0, state.get("nested", 0), None
-
-
-def _refuse_own(options: Mapping[str, Any]) -> None:
-    for name in _OWN:
-        if name in options:
-            raise ConfigError(
-                "a loader cannot be given this option",
-                found=name,
-                todo="leave it out: this loader decides which samples it has, and in which order",
-            )
-    if options.get("in_order") is False:
-        raise ConfigError(
-            "a loader cannot hand out batches in another order than it takes them",
-            found="in_order=False",
-            todo="leave it out: what has been seen would not be known",
-        )

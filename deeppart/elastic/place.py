@@ -98,6 +98,14 @@ def from_state(
             where=f"loader {name}, epoch {state['epoch']}, {state['seen']:,} samples seen",
             todo="give the same data set; or restore the rest, and begin anew with `loader.start_over(epoch)`",
         )
+    if length is not None and not 0 <= state["seen"] <= length:
+        raise RestoreError(
+            "the place of a loader is beyond its data set: the state is not one of its own",
+            expected=f"from 0 to {length:,} samples seen",
+            found=f"{state['seen']:,}",
+            where=f"loader {name}, epoch {state['epoch']}",
+            todo="restore from another step; or restore the rest, and begin anew with `loader.start_over(epoch)`",
+        )
     order = VERSION if shuffle else 0
     if state["order"] != order:
         raise RestoreError(

@@ -16,6 +16,7 @@ from deeppart.errors import ConfigError, RestoreError
 
 #: Of what ``state_dict`` gives.
 _VERSION = 1
+_KINDS = {"sums": "accumulator", "parallel": "model"}
 
 
 class Member(Protocol):
@@ -90,6 +91,8 @@ class Progress:
         self._finished = 0
         self._in_loop = False
         self._left = False
+        #: A state was taken within an epoch, and no loop over data has begun since.
+        self._taken = False
         self._members: dict[str, Member] = {}
         self._waiting: dict[str, Mapping[str, Any]] = {}
         #: The loader whose batch is being worked on.
@@ -107,11 +110,18 @@ class Progress:
         """The epoch that a loop of :meth:`remaining_epochs_until` is in; None outside of them."""
         return self._finished if self._in_loop else None
 
+    def entered(self) -> int | None:
+        """The same, for a loop over data that begins."""
+        self._taken = False
+        return self.current_epoch
+
     def remaining_epochs_until(self, epochs: int) -> Iterator[int]:
         """The epochs that are not over yet, up to ``epochs``, exclusively.
 
         An epoch that is left by ``break``, ``return`` or an error stays the current one for a checkpoint that is made
-        then, and is over as soon as another loop over epochs begins.
+        then, and is over as soon as another loop over epochs begins. If a state is taken within the loop, to go back to an
+        older checkpoint, what comes next is the epoch of that: in this turn if a loop over a loader begins in it,
+        otherwise (after ``continue`` or ``break``) in the next one.
 
         Args:
             epochs: how many there are from the beginning of the training.
@@ -127,6 +137,7 @@ class Progress:
             )
         if self._left:
             self._finished, self._left = self._finished + 1, False
+        self._taken = False
         while self._finished < epochs:
             self._in_loop = True
             ended = False
@@ -134,8 +145,10 @@ class Progress:
                 yield self._finished
                 ended = True
             finally:
-                self._in_loop, self._left = False, not ended
-            self._finished += 1
+                self._in_loop, self._left = False, not (ended or self._taken)
+            if not self._taken:
+                self._finished += 1
+            self._taken = False
 
     def name_for(self, kind: str, name: str | None) -> str:
         """The name of a new member.
@@ -145,8 +158,16 @@ class Progress:
             name: its own; without one, it is named by the order in which members of its kind are made.
 
         Raises:
-            ConfigError: there is a member of this name.
+            ConfigError: there is a member of this name; or it has no name, and is made within an epoch: in a job that
+                goes on it would be the first one of its kind, and take that one's place.
         """
+        if name is None and self._in_loop:
+            raise ConfigError(
+                f"a {_KINDS.get(kind, kind)} without a name is made within the loop over epochs",
+                expected="the same order in a job that goes on, which does not go through epochs that are over",
+                found=f"epoch {self._finished} is under way",
+                todo="make it before the loop; or give it a `name` that says its epoch",
+            )
         if name is None:
             return next(each for number in count() if (each := f"{kind}-{number}") not in self._members)
         if name in self._members:
@@ -181,7 +202,7 @@ class Progress:
                 found=repr(state["version"]),
                 todo="use the version of deeppart that has saved it",
             )
-        self._finished, self._left = state["epoch"], False
+        self._finished, self._left, self._taken = state["epoch"], False, self._in_loop
         self._waiting = {}
         for name, saved in state["members"].items():
             if name in self._members:

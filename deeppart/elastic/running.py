@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from deeppart.errors import LaunchError
+from deeppart.model.records import StepKey
 from deeppart.storage.manifests import committed_steps
 
 from .agent import Ended, name_code
@@ -62,7 +62,7 @@ class ElasticRun:
         self._asked = False
         self._lost = 0  # ranks, of those that are wanted
         self._failures = 0
-        self._newest: Any = None
+        self._newest: StepKey | None = None
 
     def run(self) -> int:
         """Start ranks until they are done.
@@ -84,7 +84,11 @@ class ElasticRun:
                 return EXIT_CODE if by_choice else 128 + int(ended.told)
             if ended.code == 0:
                 return 0
-            self._events.tell("ended", rank=ended.rank, node=ended.node, exit_code=ended.code, asked=self._asked)
+            newest = self._newest_step()
+            self._events.tell(
+                "ended", rank=ended.rank, node=ended.node, exit_code=ended.code, asked=self._asked,
+                step=None if newest is None else newest.step,
+            )  # fmt: skip
             if ended.code == EXIT_CODE and not self._asked:  # by somebody else, who wants the job to end
                 return EXIT_CODE
             now = self._wanted.look(self._events.passed_s)
@@ -173,7 +177,7 @@ class ElasticRun:
                 else "look at what it printed; --checkpoints DIR says where to look for progress",
             )
 
-    def _newest_step(self) -> Any:
+    def _newest_step(self) -> StepKey | None:
         if not self._options.checkpoints.is_dir():
             return None
         return max(committed_steps(self._options.checkpoints), default=None)

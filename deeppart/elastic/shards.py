@@ -35,12 +35,12 @@ class ShardedDataset(Generic[S]):
     Args:
         shards: paths, URLs..., the same ones in the same order on every rank.
         open_shard: the samples of a shard, always in the same order.
-        lengths: samples of each shard. Without, ranks count them together once, by reading everything; checkpoints have
+        lengths: samples of each shard; one that is said to have none is never opened. Without, ranks count them together once, by reading everything; checkpoints have
             what they have found.
         open_at: the samples of a shard from the n-th one on, where a reader can go there without reading the others.
         lanes: shards that are read at a time; as many as ranks, at least. It belongs to the order of samples: keep it
             when the number of ranks changes. Another one holds from the next pass on.
-        name_of: by what a shard is known; checkpoints have a digest of the names. ``os.path.basename`` where
+        name_of: by what a shard is known, a text; checkpoints have a digest of the names. ``os.path.basename`` where
             directories may move.
 
     Raises:
@@ -104,7 +104,7 @@ class ShardedDataset(Generic[S]):
     def names(self) -> str:
         """A digest of the names of all shards, in order."""
         if self._names is None:
-            text = "\0".join(map(self._name_of, self.shards))
+            text = "\0".join(map(self.name, self.shards))
             self._names = _digest(text.encode("utf-8", "surrogatepass"))
         return self._names
 
@@ -122,7 +122,7 @@ class ShardedDataset(Generic[S]):
 
     def name(self, shard: S) -> str:
         """By what a shard is known."""
-        return self._name_of(shard)
+        return str(self._name_of(shard))
 
     def take_counted(self, packed: str) -> None:
         """Take lengths that ranks have counted before."""

@@ -18,14 +18,20 @@ class Sums(MutableMapping[Any, Any]):
         """What ``sums[key]`` is outside of a block: something to be added to, which comes back by ``__setitem__``."""
 
     def update(self, *args: Any, **values: Any) -> None:
-        """Add to the sums, as ``+=`` does; within a block, too."""
+        """Add to the sums, as ``+=`` does; within a block, too, where a new one begins at 0."""
         for key, value in dict(*args, **values).items():
+            self._begin(key)
             self[key] += value
 
     def subtract(self, *args: Any, **values: Any) -> None:
-        """Take from the sums."""
+        """Take from the sums, in the same way."""
         for key, value in dict(*args, **values).items():
+            self._begin(key)
             self[key] -= value
+
+    def _begin(self, key: Any) -> None:
+        if self._open is not None and key not in self._open:
+            self._open[key] = 0
 
     def __iadd__(self, other: Mapping[Any, Any]) -> Self:
         """``sums += {"loss": loss}``: as :meth:`update`."""

@@ -6,7 +6,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,6 +18,21 @@ from deeppart.errors import ConfigError
 LOOK_EVERY_S = 1.0
 
 
+@dataclass(slots=True, eq=False)
+class _Watch:
+    """The handlers that one call of :meth:`Signals.listen` has installed.
+
+    Attributes:
+        handler: of all its signals. A handler that came later may call it also when this watch is over.
+        before: handlers that were there before, by signal.
+        over: nothing is noted any more: signals go to the handlers before.
+    """
+
+    handler: Callable[[int, FrameType | None], None]
+    before: dict[int, Any] = field(default_factory=dict)
+    over: bool = False
+
+
 class Signals:
     """Notes signals, in this process alone.
 
@@ -25,6 +41,7 @@ class Signals:
     finds by the process id that it is in a child.
 
     A handler of Python that was there before is called, after the signal is noted; or it is left out (``chained``).
+    Several objects may be put back in any order.
 
     Args:
         numbers: of the signals.
@@ -38,7 +55,7 @@ class Signals:
     def __init__(self, numbers: Sequence[signal.Signals], *, chained: bool = True) -> None:
         self.received: signal.Signals | None = None
         self._numbers, self._chained = tuple(numbers), chained
-        self._before: dict[int, Any] = {}
+        self._watch: _Watch | None = None
         self._process = -1
         self._knows_of_forks = False
         self._masks = threading.local()
@@ -50,7 +67,7 @@ class Signals:
             ConfigError: this is not the main thread; or a handler is there that is not Python's, and could not be put
                 back.
         """
-        if self._before or not self._numbers:
+        if self._watch is not None or not self._numbers:
             return
         names = ", ".join(number.name for number in self._numbers)
         if threading.current_thread() is not threading.main_thread():
@@ -66,8 +83,10 @@ class Signals:
                     todo="leave this signal out of `signals`",
                 )
         self._process = os.getpid()
+        watch = _Watch(lambda number, frame: self._note(watch, number, frame))
+        self._watch = watch
         for number in self._numbers:
-            self._before[number] = signal.signal(number, self._note)
+            watch.before[number] = signal.signal(number, watch.handler)
         if not self._knows_of_forks:
             self._knows_of_forks = True
             os.register_at_fork(
@@ -76,14 +95,17 @@ class Signals:
 
     def put_back(self) -> None:
         """Leave the signals to whoever had them before, where they are still noted here."""
-        before, self._before = self._before, {}
-        for number, handler in before.items():
-            if handler is not None and signal.getsignal(number) == self._note:
+        watch, self._watch = self._watch, None
+        if watch is None:
+            return
+        watch.over = True
+        for number, handler in watch.before.items():
+            if handler is not None and signal.getsignal(number) is watch.handler:
                 signal.signal(number, handler)
 
     def _hold(self) -> None:
         """Before a fork. The interpreter of a child forgets the signals that came before it was told of the fork."""
-        self._masks.held = signal.pthread_sigmask(signal.SIG_BLOCK, self._before)
+        self._masks.held = signal.pthread_sigmask(signal.SIG_BLOCK, () if self._watch is None else self._numbers)
 
     def _let_through(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.held)
@@ -92,15 +114,23 @@ class Signals:
         self.put_back()
         self._let_through()
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        before = self._before.get(number)
+    def _note(self, watch: _Watch, number: int, frame: FrameType | None) -> None:
+        before = watch.before.get(number)
         if os.getpid() != self._process:  # a child, whose fork the interpreter was not told of
-            signal.signal(number, signal.SIG_DFL if before is None else before)
-            os.kill(os.getpid(), number)
-            return
-        self.received = signal.Signals(number)
-        if self._chained and callable(before):
-            before(number, frame)
+            self._leave_to(before, number)
+        elif watch.over:
+            if callable(before):
+                before(number, frame)
+            elif signal.getsignal(number) is watch.handler:  # put there again by a handler that came later
+                self._leave_to(before, number)
+        else:
+            self.received = signal.Signals(number)
+            if self._chained and callable(before):
+                before(number, frame)
+
+    def _leave_to(self, before: Any, number: int) -> None:
+        signal.signal(number, signal.SIG_DFL if before is None else before)
+        os.kill(os.getpid(), number)
 
 
 class WatchedFile:

@@ -21,3 +21,12 @@ def slurm() -> Iterator[Rig]:
     """A running Slurm of four virtual nodes."""
     with Rig() as rig:
         yield rig
+
+
+@pytest.fixture(autouse=True)
+def no_jobs_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test leaves behind, as when it fails, ends before the next one."""
+    rig: Rig | None = request.getfixturevalue("slurm") if "slurm" in request.fixturenames else None
+    yield
+    if rig is not None:
+        rig.end_jobs()

@@ -150,9 +150,7 @@ class Rig:
         """End all daemons, with what runs under them, and remove the directory."""
         if (self.directory / "slurmctld.pid").exists():
             with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
-                self.run("scancel", "--signal=KILL", "--user=root")
-                self.run("scancel", "--user=root")
-                self.wait_for(lambda: not self.run("squeue", "--noheader"), "the jobs to end", 8.0)
+                self.end_jobs()
         names = [*(f"slurmd.{node}" for node in self.nodes), "slurmctld", "munged"]
         pids = [pid for name in names if (pid := self._pid(name)) is not None]
         for signum, patience in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
@@ -162,8 +160,30 @@ class Rig:
             deadline = time.monotonic() + patience
             while (pids := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
                 time.sleep(0.01)
+        for pid in self.left():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         sweep_shared_memory()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    def end_jobs(self, patience: float = 8.0) -> None:
+        """End all jobs that are left, as by a test that has failed: they would take the processors from later ones."""
+        if not self.run("squeue", "--noheader"):
+            return
+        self.run("scancel", "--signal=KILL", "--user=root", check=False)
+        self.run("scancel", "--user=root", check=False)
+        self.wait_for(lambda: not self.run("squeue", "--noheader"), "the jobs to end", patience)
+
+    def left(self) -> list[int]:
+        """Processes of this rig's jobs, by their environment: whatever has become of slurmd."""
+        mark = f"SLURM_CONF={self.directory / 'slurm.conf'}".encode()
+        found = []
+        for environment in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                settings = environment.read_bytes().split(b"\0")
+                if mark in settings and any(each.startswith(b"SLURM_JOB_ID=") for each in settings):
+                    found.append(int(environment.parent.name))
+        return found
 
     def _pid(self, daemon: str) -> int | None:
         """The process of a daemon that this rig started, by its pid file."""

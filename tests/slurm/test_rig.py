@@ -95,3 +95,13 @@ def daemons(rig: Rig) -> dict[int, str]:
         if any(str(rig.directory) in word for word in words):
             found[int(process.name)] = Path(words[0]).name
     return found
+
+
+def test_jobs_that_a_test_has_left_are_ended(slurm: Rig, tmp_path: Path) -> None:
+    script = tmp_path / "job.sbatch"
+    script.write_text("#!/bin/bash\ntrap '' TERM\nsrun sleep 200\n")
+    job = slurm.sbatch(script, "--nodes=2", "--ntasks=2", f"--output={tmp_path / 'log'}")
+    slurm.wait_for_state(job, "RUNNING")
+    slurm.wait_for(lambda: len(slurm.left()) >= 4, "the script, srun, and a step on two nodes")
+    slurm.end_jobs()
+    slurm.wait_for(lambda: not slurm.left(), "the processes to end", 10.0)

@@ -58,4 +58,4 @@ def test_ranks_are_those_of_the_run() -> None:
 
 def test_codes_have_names() -> None:
     assert name_code(-9) == "killed by SIGKILL" and name_code(3) == "exit code 3"
-    assert name_code(143) == "exit code 143 (told to end, after a checkpoint)"
+    assert name_code(143) == "exit code 143 (told to end)"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -293,3 +295,70 @@ def test_loops_over_one_loader_do_not_overlap() -> None:
     with pytest.raises(ConfigError, match="no batch is under way"):
         _ = loader.weight
     assert len(loader) == 3 and torch.is_tensor(next(iter(loader))[0])
+
+
+@pytest.mark.parametrize("seed", [1.5, None, "1"])
+def test_a_seed_that_is_no_integer_is_named(seed: Any) -> None:
+    with pytest.raises(ConfigError, match="seed") as caught:
+        ElasticDataLoader(numbers(6), 2, seed=seed, progress=Progress(), ranks=Alone())
+    assert repr(seed) in str(caught.value)
+
+
+def test_seeds_of_numpy_are_those_of_python() -> None:
+    loader = ElasticDataLoader(numbers(9), 3, seed=cast(int, np.int64(7)), progress=Progress(), ranks=Alone())
+    same = ElasticDataLoader(numbers(9), 3, seed=7, progress=Progress(), ranks=Alone())
+    assert type(loader.state_dict()["seed"]) is int
+    assert [batch[0].tolist() for batch in loader] == [batch[0].tolist() for batch in same]
+
+
+@pytest.mark.parametrize("seen", [-1, 61])
+def test_a_place_beyond_the_data_is_named(seen: int) -> None:
+    loader = ElasticDataLoader(numbers(60), 4, progress=Progress(), ranks=Alone())
+    with pytest.raises(RestoreError, match="beyond"):
+        loader.load_state_dict(loader.state_dict() | {"seen": seen})
+
+
+class _Fails(torch.utils.data.Dataset[int]):
+    """Its fifth sample cannot be read, the first time."""
+
+    def __init__(self) -> None:
+        self.failed = False
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 4 and not self.failed:
+            self.failed = True
+            raise OSError("of the file system")
+        return index
+
+
+@pytest.mark.parametrize("in_epoch", [False, True])
+def test_a_loop_that_the_data_set_has_failed_is_gone_on_with(in_epoch: bool) -> None:
+    progress, seen = Progress(), list[int]()
+    loader = ElasticDataLoader(_Fails(), 2, shuffle=False, progress=progress, ranks=Alone())
+
+    def one_pass() -> None:
+        with pytest.raises(OSError, match="of the file system"):
+            for batch in loader:
+                seen.extend(batch.tolist())
+        for batch in loader:
+            seen.extend(batch.tolist())
+
+    for _ in progress.remaining_epochs_until(1) if in_epoch else range(1):
+        one_pass()
+    assert seen == list(range(8))
+
+
+def test_a_validation_that_fails_begins_anew() -> None:
+    """The next one, with a later batch of the training, has all samples."""
+    progress = Progress()
+    training = ElasticDataLoader(numbers(2), 1, shuffle=False, progress=progress, ranks=Alone())
+    validation = ElasticDataLoader(_Fails(), 2, shuffle=False, progress=progress, ranks=Alone())
+    seen = list[int]()
+    for _ in training:
+        with contextlib.suppress(OSError):
+            for batch in validation:
+                seen.extend(batch.tolist())
+    assert seen == [0, 1, 2, 3, *range(8)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from deeppart.elastic import Accumulator, ElasticDataLoader, Progress
@@ -61,6 +63,49 @@ def test_members_take_their_places_whenever_they_are_made() -> None:
     mine: ElasticDataLoader = ElasticDataLoader(numbers(9), 3, progress=later, ranks=Alone(), name="mine")
     assert mine.seen == 3
     assert later.state_dict() == saved
+
+
+def test_members_without_a_name_are_not_made_within_an_epoch() -> None:
+    """A job that goes on in epoch 1 would make its first loader there, and call it as the one of epoch 0."""
+    progress = Progress()
+    for epoch in progress.remaining_epochs_until(1):
+        with pytest.raises(ConfigError, match="loader without a name") as caught:
+            ElasticDataLoader(numbers(6), 2, progress=progress, ranks=Alone())
+        assert "epoch 0" in str(caught.value) and "before the loop" in str(caught.value)
+        with pytest.raises(ConfigError, match="accumulator without a name"):
+            Accumulator(progress=progress, ranks=Alone())
+        ElasticDataLoader(numbers(6), 2, progress=progress, ranks=Alone(), name=f"train-{epoch}")
+
+
+@pytest.mark.parametrize("way", ["break", "continue", "same turn"])
+def test_a_training_that_goes_back_is_in_the_epoch_that_it_went_back_to(way: str) -> None:
+    progress, seen = Progress(), list[tuple[int, tuple[int, ...]]]()
+    loader = ElasticDataLoader(numbers(4), 2, shuffle=False, progress=progress, ranks=Alone())
+    saved, went_back = dict[str, Any](), False
+
+    def epochs() -> None:
+        nonlocal saved, went_back
+        for epoch in progress.remaining_epochs_until(4):
+            if epoch == 3 and not went_back:
+                went_back = True
+                progress.load_state_dict(saved)
+                if way == "break":
+                    break
+                if way == "continue":
+                    continue
+            for (batch,) in loader:
+                seen.append((progress.finished_epochs, tuple(batch.tolist())))
+                if epoch == 1 and not saved:
+                    saved = progress.state_dict()  # after the first of two steps
+
+    epochs()
+    if way == "break":
+        epochs()
+    first, second = (0, 1), (2, 3)
+    before = [(epoch, batch) for epoch in range(3) for batch in (first, second)]
+    after = [(1, second), (2, first), (2, second), (3, first), (3, second)]
+    assert went_back and seen == before + after
+    assert progress.finished_epochs == 4
 
 
 def test_two_members_of_one_name_are_refused() -> None:

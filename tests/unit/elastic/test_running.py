@@ -94,6 +94,13 @@ def test_a_lost_rank_may_be_gone(tmp_path: Path) -> None:
 def test_ranks_that_leave_untold_end_the_job(tmp_path: Path) -> None:
     code, events = run(tmp_path, "sys.exit(143)")
     assert code == 143 and told(events, "event", "asked") == [("start",), ("ended", False)]
+    assert "step" not in events[-1], "nothing has been saved"
+
+
+def test_the_newest_step_is_told_when_ranks_have_ended(tmp_path: Path) -> None:
+    save(tmp_path / "ckpt", 12)
+    _, events = run(tmp_path, "sys.exit(143)")
+    assert events[-1]["event"] == "ended" and events[-1]["step"] == 12
 
 
 def test_another_number_in_the_file_changes_it(tmp_path: Path) -> None:

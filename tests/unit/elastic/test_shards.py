@@ -59,3 +59,7 @@ def test_names_tell_lists_apart() -> None:
     moved = [Path("/old/x/a.tar"), Path("/new/a.tar")]
     assert len({made([path]).names for path in moved}) == 2
     assert len({made([path], name_of=lambda path: path.name).names for path in moved}) == 1
+
+
+def test_names_are_texts() -> None:
+    assert made([3, 4], name_of=lambda shard: shard).names == made(["3", "4"]).names

@@ -59,7 +59,13 @@ def test_within_a_block_it_is_the_dict() -> None:
     sums.update(a=2)
     sums -= {"a": 1}
     sums["b"] = 7
-    assert values == {"a": 3, "b": 7} and dict(sums) == values and "b" in sums and len(sums) == 2
+    sums.update(new=2)
+    sums.subtract(new=3)
+    with pytest.raises(KeyError):
+        sums["newer"] += 1
+    assert values == {"a": 3, "b": 7, "new": -1}
+    del sums["new"]
+    assert dict(sums) == values and "b" in sums and len(sums) == 2
     del sums["a"]
     sums.open(None)
     assert values == {"b": 7} and not sums.noted and len(sums) == 0

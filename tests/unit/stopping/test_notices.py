@@ -71,6 +71,48 @@ def test_a_handler_that_came_later_stays() -> None:
     signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["first in, first out", "first in, last out"])
+def test_two_that_listen_may_end_in_any_order(order: tuple[int, int]) -> None:
+    """The one that begins first must neither keep signals when it is over, nor be kept by the other one."""
+    calls = list[int]()
+    before = signal.signal(signal.SIGUSR1, lambda number, _frame: calls.append(number))
+    try:
+        both = [Signals([signal.SIGUSR1]), Signals([signal.SIGUSR1])]
+        for each in both:
+            each.listen()
+        both[order[0]].put_back()
+        signal.raise_signal(signal.SIGUSR1)
+        assert both[order[0]].received is None and both[order[1]].received is signal.SIGUSR1 and len(calls) == 1
+        both[order[1]].put_back()
+        both[order[1]].received = None
+        signal.raise_signal(signal.SIGUSR1)
+        assert both[order[0]].received is None and both[order[1]].received is None and len(calls) == 2
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_process_ends_by_a_signal_when_both_are_over(again: bool) -> None:
+    """By default a signal ends a process: not by a handler that is left over. ``again``: the first begins once more."""
+    pid = os.fork()
+    if pid == 0:
+        first, second = Signals([signal.SIGTERM]), Signals([signal.SIGTERM])
+        first.listen()
+        second.listen()
+        first.put_back()
+        if again:
+            first.listen()
+            signal.raise_signal(signal.SIGTERM)
+            if first.received is None or second.received is None:
+                os._exit(1)
+            first.put_back()
+        second.put_back()
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(1)
+        os._exit(0)
+    assert end_of(pid) == -signal.SIGTERM
+
+
 def end_of(pid: int) -> int:
     """What waitpid says; a child that does not end within 10 s is killed."""
     for _ in range(1000):
@@ -110,8 +152,8 @@ class Handlers(Dataset[torch.Tensor]):
         return 2
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        owner = getattr(signal.getsignal(signal.SIGUSR1), "__self__", None)
-        return torch.tensor([isinstance(owner, Signals), os.getpid()])
+        of_signals = getattr(signal.getsignal(signal.SIGUSR1), "__module__", None) == Signals.__module__
+        return torch.tensor([of_signals, os.getpid()])
 
 
 def test_workers_of_a_loader_have_the_handlers_that_were_there_before(signals: Signals) -> None:

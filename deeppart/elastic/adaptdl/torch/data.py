@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from deeppart.elastic.permutation import permuted
-from deeppart.elastic.workers import with_calm_workers
+from deeppart.elastic.loader_options import with_calm_workers
 
 from .. import env
 from ..errors import UsageError

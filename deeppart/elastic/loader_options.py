@@ -1,4 +1,4 @@
-"""Processes that load data for a rank, and what they do when their job is told to end."""
+"""Options of a DataLoader: those that are the elastic loader's own, and what workers do when their job is told to end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,32 @@ import functools
 import signal
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from deeppart.errors import ConfigError
+
+#: They say which samples there are, or in which order, which is for the elastic loader to say.
+_OWN = ("sampler", "batch_sampler", "shuffle", "batch_size", "drop_last")
+
+
+def refuse_own(options: Mapping[str, Any]) -> None:
+    """Refuse what the elastic loader decides itself.
+
+    Raises:
+        ConfigError: an option of that kind is there.
+    """
+    for name in _OWN:
+        if name in options:
+            raise ConfigError(
+                "a loader cannot be given this option",
+                found=name,
+                todo="leave it out: this loader decides which samples it has, and in which order",
+            )
+    if options.get("in_order") is False:
+        raise ConfigError(
+            "a loader cannot hand out batches in another order than it takes them",
+            found="in_order=False",
+            todo="leave it out: what has been seen would not be known",
+        )
 
 
 def steps_ahead(options: Mapping[str, Any]) -> int:

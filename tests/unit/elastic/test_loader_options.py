@@ -1,4 +1,4 @@
-"""Workers of a loader, when all processes of a job are told to end."""
+"""Options of a loader; its workers, when all processes of a job are told to end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from deeppart.elastic import ElasticDataLoader, Progress
 from deeppart.elastic.adaptdl.torch.data import AdaptiveDataLoader
-from deeppart.elastic.workers import steps_ahead, with_calm_workers
+from deeppart.elastic.loader_options import steps_ahead, with_calm_workers
 from tests.unit.elastic.jobs import Alone
 
 
