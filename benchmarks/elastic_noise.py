@@ -1,9 +1,11 @@
 """What measuring the noise of gradients costs a step: DistributedDataParallel and ElasticDataParallel, in turn.
 
     torchrun --nproc-per-node 4 -m benchmarks.elastic_noise [--turns 2] [--rounds 8] [--samples 4] [--length 128]
+                                                            [--optimizer SGD|AdamW]
 
 A model of BERT-base's shapes (110 million parameters), random tokens, gloo. Each optimizer is tried in both, in turns,
-so that what else the machine does falls on both; one model at a time, for memory. Medians, with the middle half.
+so that what else the machine does falls on both; one model at a time, for memory. Medians, with the middle half: of
+seconds by the clock, and of all ranks' seconds on processors, which vary less where ranks share them.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ class Bert(torch.nn.Module):
         return found.square().mean()
 
 
-def steps(kind: str, elastic: bool, samples: int, length: int) -> Callable[[], float]:
-    """Something that makes a step, and gives its seconds."""
+def steps(kind: str, elastic: bool, samples: int, length: int) -> Callable[[], tuple[float, float]]:
+    """Something that makes a step, and gives its seconds: by the clock, and on processors, of all ranks together."""
     torch.manual_seed(0)
     model, ranks = Bert(), dist.get_world_size()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4) if kind == "SGD" else torch.optim.AdamW(model.parameters())
@@ -52,17 +54,32 @@ def steps(kind: str, elastic: bool, samples: int, length: int) -> Callable[[], f
     )
     batches = iter(loader)
 
-    def step() -> float:
+    def step() -> tuple[float, float]:
         (tokens,) = next(batches)
         dist.barrier()
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.process_time()
         parallel(tokens).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
         dist.barrier()
-        return time.perf_counter() - began
+        took_s = time.perf_counter() - began
+        work_s = torch.tensor(time.process_time() - worked, dtype=torch.float64)
+        dist.all_reduce(work_s)
+        return took_s, float(work_s)
 
     return step
+
+
+def report(kind: str, plain: list[tuple[float, float]], elastic: list[tuple[float, float]]) -> None:
+    """Medians, their middle halves, and what is added."""
+    for number, what in enumerate(("by the clock", "on processors")):
+        medians = []
+        for name, times in (("DistributedDataParallel", plain), ("ElasticDataParallel", elastic)):
+            seconds = [each[number] for each in times]
+            medians.append(statistics.median(seconds))
+            low, _, high = statistics.quantiles(seconds, n=4)
+            print(f"{kind}, {what}, {name}: {medians[-1]:.3f} s ({low:.3f}-{high:.3f})")
+        print(f"{kind}, {what}: {medians[1] / medians[0] - 1:+.1%}", flush=True)
 
 
 def main() -> None:
@@ -72,10 +89,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8, help="steps of a turn that count")
     parser.add_argument("--samples", type=int, default=4, help="of each rank")
     parser.add_argument("--length", type=int, default=128, help="tokens of a sample")
+    parser.add_argument("--optimizer", action="append", choices=["SGD", "AdamW"], help="by default both")
     options = parser.parse_args()
     dist.init_process_group("gloo")
-    for kind in ("SGD", "AdamW"):
-        found: list[list[float]] = [[], []]
+    for kind in options.optimizer or ("SGD", "AdamW"):
+        found: list[list[tuple[float, float]]] = [[], []]
         for turn in range(2 * options.turns):
             which = (turn + turn // 2) % 2  # plain, elastic, elastic, plain: drifts of the machine fall on both
             step = steps(kind, bool(which), options.samples, options.length)
@@ -85,11 +103,7 @@ def main() -> None:
             del step
             gc.collect()
         if dist.get_rank() == 0:
-            plain, elastic = map(statistics.median, found)
-            for name, times in zip(("DistributedDataParallel", "ElasticDataParallel"), found, strict=True):
-                quarters = statistics.quantiles(times, n=4)
-                print(f"{kind}, {name}: {statistics.median(times):.3f} s ({quarters[0]:.3f}-{quarters[2]:.3f})")
-            print(f"{kind}: {elastic / plain - 1:+.1%}", flush=True)
+            report(kind, *found)
     dist.destroy_process_group()
 
 

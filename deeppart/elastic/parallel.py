@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,7 +76,8 @@ class ElasticDataParallel(DistributedDataParallel):
         self._measured: Measured | None = None
         self._rates: list[Any] | None = None
         self._scale = 1.0
-        self.register_comm_hook(self._norms, _exchange)
+        # What is kept there is out of the garbage collector's sight, and norms know the optimizer, which knows the model.
+        self.register_comm_hook(weakref.ref(self._norms), _exchange)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         self.name = progress.name_for("parallel", name)
@@ -180,8 +182,12 @@ class ElasticDataParallel(DistributedDataParallel):
             self._owner._worth = state["worth"]
 
 
-def _exchange(norms: GradientNorms, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    return norms.hook(bucket)
+def _exchange(
+    norms: weakref.ReferenceType[GradientNorms], bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    alive = norms()
+    assert alive is not None, "the model has them"
+    return alive.hook(bucket)
 
 
 # DistributedDataParallel looks at the annotations themselves, which are texts here.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -107,6 +109,18 @@ def test_outside_of_a_loop_it_is_distributed_data_parallel() -> None:
     this.parallel(torch.ones(2, 3)).sum().backward()
     this.optimizer.step()
     assert this.parallel.worth == 0.0 and not this.parallel.noise.known
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_model_that_nobody_has_is_freed(optimizer: Any) -> None:
+    """As with DistributedDataParallel: what is in C++, out of the garbage collector's sight, must not lead to it."""
+    it = setting(optimizer)
+    for batch in it.loader:
+        it.step(batch)
+    weight = weakref.ref(it.model.weight)
+    del it, batch
+    gc.collect()
+    assert weight() is None
 
 
 def test_outputs_that_hold_no_tensors_are_named() -> None:
