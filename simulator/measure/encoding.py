@@ -1,7 +1,8 @@
 """How fast chunks are encoded and decoded within checkpoints.
 
-A codec that is timed in a loop of its own is up to 1.8 times as fast: within a checkpoint its chunks come from memory that
-another core has just written, others write and read back at the same time, and cores may share what they compute with.
+A codec that is timed in a loop of its own is up to 1.8 times as fast: within a checkpoint its chunks come from memory
+that another core has just written, others write and read back at the same time, and cores may share what they compute
+with.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass, replace
 from ..machine.record import Codec, Machine
 from ..timing.restores import MOST_THREADS
 
-#: A codec is taken to be so many times as fast as in the loop, at least and at most: beyond, something else was measured.
+#: A codec is taken to be so many times as fast as in the loop, at least and at most: beyond, something else was
+#: measured.
 _LEAST, _MOST = 0.25, 2.0
 #: Chunks are encoded while others are written: where that takes almost as long as all, it says nothing of encoding.
 _HIDDEN = 0.95
@@ -49,9 +51,8 @@ def codecs_within(machine: Machine, encoded: Encoded) -> Mapping[str, Codec]:
     if codec is None:
         return machine.codecs
     encode, decode = _encode(machine, encoded, codec), _decode(machine, encoded)
-    faster = [
-        min(max(found / alone, _LEAST), _MOST) for found, alone in ((encode, codec.encode), (decode, codec.decode))
-    ]
+    pairs = ((encode, codec.encode), (decode, codec.decode))
+    faster = [min(max(found / alone, _LEAST), _MOST) for found, alone in pairs]
     return {
         dtype: replace(each, encode=each.encode * faster[0], decode=each.decode * faster[1])
         for dtype, each in machine.codecs.items()

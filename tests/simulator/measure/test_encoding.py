@@ -7,7 +7,6 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
-
 from deeppart_simulator.machine.record import Codec, Local, Machine, Memory, Network, Persistent
 from deeppart_simulator.measure.encoding import Encoded, codecs_within
 from deeppart_simulator.timing.restores import restore_s
