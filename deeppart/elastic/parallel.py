@@ -76,7 +76,7 @@ class ElasticDataParallel(DistributedDataParallel):
         self._measured: Measured | None = None
         self._rates: list[Any] | None = None
         self._scale = 1.0
-        # What is kept there is out of the garbage collector's sight, and norms know the optimizer, which knows the model.
+        # What is kept there is out of the garbage collector's sight, and norms know the optimizer, and so the model.
         self.register_comm_hook(weakref.ref(self._norms), _exchange)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)

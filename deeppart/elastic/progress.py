@@ -119,8 +119,8 @@ class Progress:
         """The epochs that are not over yet, up to ``epochs``, exclusively.
 
         An epoch that is left by ``break``, ``return`` or an error stays the current one for a checkpoint that is made
-        then, and is over as soon as another loop over epochs begins. If a state is taken within the loop, to go back to an
-        older checkpoint, what comes next is the epoch of that: in this turn if a loop over a loader begins in it,
+        then, and is over as soon as another loop over epochs begins. If a state is taken within the loop, to go back to
+        an older checkpoint, what comes next is the epoch of that: in this turn if a loop over a loader begins in it,
         otherwise (after ``continue`` or ``break``) in the next one.
 
         Args:

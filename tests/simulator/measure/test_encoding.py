@@ -27,7 +27,8 @@ def machine(codecs: dict[str, Codec], cores: int, write: float = 30e9) -> Machin
         name="it", nodes=1, ranks_per_node=4, cores=cores, encode_threads=max(1, min(4, cores - 1)),
         memory=Memory(copy=8e9, node_copy=12e9, restore=3e-3, restored_leaf=1e-6),
         local=Local(write=write, read=4e9, file=2e-3, tensor=1e-6, work=5e9),
-        network=Network(bandwidth=1e10), persistent=Persistent(write=2e9, read=2e9, node_write=2e9, node_read=2e9, work=4e9),
+        network=Network(bandwidth=1e10),
+        persistent=Persistent(write=2e9, read=2e9, node_write=2e9, node_read=2e9, work=4e9),
         codecs=MappingProxyType(codecs),
     )  # fmt: skip
 
