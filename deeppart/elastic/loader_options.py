@@ -1,4 +1,4 @@
-"""Options of a DataLoader: those that are the elastic loader's own, and what workers do when their job is told to end."""
+"""Options of a DataLoader: those that are the elastic loader's own, and what workers do when a job is told to end."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ class ShardedDataset(Generic[S]):
     Args:
         shards: paths, URLs..., the same ones in the same order on every rank.
         open_shard: the samples of a shard, always in the same order.
-        lengths: samples of each shard; one that is said to have none is never opened. Without, ranks count them together once, by reading everything; checkpoints have
-            what they have found.
+        lengths: samples of each shard; one that is said to have none is never opened. Without, ranks count them once,
+            together, by reading everything; checkpoints have what they have found.
         open_at: the samples of a shard from the n-th one on, where a reader can go there without reading the others.
         lanes: shards that are read at a time; as many as ranks, at least. It belongs to the order of samples: keep it
             when the number of ranks changes. Another one holds from the next pass on.

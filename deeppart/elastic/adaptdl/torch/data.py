@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from deeppart.elastic.permutation import permuted
 from deeppart.elastic.loader_options import with_calm_workers
+from deeppart.elastic.permutation import permuted
 
 from .. import env
 from ..errors import UsageError
