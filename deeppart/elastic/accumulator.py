@@ -16,6 +16,8 @@ from .ranks import Ranks, ranks_of_job
 from .sums import Sums
 
 Number = int | float
+#: Of integer tensors.
+_MOST = (1 << 63) - 1
 
 
 class Accumulator(Sums):
@@ -32,7 +34,8 @@ class Accumulator(Sums):
     for a GPU: floats in double precision, integers in 64 bits.
 
     Within :func:`deeppart.elastic.remaining_epochs_until` a job that goes on finds the same values in the blocks of the
-    epoch that had been over.
+    epoch that had been over. Where a training has gone back to an older checkpoint, blocks in the rest of that turn
+    find the sums of the checkpoint, and change nothing.
 
     Args:
         name: in a checkpoint; by default by the order in which accumulators are made.
@@ -58,7 +61,7 @@ class Accumulator(Sums):
         #: Of the blocks of this epoch that are over, what they found; ``_done`` of them in this process.
         self._epoch = 0
         self._blocks: list[dict[str, Number]] = []
-        self._done = 0
+        self._done = self._turn = 0
         self._open: dict[str, Number] | None = None
         self._progress = progress
         self.name = progress.name_for("sums", name)
@@ -71,16 +74,22 @@ class Accumulator(Sums):
             yield self
             return
         epoch = self._progress.current_epoch
+        if self._turn != self._progress.turn:
+            self._turn, self._done = self._progress.turn, 0
         if epoch is not None and epoch != self._epoch:
             self._epoch, self._blocks, self._done = epoch, [], 0
-        if epoch is not None and self._done < len(self._blocks):
+        in_turn = epoch is not None and self._progress.loader is None  # a loop over data is not gone through again
+        if self._progress.gone_back:
+            self._open = dict(self._sums)
+            self._added.clear()
+        elif in_turn and self._done < len(self._blocks):
             self._open = dict(self._blocks[self._done])
             self._added.clear()
             self._done += 1
         else:
             self._bring_together()
             self._open = self._sums
-            if epoch is not None and self._progress.loader is None:  # a loop over data is not gone through again
+            if in_turn:
                 self._blocks.append(dict(self._sums))
                 self._done += 1
         try:
@@ -107,7 +116,7 @@ class Accumulator(Sums):
             raise ConfigError("the name of a sum is a text", found=repr(key), where=f"accumulator {self.name}")
         working = self._progress.loader
         if working is None or working.counted:
-            self._added[key] = self._added[key] + value.added if key in self._added else value.added
+            self._added[key] = _together(self._added[key], value.added) if key in self._added else value.added
 
     def state_dict(self) -> dict[str, Any]:
         """The sums over all ranks (collective).
@@ -127,7 +136,14 @@ class Accumulator(Sums):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from saved sums; what has been added since is dropped."""
         self._sums, self._epoch = dict(state["sums"]), state["epoch"]
-        self._blocks, self._done = [dict(block) for block in state["blocks"]], 0
+        self._blocks = [dict(block) for block in state["blocks"]]
+        if self._turn != self._progress.turn:  # otherwise blocks before this one in the turn are over
+            self._done = 0
+        self._added.clear()
+
+    def start_over(self) -> None:
+        """Forget everything."""
+        self._sums, self._blocks, self._done = {}, [], 0
         self._added.clear()
 
     def _bring_together(self) -> None:
@@ -147,11 +163,11 @@ class _Sum:
         self.owner, self.key, self.added = owner, key, 0
 
     def __add__(self, value: Any) -> _Sum:
-        self.added = self.added + _detached(self.key, value)
+        self.added = _together(self.added, _detached(self.key, value))
         return self
 
     def __sub__(self, value: Any) -> _Sum:
-        self.added = self.added - _detached(self.key, value)
+        self.added = _together(self.added, -_detached(self.key, value))
         return self
 
 
@@ -161,6 +177,8 @@ def _detached(key: str, value: Any) -> Any:
         alone = value.detach().reshape(())
         if alone.is_floating_point():
             return alone.double() if alone.device.type != "mps" else alone
+        if alone.dtype == torch.uint64:
+            return alone.item()  # more than 64 bits with a sign can hold
         return alone.long()  # sums of small integers and of booleans are larger ones
     if not isinstance(value, torch.Tensor) and getattr(value, "size", None) == 1 and hasattr(value, "item"):
         value = value.item()
@@ -172,6 +190,16 @@ def _detached(key: str, value: Any) -> Any:
         found=type(value).__name__,
         where=f"sum {key!r}",
     )
+
+
+def _together(one: Any, other: Any) -> Any:
+    """The sum of two such values. Torch would make single precision of an integer tensor and a float of Python."""
+    if isinstance(one, torch.Tensor) == isinstance(other, torch.Tensor):
+        return one + other
+    tensor, number = (one, other) if isinstance(one, torch.Tensor) else (other, one)
+    if not isinstance(number, int):
+        return (tensor.double() if tensor.device.type != "mps" else tensor) + float(number)
+    return tensor + number if abs(number) <= _MOST else tensor.item() + number
 
 
 def _number(key: str, value: Any) -> Number:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,6 @@ def run_agent(ranks: int, command: Sequence[str], grace_s: float, **options: Any
         grace_s: seconds that they have for a checkpoint if the agent is told to end.
         options: of torchrun's agent, beside these: the run, how nodes meet, signals.
     """
-    if ranks > 1:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun
     config = LaunchConfig(
         nproc_per_node=ranks,
         max_restarts=0,
@@ -59,13 +57,27 @@ def run_agent(ranks: int, command: Sequence[str], grace_s: float, **options: Any
     )
     first, *more = command
     try:
-        elastic_launch(config, first)(*more)
+        with _one_thread_each(ranks):
+            elastic_launch(config, first)(*more)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         return Ended(failure.exitcode, rank)
     except SignalException as told:
         return Ended(EXIT_CODE, told=signal.Signals(told.sigval))
     return Ended(0)
+
+
+@contextlib.contextmanager
+def _one_thread_each(ranks: int) -> Iterator[None]:
+    """As torchrun: of several ranks, each has one thread for its numbers, if nobody has said another number."""
+    ours = ranks > 1 and "OMP_NUM_THREADS" not in os.environ
+    if ours:
+        os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if ours:
+            del os.environ["OMP_NUM_THREADS"]
 
 
 def ranks_of(run_id: str) -> list[int]:
@@ -96,5 +108,6 @@ def send(ranks: Sequence[int], number: signal.Signals) -> None:
 def name_code(code: int) -> str:
     """An exit code, for people."""
     if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
+        known = -code in {int(each) for each in signal.Signals}
+        return f"killed by {signal.Signals(-code).name}" if known else f"killed by signal {-code}"
     return f"exit code {code}" + (" (told to end)" if code == EXIT_CODE else "")

@@ -18,8 +18,11 @@ class Events:
 
     Args:
         say: gets a line for people, without its end; None for nobody.
-        log: file to which a line of JSON is added; None for none.
+        log: file to which a line of JSON is added; None for none. When it cannot be written any more, that is told.
         print_json: gets that line, too; None for nobody.
+
+    Raises:
+        OSError: nothing can be added to the file.
     """
 
     def __init__(
@@ -30,6 +33,8 @@ class Events:
     ) -> None:
         self._say, self._log, self._print_json = say, log, print_json
         self._began = time.monotonic()
+        if log is not None:
+            log.open("a").close()
 
     @property
     def passed_s(self) -> float:
@@ -51,8 +56,12 @@ class Events:
         if self._print_json is not None:
             self._print_json(line)
         if self._log is not None:
-            with self._log.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            try:
+                with self._log.open("a", encoding="utf-8") as file:
+                    file.write(line + "\n")
+            except OSError as error:  # the job goes on
+                log, self._log = self._log, None
+                self.tell("note", text=f"{log} is not written any more: {error.strerror}")
 
 
 def _words(values: dict[str, Any]) -> str:

@@ -20,20 +20,35 @@ _LEAST_ADAM_STEPS = 5
 _AT_A_TIME = 1 << 16
 
 
+class Later:
+    """Numbers of a tensor; from a GPU they are copied meanwhile, and nothing waits for it."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self._values, self._arrived = values, None
+        if values.is_cuda:
+            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def numbers(self) -> list[float]:
+        """One after the other; waits until they are there."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        found: list[float] = self._values.reshape(-1).tolist()
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """The norms of a step, on their way.
 
     Attributes:
-        values: float64[2 or 3 x groups]; as of :class:`Norms`, or of two steps.
-        host: where they are copied from a GPU, or None.
-        arrived: when they have been.
-        work: the reduction, or None.
+        values: 2 or 3 for each group; as of :class:`Norms`, or of two steps.
+        work: the reduction, if the values are not copied after it; or None.
     """
 
-    values: torch.Tensor
-    host: torch.Tensor | None
-    arrived: Any
+    values: Later
     work: Any
     parts: int
     scale: float
@@ -42,15 +57,40 @@ class Measured:
         """The norms, and whether they are of two steps; waits for them, which are a step old."""
         if self.work is not None:
             self.work.wait()
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        values = (self.values if self.host is None else self.host).tolist()
+        values = self.values.numbers()
         if self.parts == 1:
             groups = len(values) // 3
             before, now, of_mean = (values[at : at + groups] for at in range(0, 3 * groups, groups))
             return of_two_steps(before, now, of_mean, self.scale), True
         groups = len(values) // 2
         return Norms(tuple(values[:groups]), tuple(values[groups:]), self.parts, self.scale), False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step whose gradients are exchanged.
+
+    Attributes:
+        weight: the weights of this rank's batches in it.
+        size: samples, all ranks together.
+        base: samples of a step at scale 1.
+        scale: samples of a whole step, by those.
+        loss_scale: by which the loss is multiplied; None for 1.
+        measured: false if its gradients are not those of its own batches alone.
+    """
+
+    weight: float
+    size: int
+    base: int
+    scale: float
+    loss_scale: torch.Tensor | None = None
+    measured: bool = True
+
+    @classmethod
+    def of(cls, working: Working, **more: Any) -> Step:
+        """The one that the batch of a loader ends."""
+        base = working.base_size
+        return cls(working.step_weight, working.step_size, base, working.whole_size / base, **more)
 
 
 class GradientNorms:
@@ -81,27 +121,30 @@ class GradientNorms:
         self._now: dict[int, torch.Tensor] = {}
         self._last: dict[int, torch.Tensor] = {}  # of one rank alone: the gradients of the step before
         self._last_size = 0
-        self._adam_steps: list[int | None] = [None] * self._groups
-        self.working: Working | None = None
+        self._adam_steps: dict[torch.Tensor, int] = {}  # of those whose number is on a GPU
+        #: The one whose gradients come next, and the one whose gradients have come.
+        self.coming: Step | None = None
+        self.step: Step | None = None
 
     @property
     def groups(self) -> int:
         """Groups of parameters."""
         return self._groups
 
-    def begin(self, working: Working) -> None:
-        """The gradients that come next are a step's; those of one that the optimizer has not made are forgotten."""
-        self.forget()
-        self.working = working
-
     def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Exchange a bucket, with DDP's own hook, and take its norms before and after."""
-        if self.working is None:
+        """Exchange a bucket, with DDP's own hook, and take its norms before and after.
+
+        Gradients of a step that the optimizer has not made are forgotten.
+        """
+        if (step := self.coming) is not None:
+            self.forget()
+            self.step = step
+        if self.step is None or not self.step.measured:
             return allreduce_hook(self._group, bucket)
         index, parameters, gradients = bucket.index(), bucket.parameters(), bucket.gradients()
-        if self._size > 1 and self.working.step_weight:
+        if self._size > 1 and self.step.weight:
             # The mean over the ranks of what the weights made of the gradients is to be weighted by samples.
-            self._own.append(self._squared(parameters, gradients) / (self._size * self.working.step_weight))
+            self._own.append(self._squared(parameters, gradients) / (self._size * self.step.weight))
         exchanged = allreduce_hook(self._group, bucket)
         if index % self._size != self._rank:
             return exchanged
@@ -116,17 +159,16 @@ class GradientNorms:
 
         return exchanged.then(after)
 
-    def finish(self, device: torch.device, loss_scale: torch.Tensor | None) -> Measured | None:
+    def finish(self, device: torch.device) -> Measured | None:
         """The step's gradients are complete: bring their norms together (collective); None if there is nothing new.
 
         Args:
             device: of the gradients.
-            loss_scale: by which the loss had been multiplied.
         """
-        working, zeros = self.working, torch.zeros(self._groups, dtype=torch.float64, device=device)
-        if working is None:
+        step, zeros = self.step, torch.zeros(self._groups, dtype=torch.float64, device=device)
+        if step is None:
             return None
-        parts = min(self._size, working.step_size)
+        parts = min(self._size, step.size)
         of_mean = sum(self._of_mean.values(), zeros)
         if self._size > 1:
             values = torch.cat([sum(self._own, zeros), of_mean])
@@ -135,40 +177,51 @@ class GradientNorms:
         else:
             values = None
         self.forget()
-        self._last_size = working.step_size
-        if values is None or (parts == 1 and self._size > 1):
+        self._last_size = step.size if step.measured else 0
+        if values is None or not step.measured or (parts == 1 and self._size > 1):
             return None
-        if loss_scale is not None:
-            values = values / loss_scale.to(values).square()
+        if step.loss_scale is not None and self._size > 1:
+            values = values / step.loss_scale.to(values).square()
         work = dist.all_reduce(values, group=self._group, async_op=True) if self._size > 1 else None
-        host = arrived = None
-        if values.is_cuda:
-            if work is not None:
-                work.wait()  # for the stream, not for this thread
-            host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            host.copy_(values, non_blocking=True)
-            arrived = torch.cuda.Event()
-            arrived.record()
-        return Measured(values, host, arrived, work, parts, working.step_size / working.base_size)
+        if values.is_cuda and work is not None:
+            work.wait()  # for the stream, not for this thread
+            work = None
+        return Measured(Later(values), work, parts, step.size / step.base)
 
     def forget(self) -> None:
-        """Begin a step."""
+        """What has come belongs to no step, and what comes next does not."""
+        self.coming = None
         for each in (self._of_mean, self._before, self._now):
             each.clear()
         self._own.clear()
-        self.working = None
+        self.step = None
 
-    def stepped(self) -> None:
-        """The optimizer has made a step."""
-        self._adam_steps = [None if steps is None else steps + 1 for steps in self._adam_steps]
+    def restored(self) -> None:
+        """The training goes on from another place: what was before is no step before."""
+        self.forget()
+        self._last_size = 0
+        self._last.clear()
+        self._adam_steps.clear()
+
+    def moved(self) -> list[torch.Tensor]:
+        """Parameters that a step which the optimizer has just made has changed, of those whose steps are counted."""
+        return [each for each in self._adam_steps if each.grad is not None]
+
+    def stepped(self, moved: list[torch.Tensor]) -> None:
+        """The optimizer has made that step."""
+        for each in moved:
+            self._adam_steps[each] += 1
 
     def _compare(
         self, index: int, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], mean: torch.Tensor
     ) -> None:
         """One rank alone: with the step before, if that had the same number of samples."""
-        assert self.working is not None
+        assert self.step is not None
+        if self.step.loss_scale is not None:  # the next step may have another one
+            factor = 1 / self.step.loss_scale
+            gradients, mean = [each * factor for each in gradients], mean * factor
         olds = [self._last[id(each)] for each in parameters if id(each) in self._last]
-        if len(olds) == len(parameters) and self._last_size == self.working.step_size:
+        if len(olds) == len(parameters) and self._last_size == self.step.size:
             self._before[index] = self._squared(parameters, olds)
             self._now[index] = self._squared(parameters, gradients)
             means = [(old + new) / 2 for old, new in zip(olds, gradients, strict=True)]
@@ -191,19 +244,22 @@ class GradientNorms:
         if moments is None:
             return squared_norm(gradient)
         options = self._optimizer.param_groups[group]
-        return preconditioned_squared_norm(gradient, moments, options, self._steps_of(group, state))
+        return preconditioned_squared_norm(gradient, moments, options, self._steps_of(parameter, state))
 
-    def _steps_of(self, group: int, state: Mapping[str, Any]) -> int:
-        """Steps that Adam has made; asked for once, since the answer may be on a GPU."""
-        if (known := self._adam_steps[group]) is None:
-            known = self._adam_steps[group] = int(state["step"])
+    def _steps_of(self, parameter: torch.Tensor, state: Mapping[str, Any]) -> int:
+        """Steps that Adam has made with a parameter; asked for once where the answer is on a GPU."""
+        steps = state["step"]
+        if not (isinstance(steps, torch.Tensor) and steps.is_cuda):
+            return int(steps)
+        if (known := self._adam_steps.get(parameter)) is None:
+            known = self._adam_steps[parameter] = int(steps)
         return known
 
 
 def second_moments(state: Mapping[str, Any]) -> torch.Tensor | None:
-    """Of an optimizer's state of one parameter: Adam's, or RMSprop's."""
-    found: torch.Tensor | None = state.get("exp_avg_sq", state.get("square_avg"))
-    return found
+    """Of an optimizer's state of one parameter: Adam's, AMSGrad's, or RMSprop's; those that it divides by."""
+    names = ("max_exp_avg_sq", "exp_avg_sq", "square_avg")
+    return next((state[name] for name in names if name in state), None)
 
 
 def squared_norm(gradient: torch.Tensor) -> torch.Tensor:

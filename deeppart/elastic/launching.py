@@ -2,17 +2,63 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import threading
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Protocol
 
 from torch.distributed import TCPStore
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from .agent import Ended, ranks_of, run_agent, send
 
 #: What the agent passes on to the ranks, and ends by.
-_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+_LOOK_EVERY_S = 0.05
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """In the main thread these signals are a SignalException, as they are in torchrun's agent, which puts none back.
+
+    Those that are ignored stay so: SIGHUP under ``nohup``.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _heard()}
+    try:
+        for number in before:
+            signal.signal(number, _end)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _heard() -> list[signal.Signals]:
+    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SignalException(f"this process got signal {number}", signal.Signals(number))
+
+
+@contextlib.contextmanager
+def deaf() -> Iterator[None]:
+    """Signals change nothing."""
+    before = {number: signal.getsignal(number) for number in _heard()}
+    try:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 class Launcher(Protocol):
@@ -59,18 +105,33 @@ class OnThisHost:
         """As of :class:`Launcher`."""
         self._run_id = uuid.uuid4().hex
         store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
-        return run_agent(
-            ranks,
-            self._command,
-            self._grace_s,
-            min_nodes=1,
-            max_nodes=1,
-            run_id=self._run_id,
-            rdzv_backend="static",  # of one node: a meeting of several takes 0.3 s
-            rdzv_endpoint=f"localhost:{store.port}",  # which the agent shares: nobody else can take it
-            rdzv_configs={"rank": 0},
-            signals_to_handle=_SIGNALS,
-        )
+        try:
+            return run_agent(
+                ranks,
+                self._command,
+                self._grace_s,
+                min_nodes=1,
+                max_nodes=1,
+                run_id=self._run_id,
+                rdzv_backend="static",  # of one node: a meeting of several takes 0.3 s
+                rdzv_endpoint=f"localhost:{store.port}",  # which the agent shares: nobody else can take it
+                rdzv_configs={"rank": 0},
+                signals_to_handle=",".join(number.name for number in _heard()),
+            )
+        finally:
+            self._end_those_left()
+
+    def _end_those_left(self) -> None:
+        """Ranks that the agent has lost: a signal came while it was starting them, or several came while it waited."""
+        if not ranks_of(self._run_id):
+            return
+        with deaf():
+            self.send(signal.SIGTERM)
+            until_s = time.monotonic() + self._grace_s
+            while ranks_of(self._run_id):
+                time.sleep(_LOOK_EVERY_S)
+                if time.monotonic() > until_s:
+                    self.send(signal.SIGKILL)
 
     def send(self, number: signal.Signals) -> bool:
         """As of :class:`Launcher`; not to the agent, which would end by it without saying how the ranks did."""

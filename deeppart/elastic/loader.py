@@ -90,7 +90,7 @@ class ElasticDataLoader:
         self._place = Place(0, 0, 0, batch)
         #: Of this epoch: loops that were begun, and passes that were over within a batch of another loader. Those are
         #: not gone through again by a job that goes on after that batch.
-        self._begun = self._nested = 0
+        self._begun = self._nested = self._turn = 0
         self._share: Share | None = None
         self._step_weight = 0.0
         self._left = False
@@ -332,7 +332,9 @@ class ElasticDataLoader:
                 todo="use a loader for each",
             )
         self._data.settle(self._ranks, self.name)
-        epoch = self._progress.entered()
+        epoch = self._progress.entered(self.name, self)
+        if self._turn != self._progress.turn:
+            self._turn, self._begun = self._progress.turn, 0
         if epoch is not None and epoch != self._place.epoch:
             self.start_over(epoch)
         elif self._left:
@@ -384,4 +386,5 @@ class ElasticDataLoader:
         for each in (place.batch, *(batch for _, batch in place.later)):
             check_ranks(each, self._ranks.size)
         self._place, self._sampler.seed = place, seed
-        self._left, self._begun, self._nested, self._share = False, 0, state.get("nested", 0), None
+        self._begun = max(0, self._begun - 1) if self._turn == self._progress.turn else 0  # the one that is made again
+        self._left, self._nested, self._share = False, state.get("nested", 0), None

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from deeppart.errors import RestoreError
 from deeppart.plan.goodput.noise import gain
 
 #: Of the moving averages, for each step at scale 1.
@@ -143,6 +144,10 @@ class NoiseScale:
         """How many steps at scale 1 a step at this scale is worth: from 1 to ``scale`` (AdaScale)."""
         return float(gain(self.squared_gradient(), self.variance(), scale))
 
+    def rebase(self, ratio: float) -> None:
+        """From now on a step at scale 1 has so many times as many samples."""
+        self._variance = [each / ratio for each in self._variance]
+
     def state_dict(self) -> dict[str, Any]:
         """Small values."""
         return {
@@ -153,6 +158,17 @@ class NoiseScale:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from saved averages."""
+        """Go on from saved averages.
+
+        Raises:
+            RestoreError: they are of other groups of parameters.
+        """
+        if len(state["squared"]) != self._groups:
+            raise RestoreError(
+                "the optimizer has other groups of parameters than when the checkpoint was made",
+                expected=f"{len(state['squared'])} groups",
+                found=str(self._groups),
+                todo="make the optimizer as then",
+            )
         self._squared, self._variance = list(state["squared"]), list(state["variance"])
         self._weight, self._of_two_steps = state["weight"], state["of_two_steps"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from deeppart.errors import ConfigError
 
-from .gradient_norms import GradientNorms, Measured
+from .gradient_norms import GradientNorms, Later, Measured, Step
 from .noise import NoiseScale
 from .progress import Progress, progress
 from .rules import AdamScale, AdaScale, ScalingRule
@@ -72,8 +73,16 @@ class ElasticDataParallel(DistributedDataParallel):
         preconditioned = isinstance(self.rule, AdamScale) and is_adam
         self._norms = GradientNorms(optimizer, self.process_group, preconditioned=preconditioned)
         self.noise = NoiseScale(self._norms.groups)
+        self._frozen = [each for each in model.parameters() if not each.requires_grad]
         self._worth = 0.0
+        self._base: int | None = None
         self._measured: Measured | None = None
+        #: Of the step before, until it is counted: its gain, and what it has moved. Fused optimizers find out on a GPU
+        #: whether a loss scale was too large, and make no step then.
+        self._made: tuple[float, list[torch.Tensor]] | None = None
+        self._skipped: Later | None = None
+        #: Within :meth:`no_sync`; and whether gradients were accumulated there since the last step.
+        self._apart = self._by_hand = False
         self._rates: list[Any] | None = None
         self._scale = 1.0
         # What is kept there is out of the garbage collector's sight, and norms know the optimizer, and so the model.
@@ -87,6 +96,7 @@ class ElasticDataParallel(DistributedDataParallel):
     @property
     def worth(self) -> float:
         """Steps at scale 1 that the training so far is worth, the sum of the gains."""
+        self._take_in_step()
         return self._worth
 
     @property
@@ -108,17 +118,42 @@ class ElasticDataParallel(DistributedDataParallel):
             found["scaler"] = self._scaler
         return found
 
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """As of DistributedDataParallel: gradients are accumulated on this rank, and not exchanged.
+
+        The noise of the next step is not measured then. ``accumulation`` of the loader needs none of this.
+        """
+        before, self._apart = self._apart, True
+        try:
+            with super().no_sync():
+                yield
+        finally:
+            self._apart = before
+
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """As of DistributedDataParallel; gradients of what it returns are weighted by the batch's samples."""
         working = self._progress.loader
-        if working is None or not (self.training and torch.is_grad_enabled()):
+        if not torch.is_grad_enabled():
             return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
-        self.require_backward_grad_sync = working.ends_step
-        if working.ends_step:
-            self._norms.begin(working)
-        return _weighted(super().forward(*inputs, **named), working.weight)  # type: ignore[no-untyped-call]
+        self.require_backward_grad_sync = not self._apart and (working is None or working.ends_step)
+        if working is None:
+            self._norms.forget()
+            return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
+        if self._apart:
+            self._by_hand = True
+        elif working.ends_step:
+            self._norms.coming = Step.of(working, loss_scale=self._loss_scale(), measured=not self._by_hand)
+        output = super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
+        return _weighted(output, working.weight, needed=self.training)
 
-    def _before_step(self, _optimizer: Any, _arguments: Any, _named: Any) -> None:
+    def _loss_scale(self) -> torch.Tensor | None:
+        if self._scaler is None:
+            return None
+        found: torch.Tensor = self._scaler.scale(torch.ones((), device=self._device))
+        return found
+
+    def _before_step(self, optimizer: Any, arguments: Any, named: Any) -> None:
         working = self._progress.loader
         if working is not None and not working.ends_step:
             raise ConfigError(
@@ -129,29 +164,52 @@ class ElasticDataParallel(DistributedDataParallel):
         if self._rates is not None:  # the step before failed
             self._put_back()
         self._take_in()
-        if self._norms.working is None:
+        has_closure = named.get("closure") is not None or any(callable(each) for each in arguments[1:])
+        step = Step.of(working) if has_closure and working is not None else self._norms.step
+        if step is None:
             return
-        self._scale = self._norms.working.whole_size / self._norms.working.base_size
+        self._refuse_changes()
+        if self._base is not None and self._base != step.base:  # another loader, or another batch than the checkpoint's
+            ratio = step.base / self._base
+            self._worth /= self.noise.gain(ratio)
+            self.noise.rebase(ratio)
+        self._base, self._scale = step.base, step.scale
+        if not has_closure:
+            self._measured = self._norms.finish(self._device)
+        found_inf = getattr(optimizer, "found_inf", None)
+        self._skipped = None if found_inf is None else Later(found_inf)
+        groups = self._optimizer.param_groups
+        self._rates = [group["lr"] for group in groups]
+        for group, factor in zip(groups, self.rule.factors(self._scale, self.noise, self._worth), strict=True):
+            group["lr"] = group["lr"] * factor
+
+    def _refuse_changes(self) -> None:
         groups = self._optimizer.param_groups
         if len(groups) != self._norms.groups:
             raise ConfigError(
                 "the optimizer has got groups of parameters since the model was wrapped",
                 expected=f"{self._norms.groups} groups",
                 found=str(len(groups)),
-                todo="add all groups before ElasticDataParallel(model, optimizer), frozen until they are used",
+                todo="add all groups before ElasticDataParallel(model, optimizer), with a rate of 0 until they train",
             )
-        device = next(self.module.parameters()).device
-        loss_scale = None if self._scaler is None else self._scaler.scale(torch.ones((), device=device))
-        self._measured = self._norms.finish(device, loss_scale)
-        self._rates = [group["lr"] for group in groups]
-        for group, factor in zip(groups, self.rule.factors(self._scale, self.noise, self._worth), strict=True):
-            group["lr"] = group["lr"] * factor
+        if any(each.requires_grad for each in self._frozen):
+            raise ConfigError(
+                "parameters that were frozen when the model was wrapped are trained now",
+                expected="requires_grad=False, as then: their gradients would not be exchanged",
+                todo="wrap the model anew: ElasticDataParallel(model, optimizer)",
+            )
 
     def _after_step(self, _optimizer: Any, _arguments: Any, _named: Any) -> None:
-        self._norms.stepped()
+        gain = 0.0
         if self._rates is not None:
             self._put_back()
-            self._worth += self.gain
+            gain = self.gain
+            if self._norms.step is not None:  # gradients of a closure, which was called within the step
+                self._measured = self._norms.finish(self._device)
+        self._by_hand = False
+        self._made = gain, self._norms.moved()
+        if self._skipped is None:
+            self._take_in_step()
 
     def _put_back(self) -> None:
         assert self._rates is not None
@@ -159,8 +217,22 @@ class ElasticDataParallel(DistributedDataParallel):
             group["lr"] = rate
         self._rates = None
 
+    @property
+    def _device(self) -> torch.device:
+        found: torch.device = next(self.module.parameters()).device
+        return found
+
+    def _take_in_step(self) -> None:
+        """Count the step before, if the optimizer has made it."""
+        made, skipped = self._made, self._skipped
+        self._made = self._skipped = None
+        if made is not None and not (skipped is not None and any(skipped.numbers())):
+            self._worth += made[0]
+            self._norms.stepped(made[1])
+
     def _take_in(self) -> None:
         """Use the norms of the step before."""
+        self._take_in_step()
         if self._measured is not None:
             norms, of_two_steps = self._measured.norms()
             self._measured = None
@@ -174,12 +246,15 @@ class ElasticDataParallel(DistributedDataParallel):
 
         def state_dict(self) -> dict[str, Any]:
             self._owner._take_in()
-            return {"noise": self._owner.noise.state_dict(), "worth": self._owner._worth}
+            owner = self._owner
+            return {"noise": owner.noise.state_dict(), "worth": owner._worth, "base": owner._base}
 
         def load_state_dict(self, state: Mapping[str, Any]) -> None:
-            self._owner._measured = None
-            self._owner.noise.load_state_dict(state["noise"])
-            self._owner._worth = state["worth"]
+            owner = self._owner
+            owner.noise.load_state_dict(state["noise"])
+            owner._worth, owner._base = state["worth"], state.get("base")
+            owner._measured = owner._made = owner._skipped = None
+            owner._norms.restored()
 
 
 def _exchange(
@@ -207,11 +282,13 @@ class _Weighted(torch.autograd.Function):
         return gradient * context.weight, None
 
 
-def _weighted(output: Any, weight: float) -> Any:
+def _weighted(output: Any, weight: float, *, needed: bool) -> Any:
     if weight == 1.0:
         return output
     leaves, structure = tree_flatten(output)
     trained = [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves]
+    if not any(trained) and not needed:
+        return output
     if not any(trained):
         raise ConfigError(
             "the gradients of what the model returns cannot be weighted",

@@ -95,6 +95,12 @@ class Progress:
         self._taken = False
         self._members: dict[str, Member] = {}
         self._waiting: dict[str, Mapping[str, Any]] = {}
+        #: Members that were made within a loop over epochs. When a state is taken, they may be made once more, with
+        #: what the state has of them: None for nothing.
+        self._within = set[str]()
+        self._again: dict[str, Mapping[str, Any] | None] = {}
+        #: How often a loop over epochs has begun an epoch. Members count by it what comes in which order.
+        self.turn = 0
         #: The loader whose batch is being worked on.
         self.loader: Working | None = None
         #: The model that is trained, where its gradients' noise is measured.
@@ -110,8 +116,27 @@ class Progress:
         """The epoch that a loop of :meth:`remaining_epochs_until` is in; None outside of them."""
         return self._finished if self._in_loop else None
 
-    def entered(self) -> int | None:
-        """The same, for a loop over data that begins."""
+    @property
+    def gone_back(self) -> bool:
+        """True in the rest of an epoch in which a state was taken, up to the next loop over data."""
+        return self._taken
+
+    def entered(self, name: str, member: Member) -> int | None:
+        """The epoch, as :attr:`current_epoch`, for a loop over data that begins.
+
+        Args:
+            name, member: whose loop it is.
+
+        Raises:
+            ConfigError: another member has been made in its place.
+        """
+        if self._members.get(name) is not member:
+            raise ConfigError(
+                "a loop over a loader in whose place another one was made",
+                expected="the newer one of this name, made after the training has gone back to an older checkpoint",
+                found="the older one",
+                where=f"loader {name}",
+            )
         self._taken = False
         return self.current_epoch
 
@@ -139,7 +164,7 @@ class Progress:
             self._finished, self._left = self._finished + 1, False
         self._taken = False
         while self._finished < epochs:
-            self._in_loop = True
+            self._in_loop, self.turn = True, self.turn + 1
             ended = False
             try:
                 yield self._finished
@@ -170,7 +195,7 @@ class Progress:
             )
         if name is None:
             return next(each for number in count() if (each := f"{kind}-{number}") not in self._members)
-        if name in self._members:
+        if name in self._members and name not in self._again:
             raise ConfigError(
                 "two members of a training have the same name",
                 found=repr(name),
@@ -179,10 +204,18 @@ class Progress:
         return name
 
     def join(self, name: str, member: Member) -> None:
-        """Register a member, which takes its place at once if a checkpoint has been restored before."""
+        """Register a member, which takes its place at once if a checkpoint has been restored before.
+
+        One that cannot take it is none: the next one of this name may.
+        """
+        saved = self._waiting.get(name) or self._again.get(name)
+        if saved is not None:
+            member.load_state_dict(saved)
+        self._waiting.pop(name, None)
+        self._again.pop(name, None)
         self._members[name] = member
-        if (waiting := self._waiting.pop(name, None)) is not None:
-            member.load_state_dict(waiting)
+        if self._in_loop:
+            self._within.add(name)
 
     def state_dict(self) -> dict[str, Any]:
         """Small values, the same on every rank."""
@@ -203,7 +236,9 @@ class Progress:
                 todo="use the version of deeppart that has saved it",
             )
         self._finished, self._left, self._taken = state["epoch"], False, self._in_loop
-        self._waiting = {}
+        self._waiting, self._again = {}, {name: state["members"].get(name) for name in self._within}
+        for name in [each for each in self._within if self._again[each] is None]:  # it was made later than the state
+            getattr(self._members[name], "start_over", lambda: None)()
         for name, saved in state["members"].items():
             if name in self._members:
                 self._members[name].load_state_dict(saved)

@@ -104,6 +104,8 @@ class SqrtScale(ScalingRule):
 class LEGWScale(ScalingRule):
     """The square root of the scale, after a linear warm-up of ``scale`` times as many epochs (You et al., 2019).
 
+    The warm-up begins at a rate of 0, also at scale 1.
+
     Args:
         warmup_epochs: at scale 1.
         steps_per_epoch: at scale 1.

@@ -15,13 +15,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch.distributed.elastic.multiprocessing.api import SignalException
+
 from deeppart.errors import LaunchError
 from deeppart.model.records import StepKey
 from deeppart.storage.manifests import committed_steps
 
 from .agent import Ended, name_code
 from .events import Events
-from .launching import Launcher
+from .launching import Launcher, deaf, ended_by_signals
 from .schedule import Wanted
 from .told import EXIT_CODE
 
@@ -73,15 +75,25 @@ class ElasticRun:
         Raises:
             LaunchError: the ranks fail again and again, without a new checkpoint; or too few nodes are left.
         """
+        with ended_by_signals():
+            try:
+                return self._run()
+            except SignalException as told:  # while no ranks run
+                return self._told(signal.Signals(told.sigval))
+
+    def _told(self, number: signal.Signals) -> int:
+        with deaf():  # others may follow
+            self._events.tell("told", signal=number.name)
+        return EXIT_CODE if number in (signal.SIGTERM, signal.SIGUSR1) else 128 + int(number)
+
+    def _run(self) -> int:
         self._newest = self._newest_step()
         wanted = self._wanted.look(0.0)
         while True:
             ranks = self._ranks(wanted)
             ended = self._run_once(ranks, wanted)
             if ended.told is not None:
-                self._events.tell("told", signal=ended.told.name)
-                by_choice = ended.told in (signal.SIGTERM, signal.SIGUSR1)
-                return EXIT_CODE if by_choice else 128 + int(ended.told)
+                return self._told(ended.told)
             if ended.code == 0:
                 return 0
             newest = self._newest_step()

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from deeppart.errors import ConfigError
 from deeppart.model.units import read_seconds
+
+_NOTHING = re.compile(r"0+(\.0*)?")
+#: More digits are no number of ranks.
+_DIGITS = re.compile(r"[0-9]{1,9}")
+#: More of the file is not looked at.
+_MOST_BYTES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +69,9 @@ def read_schedule(text: str, allowed: Range) -> tuple[tuple[float, int], ...]:
     for item in text.split(","):
         moment, separator, ranks = item.strip().partition(":")
         try:
-            if not separator or not ranks.isdigit():
+            if not separator or not _DIGITS.fullmatch(ranks):
                 raise ValueError("no number of ranks")
-            seconds = read_seconds(moment) if moment.strip("0.") else 0.0
+            seconds = 0.0 if _NOTHING.fullmatch(moment) else read_seconds(moment)
         except ValueError as error:
             raise ConfigError(
                 "a schedule cannot be read", expected="TIME:RANKS,...: 0:2,60s:4", found=repr(item), where="--schedule"
@@ -103,7 +111,7 @@ class Wanted:
         text = self._read()
         if text != self._text:
             self._text = text
-            if text.isdigit() and self._allowed.least <= int(text) <= self._allowed.most:
+            if _DIGITS.fullmatch(text) and self._allowed.least <= int(text) <= self._allowed.most:
                 self.now = int(text)
             elif text:
                 self.refused = (
@@ -116,6 +124,9 @@ class Wanted:
         if self._file is None:
             return self._text
         try:
-            return self._file.read_text(encoding="utf-8", errors="replace").strip() or self._text
+            if not stat.S_ISREG(self._file.stat().st_mode):  # one would wait for whoever writes into a pipe
+                return self._text
+            with self._file.open("rb") as file:
+                return file.read(_MOST_BYTES).decode("utf-8", "replace").strip() or self._text
         except OSError:
             return self._text

@@ -29,6 +29,10 @@ class Sums(MutableMapping[Any, Any]):
             self._begin(key)
             self[key] -= value
 
+    def get(self, key: Any, default: Any = None) -> Any:
+        """As of a dict: the default outside of a block."""
+        return super().get(key, default) if key in self else default
+
     def _begin(self, key: Any) -> None:
         if self._open is not None and key not in self._open:
             self._open[key] = 0

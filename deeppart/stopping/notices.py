@@ -20,17 +20,30 @@ LOOK_EVERY_S = 1.0
 
 @dataclass(slots=True, eq=False)
 class _Watch:
-    """The handlers that one call of :meth:`Signals.listen` has installed.
+    """The handler that one call of :meth:`Signals.listen` has installed, for all its signals.
+
+    A handler that came later may call it also when the watch is over, or put it back.
 
     Attributes:
-        handler: of all its signals. A handler that came later may call it also when this watch is over.
+        note: is called with the watch, the signal and the frame.
         before: handlers that were there before, by signal.
         over: nothing is noted any more: signals go to the handlers before.
     """
 
-    handler: Callable[[int, FrameType | None], None]
+    note: Callable[[_Watch, int, FrameType | None], None]
     before: dict[int, Any] = field(default_factory=dict)
     over: bool = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.note(self, number, frame)
+
+    def next(self, number: int) -> Any:
+        """Whose the signal is after this one: watches that are over are left out, and forgotten."""
+        found = self.before.get(number)
+        while isinstance(found, _Watch) and found.over:
+            found = found.before.get(number)
+        self.before[number] = found
+        return found
 
 
 class Signals:
@@ -50,15 +63,16 @@ class Signals:
 
     Attributes:
         received: the signal that came last, or None.
+
+    Raises:
+        ConfigError: there is no such signal, or none that a process can note.
     """
 
     def __init__(self, numbers: Sequence[signal.Signals], *, chained: bool = True) -> None:
         self.received: signal.Signals | None = None
-        self._numbers, self._chained = tuple(numbers), chained
+        self._numbers, self._chained = tuple(dict.fromkeys(map(_checked, numbers))), chained
         self._watch: _Watch | None = None
         self._process = -1
-        self._knows_of_forks = False
-        self._masks = threading.local()
 
     def listen(self) -> None:
         """Install the handlers; a second call does nothing.
@@ -83,54 +97,90 @@ class Signals:
                     todo="leave this signal out of `signals`",
                 )
         self._process = os.getpid()
-        watch = _Watch(lambda number, frame: self._note(watch, number, frame))
-        self._watch = watch
+        self._watch = watch = _Watch(self._note)
+        _forks.listening.append(self)
+        _forks.be_told()
         for number in self._numbers:
-            watch.before[number] = signal.signal(number, watch.handler)
-        if not self._knows_of_forks:
-            self._knows_of_forks = True
+            watch.before[number] = signal.getsignal(number)  # first: a signal may come at once
+            signal.signal(number, watch)
+
+    def put_back(self) -> None:
+        """Leave the signals to whoever had them before, where they are still noted here.
+
+        In another thread than the main one the handlers stay, and leave them to the ones before when they come.
+        """
+        if self._watch is None:
+            return
+        watch: _Watch = self._watch
+        watch.over, self._watch = True, None
+        _forks.listening.remove(self)
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in self._numbers:
+            before = watch.next(number)
+            if signal.getsignal(number) is watch and before is not None:
+                signal.signal(number, before)
+
+    def _note(self, watch: _Watch, number: int, frame: FrameType | None) -> None:
+        before = watch.next(number)
+        if not watch.over and os.getpid() == self._process:
+            self.received = signal.Signals(number)
+            if self._chained and callable(before):
+                before(number, frame)
+        elif signal.getsignal(number) is watch and (isinstance(before, _Watch) or not callable(before)):
+            signal.signal(number, signal.SIG_DFL if before is None else before)
+            os.kill(os.getpid(), number)
+        elif callable(before):  # it is over; or this is a child, whose fork the interpreter was not told of
+            before(number, frame)
+
+
+class _Forks:
+    """Children have the handlers that were there before anybody listened.
+
+    Attributes:
+        listening: who does, the first one first; changed in the main thread, or at the end of one that listens.
+    """
+
+    def __init__(self) -> None:
+        self.listening: list[Signals] = []
+        self._told = False
+        self._masks = threading.local()
+
+    def be_told(self) -> None:
+        """From now on."""
+        if not self._told:
+            self._told = True
             os.register_at_fork(
                 before=self._hold, after_in_parent=self._let_through, after_in_child=self._let_through_in_child
             )
 
-    def put_back(self) -> None:
-        """Leave the signals to whoever had them before, where they are still noted here."""
-        watch, self._watch = self._watch, None
-        if watch is None:
-            return
-        watch.over = True
-        for number, handler in watch.before.items():
-            if handler is not None and signal.getsignal(number) is watch.handler:
-                signal.signal(number, handler)
-
     def _hold(self) -> None:
         """Before a fork. The interpreter of a child forgets the signals that came before it was told of the fork."""
-        self._masks.held = signal.pthread_sigmask(signal.SIG_BLOCK, () if self._watch is None else self._numbers)
+        numbers = {number for each in tuple(self.listening) for number in each._numbers}
+        self._masks.held = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 
     def _let_through(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.held)
 
     def _let_through_in_child(self) -> None:
-        self.put_back()
+        for each in reversed(tuple(self.listening)):
+            each.put_back()
         self._let_through()
 
-    def _note(self, watch: _Watch, number: int, frame: FrameType | None) -> None:
-        before = watch.before.get(number)
-        if os.getpid() != self._process:  # a child, whose fork the interpreter was not told of
-            self._leave_to(before, number)
-        elif watch.over:
-            if callable(before):
-                before(number, frame)
-            elif signal.getsignal(number) is watch.handler:  # put there again by a handler that came later
-                self._leave_to(before, number)
-        else:
-            self.received = signal.Signals(number)
-            if self._chained and callable(before):
-                before(number, frame)
 
-    def _leave_to(self, before: Any, number: int) -> None:
-        signal.signal(number, signal.SIG_DFL if before is None else before)
-        os.kill(os.getpid(), number)
+_forks = _Forks()
+
+
+def _checked(number: int) -> signal.Signals:
+    try:
+        found = signal.Signals(number)
+    except ValueError:
+        found = signal.SIGKILL
+    if found in (signal.SIGKILL, signal.SIGSTOP):
+        raise ConfigError(
+            "a process cannot note this signal", expected="signals such as signal.SIGTERM", found=repr(number)
+        )
+    return found
 
 
 class WatchedFile:

@@ -23,8 +23,11 @@ LENGTH, BATCH, STEPS = 50, 7, 8
 AUTOSCALED = 1500
 
 
-def compared(optimizer_name: str, groups: int, accumulation: int) -> list[list[float]]:
-    """Measured and expected |G|^2 and variance by group, one after the other."""
+def compared(optimizer_name: str, groups: int, accumulation: int, growth: int = 0) -> list[list[float]]:
+    """Measured and expected |G|^2 and variance by group, one after the other.
+
+    ``growth``: after so many steps the loss is multiplied by twice as much; 0 for never.
+    """
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(5, 30), torch.nn.Tanh(), torch.nn.Linear(30, 1))
     layers = [list(model[0].parameters()), list(model[2].parameters())]
@@ -36,7 +39,8 @@ def compared(optimizer_name: str, groups: int, accumulation: int) -> list[list[f
     progress = Progress()
     data = TensorDataset(inputs, torch.randn(LENGTH, 1, generator=draw))
     loader = ElasticDataLoader(data, BATCH, accumulation=accumulation, progress=progress)
-    parallel = ElasticDataParallel(model, optimizer, progress=progress)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=growth or 1, enabled=growth > 0)
+    parallel = ElasticDataParallel(model, optimizer, progress=progress, scaler=scaler)
     expected, own, counts = NoiseScale(groups), list[Any](), 0
     last: list[list[torch.Tensor]] | None = None
     step = 0
@@ -45,7 +49,7 @@ def compared(optimizer_name: str, groups: int, accumulation: int) -> list[list[f
             if step == 3 and not accumulation and dist.get_world_size() > 1:  # a step that is given up leaves nothing
                 parallel(x).square().sum().backward()
                 optimizer.zero_grad()
-            (parallel(x) - y).square().mean().backward()
+            scaler.scale((parallel(x) - y).square().mean()).backward()
             apart = copy.deepcopy(model)
             apart.zero_grad()
             (apart(x) - y).square().mean().backward()
@@ -57,8 +61,10 @@ def compared(optimizer_name: str, groups: int, accumulation: int) -> list[list[f
             mine = [sum(n * each[place] for n, each in own) / max(counts, 1) for place in range(4)]
             last = _expect(expected, counts, mine, preconditioners, groups, last)
             step, own, counts = step + 1, [], 0
+            scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # what is measured is what was before
-            optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
             optimizer.zero_grad()
     parallel._take_in()
     return [[a for each in noise.by_group() for a in each] for noise in (parallel.noise, expected)]
@@ -134,7 +140,10 @@ def autoscaled(workers: int) -> dict[str, list[int]]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    cases = [(name, groups, accumulation) for name in ("sgd", "adam") for groups in (1, 2) for accumulation in (0, 1)]
+    cases: list[Any] = [
+        (name, groups, accumulation) for name in ("sgd", "adam") for groups in (1, 2) for accumulation in (0, 1)
+    ]
+    cases = [*cases, ("sgd", 1, 0, 2), ("adam", 2, 1, 3)]
     norms = {" ".join(map(str, case)): compared(*case) for case in cases}
     tell(Path(sys.argv[1]), norms=norms, autoscaled=[autoscaled(workers) for workers in (0, 2)])
     dist.destroy_process_group()

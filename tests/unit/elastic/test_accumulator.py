@@ -114,3 +114,80 @@ def test_no_checkpoint_in_the_middle_of_a_block() -> None:
     sums = Accumulator(progress=progress, ranks=Alone())
     with sums.synchronized(), pytest.raises(ConfigError, match="after the block"):
         progress.state_dict()
+
+
+@pytest.mark.parametrize("first", [0.5, torch.tensor(0.5), torch.tensor((1 << 24) + 1)])
+def test_numbers_of_python_and_tensors_together_are_exact(first: Any) -> None:
+    """Torch makes single precision of a float and a tensor of integers: larger sums would not grow any more."""
+    sums, expected = Accumulator(progress=Progress(), ranks=Alone()), float(first)
+    sums["x"] += first
+    for value in (torch.tensor(1 << 24), 0.25, torch.tensor(1), 1, 0.0, torch.tensor(3, dtype=torch.int8)):
+        sums["x"] += value
+        expected += float(value)
+    sums["x"] -= 0.125
+    with sums.synchronized():
+        assert sums["x"] == expected - 0.125
+
+
+def test_integers_beyond_64_bits() -> None:
+    sums = Accumulator(progress=Progress(), ranks=Alone())
+    sums.update(large=torch.tensor((1 << 64) - 1, dtype=torch.uint64), mixed=torch.tensor(1))
+    sums.update(large=torch.tensor((1 << 64) - 1, dtype=torch.uint64), mixed=1 << 70)
+    with sums.synchronized():
+        assert sums["large"] == (1 << 65) - 2 and sums["mixed"] == (1 << 70) + 1
+
+
+def test_what_is_no_number_is_passed_on() -> None:
+    sums = Accumulator(progress=Progress(), ranks=Alone())
+    sums.update(nan=float("nan"), inf=torch.tensor(float("inf")), yes=True)
+    with sums.synchronized():
+        assert sums["nan"] != sums["nan"] and sums["inf"] == float("inf") and sums["yes"] == 1
+    again = Accumulator(progress=Progress(), ranks=Alone())
+    again.load_state_dict(sums.state_dict())
+    with again.synchronized():
+        assert again["inf"] == float("inf") and type(again["yes"]) is int
+
+
+@pytest.mark.parametrize("way", ["continue", "on", "again"])
+def test_a_training_that_goes_back_finds_the_sums_of_then(way: str) -> None:
+    """It goes back from the second loop of epoch 1 to the first one of it (``continue``, or by going on to the end of
+    the turn), or to the beginning of the second one, which it begins again in the same turn.
+    """
+    progress, blocks, saved, went_back = Progress(), list[tuple[int, int, float]](), dict[str, Any](), False
+    loaders = [
+        ElasticDataLoader(numbers(length), 1, progress=progress, ranks=Alone(), shuffle=False) for length in (4, 5)
+    ]
+    sums = Accumulator(progress=progress, ranks=Alone())
+
+    def trained(which: int, epoch: int) -> bool:
+        nonlocal saved, went_back
+        for place, (batch,) in enumerate(loaders[which]):
+            sums["sum"] += batch.sum()
+            if epoch == 1 and (which, place) == ((1, 0) if way == "again" else (0, 1)) and not saved:
+                saved = progress.state_dict()
+            if epoch == 1 and (which, place) == (1, 2) and not went_back:
+                went_back = True
+                progress.load_state_dict(saved)
+                return False
+            if way == "again" and int(batch) == 3 + which:
+                with sums.synchronized():  # within a loop: it is not gone through again
+                    blocks.append((epoch, 2 + which, sums["sum"]))
+        return True
+
+    for epoch in progress.remaining_epochs_until(3):
+        for which in range(2):
+            while not (done := trained(which, epoch)) and way == "again":
+                pass
+            if not done and way == "continue":
+                break
+            with sums.synchronized():
+                blocks.append((epoch, which, sums["sum"]))
+                sums.clear()
+    assert went_back
+    one = {"again": [(2, 6), (0, 6), (3, 10), (1, 10)]}.get(way, [(0, 6), (1, 10)])
+    expected = [(epoch, *each) for epoch in range(3) for each in one]
+    if way == "on":  # the rest of the turn, with the sums of then: 0 and 1
+        expected.insert(3, (1, 1, 1))
+    if way != "again":
+        expected.insert(3 if way == "continue" else 4, (1, 0, 6))
+    assert blocks == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -29,9 +30,14 @@ def ended(script: str, ranks: int = 2) -> Ended:
     return run_agent(ranks, command, 5.0, rdzv_backend="c10d", rdzv_endpoint="localhost:0", **how)
 
 
-def test_the_rank_that_failed_is_named() -> None:
-    done = ended("if os.environ['RANK'] == '1': raise SystemExit(9)\ntime.sleep(30)")
+def test_the_rank_that_failed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run sets in the environment is not there in the next one, which may have one rank."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    done = ended(
+        "if os.environ['RANK'] == '1': raise SystemExit(8 + int(os.environ['OMP_NUM_THREADS']))\ntime.sleep(30)"
+    )
     assert done == Ended(9, rank=1) and done.where == "rank 1"
+    assert "OMP_NUM_THREADS" not in os.environ
 
 
 def test_a_signal_to_the_agent_is_told() -> None:
@@ -58,4 +64,5 @@ def test_ranks_are_those_of_the_run() -> None:
 
 def test_codes_have_names() -> None:
     assert name_code(-9) == "killed by SIGKILL" and name_code(3) == "exit code 3"
+    assert name_code(-40) == "killed by signal 40"
     assert name_code(143) == "exit code 143 (told to end)"

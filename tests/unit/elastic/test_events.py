@@ -33,3 +33,17 @@ def test_what_is_said_alone_is_said() -> None:
     events.tell("note", text="not used: 'x'")
     events.tell("end", exit_code=2, error={"summary": "told elsewhere"})
     assert [line.partition(" s: ")[2] for line in said] == ["note not used: 'x'", "end exit code 2"]
+
+
+def test_a_log_that_cannot_be_written_any_more_does_not_end_the_job(tmp_path: Path) -> None:
+    said, log = list[str](), tmp_path / "log"
+    events = Events(said.append, log)
+    log.unlink()
+    log.mkdir()
+    events.tell("start", ranks=1)
+    events.tell("start", ranks=2)
+    assert [line.partition(" s: ")[2] for line in said] == [
+        "start ranks 1",
+        f"note {log} is not written any more: Is a directory",
+        "start ranks 2",
+    ]

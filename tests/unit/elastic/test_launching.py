@@ -7,12 +7,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from deeppart.elastic.agent import Ended
-from deeppart.elastic.launching import OnThisHost
-from tests.unit.elastic.handlers import handlers_kept
+from deeppart.elastic.agent import Ended, ranks_of
+from deeppart.elastic.launching import OnThisHost, ended_by_signals
+from tests.unit.elastic.handlers import NUMBERS, handlers_kept
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.xdist_group("torchrun")]
 
@@ -38,3 +40,32 @@ def test_ranks_are_told_and_not_the_agent() -> None:
     done = here.run(1)
     thread.join()
     assert done == Ended(-signal.SIGKILL, rank=0)
+
+
+# Processes of which the agent has forgotten that it has started them.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ranks_are_told_that_were_started_when_a_signal_came_in_between(tmp_path: Path) -> None:
+    """The agent knows none of them then: it would end, and they would go on."""
+    script = f"""
+trap 'touch {tmp_path}/left-$RANK; exit 143' TERM
+touch {tmp_path}/began-$RANK
+if [ $RANK = 0 ]; then kill -TERM $PPID; fi
+while true; do sleep 0.05; done
+"""
+    here = OnThisHost(("/bin/sh", "-c", script), 20.0)
+    with ended_by_signals():
+        assert here.run(16) == Ended(143, told=signal.SIGTERM)
+    assert not ranks_of(here._run_id)
+    assert {path.name[5:] for path in tmp_path.glob("left-*")} == {path.name[6:] for path in tmp_path.glob("began-*")}
+
+
+def test_signals_that_are_ignored_stay_so() -> None:
+    """SIGHUP, under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    before = [signal.getsignal(number) for number in NUMBERS]
+    with ended_by_signals():
+        signal.raise_signal(signal.SIGHUP)
+        with pytest.raises(SignalException):
+            signal.raise_signal(signal.SIGTERM)
+        done = OnThisHost(("/bin/sh", "-c", "kill -HUP $PPID $$; exit 7"), 5.0).run(1)
+    assert done == Ended(7, rank=0) and [signal.getsignal(number) for number in NUMBERS] == before

@@ -362,3 +362,25 @@ def test_a_validation_that_fails_begins_anew() -> None:
             for batch in validation:
                 seen.extend(batch.tolist())
     assert seen == [0, 1, 2, 3, *range(8)]
+
+
+def test_the_second_pass_of_an_epoch_is_gone_back_in_and_begun_again() -> None:
+    """Two passes an epoch; in the second one the training goes back to its beginning, in the same turn."""
+    progress, seen, saved, went_back = Progress(), list[tuple[int, int, int]](), dict[str, Any](), False
+    loader: ElasticDataLoader = ElasticDataLoader(numbers(3), 1, progress=progress, ranks=Alone(), shuffle=False)
+    for epoch in progress.remaining_epochs_until(2):
+        for number in range(2):
+            done = False
+            while not done:
+                done = True
+                for (batch,) in loader:
+                    seen.append((epoch, number, int(batch)))
+                    if number == 1 and not saved:
+                        saved = progress.state_dict()
+                    if len(seen) == 5 and not went_back:
+                        went_back = True
+                        progress.load_state_dict(saved)
+                        done = False
+                        break
+    whole = [(epoch, number, sample) for epoch in range(2) for number in range(2) for sample in range(3)]
+    assert seen == [*whole[:5], *whole[4:]]

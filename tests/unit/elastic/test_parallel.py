@@ -5,48 +5,21 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.utils.data import TensorDataset
 
-from deeppart.elastic import AdamScale, AdaScale, ElasticDataLoader, ElasticDataParallel, LinearScale, Progress
-from deeppart.errors import ConfigError
-from tests.unit.elastic.jobs import Alone
+from deeppart.elastic import AdamScale, AdaScale, ElasticDataParallel, LinearScale
+from deeppart.errors import ConfigError, RestoreError
+from tests.unit.elastic.settings import one_rank, setting
 
 
 @pytest.fixture(autouse=True)
 def _one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@dataclass
-class Setting:
-    progress: Progress
-    loader: ElasticDataLoader
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
-    parallel: ElasticDataParallel
-
-    def step(self, batch: Any) -> None:
-        self.parallel(batch[0]).square().mean().backward()
-        if self.loader.ends_step:
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-
-
-def setting(optimizer: Any = torch.optim.SGD, *, accumulation: int = 0, batch: int = 4, **options: Any) -> Setting:
-    torch.manual_seed(0)
-    progress, model = Progress(), torch.nn.Linear(3, 2)
-    made = optimizer(model.parameters(), lr=0.1)
-    data = TensorDataset(torch.randn(16, 3))
-    loader = ElasticDataLoader(data, batch, accumulation=accumulation, progress=progress, ranks=Alone())
-    return Setting(progress, loader, model, made, ElasticDataParallel(model, made, progress=progress, **options))
+    with one_rank():
+        yield
 
 
 @pytest.mark.parametrize(
@@ -56,6 +29,25 @@ def setting(optimizer: Any = torch.optim.SGD, *, accumulation: int = 0, batch: i
 def test_the_rule_that_suits_the_optimizer(optimizer: Any, kind: type) -> None:
     assert type(setting(optimizer).parallel.rule) is kind
     assert type(setting(optimizer, rule=LinearScale()).parallel.rule) is LinearScale
+
+
+def test_parameters_that_are_trained_later_are_refused() -> None:
+    """DistributedDataParallel would not exchange their gradients."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
+    model[0].requires_grad_(False)
+    it = setting()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parallel = ElasticDataParallel(model, optimizer, progress=it.progress, name="frozen")
+    for (batch,) in it.loader:
+        parallel(batch).sum().backward()
+        optimizer.step()
+        break
+    model[0].requires_grad_(True)
+    for (batch,) in it.loader:
+        parallel(batch).sum().backward()
+        with pytest.raises(ConfigError, match="frozen when the model was wrapped"):
+            optimizer.step()
+        break
 
 
 def test_groups_of_parameters_that_come_later_are_refused() -> None:
@@ -90,11 +82,14 @@ def test_the_rate_follows_the_batch_and_is_put_back() -> None:
     assert this.parallel.scale == 2.0 and this.parallel.worth >= 3.0
 
 
-def test_gradients_are_means_over_samples_however_they_are_cut() -> None:
+@pytest.mark.parametrize("training", [True, False])
+def test_gradients_are_means_over_samples_however_they_are_cut(training: bool) -> None:
     """Four samples in micro-batches of 2, 1 and 1."""
     cut, whole = setting(accumulation=2), setting()
     inputs = torch.randn(16, 3)
     for each in (cut, whole):
+        if not training:
+            each.parallel.eval()  # models are trained in this mode, too: without dropout
         assert isinstance(each.loader.dataset, TensorDataset)
         each.loader.dataset.tensors = (inputs,)
         for (batch,) in each.loader:
@@ -157,3 +152,89 @@ def test_the_estimate_and_the_progress_are_saved() -> None:
 class _Box:
     def __init__(self, inside: torch.Tensor) -> None:
         self.inside = inside
+
+
+def test_what_a_model_gives_without_gradients_needs_none_in_evaluation() -> None:
+    this = setting(accumulation=1)
+    this.parallel.eval()
+    this.model.forward = lambda batch: batch.argmax(1)  # type: ignore[method-assign, assignment]
+    for (batch,) in this.loader:
+        assert this.parallel(batch).shape == (2,)
+        break
+
+
+def test_gradients_are_exchanged_again_after_a_loop_that_was_left_between_two_micro_batches() -> None:
+    this = setting(accumulation=1)
+    for (batch,) in this.loader:
+        this.parallel(batch).sum().backward()
+        assert not this.parallel.require_backward_grad_sync
+        break
+    this.parallel(torch.ones(2, 3))
+    assert this.parallel.require_backward_grad_sync
+
+
+def test_without_an_exchange_nothing_is_exchanged_and_no_noise_is_measured() -> None:
+    this = setting(rule=LinearScale())
+    for place, (batch,) in enumerate(this.loader):
+        if place % 2 == 0:
+            with this.parallel.no_sync():
+                this.parallel(batch).sum().backward()
+                assert not this.parallel.require_backward_grad_sync
+            continue
+        this.parallel(batch).sum().backward()
+        assert this.parallel.require_backward_grad_sync
+        this.optimizer.step()
+        this.optimizer.zero_grad()
+    assert this.parallel.worth == 2.0 and not this.parallel.noise.known
+
+
+def test_steps_with_a_closure_have_the_rate_of_their_batch() -> None:
+    plain, closed = setting(rule=LinearScale()), setting(rule=LinearScale())
+    rates = list[float]()
+    for this in (plain, closed):
+        for place, (batch,) in enumerate(this.loader):
+
+            def loss(this: Any = this, batch: Any = batch) -> Any:
+                this.optimizer.zero_grad()
+                found = this.parallel(batch).square().mean()
+                found.backward()
+                if this is closed:
+                    rates.append(this.optimizer.param_groups[0]["lr"])
+                return found
+
+            if this is closed:
+                this.optimizer.step(loss)
+            else:
+                loss()
+                this.optimizer.step()
+            if place == 0:
+                this.loader.set_batch(8)
+    assert rates == pytest.approx([0.1, 0.2, 0.2])
+    assert torch.equal(closed.model.weight, plain.model.weight)
+    assert closed.progress.state_dict()["members"] == plain.progress.state_dict()["members"]
+
+
+def test_what_is_known_of_steps_of_four_holds_for_steps_of_eight() -> None:
+    """A job that goes on with another batch: half the variance, and the steps so far are worth fewer of these."""
+    four, eight = setting(), setting(batch=8)
+    for batch in four.loader:
+        four.step(batch)
+    eight.progress.load_state_dict(four.progress.state_dict())
+    gain = four.parallel.noise.gain(2.0)
+    for batch in eight.loader:
+        eight.step(batch)
+        break
+    eight.progress.state_dict()
+    assert eight.parallel.noise.variance() == pytest.approx(four.parallel.noise.variance() / 2)
+    assert eight.parallel.noise.squared_gradient() == pytest.approx(four.parallel.noise.squared_gradient())
+    assert eight.parallel.worth == pytest.approx(four.parallel.worth / gain + 1)
+    assert gain > 1
+
+
+def test_the_estimate_of_other_groups_of_parameters_is_named() -> None:
+    this = setting()
+    saved = this.progress.state_dict()
+    two = setting(lambda parameters, lr: torch.optim.SGD([{"params": [each]} for each in parameters], lr=lr))
+    with pytest.raises(RestoreError, match="other groups of parameters") as caught:
+        two.progress.load_state_dict(saved)
+    assert "1 groups" in str(caught.value)

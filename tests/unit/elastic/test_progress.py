@@ -108,6 +108,49 @@ def test_a_training_that_goes_back_is_in_the_epoch_that_it_went_back_to(way: str
     assert progress.finished_epochs == 4
 
 
+def test_a_training_that_goes_back_makes_the_loaders_of_its_epochs_anew() -> None:
+    """Each epoch has a loader of its own. That of epoch 3 was begun after the state: nothing may be left of it."""
+    progress, seen, saved = Progress(), list[tuple[int, tuple[int, ...]]](), dict[str, Any]()
+    steps = 0
+    for epoch in progress.remaining_epochs_until(4):
+        loader = ElasticDataLoader(
+            numbers(4), 2, shuffle=False, progress=progress, ranks=Alone(), name=f"train-{epoch}"
+        )
+        for (batch,) in loader:
+            seen.append((epoch, tuple(batch.tolist())))
+            steps += 1
+            if steps == 3:
+                saved = progress.state_dict()
+            if steps == 7:  # the first one of epoch 3
+                progress.load_state_dict(saved)
+                break
+    first, second = (0, 1), (2, 3)
+    before = [(epoch, batch) for epoch in range(3) for batch in (first, second)]
+    after = [(1, second), (2, first), (2, second), (3, first), (3, second)]
+    assert seen == [*before, (3, first), *after]
+    with pytest.raises(ConfigError, match="in whose place another one was made"):
+        next(iter(loader_of(progress, loader)))
+
+
+def loader_of(progress: Progress, now: ElasticDataLoader) -> ElasticDataLoader:
+    """One whose name another one has now."""
+    old: ElasticDataLoader = ElasticDataLoader(numbers(4), 2, progress=Progress(), ranks=Alone(), name=now.name)
+    old._progress = progress
+    return old
+
+
+def test_a_member_that_cannot_take_its_place_is_none() -> None:
+    progress = Progress()
+    loader: ElasticDataLoader = ElasticDataLoader(numbers(6), 2, progress=progress, ranks=Alone())
+    next(iter(loader))
+    later = Progress()
+    later.load_state_dict(progress.state_dict())
+    with pytest.raises(RestoreError, match="another length"):
+        ElasticDataLoader(numbers(7), 2, progress=later, ranks=Alone())
+    right: ElasticDataLoader = ElasticDataLoader(numbers(6), 2, progress=later, ranks=Alone())
+    assert (right.name, right.seen) == ("loader-0", 2)
+
+
 def test_two_members_of_one_name_are_refused() -> None:
     progress = Progress()
     ElasticDataLoader(numbers(6), 2, progress=progress, ranks=Alone(), name="mine")

@@ -145,6 +145,30 @@ time.sleep(50)
     assert code == 143 and events[-1]["signal"] == "SIGUSR1" and (tmp_path / "left").exists()
 
 
+class Interrupted:
+    """Somebody ends the job before its ranks are started."""
+
+    def nodes(self) -> tuple[str, ...]:
+        return ()
+
+    def room(self) -> int | None:
+        signal.raise_signal(signal.SIGUSR1)
+        return None
+
+    def run(self, ranks: int) -> Ended:
+        raise AssertionError(ranks)
+
+    def send(self, number: signal.Signals) -> bool:
+        return False
+
+
+def test_a_signal_while_no_ranks_run_ends_it(tmp_path: Path) -> None:
+    said, before = list[str](), signal.getsignal(signal.SIGUSR1)
+    job = ElasticRun(Options(tmp_path), Wanted(Range(1, 1), (), None), 1, Interrupted(), Events(said.append))
+    assert job.run() == 143 and said[0].endswith("told signal SIGUSR1")
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
 class Nodes:
     """Two, one of which fails at the first start."""
 

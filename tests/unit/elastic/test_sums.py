@@ -48,6 +48,7 @@ def test_outside_of_a_block_it_is_empty_and_takes_what_is_added() -> None:
     sums -= {"b": 6}
     assert sums is kept and sums.noted == {"a": "+1+2-4", "b": "+3+5-6"}
     assert (len(sums), list(sums), "a" in sums) == (0, [], False)
+    assert sums.get("a") is None and sums.get("a", 5) == 5
     with pytest.raises(KeyError):
         del sums["a"]
 
@@ -59,6 +60,7 @@ def test_within_a_block_it_is_the_dict() -> None:
     sums.update(a=2)
     sums -= {"a": 1}
     sums["b"] = 7
+    assert sums.get("b") == 7 and sums.get("c", 8) == 8
     sums.update(new=2)
     sums.subtract(new=3)
     with pytest.raises(KeyError):

@@ -113,6 +113,68 @@ def test_a_process_ends_by_a_signal_when_both_are_over(again: bool) -> None:
     assert end_of(pid) == -signal.SIGTERM
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["first in, first out", "first in, last out"])
+def test_when_both_are_over_the_handler_is_the_one_before(order: tuple[int, int]) -> None:
+    """Not one that passes signals on: workers of loaders, and commands that are started, look at what is there."""
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        both = [Signals([signal.SIGUSR1]), Signals([signal.SIGUSR1])]
+        for each in both:
+            each.listen()
+        for number in order:
+            both[number].put_back()
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_child_of_one_in_which_two_listen_has_the_handlers_before(signals: Signals) -> None:
+    second = Signals(BOTH)
+    second.listen()
+    pid = os.fork()
+    if pid == 0:
+        os._exit([signal.getsignal(number) for number in BOTH] != [signal.SIG_DFL] * 2)
+    assert end_of(pid) == 0
+    signal.raise_signal(signal.SIGUSR1)
+    assert signals.received is second.received is signal.SIGUSR1
+    second.put_back()
+
+
+def test_objects_that_take_turns_leave_nothing_behind() -> None:
+    """Each begins before the other one ends: signals are not to go through all that there have been."""
+    last = Signals([signal.SIGUSR1])
+    last.listen()
+    for _ in range(2000):
+        new = Signals([signal.SIGUSR1])
+        new.listen()
+        last.put_back()
+        last = new
+    signal.raise_signal(signal.SIGUSR1)
+    assert last.received is signal.SIGUSR1
+    last.put_back()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, 0, 9999])
+def test_signals_that_nobody_can_note_are_named(number: signal.Signals) -> None:
+    with pytest.raises(ConfigError, match="cannot note this signal"):
+        Signals([signal.SIGTERM, number])
+
+
+def test_who_ends_in_another_thread_leaves_signals_to_whoever_is_there_then() -> None:
+    calls = list[int]()
+    before = signal.signal(signal.SIGUSR1, lambda number, _frame: calls.append(number))
+    try:
+        signals = Signals([signal.SIGUSR1])
+        signals.listen()
+        thread = threading.Thread(target=signals.put_back)
+        thread.start()
+        thread.join(10)
+        signal.raise_signal(signal.SIGUSR1)
+        assert signals.received is None and calls == [signal.SIGUSR1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def end_of(pid: int) -> int:
     """What waitpid says; a child that does not end within 10 s is killed."""
     for _ in range(1000):
@@ -135,7 +197,11 @@ def test_a_forked_child_ends_by_a_signal(signals: Signals) -> None:
     assert signals.received is None
 
 
-def test_a_child_that_the_interpreter_does_not_know_of_ends_by_a_signal(signals: Signals) -> None:
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_child_that_the_interpreter_does_not_know_of_ends_by_a_signal(signals: Signals, more: int) -> None:
+    others = [Signals(BOTH) for _ in range(more)]
+    for each in others:
+        each.listen()
     pid = ctypes.PyDLL(None).fork()  # as a library would, with the interpreter's lock
     if pid == 0:
         for _ in range(2000):
@@ -143,6 +209,8 @@ def test_a_child_that_the_interpreter_does_not_know_of_ends_by_a_signal(signals:
         os._exit(0)
     os.kill(pid, signal.SIGTERM)
     assert end_of(pid) == -signal.SIGTERM
+    for each in others:
+        each.put_back()
 
 
 class Handlers(Dataset[torch.Tensor]):
