@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +12,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from .noise import Norms, of_two_steps
 from .progress import Working
+from .squared_norms import WHOLE, Part, preconditioned_squared_norm, second_moments, squared_norm
 
-#: Adam's second moments say little before so many steps.
-_LEAST_ADAM_STEPS = 5
-#: Elements that are worked on at a time on a CPU: they stay in its cache.
-_AT_A_TIME = 1 << 16
+#: Of a model with so many elements each rank takes the norms of a part of them: to look at all is what costs then. Of
+#: fewer elements a part says less, and costs nothing.
+LEAST_DIVIDED = 1 << 20
 
 
 class Later:
@@ -99,6 +98,11 @@ class GradientNorms:
     Each rank takes the norm of its own gradients, and of the mean of the buckets that are its to look at: a part of
     them. One reduction of a few numbers brings them together, and is looked at in the next step.
 
+    Of a large model (:data:`LEAST_DIVIDED`), where ranks have as many samples each, a rank takes the norms of one K-th
+    of each gradient, of its own and of the mean, another one in each step. The sum over ranks is an estimate of the
+    mean over ranks of the norms of all, without bias: on average an element of one rank's gradient is as large as of
+    another's. It costs 2 / K of what it would to look at all.
+
     Guarded by nothing: hooks run in the backward pass, their continuations before it ends, each with a bucket of its
     own.
 
@@ -121,6 +125,9 @@ class GradientNorms:
         self._now: dict[int, torch.Tensor] = {}
         self._last: dict[int, torch.Tensor] = {}  # of one rank alone: the gradients of the step before
         self._last_size = 0
+        elements = sum(each.numel() for group in optimizer.param_groups for each in group["params"])
+        self._large = self._size > 1 and elements >= LEAST_DIVIDED
+        self._turn = 0  # of the parts; the same on all ranks, who take part in every exchange
         self._adam_steps: dict[torch.Tensor, int] = {}  # of those whose number is on a GPU
         #: The one whose gradients come next, and the one whose gradients have come.
         self.coming: Step | None = None
@@ -142,17 +149,19 @@ class GradientNorms:
         if self.step is None or not self.step.measured:
             return allreduce_hook(self._group, bucket)
         index, parameters, gradients = bucket.index(), bucket.parameters(), bucket.gradients()
+        part = self._part(self.step)
         if self._size > 1 and self.step.weight:
             # The mean over the ranks of what the weights made of the gradients is to be weighted by samples.
-            self._own.append(self._squared(parameters, gradients) / (self._size * self.step.weight))
+            looking = self._size // part.parts  # ranks at an element
+            self._own.append(self._squared(parameters, gradients, part) / (looking * self.step.weight))
         exchanged = allreduce_hook(self._group, bucket)
-        if index % self._size != self._rank:
+        if part.parts == 1 and index % self._size != self._rank:
             return exchanged
 
         def after(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
             mean = future.value()
             if self._size > 1:
-                self._of_mean[index] = self._squared(parameters, gradients)
+                self._of_mean[index] = self._squared(parameters, gradients, part)
             else:
                 self._compare(index, parameters, gradients, mean)
             return mean
@@ -178,6 +187,7 @@ class GradientNorms:
             values = None
         self.forget()
         self._last_size = step.size if step.measured else 0
+        self._turn += 1
         if values is None or not step.measured or (parts == 1 and self._size > 1):
             return None
         if step.loss_scale is not None and self._size > 1:
@@ -229,22 +239,30 @@ class GradientNorms:
         kept = mean.detach().clone().split([each.numel() for each in gradients])
         self._last |= {id(each): one.view_as(new) for each, one, new in zip(parameters, kept, gradients, strict=True)}
 
-    def _squared(self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _part(self, step: Step) -> Part:
+        """Of each gradient, that this rank looks at."""
+        if not self._large or step.size % self._size:
+            return WHOLE
+        return Part((self._rank + self._turn) % self._size, self._size)
+
+    def _squared(
+        self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], part: Part = WHOLE
+    ) -> torch.Tensor:
         """float64[groups]: squared norms of gradients, preconditioned if they are to be."""
         found = torch.zeros(self._groups, dtype=torch.float64, device=gradients[0].device)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             group = self._group_of.get(id(parameter))
             if group is not None:
-                found[group] += self._squared_norm(group, parameter, gradient)
+                found[group] += self._squared_norm(group, parameter, gradient, part)
         return found
 
-    def _squared_norm(self, group: int, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    def _squared_norm(self, group: int, parameter: torch.Tensor, gradient: torch.Tensor, part: Part) -> torch.Tensor:
         state: Mapping[str, Any] = self._optimizer.state.get(parameter, {}) if self._preconditioned else {}
         moments = second_moments(state)
         if moments is None:
-            return squared_norm(gradient)
+            return squared_norm(gradient, part)
         options = self._optimizer.param_groups[group]
-        return preconditioned_squared_norm(gradient, moments, options, self._steps_of(parameter, state))
+        return preconditioned_squared_norm(gradient, moments, options, self._steps_of(parameter, state), part)
 
     def _steps_of(self, parameter: torch.Tensor, state: Mapping[str, Any]) -> int:
         """Steps that Adam has made with a parameter; asked for once where the answer is on a GPU."""
@@ -254,42 +272,3 @@ class GradientNorms:
         if (known := self._adam_steps.get(parameter)) is None:
             known = self._adam_steps[parameter] = int(steps)
         return known
-
-
-def second_moments(state: Mapping[str, Any]) -> torch.Tensor | None:
-    """Of an optimizer's state of one parameter: Adam's, AMSGrad's, or RMSprop's; those that it divides by."""
-    names = ("max_exp_avg_sq", "exp_avg_sq", "square_avg")
-    return next((state[name] for name in names if name in state), None)
-
-
-def squared_norm(gradient: torch.Tensor) -> torch.Tensor:
-    """float64: of one parameter's gradient."""
-    flat = gradient.detach().reshape(-1)
-    if flat.dtype in (torch.float32, torch.float64):
-        return torch.dot(flat, flat).double()
-    norm: torch.Tensor = torch.linalg.vector_norm(flat, dtype=torch.float32)
-    return norm.square().double()
-
-
-def preconditioned_squared_norm(
-    gradient: torch.Tensor, moments: torch.Tensor, options: Mapping[str, Any], steps: int
-) -> torch.Tensor:
-    """The same of a gradient as an Adam scales it; as it is where the moments say little yet.
-
-    Args:
-        moments: second ones, of the gradient's shape.
-        options: of the group of parameters.
-        steps: that the optimizer has made.
-    """
-    if steps < _LEAST_ADAM_STEPS:
-        return squared_norm(gradient)
-    flat = gradient.detach().reshape(-1)
-    beta = options["betas"][1] if "betas" in options else None
-    correction = 1.0 if beta is None else 1 / math.sqrt(1 - beta**steps)
-    second, eps = moments.reshape(-1), options["eps"]
-    at_a_time = flat.numel() if flat.is_cuda else _AT_A_TIME
-    parts = [
-        (piece.float() / (of_piece.sqrt() * correction + eps)).square_().sum(dtype=torch.float64)
-        for piece, of_piece in zip(flat.split(at_a_time), second.split(at_a_time), strict=True)
-    ]
-    return torch.stack(parts).sum()

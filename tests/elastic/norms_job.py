@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import TensorDataset
 
-from deeppart.elastic import ElasticDataLoader, ElasticDataParallel, Progress
+from deeppart.elastic import ElasticDataLoader, ElasticDataParallel, Progress, gradient_norms
 from deeppart.elastic.noise import NoiseScale, Norms, of_two_steps
 from tests.mpi.torchrun_job import tell
 
@@ -109,6 +109,46 @@ def _preconditioners(model: torch.nn.Module, optimizer: Any, steps: int) -> list
     return [(each / (1 - 0.999**steps)).sqrt() + 1e-8 for each in second]
 
 
+def divided(optimizer_name: str) -> list[list[float]]:
+    """Norms that parts of a gradient have told, one after the other, and those of all of it.
+
+    Every step has the same samples, and nothing is learned: as many steps as there are ranks have looked at all.
+    """
+    ranks = dist.get_world_size()
+    draw = torch.Generator().manual_seed(7)
+    progress, data = Progress(), TensorDataset(torch.randn(12, 5, generator=draw), torch.randn(12, 1, generator=draw))
+    loader = ElasticDataLoader(data, len(data), shuffle=False, progress=progress)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 30), torch.nn.Tanh(), torch.nn.Linear(30, 1))
+    kinds: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+    optimizer = kinds[optimizer_name](model.parameters(), lr=0.0)
+    whole_from, gradient_norms.LEAST_DIVIDED = gradient_norms.LEAST_DIVIDED, 1
+    parallel = ElasticDataParallel(model, optimizer, progress=progress)
+    gradient_norms.LEAST_DIVIDED = whole_from
+    found, expected = [], list[float]()
+    for step in range(6 + ranks):  # Adam's moments say enough after a few
+        for x, y in loader:
+            (parallel(x) - y).square().mean().backward()
+            apart = copy.deepcopy(model)
+            apart.zero_grad()
+            (apart(x) - y).square().mean().backward()
+            mine = torch.cat([each.grad.flatten() for each in apart.parameters() if each.grad is not None])
+            optimizer.step()
+            norms, _ = parallel._measured.norms() if parallel._measured is not None else (None, False)
+            if step >= 6 and norms is not None:
+                found.append([*norms.mean_of_parts, *norms.of_mean])
+            optimizer.zero_grad()
+    everybody = [torch.zeros_like(mine) for _ in range(ranks)]
+    dist.all_gather(everybody, mine)
+    mean = sum(everybody, torch.zeros_like(mine)) / ranks
+    scales = mean.abs() + 1e-8 if optimizer_name == "adam" else torch.ones_like(mean)  # of equal gradients
+    expected = [
+        float(sum((each / scales).square().sum() for each in everybody) / ranks),
+        float((mean / scales).square().sum()),
+    ]
+    return [[sum(each) / max(1, len(found)) for each in zip(*found, strict=True)], expected]
+
+
 def autoscaled(workers: int) -> dict[str, list[int]]:
     """Samples of each step, and those that this rank had, of an epoch whose batch follows the noise.
 
@@ -145,5 +185,6 @@ if __name__ == "__main__":
     ]
     cases = [*cases, ("sgd", 1, 0, 2), ("adam", 2, 1, 3)]
     norms = {" ".join(map(str, case)): compared(*case) for case in cases}
-    tell(Path(sys.argv[1]), norms=norms, autoscaled=[autoscaled(workers) for workers in (0, 2)])
+    parts = {name: divided(name) for name in ("sgd", "adam")} if dist.get_world_size() > 1 else {}
+    tell(Path(sys.argv[1]), norms=norms, divided=parts, autoscaled=[autoscaled(workers) for workers in (0, 2)])
     dist.destroy_process_group()

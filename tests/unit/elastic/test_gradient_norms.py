@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from deeppart.elastic.gradient_norms import second_moments
 from tests.elastic.norms_job import AUTOSCALED, BATCH
 from tests.mpi.torchrun import torchrun
 
@@ -24,6 +22,9 @@ def test_the_noise_is_that_of_the_gradients_and_batches_follow_it_together(tmp_p
         assert len(of_rank["norms"]) == 10
         for case, (measured, expected) in of_rank["norms"].items():
             assert measured == pytest.approx(expected, rel=2e-4), (case, ranks)
+    for of_rank in told:
+        for name, (measured, expected) in of_rank["divided"].items():
+            assert measured == pytest.approx(expected, rel=2e-4), (name, ranks)
     for workers in (0, 1):
         check_autoscaled([of_rank["autoscaled"][workers] for of_rank in told], ranks)
 
@@ -35,18 +36,3 @@ def check_autoscaled(found: list[dict[str, Any]], ranks: int) -> None:
     assert sizes[0] == BATCH and max(sizes) > 2 * BATCH, sizes
     assert sum(sizes) == AUTOSCALED
     assert sorted(sample for of_rank in found for sample in of_rank["samples"]) == list(range(AUTOSCALED))
-
-
-def test_second_moments_are_those_that_the_optimizer_divides_by() -> None:
-    weight = torch.nn.Parameter(torch.ones(1))
-    for optimizer in (
-        torch.optim.Adam([weight], amsgrad=True),
-        torch.optim.Adam([weight]),
-        torch.optim.RMSprop([weight]),
-    ):
-        for gradient in (2.0, 1e-3, 1e-3):
-            weight.grad = torch.tensor([gradient])
-            optimizer.step()
-        found = second_moments(optimizer.state[weight])
-        assert found is optimizer.state[weight].get("max_exp_avg_sq", found) and found is not None
-    assert second_moments({}) is None

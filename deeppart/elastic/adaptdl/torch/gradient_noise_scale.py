@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Variable
 
-from deeppart.elastic.gradient_norms import preconditioned_squared_norm, second_moments, squared_norm
 from deeppart.elastic.noise import LEAST_VARIANCE, SMOOTHING, Norms, of_two_steps
+from deeppart.elastic.squared_norms import preconditioned_squared_norm, second_moments, squared_norm
 from deeppart.plan.goodput.noise import gain
 
 Floats = npt.NDArray[np.float64]

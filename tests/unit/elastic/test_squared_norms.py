@@ -1,0 +1,95 @@
+"""Squared norms against their definition in double precision, of all elements and of parts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from deeppart.elastic.squared_norms import (
+    WHOLE,
+    Part,
+    preconditioned_squared_norm,
+    second_moments,
+    squared_norm,
+)
+
+ADAM: dict[str, Any] = {"betas": (0.9, 0.99), "eps": 1e-3}
+SHAPES = [(), (1,), (7,), (3, 5), (300, 1001)]
+
+
+def made(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    """A gradient and second moments, some of which are 0."""
+    draw = torch.Generator().manual_seed(0)
+    moments = torch.rand(shape, generator=draw).clamp(min=0.1) - 0.1
+    return torch.randn(shape, generator=draw).to(dtype), moments
+
+
+def defined(gradient: torch.Tensor, moments: torch.Tensor, options: dict[str, Any], steps: int) -> float:
+    correction = 1 - options["betas"][1] ** steps if "betas" in options else 1.0
+    return float((gradient.double() / ((moments.double() / correction).sqrt() + options["eps"])).square().sum())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("options", [ADAM, {"eps": 1e-3}], ids=["Adam", "RMSprop"])
+def test_as_adam_scales_gradients(shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    gradient, moments = made(shape)
+    found = preconditioned_squared_norm(gradient, moments, options, 7)
+    assert found.dtype == torch.float64
+    assert float(found) == pytest.approx(defined(gradient, moments, options, 7), rel=1e-4)
+    assert float(preconditioned_squared_norm(gradient, moments, options, 4)) == float(squared_norm(gradient))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_as_they_are(dtype: torch.dtype) -> None:
+    gradient, moments = made((300, 1001), dtype)
+    assert float(squared_norm(gradient)) == pytest.approx(float(gradient.double().square().sum()), rel=1e-4)
+    scaled = preconditioned_squared_norm(gradient, moments, ADAM, 7)
+    assert float(scaled) == pytest.approx(defined(gradient, moments, ADAM, 7), rel=1e-4)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 8])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_parts_are_all_together_and_none_is_in_two(shape: tuple[int, ...], parts: int) -> None:
+    gradient, moments = made(shape)
+    each = [Part(number, parts) for number in range(parts)]
+    assert torch.cat([part.of(gradient) for part in each]).equal(gradient.reshape(-1))
+    plain = sum(float(squared_norm(gradient, part)) for part in each)
+    scaled = sum(float(preconditioned_squared_norm(gradient, moments, ADAM, 7, part)) for part in each)
+    assert plain == pytest.approx(float(squared_norm(gradient, WHOLE)), rel=1e-4)
+    assert scaled == pytest.approx(defined(gradient, moments, ADAM, 7), rel=1e-4)
+
+
+def test_gradients_that_are_not_contiguous() -> None:
+    gradient, moments = made((300, 1001))
+    turned = gradient.t().contiguous().t()
+    whole = float(preconditioned_squared_norm(gradient, moments, ADAM, 7))
+    assert not turned.is_contiguous()
+    assert float(preconditioned_squared_norm(turned, moments, ADAM, 7)) == pytest.approx(whole, rel=1e-6)
+
+
+def test_a_large_model_looks_at_a_part_without_a_copy() -> None:
+    gradient, _ = made((300, 1001))
+    part = Part(1, 4).of(gradient)
+    assert part.data_ptr() == gradient.data_ptr() + 4 * (300 * 1001 // 4)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "name"),
+    [
+        (torch.optim.Adam, {}, "exp_avg_sq"),
+        (torch.optim.AdamW, {"amsgrad": True}, "max_exp_avg_sq"),
+        (torch.optim.RMSprop, {}, "square_avg"),
+        (torch.optim.SGD, {}, None),
+    ],
+)
+def test_the_moments_that_an_optimizer_divides_by(optimizer: Any, options: dict[str, Any], name: str | None) -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    made_one = optimizer([parameter], lr=0.1, **options)
+    parameter.grad = torch.ones(3)
+    made_one.step()
+    state = made_one.state[parameter]
+    assert second_moments(state) is (None if name is None else state[name])
+    assert second_moments({}) is None and math.isfinite(float(squared_norm(parameter.grad)))
