@@ -148,7 +148,7 @@ class _Measuring:
                 Sample(ranks, *share, {"parity": _after(one, "parity", "local"), "rebuild": _longer(two, sample)})
                 for share, one, two, sample in zip(protected, kept, lost, samples, strict=False)
             ],
-            median(late["capture"]) / lazy[1],
+            _guards_s(late, samples, lazy[1]) / lazy[1],
             _interference(trained[0], plain[0]),
             [
                 Sample(ranks, *share, {"restore": median(each["restore"])})
@@ -178,6 +178,18 @@ def _after(measured: Mapping[str, Sequence[float]], end: str, begin: str) -> flo
 
 def _longer(lost: Mapping[str, Sequence[float]], sample: Sample) -> float:
     return max(0.0, median(lost["restore"]) - sample.seconds["restore"])
+
+
+def _guards_s(late: Mapping[str, Sequence[float]], samples: Sequence[Sample], tensors: int) -> float:
+    """Seconds of a lazy call beside planning, and beside what a copy takes as such: the model has these apart.
+
+    Args:
+        late: the lazy checkpoints.
+        samples: eager ones.
+        tensors: of a share of the lazy ones.
+    """
+    plan, capture = fit(samples, "plan"), fit(samples, "capture")
+    return max(0.0, median(late["blocked"]) - plan[0] - tensors * plan[2] - capture[0])
 
 
 def _interference(trained: Mapping[str, Sequence[float]], saved: Mapping[str, Sequence[float]]) -> float:
@@ -284,7 +296,7 @@ def _storage(fits: _Fits, alone: Measured, together: Measured) -> tuple[Local, P
     rank, node, ranks, crowding = fits.rank, fits.node, fits.ranks, fits.crowding
     copy, node_copy = fits.copies
     # A restore ends with a copy of the whole state by every rank, which the model has apart.
-    copied, all_copied = 1 / copy, ranks**2 / node_copy
+    copied, all_copied = 1 / copy, ranks / min(copy, node_copy / ranks)
     rank_read, read = _rest(rank["restore"][1], copied), _rest(node["restore"][1], all_copied)
     rank_fetch, fetch = rank_read, read
     if alone.fetched and together.fetched:
@@ -316,7 +328,7 @@ def _storage(fits: _Fits, alone: Measured, together: Measured) -> tuple[Local, P
         rank_write=_rate(rank["persistent"][1]),
         rank_read=_rate(rank_fetch),
         file=node["persistent"][0],
-        tensor=node["persistent"][2] / crowding - ranks * manifest,
+        tensor=max(0.0, together_s - ranks * manifest),  # rounding may leave less than nothing
         leaf=manifest,
         work=_rate(max(node["work"][1] - local_work, node["work"][1] / 10)),
     )

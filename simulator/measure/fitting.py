@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+#: The stage that depends on the number of tensors alone.
+PLAN = "plan"
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -30,15 +33,18 @@ class Sample:
 def fit(samples: Sequence[Sample], what: str, *, tensors: bool = True) -> tuple[float, float, float]:
     """(constant in s, s per byte of a share, s per tensor of a share) of a stage.
 
+    Of planning nothing for bytes: the model has no such part, and what was left to it would be lost.
+
     Args:
         tensors: false where they make no difference.
 
     On a machine that is busy otherwise the fit may leave nothing for bytes, as if they moved in no time. Then all of
     the time of the largest share is put down to its bytes: a rate that was reached for sure.
     """
-    rows = [(1.0, each.share_bytes, each.share_tensors * tensors) for each in samples]
+    nbytes = what != PLAN
+    rows = [(1.0, each.share_bytes * nbytes, each.share_tensors * tensors) for each in samples]
     fitted = _least_squares([each.seconds[what] for each in samples], rows)
-    if fitted[1] > 0 or what == "plan":
+    if fitted[1] > 0 or not nbytes:
         return fitted
     largest = max(samples, key=lambda each: each.share_bytes)
     per_byte = largest.seconds[what] / largest.share_bytes

@@ -23,3 +23,14 @@ def test_a_fit_of_noise_leaves_no_infinite_rate() -> None:
     constant, per_byte, per_tensor = fit(samples, "capture")
     assert per_byte == pytest.approx(0.1 / (1 << 27))
     assert constant >= 0 and per_tensor >= 0 and math.isfinite(constant + per_tensor)
+
+
+def test_planning_is_fitted_by_what_the_model_has_of_it() -> None:
+    """A part that the model has no term for would be lost: here a millisecond for each 64 MiB."""
+    samples = [
+        Sample(2, nbytes, tensors, {"plan": 5e-3 + 2e-6 * tensors + 1e-3 * nbytes / (64 << 20)})
+        for nbytes, tensors in ((64 << 20, 16), (128 << 20, 64), (64 << 20, 4096), (128 << 20, 8192))
+    ]
+    constant, per_byte, per_tensor = fit(samples, "plan")
+    assert per_byte == 0.0 and per_tensor == pytest.approx(2e-6, rel=0.1)
+    assert 6e-3 < constant < 7e-3
