@@ -21,11 +21,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 #: exp() of more is nothing that ends.
 _MOST_EXPONENT = 500.0
+#: Longer patterns are not walked through call by call.
+_MOST_WALKED = 2_000
 
 
 class Late(Protocol):
@@ -42,12 +48,22 @@ class Late(Protocol):
         ...
 
 
-def late_s(levels: Sequence[Late], every: Sequence[int]) -> list[float]:
+def late_s(levels: Sequence[Late], every: Sequence[int], period_s: float) -> list[float]:
     """By level, from the end of a call to it or a higher one until it is complete there, on average.
 
     A latency counts from the beginning of the call, and what the call costs is in the stretch that ends with it. A call
-    that goes to both is complete enough when either is.
+    that goes to both is complete enough when either is. And a call is as good as complete when a later one is, as where
+    calls to a slow level come between those to a quick one.
+
+    Args:
+        levels: cheapest first.
+        every: level -> at every how many-th call.
+        period_s: from one call to the next.
     """
+    nested = all(n % m == 0 for m, n in pairwise(every))
+    overtaken = not nested and max(level.latency_s for level in levels) > period_s
+    if overtaken and math.lcm(*every) <= _MOST_WALKED:
+        return _walked(levels, tuple(every), period_s)
     # By level, what calls cost of which it is the highest.
     call_s = [
         level.cost_s + sum(lower.cost_s * n / math.lcm(n, m) for lower, m in zip(levels, every[:place], strict=False))
@@ -62,6 +78,27 @@ def late_s(levels: Sequence[Late], every: Sequence[int]) -> list[float]:
             if rate > of_higher:
                 mean_s += _earliest_s(levels, every, place, at, call_s[at]) * (rate - of_higher) / rates[0]
         found.append(mean_s)
+    return found
+
+
+def _walked(levels: Sequence[Late], every: tuple[int, ...], period_s: float) -> list[float]:
+    """The same, call by call over a pattern."""
+    due = _due(every)
+    latencies_s, costs_s = (np.array(each) for each in zip(*((it.latency_s, it.cost_s) for it in levels), strict=True))
+    ends_s = period_s * np.arange(1, 2 * due.shape[1] + 1)
+    found = []
+    for first in range(len(levels)):
+        soonest_s = np.where(due[first:], latencies_s[first:, None], np.inf).min(axis=0)
+        complete_s = np.tile(np.maximum(0.0, soonest_s - costs_s @ due), 2) + ends_s
+        complete_s = np.minimum.accumulate(complete_s[::-1])[::-1]  # the second time round is what comes after
+        found.append(float((complete_s - ends_s)[: due.shape[1]][due[first:].any(axis=0)].mean()))
+    return found
+
+
+@lru_cache(maxsize=64)
+def _due(every: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    """bool[levels, calls]: what goes where, over a pattern."""
+    found: npt.NDArray[np.bool_] = np.arange(1, math.lcm(*every) + 1) % np.array(every)[:, None] == 0
     return found
 
 
@@ -90,7 +127,7 @@ def factor(
         highest: the F of each level.
         grown: the x of a stretch, on average, where nothing is late.
     """
-    late = late_s(levels, every)
+    late = late_s(levels, every, period_s)
     if not any(late):
         return 1.0
     places = range(len(every))

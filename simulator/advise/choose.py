@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from deeppart.errors import ConfigError
 from deeppart.model import REDUNDANT_LEVELS, Level
+from deeppart.model.units import show_seconds, show_share
 from deeppart.plan.interval import Cadence, LevelCost, Waste, best, waste
 from deeppart.plan.multiples import MOST_EVERY
 
@@ -33,6 +34,9 @@ PARITIES = ((4, 1), (8, 1), (8, 2), (16, 1), (16, 2))
 _LESS_OFTEN = (1, 2, 4, 8, 16)
 #: Factors on the mean times between failures that the sensitivity is shown for.
 FACTORS = (0.25, 0.5, 2.0, 4.0)
+#: A job that loses so much of its time gets nothing done; and factors by which failures may have to be rarer.
+HOPELESS = 0.999
+_RARER = tuple(2**power for power in range(1, 41))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +159,8 @@ def advise(
         wanted: what is given of its levels and compression.
 
     Raises:
-        ConfigError: the machine has no failures, none of the candidates survives all of them, or what they keep is
-            more than there is room for.
+        ConfigError: the machine has no failures, none of the candidates survives all of them, what they keep is more
+            than there is room for, or nothing gets done with any of them.
     """
     choices, less_often, too_large = list[Choice](), list[Choice](), dict[str, str]()
     for candidate in wanted.among(_candidates(job)):
@@ -180,10 +184,38 @@ def advise(
             where=job.machine.name,
         )
     choices.sort(key=lambda choice: (choice.waste.total, choice.simplicity))
+    if choices[0].waste.total >= HOPELESS:
+        raise _hopeless(choices[0], step_s)
     front = front_of([*choices, *less_often])
     chosen = advised(front)
     sensitivity = tuple(_sensitivity(chosen, step_s))
     return Advice(chosen, tuple(choices), front, sensitivity, _by_ranks_per_node(chosen.job), too_large)
+
+
+def _hopeless(least: Choice, step_s: float) -> ConfigError:
+    """Why nothing gets done, and by how much everything would have to be better."""
+    costs, waste = least.costs, least.waste
+    rate = sum(cost.failures_per_s for cost in costs)
+    back_s = sum(cost.failures_per_s * cost.restart_s for cost in costs) / rate
+    parts = {"coming back": waste.restart, "doing again what was lost": waste.rework, "writing": waste.cost}
+    largest = max(parts, key=parts.__getitem__)
+    factor = next((factor for factor in _RARER if _with_failures(costs, factor, step_s).waste.total <= 0.5), math.inf)
+    return ConfigError(
+        "this machine cannot train this job so: nothing gets done, whatever the levels and the cadence",
+        expected=f"more than {show_share(1 - HOPELESS)} of the time for new training",
+        found=f"a failure every {show_seconds(1 / rate)}, from which coming back takes {show_seconds(back_s)} where "
+        f"nothing disturbs it; a call blocks for {show_seconds(least.blocked_s)}, and is complete after "
+        f"{show_seconds(max(least.complete_s.values()))}; with {describe(least.job)}, which loses least, "
+        f"{show_share(parts[largest])} of the time goes into {largest}",
+        where=f"{least.job.machine.name}, {least.job.ranks:,} ranks on {least.job.nodes:,} nodes",
+        todo=f"half of the time would be training with failures {factor:,} times as rare, or with all these times so "
+        "much shorter: take fewer nodes, nodes that fail more rarely, or a faster way back (--restart-mode)",
+    )
+
+
+def _with_failures(costs: Sequence[LevelCost], factor: float, step_s: float) -> Cadence:
+    """The best cadence, where failures are so many times as rare."""
+    return best([replace(cost, failures_per_s=cost.failures_per_s / factor) for cost in costs], step_s)
 
 
 def _no_room(job: Job, too_large: Mapping[str, str]) -> ConfigError:
@@ -266,8 +298,8 @@ def _less_often(choice: Choice, step_s: float, wanted: Wanted) -> Iterator[Choic
 def _sensitivity(choice: Choice, step_s: float) -> Iterator[Sensitivity]:
     every = [choice.cadence.every[cost.name] for cost in choice.costs]
     for factor in FACTORS:
+        adapted = _with_failures(choice.costs, factor, step_s)
         costs = [replace(cost, failures_per_s=cost.failures_per_s / factor) for cost in choice.costs]
-        adapted = best(costs, step_s)
         kept = waste(costs, choice.cadence.period_s, every)
         yield Sensitivity(factor, kept.total, adapted.waste.total, adapted.period_s)
 

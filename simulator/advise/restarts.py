@@ -104,7 +104,7 @@ def _after(
     pieces = pieces_s(planned.job.machine.restart, planned.job.ranks, {kind})
     pieces[RESTORE] = sum(share * restores[level] for level, share in needed.items())
     replay_s, interval_s = 0.0, cadence.interval_s(costs[-1].name)
-    late = late_s(costs, [cadence.every[cost.name] for cost in costs])
+    late = late_s(costs, [cadence.every[cost.name] for cost in costs], cadence.period_s)
     for cost, waits_s in zip(reversed(costs), reversed(late), strict=True):
         # A higher level that is written more often serves, too.
         interval_s = min(interval_s, cadence.interval_s(cost.name))

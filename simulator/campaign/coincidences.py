@@ -1,16 +1,15 @@
 """Losses that come together: a node is lost while another one's files have not been rebuilt yet.
 
 A copy survives the loss of its node, not that of the partner as well. So of the failures that need a level on the
-nodes, a share needs a higher level: those that strike while the storage that this level needs is already gone. Lost
-storage is out for a *window*: until the job has come back and what was lost is rebuilt, and longer where other failures
-interrupt that. With windows of W seconds and failures that come at random, one of n units, each lost at rate r, is
-out with the probability
+nodes, a share needs a higher level: those that strike while the storage that this level needs is already gone.
 
-    p = 1 - exp(-r W)
-
-independent of the others. A level that survives t losses of g nodes fails where t of the others are out, and the node
-that is struck is not: one that is out has nothing more to lose. Counted are the failures that find it whole, that is
-with t of the g out at most. Where it was not, the job has come back from a higher level, and everything is rebuilt.
+Lost storage is out until the job has come back and what was lost is rebuilt, which takes W seconds where nothing
+strikes meanwhile. Every failure begins that anew, and when it is over all is whole at once. So failures come in *rows*
+that are less than W apart: with failures at a rate r, one is followed by another in its row with the probability
+q = 1 - exp(-r W). Each takes a given node with the same probability, and how many nodes are out is followed from one
+to the next, as a Markov chain: one that is struck again has nothing more to lose, and a level that survives t losses of
+g nodes fails with one more. There the row is over for this level, and where a failure needs a higher one anyway: the
+job has come back from there, and everything is rebuilt. Counted are the failures that find it whole.
 """
 
 from __future__ import annotations
@@ -18,31 +17,51 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
 
 from deeppart.model import Level
 
+from ..timing.bandwidth_sharing import FloatArray
 from ..timing.stages import Protection
 from .survival import Placement, placement
 
-#: exp() of more is a job that never comes back.
-_MOST_EXPONENT = 500.0
+#: Failures of a row that come with a smaller probability are not looked at, nor those after so many.
+_LEAST, _LONGEST = 1e-7, 2_000
 
 
-def window_s(rate: float, undisturbed_s: float) -> float:
-    """How long lost storage is out, on average.
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """How failures follow one another before everything is rebuilt.
+
+    Attributes:
+        again: the probability that one more comes, q above.
+        takes: the share of failures that take the storage of a given node, f above.
+        needing: the share of failures that need a level on the nodes other than a node's own.
+        beyond: the share that needs a higher one, whatever has been lost before.
+    """
+
+    again: float
+    takes: float
+    needing: float = 1.0
+    beyond: float = 0.0
+
+
+def again(rate: float, undisturbed_s: float) -> float:
+    """The probability that the next failure comes before everything is rebuilt.
 
     Args:
-        rate: of all failures, per second: each one begins the restart, and the rebuilding, once more.
+        rate: of all failures, per second.
         undisturbed_s: to come back and to rebuild, where nothing strikes meanwhile.
     """
-    if not rate:
-        return undisturbed_s
-    exponent = rate * undisturbed_s
-    return math.inf if exponent > _MOST_EXPONENT else math.expm1(exponent) / rate
+    return -math.expm1(-rate * undisturbed_s)
 
 
 def share_beyond(
-    level: str, struck: Sequence[int], nodes: int, out: float, protection: Protection, domain_nodes: int
+    level: str, struck: Sequence[int], nodes: int, rows: Rows, protection: Protection, domain_nodes: int
 ) -> float:
     """The share of failures striking these nodes that a level on the nodes does not survive, though it would alone.
 
@@ -50,44 +69,127 @@ def share_beyond(
         level: partner or parity.
         struck: nodes of the failure, one at least.
         nodes: of the job.
-        out: the probability that a given other node's storage is out.
+        rows: how failures follow one another.
         domain_nodes: nodes that share a switch or rack; 0 where that is not known.
     """
-    if out >= 1:  # nothing is ever rebuilt
-        return 1.0
     places = placement(tuple(range(nodes)), protection, domain_nodes)
-    if level == Level.PARTNER:
-        return _pair_beyond(len(_partners(places, struck)), out)
-    stays = 1.0
-    for members, lost in Counter(places.group[place] for place in struck).items():
-        stays *= 1 - _group_beyond(len(members), lost, protection.parity_tolerate, out)
-    return 1 - stays
+    these, usual = (_concerned(places, level, each, protection.parity_tolerate) for each in (struck, struck[:1]))
+    return _share_of_rows(these, usual, rows)
 
 
-def _pair_beyond(partners: int, out: float) -> float:
-    """With copies: along the ring of partners no two neighbours are out, where it is whole.
+@dataclass(frozen=True, slots=True)
+class _Ring:
+    """Copies, along a ring of nodes of which no two neighbours are out.
 
-    Where each is out or not with odds of p to 1 - p, but never two neighbours, they are so one after the other: by the
-    largest eigenvalue of the matrix of the odds, (1, 1; odds, 0).
+    Attributes:
+        nodes: on it.
+        partners: with copies of what is struck, or whose copies that has.
     """
-    odds = out / (1 - out)
-    eigenvalue = (1 + math.sqrt(1 + 4 * odds)) / 2
-    next_is_out = odds / eigenvalue**2
-    return (1 - (1 - next_is_out) ** partners) / (1 + next_is_out)
+
+    nodes: int
+    partners: int
+
+    def begin(self, longest: int) -> list[FloatArray]:
+        """The probabilities that so many are out, where none is yet."""
+        return [_none_of(1 + min(longest, self.nodes // 2))]
+
+    def step(self, out: list[FloatArray], takes: float) -> list[FloatArray]:
+        """The same after one more failure, of a row that goes on."""
+        (before,) = out
+        count = np.arange(len(before))
+        others = np.maximum(self.nodes - count, 0)
+        fresh = takes * others * self._spared(count, 2)
+        after = before * (1 - takes * others)
+        after[1:] += (before * fresh)[:-1]
+        return [after]
+
+    def fails(self, out: list[FloatArray]) -> float:
+        """The share of failures, striking these nodes, that are not survived."""
+        (chances,) = out
+        count = np.arange(len(chances))
+        beyond = (1 - count / self.nodes) * (1 - self._spared(count, self.partners))
+        return float((chances * beyond).sum() / chances.sum())
+
+    def _spared(self, count: npt.NDArray[np.int_], partners: int) -> FloatArray:
+        """The probability that so many partners of one that is not out are not out either: all sets of so many nodes
+        without neighbours are as probable.
+        """
+        left = (np.maximum(self.nodes - count - place, 1e-9) for place in range(partners))
+        return math.prod((np.clip(1 - count / each, 0.0, 1.0) for each in left), start=np.ones(len(count)))
 
 
-def _group_beyond(members: int, lost: int, tolerate: int, out: float) -> float:
-    """In a group of parity of which so many nodes are struck."""
-    if lost > tolerate:
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """Groups of parity.
+
+    Attributes:
+        sizes: members, and how many of them are struck, of each group that is.
+        tolerate: of a group so many may be out.
+    """
+
+    sizes: tuple[tuple[int, int], ...]
+    tolerate: int
+
+    def begin(self, longest: int) -> list[FloatArray]:
+        """For each group float64[out of those that are struck, out of the others], where none is yet."""
+        del longest
+        return [_none_of(1 + lost, 1 + self.tolerate) for _, lost in self.sizes]
+
+    def step(self, out: list[FloatArray], takes: float) -> list[FloatArray]:
+        """The same after one more failure, of a row that goes on."""
+        found = []
+        for (members, lost), before in zip(self.sizes, out, strict=True):
+            struck, others = np.indices(before.shape)
+            hits, misses = takes * (lost - struck), takes * np.maximum(members - lost - others, 0)
+            after = before * (1 - hits - misses)
+            after[1:] += (before * hits)[:-1]
+            after[:, 1:] += (before * misses)[:, :-1]
+            found.append(np.where(struck + others <= self.tolerate, after, 0.0))
+        return found
+
+    def fails(self, out: list[FloatArray]) -> float:
+        """The share of failures, striking these nodes, that are not survived."""
+        stays = 1.0
+        for (_, lost), chances in zip(self.sizes, out, strict=True):
+            others = np.indices(chances.shape)[1]
+            stays *= float(chances[lost + others <= self.tolerate].sum() / chances.sum())
+        return 1 - stays
+
+
+def _concerned(places: Placement, level: str, struck: Sequence[int], tolerate: int) -> _Ring | _Groups:
+    """What of a level is concerned by the loss of some nodes."""
+    if level == Level.PARTNER:
+        return _Ring(len(places.partner), len(_partners(places, struck)))
+    groups = Counter(places.group[place] for place in struck)
+    return _Groups(tuple(sorted((len(members), lost) for members, lost in groups.items())), tolerate)
+
+
+@lru_cache(maxsize=4096)
+def _share_of_rows(these: _Ring | _Groups, usual: _Ring | _Groups, rows: Rows) -> float:
+    """The share of failures that find all whole, and are not survived.
+
+    Args:
+        these: what they concern.
+        usual: what the others of their rows do, which are of single nodes mostly.
+    """
+    if rows.again >= 1:  # nothing is ever rebuilt
         return 1.0
-    struck, others = _shares_out(lost, out), _shares_out(members - lost, out)
-    whole = sum(_shares_out(members, out)[: tolerate + 1])
-    beyond = sum(
-        struck[already] * others[other]
-        for already in range(lost + 1)
-        for other in range(max(0, tolerate + 1 - lost), min(tolerate - already, members - lost) + 1)
-    )
-    return min(1.0, beyond / whole) if whole else 1.0
+    longest = 1 if not rows.again else min(_LONGEST, 2 + math.ceil(math.log(_LEAST) / math.log(rows.again)))
+    out, others = these.begin(longest), usual.begin(longest)
+    reached, beyond, counted = 1.0, 0.0, 0.0
+    for _ in range(longest):
+        beyond, counted = beyond + reached * these.fails(out), counted + reached
+        reached *= rows.again * max(0.0, 1 - rows.needing * usual.fails(others) - rows.beyond)
+        if reached < _LEAST * counted:
+            break
+        out, others = these.step(out, rows.takes), usual.step(others, rows.takes)
+    return beyond / counted
+
+
+def _none_of(*shape: int) -> FloatArray:
+    found = np.zeros(shape)
+    found.flat[0] = 1.0
+    return found
 
 
 def _partners(places: Placement, struck: Sequence[int]) -> set[int]:
@@ -95,18 +197,3 @@ def _partners(places: Placement, struck: Sequence[int]) -> set[int]:
     gone = set(struck)
     keepers = {places.partner[place] for place in struck}
     return (keepers | {place for place, keeper in enumerate(places.partner) if keeper in gone}) - gone
-
-
-def _shares_out(count: int, out: float) -> list[float]:
-    """The probabilities that so many of some independent nodes are out: none, one, and so on."""
-    return [math.comb(count, k) * out**k * (1 - out) ** (count - k) for k in range(count + 1)]
-
-
-def out_at_once(rate: float, window: float) -> float:
-    """The probability that a given node's storage is out.
-
-    Args:
-        rate: at which this one node is lost, alone or with its group, per second.
-        window: in seconds, as of :func:`window_s`.
-    """
-    return -math.expm1(-rate * window) if rate else 0.0

@@ -15,7 +15,7 @@ from deeppart.plan.interval import Cadence, LevelCost, waste
 from deeppart.plan.multiples import MOST_EVERY
 
 from ..timing.stages import Protection
-from .coincidences import out_at_once, share_beyond, window_s
+from .coincidences import Rows, again, share_beyond
 from .comeback import pieces_s
 from .failures import Size, classes, group_count, nodes_of_group, rates_per_s, struck_nodes
 from .plan import Planned
@@ -64,23 +64,22 @@ def survival(planned: Planned) -> Survival:
             if all(_survives(planned, on[:count], struck) for struck in strikes):
                 needs[kind] = on[count - 1]
                 break
-    return Survival(needs, rates, {kind: _shares(planned, on, kind, needs[kind], rates) for kind in kinds})
+    return Survival(needs, rates, {kind: _shares(planned, on, kind, needs, rates) for kind in kinds})
 
 
-def _shares(planned: Planned, on: Sequence[str], kind: str, need: str, rates: Mapping[str, float]) -> dict[str, float]:
+def _shares(
+    planned: Planned, on: Sequence[str], kind: str, needs: Mapping[str, str], rates: Mapping[str, float]
+) -> dict[str, float]:
     """The levels that failures of a class need, since some strike while an earlier one's loss is not made good yet."""
     world = planned.on(planned.nodes)
-    found, left = dict[str, float](), 1.0
-    rate_of_one = rates["node"] / planned.nodes + sum(
-        1 / group.mtbf for group in planned.job.machine.failures.kinds.values()
-    )
+    found, left, need = dict[str, float](), 1.0, needs[kind]
     for level in REDUNDANT_LEVELS[REDUNDANT_LEVELS.index(need) :] if need in REDUNDANT_LEVELS else ():
         if level not in on:
             continue
         undisturbed_s = _coming_back_s(planned, kind, level) + world.heal_s
-        out = out_at_once(rate_of_one, window_s(sum(rates.values()), undisturbed_s))
+        rows = _rows(planned, needs, rates, undisturbed_s)
         beyond = fmean(
-            share_beyond(level, struck, planned.nodes, out, planned.job.protection, planned.domain_nodes)
+            share_beyond(level, struck, planned.nodes, rows, planned.job.protection, planned.domain_nodes)
             for struck in _strikes(planned, kind)
         )
         found[level] = left * (1 - beyond)
@@ -88,6 +87,18 @@ def _shares(planned: Planned, on: Sequence[str], kind: str, need: str, rates: Ma
     last = need if need not in REDUNDANT_LEVELS else Level.PERSISTENT if Level.PERSISTENT in on else NOTHING
     found[last] = left
     return found
+
+
+def _rows(planned: Planned, needs: Mapping[str, str], rates: Mapping[str, float], undisturbed_s: float) -> Rows:
+    """How failures follow one another, where coming back and rebuilding takes so long undisturbed."""
+    every = sum(rates.values())
+    if not every:
+        return Rows(0.0, 0.0)
+    groups = planned.job.machine.failures.kinds.values()
+    of_one = rates["node"] / planned.nodes + sum(1 / group.mtbf for group in groups)
+    needing = sum(rate for kind, rate in rates.items() if needs[kind] in REDUNDANT_LEVELS)
+    beyond = sum(rate for kind, rate in rates.items() if needs[kind] in (Level.PERSISTENT, NOTHING))
+    return Rows(again(every, undisturbed_s), of_one / every, needing / every, beyond / every)
 
 
 def level_costs(planned: Planned, found: Survival | None = None) -> list[LevelCost]:

@@ -375,8 +375,12 @@ class Machine:
         return max(1.0, ranks_on_node / self.cores)
 
     def encoding_threads(self, ranks_on_node: int) -> float:
-        """Cores that one rank encodes with while all ranks of the node do."""
-        return min(float(self.encode_threads), self.cores / ranks_on_node)
+        """Cores that one rank encodes with while all ranks of the node do.
+
+        The library leaves one of a rank's own cores to training (deeppart/session/topology.py).
+        """
+        threads = max(1, min(self.encode_threads, self.cores // ranks_on_node - 1))
+        return min(float(threads), self.cores / ranks_on_node)
 
     def with_failures(self, factor: float) -> Machine:
         """The same machine with mean times between failures multiplied by ``factor``."""

@@ -11,6 +11,9 @@ from ..machine.record import Machine
 def as_nodes(machine: Machine, nodes: int) -> Machine:
     """The machine that consists of such nodes, one rank on each.
 
+    Each of them has its part of the memory and of the local storage, whether or not the others use theirs: that is what
+    nodes are. The file system is one for all, and one node alone has what one rank has of it.
+
     Args:
         machine: the host, calibrated for so many ranks.
         nodes: how many.
@@ -26,8 +29,7 @@ def as_nodes(machine: Machine, nodes: int) -> Machine:
         machine,
         nodes=nodes,
         ranks_per_node=1,
-        cores=1,
-        encode_threads=max(1, min(machine.encode_threads, machine.cores // nodes)),
+        cores=max(1, machine.cores // nodes),
         memory=replace(
             memory,
             copy=copy,
@@ -36,6 +38,7 @@ def as_nodes(machine: Machine, nodes: int) -> Machine:
             call=memory.call * crowding,
             leaf=memory.leaf * crowding,
             defer=memory.defer * crowding,
+            hash=memory.hash / crowding,
             compare=memory.compare * crowding,
             restore=memory.restore * crowding,
             restored_leaf=memory.restored_leaf * crowding,
@@ -50,8 +53,10 @@ def as_nodes(machine: Machine, nodes: int) -> Machine:
         network=replace(network, parity=network.parity / crowding, rebuild=network.rebuild / crowding),
         persistent=replace(
             persistent,
-            node_write=min(persistent.rank_write, persistent.node_write / nodes),
-            node_read=min(persistent.rank_read, persistent.node_read / nodes),
+            write=min(persistent.write, persistent.node_write),
+            read=min(persistent.read, persistent.node_read),
+            node_write=min(persistent.rank_write, persistent.node_write),
+            node_read=min(persistent.rank_read, persistent.node_read),
             tensor=persistent.tensor * crowding,
             leaf=persistent.leaf * crowding,
             work=persistent.work / crowding,

@@ -1,8 +1,7 @@
 """This machine's numbers, from running the library on it: real checkpoints of few and many, small and large tensors.
 
-Each stage's time is taken to be a constant + a part for each byte + a part for each tensor, and the parts are fitted
-to what was measured, by least squares of the relative error with no part below zero. One rank alone tells what a rank
-can do, ``ranks_per_node`` ranks together what the node can.
+Each stage's time is taken to be a constant + a part for each byte + a part for each tensor (:mod:`.fitting`). One rank
+alone tells what a rank can do, ``ranks_per_node`` ranks together what the node can.
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from deeppart.cli.calibrate.tasks import LOSE, RESTORE, TRAIN, SaveTask
 
 from ..machine.record import Codec, Local, Machine, Memory, Network, Persistent, Serialize
+from .fitting import Sample, fit
 from .start import Directories, measure
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int64")
@@ -49,23 +47,6 @@ _FITTED = ("plan", "capture", "local", "persistent", "work", "restore")
 _MANIFEST_LEAF_S = 2e-6
 #: What the node of a machine file without a network is given: ranks of one node never use it.
 _UNKNOWN_NETWORK = Network(bandwidth=1e10, latency=2e-6)
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One measured checkpoint, by medians over its rounds.
-
-    Attributes:
-        ranks: how many.
-        share_bytes: of each.
-        share_tensors: of each.
-        seconds: name -> median of the slowest rank.
-    """
-
-    ranks: int
-    share_bytes: int
-    share_tensors: int
-    seconds: Mapping[str, float]
 
 
 def calibrate(
@@ -167,7 +148,7 @@ class _Measuring:
                 Sample(ranks, *share, {"parity": _after(one, "parity", "local"), "rebuild": _longer(two, sample)})
                 for share, one, two, sample in zip(protected, kept, lost, samples, strict=False)
             ],
-            median(late["capture"]) / lazy[1],
+            _guards_s(late, samples, lazy[1]) / lazy[1],
             _interference(trained[0], plain[0]),
             [
                 Sample(ranks, *share, {"restore": median(each["restore"])})
@@ -199,6 +180,18 @@ def _longer(lost: Mapping[str, Sequence[float]], sample: Sample) -> float:
     return max(0.0, median(lost["restore"]) - sample.seconds["restore"])
 
 
+def _guards_s(late: Mapping[str, Sequence[float]], samples: Sequence[Sample], tensors: int) -> float:
+    """Seconds of a lazy call beside planning, and beside what a copy takes as such: the model has these apart.
+
+    Args:
+        late: the lazy checkpoints.
+        samples: eager ones.
+        tensors: of a share of the lazy ones.
+    """
+    plan, capture = fit(samples, "plan"), fit(samples, "capture")
+    return max(0.0, median(late["blocked"]) - plan[0] - tensors * plan[2] - capture[0])
+
+
 def _interference(trained: Mapping[str, Sequence[float]], saved: Mapping[str, Sequence[float]]) -> float:
     """Time that training loses, as a share of what the same background takes where nothing trains.
 
@@ -213,6 +206,28 @@ def _interference(trained: Mapping[str, Sequence[float]], saved: Mapping[str, Se
     return min(max(0.0, median(lost) / busy), 0.99) if busy > 0 else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Fits:
+    """What was fitted to the plain checkpoints, and what the model's terms take of it.
+
+    Attributes:
+        ranks: of a node.
+        crowding: how many times as long computing takes where these share cores.
+        rank: stage -> (constant, per byte, per tensor), of one rank alone.
+        node: the same, of all ranks of a node together.
+    """
+
+    ranks: int
+    crowding: float
+    rank: Mapping[str, tuple[float, float, float]]
+    node: Mapping[str, tuple[float, float, float]]
+
+    @property
+    def copies(self) -> tuple[float, float]:
+        """Bytes per second that one rank alone copies, and all ranks of the node together."""
+        return _rate(self.rank["capture"][1]), _rate(self.node["capture"][1], self.ranks)
+
+
 def machine_from(
     name: str,
     ranks_per_node: int,
@@ -225,30 +240,14 @@ def machine_from(
     """
     pieces = alone.pieces
     cores = len(os.sched_getaffinity(0))
-    crowding = max(1.0, ranks_per_node / cores)
-    rank = {what: fit(alone.samples, what) for what in _FITTED}
-    node = {what: fit(together.samples, what) for what in _FITTED}
-    codecs = {dtype: Codec(**found) for dtype, found in pieces["codec"].items() if found["ratio"] < 1}
-    node_copy = _rate(node["capture"][1], ranks_per_node)
-    # A restore ends with a copy of the whole state by every rank, which the model has apart.
-    copied, all_copied = 1 / _rate(rank["capture"][1]), ranks_per_node**2 / node_copy
-    rank_read, read = _rest(rank["restore"][1], copied), _rest(node["restore"][1], all_copied)
-    rank_fetch, fetch = rank_read, read
-    if alone.fetched and together.fetched:
-        rank_fetch = _rest(fit(alone.fetched, "restore", tensors=False)[1], copied)
-        fetch = _rest(fit(together.fetched, "restore", tensors=False)[1], all_copied)
-    leaf = rank["plan"][2]
-    # Every rank looks at all ranks' leaves.
-    together_leaf = node["plan"][2] / ranks_per_node / crowding
-    # Of what a tensor takes until the commit, rank 0's part grows with all ranks' tensors; one rank alone cannot tell.
-    alone_s, together_s = rank["persistent"][2], node["persistent"][2] / crowding
-    most = together_s / ranks_per_node
-    manifest = min(most, _MANIFEST_LEAF_S)
-    if ranks_per_node > 1:
-        manifest = min(most, max(0.0, (together_s - alone_s) / (ranks_per_node - 1)))
-    local_work = (
-        min(fit(together.local_only, "work", tensors=False)[1], node["work"][1]) if together.local_only else 0.0
+    fits = _Fits(
+        ranks_per_node,
+        max(1.0, ranks_per_node / cores),
+        {what: fit(alone.samples, what) for what in _FITTED},
+        {what: fit(together.samples, what) for what in _FITTED},
     )
+    codecs = {dtype: Codec(**found) for dtype, found in pieces["codec"].items() if found["ratio"] < 1}
+    local, persistent = _storage(fits, alone, together)
     return Machine(
         name=name,
         source="deeppart-sim calibrate",
@@ -257,42 +256,81 @@ def machine_from(
         cores=cores,
         encode_threads=max(1, min(4, cores - 1)),
         interference=together.interference,
-        memory=Memory(
-            copy=_rate(rank["capture"][1]),
-            node_copy=node_copy,
-            tensor=node["capture"][2] / crowding,
-            call=(node["plan"][0] + node["capture"][0]) / crowding,
-            leaf=leaf,
-            defer=together.defer / crowding,
-            hash=pieces["hash"],
-            compare=max(0.0, together_leaf - leaf) if ranks_per_node > 1 else 0.0,
-            restore=node["restore"][0] / crowding,
-            restored_leaf=node["restore"][2] / ranks_per_node / crowding,
-        ),
-        local=Local(
-            write=_rate(node["local"][1], ranks_per_node),
-            read=_rate(read, ranks_per_node),
-            rank_write=_rate(rank["local"][1]),
-            rank_read=_rate(rank_read),
-            file=node["local"][0],
-            tensor=node["local"][2] / crowding,
-            work=_rate(local_work),
-        ),
-        network=_network(together, crowding, node["local"][0]),
-        persistent=Persistent(
-            write=_rate(node["persistent"][1], ranks_per_node),
-            read=_rate(fetch, ranks_per_node),
-            node_write=_rate(node["persistent"][1], ranks_per_node),
-            node_read=_rate(fetch, ranks_per_node),
-            rank_write=_rate(rank["persistent"][1]),
-            rank_read=_rate(rank_fetch),
-            file=node["persistent"][0],
-            tensor=node["persistent"][2] / crowding - ranks_per_node * manifest,
-            leaf=manifest,
-            work=_rate(max(node["work"][1] - local_work, node["work"][1] / 10)),
-        ),
+        memory=_memory(fits, together.defer, pieces["hash"]),
+        local=local,
+        network=_network(together, fits.crowding, local.file),
+        persistent=persistent,
         serialize=Serialize(**pieces["serialize"]),
         codecs=MappingProxyType(codecs),
+    )
+
+
+def _memory(fits: _Fits, defer: float, hash_rate: float) -> Memory:
+    """Planning, copies and restores.
+
+    Args:
+        defer: of :class:`Measured`.
+        hash_rate: bytes that a thread digests per second.
+    """
+    rank, node, ranks, crowding = fits.rank, fits.node, fits.ranks, fits.crowding
+    copy, node_copy = fits.copies
+    leaf = rank["plan"][2]
+    # Every rank looks at all ranks' leaves.
+    together_leaf = node["plan"][2] / ranks / crowding
+    return Memory(
+        copy=copy,
+        node_copy=node_copy,
+        tensor=node["capture"][2] / crowding,
+        call=(node["plan"][0] + node["capture"][0]) / crowding,
+        leaf=leaf,
+        defer=defer / crowding,
+        hash=hash_rate,
+        compare=max(0.0, together_leaf - leaf) if ranks > 1 else 0.0,
+        restore=node["restore"][0] / crowding,
+        restored_leaf=node["restore"][2] / ranks / crowding,
+    )
+
+
+def _storage(fits: _Fits, alone: Measured, together: Measured) -> tuple[Local, Persistent]:
+    """The node's own storage, and the file system."""
+    rank, node, ranks, crowding = fits.rank, fits.node, fits.ranks, fits.crowding
+    copy, node_copy = fits.copies
+    # A restore ends with a copy of the whole state by every rank, which the model has apart.
+    copied, all_copied = 1 / copy, ranks / min(copy, node_copy / ranks)
+    rank_read, read = _rest(rank["restore"][1], copied), _rest(node["restore"][1], all_copied)
+    rank_fetch, fetch = rank_read, read
+    if alone.fetched and together.fetched:
+        rank_fetch = _rest(fit(alone.fetched, "restore", tensors=False)[1], copied)
+        fetch = _rest(fit(together.fetched, "restore", tensors=False)[1], all_copied)
+    # Of what a tensor takes until the commit, rank 0's part grows with all ranks' tensors; one rank alone cannot tell.
+    alone_s, together_s = rank["persistent"][2], node["persistent"][2] / crowding
+    most = together_s / ranks
+    manifest = min(most, _MANIFEST_LEAF_S)
+    if ranks > 1:
+        manifest = min(most, max(0.0, (together_s - alone_s) / (ranks - 1)))
+    local_work = (
+        min(fit(together.local_only, "work", tensors=False)[1], node["work"][1]) if together.local_only else 0.0
+    )
+    local = Local(
+        write=_rate(node["local"][1], ranks),
+        read=_rate(read, ranks),
+        rank_write=_rate(rank["local"][1]),
+        rank_read=_rate(rank_read),
+        file=node["local"][0],
+        tensor=node["local"][2] / crowding,
+        work=_rate(local_work),
+    )
+    return local, Persistent(
+        write=_rate(node["persistent"][1], ranks),
+        read=_rate(fetch, ranks),
+        node_write=_rate(node["persistent"][1], ranks),
+        node_read=_rate(fetch, ranks),
+        rank_write=_rate(rank["persistent"][1]),
+        rank_read=_rate(rank_fetch),
+        file=node["persistent"][0],
+        tensor=max(0.0, together_s - ranks * manifest),  # rounding may leave less than nothing
+        leaf=manifest,
+        work=_rate(max(node["work"][1] - local_work, node["work"][1] / 10)),
     )
 
 
@@ -318,37 +356,6 @@ def _network(together: Measured, crowding: float, file_s: float) -> Network:
         rebuild=_rate(rebuilding / largest.share_bytes / crowding),
         exchange=exchange,
     )
-
-
-def fit(samples: Sequence[Sample], what: str, *, tensors: bool = True) -> tuple[float, float, float]:
-    """(constant in s, s per byte of a share, s per tensor of a share) of a stage.
-
-    Args:
-        tensors: false where they make no difference.
-
-    On a machine that is busy otherwise the fit may leave nothing for bytes, as if they moved in no time. Then all of
-    the time of the largest share is put down to its bytes: a rate that was reached for sure.
-    """
-    rows = [(1.0, each.share_bytes, each.share_tensors * tensors) for each in samples]
-    fitted = _least_squares([each.seconds[what] for each in samples], rows)
-    if fitted[1] > 0 or what == "plan":
-        return fitted
-    largest = max(samples, key=lambda each: each.share_bytes)
-    per_byte = largest.seconds[what] / largest.share_bytes
-    rest = [max(0.0, each.seconds[what] - per_byte * each.share_bytes) for each in samples]
-    constant, _, per_tensor = _least_squares(rest, [(1.0, 0.0, count) for _, _, count in rows])
-    return constant, per_byte, per_tensor
-
-
-def _least_squares(seconds: Sequence[float], rows: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
-    from scipy.optimize import nnls
-
-    target = np.maximum(np.array(seconds), 1e-9)
-    columns = np.array(rows)
-    scale = np.maximum(columns.max(axis=0), 1e-300)
-    found, _ = nnls(columns / scale / target[:, None], np.ones(len(target)))
-    constant, per_byte, per_tensor = (found / scale).tolist()
-    return constant, per_byte, per_tensor
 
 
 def _rest(seconds_per_byte: float, of_them: float) -> float:

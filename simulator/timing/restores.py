@@ -13,8 +13,8 @@ from .bandwidth_sharing import FloatArray, by_node, finish_times
 from .stages import Job, codec_of
 
 #: Training waits for a restore: a rank loads its parts with its share of the node's cores, up to so many
-#: (deeppart/session/topology.py).
-MOST_THREADS = 8
+#: (deeppart/session/topology.py), and with no fewer threads than that (deeppart/recovery/load_part.py).
+MOST_THREADS, LEAST_THREADS = 8, 2
 
 
 def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int | None = None) -> float:
@@ -52,7 +52,8 @@ def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int 
         # gets them. The other parts have been loaded before; these are then loaded from memory.
         network = machine.network
         rebuilt = max(each / network.bandwidth, each / (network.rebuild * job.ranks_on_node)) + network.exchange
-    return _begin_s(job) + rebuilt + read + _decode_s(job, shares, per_rank / ratio) + distribute_s(job)
+    decoding = _decode_s(job, shares, per_rank / ratio)
+    return _begin_s(job) + rebuilt + read + decoding + distribute_s(job, encoded=ratio != 1.0)
 
 
 def _begin_s(job: Job) -> float:
@@ -61,23 +62,31 @@ def _begin_s(job: Job) -> float:
     return (memory.restore + memory.restored_leaf * job.leaves_held) * crowding
 
 
-def distribute_s(job: Job) -> float:
+def distribute_s(job: Job, *, encoded: bool = False) -> float:
     """Seconds for bytes that one rank has read to reach all ranks that hold them: over the network once per node, and
     copied by every rank.
+
+    Args:
+        encoded: the ranks of a node do not find what another one of them has read in a file that is in memory, as they
+            find raw parts: it is sent from rank to rank.
     """
-    needed = np.zeros(job.ranks)
-    copies = np.zeros(job.ranks)
+    needed, passed, copies = np.zeros(job.ranks), np.zeros(job.ranks), np.zeros(job.ranks)
     for groups in job.state.on(job.ranks):
         nbytes = float(groups.leaves.nbytes.sum())
         members = groups.ranks.shape[1]
         copies[groups.ranks] += nbytes
         if members > 1:
             needed[groups.ranks] += nbytes * (1 - 1 / members) / min(members, job.ranks_per_node)
-    over = (
-        by_node(needed, job.ranks_per_node).sum(axis=1).max() / job.machine.network.bandwidth if job.nodes > 1 else 0.0
-    )
-    memory = job.machine.memory
+            passed[groups.ranks] += nbytes * (1 - 1 / members)
+    memory, network = job.machine.memory, job.machine.network
+    over = by_node(needed, job.ranks_per_node).sum(axis=1).max() / network.bandwidth if job.nodes > 1 else 0.0
     copied = finish_times(by_node(copies, job.ranks_per_node), memory.copy, memory.node_copy).max()
+    if encoded and job.ranks_on_node > 1:
+        # Messages between ranks of a host are what its calibration has as the network; elsewhere each is two copies.
+        one_host = job.machine.nodes == 1
+        each = network.bandwidth if one_host else memory.copy / 2
+        together = math.inf if one_host else memory.node_copy / 2
+        copied += finish_times(by_node(passed, job.ranks_per_node), each, together).max()
     return float(max(over, copied))
 
 
@@ -86,7 +95,8 @@ def _decode_s(job: Job, shares: Shares, raw: FloatArray) -> float:
     if ratio == 1.0:
         return 0.0
     machine = job.machine
-    threads = min(MOST_THREADS, machine.cores / job.ranks_on_node)
+    cores = machine.cores / job.ranks_on_node
+    threads = min(MOST_THREADS, max(LEAST_THREADS, math.floor(cores)), cores)
     per_byte = sum(
         share * (1 / machine.codecs[dtype].decode + 1 / machine.memory.hash)
         for dtype, share in shares.by_dtype.items()

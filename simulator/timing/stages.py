@@ -201,8 +201,8 @@ def _cores_s(job: Job, raw: FloatArray, encoded: FloatArray, ratio: float, encod
         return np.zeros_like(raw)
     machine, protection = job.machine, job.protection
     work = raw * (machine.encoding_threads(job.ranks_on_node) / encode_rate)
-    if protection.local:
-        work = work + encoded / machine.local.work
+    if protection.local:  # of raw chunks, the thread that writes takes the digests, and that is in what was measured
+        work = work + encoded * max(0.0, 1 / machine.local.work - 1 / machine.memory.hash)
     if protection.persistent:
         work = work + encoded / machine.persistent.work
     needed = work.sum(axis=1, keepdims=True) / machine.cores

@@ -130,3 +130,17 @@ def test_a_what_if_has_other_widths_that_take_no_more_nodes_than_it(nodes: int, 
     """16 ranks, 4 on each node: with 2 nodes that is a what-if of 4."""
     advice = advise(asked(Failures(process=DAY), nodes=nodes))
     assert set(advice.by_ranks_per_node) == widths
+
+
+def test_a_job_that_gets_nowhere_is_refused_with_what_would_have_to_change() -> None:
+    """A failure every minute, and an hour to come back: with half of the time for training failures are so much rarer
+    that a few of them strike in an hour.
+    """
+    slow = replace(MACHINE.restart, relaunch=3600.0, detect=0.0, replace=0.0)
+    with pytest.raises(ConfigError, match="nothing gets done") as caught:
+        advise(asked(Failures(process=16 * 60.0), restart=slow))
+    said = str(caught.value)
+    assert "a failure every 60 s, from which coming back takes 1 h" in said
+    assert "128 times as rare" in said and "goes into coming back" in said
+    found = advise(asked(Failures(process=16 * 60.0 * 128), restart=slow)).chosen.waste.total
+    assert 0.25 < found < 0.55

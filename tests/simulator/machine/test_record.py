@@ -15,7 +15,7 @@ from tests.simulator.timing.jobs import MACHINE
 def test_computing_takes_longer_where_there_are_more_ranks_than_cores() -> None:
     machine = replace(MACHINE, cores=8, encode_threads=4)
     assert [machine.crowding(ranks) for ranks in (1, 8, 16)] == [1.0, 1.0, 2.0]
-    assert [machine.encoding_threads(ranks) for ranks in (1, 2, 4, 16)] == [4.0, 4.0, 2.0, 0.5]
+    assert [machine.encoding_threads(ranks) for ranks in (1, 2, 4, 16)] == [4.0, 3.0, 1.0, 0.5]
 
 
 def test_failures_are_rarer_by_a_factor_and_those_that_are_off_stay_off() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deeppart_simulator.measure.calibrate import Sample
+from deeppart_simulator.measure.fitting import Sample
 
 PIECES = {
     "codec": {

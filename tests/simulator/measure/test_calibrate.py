@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.measure.calibrate import Measured, Sample, _interference, fit, machine_from
+from deeppart_simulator.measure.calibrate import Measured, _guards_s, _interference, machine_from
+from deeppart_simulator.measure.fitting import Sample
+from deeppart_simulator.measure.validate import predict
 
+from deeppart.cli.calibrate.tasks import RESTORE, SaveTask
 from tests.simulator.measure.samples import PIECES, samples_of
-
-
-def test_a_fit_finds_what_was_put_in() -> None:
-    constant, per_byte, per_tensor = fit(samples_of(1), "capture")
-    assert constant == pytest.approx(0.0, abs=1e-9)
-    assert (1 / per_byte, per_tensor) == pytest.approx((10e9, 4e-6))
-
-
-def test_a_fit_of_noise_leaves_no_infinite_rate() -> None:
-    """As on a machine where something else ran while the small shares were measured."""
-    times = {1 << 20: 0.5, 1 << 24: 0.3, 1 << 27: 0.1}
-    samples = [Sample(1, nbytes, 16, {"capture": seconds}) for nbytes, seconds in times.items()]
-    constant, per_byte, per_tensor = fit(samples, "capture")
-    assert per_byte == pytest.approx(0.1 / (1 << 27))
-    assert constant >= 0 and per_tensor >= 0 and math.isfinite(constant + per_tensor)
 
 
 def test_interference_is_a_share_of_what_the_background_takes_where_nothing_trains() -> None:
@@ -67,3 +54,51 @@ def test_the_file_system_is_read_as_fast_as_restores_from_it_tell() -> None:
     assert machine.local.rank_read > 1e9
     usual = machine_from("usual", 1, Measured(samples_of(1), PIECES), Measured(samples_of(1), PIECES))
     assert usual.persistent.rank_read == usual.local.rank_read, "as the node's, where nobody has looked"
+
+
+def test_a_lazy_call_is_taken_apart_as_the_model_puts_it_together() -> None:
+    """Planning and what a copy takes as such are terms of their own: what is left are guards, 20 us each."""
+    samples = [
+        Sample(2, nbytes, tensors, {"plan": 4e-3 + 3e-6 * tensors, "capture": 1e-3 + nbytes / 4e9})
+        for nbytes, tensors in ((64 << 20, 16), (128 << 20, 64), (64 << 20, 4096))
+    ]
+    late = {"blocked": [4e-3 + 3e-6 * 500 + 1e-3 + 500 * 20e-6], "capture": [0.5]}
+    assert _guards_s(late, samples, 500) == pytest.approx(500 * 20e-6)
+    assert _guards_s({"blocked": [1e-3]}, samples, 500) == 0.0
+
+
+@pytest.mark.parametrize("faster", [1.0, 10.0])
+def test_a_restore_is_put_together_again_also_where_ranks_seem_to_copy_faster_together(faster: float) -> None:
+    """Copies that are fitted too fast, as on a machine with other programs: the model takes one rank's rate then."""
+    alone, together = samples_of(1), samples_of(4)
+    quick = [
+        replace(
+            each,
+            seconds={
+                **each.seconds,
+                "capture": each.seconds["capture"] / faster,
+                "restore": 0.5 + each.share_bytes / 0.1e9,
+            },
+        )
+        for each in together
+    ]
+    machine = machine_from("round", 4, Measured(alone, PIECES), Measured(quick, PIECES))
+    for sample in quick:
+        save = SaveTask(sample.share_bytes * 4, sample.share_tensors * 4, persistent=True, after=RESTORE)
+        assert predict(machine, 4, save)["restore"] == pytest.approx(sample.seconds["restore"], rel=0.01)
+
+
+@pytest.mark.parametrize("ranks", [3, 5, 6, 7])
+def test_no_number_is_below_zero(ranks: int) -> None:
+    """A machine file with one would be refused, by rounding: here all of a tensor's time is rank 0's."""
+    alone = [replace(each, seconds={**each.seconds, "persistent": 1e-3}) for each in samples_of(1)]
+    for per_tensor in (1e-6, 3e-6, 7e-6, 1.1e-5):
+        together = [
+            replace(
+                each,
+                seconds={**each.seconds, "persistent": 1e-3 + each.share_bytes / 1e9 + per_tensor * each.share_tensors},
+            )
+            for each in samples_of(ranks)
+        ]
+        machine = machine_from("round", ranks, Measured(alone, PIECES), Measured(together, PIECES))
+        assert machine.persistent.tensor >= 0.0

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.timing.restores import MOST_THREADS, distribute_s, restore_s
+from deeppart_simulator.timing.restores import LEAST_THREADS, MOST_THREADS, distribute_s, restore_s
 from deeppart_simulator.timing.stages import Protection
 from deeppart_simulator.workload.states import read_state
 
+from deeppart.recovery import load_part
 from deeppart.session.topology import MOST_WAITING_THREADS
 from tests.simulator.timing.jobs import MACHINE, STATE, job
 
@@ -38,11 +39,23 @@ def test_a_lost_node_is_rebuilt_after_the_others_have_loaded_their_parts() -> No
 def test_what_was_encoded_is_decoded_and_digested_on_all_cores_that_a_rank_has() -> None:
     """0.8 GB of a rank's 1 GB are read at 1 GB/s; then a core decodes 1 GB/s, and digests 16 GB/s of what comes out."""
     shares = STATE.shares(16, kappa=0)
-    for cores, threads in ((4, 1), (16, 4), (256, 8), (2, 0.5)):
+    for cores, threads in ((4, 1), (16, 4), (256, 8), (2, 0.5), (6, 1.5), (10, 2), (13, 3)):
         this = job(compression="tensor", machine=replace(MACHINE, cores=cores))
         decoding_s = (1 + 1 / 16) / threads
-        assert restore_s(this, shares, {"local": 4}) == pytest.approx(0.8 + decoding_s + 16 / 5), cores
-    assert MOST_THREADS == MOST_WAITING_THREADS  # as the library does it
+        found_s = restore_s(this, shares, {"local": 4}) - distribute_s(this, encoded=True)
+        assert found_s == pytest.approx(0.8 + decoding_s), cores
+    assert (MOST_THREADS, LEAST_THREADS) == (MOST_WAITING_THREADS, load_part.LEAST_THREADS)  # as the library does it
+
+
+def test_what_was_encoded_is_sent_from_rank_to_rank_where_raw_parts_are_found_in_memory() -> None:
+    """Of 16 GB each rank gets what it has not read itself: over what a host was measured with, or as two copies."""
+    host = replace(MACHINE, nodes=1, network=replace(MACHINE.network, bandwidth=3e9))
+    raw, encoded = (distribute_s(job(ranks=4, machine=host), encoded=each) for each in (False, True))
+    assert encoded - raw == pytest.approx(12 / 3)
+    raw, encoded = (distribute_s(job(ranks=4), encoded=each) for each in (False, True))
+    assert encoded - raw == pytest.approx(12 / (20 / 4 / 2))
+    alone = job(ranks=1)
+    assert distribute_s(alone, encoded=True) == distribute_s(alone)
 
 
 def test_sharded_states_have_nothing_to_hand_round() -> None:

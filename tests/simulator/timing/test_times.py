@@ -13,7 +13,9 @@ from tests.simulator.timing.jobs import MACHINE, STATE, job
 #: A rank's 1 GB takes this long to encode on one core at 1 GB/s, with digests of it before and after.
 ENCODE_S = 1 + 1.8 / 16
 EVERYWHERE = Protection()
-#: Writing does not hold anything up, but takes a second of a core for each GB at each level.
+#: Writing does not hold anything up, but takes a second of a core for each GB at each level. At the first one digests
+#: are in that, of raw chunks; of those that are encoded, the threads take them that encode.
+WRITE_S, FLUSH_S = 0.8 * (1 - 1 / 16), 0.8
 QUICK = replace(
     MACHINE,
     encode_threads=1,
@@ -30,10 +32,10 @@ def times(cores: int, compression: str = "tensor", protection: Protection = EVER
 def test_what_four_ranks_do_on_two_cores_takes_its_sum() -> None:
     """Encoding, writing and reading back are done at the same time only as far as there are cores for it."""
     found = times(2)
-    work_s = 4 * (ENCODE_S + 0.8 + 0.8) / 2
+    work_s = 4 * (ENCODE_S + WRITE_S + FLUSH_S) / 2
     assert found.encode.max() == pytest.approx(2 * ENCODE_S)  # half a core each
-    assert found.complete()["local"] - found.blocked_s == pytest.approx(work_s, rel=0.01)
-    assert found.complete()["persistent"] - found.blocked_s == pytest.approx(work_s, rel=0.01)
+    assert found.complete()["local"] - found.blocked_s == pytest.approx(work_s, rel=1e-3)
+    assert found.complete()["persistent"] - found.blocked_s == pytest.approx(work_s, rel=1e-3)
 
 
 def test_what_has_cores_of_its_own_takes_the_longest_of_it() -> None:
@@ -44,9 +46,9 @@ def test_what_has_cores_of_its_own_takes_the_longest_of_it() -> None:
 
 def test_without_a_level_nobody_works_for_it() -> None:
     found = times(2, protection=Protection(partner=False, persistent=False))
-    assert found.complete()["local"] - found.blocked_s == pytest.approx(4 * (ENCODE_S + 0.8) / 2, rel=0.01)
+    assert found.complete()["local"] - found.blocked_s == pytest.approx(4 * (ENCODE_S + WRITE_S) / 2, rel=0.01)
     found = times(2, protection=Protection(local=False, partner=False))
-    assert found.complete() == pytest.approx({"persistent": found.blocked_s + 4 * (ENCODE_S + 0.8) / 2}, rel=0.01)
+    assert found.complete() == pytest.approx({"persistent": found.blocked_s + 4 * (ENCODE_S + FLUSH_S) / 2}, rel=0.01)
 
 
 def test_raw_chunks_are_written_at_the_rates_that_were_measured() -> None:

@@ -35,8 +35,8 @@ def test_nothing_is_late_that_is_complete_with_its_call() -> None:
 def test_a_level_that_is_left_out_does_not_make_the_others_complete() -> None:
     """Of the calls to the highest level hardly any goes to the one below, which would be complete sooner."""
     quick, slow = LevelCost("quick", 1.0, latency_s=11.0), LevelCost("slow", 10.0, latency_s=1010.0)
-    assert late_s([quick, slow], [1, 4]) == [10.0 * 3 / 4, 999.0]  # a call to both lasts 11 s
-    assert late_s([quick, slow], [10_000, 4])[0] == pytest.approx(1000.0, rel=1e-3)
+    assert late_s([quick, slow], [1, 4], 1e4) == [10.0 * 3 / 4, 999.0]  # a call to both lasts 11 s
+    assert late_s([quick, slow], [10_000, 4], 1e4)[0] == pytest.approx(1000.0, rel=1e-3)
     levels = [
         LevelCost("a", 0.348, 10.4, restart_s=20.8, failures_per_s=1 / 5.15e5),
         LevelCost("b", 1.14, 0.57, restart_s=7.66, failures_per_s=1 / 5.51e4),
@@ -92,3 +92,28 @@ def test_whatever_the_machine_the_best_cadence_wastes_what_is_predicted(seed: in
 def test_what_never_gets_done_is_infinite() -> None:
     level = LevelCost("only", 0.1, latency_s=1e4, failures_per_s=0.1)
     assert math.isinf(expected_s([level], comebacks([level]), 5.0, [1])) or waste_of([level], 5.0, (1,)) > 1 - 1e-12
+
+
+def test_a_call_is_as_good_as_complete_when_a_later_one_is() -> None:
+    """Calls to a slow level between those to a quick one, of which they would be complete only after the next."""
+    quick, slow = LevelCost("quick", 0.0, latency_s=0.0), LevelCost("slow", 0.0, latency_s=80.0)
+    # 5 is complete with 10, which is 50 s later, and 10 at once, since it goes to both.
+    assert late_s([quick, slow], (10, 5), 10.0) == [25.0, 80.0]
+    assert late_s([quick, slow], (10, 5), 20.0) == [40.0, 80.0]  # before 10
+
+
+@pytest.mark.parametrize(
+    ("every", "latency_s", "training_s"),
+    [((1, 10, 5), 80.0, 10.0), ((1, 12, 4), 60.0, 10.0), ((1, 20, 2), 150.0, 10.0), ((1, 10, 5), 5.0, 10.0)],
+)
+@pytest.mark.parametrize("middle", [0.0, 12.0])
+def test_a_lower_level_that_is_written_more_rarely_than_a_slow_one(
+    every: tuple[int, ...], latency_s: float, training_s: float, middle: float
+) -> None:
+    levels = [
+        LevelCost("a", 0.1, restart_s=5.0, failures_per_s=1 / 3000),
+        LevelCost("b", 0.2, latency_s=middle, restart_s=10.0, failures_per_s=1 / 2000),
+        LevelCost("c", 0.5, latency_s=latency_s, restart_s=20.0, failures_per_s=1 / 20000),
+    ]
+    played = played_efficiency(levels, training_s, every, 40_000, 1)
+    assert waste_of(levels, training_s, every) == pytest.approx(1 - played, rel=0.035)

@@ -1,0 +1,64 @@
+"""What a stage takes as such, for each byte and for each tensor, from measured checkpoints: least squares of the
+relative error, with no part below zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+#: The stage that depends on the number of tensors alone.
+PLAN = "plan"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One measured checkpoint, by medians over its rounds.
+
+    Attributes:
+        ranks: how many.
+        share_bytes: of each.
+        share_tensors: of each.
+        seconds: name -> median of the slowest rank.
+    """
+
+    ranks: int
+    share_bytes: int
+    share_tensors: int
+    seconds: Mapping[str, float]
+
+
+def fit(samples: Sequence[Sample], what: str, *, tensors: bool = True) -> tuple[float, float, float]:
+    """(constant in s, s per byte of a share, s per tensor of a share) of a stage.
+
+    Of planning nothing for bytes: the model has no such part, and what was left to it would be lost.
+
+    Args:
+        tensors: false where they make no difference.
+
+    On a machine that is busy otherwise the fit may leave nothing for bytes, as if they moved in no time. Then all of
+    the time of the largest share is put down to its bytes: a rate that was reached for sure.
+    """
+    nbytes = what != PLAN
+    rows = [(1.0, each.share_bytes * nbytes, each.share_tensors * tensors) for each in samples]
+    fitted = _least_squares([each.seconds[what] for each in samples], rows)
+    if fitted[1] > 0 or not nbytes:
+        return fitted
+    largest = max(samples, key=lambda each: each.share_bytes)
+    per_byte = largest.seconds[what] / largest.share_bytes
+    rest = [max(0.0, each.seconds[what] - per_byte * each.share_bytes) for each in samples]
+    constant, _, per_tensor = _least_squares(rest, [(1.0, 0.0, count) for _, _, count in rows])
+    return constant, per_byte, per_tensor
+
+
+def _least_squares(seconds: Sequence[float], rows: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
+    from scipy.optimize import nnls
+
+    target = np.maximum(np.array(seconds), 1e-9)
+    columns = np.array(rows)
+    scale = np.maximum(columns.max(axis=0), 1e-300)
+    found, _ = nnls(columns / scale / target[:, None], np.ones(len(target)))
+    constant, per_byte, per_tensor = (found / scale).tolist()
+    return constant, per_byte, per_tensor
