@@ -17,6 +17,7 @@ from typing import Any
 from deeppart.cli.calibrate.tasks import LOSE, RESTORE, TRAIN, SaveTask
 
 from ..machine.record import Codec, Local, Machine, Memory, Network, Persistent, Serialize
+from .encoding import Encoded, codecs_within
 from .fitting import Sample, fit
 from .start import Directories, measure
 
@@ -32,7 +33,7 @@ SHARES: Sequence[tuple[int, int]] = (
     (64 << 20, 12288),
 )
 QUICK_SHARES: Sequence[tuple[int, int]] = ((2 << 20, 16), (24 << 20, 16), (12 << 20, 256), (8 << 20, 2048))
-#: A share of tensors large enough for a lazy capture to put their copies off.
+#: A share of tensors large enough for a lazy capture to put their copies off; the same is compressed.
 LAZY_SHARE, QUICK_LAZY_SHARE = (160 << 20, 512), (24 << 20, 256)
 ROUNDS, QUICK_ROUNDS = 7, 4
 #: The shares that have parity, and that are written to the local level alone.
@@ -88,6 +89,7 @@ class Measured:
         defer: seconds of a lazy call for each tensor of the share, beside planning.
         interference: time that training lost to the background, as a share of what this takes without training.
         fetched: of some of the shares, ``restore`` from the file system, where there is nothing on the nodes.
+        encoded: a compressed checkpoint.
         pieces: of :func:`deeppart.cli.calibrate.pieces.measure_pieces`.
     """
 
@@ -98,6 +100,7 @@ class Measured:
     defer: float = 15e-6
     interference: float = 0.02
     fetched: Sequence[Sample] = ()
+    encoded: Encoded | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +132,13 @@ class _Measuring:
             tasks(protected, rounds, **parity),
             tasks(protected, few, persistent=False, after=LOSE, **parity),
             tasks(shares[_FETCHED], few, local=False, after=RESTORE),
+            tasks([lazy], few, compression="tensor"),
+            tasks([lazy], few, persistent=False, compression="tensor", after=RESTORE),
         )
         found = measure(ranks, [task for group in groups for task in group], self.directories, dtypes)
         saves = iter(found["saves"])
         by_group = ([next(saves) for _ in group] for group in groups)
-        plain, restored, trained, local_only, (late,), kept, lost, fetched = by_group
+        plain, restored, trained, local_only, (late,), kept, lost, fetched, (encoded,), (decoded,) = by_group
         samples = [
             _sample(ranks, share, saved, again) for share, saved, again in zip(shares, plain, restored, strict=True)
         ]
@@ -154,6 +159,7 @@ class _Measuring:
                 Sample(ranks, *share, {"restore": median(each["restore"])})
                 for share, each in zip(shares[_FETCHED], fetched, strict=True)
             ],
+            Encoded(ranks, *lazy, _after(encoded, "local", "blocked"), _longer_than_raw_s(decoded, samples, lazy)),
         )
 
 
@@ -178,6 +184,14 @@ def _after(measured: Mapping[str, Sequence[float]], end: str, begin: str) -> flo
 
 def _longer(lost: Mapping[str, Sequence[float]], sample: Sample) -> float:
     return max(0.0, median(lost["restore"]) - sample.seconds["restore"])
+
+
+def _longer_than_raw_s(
+    decoded: Mapping[str, Sequence[float]], samples: Sequence[Sample], share: tuple[int, int]
+) -> float:
+    """Seconds that a restore of what was encoded takes beyond one of raw parts."""
+    constant, per_byte, per_tensor = fit(samples, "restore")
+    return median(decoded["restore"]) - (constant + per_byte * share[0] + per_tensor * share[1])
 
 
 def _guards_s(late: Mapping[str, Sequence[float]], samples: Sequence[Sample], tensors: int) -> float:
@@ -248,7 +262,7 @@ def machine_from(
     )
     codecs = {dtype: Codec(**found) for dtype, found in pieces["codec"].items() if found["ratio"] < 1}
     local, persistent = _storage(fits, alone, together)
-    return Machine(
+    machine = Machine(
         name=name,
         source="deeppart-sim calibrate",
         nodes=1,
@@ -263,6 +277,7 @@ def machine_from(
         serialize=Serialize(**pieces["serialize"]),
         codecs=MappingProxyType(codecs),
     )
+    return machine if together.encoded is None else replace(machine, codecs=codecs_within(machine, together.encoded))
 
 
 def _memory(fits: _Fits, defer: float, hash_rate: float) -> Memory:
