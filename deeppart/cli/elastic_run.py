@@ -72,12 +72,6 @@ def elastic_run(
     allowed = Range(least, most)
     if size_file is not None and not size_file.parent.is_dir():
         raise ConfigError("there is no such directory", where=f"--size-file {size_file}", todo="make it first")
-    if size_file is not None and size_file.exists() and not size_file.is_file():
-        raise ConfigError(
-            "the number of ranks is to be in an ordinary file",
-            where=f"--size-file {size_file}",
-            todo="give another name",
-        )
     wanted = Wanted(allowed, read_schedule(schedule, allowed) if schedule else (), size_file)
     if not as_json:
         events = Events(lambda line: click.echo(f"elastic-run: {line}", err=True), log)

@@ -14,6 +14,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from deeppart.errors import LaunchError
+
 from .told import EXIT_CODE
 
 
@@ -47,6 +49,9 @@ def run_agent(ranks: int, command: Sequence[str], grace_s: float, **options: Any
         command: of each.
         grace_s: seconds that they have for a checkpoint if the agent is told to end.
         options: of torchrun's agent, beside these: the run, how nodes meet, signals.
+
+    Raises:
+        LaunchError: there is no such command.
     """
     config = LaunchConfig(
         nproc_per_node=ranks,
@@ -62,6 +67,10 @@ def run_agent(ranks: int, command: Sequence[str], grace_s: float, **options: Any
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         return Ended(failure.exitcode, rank)
+    except OSError as error:
+        raise LaunchError(
+            "the command of the ranks cannot be started", found=str(error), todo="name a program, and its arguments"
+        ) from error
     except SignalException as told:
         return Ended(EXIT_CODE, told=signal.Signals(told.sigval))
     return Ended(0)

@@ -90,11 +90,18 @@ class Wanted:
         schedule: as of :func:`read_schedule`.
         file: with a number, which somebody writes; None for none. What cannot be read, or is out of range, is ignored,
             and told once: a job does not end for it.
+
+    Raises:
+        ConfigError: there is something else in the place of the file.
     """
 
     def __init__(self, allowed: Range, schedule: Sequence[tuple[float, int]], file: Path | None) -> None:
         self._allowed, self._schedule, self._file = allowed, list(schedule), file
         self._text = ""
+        if file is not None and self._is_ordinary(file) is False:
+            raise ConfigError(
+                "the number of ranks is to be in an ordinary file", where=str(file), todo="name another one"
+            )
         self.now = allowed.most
         #: Of the file, what could not be used and has not been told.
         self.refused: str | None = None
@@ -119,12 +126,20 @@ class Wanted:
                 )
         return self.now
 
+    @staticmethod
+    def _is_ordinary(file: Path) -> bool | None:
+        """None if it is not there, or nobody may say."""
+        try:
+            return stat.S_ISREG(file.stat().st_mode)
+        except OSError:
+            return None
+
     def _read(self) -> str:
         """The text of the file; as it was before if it cannot be read, or is just being written."""
         if self._file is None:
             return self._text
         try:
-            if not stat.S_ISREG(self._file.stat().st_mode):  # one would wait for whoever writes into a pipe
+            if not self._is_ordinary(self._file):  # one would wait for whoever writes into a pipe
                 return self._text
             with self._file.open("rb") as file:
                 return file.read(_MOST_BYTES).decode("utf-8", "replace").strip() or self._text

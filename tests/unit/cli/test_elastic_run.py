@@ -49,6 +49,13 @@ def test_ranks_are_told_where_checkpoints_are(tmp_path: Path) -> None:
     assert (tmp_path / "told").read_text() == str(tmp_path / "ckpt")
 
 
+def test_a_command_that_is_none_is_named_as_the_last_event(capfd: pytest.CaptureFixture[str]) -> None:
+    done = call("--max", "2", "--json", "--", "/nowhere/train")
+    start, end = map(json.loads, capfd.readouterr().out.splitlines())
+    assert done.exit_code == 2 and (start["event"], end["event"]) == ("start", "end")
+    assert end["error"]["kind"] == "LaunchError" and "/nowhere/train" in end["error"]["found"]
+
+
 def test_a_job_that_fails_is_named() -> None:
     done = call("--max", "1", "--failures", "0", "--", sys.executable, "-I", "-S", "-c", "raise SystemExit(9)")
     assert done.exit_code == 2

@@ -72,9 +72,11 @@ def test_a_number_that_cannot_be_is_told_and_ignored(tmp_path: Path, text: str) 
 
 def test_nobody_waits_for_what_is_no_file_nor_reads_all_of_a_large_one(tmp_path: Path) -> None:
     file = tmp_path / "SIZE"
-    os.mkfifo(file)
     wanted = Wanted(ALLOWED, ((0.0, 2),), file)
+    os.mkfifo(file)
     assert wanted.look(1.0) == 2
+    with pytest.raises(ConfigError, match="an ordinary file"):
+        Wanted(ALLOWED, (), file)
     file.unlink()
     file.write_bytes(b"\xff\x00" * 1_000_000)
     assert wanted.look(2.0) == 2 and wanted.refused is not None and len(wanted.refused) < 400
