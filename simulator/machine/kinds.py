@@ -70,11 +70,14 @@ LEAST_BYTES = 1e6
 LEAST_WATTS, MOST_WATTS = 10.0, 1e6
 #: More share no node; the simulator lays out so many places on every node.
 MOST_RANKS_PER_NODE = 4096
+#: A hundred times as many as the largest machines have.
+MOST_NODES = 10_000_000
 RATE = Kind(read_rate, RATE_WORDS + ", at least 1 MB/s", least=LEAST_RATE)
 SECONDS = Kind(read_seconds, SECONDS_WORDS + ", at least 0")
 MTBF = Kind(_mtbf, SECONDS_WORDS + ', above 0, or "never"', above=True, endless=True)
 COUNT = Kind(_whole, "a whole number, at least 1", least=1)
 PER_NODE = Kind(_whole, f"a whole number from 1 to {MOST_RANKS_PER_NODE}", least=1, most=MOST_RANKS_PER_NODE)
+NODES = Kind(_whole, f"a whole number from 1 to {MOST_NODES:,}", least=1, most=MOST_NODES)
 SHARE = Kind(_number, "a number from 0 to below 1", most=math.nextafter(1.0, 0.0))
 RATIO = Kind(_number, "a number above 0, at most 1.1", above=True, most=1.1)
 PER_SECOND = Kind(_number, "a number per second, above 0", above=True)

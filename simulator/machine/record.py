@@ -19,6 +19,7 @@ from .kinds import (
     LIFE,
     MONEY,
     MTBF,
+    NODES,
     NOT_SAID,
     PER_DAY,
     PER_NODE,
@@ -354,7 +355,7 @@ class Machine:
 
     name: str
     source: str = ""
-    nodes: int = of(COUNT)
+    nodes: int = of(NODES)
     ranks_per_node: int = of(PER_NODE)
     cores: int = of(COUNT, 64)
     encode_threads: int = of(COUNT, 4)

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from deeppart.model import Level
+from deeppart.partition.cost import IntArray
 
 from ..workload.sharing import Shares
 from .bandwidth_sharing import FloatArray, by_node, finish_times
@@ -15,6 +16,8 @@ from .stages import Job, codec_of
 #: Training waits for a restore: a rank loads its parts with its share of the node's cores, up to so many
 #: (deeppart/session/topology.py), and with no fewer threads than that (deeppart/recovery/load_part.py).
 MOST_THREADS, LEAST_THREADS = 8, 2
+#: So many pairs of a set and a node are counted one by one; of more, only those that there are, which are sorted first.
+_FEW = 1 << 22
 
 
 def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int | None = None) -> float:
@@ -75,9 +78,9 @@ def distribute_s(job: Job, *, encoded: bool = False) -> float:
         nbytes = float(groups.leaves.nbytes.sum())
         members = groups.ranks.shape[1]
         copies[groups.ranks] += nbytes
-        if members > 1:
-            needed[groups.ranks] += nbytes * (1 - 1 / members) / min(members, job.ranks_per_node)
-            passed[groups.ranks] += nbytes * (1 - 1 / members)
+        on_node = _members_on_node(groups.ranks, job.ranks_per_node)
+        needed[groups.ranks] += nbytes * (1 - on_node / members) / on_node
+        passed[groups.ranks] += np.where(on_node > 1, nbytes * (1 - 1 / members), 0.0)
     memory, network = job.machine.memory, job.machine.network
     over = by_node(needed, job.ranks_per_node).sum(axis=1).max() / network.bandwidth if job.nodes > 1 else 0.0
     copied = finish_times(by_node(copies, job.ranks_per_node), memory.copy, memory.node_copy).max()
@@ -88,6 +91,23 @@ def distribute_s(job: Job, *, encoded: bool = False) -> float:
         together = math.inf if one_host else memory.node_copy / 2
         copied += finish_times(by_node(passed, job.ranks_per_node), each, together).max()
     return float(max(over, copied))
+
+
+def _members_on_node(ranks: IntArray, ranks_per_node: int) -> IntArray:
+    """Of each rank of some sets, how many of its set are on its node: with tensor parallelism, it may be the only one.
+
+    Args:
+        ranks: int64[sets, members].
+    """
+    if 1 in (ranks.shape[1], ranks_per_node):
+        return np.ones_like(ranks)
+    nodes = ranks // ranks_per_node
+    places = np.arange(len(ranks))[:, None] * (nodes.max() + 1) + nodes
+    if places.max() < _FEW:
+        found: IntArray = np.bincount(places.ravel())[places]
+        return found
+    _, back, counts = np.unique(places, return_inverse=True, return_counts=True)
+    return counts[back].reshape(ranks.shape)
 
 
 def _decode_s(job: Job, shares: Shares, raw: FloatArray) -> float:

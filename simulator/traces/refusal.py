@@ -28,7 +28,9 @@ def refusal(path: Path, line: int, found: str, expected: str, column: str | None
 
 def unreadable(path: Path, error: Exception) -> ConfigError:
     """The error for a file that cannot be read at all."""
-    return ConfigError("cannot read the trace", found=str(error), where=str(path), todo="correct the file")
+    missing = isinstance(error, FileNotFoundError)
+    todo = "give the path of a trace, or the persistent directory of a job" if missing else "correct the file"
+    return ConfigError("cannot read the trace", found=str(error), where=str(path), todo=todo)
 
 
 def shown(found: object) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from deeppart_simulator.timing.restores import LEAST_THREADS, MOST_THREADS, distribute_s, restore_s
 from deeppart_simulator.timing.stages import Protection
-from deeppart_simulator.workload.states import read_state
+from deeppart_simulator.workload.states import State, read_state
 
 from deeppart.recovery import load_part
 from deeppart.session.topology import MOST_WAITING_THREADS
@@ -56,6 +56,24 @@ def test_what_was_encoded_is_sent_from_rank_to_rank_where_raw_parts_are_found_in
     assert encoded - raw == pytest.approx(12 / (20 / 4 / 2))
     alone = job(ranks=1)
     assert distribute_s(alone, encoded=True) == distribute_s(alone)
+
+
+def test_over_the_network_goes_what_no_rank_of_the_node_has_read() -> None:
+    """Of what all hold, three quarters are on other nodes, and come once. With tensor parallelism the four ranks of a
+    node hold four different parts, or two of which two hold the same: then that comes once.
+    """
+    slow = replace(MACHINE, network=replace(MACHINE.network, bandwidth=1e9))
+    assert distribute_s(job(machine=slow)) == pytest.approx(12 / 1)
+    four = read_state("bert-large+adam@tp=4")
+    nbytes = _held_by_one(four) * 4
+    assert distribute_s(job(state=four, machine=slow)) == pytest.approx(nbytes * 3 / 4 / 1e9, rel=0.01)
+    two = read_state("bert-large+adam@tp=2")
+    assert distribute_s(job(state=two, machine=slow)) == pytest.approx(_held_by_one(two) * 2 * 3 / 4 / 1e9, rel=0.01)
+
+
+def _held_by_one(state: State) -> float:
+    """Bytes of what a rank of 16 holds, where it is divided; what all hold is next to nothing here."""
+    return max(float(groups.leaves.nbytes.sum()) for groups in state.on(16))
 
 
 def test_sharded_states_have_nothing_to_hand_round() -> None:

@@ -32,3 +32,9 @@ def test_what_is_in_no_format(tmp_path: Path) -> None:
     for text in ("hello\n", "", "a|b|c\n", "{}", "System,nodes\n"):
         with pytest.raises(ConfigError, match=r"sacct --parsable2.*at_s"):
             read_trace(written(tmp_path, text))
+
+
+def test_a_trace_that_is_not_there_is_not_to_be_corrected(tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere.csv", tmp_path):
+        with pytest.raises(ConfigError, match="give the path of a trace"):
+            read_trace(path)
