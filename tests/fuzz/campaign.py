@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzz import edits, odd_values
+from tests.fuzz import document_edits, file_edits, odd_values
 from tests.fuzz.images import ManifestImage, NodeFileImage, PartImage
 from tests.fuzz.readers import lay_out
 from tests.fuzz.running import Answer, Case, Worker
@@ -114,7 +114,7 @@ class Campaign:
         if rng.random() < 0.15:
             parent = Case(parent.seed, self.seeds[parent.seed].files, False, 0)
             name = rng.choice(sorted(parent.files))
-            files = {**parent.files, name: edits.edit_bytes(parent.files[name], rng)}
+            files = {**parent.files, name: file_edits.edit_bytes(parent.files[name], rng)}
             return Case(parent.seed, files, name.startswith("ckpt/step-"), choice)
         files = dict(parent.files)
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
@@ -179,7 +179,7 @@ def _forge(files: Files, rng: random.Random) -> None:
     nodes = {name: NodeFileImage.parse(files[name]) for name in names if name.endswith(".dpn")}
     if nodes and rng.random() < 0.4:
         name = rng.choice(sorted(nodes))
-        edits.edit_node_file(nodes[name], rng)
+        file_edits.edit_node_file(nodes[name], rng)
         files[name] = nodes[name].encode()
         return
     sections = {f"{name}/{at}.dpp": (node, at) for name, node in nodes.items() for at in range(len(node.parts))}
@@ -195,18 +195,18 @@ def _forge(files: Files, rng: random.Random) -> None:
     images = {name: PartImage.parse(loose[name]) for name in parts}
     manifest = ManifestImage.parse(files[manifests[0]]) if manifests else None
     if kind < 2 and manifest is not None:
-        edits.edit_manifest(manifest, rng)
+        document_edits.edit_manifest(manifest, rng)
     elif kind < 6:
         _edit_structure(images, manifest, rng)
     else:
         image = images[rng.choice(parts)]
         if kind == 6:
             if rng.random() < 0.7:
-                edits.edit_meta(image.meta, rng)
+                document_edits.edit_meta(image.meta, rng)
             else:
-                image.meta = edits.edit_json(image.meta, rng)
+                image.meta = document_edits.edit_json(image.meta, rng)
         else:
-            edits.edit_part(image, rng)
+            file_edits.edit_part(image, rng)
     written = {name: image.encode() for name, image in images.items()}
     for name, data in written.items():
         if name in sections:
@@ -242,18 +242,18 @@ def _edit_structure(images: dict[str, PartImage], manifest: ManifestImage | None
         structure = holder["structure"]
         part = rng.choice(("tree", "leaves", "values", "per_rank_values", None))
         if rng.random() < 0.75:
-            edits.edit_structure(structure, rng)
+            document_edits.edit_structure(structure, rng)
         elif part is None or not isinstance(structure, dict) or part not in structure:
-            holder["structure"] = edits.edit_json(structure, rng)
+            holder["structure"] = document_edits.edit_json(structure, rng)
         else:
-            structure[part] = edits.edit_json(structure[part], rng)
+            structure[part] = document_edits.edit_json(structure[part], rng)
 
 
 def _forge_text(files: Files, name: str, rng: random.Random) -> None:
     """A small file: JSON, TOML, or parity, which is edited as bytes."""
     data = files[name]
     if name.endswith((".json", ".lock")):
-        document = edits.edit_json(json.loads(data), rng)
+        document = document_edits.edit_json(json.loads(data), rng)
         files[name] = json.dumps(document).replace('"@deep@"', "[" * 3000).encode()
     elif name.endswith(".toml"):
         lines = data.decode().splitlines()
@@ -275,4 +275,4 @@ def _forge_text(files: Files, name: str, rng: random.Random) -> None:
         )
         files[name] = "\n".join(lines).encode("utf-8", "surrogatepass")
     else:
-        files[name] = edits.edit_bytes(data, rng)
+        files[name] = file_edits.edit_bytes(data, rng)
