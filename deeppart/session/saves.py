@@ -116,11 +116,12 @@ class Saves:
         return frozenset(name for name, every in on if force or self.sequence % every == 0)
 
     def _make_room(self) -> float:
-        """Wait for the pipeline if the configuration says so; returns the seconds spent."""
+        """Wait for the pipeline if the configuration says so; returns the seconds spent, 0 where there was room."""
         self._pipeline.poll(_ROUND_PATIENCE_S)
+        if self._session.config.on_busy != "wait" or self._pipeline.has_room():
+            return 0.0
         began = time.monotonic()
-        if self._session.config.on_busy == "wait" and not self._pipeline.has_room():
-            self._pipeline.wait_for_room(_ROOM_SHARE * self._session.config.timeout)
+        self._pipeline.wait_for_room(_ROOM_SHARE * self._session.config.timeout)
         return time.monotonic() - began
 
     def _look_and_agree(self, call: Call, state: Any, refusal: DeeppartError | None, pending: Pending) -> Agreed | None:
