@@ -300,6 +300,7 @@ def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
 
 
+@pytest.mark.now_and_then(2)
 def test_a_job_that_is_killed_while_it_writes(tmp_path: Path) -> None:
     with deeppart.Checkpointer(config(tmp_path / "p", None)) as ck:
         assert outcome(checkpoint(ck, 1, mebibytes=16)) == ("off", "done")
@@ -323,6 +324,7 @@ def test_a_job_that_is_killed_while_it_writes(tmp_path: Path) -> None:
     assert sorted(path.name[:17] for path in (tmp_path / "p").glob("step-*")) == [f"step-{s:012d}" for s in (1, 3)]
 
 
+@pytest.mark.now_and_then(2)
 def test_a_job_that_is_killed_between_its_levels(tmp_path: Path) -> None:
     """The local copy is whole, the persistent one is not: the local one is the newest checkpoint."""
     job = start(tmp_path, str(1 << 20), "1", "local")

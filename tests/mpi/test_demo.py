@@ -14,6 +14,7 @@ EXAMPLES = launchers.ROOT / "examples"
 TINY = ("--layers", "1", "--width", "48", "--heads", "2", "--context", "16", "--batch", "2")
 
 
+@pytest.mark.now_and_then(2)
 def test_what_the_demo_claims_is_so(tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")  # `make venv` installs it for the demo
     monkeypatch.syspath_prepend(EXAMPLES)

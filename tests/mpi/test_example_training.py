@@ -60,6 +60,7 @@ def train_lm() -> ModuleType:
     return module
 
 
+@pytest.mark.now_and_then(2)
 def test_killed_and_resumed(
     run_ranks: Callable[..., JobResult], start_ranks: Callable[..., Job], tmp_path: Path
 ) -> None:

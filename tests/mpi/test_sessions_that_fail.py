@@ -231,6 +231,7 @@ def dropped(directory: Path) -> dict[str, int]:
     return settled(comm, directory, SESSIONS)
 
 
+@pytest.mark.now_and_then(2)
 def test_checkpointers_that_nobody_closes(run_ranks: Any, tmp_path: Path) -> None:
     for found in run_ranks(2, dropped, tmp_path, timeout=JOB_S).values:
         assert found["lost"] == 0 and found["channels"] <= 6 and found["threads"] == 0

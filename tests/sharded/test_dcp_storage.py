@@ -21,6 +21,7 @@ pytestmark = [
 MODULE = ["-m", "tests.sharded.dcp_storage_job"]
 
 
+@pytest.mark.now_and_then(2)
 def test_sharded_states_of_four_ranks(tmp_path: Path) -> None:
     ranks = torchrun(4, [*MODULE, "all", str(tmp_path)], tmp_path)
     for rank, found in enumerate(ranks):

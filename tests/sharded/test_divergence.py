@@ -14,6 +14,7 @@ from tests.sharded.layouts import HAS_TWO_DIMENSIONS, expected, tensors, wrong
 pytestmark = [pytest.mark.timeout(220), pytest.mark.xdist_group("torchrun")]
 
 
+@pytest.mark.now_and_then(2)
 @pytest.mark.skipif(not HAS_TWO_DIMENSIONS, reason="this torch has no HSDP state_dict()")
 def test_a_replica_with_other_bytes_is_found_and_kept_apart(tmp_path: Path) -> None:
     found = torchrun(4, ["-m", "tests.sharded.divergence_job", str(tmp_path)], tmp_path)

@@ -28,6 +28,7 @@ def train(ranks: int, directory: Path, steps: int) -> dict[int, str]:
     return {entry["step"]: entry["hex"] for entry in map(json.loads, log.read_text().splitlines())}
 
 
+@pytest.mark.now_and_then(2)
 def test_it_goes_on_bit_for_bit_and_on_any_number_of_ranks(tmp_path: Path) -> None:
     whole = train(2, tmp_path / "whole", 7)
     assert train(2, tmp_path / "parts", 4) == {step: whole[step] for step in range(1, 5)}

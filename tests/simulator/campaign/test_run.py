@@ -41,6 +41,7 @@ def test_one_level_agrees_with_daly(cost_s: float, mtbf_s: float) -> None:
     assert 1 - waste(level_costs(this), period + cost_s, [1]).total == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.now_and_then(2)
 def test_the_best_period_is_where_the_model_says() -> None:
     """Half and twice the period that the model finds best waste more, seed by seed on average."""
     this = planned(Failures(system=0.2 * DAY), 60.0, protection=Protection(local=False, partner=False))
@@ -68,6 +69,7 @@ def _two_levels() -> Planned:
     return Planned(job)
 
 
+@pytest.mark.now_and_then(2)
 def test_two_levels_do_as_the_model_says() -> None:
     this = _two_levels()
     costs = level_costs(this)
@@ -78,6 +80,7 @@ def test_two_levels_do_as_the_model_says() -> None:
     assert found.mean == pytest.approx(1 - cadence.waste.total, abs=0.004)
 
 
+@pytest.mark.now_and_then(2)
 def test_more_protection_never_does_worse_with_the_same_failures() -> None:
     failures = Failures(node=4 * 2 * DAY)
     efficiency = {}

@@ -65,6 +65,7 @@ def test_a_machine_with_fewer_nodes_is_a_what_if(
     assert "what-if: 4 nodes" in sim_json(capsys, *some)["notes"][0]
 
 
+@pytest.mark.now_and_then(2)
 def test_the_share_of_flushes_counts_under_its_old_name_too(capsys: pytest.CaptureFixture[str]) -> None:
     def advised(*options: str) -> object:
         return sim_json(capsys, "advise", *SMALL, "--ranks", "64", *options)["advised"]

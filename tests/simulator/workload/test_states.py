@@ -90,6 +90,7 @@ def test_shares_by_dtype_add_up() -> None:
     assert shares.by_dtype["bfloat16"] == pytest.approx(2 / 14, rel=1e-3)
 
 
+@pytest.mark.now_and_then(2)
 def test_a_trillion_parameters_fit_on_a_laptop() -> None:
     tracemalloc.start()
     began = time.process_time()

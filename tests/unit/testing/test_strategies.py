@@ -30,12 +30,14 @@ def test_every_state_can_be_taken_apart(state: dict[str, Any]) -> None:
 def test_every_dtype_of_torch_is_drawn() -> None:
     drawn: set[torch.dtype] = set()
 
-    @hypothesis.settings(max_examples=2000, database=None, derandomize=True)
+    @hypothesis.settings(max_examples=100, database=None)
     @hypothesis.given(st.data())
     def draw(data: st.DataObject) -> None:
         drawn.add(data.draw(strategies.tensors().map(lambda tensor: tensor.dtype)))
 
-    draw()
+    for seed in range(20):
+        if drawn != set(TORCH_DTYPES.values()):
+            hypothesis.seed(seed)(draw)()
     assert drawn == set(TORCH_DTYPES.values())
 
 
