@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import threading
 import time
@@ -61,6 +62,16 @@ def deaf() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
+@functools.cache
+def _store() -> TCPStore:
+    """Where the agents of this process meet, one after the other, each under the name of its run.
+
+    It stays: torch knows stores that are shared by their ports, also those that are gone, and does not share one that
+    was given the port of such a one. The agent would find its port taken.
+    """
+    return TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+
+
 class Launcher(Protocol):
     """Starts the ranks of a job, at one place or another."""
 
@@ -104,7 +115,6 @@ class OnThisHost:
     def run(self, ranks: int) -> Ended:
         """As of :class:`Launcher`."""
         self._run_id = uuid.uuid4().hex
-        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
         try:
             return run_agent(
                 ranks,
@@ -114,7 +124,7 @@ class OnThisHost:
                 max_nodes=1,
                 run_id=self._run_id,
                 rdzv_backend="static",  # of one node: a meeting of several takes 0.3 s
-                rdzv_endpoint=f"localhost:{store.port}",  # which the agent shares: nobody else can take it
+                rdzv_endpoint=f"localhost:{_store().port}",  # which the agent shares: nobody else can take it
                 rdzv_configs={"rank": 0},
                 signals_to_handle=",".join(number.name for number in _heard()),
             )

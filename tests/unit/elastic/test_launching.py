@@ -69,3 +69,12 @@ def test_signals_that_are_ignored_stay_so() -> None:
             signal.raise_signal(signal.SIGTERM)
         done = OnThisHost(("/bin/sh", "-c", "kill -HUP $PPID $$; exit 7"), 5.0).run(1)
     assert done == Ended(7, rank=0) and [signal.getsignal(number) for number in NUMBERS] == before
+
+
+def test_all_runs_of_a_process_meet_at_one_port(tmp_path: Path) -> None:
+    """Torch does not share a store at a port that an earlier one had, which the agent would find taken."""
+    script = "import os, sys; print(os.environ['MASTER_PORT'], file=open(sys.argv[1], 'a'))"
+    here = OnThisHost((sys.executable, "-I", "-S", "-c", script, str(tmp_path / "ports")), 5.0)
+    assert [here.run(1), here.run(2)] == [Ended(0), Ended(0)]
+    ports = (tmp_path / "ports").read_text().split()
+    assert len(ports) == 3 and len(set(ports)) == 1
