@@ -176,7 +176,7 @@ def _detached(key: str, value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
         alone = value.detach().reshape(())
         if alone.is_floating_point():
-            return alone.double() if alone.device.type != "mps" else alone
+            return _double(alone)
         if alone.dtype == torch.uint64:
             return alone.item()  # more than 64 bits with a sign can hold
         return alone.long()  # sums of small integers and of booleans are larger ones
@@ -192,13 +192,18 @@ def _detached(key: str, value: Any) -> Any:
     )
 
 
+def _double(tensor: torch.Tensor) -> torch.Tensor:
+    """In double precision, which Apple's GPUs have not."""
+    return tensor.double() if tensor.device.type != "mps" else tensor
+
+
 def _together(one: Any, other: Any) -> Any:
     """The sum of two such values. Torch would make single precision of an integer tensor and a float of Python."""
     if isinstance(one, torch.Tensor) == isinstance(other, torch.Tensor):
         return one + other
     tensor, number = (one, other) if isinstance(one, torch.Tensor) else (other, one)
     if not isinstance(number, int):
-        return (tensor.double() if tensor.device.type != "mps" else tensor) + float(number)
+        return _double(tensor) + float(number)
     return tensor + number if abs(number) <= _MOST else tensor.item() + number
 
 

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import FrameType
 
 from deeppart.config.job import Allocation
 from deeppart.errors import LaunchError
 
 from .agent import Ended
+from .launching import SIGNALS, handled_by
 from .node_agent import FAILED, Assignment
 from .told import EXIT_CODE
 
 _LOOK_EVERY_S = 0.05
 #: For the others to end once one node has; for agents beyond their own time for a checkpoint; for Slurm to answer.
 _OTHERS_S, _LATER_S, _ANSWER_S = 30.0, 10.0, 60.0
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PORTS = (20_000, 30_000)
 #: For the 0 that srun ends with when Slurm has taken its node back.
 _GIVEN_UP = 1
@@ -93,7 +92,7 @@ class BySrun:
             raise LaunchError("Slurm has taken all nodes of this job back", where=f"job {self._job}")
         self._run, self._killed, self._told = uuid.uuid4().hex, False, None
         steps: dict[str, subprocess.Popen[bytes]] = {}
-        with self._listening():
+        with handled_by(self._hear, SIGNALS):
             try:
                 self._start(steps, nodes, divided(ranks, len(nodes)))
                 return self._wait(steps)
@@ -110,16 +109,6 @@ class BySrun:
         if steps:
             _ask("scancel", f"--signal={number.name.removeprefix('SIG')}", *steps, check=False)
         return bool(steps)
-
-    @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
-        """Note signals to this process."""
-        before = [(number, signal.signal(number, self._hear)) for number in _SIGNALS]
-        try:
-            yield
-        finally:
-            for number, handler in before:
-                signal.signal(number, handler)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self._told = signal.Signals(number)

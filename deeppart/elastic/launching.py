@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Protocol
 
@@ -20,6 +20,20 @@ from .agent import Ended, ranks_of, run_agent, send
 #: What the agent passes on to the ranks, and ends by.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 _LOOK_EVERY_S = 0.05
+Handler = Callable[[int, FrameType | None], object] | signal.Handlers
+
+
+@contextlib.contextmanager
+def handled_by(handler: Handler, numbers: Sequence[signal.Signals]) -> Iterator[None]:
+    """Signals have a handler for a while (in the main thread), and then the ones that they had before."""
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        for number in before:
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, signal.SIG_DFL if old is None else old)
 
 
 @contextlib.contextmanager
@@ -31,14 +45,8 @@ def ended_by_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in _heard()}
-    try:
-        for number in before:
-            signal.signal(number, _end)
+    with handled_by(_end, _heard()):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _heard() -> list[signal.Signals]:
@@ -52,14 +60,8 @@ def _end(number: int, frame: FrameType | None) -> None:
 @contextlib.contextmanager
 def deaf() -> Iterator[None]:
     """Signals change nothing."""
-    before = {number: signal.getsignal(number) for number in _heard()}
-    try:
-        for number in before:
-            signal.signal(number, signal.SIG_IGN)
+    with handled_by(signal.SIG_IGN, _heard()):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 @functools.cache

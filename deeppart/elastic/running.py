@@ -107,7 +107,7 @@ class ElasticRun:
             if self._asked or now != wanted:
                 self._lost = 0
             if not (self._asked and ended.code in (EXIT_CODE, -signal.SIGTERM)):
-                self._count(ended, ranks)
+                self._count(ended, ranks, newest)
             wanted = now
 
     def _ranks(self, wanted: int) -> int:
@@ -166,13 +166,13 @@ class ElasticRun:
                 self._launcher.send(signal.SIGKILL)
                 until_s = float("inf")
 
-    def _count(self, ended: Ended, ranks: int) -> None:
+    def _count(self, ended: Ended, ranks: int, newest: StepKey | None) -> None:
         """A failure: of how many in a row?
 
         Raises:
             LaunchError: of too many.
         """
-        newest, there = self._newest_step(), self._options.checkpoints
+        there = self._options.checkpoints
         self._failures = 1 if newest != self._newest else self._failures + 1
         self._newest = newest
         if self._options.loses and not self._asked:

@@ -199,7 +199,7 @@ def _hopeless(least: Choice, step_s: float) -> ConfigError:
     back_s = sum(cost.failures_per_s * cost.restart_s for cost in costs) / rate
     parts = {"coming back": waste.restart, "doing again what was lost": waste.rework, "writing": waste.cost}
     largest = max(parts, key=parts.__getitem__)
-    factor = next((factor for factor in _RARER if _with_failures(costs, factor, step_s).waste.total <= 0.5), math.inf)
+    factor = next((factor for factor in _RARER if best(_rarer(costs, factor), step_s).waste.total <= 0.5), math.inf)
     return ConfigError(
         "this machine cannot train this job so: nothing gets done, whatever the levels and the cadence",
         expected=f"more than {show_share(1 - HOPELESS)} of the time for new training",
@@ -213,9 +213,9 @@ def _hopeless(least: Choice, step_s: float) -> ConfigError:
     )
 
 
-def _with_failures(costs: Sequence[LevelCost], factor: float, step_s: float) -> Cadence:
-    """The best cadence, where failures are so many times as rare."""
-    return best([replace(cost, failures_per_s=cost.failures_per_s / factor) for cost in costs], step_s)
+def _rarer(costs: Sequence[LevelCost], factor: float) -> list[LevelCost]:
+    """The same, where failures are so many times as rare."""
+    return [replace(cost, failures_per_s=cost.failures_per_s / factor) for cost in costs]
 
 
 def _no_room(job: Job, too_large: Mapping[str, str]) -> ConfigError:
@@ -298,8 +298,8 @@ def _less_often(choice: Choice, step_s: float, wanted: Wanted) -> Iterator[Choic
 def _sensitivity(choice: Choice, step_s: float) -> Iterator[Sensitivity]:
     every = [choice.cadence.every[cost.name] for cost in choice.costs]
     for factor in FACTORS:
-        adapted = _with_failures(choice.costs, factor, step_s)
-        costs = [replace(cost, failures_per_s=cost.failures_per_s / factor) for cost in choice.costs]
+        costs = _rarer(choice.costs, factor)
+        adapted = best(costs, step_s)
         kept = waste(costs, choice.cadence.period_s, every)
         yield Sensitivity(factor, kept.total, adapted.waste.total, adapted.period_s)
 

@@ -58,6 +58,7 @@ def codecs_within(machine: Machine, encoded: Encoded) -> Mapping[str, Codec]:
     state = read_state(f"tensors-{tensors}x{encoded.share_bytes // encoded.share_tensors // 4 * 4}")
     raw = Job(state, machine, encoded.ranks, encoded.ranks, protection=Protection(partner=False))
     shares, parts = raw.shares(), {str(Level.LOCAL): 1}
+    raw_s = restore_s(raw, shares, parts)
 
     def job(encode: float = 1.0, decode: float = 1.0) -> Job:
         return replace(raw, machine=_faster(machine, encode, decode), compression="tensor")
@@ -67,7 +68,7 @@ def codecs_within(machine: Machine, encoded: Encoded) -> Mapping[str, Codec]:
         return times.complete()[Level.LOCAL] - times.blocked_s
 
     def longer_s(factor: float) -> float:
-        return restore_s(job(decode=factor), shares, parts) - restore_s(raw, shares, parts)
+        return restore_s(job(decode=factor), shares, parts) - raw_s
 
     return _faster(machine, _factor(local_s, encoded.local_s), _factor(longer_s, encoded.longer_s)).codecs
 

@@ -105,3 +105,4 @@ def test_jobs_that_a_test_has_left_are_ended(slurm: Rig, tmp_path: Path) -> None
     slurm.wait_for(lambda: len(slurm.left()) >= 4, "the script, srun, and a step on two nodes")
     slurm.end_jobs()
     slurm.wait_for(lambda: not slurm.left(), "the processes to end", 10.0)
+    assert not slurm.run("squeue", "--noheader")
