@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import signal
 import threading
 import time
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Protocol
 
-from torch.distributed import TCPStore
+from torch.distributed import DistNetworkError, TCPStore
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from .agent import Ended, ranks_of, run_agent, send
@@ -20,6 +19,7 @@ from .agent import Ended, ranks_of, run_agent, send
 #: What the agent passes on to the ranks, and ends by.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 _LOOK_EVERY_S = 0.05
+_TRIES = 10
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 
@@ -64,14 +64,18 @@ def deaf() -> Iterator[None]:
         yield
 
 
-@functools.cache
 def _store() -> TCPStore:
-    """Where the agents of this process meet, one after the other, each under the name of its run.
+    """Where the agent and the ranks of one run meet: a store of its own, since ranks find each other by the same names.
 
-    It stays: torch knows stores that are shared by their ports, also those that are gone, and does not share one that
-    was given the port of such a one. The agent would find its port taken.
+    The agent shares it by its port. Torch knows stores by their ports, also those that are gone: one that was given the
+    port of such a one is not shared, and the agent would find its port taken. Trying that makes torch forget it.
     """
-    return TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+    for _ in range(_TRIES):
+        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+        with contextlib.suppress(DistNetworkError):
+            TCPStore("localhost", store.port, is_master=True, wait_for_workers=False, multi_tenant=True)
+            break
+    return store
 
 
 class Launcher(Protocol):
@@ -117,6 +121,7 @@ class OnThisHost:
     def run(self, ranks: int) -> Ended:
         """As of :class:`Launcher`."""
         self._run_id = uuid.uuid4().hex
+        store = _store()
         try:
             return run_agent(
                 ranks,
@@ -126,7 +131,7 @@ class OnThisHost:
                 max_nodes=1,
                 run_id=self._run_id,
                 rdzv_backend="static",  # of one node: a meeting of several takes 0.3 s
-                rdzv_endpoint=f"localhost:{_store().port}",  # which the agent shares: nobody else can take it
+                rdzv_endpoint=f"localhost:{store.port}",  # which the agent shares: nobody else can take it
                 rdzv_configs={"rank": 0},
                 signals_to_handle=",".join(number.name for number in _heard()),
             )

@@ -8,10 +8,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch.distributed import DistNetworkError, TCPStore
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
+from deeppart.elastic import launching
 from deeppart.elastic.agent import Ended, ranks_of
 from deeppart.elastic.launching import OnThisHost, ended_by_signals
 from tests.unit.elastic.handlers import NUMBERS, handlers_kept
@@ -71,10 +74,37 @@ def test_signals_that_are_ignored_stay_so() -> None:
     assert done == Ended(7, rank=0) and [signal.getsignal(number) for number in NUMBERS] == before
 
 
-def test_all_runs_of_a_process_meet_at_one_port(tmp_path: Path) -> None:
-    """Torch does not share a store at a port that an earlier one had, which the agent would find taken."""
-    script = "import os, sys; print(os.environ['MASTER_PORT'], file=open(sys.argv[1], 'a'))"
-    here = OnThisHost((sys.executable, "-I", "-S", "-c", script, str(tmp_path / "ports")), 5.0)
-    assert [here.run(1), here.run(2)] == [Ended(0), Ended(0)]
-    ports = (tmp_path / "ports").read_text().split()
-    assert len(ports) == 3 and len(set(ports)) == 1
+#: Ranks tell each other where they are.
+MEETING = """
+import os, sys, torch.distributed as dist
+dist.init_process_group("gloo")
+found = [None] * dist.get_world_size()
+dist.all_gather_object(found, os.environ["RANK"])
+print(*found, os.environ["MASTER_PORT"], file=open(sys.argv[1] + os.environ["RANK"], "a"))
+dist.destroy_process_group()
+"""
+
+
+def test_runs_one_after_the_other_do_not_meet_each_other(tmp_path: Path) -> None:
+    here = OnThisHost((sys.executable, "-c", MEETING, str(tmp_path / "met-")), 5.0)
+    assert [here.run(2), here.run(3)] == [Ended(0), Ended(0)]
+    first, second = (tmp_path / "met-0").read_text().splitlines()
+    assert first.split()[:-1] == ["0", "1"] and second.split()[:-1] == ["0", "1", "2"]
+    assert first.split()[-1] != second.split()[-1]
+
+
+def test_a_port_that_torch_would_not_share_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that an earlier store of this process had; here, the first one that the operating system gives."""
+    given, refused = list[int](), list[int]()
+
+    def store(host: str, port: int, **options: Any) -> TCPStore:
+        if port and port == given[0]:
+            refused.append(port)
+            raise DistNetworkError("address already in use")
+        made = TCPStore(host, port, **options)
+        given.append(made.port)
+        return made
+
+    monkeypatch.setattr(launching, "TCPStore", store)
+    found = launching._store()
+    assert refused == given[:1] and found.port == given[1] != given[0]
