@@ -11,12 +11,9 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from .noise import Norms, of_two_steps
+from .parts import LEAST_DIVIDED, WHOLE, Part, Turn
 from .progress import Working
-from .squared_norms import WHOLE, Part, preconditioned_squared_norm, second_moments, squared_norm
-
-#: Of a model with so many elements each rank takes the norms of a part of them: to look at all is what costs then. Of
-#: fewer elements a part says less, and costs nothing.
-LEAST_DIVIDED = 1 << 20
+from .squared_norms import preconditioned_squared_norm, second_moments, squared_norm
 
 
 class Later:
@@ -98,10 +95,9 @@ class GradientNorms:
     Each rank takes the norm of its own gradients, and of the mean of the buckets that are its to look at: a part of
     them. One reduction of a few numbers brings them together, and is looked at in the next step.
 
-    Of a large model (:data:`LEAST_DIVIDED`), where ranks have as many samples each, a rank takes the norms of one K-th
-    of each gradient, of its own and of the mean, another one in each step. The sum over ranks is an estimate of the
-    mean over ranks of the norms of all, without bias: on average an element of one rank's gradient is as large as of
-    another's. It costs 2 / K of what it would to look at all.
+    Of a large model, where ranks have as many samples each, a rank takes the norms of a part of each gradient, of its
+    own and of the mean, another one in each step (:mod:`.parts`). The sum over ranks is an estimate of the mean over
+    ranks of the norms of all, without bias: on average an element of one rank's gradient is as large as of another's.
 
     Guarded by nothing: hooks run in the backward pass, their continuations before it ends, each with a bucket of its
     own.
@@ -125,8 +121,7 @@ class GradientNorms:
         self._now: dict[int, torch.Tensor] = {}
         self._last: dict[int, torch.Tensor] = {}  # of one rank alone: the gradients of the step before
         self._last_size = 0
-        elements = sum(each.numel() for group in optimizer.param_groups for each in group["params"])
-        self._large = self._size > 1 and elements >= LEAST_DIVIDED
+        self._elements = sum(each.numel() for group in optimizer.param_groups for each in group["params"])
         self._turn = 0  # of the parts; the same on all ranks, who take part in every exchange
         self._adam_steps: dict[torch.Tensor, int] = {}  # of those whose number is on a GPU
         #: The one whose gradients come next, and the one whose gradients have come.
@@ -149,19 +144,19 @@ class GradientNorms:
         if self.step is None or not self.step.measured:
             return allreduce_hook(self._group, bucket)
         index, parameters, gradients = bucket.index(), bucket.parameters(), bucket.gradients()
-        part = self._part(self.step)
+        turn = self._turn_of(self.step)
         if self._size > 1 and self.step.weight:
             # The mean over the ranks of what the weights made of the gradients is to be weighted by samples.
-            looking = self._size // part.parts  # ranks at an element
-            self._own.append(self._squared(parameters, gradients, part) / (looking * self.step.weight))
+            weight = self.step.weight if turn else self.step.weight * self._size
+            self._own.append(self._squared(parameters, gradients, turn) / weight)
         exchanged = allreduce_hook(self._group, bucket)
-        if part.parts == 1 and index % self._size != self._rank:
+        if turn is None and index % self._size != self._rank:
             return exchanged
 
         def after(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
             mean = future.value()
             if self._size > 1:
-                self._of_mean[index] = self._squared(parameters, gradients, part)
+                self._of_mean[index] = self._squared(parameters, gradients, turn)
             else:
                 self._compare(index, parameters, gradients, mean)
             return mean
@@ -239,21 +234,22 @@ class GradientNorms:
         kept = mean.detach().clone().split([each.numel() for each in gradients])
         self._last |= {id(each): one.view_as(new) for each, one, new in zip(parameters, kept, gradients, strict=True)}
 
-    def _part(self, step: Step) -> Part:
-        """Of each gradient, that this rank looks at."""
-        if not self._large or step.size % self._size:
-            return WHOLE
-        return Part((self._rank + self._turn) % self._size, self._size)
+    def _turn_of(self, step: Step) -> Turn | None:
+        """What this rank looks at, if not at all."""
+        if self._size == 1 or self._elements < LEAST_DIVIDED or step.size % self._size:
+            return None
+        return Turn(self._turn, self._rank, self._size, self._elements)
 
     def _squared(
-        self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], part: Part = WHOLE
+        self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], turn: Turn | None = None
     ) -> torch.Tensor:
         """float64[groups]: squared norms of gradients, preconditioned if they are to be."""
         found = torch.zeros(self._groups, dtype=torch.float64, device=gradients[0].device)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             group = self._group_of.get(id(parameter))
             if group is not None:
-                found[group] += self._squared_norm(group, parameter, gradient, part)
+                part, counts = turn.of(gradient.numel()) if turn else (WHOLE, 1.0)
+                found[group] += self._squared_norm(group, parameter, gradient, part) * counts
         return found
 
     def _squared_norm(self, group: int, parameter: torch.Tensor, gradient: torch.Tensor, part: Part) -> torch.Tensor:

@@ -57,16 +57,17 @@ def measure(
         file = scratch / "tasks.json"
         tasks = Tasks(tuple(saves), str(scratch), str(kept), tuple(dtypes))
         file.write_text(tasks_json(tasks), encoding="utf-8")
-        answer = _run([*_launcher(ranks), sys.executable, "-m", "deeppart.cli.calibrate", str(file)])
+        answer = _run([*_python(ranks), "-m", "deeppart.cli.calibrate", str(file)])
         return dict(json.loads(answer[answer.index("{") :]))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         shutil.rmtree(kept, ignore_errors=True)
 
 
-def _launcher(ranks: int) -> list[str]:
+def _python(ranks: int) -> list[str]:
+    """Python on so many ranks; one that fails ends the others, which would wait for it."""
     if ranks == 1:
-        return []
+        return [sys.executable]
     beside = Path(sys.executable).with_name("mpirun")
     found = str(beside) if beside.is_file() else shutil.which("mpirun")
     if found is None:
@@ -77,7 +78,7 @@ def _launcher(ranks: int) -> list[str]:
             where="deeppart-sim",
             todo="install MPI and mpi4py (pip install 'deeppart[mpich]'), or measure on one rank",
         )
-    return [found, "-n", str(ranks)]
+    return [found, "-n", str(ranks), sys.executable, "-m", "mpi4py"]
 
 
 def _run(command: list[str]) -> str:

@@ -10,12 +10,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import TensorDataset
 
-from deeppart.elastic import ElasticDataLoader, ElasticDataParallel, Progress, gradient_norms
+from deeppart.elastic import ElasticDataLoader, ElasticDataParallel, Progress, gradient_norms, parts
 from deeppart.elastic.noise import NoiseScale, Norms, of_two_steps
 from tests.mpi.torchrun_job import tell
 
@@ -29,7 +30,7 @@ def compared(optimizer_name: str, groups: int, accumulation: int, growth: int = 
     ``growth``: after so many steps the loss is multiplied by twice as much; 0 for never.
     """
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(5, 30), torch.nn.Tanh(), torch.nn.Linear(30, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(5, 300), torch.nn.Tanh(), torch.nn.Linear(300, 1))
     layers = [list(model[0].parameters()), list(model[2].parameters())]
     parameters = [{"params": each} for each in layers] if groups == 2 else [{"params": [*layers[0], *layers[1]]}]
     adam = optimizer_name == "adam"
@@ -112,21 +113,20 @@ def _preconditioners(model: torch.nn.Module, optimizer: Any, steps: int) -> list
 def divided(optimizer_name: str) -> list[list[float]]:
     """Norms that parts of a gradient have told, one after the other, and those of all of it.
 
-    Every step has the same samples, and nothing is learned: as many steps as there are ranks have looked at all.
+    Every step has the same samples, and nothing is learned: in as many steps as there are parts, every rank has looked
+    at all of them. A large model has one tensor with less than a part for each rank here, and one that all look at.
     """
-    ranks = dist.get_world_size()
+    ranks, times = dist.get_world_size(), 2
     draw = torch.Generator().manual_seed(7)
     progress, data = Progress(), TensorDataset(torch.randn(12, 5, generator=draw), torch.randn(12, 1, generator=draw))
     loader = ElasticDataLoader(data, len(data), shuffle=False, progress=progress)
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(5, 30), torch.nn.Tanh(), torch.nn.Linear(30, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(5, 300), torch.nn.Tanh(), torch.nn.Linear(300, 1))
     kinds: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
     optimizer = kinds[optimizer_name](model.parameters(), lr=0.0)
-    whole_from, gradient_norms.LEAST_DIVIDED = gradient_norms.LEAST_DIVIDED, 1
     parallel = ElasticDataParallel(model, optimizer, progress=progress)
-    gradient_norms.LEAST_DIVIDED = whole_from
     found, expected = [], list[float]()
-    for step in range(6 + ranks):  # Adam's moments say enough after a few
+    for step in range(6 + ranks * times):  # Adam's moments say enough after a few
         for x, y in loader:
             (parallel(x) - y).square().mean().backward()
             apart = copy.deepcopy(model)
@@ -185,6 +185,9 @@ if __name__ == "__main__":
     ]
     cases = [*cases, ("sgd", 1, 0, 2), ("adam", 2, 1, 3)]
     norms = {" ".join(map(str, case)): compared(*case) for case in cases}
-    parts = {name: divided(name) for name in ("sgd", "adam")} if dist.get_world_size() > 1 else {}
-    tell(Path(sys.argv[1]), norms=norms, divided=parts, autoscaled=[autoscaled(workers) for workers in (0, 2)])
+    of_parts = {}
+    if dist.get_world_size() > 1:
+        with patch.multiple(parts, ENOUGH=1000, LEAST_OF_TENSOR=200), patch.object(gradient_norms, "LEAST_DIVIDED", 1):
+            of_parts = {name: divided(name) for name in ("sgd", "adam")}
+    tell(Path(sys.argv[1]), norms=norms, divided=of_parts, autoscaled=[autoscaled(workers) for workers in (0, 2)])
     dist.destroy_process_group()

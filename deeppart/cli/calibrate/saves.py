@@ -121,6 +121,7 @@ def _restoring(comm: Comm, task: SaveTask, config: Config, state: dict[str, Any]
         with Checkpointer(config) as checkpointer:
             meet(comm)
             row = _waited(checkpointer.checkpoint(state, step=turn), task)
+        meet(comm)  # until all have ended, they delete what is out of date
         if task.after == LOSE and comm.rank == 0:
             assert config.local_dir is not None
             shutil.rmtree(config.local_dir.replace("{node}", "node1"))

@@ -1,0 +1,76 @@
+"""Parts are all elements together, and what ranks find of theirs stands for all: in the end exactly."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from deeppart.elastic import parts
+from deeppart.elastic.parts import LEAST_OF_TENSOR, RUN, WHOLE, Part, Turn
+from deeppart.elastic.squared_norms import squared_norm
+
+BERT_BASE = 110_000_000
+
+
+def elements_of(part: Part, tensor: torch.Tensor) -> torch.Tensor:
+    return torch.cat([torch.zeros(0, dtype=tensor.dtype), *(piece.reshape(-1) for piece in part.of(tensor))])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 24])
+@pytest.mark.parametrize("elements", [0, 1, 7, RUN, 24 * RUN, 24 * RUN + 5, 100_003])
+def test_every_element_is_in_one_part(elements: int, count: int) -> None:
+    numbers = torch.arange(elements)
+    each = [elements_of(Part(number, count), numbers) for number in range(count)]
+    assert torch.cat(each).sort().values.equal(numbers)
+    sizes = [len(part) for part in each]
+    assert max(sizes) - min(sizes) <= RUN
+
+
+def test_a_part_is_no_copy_and_has_no_empty_pieces() -> None:
+    tensor = torch.arange(1000.0)
+    for number in range(4):
+        pieces = Part(number, 4).of(tensor)
+        assert all(len(piece) and piece.untyped_storage().data_ptr() == tensor.data_ptr() for piece in pieces)
+    assert Part(0, 4).of(torch.zeros(3)) == [] and Part(0, 1).of(torch.zeros(0)) == []
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("elements", [1, LEAST_OF_TENSOR - 1, LEAST_OF_TENSOR, 100_003])
+def test_over_all_turns_the_sum_over_ranks_is_what_one_finds_of_all(elements: int, ranks: int) -> None:
+    tensor = torch.randn(elements, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    turns, found = 6 * ranks, 0.0
+    for number in range(turns):
+        for rank in range(ranks):
+            part, counts = Turn(number, rank, ranks, BERT_BASE).of(elements)
+            found += counts * float(squared_norm(tensor, part)) / turns
+    assert found == pytest.approx(float(tensor.square().sum()), rel=1e-9)
+
+
+def test_ranks_look_at_different_parts_in_every_turn() -> None:
+    for number in range(30):
+        looked = {Turn(number, rank, 4, BERT_BASE).of(1 << 20)[0] for rank in range(4)}
+        assert len(looked) == 4 and all(part.parts == 24 for part in looked)
+
+
+def test_small_tensors_are_looked_at_whole_by_all() -> None:
+    assert Turn(5, 1, 4, BERT_BASE).of(768) == (WHOLE, 0.25)
+
+
+def test_no_more_is_looked_at_than_is_enough() -> None:
+    for elements in (BERT_BASE, 7_000_000_000):
+        part, counts = Turn(0, 0, 8, elements).of(1 << 30)
+        assert parts.ENOUGH <= 8 * elements / part.parts < 1.2 * parts.ENOUGH
+        assert counts == part.parts / 8
+
+
+def test_a_part_of_a_matrix_with_rows_that_differ_much_says_what_all_do() -> None:
+    """Of an embedding the rows of frequent words have gradients, most others have none."""
+    rows = torch.arange(30_000, 0, -1).float().pow(-1).flip(0)  # by Zipf
+    gradient = rows[:, None] * torch.randn(30_000, 768, generator=torch.Generator().manual_seed(1))
+    whole = float(gradient.double().square().sum())
+    for number in range(3):
+        found = 0.0
+        for rank in range(4):
+            part, counts = Turn(number, rank, 4, BERT_BASE).of(gradient.numel())
+            found += counts * float(squared_norm(gradient, part))
+        assert found == pytest.approx(whole, rel=0.2)
