@@ -115,6 +115,7 @@ class GradientNorms:
         self._group_of = {
             id(parameter): number for number, each in enumerate(optimizer.param_groups) for parameter in each["params"]
         }
+        self._number_of = {each: number for number, each in enumerate(self._group_of)}
         self._own: list[torch.Tensor] = []
         self._of_mean: dict[int, torch.Tensor] = {}
         self._before: dict[int, torch.Tensor] = {}
@@ -244,13 +245,20 @@ class GradientNorms:
         self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], turn: Turn | None = None
     ) -> torch.Tensor:
         """float64[groups]: squared norms of gradients, preconditioned if they are to be."""
-        found = torch.zeros(self._groups, dtype=torch.float64, device=gradients[0].device)
+        zero = torch.zeros((), dtype=torch.float64, device=gradients[0].device)
+        found: list[list[torch.Tensor]] = [[zero] for _ in range(self._groups)]
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            group = self._group_of.get(id(parameter))
-            if group is not None:
-                part, counts = turn.of(gradient.numel()) if turn else (WHOLE, 1.0)
-                found[group] += self._squared_norm(group, parameter, gradient, part) * counts
-        return found
+            group, part, counts = self._group_of.get(id(parameter)), WHOLE, 1.0
+            if group is None:
+                continue
+            if turn is not None:
+                looked = turn.of(gradient.numel(), self._number_of[id(parameter)])
+                if looked is None:
+                    continue
+                part, counts = looked
+            norm = self._squared_norm(group, parameter, gradient, part)
+            found[group].append(norm if counts == 1.0 else norm * counts)
+        return torch.stack([torch.stack(of_group).sum() for of_group in found])
 
     def _squared_norm(self, group: int, parameter: torch.Tensor, gradient: torch.Tensor, part: Part) -> torch.Tensor:
         state: Mapping[str, Any] = self._optimizer.state.get(parameter, {}) if self._preconditioned else {}

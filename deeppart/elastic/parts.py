@@ -11,12 +11,12 @@ import torch
 LEAST_DIVIDED = 1 << 20
 #: All ranks together look at about so many elements of a model in a step: the sum over them is as good as that over
 #: all, to within sqrt(kurtosis / elements).
-ENOUGH = 1 << 24
-#: Tensors with fewer elements are looked at whole, by all ranks.
+ENOUGH = 1 << 22
+#: Tensors with fewer elements are looked at whole, by one rank after the other.
 LEAST_OF_TENSOR = 1 << 12
-#: Parts consist of runs of so many elements, a few cache lines: rows of a matrix, which may differ much, fall to all
-#: parts.
-RUN = 64
+#: Parts consist of runs of so many elements, two cache lines: rows of a matrix, which may differ much, fall to many
+#: parts each.
+RUN = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +29,16 @@ class Part:
 
     Example:
         >>> import torch
-        >>> from deeppart.elastic.parts import Part
-        >>> for number in range(2):
-        ...     print([piece.tolist() for piece in Part(number, 2).of(torch.arange(135))])  # doctest: +ELLIPSIS
-        [[[0, 1, ..., 62, 63]], [128, 129, 130]]
-        [[[64, 65, ..., 126, 127]], [131, 132, 133, 134]]
+        >>> from deeppart.elastic.parts import RUN, Part
+        >>> [[piece.shape for piece in Part(number, 2).of(torch.arange(5 * RUN + 3))] for number in range(2)]
+        [[torch.Size([2, 32]), torch.Size([32])], [torch.Size([2, 32]), torch.Size([3])]]
     """
 
     number: int = 0
     parts: int = 1
 
     def of(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """The part: the whole as a vector; or runs of RUN elements, one in each row, and a vector of what is left.
+        """The part: the whole as a vector; or runs of RUN elements, one in each row, and a run of what is left.
 
         Those without elements are left out. They are views where the tensor's memory allows.
         """
@@ -48,10 +46,9 @@ class Part:
         if self.parts == 1:
             return [flat] if flat.numel() else []
         rounds = flat.numel() // (RUN * self.parts)
-        runs, rest = flat.split([rounds * RUN * self.parts, flat.numel() - rounds * RUN * self.parts])
-        of_rest = rest[rest.numel() * self.number // self.parts : rest.numel() * (self.number + 1) // self.parts]
-        pieces = [runs.view(rounds, self.parts, RUN)[:, self.number]] if rounds else []
-        return [*pieces, of_rest] if of_rest.numel() else pieces
+        whole = rounds * RUN * self.parts
+        runs, begin = flat[:whole].view(rounds, self.parts, RUN)[:, self.number], whole + self.number * RUN
+        return [piece for piece in (runs, flat[begin : begin + RUN]) if piece.numel()]
 
 
 #: All elements.
@@ -70,8 +67,8 @@ class Turn:
 
     Example:
         >>> from deeppart.elastic.parts import Turn
-        >>> Turn(0, rank=1, ranks=4, elements=110_000_000).of(768 * 3072)
-        (Part(number=6, parts=24), 6.0)
+        >>> Turn(0, rank=1, ranks=4, elements=110_000_000).of(768 * 3072, 5)
+        (Part(number=26, parts=104), 26.0)
     """
 
     number: int
@@ -79,14 +76,18 @@ class Turn:
     ranks: int
     elements: int
 
-    def of(self, elements: int) -> tuple[Part, float]:
-        """The part of a tensor with so many elements, and how often what all ranks find of it counts.
+    def of(self, elements: int, number: int) -> tuple[Part, float] | None:
+        """The part of a tensor, and how often what is found of it counts; None if it is another rank's turn.
 
         With that, the sum over ranks estimates what one rank would find of the whole tensor, without bias where all of
         them look at the same, or at what is alike on average.
+
+        Args:
+            elements: of the tensor.
+            number: of the tensor, another one for each of the model's.
         """
         if elements < LEAST_OF_TENSOR:
-            return WHOLE, 1 / self.ranks
+            return (WHOLE, 1.0) if (self.number + number) % self.ranks == self.rank else None
         times = max(1, self.elements // ENOUGH)
         parts = times * self.ranks
         return Part((self.rank * times + self.number) % parts, parts), float(times)

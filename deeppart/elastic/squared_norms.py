@@ -58,8 +58,10 @@ def preconditioned_squared_norm(
 def _pieces(tensor: torch.Tensor, part: Part) -> Iterator[torch.Tensor]:
     """Of a part, as many elements as are worked on at a time, in rows or as a vector."""
     for piece in part.of(tensor):
-        in_row = piece.numel() // len(piece)
-        yield from [piece] if piece.is_cuda else piece.split(max(1, _AT_A_TIME // in_row))
+        if piece.numel() <= _AT_A_TIME or piece.is_cuda:
+            yield piece
+        else:
+            yield from piece.split(max(1, _AT_A_TIME * len(piece) // piece.numel()))
 
 
 def _squared(vector: torch.Tensor) -> torch.Tensor:
@@ -71,4 +73,6 @@ def _squared(vector: torch.Tensor) -> torch.Tensor:
 
 
 def _summed(norms: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+    if len(norms) == 1:
+        return norms[0]
     return torch.stack(norms).sum() if norms else torch.zeros((), dtype=torch.float64, device=device)

@@ -80,7 +80,7 @@ class _Run:
         self._calm: Calm | None = None
         self._wake = self.env.event()  # training looks up when it comes
         self._progress = 0.0
-        self._sequence = 0
+        self._sequence = self._first = 0  # of the next call, and of the session's first one
         self._hit: set[str] = set()  # classes of the failures since training last ran
         self._cold = False  # true if a node joins on which nothing has been started
         self._node_back = self.env.event()
@@ -176,7 +176,7 @@ class _Run:
             self._result.slowed_s += elapsed_s * (self._world.speed - self._rate)
 
     def _checkpoint(self, force: bool = False) -> Events:
-        due = self._cadences.due(0 if force else self._sequence)
+        due = self._cadences.due(0 if force else self._sequence - self._first)
         while due and not self._background.has_room:
             yield from self._spend("waiting", self._background.change())
         if due:
@@ -209,7 +209,7 @@ class _Run:
         may_be_told = self._cadences.scheduling.notice_s > 0  # within a row nobody listens
         if may_grow or may_be_told or not self._background.is_idle:
             return []
-        return calm_row(self._world, self._cadences, self._sequence, pace, _MOST_CALM)
+        return calm_row(self._world, self._cadences, self._sequence - self._first, pace, _MOST_CALM)
 
     def _pass(self, passed: Passed) -> None:
         """Account a row of calls."""
@@ -323,7 +323,11 @@ class _Run:
         yield from self._spend("down", self.env.timeout(sum(paid.get(piece, 0.0) for piece in pieces)))
 
     def _recover(self) -> Generator[Any, Any, str]:
-        """Come back from the newest step that survives; returns the costliest level that was needed."""
+        """Come back from the newest step that survives; returns the costliest level that was needed.
+
+        A session begins, which counts its calls anew: the first one goes to all levels.
+        """
+        self._first = self._sequence
         recovery = recover(
             self._background.stored, self._nodes.used, self._planned.job.protection, self._planned.domain_nodes
         )
