@@ -47,8 +47,8 @@ class Memory:
         call: for a ``checkpoint()`` as such.
         leaf: for each leaf of the state, on every rank: taking the state apart.
         compare: for each leaf besides, where there are other ranks to compare with.
-        defer: for each tensor of a share whose copy is made in the background (``capture="lazy"``): to see that an
-            optimizer owns it, and to notice writes to it.
+        defer: of a lazy capture, for each tensor that is copied in the background: to notice writes to it until then.
+        late: how fast a copy in the background is, as a share of how fast one is that training waits for.
         hash: digests of chunks, on one thread of those that encode.
         restore: for a restore as such: which checkpoints there are, and what is read from where.
         restored_leaf: for each leaf of the state that is restored, on every rank.
@@ -61,6 +61,7 @@ class Memory:
     leaf: float = of(SECONDS, 2e-6)
     compare: float = of(SECONDS, 1e-6)
     defer: float = of(SECONDS, 15e-6)
+    late: float = of(RATIO, 1.0)
     hash: float = of(RATE, 16e9)
     restore: float = of(SECONDS, 10e-3)
     restored_leaf: float = of(SECONDS, 20e-6)
@@ -386,16 +387,13 @@ class Machine:
     def with_failures(self, factor: float) -> Machine:
         """The same machine with mean times between failures multiplied by ``factor``."""
         old = self.failures
-        return replace(
-            self,
-            failures=replace(
-                old,
-                process=old.process * factor,
-                node=old.node * factor,
-                group=old.group * factor,
-                system=old.system * factor,
-                groups=MappingProxyType(
-                    {name: replace(group, mtbf=group.mtbf * factor) for name, group in old.groups.items()}
-                ),
-            ),
+        groups = {name: replace(group, mtbf=group.mtbf * factor) for name, group in old.groups.items()}
+        failures = replace(
+            old,
+            process=old.process * factor,
+            node=old.node * factor,
+            group=old.group * factor,
+            system=old.system * factor,
+            groups=MappingProxyType(groups),
         )
+        return replace(self, failures=failures)

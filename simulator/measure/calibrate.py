@@ -18,7 +18,8 @@ from deeppart.cli.calibrate.tasks import LOSE, RESTORE, TRAIN, SaveTask
 
 from ..machine.record import Codec, Local, Machine, Memory, Network, Persistent, Serialize
 from .encoding import Encoded, codecs_within
-from .fitting import Sample, fit
+from .fitting import Sample, after, fit
+from .lazy import guards_s, late_share
 from .start import Directories, measure
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int64")
@@ -87,6 +88,7 @@ class Measured:
         protected: of some of the shares, with parity, each rank taken for a node: ``parity``, and by how much longer a
             restore takes where a node is lost, ``rebuild``. Empty with one rank.
         defer: seconds of a lazy call for each tensor of the share, beside planning.
+        late: how fast lazy copies are, as a share of how fast eager ones are.
         interference: time that training lost to the background, as a share of what this takes without training.
         fetched: of some of the shares, ``restore`` from the file system, where there is nothing on the nodes.
         encoded: a compressed checkpoint.
@@ -98,6 +100,7 @@ class Measured:
     local_only: Sequence[Sample] = ()
     protected: Sequence[Sample] = ()
     defer: float = 15e-6
+    late: float = 1.0
     interference: float = 0.02
     fetched: Sequence[Sample] = ()
     encoded: Encoded | None = None
@@ -128,12 +131,12 @@ class _Measuring:
             tasks(shares, few, persistent=False, after=RESTORE),
             tasks(shares[:1], rounds, after=TRAIN),
             tasks(shares[_LOCAL_ONLY], few, persistent=False),
-            tasks([lazy], few, persistent=False, capture="lazy"),
+            tasks([lazy], rounds, capture="lazy"),
             tasks(protected, rounds, **parity),
             tasks(protected, few, persistent=False, after=LOSE, **parity),
             tasks(shares[_FETCHED], few, local=False, after=RESTORE),
-            tasks([lazy], few, compression="tensor"),
-            tasks([lazy], few, persistent=False, compression="tensor", after=RESTORE),
+            tasks([lazy], rounds, compression="tensor"),
+            tasks([lazy], rounds, persistent=False, compression="tensor", after=RESTORE),
         )
         found = measure(ranks, [task for group in groups for task in group], self.directories, dtypes)
         saves = iter(found["saves"])
@@ -150,16 +153,17 @@ class _Measuring:
                 for share, each in zip(shares[_LOCAL_ONLY], local_only, strict=True)
             ],
             [
-                Sample(ranks, *share, {"parity": _after(one, "parity", "local"), "rebuild": _longer(two, sample)})
+                Sample(ranks, *share, {"parity": after(one, "parity", "local"), "rebuild": _longer(two, sample)})
                 for share, one, two, sample in zip(protected, kept, lost, samples, strict=False)
             ],
-            _guards_s(late, samples, lazy[1]) / lazy[1],
+            guards_s(late, samples, lazy[1]) / lazy[1],
+            late_share(late, samples, lazy),
             _interference(trained[0], plain[0]),
             [
                 Sample(ranks, *share, {"restore": median(each["restore"])})
                 for share, each in zip(shares[_FETCHED], fetched, strict=True)
             ],
-            Encoded(ranks, *lazy, _after(encoded, "local", "blocked"), _longer_than_raw_s(decoded, samples, lazy)),
+            Encoded(ranks, *lazy, after(encoded, "local", "blocked"), _longer_than_raw_s(decoded, samples, lazy)),
         )
 
 
@@ -171,15 +175,10 @@ def _sample(
 ) -> Sample:
     seconds = {name: median(saved[name]) for name in ("capture", "blocked", "work")}
     # Not the slowest rank's planning: where ranks share cores, one plans while another copies already.
-    seconds["plan"] = max(0.0, _after(saved, "blocked", "capture"))
-    seconds |= {level: _after(saved, level, "blocked") for level in ("local", "persistent")}
+    seconds["plan"] = max(0.0, after(saved, "blocked", "capture"))
+    seconds |= {level: after(saved, level, "blocked") for level in ("local", "persistent")}
     seconds["restore"] = median(restored["restore"])
     return Sample(ranks, *share, seconds)
-
-
-def _after(measured: Mapping[str, Sequence[float]], end: str, begin: str) -> float:
-    """Median of the seconds from one to the other."""
-    return median(one - other for one, other in zip(measured[end], measured[begin], strict=True))
 
 
 def _longer(lost: Mapping[str, Sequence[float]], sample: Sample) -> float:
@@ -194,18 +193,6 @@ def _longer_than_raw_s(
     return median(decoded["restore"]) - (constant + per_byte * share[0] + per_tensor * share[1])
 
 
-def _guards_s(late: Mapping[str, Sequence[float]], samples: Sequence[Sample], tensors: int) -> float:
-    """Seconds of a lazy call beside planning, and beside what a copy takes as such: the model has these apart.
-
-    Args:
-        late: the lazy checkpoints.
-        samples: eager ones.
-        tensors: of a share of the lazy ones.
-    """
-    plan, capture = fit(samples, "plan"), fit(samples, "capture")
-    return max(0.0, median(late["blocked"]) - plan[0] - tensors * plan[2] - capture[0])
-
-
 def _interference(trained: Mapping[str, Sequence[float]], saved: Mapping[str, Sequence[float]]) -> float:
     """Time that training loses, as a share of what the same background takes where nothing trains.
 
@@ -216,7 +203,7 @@ def _interference(trained: Mapping[str, Sequence[float]], saved: Mapping[str, Se
         with_one - blocked - alone
         for with_one, blocked, alone in zip(trained["trained"], trained["blocked"], trained["alone"], strict=True)
     ]
-    busy = _after(saved, "persistent", "blocked")
+    busy = after(saved, "persistent", "blocked")
     return min(max(0.0, median(lost) / busy), 0.99) if busy > 0 else 0.0
 
 
@@ -270,7 +257,7 @@ def machine_from(
         cores=cores,
         encode_threads=max(1, min(4, cores - 1)),
         interference=together.interference,
-        memory=_memory(fits, together.defer, pieces["hash"]),
+        memory=replace(_memory(fits, together.defer, pieces["hash"]), late=together.late),
         local=local,
         network=_network(together, fits.crowding, local.file),
         persistent=persistent,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 
@@ -28,6 +29,11 @@ class Sample:
     share_bytes: int
     share_tensors: int
     seconds: Mapping[str, float]
+
+
+def after(measured: Mapping[str, Sequence[float]], end: str, begin: str) -> float:
+    """Median of the seconds from one to the other."""
+    return median(one - other for one, other in zip(measured[end], measured[begin], strict=True))
 
 
 def fit(samples: Sequence[Sample], what: str, *, tensors: bool = True) -> tuple[float, float, float]:

@@ -139,7 +139,8 @@ def times_of(job: Job, shares: Shares) -> Times:
     crowding = machine.crowding(job.ranks_on_node)
     held = job.leaves_held
     handled = spans * crowding  # tensors, by processes that share cores
-    capture = finish_times(raw, memory.copy, memory.node_copy) + handled * memory.tensor
+    copying = finish_times(raw, memory.copy, memory.node_copy)
+    capture = copying + handled * memory.tensor
     ratio, encode_rate = codec_of(job, shares)
     encoded = raw * ratio
     encode = encoded * 0 if math.isinf(encode_rate) else raw / encode_rate
@@ -155,10 +156,10 @@ def times_of(job: Job, shares: Shares) -> Times:
         persistent_end = metadata_s(job, encoded) + handled * machine.persistent.tensor + manifest
         persistent_end = np.where(encoded > 0, persistent_end, 0.0)
         persistent = _persistent(job, encoded) + persistent_end
-    flat = slice(0, job.ranks)
+    flat, lazy = slice(0, job.ranks), job.capture == "lazy"
     return Times(
         plan=_plan_s(job, held),
-        capture=capture.ravel()[flat],
+        capture=(capture + copying * (1 / memory.late - 1) if lazy else capture).ravel()[flat],
         encode=encode.ravel()[flat],
         local=local.ravel()[flat],
         local_end=local_end.ravel()[flat],
@@ -171,8 +172,8 @@ def times_of(job: Job, shares: Shares) -> Times:
         raw=raw.ravel()[flat],
         files=files_created(job, encoded) if protection.persistent else 0,
         spans=int(shares.spans.max()),
-        lazy=job.capture == "lazy",
-        deferring=_deferring_s(job, handled, capture) if job.capture == "lazy" else 0.0,
+        lazy=lazy,
+        deferring=_deferring_s(job, handled, capture) if lazy else 0.0,
     )
 
 

@@ -116,7 +116,10 @@ def test_campaigns_come_back_from_the_file_system_as_often_as_is_expected(protec
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("protection", [Protection(), Protection(partner=False, parity_group=8)])
 def test_where_most_of_the_time_is_lost_it_is_what_is_expected(protection: Protection) -> None:
-    """A failure every hour, and half an hour to come back from each: failures come in rows."""
+    """A failure every hour, and half an hour to come back from each: failures come in rows.
+
+    The first call after each goes to the file system, too: there is one more often than is expected, and less is lost.
+    """
     planned = often_lost(protection, node_mtbf_s=16 * 3600.0)
     costs = level_costs(planned)
     redundant = "partner" if protection.partner else "parity"
@@ -124,4 +127,4 @@ def test_where_most_of_the_time_is_lost_it_is_what_is_expected(protection: Prote
     cadences = Cadences(training_s(costs, cadence), dict(cadence.every), 120 * DAY, spares=16)
     course = run(planned, cadences, 1)
     assert 0.55 < cadence.waste.total < 0.7
-    assert 1 - course.useful_s / course.wall_s == pytest.approx(cadence.waste.total, rel=0.04)
+    assert 0.92 * cadence.waste.total < 1 - course.useful_s / course.wall_s < 1.02 * cadence.waste.total

@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.measure.calibrate import Measured, _guards_s, _interference, machine_from
+from deeppart_simulator.measure.calibrate import Measured, _interference, machine_from
 from deeppart_simulator.measure.fitting import Sample
 from deeppart_simulator.measure.validate import predict
 
@@ -54,17 +54,6 @@ def test_the_file_system_is_read_as_fast_as_restores_from_it_tell() -> None:
     assert machine.local.rank_read > 1e9
     usual = machine_from("usual", 1, Measured(samples_of(1), PIECES), Measured(samples_of(1), PIECES))
     assert usual.persistent.rank_read == usual.local.rank_read, "as the node's, where nobody has looked"
-
-
-def test_a_lazy_call_is_taken_apart_as_the_model_puts_it_together() -> None:
-    """Planning and what a copy takes as such are terms of their own: what is left are guards, 20 us each."""
-    samples = [
-        Sample(2, nbytes, tensors, {"plan": 4e-3 + 3e-6 * tensors, "capture": 1e-3 + nbytes / 4e9})
-        for nbytes, tensors in ((64 << 20, 16), (128 << 20, 64), (64 << 20, 4096))
-    ]
-    late = {"blocked": [4e-3 + 3e-6 * 500 + 1e-3 + 500 * 20e-6], "capture": [0.5]}
-    assert _guards_s(late, samples, 500) == pytest.approx(500 * 20e-6)
-    assert _guards_s({"blocked": [1e-3]}, samples, 500) == 0.0
 
 
 @pytest.mark.parametrize("faster", [1.0, 10.0])

@@ -75,6 +75,16 @@ def test_a_lazy_call_plans_and_guards_what_is_copied_later() -> None:
     assert times_of(crowded, STATE.shares(16, kappa=0)).blocked_s == pytest.approx(2 * times.blocked_s)
 
 
+def test_copies_in_the_background_may_take_longer() -> None:
+    machine = replace(MACHINE, memory=replace(MACHINE.memory, late=0.5))
+    shares = STATE.shares(16, kappa=0)
+    lazy, late = (times_of(job(capture="lazy", machine=this), shares) for this in (MACHINE, machine))
+    copied_s = float(times_of(job(), shares).capture.max())
+    assert late.complete()["local"] == pytest.approx(lazy.complete()["local"] + copied_s, rel=1e-3)
+    assert late.blocked_s == lazy.blocked_s
+    assert times_of(job(machine=machine), shares).complete() == times_of(job(), shares).complete(), "eager ones do not"
+
+
 def test_a_lazy_call_copies_small_tensors_itself() -> None:
     machine = replace(MACHINE, memory=replace(MACHINE.memory, call=0.0, leaf=0.0, tensor=1e-6, defer=1.0))
     state = read_state("tensors-6400x64KiB")
