@@ -127,4 +127,4 @@ def test_where_most_of_the_time_is_lost_it_is_what_is_expected(protection: Prote
     cadences = Cadences(training_s(costs, cadence), dict(cadence.every), 120 * DAY, spares=16)
     course = run(planned, cadences, 1)
     assert 0.55 < cadence.waste.total < 0.7
-    assert 0.92 * cadence.waste.total < 1 - course.useful_s / course.wall_s < 1.02 * cadence.waste.total
+    assert 0.9 * cadence.waste.total < 1 - course.useful_s / course.wall_s < 1.02 * cadence.waste.total
