@@ -1,11 +1,15 @@
 """What measuring the noise of gradients costs a step: DistributedDataParallel and ElasticDataParallel, in turn.
 
     torchrun --nproc-per-node 4 -m benchmarks.elastic_noise [--turns 2] [--rounds 8] [--samples 4] [--length 128]
-                                                            [--optimizer SGD|AdamW]
+                                                            [--optimizer SGD|AdamW] [--paired]
 
 A model of BERT-base's shapes (110 million parameters), random tokens, gloo. Each optimizer is tried in both, in turns,
 so that what else the machine does falls on both; one model at a time, for memory. Medians, with the middle half: of
 seconds by the clock, and of all ranks' seconds on processors, which vary less where ranks share them.
+
+With --paired steps of one ElasticDataParallel that exchange gradients as DistributedDataParallel's own hook does, and
+steps that measure their noise, too, come one after the other: seconds apart, so that a machine that gets slower within
+minutes says nothing of it.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
@@ -41,8 +46,8 @@ class Bert(torch.nn.Module):
         return found.square().mean()
 
 
-def steps(kind: str, elastic: bool, samples: int, length: int) -> Callable[[], tuple[float, float]]:
-    """Something that makes a step, and gives its seconds: by the clock, and on processors, of all ranks together."""
+def steps(kind: str, elastic: bool, samples: int, length: int) -> tuple[Any, Callable[[], tuple[float, float]]]:
+    """A model, and something that makes a step, and gives its seconds: by the clock, and on processors, of all ranks."""
     torch.manual_seed(0)
     model, ranks = Bert(), dist.get_world_size()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4) if kind == "SGD" else torch.optim.AdamW(model.parameters())
@@ -67,7 +72,46 @@ def steps(kind: str, elastic: bool, samples: int, length: int) -> Callable[[], t
         dist.all_reduce(work_s)
         return took_s, float(work_s)
 
-    return step
+    return parallel, step
+
+
+def in_turn(kind: str, options: argparse.Namespace) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+    """Steps of both, by models that are made in turn: plain, elastic, elastic, plain."""
+    found: tuple[list[tuple[float, float]], list[tuple[float, float]]] = ([], [])
+    for turn in range(2 * options.turns):
+        which = (turn + turn // 2) % 2
+        parallel, step = steps(kind, bool(which), options.samples, options.length)
+        for _ in range(before(kind)):
+            step()
+        found[which].extend(step() for _ in range(options.rounds))
+        del parallel, step
+        gc.collect()
+    return found
+
+
+def in_pairs(kind: str, options: argparse.Namespace) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+    """Steps of one model that measures the noise in every other step: without, with, with, without."""
+    found: tuple[list[tuple[float, float]], list[tuple[float, float]]] = ([], [])
+    parallel, step = steps(kind, True, options.samples, options.length)
+    norms = parallel._norms
+    measuring = norms.hook
+
+    def exchanging(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        norms.forget()
+        return allreduce_hook(norms._group, bucket)
+
+    for _ in range(before(kind)):
+        step()
+    for turn in range(2 * options.turns * options.rounds):
+        which = (turn + turn // 2) % 2
+        norms.hook = measuring if which else exchanging
+        found[which].append(step())
+    return found
+
+
+def before(kind: str) -> int:
+    """Steps that do not count: AdamW's second moments precondition gradients from the fifth one on."""
+    return 7 if kind == "AdamW" else 2
 
 
 def report(kind: str, plain: list[tuple[float, float]], elastic: list[tuple[float, float]]) -> None:
@@ -90,18 +134,11 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=4, help="of each rank")
     parser.add_argument("--length", type=int, default=128, help="tokens of a sample")
     parser.add_argument("--optimizer", action="append", choices=["SGD", "AdamW"], help="by default both")
+    parser.add_argument("--paired", action="store_true", help="one model, which measures the noise in every other step")
     options = parser.parse_args()
     dist.init_process_group("gloo")
     for kind in options.optimizer or ("SGD", "AdamW"):
-        found: list[list[tuple[float, float]]] = [[], []]
-        for turn in range(2 * options.turns):
-            which = (turn + turn // 2) % 2  # plain, elastic, elastic, plain: drifts of the machine fall on both
-            step = steps(kind, bool(which), options.samples, options.length)
-            for _ in range(6 if kind == "AdamW" else 2):  # from the fifth step on gradients are preconditioned
-                step()
-            found[which] += [step() for _ in range(options.rounds)]
-            del step
-            gc.collect()
+        found = in_pairs(kind, options) if options.paired else in_turn(kind, options)
         if dist.get_rank() == 0:
             report(kind, *found)
     dist.destroy_process_group()
