@@ -30,6 +30,8 @@ from torch.utils.data import TensorDataset
 from deeppart.elastic import ElasticDataLoader, ElasticDataParallel, Progress
 
 LAYERS, WIDTH, HEADS, WORDS = 12, 768, 12, 30_522
+IN_TURN = ("DistributedDataParallel", "ElasticDataParallel")
+PAIRED = ("gradients exchanged", "and their noise measured")
 
 
 class Bert(torch.nn.Module):
@@ -114,11 +116,13 @@ def before(kind: str) -> int:
     return 7 if kind == "AdamW" else 2
 
 
-def report(kind: str, plain: list[tuple[float, float]], elastic: list[tuple[float, float]]) -> None:
+def report(
+    kind: str, plain: list[tuple[float, float]], elastic: list[tuple[float, float]], names: tuple[str, str]
+) -> None:
     """Medians, their middle halves, and what is added."""
     for number, what in enumerate(("by the clock", "on processors")):
         medians = []
-        for name, times in (("DistributedDataParallel", plain), ("ElasticDataParallel", elastic)):
+        for name, times in zip(names, (plain, elastic), strict=True):
             seconds = [each[number] for each in times]
             medians.append(statistics.median(seconds))
             low, _, high = statistics.quantiles(seconds, n=4)
@@ -140,7 +144,7 @@ def main() -> None:
     for kind in options.optimizer or ("SGD", "AdamW"):
         found = in_pairs(kind, options) if options.paired else in_turn(kind, options)
         if dist.get_rank() == 0:
-            report(kind, *found)
+            report(kind, *found, PAIRED if options.paired else IN_TURN)
     dist.destroy_process_group()
 
 
