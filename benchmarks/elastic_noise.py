@@ -49,7 +49,7 @@ class Bert(torch.nn.Module):
 
 
 def steps(kind: str, elastic: bool, samples: int, length: int) -> tuple[Any, Callable[[], tuple[float, float]]]:
-    """A model, and something that makes a step, and gives its seconds: by the clock, and on processors, of all ranks."""
+    """A model, and what makes a step and gives its seconds: by the clock, and on processors, of all ranks together."""
     torch.manual_seed(0)
     model, ranks = Bert(), dist.get_world_size()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4) if kind == "SGD" else torch.optim.AdamW(model.parameters())
