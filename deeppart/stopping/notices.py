@@ -157,10 +157,16 @@ class _Forks:
     def _hold(self) -> None:
         """Before a fork. The interpreter of a child forgets the signals that came before it was told of the fork."""
         numbers = {number for each in tuple(self.listening) for number in each._numbers}
-        self._masks.held = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+        # Handlers that are due are called at the end of such a call, and may raise: what was blocked before is known
+        # first, or the signals would stay blocked.
+        self._masks.held = None
+        self._masks.held = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 
     def _let_through(self) -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.held)
+        held = getattr(self._masks, "held", None)  # None if nothing was blocked
+        if held is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
     def _let_through_in_child(self) -> None:
         for each in reversed(tuple(self.listening)):

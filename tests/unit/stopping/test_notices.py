@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,12 +11,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from deeppart.errors import ConfigError
+from deeppart.stopping import notices
 from deeppart.stopping.notices import Signals, WatchedFile
 
 BOTH = (signal.SIGTERM, signal.SIGUSR1)
@@ -186,6 +189,32 @@ def end_of(pid: int) -> int:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return 999
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["before signals are blocked", "when they are"])
+def test_a_handler_that_raises_during_a_fork_leaves_no_signal_blocked(
+    signals: Signals, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Python calls handlers at the end of pthread_sigmask: here, of the one that raises. It would never hear again."""
+    calls, mask = list[int](), signal.pthread_sigmask
+
+    def then_raises(how: int, numbers: Any) -> Any:
+        found = mask(how, numbers)
+        calls.append(how)
+        if how == signal.SIG_BLOCK and len(calls) == at + 1:
+            raise KeyboardInterrupt
+        return found
+
+    before = mask(signal.SIG_BLOCK, ())
+    with monkeypatch.context() as patched:
+        patched.setattr(signal, "pthread_sigmask", then_raises)
+        patched.setattr(notices._forks, "_masks", threading.local())
+        with contextlib.suppress(KeyboardInterrupt):
+            notices._forks._hold()
+        notices._forks._let_through()
+    assert mask(signal.SIG_SETMASK, before) == before
+    signal.raise_signal(signal.SIGUSR1)
+    assert signals.received is signal.SIGUSR1 and calls
 
 
 def test_a_forked_child_ends_by_a_signal(signals: Signals) -> None:
