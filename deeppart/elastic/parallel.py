@@ -83,7 +83,8 @@ class ElasticDataParallel(DistributedDataParallel):
         self._skipped: Later | None = None
         #: Within :meth:`no_sync`; and whether gradients were accumulated there since the last step.
         self._apart = self._by_hand = False
-        self._rates: list[Any] | None = None
+        #: Of each group the rate, and the one that the step under way has.
+        self._rates: list[tuple[Any, Any]] | None = None
         self._scale = 1.0
         # What is kept there is out of the garbage collector's sight, and norms know the optimizer, and so the model.
         self.register_comm_hook(weakref.ref(self._norms), _exchange)
@@ -140,12 +141,16 @@ class ElasticDataParallel(DistributedDataParallel):
         if working is None:
             self._norms.forget()
             return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
-        if self._apart:
+        if self._apart or self._adds_to_exchanged():
             self._by_hand = True
-        elif working.ends_step:
+        if working.ends_step and not self._apart:
             self._norms.coming = Step.of(working, loss_scale=self._loss_scale(), measured=not self._by_hand)
         output = super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
         return _weighted(output, working.weight, needed=self.training)
+
+    def _adds_to_exchanged(self) -> bool:
+        """Gradients that come are added to such as were exchanged before, of which the optimizer has made no step."""
+        return self._norms.step is not None and any(each.grad is not None for each in self.module.parameters())
 
     def _loss_scale(self) -> torch.Tensor | None:
         if self._scaler is None:
@@ -178,10 +183,10 @@ class ElasticDataParallel(DistributedDataParallel):
             self._measured = self._norms.finish(self._device)
         found_inf = getattr(optimizer, "found_inf", None)
         self._skipped = None if found_inf is None else Later(found_inf)
-        groups = self._optimizer.param_groups
-        self._rates = [group["lr"] for group in groups]
-        for group, factor in zip(groups, self.rule.factors(self._scale, self.noise, self._worth), strict=True):
-            group["lr"] = group["lr"] * factor
+        groups, factors = self._optimizer.param_groups, self.rule.factors(self._scale, self.noise, self._worth)
+        self._rates = [(group["lr"], group["lr"] * factor) for group, factor in zip(groups, factors, strict=True)]
+        for group, (_, rate) in zip(groups, self._rates, strict=True):
+            group["lr"] = rate
 
     def _refuse_changes(self) -> None:
         groups = self._optimizer.param_groups
@@ -213,8 +218,9 @@ class ElasticDataParallel(DistributedDataParallel):
 
     def _put_back(self) -> None:
         assert self._rates is not None
-        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate
+        for group, (rate, of_step) in zip(self._optimizer.param_groups, self._rates, strict=True):
+            if group["lr"] is of_step:  # not where the step failed, and a checkpoint was restored since
+                group["lr"] = rate
         self._rates = None
 
     @property
