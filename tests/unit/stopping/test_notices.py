@@ -227,6 +227,26 @@ def test_a_forked_child_ends_by_a_signal(signals: Signals) -> None:
     assert signals.received is None
 
 
+def test_a_child_ends_by_a_signal_that_comes_at_once_after_another_thread_has_put_back() -> None:
+    """The handler is still there. What came before the interpreter of the child was ready would be forgotten."""
+    made = Signals([signal.SIGTERM])
+    made.listen()
+    thread = threading.Thread(target=made.put_back)
+    thread.start()
+    thread.join(10)
+    for _ in range(20):
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(20)
+            os._exit(0)
+        os.kill(pid, signal.SIGTERM)
+        assert end_of(pid) == -signal.SIGTERM
+    later = Signals([signal.SIGTERM])
+    later.listen()
+    later.put_back()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 #: In an interpreter of its own: a child of one with several threads may wait forever for one that it does not have.
 UNKNOWN_FORK = """
 import ctypes, os, signal, sys, time
