@@ -90,6 +90,7 @@ class ElasticDataParallel(DistributedDataParallel):
         self.register_comm_hook(weakref.ref(self._norms), _exchange)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
+        optimizer.register_state_dict_pre_hook(self._put_back)  # after a step that failed, or was interrupted
         self.name = progress.name_for("parallel", name)
         progress.join(self.name, self._Place(self))
         progress.trained = self
@@ -166,8 +167,7 @@ class ElasticDataParallel(DistributedDataParallel):
                 expected="optimizer.step() after the last batch of a step",
                 todo="call it, and zero_grad(), only if loader.ends_step",
             )
-        if self._rates is not None:  # the step before failed
-            self._put_back()
+        self._put_back()  # if the step before failed
         self._take_in()
         has_closure = named.get("closure") is not None or any(callable(each) for each in arguments[1:])
         step = Step.of(working) if has_closure and working is not None else self._norms.step
@@ -208,6 +208,7 @@ class ElasticDataParallel(DistributedDataParallel):
         gain = 0.0
         if self._rates is not None:
             self._put_back()
+            self._rates = None
             gain = self.gain
             if self._norms.step is not None:  # gradients of a closure, which was called within the step
                 self._measured = self._norms.finish(self._device)
@@ -216,12 +217,11 @@ class ElasticDataParallel(DistributedDataParallel):
         if self._skipped is None:
             self._take_in_step()
 
-    def _put_back(self) -> None:
-        assert self._rates is not None
-        for group, (rate, of_step) in zip(self._optimizer.param_groups, self._rates, strict=True):
-            if group["lr"] is of_step:  # not where the step failed, and a checkpoint was restored since
+    def _put_back(self, *_: Any) -> None:
+        """Rates of the step under way, or of one that failed: where no checkpoint was restored since."""
+        for group, (rate, of_step) in zip(self._optimizer.param_groups, self._rates or (), strict=False):
+            if group["lr"] is of_step:
                 group["lr"] = rate
-        self._rates = None
 
     @property
     def _device(self) -> torch.device:
