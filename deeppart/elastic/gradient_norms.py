@@ -117,12 +117,15 @@ class GradientNorms:
         }
         self._number_of = {each: number for number, each in enumerate(self._group_of)}
         self._own: list[torch.Tensor] = []
-        self._of_mean: dict[int, torch.Tensor] = {}
-        self._before: dict[int, torch.Tensor] = {}
-        self._now: dict[int, torch.Tensor] = {}
+        # One for each bucket. By their numbers they could not be told apart: DDP gives all of them the same one in the
+        # first step of a static graph.
+        self._of_mean: list[torch.Tensor] = []
+        self._before: list[torch.Tensor] = []
+        self._now: list[torch.Tensor] = []
         self._last: dict[int, torch.Tensor] = {}  # of one rank alone: the gradients of the step before
         self._last_size = 0
-        self._elements = sum(each.numel() for group in optimizer.param_groups for each in group["params"])
+        trained = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
+        self._elements = sum(each.numel() for each in trained)
         self._turn = 0  # of the parts; the same on all ranks, who take part in every exchange
         self._adam_steps: dict[torch.Tensor, int] = {}  # of those whose number is on a GPU
         #: The one whose gradients come next, and the one whose gradients have come.
@@ -144,7 +147,8 @@ class GradientNorms:
             self.step = step
         if self.step is None or not self.step.measured:
             return allreduce_hook(self._group, bucket)
-        index, parameters, gradients = bucket.index(), bucket.parameters(), bucket.gradients()
+        index, parameters = bucket.index(), bucket.parameters()
+        gradients = _gradients(bucket.buffer(), parameters) or bucket.gradients()
         turn = self._turn_of(self.step)
         if self._size > 1 and self.step.weight:
             # The mean over the ranks of what the weights made of the gradients is to be weighted by samples.
@@ -157,9 +161,9 @@ class GradientNorms:
         def after(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
             mean = future.value()
             if self._size > 1:
-                self._of_mean[index] = self._squared(parameters, gradients, turn)
+                self._of_mean.append(self._squared(parameters, gradients, turn))
             else:
-                self._compare(index, parameters, gradients, mean)
+                self._compare(parameters, gradients)
             return mean
 
         return exchanged.then(after)
@@ -174,17 +178,19 @@ class GradientNorms:
         if step is None:
             return None
         parts = min(self._size, step.size)
-        of_mean = sum(self._of_mean.values(), zeros)
+        of_mean = sum(self._of_mean, zeros)
         if self._size > 1:
             values = torch.cat([sum(self._own, zeros), of_mean])
+            if not step.measured:  # others may have measured theirs, and wait: a sum with this is no number
+                values.fill_(torch.nan)
         elif self._now:
-            values = torch.cat([sum(self._before.values(), zeros), sum(self._now.values(), zeros), of_mean])
+            values = torch.cat([sum(self._before, zeros), sum(self._now, zeros), of_mean])
         else:
             values = None
         self.forget()
         self._last_size = step.size if step.measured else 0
         self._turn += 1
-        if values is None or not step.measured or (parts == 1 and self._size > 1):
+        if values is None or (parts == 1 and self._size > 1):
             return None
         if step.loss_scale is not None and self._size > 1:
             values = values / step.loss_scale.to(values).square()
@@ -196,11 +202,9 @@ class GradientNorms:
 
     def forget(self) -> None:
         """What has come belongs to no step, and what comes next does not."""
-        self.coming = None
-        for each in (self._of_mean, self._before, self._now):
+        self.coming = self.step = None
+        for each in (self._own, self._of_mean, self._before, self._now):
             each.clear()
-        self._own.clear()
-        self.step = None
 
     def restored(self) -> None:
         """The training goes on from another place: what was before is no step before."""
@@ -218,22 +222,20 @@ class GradientNorms:
         for each in moved:
             self._adam_steps[each] += 1
 
-    def _compare(
-        self, index: int, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], mean: torch.Tensor
-    ) -> None:
+    def _compare(self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
         """One rank alone: with the step before, if that had the same number of samples."""
         assert self.step is not None
+        gradients = [each.to_dense() for each in gradients]  # the step before had other rows
         if self.step.loss_scale is not None:  # the next step may have another one
             factor = 1 / self.step.loss_scale
-            gradients, mean = [each * factor for each in gradients], mean * factor
+            gradients = [each * factor for each in gradients]
         olds = [self._last[id(each)] for each in parameters if id(each) in self._last]
         if len(olds) == len(parameters) and self._last_size == self.step.size:
-            self._before[index] = self._squared(parameters, olds)
-            self._now[index] = self._squared(parameters, gradients)
+            self._before.append(self._squared(parameters, olds))
+            self._now.append(self._squared(parameters, gradients))
             means = [(old + new) / 2 for old, new in zip(olds, gradients, strict=True)]
-            self._of_mean[index] = self._squared(parameters, means)
-        kept = mean.detach().clone().split([each.numel() for each in gradients])
-        self._last |= {id(each): one.view_as(new) for each, one, new in zip(parameters, kept, gradients, strict=True)}
+            self._of_mean.append(self._squared(parameters, means))
+        self._last |= {id(each): new.detach().clone() for each, new in zip(parameters, gradients, strict=True)}
 
     def _turn_of(self, step: Step) -> Turn | None:
         """What this rank looks at, if not at all."""
@@ -251,12 +253,13 @@ class GradientNorms:
             group, part, counts = self._group_of.get(id(parameter)), WHOLE, 1.0
             if group is None:
                 continue
+            there = gradient.coalesce().values() if gradient.is_sparse else gradient  # others are 0
             if turn is not None:
-                looked = turn.of(gradient.numel(), self._number_of[id(parameter)])
+                looked = turn.of(there.numel(), self._number_of[id(parameter)])
                 if looked is None:
                     continue
                 part, counts = looked
-            norm = self._squared_norm(group, parameter, gradient, part)
+            norm = self._squared_norm(group, parameter, there, part)
             found[group].append(norm if counts == 1.0 else norm * counts)
         return torch.stack([torch.stack(of_group).sum() for of_group in found])
 
@@ -265,7 +268,7 @@ class GradientNorms:
         moments = second_moments(state)
         if moments is None:
             return squared_norm(gradient, part)
-        options = self._optimizer.param_groups[group]
+        options, moments = self._optimizer.param_groups[group], _as_in_buckets(moments, parameter)
         return preconditioned_squared_norm(gradient, moments, options, self._steps_of(parameter, state), part)
 
     def _steps_of(self, parameter: torch.Tensor, state: Mapping[str, Any]) -> int:
@@ -276,3 +279,25 @@ class GradientNorms:
         if (known := self._adam_steps.get(parameter)) is None:
             known = self._adam_steps[parameter] = int(steps)
         return known
+
+
+def _gradients(buffer: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Of a bucket, those that it would not give itself: a sparse one, which is alone, and complex ones.
+
+    DDP exchanges two real numbers for each complex one, and cuts that as if it were one.
+    """
+    if buffer.is_sparse:
+        return [buffer]
+    if not parameters[0].is_complex():
+        return []
+    numbers = buffer if buffer.is_complex() else torch.view_as_complex(buffer.view(-1, 2))
+    cut = numbers.split([each.numel() for each in parameters])
+    return [each.view(parameter.shape) for each, parameter in zip(cut, parameters, strict=True)]
+
+
+def _as_in_buckets(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Its elements in the order of a parameter's memory, such as channels last: in buckets gradients have that one."""
+    if parameter.is_contiguous():
+        return tensor
+    order = sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
+    return tensor.permute(order) if parameter.permute(order).is_contiguous() else tensor

@@ -83,12 +83,14 @@ class ElasticDataParallel(DistributedDataParallel):
         self._skipped: Later | None = None
         #: Within :meth:`no_sync`; and whether gradients were accumulated there since the last step.
         self._apart = self._by_hand = False
-        self._rates: list[Any] | None = None
+        #: Of each group the rate, and the one that the step under way has.
+        self._rates: list[tuple[Any, Any]] | None = None
         self._scale = 1.0
         # What is kept there is out of the garbage collector's sight, and norms know the optimizer, and so the model.
         self.register_comm_hook(weakref.ref(self._norms), _exchange)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
+        optimizer.register_state_dict_pre_hook(self._put_back)  # after a step that failed, or was interrupted
         self.name = progress.name_for("parallel", name)
         progress.join(self.name, self._Place(self))
         progress.trained = self
@@ -140,12 +142,16 @@ class ElasticDataParallel(DistributedDataParallel):
         if working is None:
             self._norms.forget()
             return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
-        if self._apart:
+        if self._apart or self._adds_to_exchanged():
             self._by_hand = True
-        elif working.ends_step:
+        if working.ends_step and not self._apart:
             self._norms.coming = Step.of(working, loss_scale=self._loss_scale(), measured=not self._by_hand)
         output = super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
         return _weighted(output, working.weight, needed=self.training)
+
+    def _adds_to_exchanged(self) -> bool:
+        """Gradients that come are added to such as were exchanged before, of which the optimizer has made no step."""
+        return self._norms.step is not None and any(each.grad is not None for each in self.module.parameters())
 
     def _loss_scale(self) -> torch.Tensor | None:
         if self._scaler is None:
@@ -161,8 +167,7 @@ class ElasticDataParallel(DistributedDataParallel):
                 expected="optimizer.step() after the last batch of a step",
                 todo="call it, and zero_grad(), only if loader.ends_step",
             )
-        if self._rates is not None:  # the step before failed
-            self._put_back()
+        self._put_back()  # if the step before failed
         self._take_in()
         has_closure = named.get("closure") is not None or any(callable(each) for each in arguments[1:])
         step = Step.of(working) if has_closure and working is not None else self._norms.step
@@ -178,10 +183,10 @@ class ElasticDataParallel(DistributedDataParallel):
             self._measured = self._norms.finish(self._device)
         found_inf = getattr(optimizer, "found_inf", None)
         self._skipped = None if found_inf is None else Later(found_inf)
-        groups = self._optimizer.param_groups
-        self._rates = [group["lr"] for group in groups]
-        for group, factor in zip(groups, self.rule.factors(self._scale, self.noise, self._worth), strict=True):
-            group["lr"] = group["lr"] * factor
+        groups, factors = self._optimizer.param_groups, self.rule.factors(self._scale, self.noise, self._worth)
+        self._rates = [(group["lr"], group["lr"] * factor) for group, factor in zip(groups, factors, strict=True)]
+        for group, (_, rate) in zip(groups, self._rates, strict=True):
+            group["lr"] = rate
 
     def _refuse_changes(self) -> None:
         groups = self._optimizer.param_groups
@@ -203,6 +208,7 @@ class ElasticDataParallel(DistributedDataParallel):
         gain = 0.0
         if self._rates is not None:
             self._put_back()
+            self._rates = None
             gain = self.gain
             if self._norms.step is not None:  # gradients of a closure, which was called within the step
                 self._measured = self._norms.finish(self._device)
@@ -211,11 +217,11 @@ class ElasticDataParallel(DistributedDataParallel):
         if self._skipped is None:
             self._take_in_step()
 
-    def _put_back(self) -> None:
-        assert self._rates is not None
-        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate
-        self._rates = None
+    def _put_back(self, *_: Any) -> None:
+        """Rates of the step under way, or of one that failed: where no checkpoint was restored since."""
+        for group, (rate, of_step) in zip(self._optimizer.param_groups, self._rates or (), strict=False):
+            if group["lr"] is of_step:
+                group["lr"] = rate
 
     @property
     def _device(self) -> torch.device:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -12,7 +14,8 @@ LEAST_DIVIDED = 1 << 20
 #: All ranks together look at about so many elements of a model in a step: the sum over them is as good as that over
 #: all, to within sqrt(kurtosis / elements).
 ENOUGH = 1 << 22
-#: Tensors with fewer elements are looked at whole, by one rank after the other.
+#: Tensors with fewer elements are looked at whole, by one rank after the other; of others at so many in each step, or
+#: small ones would be left out in most steps of a very large model.
 LEAST_OF_TENSOR = 1 << 12
 #: Parts consist of runs of so many elements, two cache lines: rows of a matrix, which may differ much, fall to many
 #: parts each.
@@ -88,6 +91,19 @@ class Turn:
         """
         if elements < LEAST_OF_TENSOR:
             return (WHOLE, 1.0) if (self.number + number) % self.ranks == self.rank else None
-        times = max(1, self.elements // ENOUGH)
+        times = max(1, min(self.elements // ENOUGH, elements // LEAST_OF_TENSOR))
         parts = times * self.ranks
-        return Part((self.rank * times + self.number) % parts, parts), float(times)
+        return Part((self.rank * times + self.number * _stride(times, parts)) % parts, parts), float(times)
+
+
+@cache
+def _stride(times: int, parts: int) -> int:
+    """From the part of a turn to that of the next one: any few turns are spread evenly over the parts.
+
+    Of neighbouring parts many turns would look at the same rows, and then for long at none of them. It comes to all
+    parts, and with the other ranks to all in ``times`` turns.
+    """
+    stride = max(1, round(times * (math.sqrt(5) - 1) / 2))
+    while math.gcd(stride, parts) > 1:
+        stride += 1
+    return stride

@@ -56,8 +56,11 @@ def preconditioned_squared_norm(
 
 
 def _pieces(tensor: torch.Tensor, part: Part) -> Iterator[torch.Tensor]:
-    """Of a part, as many elements as are worked on at a time, in rows or as a vector."""
-    for piece in part.of(tensor):
+    """Of a part, as many elements as are worked on at a time, in rows or as a vector.
+
+    Complex numbers are two real ones each, as Adam takes them.
+    """
+    for piece in part.of(torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor):
         if piece.numel() <= _AT_A_TIME or piece.is_cuda:
             yield piece
         else:

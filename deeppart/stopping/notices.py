@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -25,17 +25,17 @@ class _Watch:
     A handler that came later may call it also when the watch is over, or put it back.
 
     Attributes:
-        note: is called with the watch, the signal and the frame.
+        owner: who listens.
         before: handlers that were there before, by signal.
         over: nothing is noted any more: signals go to the handlers before.
     """
 
-    note: Callable[[_Watch, int, FrameType | None], None]
+    owner: Signals
     before: dict[int, Any] = field(default_factory=dict)
     over: bool = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.note(self, number, frame)
+        self.owner._note(self, number, frame)
 
     def next(self, number: int) -> Any:
         """Whose the signal is after this one: watches that are over are left out, and forgotten."""
@@ -44,6 +44,19 @@ class _Watch:
             found = found.before.get(number)
         self.before[number] = found
         return found
+
+    def end(self) -> None:
+        """From now on signals go to the handlers before."""
+        self.over = True
+        if self.owner._watch is self:
+            self.owner._watch = None
+
+    def take_out(self) -> None:
+        """Put the handlers before back, where this one is still there (in the main thread)."""
+        for number in tuple(self.before):
+            before = self.next(number)
+            if signal.getsignal(number) is self and before is not None:
+                signal.signal(number, before)
 
 
 class Signals:
@@ -97,8 +110,9 @@ class Signals:
                     todo="leave this signal out of `signals`",
                 )
         self._process = os.getpid()
-        self._watch = watch = _Watch(self._note)
-        _forks.listening.append(self)
+        self._watch = watch = _Watch(self)
+        _forks.take_out_those_over()
+        _forks.watches.append(watch)
         _forks.be_told()
         for number in self._numbers:
             watch.before[number] = signal.getsignal(number)  # first: a signal may come at once
@@ -109,17 +123,10 @@ class Signals:
 
         In another thread than the main one the handlers stay, and leave them to the ones before when they come.
         """
-        if self._watch is None:
-            return
-        watch: _Watch = self._watch
-        watch.over, self._watch = True, None
-        _forks.listening.remove(self)
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in self._numbers:
-            before = watch.next(number)
-            if signal.getsignal(number) is watch and before is not None:
-                signal.signal(number, before)
+        if self._watch is not None:
+            self._watch.end()
+            if threading.current_thread() is threading.main_thread():
+                _forks.take_out_those_over()
 
     def _note(self, watch: _Watch, number: int, frame: FrameType | None) -> None:
         before = watch.next(number)
@@ -138,11 +145,11 @@ class _Forks:
     """Children have the handlers that were there before anybody listened.
 
     Attributes:
-        listening: who does, the first one first; changed in the main thread, or at the end of one that listens.
+        watches: that may be there, the first one first, also those that are over; changed in the main thread.
     """
 
     def __init__(self) -> None:
-        self.listening: list[Signals] = []
+        self.watches: list[_Watch] = []
         self._told = False
         self._masks = threading.local()
 
@@ -154,17 +161,30 @@ class _Forks:
                 before=self._hold, after_in_parent=self._let_through, after_in_child=self._let_through_in_child
             )
 
+    def take_out_those_over(self) -> None:
+        """In the main thread."""
+        for watch in [each for each in self.watches if each.over]:
+            watch.take_out()
+            self.watches.remove(watch)
+
     def _hold(self) -> None:
         """Before a fork. The interpreter of a child forgets the signals that came before it was told of the fork."""
-        numbers = {number for each in tuple(self.listening) for number in each._numbers}
-        self._masks.held = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+        numbers = {number for each in tuple(self.watches) for number in tuple(each.before)}
+        # Handlers that are due are called at the end of such a call, and may raise: what was blocked before is known
+        # first, or the signals would stay blocked.
+        self._masks.held = None
+        self._masks.held = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 
     def _let_through(self) -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.held)
+        held = getattr(self._masks, "held", None)  # None if nothing was blocked
+        if held is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
     def _let_through_in_child(self) -> None:
-        for each in reversed(tuple(self.listening)):
-            each.put_back()
+        for each in self.watches:
+            each.end()
+        self.take_out_those_over()
         self._let_through()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from deeppart.elastic import AdamScale, AdaScale, ElasticDataParallel, LinearScale
+from deeppart.elastic import AdamScale, AdaScale, ElasticDataParallel, LinearScale, Progress
 from deeppart.errors import ConfigError, RestoreError
 from tests.unit.elastic.settings import one_rank, setting
 
@@ -48,6 +49,14 @@ def test_parameters_that_are_trained_later_are_refused() -> None:
         with pytest.raises(ConfigError, match="frozen when the model was wrapped"):
             optimizer.step()
         break
+
+
+def test_frozen_parameters_are_no_reason_to_look_at_less_of_the_others() -> None:
+    """Adapters of a very large model: so much as is enough is looked at of what is trained."""
+    model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 2))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert ElasticDataParallel(model, optimizer, progress=Progress())._norms._elements == 602
 
 
 def test_groups_of_parameters_that_come_later_are_refused() -> None:
@@ -114,7 +123,10 @@ def test_a_model_that_nobody_has_is_freed(optimizer: Any) -> None:
         it.step(batch)
     weight = weakref.ref(it.model.weight)
     del it, batch
-    gc.collect()
+    until = time.monotonic() + 10  # the thread of the last exchange may have to end its part
+    while weight() is not None and time.monotonic() < until:
+        time.sleep(0.01)
+        gc.collect()
     assert weight() is None
 
 
@@ -186,6 +198,50 @@ def test_without_an_exchange_nothing_is_exchanged_and_no_noise_is_measured() -> 
         this.optimizer.step()
         this.optimizer.zero_grad()
     assert this.parallel.worth == 2.0 and not this.parallel.noise.known
+
+
+def test_gradients_that_are_added_to_exchanged_ones_are_not_measured() -> None:
+    this = setting()
+    for place, (batch,) in enumerate(this.loader):
+        this.parallel(batch).square().mean().backward()
+        if place % 2:
+            this.optimizer.step()
+            this.optimizer.zero_grad()
+    this.parallel._take_in()
+    assert this.parallel.worth > 0.0 and not this.parallel.noise.known
+
+
+@pytest.mark.parametrize("saves", [True, False])
+@pytest.mark.parametrize("optimizer_first", [True, False])
+def test_a_step_that_failed_leaves_no_rate_to_checkpoints(optimizer_first: bool, saves: bool) -> None:
+    """One that is made after it has the rate of the training; one that is restored has its own."""
+    this = setting(rule=LinearScale())
+    saved = this.optimizer.state_dict(), this.progress.state_dict()
+    this.loader.set_batch(8)
+    this.optimizer.param_groups[0]["lr"] = 0.03  # as a scheduler does
+
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    failing = this.optimizer.register_step_pre_hook(fail)
+    for batch in this.loader:
+        with pytest.raises(MemoryError):
+            this.step(batch)
+        break
+    failing.remove()
+    assert this.optimizer.param_groups[0]["lr"] == pytest.approx(0.06)
+    if saves:
+        assert this.optimizer.state_dict()["param_groups"][0]["lr"] == 0.03
+    this.optimizer.zero_grad()
+    if optimizer_first:
+        this.optimizer.load_state_dict(saved[0])
+    this.progress.load_state_dict(saved[1])
+    if not optimizer_first:
+        this.optimizer.load_state_dict(saved[0])
+    for batch in this.loader:
+        this.step(batch)
+        assert this.optimizer.param_groups[0]["lr"] == 0.1
+        break
 
 
 def test_steps_with_a_closure_have_the_rate_of_their_batch() -> None:

@@ -64,6 +64,17 @@ def test_gradients_that_are_not_contiguous() -> None:
     assert float(preconditioned_squared_norm(turned, moments, ADAM, 7)) == pytest.approx(whole, rel=1e-6)
 
 
+@pytest.mark.parametrize("parts", [1, 3])
+def test_complex_numbers_are_two_real_ones_as_adam_takes_them(parts: int) -> None:
+    gradient, moments = (torch.view_as_complex(each) for each in made((500, 2)))
+    each = [Part(number, parts) for number in range(parts)]
+    plain = sum(float(squared_norm(gradient.conj(), part)) for part in each)
+    scaled = sum(float(preconditioned_squared_norm(gradient, moments, ADAM, 7, part)) for part in each)
+    real = torch.view_as_real(gradient), torch.view_as_real(moments)
+    assert plain == pytest.approx(float(squared_norm(real[0])), rel=1e-5)
+    assert scaled == pytest.approx(defined(*real, ADAM, 7), rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "options", "name"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,12 +11,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from deeppart.errors import ConfigError
+from deeppart.stopping import notices
 from deeppart.stopping.notices import Signals, WatchedFile
 
 BOTH = (signal.SIGTERM, signal.SIGUSR1)
@@ -188,6 +191,32 @@ def end_of(pid: int) -> int:
     return 999
 
 
+@pytest.mark.parametrize("at", [0, 1], ids=["before signals are blocked", "when they are"])
+def test_a_handler_that_raises_during_a_fork_leaves_no_signal_blocked(
+    signals: Signals, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Python calls handlers at the end of pthread_sigmask: here, of the one that raises. It would never hear again."""
+    calls, mask = list[int](), signal.pthread_sigmask
+
+    def then_raises(how: int, numbers: Any) -> Any:
+        found = mask(how, numbers)
+        calls.append(how)
+        if how == signal.SIG_BLOCK and len(calls) == at + 1:
+            raise KeyboardInterrupt
+        return found
+
+    before = mask(signal.SIG_BLOCK, ())
+    with monkeypatch.context() as patched:
+        patched.setattr(signal, "pthread_sigmask", then_raises)
+        patched.setattr(notices._forks, "_masks", threading.local())
+        with contextlib.suppress(KeyboardInterrupt):
+            notices._forks._hold()
+        notices._forks._let_through()
+    assert mask(signal.SIG_SETMASK, before) == before
+    signal.raise_signal(signal.SIGUSR1)
+    assert signals.received is signal.SIGUSR1 and calls
+
+
 def test_a_forked_child_ends_by_a_signal(signals: Signals) -> None:
     pid = os.fork()
     if pid == 0:
@@ -196,6 +225,26 @@ def test_a_forked_child_ends_by_a_signal(signals: Signals) -> None:
     os.kill(pid, signal.SIGTERM)
     assert end_of(pid) == -signal.SIGTERM
     assert signals.received is None
+
+
+def test_a_child_ends_by_a_signal_that_comes_at_once_after_another_thread_has_put_back() -> None:
+    """The handler is still there. What came before the interpreter of the child was ready would be forgotten."""
+    made = Signals([signal.SIGTERM])
+    made.listen()
+    thread = threading.Thread(target=made.put_back)
+    thread.start()
+    thread.join(10)
+    for _ in range(20):
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(20)
+            os._exit(0)
+        os.kill(pid, signal.SIGTERM)
+        assert end_of(pid) == -signal.SIGTERM
+    later = Signals([signal.SIGTERM])
+    later.listen()
+    later.put_back()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 #: In an interpreter of its own: a child of one with several threads may wait forever for one that it does not have.
