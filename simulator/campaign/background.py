@@ -78,8 +78,11 @@ class Background:
         self._start(self._complete(world, stored, due))
 
     def heal(self, world: SizedJob, stored: Stored, nodes: Sequence[int]) -> None:
-        """Rebuild what a step that was restored has lost of its levels on nodes, where it is now at home."""
-        self._start(self._heal(world, stored, tuple(nodes)))
+        """Rebuild what a step that was restored has lost of its levels on nodes, where it is now at home; as the
+        library does, only where there are copies or parity.
+        """
+        if not set(REDUNDANT_LEVELS).isdisjoint(self._cadences.node_levels):
+            self._start(self._heal(world, stored, tuple(nodes)))
 
     def end(self) -> None:
         """The processes are gone, and so is what was under way."""

@@ -140,7 +140,9 @@ def times_of(job: Job, shares: Shares) -> Times:
     held = job.leaves_held
     handled = spans * crowding  # tensors, by processes that share cores
     copying = finish_times(raw, memory.copy, memory.node_copy)
-    capture = copying + handled * memory.tensor
+    deferring, capture = 0.0, copying + handled * memory.tensor
+    if job.capture == "lazy":
+        deferring, capture = _deferred(job, handled, copying)
     ratio, encode_rate = codec_of(job, shares)
     encoded = raw * ratio
     encode = encoded * 0 if math.isinf(encode_rate) else raw / encode_rate
@@ -156,10 +158,10 @@ def times_of(job: Job, shares: Shares) -> Times:
         persistent_end = metadata_s(job, encoded) + handled * machine.persistent.tensor + manifest
         persistent_end = np.where(encoded > 0, persistent_end, 0.0)
         persistent = _persistent(job, encoded) + persistent_end
-    flat, lazy = slice(0, job.ranks), job.capture == "lazy"
+    flat = slice(0, job.ranks)
     return Times(
         plan=_plan_s(job, held),
-        capture=(capture + copying * (1 / memory.late - 1) if lazy else capture).ravel()[flat],
+        capture=capture.ravel()[flat],
         encode=encode.ravel()[flat],
         local=local.ravel()[flat],
         local_end=local_end.ravel()[flat],
@@ -172,24 +174,26 @@ def times_of(job: Job, shares: Shares) -> Times:
         raw=raw.ravel()[flat],
         files=files_created(job, encoded) if protection.persistent else 0,
         spans=int(shares.spans.max()),
-        lazy=lazy,
-        deferring=_deferring_s(job, handled, capture) if lazy else 0.0,
+        lazy=job.capture == "lazy",
+        deferring=deferring,
     )
 
 
-def _deferring_s(job: Job, handled: FloatArray, capture: FloatArray) -> float:
-    """Seconds of a lazy call: small tensors are copied at once, and each of the others gets a guard.
+def _deferred(job: Job, handled: FloatArray, copying: FloatArray) -> tuple[float, FloatArray]:
+    """(Seconds of a lazy call, seconds of each rank's copies after it): small tensors are copied at once, and each of
+    the others gets a guard.
 
     Args:
         handled: tensors of each rank, by processes that share cores.
-        capture: seconds of a copy of everything.
+        copying: seconds in which the bytes of everything are copied at once.
     """
     tensors = np.concatenate([groups.leaves.nbytes for groups in job.state.on(job.ranks)])
     small = tensors <= SMALL_LEAF_BYTES
-    memory, few, little = job.machine.memory, float(small.mean()), float(tensors[small].sum() / tensors.sum())
+    memory, few, little = job.machine.memory, float(small.mean()), float(tensors[small].sum() / max(1, tensors.sum()))
     guards = float(handled.max()) * (1 - few) * memory.defer
-    copies = (capture - handled * memory.tensor) * little + handled * memory.tensor * few
-    return guards + float(copies.max())
+    at_once = copying * little + handled * memory.tensor * few
+    later = copying * (1 - little) / memory.late + handled * memory.tensor * (1 - few)
+    return guards + float(at_once.max()), later
 
 
 def _cores_s(job: Job, raw: FloatArray, encoded: FloatArray, ratio: float, encode_rate: float) -> FloatArray:

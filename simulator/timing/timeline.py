@@ -110,18 +110,17 @@ def timeline(job: Job, times: Times) -> list[Bar]:
     )
     writes, flushes = bool(times.local.any()), bool(times.persistent.any())
     done = times.complete()
-    captured = times.plan + float(times.capture.max())
+    copies_from = times.blocked_s if times.lazy else times.plan
+    captured = copies_from + float(times.capture.max())
     bars = []
     for node in range(shown):
         copying = float(capture[node].max())
         bytes_in, bytes_out = int(raw[node].sum()), int(encoded[node].sum())
         bars.append(Bar(node, "training", "plan", 0.0, times.plan))
-        if not times.lazy:
-            bars.append(Bar(node, "training", "copy", times.plan, times.plan + copying, bytes_in))
-        else:
-            bars.append(Bar(node, "store", "copy", times.plan, times.plan + copying, bytes_in))
+        lane = "store" if times.lazy else "training"
+        bars.append(Bar(node, lane, "copy", copies_from, copies_from + copying, bytes_in))
         bars.append(Bar(node, "training", "train", times.blocked_s, max(done.values(), default=captured)))
-        begin = times.plan + copying
+        begin = copies_from + copying
         if encode[node].any():
             bars.append(Bar(node, "store", "encode", begin, begin + float(encode[node].max()), bytes_in))
         if writes and stored[node].any():

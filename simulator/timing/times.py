@@ -24,7 +24,7 @@ class Times:
 
     Attributes:
         plan: planning and agreement, on every rank.
-        capture: float64[ranks], the copy of the share.
+        capture: float64[ranks], the copy of the share; of a lazy call, what is copied after it.
         encode: float64[ranks], with all encoding threads.
         local: float64[ranks], writing the part, without encoding.
         local_end: float64[ranks], of that, what comes after the last chunk: tables, sync, rename, round.
@@ -39,7 +39,7 @@ class Times:
         files: created on the file system, without the manifest.
         spans: most spans of a rank.
         lazy: true if the copy is made in the background.
-        deferring: what the call does for copies that are made later, of the slowest rank.
+        deferring: of a lazy call, guards of what is copied later, and copies of what is small, of the slowest rank.
         waits: true if training waits for all of it; then ``capture`` is the stream of ``torch.save``.
     """
 
