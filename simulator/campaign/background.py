@@ -115,19 +115,23 @@ class Background:
         try:
             if world.times.lazy:
                 yield env.timeout(stages["capture"])
+            redundant = [level for level in REDUNDANT_LEVELS if level in due and stages[level]]
+            ends_s = 0.0
             if Level.PERSISTENT in due:
-                flush = env.process(self._flush(world, stored, Level.LOCAL not in due))
+                # What goes to other nodes and to the file system shares the job's own limit.
+                ends_s = env.now + world.times.limited if redundant else 0.0
+                flush = env.process(self._flush(world, stored, Level.LOCAL not in due, ends_s))
                 self._processes.append(flush)
             if Level.LOCAL in due:
                 yield env.timeout(world.local_s)
                 self._done(world, stored, Level.LOCAL)
                 self._free_staging()
-            redundant = [level for level in REDUNDANT_LEVELS if level in due and stages[level]]
             if redundant:
                 with self._protect.request() as turn:
                     yield turn
                     for level in redundant:
-                        yield env.timeout(stages[level])
+                        least = ends_s - env.now if level == redundant[-1] else 0.0
+                        yield env.timeout(max(stages[level], least))
                         self._done(world, stored, level)
             if flush is not None:
                 yield flush
@@ -140,7 +144,7 @@ class Background:
         except simpy.Interrupt:
             pass
 
-    def _flush(self, world: SizedJob, stored: Stored, from_memory: bool) -> Events:
+    def _flush(self, world: SizedJob, stored: Stored, from_memory: bool, ends_s: float) -> Events:
         env = self._env
         transfer: Transfer | None = None
         try:
@@ -153,7 +157,7 @@ class Background:
                 yield transfer.done
                 transfer = None
                 # Files have to be created, and the copy cannot be done before the file that it follows.
-                least = world.flush_latency_s
+                least = max(world.flush_latency_s, ends_s - env.now)
                 if not from_memory:
                     least = max(least, began + world.local_s - env.now)
                 yield env.timeout(least)

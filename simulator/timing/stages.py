@@ -176,6 +176,7 @@ def times_of(job: Job, shares: Shares) -> Times:
         spans=int(shares.spans.max()),
         lazy=job.capture == "lazy",
         deferring=deferring,
+        limited=_limited_s(job, encoded),
     )
 
 
@@ -308,7 +309,7 @@ def _partner(job: Job, encoded: FloatArray) -> FloatArray:
 def _parity(job: Job, encoded: FloatArray) -> FloatArray:
     """Members of a set exchange blocks, encode a stripe of each row, and store their parity."""
     machine, protection = job.machine, job.protection
-    group, tolerate = protection.parity_group, protection.parity_tolerate
+    group = protection.parity_group
     if job.nodes < group:
         raise ConfigError(
             "there are fewer nodes than a parity group has",
@@ -317,19 +318,46 @@ def _parity(job: Job, encoded: FloatArray) -> FloatArray:
             where="--parity",
             todo="take more ranks, fewer on each node, or a smaller --parity",
         )
-    longest = encoded.max(axis=0)  # the c-th parts of a group's nodes make a set
-    stripes = [Stripes(group, tolerate, block_bytes_for(group), int(part)) for part in longest]
-    stored = float(sum(each.parity_bytes for each in stripes))
-    data = encoded.sum(axis=1)
-    # No member encodes blocks of its own: all of them go to others. Of the parity that it computes, all but its own
-    # share goes on. It gets as much as it sends.
-    sent = data + stored * (tolerate - 1) / tolerate
-    moved = sent / min(machine.network.bandwidth, job.flush_bandwidth)
-    encoding = longest.max() / machine.network.parity
+    stored = _parity_bytes(protection, encoded)
+    # It gets as much as it sends.
+    moved = _sent_for_parity(protection, encoded) / min(machine.network.bandwidth, job.flush_bandwidth)
+    encoding = encoded.max() / machine.network.parity
     writing = stored / job.local_write
     slowest = np.maximum(np.maximum(moved, encoding), writing)
     times: FloatArray = slowest + machine.local.file + machine.network.exchange + group * machine.network.latency
     return times
+
+
+def _parity_bytes(protection: Protection, encoded: FloatArray) -> float:
+    """Bytes of parity that a node stores."""
+    group, tolerate = protection.parity_group, protection.parity_tolerate
+    longest = encoded.max(axis=0)  # the c-th parts of a group's nodes make a set
+    stripes = [Stripes(group, tolerate, block_bytes_for(group), int(part)) for part in longest]
+    return float(sum(each.parity_bytes for each in stripes))
+
+
+def _sent_for_parity(protection: Protection, encoded: FloatArray) -> FloatArray:
+    """Bytes that each node sends. No member encodes blocks of its own: all of them go to others. Of the parity that it
+    computes, all but its own share goes on.
+    """
+    tolerate = protection.parity_tolerate
+    sent: FloatArray = encoded.sum(axis=1) + _parity_bytes(protection, encoded) * (tolerate - 1) / tolerate
+    return sent
+
+
+def _limited_s(job: Job, encoded: FloatArray) -> float:
+    """Seconds in which all that leaves a node passes the job's limit, where other nodes and the file system share it;
+    0 where they do not.
+    """
+    protection = job.protection
+    to_nodes = np.zeros(job.nodes)
+    if protection.partner and job.nodes > 1:
+        to_nodes += encoded.sum(axis=1)
+    if protection.parity_group:
+        to_nodes += _sent_for_parity(protection, encoded)
+    if not (protection.persistent and to_nodes.any()):
+        return 0.0
+    return float((to_nodes + encoded.sum(axis=1)).max()) / job.flush_bandwidth
 
 
 def _persistent(job: Job, encoded: FloatArray) -> FloatArray:

@@ -93,6 +93,24 @@ def test_a_flush_ends_when_the_model_says() -> None:
     assert env.now == pytest.approx(world.times.complete()["persistent"] - world.blocked_s, rel=1e-6)
 
 
+def test_copies_and_a_flush_share_the_limit_of_the_job() -> None:
+    """10 GB of each node go to another one and to the file system, at 0.1 GB/s in all."""
+    usual, cadences = busy()
+    job = Planned(replace(usual.job, flush_bandwidth=1e8))
+    env, world = simpy.Environment(), job.on(8)
+    background = Background(env, cadences, RunResult(1, cadences.wall_s), job.job.machine.persistent.write)
+    stored = Stored(0, 0.0, tuple(range(8)))
+    background.begin(world, stored, ("local", "partner", "persistent"))
+    env.run(until=199.0)
+    assert stored.levels == {"local"}
+    env.run(until=201.0)
+    assert stored.levels == {"local", "partner", "persistent"}
+    again = Stored(1, 0.0, tuple(range(8)))
+    background.begin(world, again, ("local", "partner"))
+    env.run(until=201.0 + 107.0)
+    assert "partner" in again.levels, "without a flush it takes half as long"
+
+
 def test_what_was_complete_meanwhile_is_counted_and_retired() -> None:
     job, cadences = busy()
     result = RunResult(1, cadences.wall_s)
