@@ -98,8 +98,9 @@ class _Ring:
         (before,) = out
         count = np.arange(len(before))
         others = np.maximum(self.nodes - count, 0)
-        fresh = takes * others * self._spared(count, 2)
-        after = before * (1 - takes * others)
+        hit = np.minimum(1.0, takes * others)  # groups take several nodes at once: more than one on average
+        fresh = hit * self._spared(count, 2)
+        after = before * (1 - hit)
         after[1:] += (before * fresh)[:-1]
         return [after]
 
@@ -141,6 +142,8 @@ class _Groups:
         for (members, lost), before in zip(self.sizes, out, strict=True):
             struck, others = np.indices(before.shape)
             hits, misses = takes * (lost - struck), takes * np.maximum(members - lost - others, 0)
+            most = np.maximum(1.0, hits + misses)
+            hits, misses = hits / most, misses / most
             after = before * (1 - hits - misses)
             after[1:] += (before * hits)[:-1]
             after[:, 1:] += (before * misses)[:, :-1]
