@@ -109,7 +109,8 @@ class _Ring:
         (chances,) = out
         count = np.arange(len(chances))
         beyond = (1 - count / self.nodes) * (1 - self._spared(count, self.partners))
-        return float((chances * beyond).sum() / chances.sum())
+        whole = float(chances.sum())  # of rows that are not over
+        return float((chances * beyond).sum()) / whole if whole else 1.0
 
     def _spared(self, count: npt.NDArray[np.int_], partners: int) -> FloatArray:
         """The probability that so many partners of one that is not out are not out either: all sets of so many nodes
@@ -155,7 +156,8 @@ class _Groups:
         stays = 1.0
         for (_, lost), chances in zip(self.sizes, out, strict=True):
             others = np.indices(chances.shape)[1]
-            stays *= float(chances[lost + others <= self.tolerate].sum() / chances.sum())
+            whole = float(chances.sum())  # of rows that are not over
+            stays *= float(chances[lost + others <= self.tolerate].sum()) / whole if whole else 0.0
         return 1 - stays
 
 

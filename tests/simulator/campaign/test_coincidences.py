@@ -135,6 +135,6 @@ def test_shares_are_shares_where_failures_take_many_nodes_at_once(protection: Pr
     """Nearly all failures are of racks of 16 of the 64 nodes: each takes a given node once in four times."""
     level = "partner" if protection.partner else "parity"
     for often in (0.01, 0.5, 0.99):
-        rows = Rows(again=often, takes=0.25)
-        found = share_beyond(level, tuple(range(16)), 64, rows, protection, 16)
-        assert 0.0 <= found <= 1.0, (often, found)
+        for takes in (0.25, 1.0):
+            found = share_beyond(level, tuple(range(16)), 64, Rows(often, takes), protection, 16)
+            assert 0.0 <= found <= 1.0, (often, takes, found)
