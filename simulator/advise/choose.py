@@ -186,7 +186,8 @@ def advise(
     choices.sort(key=lambda choice: (choice.waste.total, choice.simplicity))
     if choices[0].waste.total >= HOPELESS:
         raise _hopeless(choices[0], step_s)
-    front = front_of([*choices, *less_often])
+    # Where nearly all is lost, a twentieth more is everything.
+    front = front_of([each for each in (*choices, *less_often) if each.waste.total < HOPELESS])
     chosen = advised(front)
     sensitivity = tuple(_sensitivity(chosen, step_s))
     return Advice(chosen, tuple(choices), front, sensitivity, _by_ranks_per_node(chosen.job), too_large)

@@ -24,6 +24,8 @@ _FROM: dict[str, str] = {
 }
 #: What is rarer than once in ten years is not worth a line.
 _LEAST_RATE = 1 / (10 * 365 * DAY_S)
+#: So is what calls that save nothing take, where it is less than this share of the time.
+_LEAST_IDLE = 1e-4
 _KINDS = {
     "process": "a process dies",
     "node": "a node is lost",
@@ -79,10 +81,14 @@ def config_toml(advice: Advice, step_s: float = 0.0) -> str:
     counts = dict.fromkeys(LEVELS, 0)
     counts |= followed(cadence)
     call = f"call checkpoint() every {show_seconds(period)}; `every` counts these calls"
+    idle = looking_s = 0.0
     if step_s > 0:
         steps = steps_between(chosen.costs, cadence, step_s)
         counts = {level: count * steps for level, count in counts.items()}
         call = f"call checkpoint() at every training step of {show_seconds(step_s)}; `every` counts steps"
+        looking_s = chosen.world.times.plan
+        idle_s = looking_s * (steps - 1)
+        idle = idle_s / (period + idle_s)
     lines = [
         f"# Advice of deeppart-sim for {job.state.name} on {job.ranks} ranks of {job.machine.name}:",
         f"# {call}.",
@@ -90,6 +96,7 @@ def config_toml(advice: Advice, step_s: float = 0.0) -> str:
         f"{show_seconds(chosen.blocked_s)};",
         f"# {show_bytes(chosen.node_bytes)} on each node's storage, where {show_bytes(chosen.node_daily_bytes)} a day "
         f"are written; {show_bytes(chosen.drained_daily_bytes)} a day go to the file system.",
+        *([] if idle < _LEAST_IDLE else [_idle_line(looking_s, idle)]),
         "# Set persistent_dir and local_dir yourself.",
         "",
         "every = { " + ", ".join(f"{level} = {count}" for level, count in counts.items()) + " }",
@@ -107,6 +114,14 @@ def config_toml(advice: Advice, step_s: float = 0.0) -> str:
     if math.isfinite(job.flush_bandwidth):
         lines.append(f"flush_bandwidth = {job.flush_bandwidth:.6g}")
     return "\n".join(lines) + "\n"
+
+
+def _idle_line(looking_s: float, share: float) -> str:
+    return (
+        f"# Calls at which nothing is due compare the ranks' states all the same: {show_seconds(looking_s)} each, "
+        f"{show_share(share)} of the time beside what is expected;\n"
+        "# the advice without --step-time is for a script that calls only when something is due."
+    )
 
 
 def _failures_line(choice: Choice, kind: str) -> str:

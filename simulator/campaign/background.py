@@ -78,8 +78,11 @@ class Background:
         self._start(self._complete(world, stored, due))
 
     def heal(self, world: SizedJob, stored: Stored, nodes: Sequence[int]) -> None:
-        """Rebuild what a step that was restored has lost of its levels on nodes, where it is now at home."""
-        self._start(self._heal(world, stored, tuple(nodes)))
+        """Rebuild what a step that was restored has lost of its levels on nodes, where it is now at home; as the
+        library does, only where there are copies or parity.
+        """
+        if not set(REDUNDANT_LEVELS).isdisjoint(self._cadences.node_levels):
+            self._start(self._heal(world, stored, tuple(nodes)))
 
     def end(self) -> None:
         """The processes are gone, and so is what was under way."""
@@ -112,19 +115,23 @@ class Background:
         try:
             if world.times.lazy:
                 yield env.timeout(stages["capture"])
+            redundant = [level for level in REDUNDANT_LEVELS if level in due and stages[level]]
+            ends_s = 0.0
             if Level.PERSISTENT in due:
-                flush = env.process(self._flush(world, stored, Level.LOCAL not in due))
+                # What goes to other nodes and to the file system shares the job's own limit.
+                ends_s = env.now + world.times.limited if redundant else 0.0
+                flush = env.process(self._flush(world, stored, Level.LOCAL not in due, ends_s))
                 self._processes.append(flush)
             if Level.LOCAL in due:
                 yield env.timeout(world.local_s)
                 self._done(world, stored, Level.LOCAL)
                 self._free_staging()
-            redundant = [level for level in REDUNDANT_LEVELS if level in due and stages[level]]
             if redundant:
                 with self._protect.request() as turn:
                     yield turn
                     for level in redundant:
-                        yield env.timeout(stages[level])
+                        least = ends_s - env.now if level == redundant[-1] else 0.0
+                        yield env.timeout(max(stages[level], least))
                         self._done(world, stored, level)
             if flush is not None:
                 yield flush
@@ -137,7 +144,7 @@ class Background:
         except simpy.Interrupt:
             pass
 
-    def _flush(self, world: SizedJob, stored: Stored, from_memory: bool) -> Events:
+    def _flush(self, world: SizedJob, stored: Stored, from_memory: bool, ends_s: float) -> Events:
         env = self._env
         transfer: Transfer | None = None
         try:
@@ -150,7 +157,7 @@ class Background:
                 yield transfer.done
                 transfer = None
                 # Files have to be created, and the copy cannot be done before the file that it follows.
-                least = world.flush_latency_s
+                least = max(world.flush_latency_s, ends_s - env.now)
                 if not from_memory:
                     least = max(least, began + world.local_s - env.now)
                 yield env.timeout(least)

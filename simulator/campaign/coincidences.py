@@ -98,8 +98,9 @@ class _Ring:
         (before,) = out
         count = np.arange(len(before))
         others = np.maximum(self.nodes - count, 0)
-        fresh = takes * others * self._spared(count, 2)
-        after = before * (1 - takes * others)
+        hit = np.minimum(1.0, takes * others)  # groups take several nodes at once: more than one on average
+        fresh = hit * self._spared(count, 2)
+        after = before * (1 - hit)
         after[1:] += (before * fresh)[:-1]
         return [after]
 
@@ -108,7 +109,8 @@ class _Ring:
         (chances,) = out
         count = np.arange(len(chances))
         beyond = (1 - count / self.nodes) * (1 - self._spared(count, self.partners))
-        return float((chances * beyond).sum() / chances.sum())
+        whole = float(chances.sum())  # of rows that are not over
+        return float((chances * beyond).sum()) / whole if whole else 1.0
 
     def _spared(self, count: npt.NDArray[np.int_], partners: int) -> FloatArray:
         """The probability that so many partners of one that is not out are not out either: all sets of so many nodes
@@ -141,6 +143,8 @@ class _Groups:
         for (members, lost), before in zip(self.sizes, out, strict=True):
             struck, others = np.indices(before.shape)
             hits, misses = takes * (lost - struck), takes * np.maximum(members - lost - others, 0)
+            most = np.maximum(1.0, hits + misses)
+            hits, misses = hits / most, misses / most
             after = before * (1 - hits - misses)
             after[1:] += (before * hits)[:-1]
             after[:, 1:] += (before * misses)[:, :-1]
@@ -152,7 +156,8 @@ class _Groups:
         stays = 1.0
         for (_, lost), chances in zip(self.sizes, out, strict=True):
             others = np.indices(chances.shape)[1]
-            stays *= float(chances[lost + others <= self.tolerate].sum() / chances.sum())
+            whole = float(chances.sum())  # of rows that are not over
+            stays *= float(chances[lost + others <= self.tolerate].sum()) / whole if whole else 0.0
         return 1 - stays
 
 

@@ -106,7 +106,7 @@ def level_costs(planned: Planned, found: Survival | None = None) -> list[LevelCo
     known = survival(planned) if found is None else found
     world = planned.on(planned.nodes)
     machine = planned.job.machine
-    complete = world.times.complete()
+    complete = world.times.complete(flushed=False)
     costs: list[LevelCost] = []
     before = world.times.blocked_s
     for number, level in enumerate(_levels(planned)):

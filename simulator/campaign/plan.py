@@ -82,7 +82,7 @@ class SizedJob:
         local_s: encoding and writing the local part.
         flushed_bytes: to the file system, with one checkpoint.
         flush_rate: most bytes per second that the job's nodes can send there.
-        flush_latency_s: creating files there.
+        flush_latency_s: creating files there, and what else follows the last byte.
         level_bytes: level -> bytes that one checkpoint writes there.
         heal_s: rebuilding what a step lost.
     """
@@ -171,7 +171,9 @@ class Planned:
             local_s=float(times.stored.max()),
             flushed_bytes=written,
             flush_rate=_balanced_rate(times.encoded, job.ranks_per_node, node_rate),
-            flush_latency_s=metadata_s(job, by_node(times.encoded, job.ranks_per_node)),
+            flush_latency_s=max(
+                metadata_s(job, by_node(times.encoded, job.ranks_per_node)), float(times.persistent_end.max())
+            ),
             level_bytes={level: round(count) for level, count in bytes_of.items()},
             heal_s=stages[Level.LOCAL] + stages[Level.PARTNER] + stages[Level.PARITY],
         )

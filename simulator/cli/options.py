@@ -261,6 +261,12 @@ def make_job(state: State, machine: Machine, ranks: int, options: Mapping[str, A
         raise no_effect(
             "--compression", f"{machine.name} has no codec", "leave it out, or add tables [codec.DTYPE] to --machine"
         )
+    dtypes = {tensor.dtype for tensor in (*state.tensors, *state.own)}
+    if job.compression != "none" and dtypes.isdisjoint(machine.codecs):
+        raise no_effect(
+            "--compression", f"{machine.name} has no codec for what the state is made of: {', '.join(sorted(dtypes))}",
+            "leave it out, or add tables [codec.DTYPE] to --machine",
+        )  # fmt: skip
     return job
 
 

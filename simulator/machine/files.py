@@ -51,6 +51,11 @@ TABLES: Mapping[str, type[Any]] = MappingProxyType(
     }
 )
 PLAIN = ("name", "source", "nodes", "ranks_per_node", "cores", "encode_threads", "interference")
+#: What a codec may be for: torch's names of the dtypes that states may have.
+CODEC_DTYPES = (
+    "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex128", "complex64",
+    "int64", "int32", "int16", "int8", "uint8", "bool",
+)  # fmt: skip
 #: Names of groups that mean something else already, and what all others are like.
 _TAKEN = ("process", "node", "group", "system", "preemption")
 _GROUP_NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
@@ -173,7 +178,9 @@ def _machine(document: dict[str, Any], where: str) -> Machine:
         if name in _TAKEN or not _GROUP_NAME.fullmatch(name):
             expected = "[groups.NAME] with a word in small letters, such as rack, but none of " + ", ".join(_TAKEN)
             raise _refusal(f"groups.{name}", name, expected, where, "choose another name")
-    return Machine(**plain, **numbers, **tables, codecs=_named(Codec, "codec", "DTYPE", document, where))
+    codecs = _named(Codec, "codec", "DTYPE", document, where)
+    _check_keys(codecs, set(CODEC_DTYPES), "codec.", where)
+    return Machine(**plain, **numbers, **tables, codecs=codecs)
 
 
 def _named(record: type[Any], table: str, word: str, document: dict[str, Any], where: str) -> Mapping[str, Any]:

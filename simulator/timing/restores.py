@@ -44,9 +44,9 @@ def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int 
     if parts.get(Level.PERSISTENT):
         persistent = machine.persistent
         lost = parts[Level.PERSISTENT] * each
-        readers = min(job.nodes, parts[Level.PERSISTENT]) if parts.get(Level.LOCAL) else job.nodes
         aggregate = persistent.read * (1 - persistent.others)
-        reading = max(lost / aggregate, lost / readers / min(persistent.node_read, _rank_limit(job)))
+        most = _most_fetched(job.nodes - parts.get(Level.LOCAL, 0), lost, each, total / job.nodes)
+        reading = max(lost / aggregate, most / min(persistent.node_read, _rank_limit(job)))
         read = max(read, reading + persistent.file)
     rebuilt = 0.0
     if parts.get(Level.PARITY):
@@ -57,6 +57,21 @@ def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int 
         rebuilt = max(each / network.bandwidth, each / (network.rebuild * job.ranks_on_node)) + network.exchange
     decoding = _decode_s(job, shares, per_rank / ratio)
     return _begin_s(job) + rebuilt + read + decoding + distribute_s(job, encoded=ratio != 1.0)
+
+
+def _most_fetched(idle: int, lost: float, each: float, share: float) -> float:
+    """Bytes that the node reads from the file system that reads most there: nodes that have no part of their own read
+    what is lost, until they have as much as the others; then all do (deeppart/plan/restart/reading.py).
+
+    Args:
+        idle: nodes without a part of their own; none where fewer nodes come back than are well.
+        lost: bytes that are to be read there.
+        each: bytes of a node's part.
+        share: of all bytes, that of each node that comes back.
+    """
+    if idle <= 0:
+        return max(0.0, share - each)
+    return min(lost / idle, max(each, share))
 
 
 def _begin_s(job: Job) -> float:

@@ -140,7 +140,9 @@ def times_of(job: Job, shares: Shares) -> Times:
     held = job.leaves_held
     handled = spans * crowding  # tensors, by processes that share cores
     copying = finish_times(raw, memory.copy, memory.node_copy)
-    capture = copying + handled * memory.tensor
+    deferring, capture = 0.0, copying + handled * memory.tensor
+    if job.capture == "lazy":
+        deferring, capture = _deferred(job, handled, copying)
     ratio, encode_rate = codec_of(job, shares)
     encoded = raw * ratio
     encode = encoded * 0 if math.isinf(encode_rate) else raw / encode_rate
@@ -156,10 +158,10 @@ def times_of(job: Job, shares: Shares) -> Times:
         persistent_end = metadata_s(job, encoded) + handled * machine.persistent.tensor + manifest
         persistent_end = np.where(encoded > 0, persistent_end, 0.0)
         persistent = _persistent(job, encoded) + persistent_end
-    flat, lazy = slice(0, job.ranks), job.capture == "lazy"
+    flat = slice(0, job.ranks)
     return Times(
         plan=_plan_s(job, held),
-        capture=(capture + copying * (1 / memory.late - 1) if lazy else capture).ravel()[flat],
+        capture=capture.ravel()[flat],
         encode=encode.ravel()[flat],
         local=local.ravel()[flat],
         local_end=local_end.ravel()[flat],
@@ -172,24 +174,27 @@ def times_of(job: Job, shares: Shares) -> Times:
         raw=raw.ravel()[flat],
         files=files_created(job, encoded) if protection.persistent else 0,
         spans=int(shares.spans.max()),
-        lazy=lazy,
-        deferring=_deferring_s(job, handled, capture) if lazy else 0.0,
+        lazy=job.capture == "lazy",
+        deferring=deferring,
+        limited=_limited_s(job, encoded),
     )
 
 
-def _deferring_s(job: Job, handled: FloatArray, capture: FloatArray) -> float:
-    """Seconds of a lazy call: small tensors are copied at once, and each of the others gets a guard.
+def _deferred(job: Job, handled: FloatArray, copying: FloatArray) -> tuple[float, FloatArray]:
+    """(Seconds of a lazy call, seconds of each rank's copies after it): small tensors are copied at once, and each of
+    the others gets a guard.
 
     Args:
         handled: tensors of each rank, by processes that share cores.
-        capture: seconds of a copy of everything.
+        copying: seconds in which the bytes of everything are copied at once.
     """
     tensors = np.concatenate([groups.leaves.nbytes for groups in job.state.on(job.ranks)])
     small = tensors <= SMALL_LEAF_BYTES
-    memory, few, little = job.machine.memory, float(small.mean()), float(tensors[small].sum() / tensors.sum())
+    memory, few, little = job.machine.memory, float(small.mean()), float(tensors[small].sum() / max(1, tensors.sum()))
     guards = float(handled.max()) * (1 - few) * memory.defer
-    copies = (capture - handled * memory.tensor) * little + handled * memory.tensor * few
-    return guards + float(copies.max())
+    at_once = copying * little + handled * memory.tensor * few
+    later = copying * (1 - little) / memory.late + handled * memory.tensor * (1 - few)
+    return guards + float(at_once.max()), later
 
 
 def _cores_s(job: Job, raw: FloatArray, encoded: FloatArray, ratio: float, encode_rate: float) -> FloatArray:
@@ -304,7 +309,7 @@ def _partner(job: Job, encoded: FloatArray) -> FloatArray:
 def _parity(job: Job, encoded: FloatArray) -> FloatArray:
     """Members of a set exchange blocks, encode a stripe of each row, and store their parity."""
     machine, protection = job.machine, job.protection
-    group, tolerate = protection.parity_group, protection.parity_tolerate
+    group = protection.parity_group
     if job.nodes < group:
         raise ConfigError(
             "there are fewer nodes than a parity group has",
@@ -313,19 +318,46 @@ def _parity(job: Job, encoded: FloatArray) -> FloatArray:
             where="--parity",
             todo="take more ranks, fewer on each node, or a smaller --parity",
         )
-    longest = encoded.max(axis=0)  # the c-th parts of a group's nodes make a set
-    stripes = [Stripes(group, tolerate, block_bytes_for(group), int(part)) for part in longest]
-    stored = float(sum(each.parity_bytes for each in stripes))
-    data = encoded.sum(axis=1)
-    # No member encodes blocks of its own: all of them go to others. Of the parity that it computes, all but its own
-    # share goes on. It gets as much as it sends.
-    sent = data + stored * (tolerate - 1) / tolerate
-    moved = sent / min(machine.network.bandwidth, job.flush_bandwidth)
-    encoding = longest.max() / machine.network.parity
+    stored = _parity_bytes(protection, encoded)
+    # It gets as much as it sends.
+    moved = _sent_for_parity(protection, encoded) / min(machine.network.bandwidth, job.flush_bandwidth)
+    encoding = encoded.max() / machine.network.parity
     writing = stored / job.local_write
     slowest = np.maximum(np.maximum(moved, encoding), writing)
     times: FloatArray = slowest + machine.local.file + machine.network.exchange + group * machine.network.latency
     return times
+
+
+def _parity_bytes(protection: Protection, encoded: FloatArray) -> float:
+    """Bytes of parity that a node stores."""
+    group, tolerate = protection.parity_group, protection.parity_tolerate
+    longest = encoded.max(axis=0)  # the c-th parts of a group's nodes make a set
+    stripes = [Stripes(group, tolerate, block_bytes_for(group), int(part)) for part in longest]
+    return float(sum(each.parity_bytes for each in stripes))
+
+
+def _sent_for_parity(protection: Protection, encoded: FloatArray) -> FloatArray:
+    """Bytes that each node sends. No member encodes blocks of its own: all of them go to others. Of the parity that it
+    computes, all but its own share goes on.
+    """
+    tolerate = protection.parity_tolerate
+    sent: FloatArray = encoded.sum(axis=1) + _parity_bytes(protection, encoded) * (tolerate - 1) / tolerate
+    return sent
+
+
+def _limited_s(job: Job, encoded: FloatArray) -> float:
+    """Seconds in which all that leaves a node passes the job's limit, where other nodes and the file system share it;
+    0 where they do not.
+    """
+    protection = job.protection
+    to_nodes = np.zeros(job.nodes)
+    if protection.partner and job.nodes > 1:
+        to_nodes += encoded.sum(axis=1)
+    if protection.parity_group:
+        to_nodes += _sent_for_parity(protection, encoded)
+    if not (protection.persistent and to_nodes.any()):
+        return 0.0
+    return float((to_nodes + encoded.sum(axis=1)).max()) / job.flush_bandwidth
 
 
 def _persistent(job: Job, encoded: FloatArray) -> FloatArray:

@@ -110,18 +110,19 @@ def timeline(job: Job, times: Times) -> list[Bar]:
     )
     writes, flushes = bool(times.local.any()), bool(times.persistent.any())
     done = times.complete()
-    captured = times.plan + float(times.capture.max())
+    copies_from = times.blocked_s if times.lazy else times.plan
+    captured = copies_from + float(times.capture.max())
+    last = Level.PARITY if times.parity.any() else Level.PARTNER
+    shared_s = captured + times.limited if times.limited else 0.0  # the job's own limit is for all that leaves a node
     bars = []
     for node in range(shown):
         copying = float(capture[node].max())
         bytes_in, bytes_out = int(raw[node].sum()), int(encoded[node].sum())
         bars.append(Bar(node, "training", "plan", 0.0, times.plan))
-        if not times.lazy:
-            bars.append(Bar(node, "training", "copy", times.plan, times.plan + copying, bytes_in))
-        else:
-            bars.append(Bar(node, "store", "copy", times.plan, times.plan + copying, bytes_in))
+        lane = "store" if times.lazy else "training"
+        bars.append(Bar(node, lane, "copy", copies_from, copies_from + copying, bytes_in))
         bars.append(Bar(node, "training", "train", times.blocked_s, max(done.values(), default=captured)))
-        begin = times.plan + copying
+        begin = copies_from + copying
         if encode[node].any():
             bars.append(Bar(node, "store", "encode", begin, begin + float(encode[node].max()), bytes_in))
         if writes and stored[node].any():
@@ -130,8 +131,12 @@ def timeline(job: Job, times: Times) -> list[Bar]:
         for level, took in ((Level.PARTNER, times.partner), (Level.PARITY, times.parity)):
             if took[node]:
                 what = "exchange copies" if level == Level.PARTNER else "exchange parity"
-                bars.append(Bar(node, "protect", what, ready, ready + float(took[node]), bytes_out))
+                end_s = ready + float(took[node])
+                if level == last:
+                    end_s = max(end_s, shared_s)
+                bars.append(Bar(node, "protect", what, ready, end_s, bytes_out))
                 ready += float(took.max())
         if flushes and flushed[node].any():
-            bars.append(Bar(node, "flush", "flush", begin, begin + float(flushed[node].max()), bytes_out))
+            end_s = max(begin + float(flushed[node].max()), shared_s)
+            bars.append(Bar(node, "flush", "flush", begin, end_s, bytes_out))
     return [bar for bar in bars if bar.end_s > bar.begin_s]

@@ -24,7 +24,7 @@ class Times:
 
     Attributes:
         plan: planning and agreement, on every rank.
-        capture: float64[ranks], the copy of the share.
+        capture: float64[ranks], the copy of the share; of a lazy call, what is copied after it.
         encode: float64[ranks], with all encoding threads.
         local: float64[ranks], writing the part, without encoding.
         local_end: float64[ranks], of that, what comes after the last chunk: tables, sync, rename, round.
@@ -39,7 +39,9 @@ class Times:
         files: created on the file system, without the manifest.
         spans: most spans of a rank.
         lazy: true if the copy is made in the background.
-        deferring: what the call does for copies that are made later, of the slowest rank.
+        deferring: of a lazy call, guards of what is copied later, and copies of what is small, of the slowest rank.
+        limited: from the copy until all that leaves a node has passed the job's own limit, which copies, parity and the
+            flush share; 0 without one, or where there are not both.
         waits: true if training waits for all of it; then ``capture`` is the stream of ``torch.save``.
     """
 
@@ -59,6 +61,7 @@ class Times:
     spans: int
     lazy: bool
     deferring: float = 0.0
+    limited: float = 0.0
     waits: bool = False
 
     @property
@@ -85,24 +88,31 @@ class Times:
         found = {name: getattr(self, name) for name in STAGES[1:]}
         return {"plan": self.plan} | {name: float(times.max(initial=0.0)) for name, times in found.items()}
 
-    def complete(self, *, overlapped: bool = True) -> dict[str, float]:
-        """Level -> seconds from the call until it is complete on all ranks; levels that are off are left out."""
+    def complete(self, *, overlapped: bool = True, flushed: bool = True) -> dict[str, float]:
+        """Level -> seconds from the call until it is complete on all ranks; levels that are off are left out.
+
+        Args:
+            flushed: true if all is in one call; false for copies and parity of calls without a flush.
+        """
         took = self.stages()
         if self.waits:  # the storage takes bytes while others are serialized
             to = {Level.LOCAL: self.local, Level.PERSISTENT: self.persistent}
             return {name: self.plan + float(np.maximum(self.capture, at).max()) for name, at in to.items() if at.any()}
         captured = took["plan"] + took["capture"] + self.deferring
         done: dict[str, float] = {}
-        ready = captured
+        ready, last = captured, ""
         if took[Level.LOCAL]:
             stored = self.stored if overlapped else self.encode + self.local
             ready = done[Level.LOCAL] = captured + float(stored.max())
         for level in REDUNDANT_LEVELS:
             if took[level]:
                 ready = done[level] = ready + took[level]
+                last = level
         if took[Level.PERSISTENT]:
             if overlapped:
-                done[Level.PERSISTENT] = captured + float(self.flushed.max())
+                done[Level.PERSISTENT] = captured + max(float(self.flushed.max()), self.limited)
+                if self.limited and flushed:
+                    done[last] = max(done[last], captured + self.limited)
             else:
                 encode = 0 if took[Level.LOCAL] else self.encode
                 done[Level.PERSISTENT] = ready + float((self.persistent + encode).max())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -71,6 +72,20 @@ def test_a_script_that_calls_at_every_step_saves_as_often_as_advised(
         assert abs(interval - cadence.interval_s(level)) <= step_s / 2, level
     assert config.every["persistent"] % max(1, config.every["local"]) == 0
     assert "at every training step" in config_toml(advice, step_s)
+
+
+def test_what_calls_take_at_which_nothing_is_due_is_told() -> None:
+    """20 ms to look at the state at each step of half a second, nearly all of which save nothing: a twenty-fifth."""
+    memory = replace(MACHINE.memory, call=0.02)
+    job = Job(STATE, replace(MACHINE, memory=memory, failures=Failures(process=50 * DAY, system=500 * DAY)), 16, 4)
+    advice = advise(job, 0.5)
+    (line,) = [line for line in config_toml(advice, 0.5).splitlines() if "nothing is due" in line]
+    share = float(re.search(r"20 ms each, ([\d.]+) %", line)[1])  # type: ignore[index]
+    assert 3.7 < share < 4.0
+    assert "nothing is due" not in config_toml(advice), "who calls only then takes it only then"
+    assert "nothing is due" not in config_toml(
+        advise(replace(job, machine=replace(job.machine, memory=MACHINE.memory)), 0.5), 0.5
+    )
 
 
 @pytest.mark.parametrize("step_s", [0.0, 2.0])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import simpy
 from deeppart_simulator.campaign.background import Background
-from deeppart_simulator.campaign.plan import SizedJob
+from deeppart_simulator.campaign.plan import Planned, SizedJob
 from deeppart_simulator.campaign.result import RunResult
 from deeppart_simulator.campaign.survival import Stored
 
@@ -64,6 +67,48 @@ def test_a_step_that_was_restored_is_at_home_on_its_new_nodes() -> None:
     assert not background.is_idle and not background.is_busy
     env.run()
     assert stored.nodes == (0, 1, 2, 8, 4, 5, 6, 7) and not stored.lost and "partner" in stored.levels
+
+
+def test_without_copies_and_parity_nothing_is_rebuilt() -> None:
+    """As in the library: what the nodes have lost stays lost until the next call, and is read from the file system."""
+    job, _ = busy()
+    cadences = replace(busy()[1], every={"local": 1, "persistent": 1})
+    env = simpy.Environment()
+    background = Background(env, cadences, RunResult(1, cadences.wall_s), 1e9)
+    stored = Stored(0, 0.0, tuple(range(8)), {"local", "persistent"}, {3})
+    background.heal(job.on(8), stored, [0, 1, 2, 8, 4, 5, 6, 7])
+    env.run()
+    assert background.is_idle and stored.lost == {3} and stored.nodes == tuple(range(8))
+
+
+def test_a_flush_ends_when_the_model_says() -> None:
+    """With all that follows the last byte: the file, its tables, the manifest."""
+    usual, cadences = busy()
+    persistent = replace(usual.job.machine.persistent, others=0.0, file=2.0, tensor=1.0, leaf=3.0)
+    job = Planned(replace(usual.job, machine=replace(usual.job.machine, persistent=persistent)))
+    env, world = simpy.Environment(), job.on(8)
+    background = Background(env, cadences, RunResult(1, cadences.wall_s), persistent.write)
+    background.begin(world, Stored(0, 0.0, tuple(range(8))), ("local", "persistent"))
+    env.run(until=background.over())
+    assert env.now == pytest.approx(world.times.complete()["persistent"] - world.blocked_s, rel=1e-6)
+
+
+def test_copies_and_a_flush_share_the_limit_of_the_job() -> None:
+    """10 GB of each node go to another one and to the file system, at 0.1 GB/s in all."""
+    usual, cadences = busy()
+    job = Planned(replace(usual.job, flush_bandwidth=1e8))
+    env, world = simpy.Environment(), job.on(8)
+    background = Background(env, cadences, RunResult(1, cadences.wall_s), job.job.machine.persistent.write)
+    stored = Stored(0, 0.0, tuple(range(8)))
+    background.begin(world, stored, ("local", "partner", "persistent"))
+    env.run(until=199.0)
+    assert stored.levels == {"local"}
+    env.run(until=201.0)
+    assert stored.levels == {"local", "partner", "persistent"}
+    again = Stored(1, 0.0, tuple(range(8)))
+    background.begin(world, again, ("local", "partner"))
+    env.run(until=201.0 + 107.0)
+    assert "partner" in again.levels, "without a flush it takes half as long"
 
 
 def test_what_was_complete_meanwhile_is_counted_and_retired() -> None:

@@ -47,7 +47,8 @@ def test_a_run_is_the_same_call_by_call(
     usual, cadences = busy(elastic=elastic)
     turns = Scheduling(DAY, preemption_s=2 * DAY, waits=Waits(3600.0, exponential=True)) if seed == 2 else Scheduling()
     cadences = replace(cadences, every=every, wall_s=days * DAY, period_s=150.0, scheduling=turns)
-    job = Planned(replace(usual.job, machine=usual.job.machine.with_failures(0.1)))
+    capture = "lazy" if seed == 1 else "eager"
+    job = Planned(replace(usual.job, machine=usual.job.machine.with_failures(0.1), capture=capture))
     in_rows = dict(_figures(asdict(run(job, cadences, seed))))
     monkeypatch.setattr(run_module, "_MOST_CALM", 0)
     one_by_one = dict(_figures(asdict(run(job, cadences, seed))))

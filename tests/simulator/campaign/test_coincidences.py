@@ -128,3 +128,13 @@ def test_where_most_of_the_time_is_lost_it_is_what_is_expected(protection: Prote
     course = run(planned, cadences, 1)
     assert 0.55 < cadence.waste.total < 0.7
     assert 0.9 * cadence.waste.total < 1 - course.useful_s / course.wall_s < 1.02 * cadence.waste.total
+
+
+@pytest.mark.parametrize("protection", [Protection(), Protection(partner=False, parity_group=4)])
+def test_shares_are_shares_where_failures_take_many_nodes_at_once(protection: Protection) -> None:
+    """Nearly all failures are of racks of 16 of the 64 nodes: each takes a given node once in four times."""
+    level = "partner" if protection.partner else "parity"
+    for often in (0.01, 0.5, 0.99):
+        for takes in (0.25, 1.0):
+            found = share_beyond(level, tuple(range(16)), 64, Rows(often, takes), protection, 16)
+            assert 0.0 <= found <= 1.0, (often, takes, found)

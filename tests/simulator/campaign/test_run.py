@@ -138,6 +138,17 @@ def test_a_trace_is_followed() -> None:
     assert result.recoveries["persistent"] >= 1
 
 
+def test_what_was_read_from_the_file_system_is_not_on_the_nodes_afterwards() -> None:
+    """Without copies the library rebuilds nothing: a process that fails before the next call costs the same again."""
+    this, cadences = busy(spares=1)
+    often = replace(cadences, every={"local": 1, "persistent": 1}, wall_s=4 * 3600.0)
+    this = Planned(replace(this.job, protection=Protection(partner=False)))
+    trace = (Failure(3600.0, "node", (2,)), Failure(4200.0, "process", (0,)))
+    assert run(this, often, 1, trace).recoveries == {"persistent": 2}
+    copied = replace(often, every={"local": 1, "partner": 1, "persistent": 1})
+    assert run(busy()[0], copied, 1, trace).recoveries == {"partner": 1, "local": 1}
+
+
 def test_without_failures_only_checkpoints_cost() -> None:
     this = planned(Failures(), 60.0)
     result = run(this, Cadences(540.0, {"local": 1}, 10 * DAY), 1)

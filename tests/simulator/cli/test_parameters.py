@@ -315,6 +315,7 @@ def test_values_that_no_option_has(capsys: pytest.CaptureFixture[str], arguments
         (("compare", "--with", "--ranks 8", "--with", "--ranks 8"), "--with"),
         (("compare", "--with", "--no-local --parity 2/1"), "--parity"),
         (("compare", "--parity", "2/1", "--with", "--no-local"), "--parity"),
+        (("advise", "--state", "llama3-8b:fp16", "--compression", "tensor"), "--compression"),
         (("compare", "--flush-share", "0.2", "--with", "--flush-bandwidth 1GB/s"), "--flush-share"),
         (("compare", "--with", "--seed 2"), "--seed"),
         (("calibrate", "--state", "gpt2"), "--state"),

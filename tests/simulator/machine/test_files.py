@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from deeppart_simulator.campaign.failures import repair_after_s
-from deeppart_simulator.machine.files import machine_toml, preset_names, read_machine
+from deeppart_simulator.machine.files import CODEC_DTYPES, machine_toml, preset_names, read_machine
+from deeppart_simulator.workload.tensors import ITEM_BYTES
 
 from deeppart.errors import ConfigError
 
@@ -132,6 +133,11 @@ def test_the_least_a_file_needs(tmp_path: Path) -> None:
         ),
         (("[network]", "[codec.float32]\nratio = 0.8\n[network]"), "codec.float32.encode", "bytes per second"),
         (("nodes = 4", "codec = 3\nnodes = 4"), "codec", "[codec.DTYPE]"),
+        (
+            ("[network]", "[codec.flot32]\nratio = 0.8\nencode = 1e9\ndecode = 1e9\n[network]"),
+            "codec.flot32",
+            "float32",
+        ),
         (("nodes = 4", 'base = "moon"\nnodes = 4'), "base", "frontier"),
         (("nodes = 4", "name = 3\nnodes = 4"), "name", "a text"),
         (("[network]", '[restart]\nmode = "spare"\n[network]'), "restart.mode", "one of job, allocation, spares"),
@@ -163,6 +169,10 @@ def test_impossible_files_are_refused(tmp_path: Path, change: tuple[str, str], k
         read_machine(str(file))
     text = str(caught.value)
     assert key in text and allowed in text and str(file) in text
+
+
+def test_codecs_are_for_what_states_may_have() -> None:
+    assert set(CODEC_DTYPES) == set(ITEM_BYTES)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

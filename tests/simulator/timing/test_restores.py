@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.timing.restores import LEAST_THREADS, MOST_THREADS, distribute_s, restore_s
+from deeppart_simulator.timing.restores import LEAST_THREADS, MOST_THREADS, _most_fetched, distribute_s, restore_s
 from deeppart_simulator.timing.stages import Protection
 from deeppart_simulator.workload.states import State, read_state
 
+from deeppart.model import Attempt
+from deeppart.plan.restart import Candidate, Portion, Source, assign, reading
 from deeppart.recovery import load_part
 from deeppart.session.topology import MOST_WAITING_THREADS
 from tests.simulator.timing.jobs import MACHINE, STATE, job
@@ -24,6 +26,37 @@ def test_restores_by_hand() -> None:
     assert restore_s(this, shares, {"local": 3, "partner": 1}) == pytest.approx(2 + 16 / 5)
     assert restore_s(this, shares, {"persistent": 4}) == pytest.approx(4 + 16 / 5)
     assert restore_s(this, shares, {"local": 3, "persistent": 1}) == pytest.approx(4 + 16 / 5)
+
+
+def test_where_fewer_nodes_come_back_all_of_them_read_what_is_lost() -> None:
+    """Of five nodes four are left: each reads its own 3.2 GB and 0.8 GB of the fifth one's. Where six come back to what
+    five have saved, two have no part of their own, and share the 3.2 GB.
+    """
+    this, shares = job(machine=replace(MACHINE, local=replace(MACHINE.local, read=1e12, rank_read=1e12))), 16 / 5
+    four, six = STATE.shares(16, kappa=0), STATE.shares(24, kappa=0)
+    found_s = restore_s(this, four, {"local": 4, "persistent": 1}, 5) - distribute_s(this)
+    assert found_s == pytest.approx(shares / 4, abs=0.01)
+    more = replace(this, ranks=24)
+    found_s = restore_s(more, six, {"local": 4, "persistent": 1}, 5) - distribute_s(more)
+    assert found_s == pytest.approx(shares / 2, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "local", "lost"),
+    [(4, 3, 1), (4, 4, 1), (3, 3, 2), (5, 3, 1), (6, 4, 1), (4, 1, 4), (4, 0, 4), (3, 0, 5), (5, 2, 2)],
+)
+def test_what_is_lost_is_read_by_whom_the_library_lets_read_it(nodes: int, local: int, lost: int) -> None:
+    """One rank on each node; parts of 1 GiB, of which the library cuts off 16 MiB or more."""
+    size, everyone = 1 << 30, tuple(range(nodes))
+    own = [(Source("local", f"/own/{part}", (part,), size, ""),) for part in range(local)]
+    gone = [(Source("persistent", f"/all/{part}", everyone, size, ""),) for part in range(lost)]
+    reads = assign(Candidate(Attempt("0" * 32, "0" * 32, 1, 1, local + lost), (*own, *gone)), nodes)
+    fetched = [0] * nodes
+    for read in reads[local:]:
+        for portion in read.portions or (Portion(read.reader, 0, size),):
+            fetched[portion.reader] += portion.stop - portion.first
+    found = _most_fetched(nodes - local, lost * size, size, (local + lost) * size / nodes)
+    assert found == pytest.approx(max(fetched), abs=reading.LEAST_PORTION_BYTES)
 
 
 def test_a_lost_node_is_rebuilt_after_the_others_have_loaded_their_parts() -> None:

@@ -93,7 +93,20 @@ def test_a_lazy_call_copies_small_tensors_itself() -> None:
         for this in (job(state=state, machine=machine, capture=how) for how in ("lazy", "eager"))
     )
     assert lazy.blocked_s == pytest.approx(eager.blocked_s)
+    assert lazy.complete() == pytest.approx(eager.complete()), "and what has been copied is not copied again"
     assert SMALL_LEAF_BYTES == fingerprint.SMALL_LEAF_BYTES  # as the library does it
+
+
+def test_a_lazy_call_and_its_copies_are_together_what_an_eager_one_copies() -> None:
+    """Of BERT-large and its optimizer two thirds of the tensors are small."""
+    machine = replace(MACHINE, memory=replace(MACHINE.memory, tensor=1e-4, defer=0.0))
+    state = read_state("bert-large+adam")
+    lazy, eager = (
+        times_of(this, state.shares(16, kappa=0))
+        for this in (job(state=state, machine=machine, capture=how) for how in ("lazy", "eager"))
+    )
+    assert lazy.plan < lazy.blocked_s < eager.blocked_s
+    assert lazy.blocked_s + float(lazy.capture.max()) == pytest.approx(eager.blocked_s, rel=0.02)
 
 
 def test_parity_moves_encodes_and_stores() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from deeppart_simulator.timing.bandwidth_sharing import by_node, finish_times
 from deeppart_simulator.timing.stages import Protection, times_of
 from deeppart_simulator.timing.timeline import MOST_NODES, Bar, fold, timeline
 
-from tests.simulator.timing.jobs import STATE, job
+from tests.simulator.timing.jobs import MACHINE, STATE, job
 
 
 def test_rows_do_not_touch_each_other() -> None:
@@ -30,6 +31,18 @@ def test_a_timeline_is_the_checkpoint() -> None:
     assert max(bar.end_s for bar in bars if bar.what == "exchange parity") == pytest.approx(done["parity"])
     assert max(bar.end_s for bar in bars if bar.what == "flush") == pytest.approx(done["persistent"])
     assert math.isclose(max(bar.end_s for bar in bars if bar.what == "copy"), times.blocked_s)
+
+
+def test_a_lazy_call_ends_before_its_copies_begin() -> None:
+    """A second for the guards of a rank's 4 tensors, then 0.2 s of copies, then 2 s until all is on the node."""
+    machine = replace(MACHINE, memory=replace(MACHINE.memory, defer=0.25))
+    this = job(capture="lazy", machine=machine)
+    times = times_of(this, STATE.shares(16, kappa=0))
+    bars = timeline(this, times)
+    (copy,) = {(bar.lane, bar.begin_s, bar.end_s) for bar in bars if bar.what == "copy"}
+    assert copy == ("store", times.blocked_s, pytest.approx(times.blocked_s + 0.2))
+    assert times.blocked_s == pytest.approx(1.0)
+    assert max(bar.end_s for bar in bars if bar.what == "write") == pytest.approx(times.complete()["local"])
 
 
 def bar(node: int, end_s: float = 1.0, nbytes: int = 1000) -> Bar:
