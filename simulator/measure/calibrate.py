@@ -343,21 +343,20 @@ def _network(together: Measured, crowding: float, file_s: float) -> Network:
         file_s: what a file takes on the node's storage.
     """
     found, samples = together.pieces["network"], together.protected
+    # Encoding by itself is ten times as fast as what parity takes with digests and messages.
+    parity = min(_UNKNOWN_NETWORK.parity, together.pieces["parity"])
     if found is None:
-        return replace(_UNKNOWN_NETWORK, parity=together.pieces["parity"])
-    network = Network(bandwidth=found["bandwidth"], latency=found["latency"], parity=together.pieces["parity"])
+        return replace(_UNKNOWN_NETWORK, parity=parity)
+    network = Network(bandwidth=found["bandwidth"], latency=found["latency"], parity=parity)
     if not samples:
         return network
     constant, per_byte, _ = fit(samples, "parity", tensors=False)
     exchange = max(0.0, constant - file_s)
     largest = max(samples, key=lambda each: each.share_bytes)
     rebuilding = max(largest.seconds["rebuild"] - exchange, largest.seconds["rebuild"] / 4)
-    return replace(
-        network,
-        parity=_rate(per_byte / crowding),
-        rebuild=_rate(rebuilding / largest.share_bytes / crowding),
-        exchange=exchange,
-    )
+    if rebuilding > 0:  # on a busy machine a restore with a lost node may seem to be as fast as one without
+        network = replace(network, rebuild=_rate(rebuilding / largest.share_bytes / crowding))
+    return replace(network, parity=_rate(per_byte / crowding), exchange=exchange)
 
 
 def _rest(seconds_per_byte: float, of_them: float) -> float:

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 
 import pytest
+from deeppart_simulator.machine.record import Network
 from deeppart_simulator.measure.calibrate import Measured, _interference, machine_from
 from deeppart_simulator.measure.fitting import Sample
 from deeppart_simulator.measure.validate import predict
@@ -43,6 +44,23 @@ def test_parity_work_and_guards_are_found_again() -> None:
     assert machine.network.rebuild == pytest.approx(0.25e9 * crowding, rel=0.01)
     assert machine.network.exchange == pytest.approx(0.05 - 2e-3, rel=0.02)  # the file itself takes 2 ms
     assert machine.memory.defer == pytest.approx(30e-6 / crowding) and machine.interference == 0.3
+
+
+def test_one_rank_alone_cannot_tell_what_parity_takes() -> None:
+    """It encodes at 29 GB/s; with digests and messages some ranks have parity at 0.7 GB/s."""
+    alone = Measured(samples_of(1), {**PIECES, "parity": 29e9, "network": None})
+    assert machine_from("alone", 1, alone, alone).network.parity == Network(bandwidth=1.0).parity
+    slow = Measured(samples_of(1), {**PIECES, "parity": 1e8, "network": None})
+    assert machine_from("slow", 1, slow, slow).network.parity == 1e8
+
+
+def test_a_rebuild_that_took_no_time_was_not_measured() -> None:
+    """On a busy machine a restore without a node may seem to be as fast as one with it."""
+    kept = [
+        Sample(4, nbytes, 16, {"parity": 0.05 + nbytes / 0.5e9, "rebuild": 0.0}) for nbytes in (64 << 20, 128 << 20)
+    ]
+    machine = machine_from("busy", 4, Measured(samples_of(1), PIECES), Measured(samples_of(4), PIECES, (), kept))
+    assert machine.network.rebuild == Network(bandwidth=1.0).rebuild
 
 
 def test_the_file_system_is_read_as_fast_as_restores_from_it_tell() -> None:
