@@ -50,11 +50,12 @@ def test_ranks_are_told_and_not_the_agent() -> None:
 def test_ranks_are_told_that_were_started_when_a_signal_came_in_between(tmp_path: Path) -> None:
     """The agent knows none of them then: it would end, and they would go on.
 
-    Some are told before they have said that they began.
+    Some are told before they have said that they began. What they say they write themselves: their children are told,
+    too.
     """
     script = f"""
-trap 'touch {tmp_path}/left-$RANK; exit 143' TERM
-touch {tmp_path}/began-$RANK
+trap ': > {tmp_path}/left-$RANK; exit 143' TERM
+: > {tmp_path}/began-$RANK
 if [ $RANK = 0 ]; then kill -TERM $PPID; fi
 while true; do sleep 0.05; done
 """
