@@ -30,6 +30,9 @@ from torch.utils.data import TensorDataset
 from deeppart.elastic import ElasticDataLoader, ElasticDataParallel, Progress
 
 LAYERS, WIDTH, HEADS, WORDS = 12, 768, 12, 30_522
+#: Seconds of a step by the clock, and on processors.
+Step = tuple[float, float]
+Steps = list[Step]
 IN_TURN = ("DistributedDataParallel", "ElasticDataParallel")
 PAIRED = ("gradients exchanged", "and their noise measured")
 
@@ -48,7 +51,7 @@ class Bert(torch.nn.Module):
         return found.square().mean()
 
 
-def steps(kind: str, elastic: bool, samples: int, length: int) -> tuple[Any, Callable[[], tuple[float, float]]]:
+def steps(kind: str, elastic: bool, samples: int, length: int) -> tuple[Any, Callable[[], Step]]:
     """A model, and what makes a step and gives its seconds: by the clock, and on processors, of all ranks together."""
     torch.manual_seed(0)
     model, ranks = Bert(), dist.get_world_size()
@@ -61,7 +64,7 @@ def steps(kind: str, elastic: bool, samples: int, length: int) -> tuple[Any, Cal
     )
     batches = iter(loader)
 
-    def step() -> tuple[float, float]:
+    def step() -> Step:
         (tokens,) = next(batches)
         dist.barrier()
         began, worked = time.perf_counter(), time.process_time()
@@ -77,9 +80,9 @@ def steps(kind: str, elastic: bool, samples: int, length: int) -> tuple[Any, Cal
     return parallel, step
 
 
-def in_turn(kind: str, options: argparse.Namespace) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+def in_turn(kind: str, options: argparse.Namespace) -> tuple[Steps, Steps]:
     """Steps of both, by models that are made in turn: plain, elastic, elastic, plain."""
-    found: tuple[list[tuple[float, float]], list[tuple[float, float]]] = ([], [])
+    found: tuple[Steps, Steps] = ([], [])
     for turn in range(2 * options.turns):
         which = (turn + turn // 2) % 2
         parallel, step = steps(kind, bool(which), options.samples, options.length)
@@ -91,9 +94,9 @@ def in_turn(kind: str, options: argparse.Namespace) -> tuple[list[tuple[float, f
     return found
 
 
-def in_pairs(kind: str, options: argparse.Namespace) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+def in_pairs(kind: str, options: argparse.Namespace) -> tuple[Steps, Steps]:
     """Steps of one model that measures the noise in every other step: without, with, with, without."""
-    found: tuple[list[tuple[float, float]], list[tuple[float, float]]] = ([], [])
+    found: tuple[Steps, Steps] = ([], [])
     parallel, step = steps(kind, True, options.samples, options.length)
     norms = parallel._norms
     measuring = norms.hook
@@ -116,9 +119,7 @@ def before(kind: str) -> int:
     return 7 if kind == "AdamW" else 2
 
 
-def report(
-    kind: str, plain: list[tuple[float, float]], elastic: list[tuple[float, float]], names: tuple[str, str]
-) -> None:
+def report(kind: str, plain: Steps, elastic: Steps, names: tuple[str, str]) -> None:
     """Medians, their middle halves, and what is added."""
     for number, what in enumerate(("by the clock", "on processors")):
         medians = []

@@ -257,7 +257,7 @@ def machine_from(
         cores=cores,
         encode_threads=max(1, min(4, cores - 1)),
         interference=together.interference,
-        memory=replace(_memory(fits, together.defer, pieces["hash"]), late=together.late),
+        memory=_memory(fits, together, pieces["hash"]),
         local=local,
         network=_network(together, fits.crowding, local.file),
         persistent=persistent,
@@ -267,11 +267,11 @@ def machine_from(
     return machine if together.encoded is None else replace(machine, codecs=codecs_within(machine, together.encoded))
 
 
-def _memory(fits: _Fits, defer: float, hash_rate: float) -> Memory:
+def _memory(fits: _Fits, together: Measured, hash_rate: float) -> Memory:
     """Planning, copies and restores.
 
     Args:
-        defer: of :class:`Measured`.
+        together: what the ranks have measured of lazy calls.
         hash_rate: bytes that a thread digests per second.
     """
     rank, node, ranks, crowding = fits.rank, fits.node, fits.ranks, fits.crowding
@@ -285,7 +285,8 @@ def _memory(fits: _Fits, defer: float, hash_rate: float) -> Memory:
         tensor=node["capture"][2] / crowding,
         call=(node["plan"][0] + node["capture"][0]) / crowding,
         leaf=leaf,
-        defer=defer / crowding,
+        defer=together.defer / crowding,
+        late=together.late,
         hash=hash_rate,
         compare=max(0.0, together_leaf - leaf) if ranks > 1 else 0.0,
         restore=node["restore"][0] / crowding,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,8 @@ def _images() -> nn.Module:
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def _plain() -> nn.Module:
+def plain() -> nn.Module:
+    """Two layers."""
     return nn.Sequential(nn.Linear(5, 300), nn.Tanh(), nn.Linear(300, 1))
 
 
@@ -108,17 +109,18 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Any, dict[str, Any]]] = {
     "unused": (Branches, torch.optim.SGD, {"find_unused_parameters": True}),
     "bfloat16": (partial(Mixed, torch.bfloat16), torch.optim.SGD, {}),
     "static graph": (partial(Mixed, torch.float64), torch.optim.SGD, {"static_graph": True}),
-    "views of buckets": (_plain, torch.optim.Adam, {"gradient_as_bucket_view": True}),
-    "small buckets": (_plain, torch.optim.SGD, {"bucket_cap_mb": 0.001}),
+    "views of buckets": (plain, torch.optim.Adam, {"gradient_as_bucket_view": True}),
+    "small buckets": (plain, torch.optim.SGD, {"bucket_cap_mb": 0.001}),
 }
 
 
 @contextmanager
-def large_models() -> Iterator[None]:
-    """What holds for large models holds for small ones."""
-    with ExitStack() as stack:
-        stack.enter_context(patch.multiple(parts, ENOUGH=1500, LEAST_OF_TENSOR=200))
-        stack.enter_context(patch.object(gradient_norms, "LEAST_DIVIDED", 1))
+def large_models(enough: int = 1500) -> Iterator[None]:
+    """What holds for large models holds for small ones; ``enough`` elements of them are looked at in a step."""
+    with (
+        patch.multiple(parts, ENOUGH=enough, LEAST_OF_TENSOR=200),
+        patch.object(gradient_norms, "LEAST_DIVIDED", 1),
+    ):
         yield
 
 
@@ -139,13 +141,12 @@ def _flat(model: nn.Module) -> torch.Tensor:
     return torch.cat(found)
 
 
-def measured(kind: str) -> list[list[float]]:
+def measured(make: Callable[[], nn.Module], optimizer_kind: Any, **options: Any) -> list[list[float]]:
     """Means over steps of what is measured, and what is expected: of ranks' own gradients, of their mean; and how far
     the gradients that were exchanged are from that.
 
-    Every step has the same samples, and nothing is learned.
+    Every step has the same samples, and nothing is learned: after some steps every rank has looked at all.
     """
-    make, optimizer_kind, options = KINDS[kind]
     progress, loader = _data()
     torch.manual_seed(0)
     model = make()
@@ -183,7 +184,7 @@ def accumulated(way: str) -> list[float]:
     """
     progress, loader = _data()
     torch.manual_seed(0)
-    model = _plain()
+    model = plain()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     parallel = ElasticDataParallel(model, optimizer, progress=progress)
     quiet = way == "all" or (way == "some" and dist.get_rank() == 0)
@@ -204,9 +205,9 @@ def accumulated(way: str) -> list[float]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    whole = {kind: measured(kind) for kind in KINDS}
+    whole = {name: measured(make, kind, **options) for name, (make, kind, options) in KINDS.items()}
     with large_models():
-        of_parts = {kind: measured(kind) for kind in KINDS}
+        of_parts = {name: measured(make, kind, **options) for name, (make, kind, options) in KINDS.items()}
     several = dist.get_world_size() > 1
     by_hand = {way: accumulated(way) for way in ("all", "some", "none")} if several else {}
     tell(Path(sys.argv[1]), whole=whole, parts=of_parts, by_hand=by_hand)

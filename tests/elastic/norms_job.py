@@ -10,17 +10,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import TensorDataset
 
-from deeppart.elastic import ElasticDataLoader, ElasticDataParallel, Progress, gradient_norms, parts
+from deeppart.elastic import ElasticDataLoader, ElasticDataParallel, Progress
 from deeppart.elastic.noise import NoiseScale, Norms, of_two_steps
+from tests.elastic.kinds_job import large_models, measured, plain
 from tests.mpi.torchrun_job import tell
 
 LENGTH, BATCH, STEPS = 50, 7, 8
+OPTIMIZERS: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 AUTOSCALED = 1500
 
 
@@ -30,7 +31,7 @@ def compared(optimizer_name: str, groups: int, accumulation: int, growth: int = 
     ``growth``: after so many steps the loss is multiplied by twice as much; 0 for never.
     """
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(5, 300), torch.nn.Tanh(), torch.nn.Linear(300, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(5, 30), torch.nn.Tanh(), torch.nn.Linear(30, 1))
     layers = [list(model[0].parameters()), list(model[2].parameters())]
     parameters = [{"params": each} for each in layers] if groups == 2 else [{"params": [*layers[0], *layers[1]]}]
     adam = optimizer_name == "adam"
@@ -110,45 +111,6 @@ def _preconditioners(model: torch.nn.Module, optimizer: Any, steps: int) -> list
     return [(each / (1 - 0.999**steps)).sqrt() + 1e-8 for each in second]
 
 
-def divided(optimizer_name: str) -> list[list[float]]:
-    """Norms that parts of a gradient have told, one after the other, and those of all of it.
-
-    Every step has the same samples, and nothing is learned: in as many steps as there are parts, every rank has looked
-    at all of them. A large model has one tensor with less than a part for each rank here, and one that all look at.
-    """
-    ranks, times = dist.get_world_size(), 2
-    draw = torch.Generator().manual_seed(7)
-    progress, data = Progress(), TensorDataset(torch.randn(12, 5, generator=draw), torch.randn(12, 1, generator=draw))
-    loader = ElasticDataLoader(data, len(data), shuffle=False, progress=progress)
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(5, 300), torch.nn.Tanh(), torch.nn.Linear(300, 1))
-    kinds: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
-    optimizer = kinds[optimizer_name](model.parameters(), lr=0.0)
-    parallel = ElasticDataParallel(model, optimizer, progress=progress)
-    found, expected = [], list[float]()
-    for step in range(6 + ranks * times):  # Adam's moments say enough after a few
-        for x, y in loader:
-            (parallel(x) - y).square().mean().backward()
-            apart = copy.deepcopy(model)
-            apart.zero_grad()
-            (apart(x) - y).square().mean().backward()
-            mine = torch.cat([each.grad.flatten() for each in apart.parameters() if each.grad is not None])
-            optimizer.step()
-            norms, _ = parallel._measured.norms() if parallel._measured is not None else (None, False)
-            if step >= 6 and norms is not None:
-                found.append([*norms.mean_of_parts, *norms.of_mean])
-            optimizer.zero_grad()
-    everybody = [torch.zeros_like(mine) for _ in range(ranks)]
-    dist.all_gather(everybody, mine)
-    mean = sum(everybody, torch.zeros_like(mine)) / ranks
-    scales = mean.abs() + 1e-8 if optimizer_name == "adam" else torch.ones_like(mean)  # of equal gradients
-    expected = [
-        float(sum((each / scales).square().sum() for each in everybody) / ranks),
-        float((mean / scales).square().sum()),
-    ]
-    return [[sum(each) / max(1, len(found)) for each in zip(*found, strict=True)], expected]
-
-
 def autoscaled(workers: int) -> dict[str, list[int]]:
     """Samples of each step, and those that this rank had, of an epoch whose batch follows the noise.
 
@@ -187,7 +149,7 @@ if __name__ == "__main__":
     norms = {" ".join(map(str, case)): compared(*case) for case in cases}
     of_parts = {}
     if dist.get_world_size() > 1:
-        with patch.multiple(parts, ENOUGH=1000, LEAST_OF_TENSOR=200), patch.object(gradient_norms, "LEAST_DIVIDED", 1):
-            of_parts = {name: divided(name) for name in ("sgd", "adam")}
+        with large_models(enough=1000):
+            of_parts = {name: measured(plain, kind)[:2] for name, kind in OPTIMIZERS.items()}
     tell(Path(sys.argv[1]), norms=norms, divided=of_parts, autoscaled=[autoscaled(workers) for workers in (0, 2)])
     dist.destroy_process_group()

@@ -50,11 +50,11 @@ def test_ranks_are_told_and_not_the_agent() -> None:
 def test_ranks_are_told_that_were_started_when_a_signal_came_in_between(tmp_path: Path) -> None:
     """The agent knows none of them then: it would end, and they would go on.
 
-    Some are told before they have said that they began. What they say they write themselves: their children are told,
-    too.
+    Some are told before they have said that they began, and say both then. They write that themselves: their children
+    are told, too.
     """
     script = f"""
-trap ': > {tmp_path}/left-$RANK; exit 143' TERM
+trap ': > {tmp_path}/began-$RANK; : > {tmp_path}/left-$RANK; exit 143' TERM
 : > {tmp_path}/began-$RANK
 if [ $RANK = 0 ]; then kill -TERM $PPID; fi
 while true; do sleep 0.05; done
@@ -63,7 +63,7 @@ while true; do sleep 0.05; done
     with ended_by_signals():
         assert here.run(16) == Ended(143, told=signal.SIGTERM)
     assert not ranks_of(here._run_id)
-    assert {path.name[5:] for path in tmp_path.glob("left-*")} >= {path.name[6:] for path in tmp_path.glob("began-*")}
+    assert {path.name[5:] for path in tmp_path.glob("left-*")} == {path.name[6:] for path in tmp_path.glob("began-*")}
 
 
 def test_signals_that_are_ignored_stay_so() -> None:

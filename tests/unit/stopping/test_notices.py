@@ -191,6 +191,16 @@ def end_of(pid: int) -> int:
     return 999
 
 
+def end_of_a_told_child() -> int:
+    """How a child ends that is forked, and told to at once."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(20)
+        os._exit(0)
+    os.kill(pid, signal.SIGTERM)
+    return end_of(pid)
+
+
 @pytest.mark.parametrize("at", [0, 1], ids=["before signals are blocked", "when they are"])
 def test_a_handler_that_raises_during_a_fork_leaves_no_signal_blocked(
     signals: Signals, monkeypatch: pytest.MonkeyPatch, at: int
@@ -218,12 +228,7 @@ def test_a_handler_that_raises_during_a_fork_leaves_no_signal_blocked(
 
 
 def test_a_forked_child_ends_by_a_signal(signals: Signals) -> None:
-    pid = os.fork()
-    if pid == 0:
-        time.sleep(20)
-        os._exit(0)
-    os.kill(pid, signal.SIGTERM)
-    assert end_of(pid) == -signal.SIGTERM
+    assert end_of_a_told_child() == -signal.SIGTERM
     assert signals.received is None
 
 
@@ -235,12 +240,7 @@ def test_a_child_ends_by_a_signal_that_comes_at_once_after_another_thread_has_pu
     thread.start()
     thread.join(10)
     for _ in range(20):
-        pid = os.fork()
-        if pid == 0:
-            time.sleep(20)
-            os._exit(0)
-        os.kill(pid, signal.SIGTERM)
-        assert end_of(pid) == -signal.SIGTERM
+        assert end_of_a_told_child() == -signal.SIGTERM
     later = Signals([signal.SIGTERM])
     later.listen()
     later.put_back()
