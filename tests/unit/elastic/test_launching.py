@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
@@ -64,6 +65,7 @@ while true; do sleep 0.05; done
         assert here.run(16) == Ended(143, told=signal.SIGTERM)
     assert not ranks_of(here._run_id)
     assert {path.name[5:] for path in tmp_path.glob("left-*")} == {path.name[6:] for path in tmp_path.glob("began-*")}
+    gc.collect()  # those processes are warned of here, and not in another test
 
 
 def test_signals_that_are_ignored_stay_so() -> None:
