@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from deeppart.plan.limit import BURST_S
+
 
 class RateLimit:
     """Lets ``bytes_per_s`` through on average, with bursts of at most ``burst_s`` seconds' worth.
@@ -20,7 +22,7 @@ class RateLimit:
         self,
         bytes_per_s: float,
         *,
-        burst_s: float = 0.1,
+        burst_s: float = BURST_S,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:

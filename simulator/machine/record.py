@@ -49,6 +49,7 @@ class Memory:
         compare: for each leaf besides, where there are other ranks to compare with.
         defer: of a lazy capture, for each tensor that is copied in the background: to notice writes to it until then.
         late: how fast a copy in the background is, as a share of how fast one is that training waits for.
+        late_tensor: for each tensor that is copied in the background, beside what it takes while training waits.
         hash: digests of chunks, on one thread of those that encode.
         restore: for a restore as such: which checkpoints there are, and what is read from where.
         restored_leaf: for each leaf of the state that is restored, on every rank.
@@ -62,6 +63,7 @@ class Memory:
     compare: float = of(SECONDS, 1e-6)
     defer: float = of(SECONDS, 15e-6)
     late: float = of(RATIO, 1.0)
+    late_tensor: float = of(SECONDS, 0.0)
     hash: float = of(RATE, 16e9)
     restore: float = of(SECONDS, 10e-3)
     restored_leaf: float = of(SECONDS, 20e-6)

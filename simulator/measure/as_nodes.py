@@ -38,6 +38,7 @@ def as_nodes(machine: Machine, nodes: int) -> Machine:
             call=memory.call * crowding,
             leaf=memory.leaf * crowding,
             defer=memory.defer * crowding,
+            late_tensor=memory.late_tensor * crowding,
             hash=memory.hash / crowding,
             compare=memory.compare * crowding,
             restore=memory.restore * crowding,

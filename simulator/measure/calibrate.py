@@ -18,8 +18,8 @@ from deeppart.cli.calibrate.tasks import LOSE, RESTORE, TRAIN, SaveTask
 
 from ..machine.record import Codec, Local, Machine, Memory, Network, Persistent, Serialize
 from .encoding import Encoded, codecs_within
-from .fitting import Sample, after, fit
-from .lazy import guards_s, late_share
+from .fitting import Sample, after, bytes_beside, fit
+from .lazy import guards_s, late_copies
 from .start import Directories, measure
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int64")
@@ -34,9 +34,10 @@ SHARES: Sequence[tuple[int, int]] = (
     (64 << 20, 12288),
 )
 QUICK_SHARES: Sequence[tuple[int, int]] = ((2 << 20, 16), (24 << 20, 16), (12 << 20, 256), (8 << 20, 2048))
-#: A share of tensors large enough for a lazy capture to put their copies off; the same is compressed.
-LAZY_SHARE, QUICK_LAZY_SHARE = (160 << 20, 512), (24 << 20, 256)
-ROUNDS, QUICK_ROUNDS = 7, 4
+#: Shares of many and few tensors, large enough for a lazy capture to put their copies off.
+LAZY_SHARES, QUICK_LAZY_SHARES = ((160 << 20, 512), (160 << 20, 32)), ((24 << 20, 256), (24 << 20, 16))
+#: Of each session, and sessions.
+ROUNDS, QUICK_ROUNDS = (3, 2), (4, 1)
 #: The shares that have parity, and that are written to the local level alone.
 _PROTECTED, _LOCAL_ONLY = slice(0, 2), slice(0, 3, 2)
 #: The shares that are restored from the file system.
@@ -88,7 +89,7 @@ class Measured:
         protected: of some of the shares, with parity, each rank taken for a node: ``parity``, and by how much longer a
             restore takes where a node is lost, ``rebuild``. Empty with one rank.
         defer: seconds of a lazy call for each tensor of the share, beside planning.
-        late: how fast lazy copies are, as a share of how fast eager ones are.
+        late: of lazy copies, as of :func:`.lazy.late_copies`.
         interference: time that training lost to the background, as a share of what this takes without training.
         fetched: of some of the shares, ``restore`` from the file system, where there is nothing on the nodes.
         encoded: a compressed checkpoint.
@@ -100,7 +101,7 @@ class Measured:
     local_only: Sequence[Sample] = ()
     protected: Sequence[Sample] = ()
     defer: float = 15e-6
-    late: float = 1.0
+    late: tuple[float, float] = (1.0, 0.0)
     interference: float = 0.02
     fetched: Sequence[Sample] = ()
     encoded: Encoded | None = None
@@ -113,8 +114,9 @@ class _Measuring:
 
     def on(self, ranks: int, dtypes: Sequence[str]) -> Measured:
         """Measure on so many ranks."""
-        shares, rounds = (QUICK_SHARES, QUICK_ROUNDS) if self.quick else (SHARES, ROUNDS)
-        lazy = QUICK_LAZY_SHARE if self.quick else LAZY_SHARE
+        shares, (rounds, sessions) = (QUICK_SHARES, QUICK_ROUNDS) if self.quick else (SHARES, ROUNDS)
+        lazy = QUICK_LAZY_SHARES if self.quick else LAZY_SHARES
+        encoded_share = lazy[0]
         few = max(2, rounds // 2)
 
         def tasks(those: Sequence[tuple[int, int]], rounds: int, **how: Any) -> list[SaveTask]:
@@ -131,17 +133,18 @@ class _Measuring:
             tasks(shares, few, persistent=False, after=RESTORE),
             tasks(shares[:1], rounds, after=TRAIN),
             tasks(shares[_LOCAL_ONLY], few, persistent=False),
-            tasks([lazy], rounds, capture="lazy"),
+            tasks(lazy, rounds, capture="lazy"),
             tasks(protected, rounds, **parity),
             tasks(protected, few, persistent=False, after=LOSE, **parity),
             tasks(shares[_FETCHED], few, local=False, after=RESTORE),
-            tasks([lazy], rounds, compression="tensor"),
-            tasks([lazy], rounds, persistent=False, compression="tensor", after=RESTORE),
+            tasks([encoded_share], rounds, compression="tensor"),
+            tasks([encoded_share], rounds, persistent=False, compression="tensor", after=RESTORE),
         )
-        found = measure(ranks, [task for group in groups for task in group], self.directories, dtypes)
-        saves = iter(found["saves"])
-        by_group = ([next(saves) for _ in group] for group in groups)
-        plain, restored, trained, local_only, (late,), kept, lost, fetched, (encoded,), (decoded,) = by_group
+        saves = [task for group in groups for task in group]
+        found = measure(ranks, saves, self.directories, dtypes, sessions=sessions)
+        results = iter(found["saves"])
+        by_group = ([next(results) for _ in group] for group in groups)
+        plain, restored, trained, local_only, late, kept, lost, fetched, (encoded,), (decoded,) = by_group
         samples = [
             _sample(ranks, share, saved, again) for share, saved, again in zip(shares, plain, restored, strict=True)
         ]
@@ -156,14 +159,19 @@ class _Measuring:
                 Sample(ranks, *share, {"parity": after(one, "parity", "local"), "rebuild": _longer(two, sample)})
                 for share, one, two, sample in zip(protected, kept, lost, samples, strict=False)
             ],
-            guards_s(late, samples, lazy[1]) / lazy[1],
-            late_share(late, samples, lazy),
+            guards_s(late[0], samples, lazy[0][1]) / lazy[0][1],
+            late_copies(late, samples, lazy),
             _interference(trained[0], plain[0]),
             [
                 Sample(ranks, *share, {"restore": median(each["restore"])})
                 for share, each in zip(shares[_FETCHED], fetched, strict=True)
             ],
-            Encoded(ranks, *lazy, after(encoded, "local", "blocked"), _longer_than_raw_s(decoded, samples, lazy)),
+            Encoded(
+                ranks,
+                *encoded_share,
+                after(encoded, "local", "blocked"),
+                _longer_than_raw_s(decoded, samples, encoded_share),
+            ),
         )
 
 
@@ -286,7 +294,8 @@ def _memory(fits: _Fits, together: Measured, hash_rate: float) -> Memory:
         call=(node["plan"][0] + node["capture"][0]) / crowding,
         leaf=leaf,
         defer=together.defer / crowding,
-        late=together.late,
+        late=together.late[0],
+        late_tensor=together.late[1] / crowding,
         hash=hash_rate,
         compare=max(0.0, together_leaf - leaf) if ranks > 1 else 0.0,
         restore=node["restore"][0] / crowding,
@@ -303,8 +312,14 @@ def _storage(fits: _Fits, alone: Measured, together: Measured) -> tuple[Local, P
     rank_read, read = _rest(rank["restore"][1], copied), _rest(node["restore"][1], all_copied)
     rank_fetch, fetch = rank_read, read
     if alone.fetched and together.fetched:
-        rank_fetch = _rest(fit(alone.fetched, "restore", tensors=False)[1], copied)
-        fetch = _rest(fit(together.fetched, "restore", tensors=False)[1], all_copied)
+        # The model has a restore as such and a file of the file system beside it.
+        begin, leaf, file = node["restore"][0], node["restore"][2], node["persistent"][0]
+
+        def known_s(measured: Measured, share: float) -> list[float]:
+            return [share * (begin + leaf * each.share_tensors) + file for each in measured.fetched]
+
+        rank_fetch = _rest(bytes_beside(alone.fetched, "restore", known_s(alone, 1 / crowding)), copied)
+        fetch = _rest(bytes_beside(together.fetched, "restore", known_s(together, 1.0)), all_copied)
     # Of what a tensor takes until the commit, rank 0's part grows with all ranks' tensors; one rank alone cannot tell.
     alone_s, together_s = rank["persistent"][2], node["persistent"][2] / crowding
     most = together_s / ranks

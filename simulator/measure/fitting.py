@@ -59,6 +59,27 @@ def fit(samples: Sequence[Sample], what: str, *, tensors: bool = True) -> tuple[
     return constant, per_byte, per_tensor
 
 
+def bytes_and_tensors(samples: Sequence[Sample], what: str) -> tuple[float, float]:
+    """(s per byte of a share, s per tensor of a share) of what takes no time as such."""
+    rows = [(0.0, each.share_bytes, each.share_tensors) for each in samples]
+    return _least_squares([each.seconds[what] for each in samples], rows)[1:]
+
+
+def bytes_beside(samples: Sequence[Sample], what: str, known_s: Sequence[float]) -> float:
+    """s per byte of a share of a stage whose other parts are known; at least a quarter of all that was measured.
+
+    Args:
+        known_s: of each sample, what the model has for it beside bytes.
+    """
+    weighed = [
+        (each.share_bytes / each.seconds[what], known / each.seconds[what])
+        for each, known in zip(samples, known_s, strict=True)
+    ]
+    fitted = sum(nbytes * (1 - known) for nbytes, known in weighed) / sum(nbytes**2 for nbytes, _ in weighed)
+    largest = max(samples, key=lambda each: each.share_bytes)
+    return max(fitted, largest.seconds[what] / largest.share_bytes / 4)
+
+
 def _least_squares(seconds: Sequence[float], rows: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
     from scipy.optimize import nnls
 

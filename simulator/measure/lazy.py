@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from .fitting import Sample, after, fit
+from .fitting import Sample, after, bytes_and_tensors, fit
 
 #: So fast a copy in the background is taken to be at least, as a share of an eager one: below, something else was slow.
 _LEAST_LATE = 0.1
@@ -23,18 +23,36 @@ def guards_s(late: Mapping[str, Sequence[float]], samples: Sequence[Sample], ten
     return max(0.0, median(late["blocked"]) - plan[0] - tensors * plan[2] - capture[0])
 
 
-def late_share(late: Mapping[str, Sequence[float]], samples: Sequence[Sample], share: tuple[int, int]) -> float:
-    """How fast copies in the background are, as a share of how fast eager ones are.
+def late_copies(
+    late: Sequence[Mapping[str, Sequence[float]]], samples: Sequence[Sample], shares: Sequence[tuple[int, int]]
+) -> tuple[float, float]:
+    """(How fast copies in the background are, as a share of how fast eager ones are; seconds for each tensor besides).
 
     What the lazy checkpoints take longer from the end of the call until they are on the node is the copy.
 
     Args:
-        late: the lazy checkpoints.
+        late: the lazy checkpoints, of as many bytes with few and with many tensors.
         samples: eager ones.
-        share: of the lazy ones.
+        shares: of the lazy ones.
     """
     constant, per_byte, per_tensor = fit(samples, "local")
-    copied_s = after(late, "local", "blocked") - constant - per_byte * share[0] - per_tensor * share[1]
-    _, per_byte, per_tensor = fit(samples, "capture")
-    copied_s -= per_tensor * share[1]
-    return 1.0 if copied_s <= 0 else min(1.0, max(_LEAST_LATE, per_byte * share[0] / copied_s))
+    _, copied, copied_tensor = fit(samples, "capture")
+    rest = [
+        Sample(
+            samples[0].ranks,
+            nbytes,
+            tensors,
+            {
+                "copy": after(each, "local", "blocked")
+                - constant
+                - per_byte * nbytes
+                - (per_tensor + copied_tensor) * tensors
+            },
+        )
+        for each, (nbytes, tensors) in zip(late, shares, strict=True)
+    ]
+    measured = [each for each in rest if each.seconds["copy"] > 0]
+    if not measured:
+        return 1.0, 0.0
+    of_bytes, of_tensor = bytes_and_tensors(measured, "copy")
+    return 1.0 if of_bytes <= 0 else min(1.0, max(_LEAST_LATE, copied / of_bytes)), of_tensor

@@ -89,7 +89,8 @@ QUICK_CASES = (
     Case("restore", _task(32, 100, after=RESTORE), _BACK),
     Case("partner", _task(32, 100, nodes=True, partner=True), (*_PLAIN[:2], Level.PARTNER, _PLAIN[2]), 2),
 )
-ROUNDS, QUICK_ROUNDS = 7, 4
+#: Of each session, and sessions.
+ROUNDS, QUICK_ROUNDS = (3, 2), (4, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ def validate(
             need more ranks. DeeppartError: the ranks failed.
     """
     shards = {count: shards_of(layout, count) for count in ranks}
-    rounds = QUICK_ROUNDS if quick else ROUNDS
+    rounds, sessions = QUICK_ROUNDS if quick else ROUNDS
     cases = cases_of(kinds, quick=quick)
     found: dict[tuple[int, Case, str], list[tuple[float, list[float]]]] = {}
     for number in range(passes):
@@ -206,7 +207,7 @@ def validate(
             of = f", pass {number + 1} of {passes}" if passes > 1 else ""
             progress((f"{count} ranks" if count > 1 else "one rank") + of)
             tasks = [case.on(count, rounds, shards[count]) for case in possible]
-            results = measure(count, tasks, directories)["saves"]
+            results = measure(count, tasks, directories, sessions=sessions)["saves"]
             for case, task, measured in zip(possible, tasks, results, strict=True):
                 predicted = predict(machine, count, task, layout, alone_s=median(measured["alone"]))
                 for what in case.what:

@@ -15,6 +15,7 @@ import numpy as np
 
 from deeppart.errors import ConfigError
 from deeppart.plan.interval import FLUSH_SHARE
+from deeppart.plan.limit import limited_s
 from deeppart.plan.redundancy import Stripes, block_bytes_for
 
 from ..machine.record import Machine
@@ -193,7 +194,7 @@ def _deferred(job: Job, handled: FloatArray, copying: FloatArray) -> tuple[float
     memory, few, little = job.machine.memory, float(small.mean()), float(tensors[small].sum() / max(1, tensors.sum()))
     guards = float(handled.max()) * (1 - few) * memory.defer
     at_once = copying * little + handled * memory.tensor * few
-    later = copying * (1 - little) / memory.late + handled * memory.tensor * (1 - few)
+    later = copying * (1 - little) / memory.late + handled * (memory.tensor + memory.late_tensor) * (1 - few)
     return guards + float(at_once.max()), later
 
 
@@ -299,8 +300,8 @@ def _partner(job: Job, encoded: FloatArray) -> FloatArray:
     machine = job.machine
     out = encoded.sum(axis=1)
     into = np.roll(out, 1)
-    link = min(machine.network.bandwidth, job.flush_bandwidth)
-    moved = np.maximum(out, into) / link
+    most = np.maximum(out, into)
+    moved = np.maximum(most / machine.network.bandwidth, limited_s(most, job.flush_bandwidth))
     stored = into / job.local_write
     times: FloatArray = np.maximum(moved, stored) + machine.local.file + machine.network.latency
     return times
@@ -319,8 +320,8 @@ def _parity(job: Job, encoded: FloatArray) -> FloatArray:
             todo="take more ranks, fewer on each node, or a smaller --parity",
         )
     stored = _parity_bytes(protection, encoded)
-    # It gets as much as it sends.
-    moved = _sent_for_parity(protection, encoded) / min(machine.network.bandwidth, job.flush_bandwidth)
+    sent = _sent_for_parity(protection, encoded)  # it gets as much
+    moved = np.maximum(sent / machine.network.bandwidth, limited_s(sent, job.flush_bandwidth))
     encoding = encoded.max() / machine.network.parity
     writing = stored / job.local_write
     slowest = np.maximum(np.maximum(moved, encoding), writing)
@@ -357,15 +358,18 @@ def _limited_s(job: Job, encoded: FloatArray) -> float:
         to_nodes += _sent_for_parity(protection, encoded)
     if not (protection.persistent and to_nodes.any()):
         return 0.0
-    return float((to_nodes + encoded.sum(axis=1)).max()) / job.flush_bandwidth
+    return float(limited_s(to_nodes + encoded.sum(axis=1), job.flush_bandwidth).max())
 
 
 def _persistent(job: Job, encoded: FloatArray) -> FloatArray:
     """Every rank writes its part, as fast as its node and the job allow."""
     persistent = job.machine.persistent
-    node_write = min(persistent.node_write, job.flush_bandwidth)
     left = persistent.write * (1 - persistent.others)
-    return finish_times_of_all(encoded, persistent.rank_write, node_write, left)
+    free = finish_times_of_all(encoded, persistent.rank_write, persistent.node_write, left)
+    # Every rank has its part of the node's limit, whether or not the others use theirs.
+    members = np.count_nonzero(by_node(np.ones(job.ranks), job.ranks_per_node), axis=1, keepdims=True)
+    times: FloatArray = np.maximum(free, limited_s(encoded * members, job.flush_bandwidth))
+    return times
 
 
 def files_created(job: Job, encoded: FloatArray) -> int:

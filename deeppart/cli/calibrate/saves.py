@@ -19,6 +19,7 @@ from deeppart.comm.waiting import finish
 from deeppart.config import Config
 from deeppart.model import LEVELS
 from deeppart.pending import Pending
+from deeppart.plan.limit import BURST_S
 from deeppart.plan.shards import Split, place_boxes
 
 #: Checkpoints before those that count. Afterwards staging memory and files to write over are there: the third and the
@@ -99,6 +100,8 @@ def _in_one_session(comm: Comm, task: SaveTask, config: Config, state: dict[str,
         for turn in range(_BEFORE + task.rounds):
             trainer.step(turn)
             meet(comm)
+            if task.flush_bandwidth is not None:  # a training has not used its allowance between two checkpoints
+                time.sleep(2 * BURST_S)
             alone_s = _train(products)
             meet(comm)
             began = time.monotonic()

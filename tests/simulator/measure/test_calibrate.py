@@ -10,8 +10,12 @@ from deeppart_simulator.machine.record import Network
 from deeppart_simulator.measure.calibrate import Measured, _interference, machine_from
 from deeppart_simulator.measure.fitting import Sample
 from deeppart_simulator.measure.validate import predict
+from deeppart_simulator.timing.restores import restore_s
+from deeppart_simulator.timing.stages import Job
+from deeppart_simulator.workload.states import read_state
 
 from deeppart.cli.calibrate.tasks import RESTORE, SaveTask
+from deeppart.model import Level
 from tests.simulator.measure.samples import PIECES, samples_of
 
 
@@ -64,12 +68,21 @@ def test_a_rebuild_that_took_no_time_was_not_measured() -> None:
 
 
 def test_the_file_system_is_read_as_fast_as_restores_from_it_tell() -> None:
-    """40 MB/s, where the node reads a hundred times as fast: a slow directory is slow for who comes back, too."""
-    fetched = [Sample(1, nbytes, 16, {"restore": 0.1 + nbytes / 40e6}) for nbytes in (64 << 20, 128 << 20)]
+    """40 MB/s, where the node reads a hundred times as fast: a slow directory is slow for who comes back, too.
+
+    A restore as such takes 1 ms, and the model has the 5 ms of a file beside it.
+    """
+    fetched = [Sample(1, nbytes, 16, {"restore": 6e-3 + nbytes / 40e6}) for nbytes in (64 << 20, 128 << 20)]
     alone = Measured(samples_of(1), PIECES, fetched=fetched)
     machine = machine_from("slow", 1, alone, alone)
     assert machine.persistent.rank_read == machine.persistent.read == pytest.approx(40e6, rel=0.02)
     assert machine.local.rank_read > 1e9
+    # What opening takes there beside is in the bytes: a state as large as the measured ones is back when it was.
+    later = [replace(each, seconds={"restore": each.seconds["restore"] + 0.1}) for each in fetched]
+    alone = replace(alone, fetched=later)
+    job = Job(read_state(f"tensors-16x{4 << 20}"), machine_from("later", 1, alone, alone), 1, 1)
+    back_s = restore_s(job, job.shares(), {Level.PERSISTENT: 1})
+    assert back_s == pytest.approx(later[0].seconds["restore"], rel=0.03)
     usual = machine_from("usual", 1, Measured(samples_of(1), PIECES), Measured(samples_of(1), PIECES))
     assert usual.persistent.rank_read == usual.local.rank_read, "as the node's, where nobody has looked"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from deeppart_simulator.measure.fitting import Sample, fit
+from deeppart_simulator.measure.fitting import Sample, bytes_and_tensors, bytes_beside, fit
 
 from tests.simulator.measure.samples import samples_of
 
@@ -34,3 +34,15 @@ def test_planning_is_fitted_by_what_the_model_has_of_it() -> None:
     constant, per_byte, per_tensor = fit(samples, "plan")
     assert per_byte == 0.0 and per_tensor == pytest.approx(2e-6, rel=0.1)
     assert 6e-3 < constant < 7e-3
+
+
+def test_bytes_are_fitted_beside_what_is_known() -> None:
+    samples = [Sample(1, nbytes, 16, {"restore": 0.03 + nbytes / 2e9}) for nbytes in (64 << 20, 128 << 20)]
+    assert 1 / bytes_beside(samples, "restore", [0.03, 0.03]) == pytest.approx(2e9)
+    # What is known explains more than all: they take no less than a quarter of it.
+    assert bytes_beside(samples, "restore", [1.0, 1.0]) == samples[1].seconds["restore"] / (128 << 20) / 4
+
+
+def test_without_a_constant_two_samples_tell_bytes_from_tensors() -> None:
+    samples = [Sample(1, 160 << 20, count, {"copy": (160 << 20) / 4e9 + 16e-6 * count}) for count in (512, 32)]
+    assert bytes_and_tensors(samples, "copy") == pytest.approx((1 / 4e9, 16e-6))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from deeppart_simulator.measure.fitting import Sample
-from deeppart_simulator.measure.lazy import guards_s, late_share
+from deeppart_simulator.measure.lazy import guards_s, late_copies
 
 
 def test_a_lazy_call_is_taken_apart_as_the_model_puts_it_together() -> None:
@@ -18,10 +18,24 @@ def test_a_lazy_call_is_taken_apart_as_the_model_puts_it_together() -> None:
     assert guards_s({"blocked": [1e-3]}, samples, 500) == 0.0
 
 
-@pytest.mark.parametrize(("copied_s", "late"), [(0.08, 0.5), (0.04, 1.0), (0.02, 1.0), (-0.1, 1.0), (9.0, 0.1)])
-def test_a_copy_in_the_background_takes_what_a_lazy_checkpoint_takes_longer(copied_s: float, late: float) -> None:
-    """160 MB are copied eagerly in 40 ms; until they are on the node it takes 2 ms and 80 ms, and 1 us a tensor."""
-    samples = [
+SHARES = ((160_000_000, 500), (160_000_000, 20))
+
+
+@pytest.mark.parametrize(("rate", "tensor_s"), [(0.5, 0.0), (1.0, 0.0), (0.5, 16e-6), (0.25, 1e-6)])
+def test_copies_in_the_background_are_found_again(rate: float, tensor_s: float) -> None:
+    """160 MB are copied eagerly in 40 ms, and 2 us a tensor; until they are on the node it takes 82 ms, and 1 us."""
+    late = [_lazy(0.04 / rate + tensors * (2e-6 + tensor_s), tensors) for _, tensors in SHARES]
+    assert late_copies(late, _eager(), SHARES) == pytest.approx((rate, tensor_s), rel=1e-3, abs=1e-8)
+
+
+@pytest.mark.parametrize(("copied_s", "rate"), [(0.02, 1.0), (-0.1, 1.0), (9.0, 0.1)])
+def test_copies_are_no_faster_than_eager_ones_and_no_slower_than_anything_is(copied_s: float, rate: float) -> None:
+    late = [_lazy(copied_s + tensors * 2e-6, tensors) for _, tensors in SHARES]
+    assert late_copies(late, _eager(), SHARES) == pytest.approx((rate, 0.0), rel=1e-3)
+
+
+def _eager() -> list[Sample]:
+    return [
         Sample(
             2,
             nbytes,
@@ -30,6 +44,7 @@ def test_a_copy_in_the_background_takes_what_a_lazy_checkpoint_takes_longer(copi
         )
         for nbytes, tensors in ((64_000_000, 16), (128_000_000, 64), (64_000_000, 4096))
     ]
-    end_s = 0.01 + copied_s + 500 * 2e-6 + 2e-3 + 0.08 + 500 * 1e-6
-    measured = {"blocked": [0.01], "local": [end_s]}
-    assert late_share(measured, samples, (160_000_000, 500)) == pytest.approx(late, rel=1e-3)
+
+
+def _lazy(copied_s: float, tensors: int) -> dict[str, list[float]]:
+    return {"blocked": [0.01], "local": [0.01 + copied_s + 2e-3 + 0.08 + tensors * 1e-6]}

@@ -21,9 +21,11 @@ def test_real_checkpoints_are_measured(tmp_path: Path, ranks: int) -> None:
         SaveTask(1 << 20, 4, local=False, persistent=True, rounds=2, capture="lazy"),
         SaveTask(1 << 20, 3, persistent=True, rounds=2, after=RESTORE, shards=ranks),
     ]
-    found = measure(ranks, saves, Directories(tmp_path, tmp_path), ("float32", "int64") if ranks == 2 else ())
+    dtypes = ("float32", "int64") if ranks == 2 else ()
+    found = measure(ranks, saves, Directories(tmp_path, tmp_path), dtypes, sessions=ranks)
+    assert len(found["saves"]) == len(saves)
     for measured in found["saves"]:
-        assert {len(times) for times in measured.values()} == {2}
+        assert {len(times) for times in measured.values()} == {2 * ranks}
         assert all(
             0 < blocked <= persistent
             for blocked, persistent in zip(measured["blocked"], measured["persistent"], strict=True)

@@ -46,7 +46,15 @@ def test_the_file_system_limits_all_nodes_together() -> None:
 
 
 def test_flush_bandwidth_is_a_limit_per_node() -> None:
-    assert times_of(job(flush_bandwidth=0.5e9), STATE.shares(16, kappa=0)).stages()["persistent"] == pytest.approx(8.0)
+    """4 GB of a node; a tenth of a second's worth passes at once."""
+    assert times_of(job(flush_bandwidth=0.5e9), STATE.shares(16, kappa=0)).stages()["persistent"] == pytest.approx(7.9)
+
+
+def test_each_rank_has_its_part_of_the_limit() -> None:
+    """One rank of a node has all bytes, and goes on as if the others used theirs."""
+    state = read_state("tensors-1x1GiB")
+    times = times_of(job(state=state, ranks=4, flush_bandwidth=1e9), state.shares(4, "whole", kappa=0))
+    assert times.stages()["persistent"] == pytest.approx(4 * 2**30 / 1e9 - 0.1)
 
 
 def test_encoding_takes_time_and_saves_bytes() -> None:
@@ -82,6 +90,10 @@ def test_copies_in_the_background_may_take_longer() -> None:
     copied_s = float(times_of(job(), shares).capture.max())
     assert late.complete()["local"] == pytest.approx(lazy.complete()["local"] + copied_s, rel=1e-3)
     assert late.blocked_s == lazy.blocked_s
+    each = times_of(
+        job(capture="lazy", machine=replace(machine, memory=replace(machine.memory, late_tensor=0.1))), shares
+    )
+    assert each.complete()["local"] == pytest.approx(late.complete()["local"] + 4 * 0.1), "a rank has 4 tensors"
     assert times_of(job(machine=machine), shares).complete() == times_of(job(), shares).complete(), "eager ones do not"
 
 
