@@ -12,10 +12,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from deeppart.cli.calibrate.tasks import SaveTask, Tasks, tasks_json
 from deeppart.errors import ConfigError, DeeppartError
@@ -59,18 +62,40 @@ def measure(
     Raises:
         ConfigError: there is no mpirun for more than one rank. DeeppartError: the ranks failed.
     """
-    scratch = Path(tempfile.mkdtemp(prefix="deeppart-measure-", dir=directories.local))
-    kept = Path(tempfile.mkdtemp(prefix="deeppart-measure-", dir=directories.persistent))
-    try:
+    with _sigterm_raises(), _directory(directories.local) as scratch, _directory(directories.persistent) as kept:
         file = scratch / "tasks.json"
         tasks = Tasks(tuple(saves) * sessions, str(scratch), str(kept), tuple(dtypes))
         file.write_text(tasks_json(tasks), encoding="utf-8")
         answer = _run([*_python(ranks), "-m", "deeppart.cli.calibrate", str(file)])
         found = dict(json.loads(answer[answer.index("{") :]))
         return found | {"saves": _together(found["saves"], len(saves))}
+
+
+@contextmanager
+def _directory(parent: Path) -> Iterator[Path]:
+    """A new one, which is gone afterwards: states of gigabytes, often in memory."""
+    made = Path(tempfile.mkdtemp(prefix="deeppart-measure-", dir=parent))
+    try:
+        yield made
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        shutil.rmtree(kept, ignore_errors=True)
+        shutil.rmtree(made, ignore_errors=True)
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """SIGTERM ends this program by an exception, as SIGINT does: or the ranks would go on, and the files stay."""
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():  # there signals are not handled
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _together(found: Sequence[dict[str, list[float]]], saves: int) -> list[dict[str, list[float]]]:

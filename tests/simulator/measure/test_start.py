@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -45,3 +51,40 @@ def test_a_rank_that_fails_ends_the_others_at_once(tmp_path: Path) -> None:
         measure(2, [SaveTask(1 << 16, 2, local=False, persistent=True, after=LOSE)], Directories(tmp_path, tmp_path))
     assert time.monotonic() - began < TIMEOUT_S / 3
     assert list(tmp_path.iterdir()) == []
+
+
+def test_sigterm_leaves_neither_ranks_nor_files(tmp_path: Path) -> None:
+    """As a batch system ends a job."""
+    ask = f"""
+from pathlib import Path
+from deeppart_simulator.measure.start import Directories, measure
+from deeppart.cli.calibrate.tasks import SaveTask
+measure(2, [SaveTask(1 << 20, 8, rounds=100_000)], Directories(Path({str(tmp_path)!r}), Path({str(tmp_path)!r})))
+"""
+    process = subprocess.Popen([sys.executable, "-c", ask], start_new_session=True)
+    try:
+        _until(lambda: any(tmp_path.glob("*/0/*")))  # the first checkpoint is under way
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 128 + signal.SIGTERM
+        assert list(tmp_path.iterdir()) == []
+        _until(lambda: not _users(tmp_path))
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _users(directory: Path) -> list[int]:
+    """Processes that were started with a file in it."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if str(directory).encode() in (each / "cmdline").read_bytes():
+                found.append(int(each.name))
+    return found
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
