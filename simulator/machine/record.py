@@ -47,6 +47,7 @@ class Memory:
         call: for a ``checkpoint()`` as such.
         leaf: for each leaf of the state, on every rank: taking the state apart.
         compare: for each leaf besides, where there are other ranks to compare with.
+        compare_large: for each leaf above 64 KiB besides, where there are.
         defer: of a lazy capture, for each tensor that is copied in the background: to notice writes to it until then.
         late: how fast a copy in the background is, as a share of how fast one is that training waits for.
         late_tensor: for each tensor that is copied in the background, beside what it takes while training waits.
@@ -61,6 +62,7 @@ class Memory:
     call: float = of(SECONDS, 1e-3)
     leaf: float = of(SECONDS, 2e-6)
     compare: float = of(SECONDS, 1e-6)
+    compare_large: float = of(SECONDS, 0.0)
     defer: float = of(SECONDS, 15e-6)
     late: float = of(RATIO, 1.0)
     late_tensor: float = of(SECONDS, 0.0)

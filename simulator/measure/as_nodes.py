@@ -41,6 +41,7 @@ def as_nodes(machine: Machine, nodes: int) -> Machine:
             late_tensor=memory.late_tensor * crowding,
             hash=memory.hash / crowding,
             compare=memory.compare * crowding,
+            compare_large=memory.compare_large * crowding,
             restore=memory.restore * crowding,
             restored_leaf=memory.restored_leaf * crowding,
         ),

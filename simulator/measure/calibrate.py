@@ -18,7 +18,7 @@ from deeppart.cli.calibrate.tasks import LOSE, RESTORE, TRAIN, SaveTask
 
 from ..machine.record import Codec, Local, Machine, Memory, Network, Persistent, Serialize
 from .encoding import Encoded, codecs_within
-from .fitting import Sample, after, bytes_beside, fit
+from .fitting import Sample, after, bytes_beside, fit, fit_planning
 from .lazy import guards_s, late_copies
 from .start import Directories, measure
 
@@ -33,7 +33,7 @@ SHARES: Sequence[tuple[int, int]] = (
     (32 << 20, 4096),
     (64 << 20, 12288),
 )
-QUICK_SHARES: Sequence[tuple[int, int]] = ((2 << 20, 16), (24 << 20, 16), (12 << 20, 256), (8 << 20, 2048))
+QUICK_SHARES: Sequence[tuple[int, int]] = ((2 << 20, 16), (24 << 20, 16), (24 << 20, 256), (8 << 20, 2048))
 #: Shares of many and few tensors, large enough for a lazy capture to put their copies off.
 LAZY_SHARES, QUICK_LAZY_SHARES = ((160 << 20, 512), (160 << 20, 32)), ((24 << 20, 256), (24 << 20, 16))
 #: Of each session, and sessions.
@@ -45,7 +45,7 @@ _FETCHED = slice(0, 2)
 #: The parity groups that are measured have at most so many nodes.
 MOST_GROUP = 4
 #: What is fitted: levels until they are complete, from when training goes on; processors' time in the background.
-_FITTED = ("plan", "capture", "local", "persistent", "work", "restore")
+_FITTED = ("capture", "local", "persistent", "work", "restore")
 #: What a leaf takes in the manifest, where that cannot be told from the rest: 25 ms for 16,384 (docs/simulator.md).
 _MANIFEST_LEAF_S = 2e-6
 #: What the node of a machine file without a network is given: ranks of one node never use it.
@@ -224,12 +224,15 @@ class _Fits:
         crowding: how many times as long computing takes where these share cores.
         rank: stage -> (constant, per byte, per tensor), of one rank alone.
         node: the same, of all ranks of a node together.
+        rank_plan, node_plan: planning: (constant, per tensor, besides per large tensor).
     """
 
     ranks: int
     crowding: float
     rank: Mapping[str, tuple[float, float, float]]
     node: Mapping[str, tuple[float, float, float]]
+    rank_plan: tuple[float, float, float]
+    node_plan: tuple[float, float, float]
 
     @property
     def copies(self) -> tuple[float, float]:
@@ -254,6 +257,8 @@ def machine_from(
         max(1.0, ranks_per_node / cores),
         {what: fit(alone.samples, what) for what in _FITTED},
         {what: fit(together.samples, what) for what in _FITTED},
+        fit_planning(alone.samples),
+        fit_planning(together.samples),
     )
     codecs = {dtype: Codec(**found) for dtype, found in pieces["codec"].items() if found["ratio"] < 1}
     local, persistent = _storage(fits, alone, together)
@@ -282,22 +287,24 @@ def _memory(fits: _Fits, together: Measured, hash_rate: float) -> Memory:
         together: what the ranks have measured of lazy calls.
         hash_rate: bytes that a thread digests per second.
     """
-    rank, node, ranks, crowding = fits.rank, fits.node, fits.ranks, fits.crowding
+    node, ranks, crowding = fits.node, fits.ranks, fits.crowding
     copy, node_copy = fits.copies
-    leaf = rank["plan"][2]
+    begin, together_leaf, together_large = fits.node_plan
+    leaf = fits.rank_plan[1]
     # Every rank looks at all ranks' leaves.
-    together_leaf = node["plan"][2] / ranks / crowding
+    held = ranks * crowding
     return Memory(
         copy=copy,
         node_copy=node_copy,
         tensor=node["capture"][2] / crowding,
-        call=(node["plan"][0] + node["capture"][0]) / crowding,
+        call=(begin + node["capture"][0]) / crowding,
         leaf=leaf,
         defer=together.defer / crowding,
         late=together.late[0],
         late_tensor=together.late[1] / crowding,
         hash=hash_rate,
-        compare=max(0.0, together_leaf - leaf) if ranks > 1 else 0.0,
+        compare=max(0.0, together_leaf / held - leaf) if ranks > 1 else 0.0,
+        compare_large=together_large / held if ranks > 1 else 0.0,
         restore=node["restore"][0] / crowding,
         restored_leaf=node["restore"][2] / ranks / crowding,
     )

@@ -10,8 +10,7 @@ from statistics import median
 
 import numpy as np
 
-#: The stage that depends on the number of tensors alone.
-PLAN = "plan"
+from ..timing.stages import SMALL_LEAF_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +38,33 @@ def after(measured: Mapping[str, Sequence[float]], end: str, begin: str) -> floa
 def fit(samples: Sequence[Sample], what: str, *, tensors: bool = True) -> tuple[float, float, float]:
     """(constant in s, s per byte of a share, s per tensor of a share) of a stage.
 
-    Of planning nothing for bytes: the model has no such part, and what was left to it would be lost.
-
     Args:
         tensors: false where they make no difference.
 
     On a machine that is busy otherwise the fit may leave nothing for bytes, as if they moved in no time. Then all of
     the time of the largest share is put down to its bytes: a rate that was reached for sure.
     """
-    nbytes = what != PLAN
-    rows = [(1.0, each.share_bytes * nbytes, each.share_tensors * tensors) for each in samples]
+    rows = [(1.0, each.share_bytes, each.share_tensors * tensors) for each in samples]
     fitted = _least_squares([each.seconds[what] for each in samples], rows)
-    if fitted[1] > 0 or not nbytes:
+    if fitted[1] > 0:
         return fitted
     largest = max(samples, key=lambda each: each.share_bytes)
     per_byte = largest.seconds[what] / largest.share_bytes
     rest = [max(0.0, each.seconds[what] - per_byte * each.share_bytes) for each in samples]
     constant, _, per_tensor = _least_squares(rest, [(1.0, 0.0, count) for _, _, count in rows])
     return constant, per_byte, per_tensor
+
+
+def fit_planning(samples: Sequence[Sample]) -> tuple[float, float, float]:
+    """(constant in s, s per tensor of a share, s besides per tensor above SMALL_LEAF_BYTES) of planning.
+
+    Nothing for bytes: the model has no such part, and what was left to it would be lost.
+    """
+    rows = [
+        (1.0, each.share_tensors, each.share_tensors * (each.share_bytes > SMALL_LEAF_BYTES * each.share_tensors))
+        for each in samples
+    ]
+    return _least_squares([each.seconds["plan"] for each in samples], rows)
 
 
 def bytes_and_tensors(samples: Sequence[Sample], what: str) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from .fitting import Sample, after, bytes_and_tensors, fit
+from .fitting import Sample, after, bytes_and_tensors, fit, fit_planning
 
 #: So fast a copy in the background is taken to be at least, as a share of an eager one: below, something else was slow.
 _LEAST_LATE = 0.1
@@ -17,10 +17,11 @@ def guards_s(late: Mapping[str, Sequence[float]], samples: Sequence[Sample], ten
     Args:
         late: the lazy checkpoints.
         samples: eager ones.
-        tensors: of a share of the lazy ones.
+        tensors: of a share of the lazy ones, all large.
     """
-    plan, capture = fit(samples, "plan"), fit(samples, "capture")
-    return max(0.0, median(late["blocked"]) - plan[0] - tensors * plan[2] - capture[0])
+    constant, per_tensor, per_large = fit_planning(samples)
+    planning_s = constant + (per_tensor + per_large) * tensors
+    return max(0.0, median(late["blocked"]) - planning_s - fit(samples, "capture")[0])
 
 
 def late_copies(

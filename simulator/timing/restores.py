@@ -77,7 +77,7 @@ def _most_fetched(idle: int, lost: float, each: float, share: float) -> float:
 def _begin_s(job: Job) -> float:
     """Seconds of what does not depend on bytes."""
     memory, crowding = job.machine.memory, job.machine.crowding(job.ranks_on_node)
-    return (memory.restore + memory.restored_leaf * job.leaves_held) * crowding
+    return (memory.restore + memory.restored_leaf * job.leaves_held()) * crowding
 
 
 def distribute_s(job: Job, *, encoded: bool = False) -> float:

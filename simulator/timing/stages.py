@@ -28,7 +28,8 @@ from .times import Times
 COMPRESSIONS = ("none", "tensor", "auto")
 #: The strategy that stands for ``torch.save`` on the lowest rank that holds a tensor, while all ranks wait.
 TORCH_SAVE = "rank0"
-#: A lazy capture copies tensors of so many bytes at once: deeppart/state/tree/fingerprint.py.
+#: A lazy capture copies tensors of so many bytes at once, and others are not compared with these:
+#: deeppart/state/tree/fingerprint.py.
 SMALL_LEAF_BYTES = 64 << 10
 #: What the persistent level gets: a file for each rank, or one for each node.
 FILES = ("rank", "node")
@@ -103,12 +104,11 @@ class Job:
         """Ranks on a full node."""
         return min(self.ranks, self.ranks_per_node)
 
-    @property
-    def leaves_held(self) -> int:
-        """Leaves on the rank that has most of them."""
+    def leaves_held(self, above_bytes: int = -1) -> int:
+        """Leaves of more bytes on the rank that has most of them."""
         count = np.zeros(self.ranks, dtype=np.int64)
         for groups in self.state.on(self.ranks):
-            count[groups.ranks] += len(groups.leaves)
+            count[groups.ranks] += np.count_nonzero(groups.leaves.nbytes > above_bytes)
         return int(count.max())
 
     def shares(self) -> Shares:
@@ -138,7 +138,7 @@ def times_of(job: Job, shares: Shares) -> Times:
     spans = by_node(shares.spans, job.ranks_per_node)
     memory = machine.memory
     crowding = machine.crowding(job.ranks_on_node)
-    held = job.leaves_held
+    held = job.leaves_held()
     handled = spans * crowding  # tensors, by processes that share cores
     copying = finish_times(raw, memory.copy, memory.node_copy)
     deferring, capture = 0.0, copying + handled * memory.tensor
@@ -286,7 +286,9 @@ def _node_write(job: Job) -> float:
 def _plan_s(job: Job, held: int) -> float:
     machine = job.machine
     memory, alone = machine.memory, job.ranks == 1
-    looking = memory.call + (memory.leaf + (0.0 if alone else memory.compare)) * held
+    looking = memory.call + memory.leaf * held
+    if not alone:
+        looking += memory.compare * held + memory.compare_large * job.leaves_held(SMALL_LEAF_BYTES)
     return looking * machine.crowding(job.ranks_on_node) + _meeting_s(job)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from deeppart_simulator.measure.fitting import Sample, bytes_and_tensors, bytes_beside, fit
+from deeppart_simulator.measure.fitting import Sample, bytes_and_tensors, bytes_beside, fit, fit_planning
 
 from tests.simulator.measure.samples import samples_of
 
@@ -29,11 +29,21 @@ def test_planning_is_fitted_by_what_the_model_has_of_it() -> None:
     """A part that the model has no term for would be lost: here a millisecond for each 64 MiB."""
     samples = [
         Sample(2, nbytes, tensors, {"plan": 5e-3 + 2e-6 * tensors + 1e-3 * nbytes / (64 << 20)})
-        for nbytes, tensors in ((64 << 20, 16), (128 << 20, 64), (64 << 20, 4096), (128 << 20, 8192))
+        for nbytes, tensors in ((64 << 20, 16), (128 << 20, 64), (96 << 20, 512), (64 << 20, 4096), (128 << 20, 8192))
     ]
-    constant, per_byte, per_tensor = fit(samples, "plan")
-    assert per_byte == 0.0 and per_tensor == pytest.approx(2e-6, rel=0.1)
+    constant, per_tensor, _ = fit_planning(samples)
+    assert per_tensor == pytest.approx(2e-6, rel=0.1)
     assert 6e-3 < constant < 7e-3
+
+
+def test_planning_of_large_tensors_has_a_part_of_its_own() -> None:
+    """They are digested one by one, in every call some of them: 8 us instead of 3."""
+    shares = ((64 << 20, 16), (128 << 20, 512), (16 << 20, 256), (32 << 20, 4096), (64 << 20, 12288))
+    samples = [
+        Sample(4, nbytes, tensors, {"plan": 5e-3 + (8e-6 if nbytes > tensors << 16 else 3e-6) * tensors})
+        for nbytes, tensors in shares
+    ]
+    assert fit_planning(samples) == pytest.approx((5e-3, 3e-6, 5e-6))
 
 
 def test_bytes_are_fitted_beside_what_is_known() -> None:

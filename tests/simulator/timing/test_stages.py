@@ -73,6 +73,16 @@ def test_auto_encodes_where_that_pays() -> None:
     assert times_of(job(compression="auto", machine=fast, protection=no_flush), shares).stages()["encode"] == 0
 
 
+def test_large_leaves_are_compared_one_by_one_where_there_are_other_ranks() -> None:
+    """64 leaves of 250 MB, and as many of 16 KiB."""
+    machine = replace(MACHINE, memory=replace(MACHINE.memory, compare=1e-6, compare_large=5e-6))
+    assert times_of(job(machine=machine), STATE.shares(16, kappa=0)).plan == pytest.approx(64 * 6e-6, abs=1e-6)
+    small = job(machine=machine, state=read_state("tensors-64x16KiB"))
+    assert times_of(small, small.shares()).plan == pytest.approx(64 * 1e-6, abs=1e-6)
+    alone = job(machine=machine, ranks=1, ranks_per_node=1)
+    assert times_of(alone, alone.shares()).plan == 0.0
+
+
 def test_a_lazy_call_plans_and_guards_what_is_copied_later() -> None:
     """A rank has 4 tensors of 250 MB."""
     machine = replace(MACHINE, memory=replace(MACHINE.memory, call=1e-3, leaf=1e-6, defer=10e-6))
