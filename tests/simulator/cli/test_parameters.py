@@ -192,8 +192,10 @@ class _Measured:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def __call__(self, ranks: int, saves: Sequence[Any], directories: Any, dtypes: Sequence[str] = ()) -> Any:
-        self.asked.append(f"{ranks} {saves} {directories}")
+    def __call__(
+        self, ranks: int, saves: Sequence[Any], directories: Any, dtypes: Sequence[str] = (), *, sessions: int
+    ) -> Any:
+        self.asked.append(f"{ranks} {saves} {directories} {sessions}")
         found = []
         for save in saves:
             capture = save.nbytes / ranks / 5e9 + 4e-6 * save.tensors / ranks
@@ -202,7 +204,7 @@ class _Measured:
             done["persistent"] = blocked + save.nbytes / 1e9 + 1e-2
             one = {"capture": capture, "blocked": blocked, "restore": save.nbytes / 4e9, "alone": 0.5, "trained": 0.6}
             one |= done | {"work": save.nbytes / ranks / 2e9}
-            found.append({name: [seconds] * save.rounds for name, seconds in one.items()})
+            found.append({name: [seconds] * save.rounds * sessions for name, seconds in one.items()})
         network = {"bandwidth": 5e9, "latency": 1e-6} if ranks > 1 else None
         serialize = {"stream": 1e9, "tensor": 2e-5} if ranks == 1 else None
         rates: dict[str, Any] = {"codec": {}, "copy": 5e9, "hash": 9e9, "parity": 2e9}
