@@ -227,6 +227,69 @@ def test_a_handler_that_raises_during_a_fork_leaves_no_signal_blocked(
     assert signals.received is signal.SIGUSR1 and calls
 
 
+#: A signal comes just after the fork, before the interpreter calls anything in Python; its handler raises.
+DURING_A_FORK = """
+import ctypes, functools, os, signal, sys, time
+from deeppart.stopping.notices import Signals
+def raises(*_):
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, raises)
+sys.unraisablehook = lambda _: None
+due = functools.partial(getattr(ctypes.CDLL(None), "raise"), signal.SIGALRM)
+os.register_at_fork(**{sys.argv[1]: due})
+signals = Signals([signal.SIGTERM])
+signals.listen()
+before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+pid = os.fork()
+if pid == 0:
+    time.sleep(20)
+    os._exit(0)
+os.kill(pid, signal.SIGTERM)
+ended_by = -os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+sys.exit(signal.pthread_sigmask(signal.SIG_BLOCK, ()) != before or ended_by != signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize("where", ["after_in_parent", "after_in_child"])
+def test_a_handler_that_raises_just_after_a_fork_leaves_no_signal_blocked(where: str) -> None:
+    """Such as Ctrl-C: the process would not be told of its end any more, and its children would not end."""
+    subprocess.run([sys.executable, "-c", DURING_A_FORK, where], check=True, timeout=60)
+
+
+def test_a_handler_that_forks_as_another_fork_begins_leaves_no_signal_blocked(
+    signals: Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mask, ends = signal.pthread_sigmask, list[int]()
+    before = mask(signal.SIG_BLOCK, ())
+
+    def then_forks(how: int, numbers: Any) -> Any:
+        found = mask(how, numbers)
+        if how == signal.SIG_BLOCK and numbers:
+            monkeypatch.undo()
+            ends.append(end_of_a_told_child())
+        return found
+
+    monkeypatch.setattr(signal, "pthread_sigmask", then_forks)
+    assert end_of_a_told_child() == -signal.SIGTERM and ends == [-signal.SIGTERM]
+    assert mask(signal.SIG_SETMASK, before) == before
+
+
+def test_a_handler_that_puts_another_back_meanwhile_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [Signals([signal.SIGUSR1]), Signals([signal.SIGUSR1])]
+    for each in both:
+        each.listen()
+    take_out = notices._Watch.take_out
+
+    def then_another(watch: notices._Watch) -> None:
+        take_out(watch)
+        monkeypatch.undo()
+        both[1].put_back()
+
+    monkeypatch.setattr(notices._Watch, "take_out", then_another)
+    both[0].put_back()
+    assert not notices._forks.watches
+
+
 def test_a_forked_child_ends_by_a_signal(signals: Signals) -> None:
     assert end_of_a_told_child() == -signal.SIGTERM
     assert signals.received is None
