@@ -114,6 +114,7 @@ class Signals:
         self._watch = watch = _Watch(self)
         _forks.take_out_those_over()
         _forks.watches.append(watch)
+        _forks.numbers.update(self._numbers)
         _forks.be_told()
         for number in self._numbers:
             watch.before[number] = signal.getsignal(number)  # first: a signal may come at once
@@ -147,12 +148,15 @@ class _Forks:
 
     Attributes:
         watches: that may be there, the first one first, also those that are over; changed in the main thread.
+        numbers: of all signals that anybody has listened to: a handler that came later may have put a watch back that
+            is over. Changed in the main thread.
 
     What a thread blocks is known to that thread alone, and forgotten once it is let through.
     """
 
     def __init__(self) -> None:
         self.watches: list[_Watch] = []
+        self.numbers = set[int]()
         self._told = False
         self._masks = threading.local()
 
@@ -175,14 +179,13 @@ class _Forks:
 
     def _hold(self) -> None:
         """Before a fork. The interpreter of a child forgets the signals that came before it was told of the fork."""
-        numbers = {number for each in tuple(self.watches) for number in tuple(each.before)}
         # Handlers that are due are called at the end of such a call, and may raise: what was blocked before is known
         # first, or the signals would stay blocked. They may fork, too, after which nothing is blocked: once more.
         blocked = False
         while not blocked:
             if getattr(self._masks, "held", None) is None:
                 self._masks.held = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-            signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+            signal.pthread_sigmask(signal.SIG_BLOCK, tuple(self.numbers))
             blocked = self._masks.held is not None
 
     def _let_through(self) -> None:

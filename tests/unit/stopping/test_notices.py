@@ -310,6 +310,20 @@ def test_a_child_ends_by_a_signal_that_comes_at_once_after_another_thread_has_pu
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def test_a_child_ends_by_a_signal_that_comes_at_once_where_a_later_handler_has_put_one_back_that_is_over() -> None:
+    made = Signals([signal.SIGTERM])
+    before = signal.getsignal(signal.SIGTERM)
+    made.listen()
+    later = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    made.put_back()
+    signal.signal(signal.SIGTERM, later)
+    try:
+        for _ in range(20):
+            assert end_of_a_told_child() == -signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 #: In an interpreter of its own: a child of one with several threads may wait forever for one that it does not have.
 UNKNOWN_FORK = """
 import ctypes, os, signal, sys, time
