@@ -20,6 +20,9 @@ LEAST_OF_TENSOR = 1 << 12
 #: Parts consist of runs of so many elements, two cache lines: rows of a matrix, which may differ much, fall to many
 #: parts each.
 RUN = 32
+#: So far from the golden section a better stride is looked for: what has no common divisor with the parts may be a bad
+#: one.
+_NEAR = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class Turn:
     Example:
         >>> from deeppart.elastic.parts import Turn
         >>> Turn(0, rank=1, ranks=4, elements=110_000_000).of(768 * 3072, 5)
-        (Part(number=26, parts=104), 26.0)
+        (Part(number=60, parts=100), 25.0)
     """
 
     number: int
@@ -92,18 +95,34 @@ class Turn:
         if elements < LEAST_OF_TENSOR:
             return (WHOLE, 1.0) if (self.number + number) % self.ranks == self.rank else None
         times = max(1, min(self.elements // ENOUGH, elements // LEAST_OF_TENSOR))
+        # Rows of matrices are often a power of two long, or a small multiple of one. Of an even number of parts a turn
+        # would look at the same few columns of every row, and in most turns at none of those with large gradients.
+        times -= 1 - times % 2
         parts = times * self.ranks
-        return Part((self.rank * times + self.number * _stride(times, parts)) % parts, parts), float(times)
+        # Another part of each tensor: layers of a model have large gradients in the same places.
+        turn = self.number + number
+        return Part((self.rank * times + turn * _stride(times, parts)) % parts, parts), float(times)
 
 
 @cache
 def _stride(times: int, parts: int) -> int:
-    """From the part of a turn to that of the next one: any few turns are spread evenly over the parts.
+    """From the part of a turn to that of the next one: any few turns are spread evenly over the tensor.
 
     Of neighbouring parts many turns would look at the same rows, and then for long at none of them. It comes to all
-    parts, and with the other ranks to all in ``times`` turns.
+    parts, and with the other ranks to all in ``times`` turns, in an order that depends on ``times`` alone.
     """
-    stride = max(1, round(times * (math.sqrt(5) - 1) / 2))
+    golden = round(times * (math.sqrt(5) - 1) / 2)
+    near = range(max(1, golden - _NEAR), min(times, golden + _NEAR) + 1)
+    stride = min((each for each in near if math.gcd(each, times) == 1), key=lambda each: _worst_quotient(each, times))
     while math.gcd(stride, parts) > 1:
-        stride += 1
+        stride += times
     return stride
+
+
+def _worst_quotient(stride: int, times: int) -> int:
+    """The largest one in the continued fraction of stride / times: the larger it is, the closer some few turns lie."""
+    worst = 0
+    while stride:
+        times, (quotient, stride) = stride, divmod(times, stride)
+        worst = max(worst, quotient)
+    return worst

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -113,6 +114,7 @@ class Signals:
         self._watch = watch = _Watch(self)
         _forks.take_out_those_over()
         _forks.watches.append(watch)
+        _forks.numbers.update(self._numbers)
         _forks.be_told()
         for number in self._numbers:
             watch.before[number] = signal.getsignal(number)  # first: a signal may come at once
@@ -146,10 +148,15 @@ class _Forks:
 
     Attributes:
         watches: that may be there, the first one first, also those that are over; changed in the main thread.
+        numbers: of all signals that anybody has listened to: a handler that came later may have put a watch back that
+            is over. Changed in the main thread.
+
+    What a thread blocks is known to that thread alone, and forgotten once it is let through.
     """
 
     def __init__(self) -> None:
         self.watches: list[_Watch] = []
+        self.numbers = set[int]()
         self._told = False
         self._masks = threading.local()
 
@@ -157,35 +164,43 @@ class _Forks:
         """From now on."""
         if not self._told:
             self._told = True
-            os.register_at_fork(
-                before=self._hold, after_in_parent=self._let_through, after_in_child=self._let_through_in_child
-            )
+            os.register_at_fork(before=self._hold)
+            # A handler that is due after the fork, of Ctrl-C for one, is called as the first of these begins. If it
+            # raises, that one does nothing.
+            for _ in range(2):
+                os.register_at_fork(after_in_parent=self._let_through, after_in_child=self._let_through_in_child)
 
     def take_out_those_over(self) -> None:
         """In the main thread."""
         for watch in [each for each in self.watches if each.over]:
             watch.take_out()
-            self.watches.remove(watch)
+            with contextlib.suppress(ValueError):  # a handler that came meanwhile has put back or forked, too
+                self.watches.remove(watch)
 
     def _hold(self) -> None:
         """Before a fork. The interpreter of a child forgets the signals that came before it was told of the fork."""
-        numbers = {number for each in tuple(self.watches) for number in tuple(each.before)}
         # Handlers that are due are called at the end of such a call, and may raise: what was blocked before is known
-        # first, or the signals would stay blocked.
-        self._masks.held = None
-        self._masks.held = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+        # first, or the signals would stay blocked. They may fork, too, after which nothing is blocked: once more.
+        blocked = False
+        while not blocked:
+            if getattr(self._masks, "held", None) is None:
+                self._masks.held = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+            signal.pthread_sigmask(signal.SIG_BLOCK, tuple(self.numbers))
+            blocked = self._masks.held is not None
 
     def _let_through(self) -> None:
-        held = getattr(self._masks, "held", None)  # None if nothing was blocked
+        held = getattr(self._masks, "held", None)  # None if nothing is blocked
         if held is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
+            self._masks.held = None
 
     def _let_through_in_child(self) -> None:
-        for each in self.watches:
-            each.end()
-        self.take_out_those_over()
-        self._let_through()
+        try:
+            for each in tuple(self.watches):
+                each.end()
+            self.take_out_those_over()
+        finally:
+            self._let_through()
 
 
 _forks = _Forks()

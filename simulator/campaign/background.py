@@ -148,16 +148,16 @@ class Background:
         env = self._env
         transfer: Transfer | None = None
         try:
+            began = env.now  # of encoding, and of the local file, while an earlier flush may be under way
             with self._turns.request() as turn:
                 yield turn
-                began = env.now
-                if from_memory and world.stages["encode"]:
-                    yield env.timeout(world.stages["encode"])
                 transfer = self.file_system.begin(world.flushed_bytes, world.flush_rate)
                 yield transfer.done
                 transfer = None
-                # Files have to be created, and the copy cannot be done before the file that it follows.
-                least = max(world.flush_latency_s, ends_s - env.now)
+                # Files have to be created, after the last chunk is encoded, and the copy cannot be done before the file
+                # that it follows.
+                least = max(0.0, began + world.encoded_s - env.now) + world.flush_latency_s
+                least = max(least, ends_s - env.now)
                 if not from_memory:
                     least = max(least, began + world.local_s - env.now)
                 yield env.timeout(least)

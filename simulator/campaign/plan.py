@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from deeppart.errors import ConfigError
 from deeppart.model import DEFAULT_KEEP, LEVELS, Level
 
@@ -79,6 +81,7 @@ class SizedJob:
         speed: of training, 1 with all nodes.
         stages: stage -> seconds.
         blocked_s: training waits for so long.
+        encoded_s: from the copy until the last chunk is encoded; 0 where nothing is.
         local_s: encoding and writing the local part.
         flushed_bytes: to the file system, with one checkpoint.
         flush_rate: most bytes per second that the job's nodes can send there.
@@ -93,6 +96,7 @@ class SizedJob:
     speed: float
     stages: Mapping[str, float]
     blocked_s: float
+    encoded_s: float
     local_s: float
     flushed_bytes: float
     flush_rate: float
@@ -168,6 +172,7 @@ class Planned:
             speed=ranks / self.job.ranks,
             stages=stages,
             blocked_s=times.blocked_s,
+            encoded_s=float(np.maximum(times.encode, times.cores).max()),
             local_s=float(times.stored.max()),
             flushed_bytes=written,
             flush_rate=_balanced_rate(times.encoded, job.ranks_per_node, node_rate),

@@ -10,6 +10,8 @@ from deeppart_simulator.campaign.background import Background
 from deeppart_simulator.campaign.plan import Planned, SizedJob
 from deeppart_simulator.campaign.result import RunResult
 from deeppart_simulator.campaign.survival import Stored
+from deeppart_simulator.machine.record import Codec
+from deeppart_simulator.timing.stages import Protection
 
 from tests.simulator.campaign.jobs import busy
 
@@ -91,6 +93,41 @@ def test_a_flush_ends_when_the_model_says() -> None:
     background.begin(world, Stored(0, 0.0, tuple(range(8))), ("local", "persistent"))
     env.run(until=background.over())
     assert env.now == pytest.approx(world.times.complete()["persistent"] - world.blocked_s, rel=1e-6)
+
+
+@pytest.mark.parametrize("encode", [0.4e9, 5e9])
+@pytest.mark.parametrize("levels", [("persistent",), ("local", "persistent")])
+def test_a_compressed_flush_ends_when_the_model_says(levels: tuple[str, ...], encode: float) -> None:
+    """Chunks are encoded while others are written, without a local level, too; what ends the file follows the last."""
+    usual, cadences = busy()
+    persistent = replace(usual.job.machine.persistent, others=0.0, file=2.0)
+    machine = replace(
+        usual.job.machine, persistent=persistent, codecs={"float32": Codec(ratio=0.6, encode=encode, decode=1e9)}
+    )
+    protection = Protection(local="local" in levels, partner=False)
+    job = Planned(replace(usual.job, machine=machine, compression="tensor", protection=protection))
+    env, world = simpy.Environment(), job.on(8)
+    background = Background(env, cadences, RunResult(1, cadences.wall_s), persistent.write)
+    background.begin(world, Stored(0, 0.0, tuple(range(8))), levels)
+    env.run(until=background.over())
+    assert env.now == pytest.approx(world.times.complete()["persistent"] - world.blocked_s, rel=1e-6)
+
+
+def test_a_flush_that_waited_for_an_earlier_one_does_not_wait_for_a_file_that_is_there() -> None:
+    """Two calls at once: local files take 10 s and more, the copy of each to the file system 5 s."""
+    usual, cadences = busy()
+    machine = replace(
+        usual.job.machine,
+        local=replace(usual.job.machine.local, write=1e9),
+        persistent=replace(usual.job.machine.persistent, others=0.0, write=16e9, node_write=2e9),
+    )
+    job = Planned(replace(usual.job, machine=machine, protection=Protection(partner=False)))
+    env, world = simpy.Environment(), job.on(8)
+    background = Background(env, cadences, RunResult(1, cadences.wall_s), machine.persistent.write)
+    for number in range(2):
+        background.begin(world, Stored(number, 0.0, tuple(range(8))), ("local", "persistent"))
+    env.run(until=background.over())
+    assert env.now == pytest.approx(10.0 + 5.0, rel=1e-3)
 
 
 def test_copies_and_a_flush_share_the_limit_of_the_job() -> None:

@@ -11,7 +11,7 @@ from deeppart.elastic import parts
 from deeppart.elastic.parts import LEAST_OF_TENSOR, RUN, WHOLE, Part, Turn
 from deeppart.elastic.squared_norms import squared_norm
 
-BERT_BASE, TIMES = 110_000_000, 26
+BERT_BASE, TIMES = 110_000_000, 25
 
 
 def elements_of(part: Part, tensor: torch.Tensor) -> torch.Tensor:
@@ -107,3 +107,44 @@ def test_in_any_few_turns_all_rows_of_a_very_large_model_are_looked_at() -> None
         found.append(sum(each[1] * float(squared_norm(gradient, each[0])) for each in looked if each) / 4096)
     for begin in range(0, 200, 10):
         assert sum(found[begin : begin + 50]) / 50 == pytest.approx(1.0, rel=0.5), begin
+
+
+@pytest.mark.parametrize("times", [24, 80, 96, 128])
+def test_a_part_of_matrices_with_columns_that_differ_much_says_what_all_do(times: int) -> None:
+    """Some features of a transformer are far larger than others, in all layers; rows are of a power of two."""
+    features = torch.ones(1024)
+    features[[3, 500, 777]] = 60.0
+    generator = torch.Generator().manual_seed(2)
+    layers = [torch.randn(3072, 1024, generator=generator) * features for _ in range(3)]
+    whole = sum(float(each.double().square().sum()) for each in layers)
+    for turn in range(60):
+        looked = [
+            (each, Turn(turn, rank, 2, times * parts.ENOUGH).of(each.numel(), 12 * number))
+            for number, each in enumerate(layers)
+            for rank in range(2)
+        ]
+        found = sum(part[1] * float(squared_norm(each, part[0])) for each, part in looked if part)
+        assert found == pytest.approx(whole, rel=0.5), "0.09 to 11 times as much with an even number of parts"
+
+
+def test_layers_are_looked_at_in_different_places_in_a_turn() -> None:
+    looked = {Turn(3, 1, 4, BERT_BASE).of(768 * 768, number) for number in range(TIMES)}
+    assert len({each[0].number % TIMES for each in looked if each}) == TIMES
+
+
+@pytest.mark.parametrize("ranks", [2, 6, 8, 48, 210, 231])
+def test_any_few_turns_are_spread_evenly_whatever_the_numbers_of_parts_and_ranks(ranks: int) -> None:
+    for times in (9, 25, 95, 145, 187, 189, 511, 1667, 23841):
+        looked = [Turn(turn, 0, ranks, times * parts.ENOUGH).of(1 << 40, 0) for turn in range(times)]
+        places = [each[0].number % times for each in looked if each]
+        assert sorted(places) == list(range(times)), "all of it, in so many turns"
+        for turns in (each for each in (4, 8, 16, 32, 64, 128) if each <= times):
+            some = sorted(places[:turns])
+            between = max(b - a for a, b in zip(some, [*some[1:], some[0] + times], strict=True))
+            assert between <= 2.5 * times / turns, (times, turns, "14 of 187 parts with 48 ranks")
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 6, 35])
+def test_each_rank_comes_to_every_part(ranks: int) -> None:
+    looked = {Turn(turn, 1, ranks, BERT_BASE).of(1 << 20, 4) for turn in range(TIMES * ranks)}
+    assert len(looked) == TIMES * ranks

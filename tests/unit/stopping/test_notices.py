@@ -1,42 +1,20 @@
-"""What a process hears, and what its children do not."""
+"""What a process hears."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from torch.utils.data import DataLoader, Dataset
 
 from deeppart.errors import ConfigError
 from deeppart.stopping import notices
 from deeppart.stopping.notices import Signals, WatchedFile
 
 BOTH = (signal.SIGTERM, signal.SIGUSR1)
-
-
-@pytest.fixture(autouse=True)
-def handlers_stay() -> Iterator[None]:
-    before = [signal.getsignal(number) for number in BOTH]
-    yield
-    assert [signal.getsignal(number) for number in BOTH] == before
-
-
-@pytest.fixture
-def signals() -> Iterator[Signals]:
-    made = Signals(BOTH)
-    made.listen()
-    yield made
-    made.put_back()
 
 
 @pytest.mark.parametrize("number", BOTH)
@@ -95,28 +73,6 @@ def test_two_that_listen_may_end_in_any_order(order: tuple[int, int]) -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_a_process_ends_by_a_signal_when_both_are_over(again: bool) -> None:
-    """By default a signal ends a process: not by a handler that is left over. ``again``: the first begins once more."""
-    pid = os.fork()
-    if pid == 0:
-        first, second = Signals([signal.SIGTERM]), Signals([signal.SIGTERM])
-        first.listen()
-        second.listen()
-        first.put_back()
-        if again:
-            first.listen()
-            signal.raise_signal(signal.SIGTERM)
-            if first.received is None or second.received is None:
-                os._exit(1)
-            first.put_back()
-        second.put_back()
-        signal.raise_signal(signal.SIGTERM)
-        time.sleep(1)
-        os._exit(0)
-    assert end_of(pid) == -signal.SIGTERM
-
-
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["first in, first out", "first in, last out"])
 def test_when_both_are_over_the_handler_is_the_one_before(order: tuple[int, int]) -> None:
     """Not one that passes signals on: workers of loaders, and commands that are started, look at what is there."""
@@ -130,18 +86,6 @@ def test_when_both_are_over_the_handler_is_the_one_before(order: tuple[int, int]
         assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGUSR1, before)
-
-
-def test_a_child_of_one_in_which_two_listen_has_the_handlers_before(signals: Signals) -> None:
-    second = Signals(BOTH)
-    second.listen()
-    pid = os.fork()
-    if pid == 0:
-        os._exit([signal.getsignal(number) for number in BOTH] != [signal.SIG_DFL] * 2)
-    assert end_of(pid) == 0
-    signal.raise_signal(signal.SIGUSR1)
-    assert signals.received is second.received is signal.SIGUSR1
-    second.put_back()
 
 
 def test_objects_that_take_turns_leave_nothing_behind() -> None:
@@ -179,110 +123,20 @@ def test_who_ends_in_another_thread_leaves_signals_to_whoever_is_there_then() ->
         signal.signal(signal.SIGUSR1, before)
 
 
-def end_of(pid: int) -> int:
-    """What waitpid says; a child that does not end within 10 s is killed."""
-    for _ in range(1000):
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return 999
+def test_a_handler_that_puts_another_back_meanwhile_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [Signals([signal.SIGUSR1]), Signals([signal.SIGUSR1])]
+    for each in both:
+        each.listen()
+    take_out = notices._Watch.take_out
 
+    def then_another(watch: notices._Watch) -> None:
+        take_out(watch)
+        monkeypatch.undo()
+        both[1].put_back()
 
-def end_of_a_told_child() -> int:
-    """How a child ends that is forked, and told to at once."""
-    pid = os.fork()
-    if pid == 0:
-        time.sleep(20)
-        os._exit(0)
-    os.kill(pid, signal.SIGTERM)
-    return end_of(pid)
-
-
-@pytest.mark.parametrize("at", [0, 1], ids=["before signals are blocked", "when they are"])
-def test_a_handler_that_raises_during_a_fork_leaves_no_signal_blocked(
-    signals: Signals, monkeypatch: pytest.MonkeyPatch, at: int
-) -> None:
-    """Python calls handlers at the end of pthread_sigmask: here, of the one that raises. It would never hear again."""
-    calls, mask = list[int](), signal.pthread_sigmask
-
-    def then_raises(how: int, numbers: Any) -> Any:
-        found = mask(how, numbers)
-        calls.append(how)
-        if how == signal.SIG_BLOCK and len(calls) == at + 1:
-            raise KeyboardInterrupt
-        return found
-
-    before = mask(signal.SIG_BLOCK, ())
-    with monkeypatch.context() as patched:
-        patched.setattr(signal, "pthread_sigmask", then_raises)
-        patched.setattr(notices._forks, "_masks", threading.local())
-        with contextlib.suppress(KeyboardInterrupt):
-            notices._forks._hold()
-        notices._forks._let_through()
-    assert mask(signal.SIG_SETMASK, before) == before
-    signal.raise_signal(signal.SIGUSR1)
-    assert signals.received is signal.SIGUSR1 and calls
-
-
-def test_a_forked_child_ends_by_a_signal(signals: Signals) -> None:
-    assert end_of_a_told_child() == -signal.SIGTERM
-    assert signals.received is None
-
-
-def test_a_child_ends_by_a_signal_that_comes_at_once_after_another_thread_has_put_back() -> None:
-    """The handler is still there. What came before the interpreter of the child was ready would be forgotten."""
-    made = Signals([signal.SIGTERM])
-    made.listen()
-    thread = threading.Thread(target=made.put_back)
-    thread.start()
-    thread.join(10)
-    for _ in range(20):
-        assert end_of_a_told_child() == -signal.SIGTERM
-    later = Signals([signal.SIGTERM])
-    later.listen()
-    later.put_back()
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-#: In an interpreter of its own: a child of one with several threads may wait forever for one that it does not have.
-UNKNOWN_FORK = """
-import ctypes, os, signal, sys, time
-from deeppart.stopping.notices import Signals
-for _ in range(1 + int(sys.argv[1])):
-    Signals([signal.SIGTERM, signal.SIGUSR1]).listen()
-pid = ctypes.PyDLL(None).fork()  # as a library would, with the interpreter's lock
-if pid == 0:
-    for _ in range(2000):
-        time.sleep(0.01)
-    os._exit(0)
-os.kill(pid, signal.SIGTERM)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != -signal.SIGTERM)
-"""
-
-
-@pytest.mark.parametrize("more", ["0", "1"])
-def test_a_child_that_the_interpreter_does_not_know_of_ends_by_a_signal(more: str) -> None:
-    subprocess.run([sys.executable, "-c", UNKNOWN_FORK, more], check=True, timeout=60)
-
-
-class Handlers(Dataset[torch.Tensor]):
-    """What a worker that is asked for a sample finds: whether this class's handler is on SIGUSR1."""
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        of_signals = getattr(signal.getsignal(signal.SIGUSR1), "__module__", None) == Signals.__module__
-        return torch.tensor([of_signals, os.getpid()])
-
-
-def test_workers_of_a_loader_have_the_handlers_that_were_there_before(signals: Signals) -> None:
-    found = next(iter(DataLoader(Handlers(), batch_size=2, num_workers=1, multiprocessing_context="fork")))
-    assert found[:, 0].tolist() == [0, 0] and os.getpid() not in found[:, 1].tolist()
-    assert Handlers()[0][0] == 1
+    monkeypatch.setattr(notices._Watch, "take_out", then_another)
+    both[0].put_back()
+    assert not notices._forks.watches
 
 
 def test_other_threads_are_refused() -> None:

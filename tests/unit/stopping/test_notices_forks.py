@@ -1,0 +1,222 @@
+"""What a process hears, its children do not: they have the handlers that were there before."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from deeppart.stopping import notices
+from deeppart.stopping.notices import Signals
+
+BOTH = (signal.SIGTERM, signal.SIGUSR1)
+
+
+def end_of(pid: int) -> int:
+    """What waitpid says; a child that does not end within 10 s is killed."""
+    for _ in range(1000):
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return 999
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_process_ends_by_a_signal_when_both_are_over(again: bool) -> None:
+    """By default a signal ends a process: not by a handler that is left over. ``again``: the first begins once more."""
+    pid = os.fork()
+    if pid == 0:
+        first, second = Signals([signal.SIGTERM]), Signals([signal.SIGTERM])
+        first.listen()
+        second.listen()
+        first.put_back()
+        if again:
+            first.listen()
+            signal.raise_signal(signal.SIGTERM)
+            if first.received is None or second.received is None:
+                os._exit(1)
+            first.put_back()
+        second.put_back()
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(1)
+        os._exit(0)
+    assert end_of(pid) == -signal.SIGTERM
+
+
+def test_a_child_of_one_in_which_two_listen_has_the_handlers_before(signals: Signals) -> None:
+    second = Signals(BOTH)
+    second.listen()
+    pid = os.fork()
+    if pid == 0:
+        os._exit([signal.getsignal(number) for number in BOTH] != [signal.SIG_DFL] * 2)
+    assert end_of(pid) == 0
+    signal.raise_signal(signal.SIGUSR1)
+    assert signals.received is second.received is signal.SIGUSR1
+    second.put_back()
+
+
+def end_of_a_told_child() -> int:
+    """How a child ends that is forked, and told to at once."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(20)
+        os._exit(0)
+    os.kill(pid, signal.SIGTERM)
+    return end_of(pid)
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["before signals are blocked", "when they are"])
+def test_a_handler_that_raises_during_a_fork_leaves_no_signal_blocked(
+    signals: Signals, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Python calls handlers at the end of pthread_sigmask: here, of the one that raises. It would never hear again."""
+    calls, mask = list[int](), signal.pthread_sigmask
+
+    def then_raises(how: int, numbers: Any) -> Any:
+        found = mask(how, numbers)
+        calls.append(how)
+        if how == signal.SIG_BLOCK and len(calls) == at + 1:
+            raise KeyboardInterrupt
+        return found
+
+    before = mask(signal.SIG_BLOCK, ())
+    with monkeypatch.context() as patched:
+        patched.setattr(signal, "pthread_sigmask", then_raises)
+        patched.setattr(notices._forks, "_masks", threading.local())
+        with contextlib.suppress(KeyboardInterrupt):
+            notices._forks._hold()
+        notices._forks._let_through()
+    assert mask(signal.SIG_SETMASK, before) == before
+    signal.raise_signal(signal.SIGUSR1)
+    assert signals.received is signal.SIGUSR1 and calls
+
+
+#: A signal comes just after the fork, before the interpreter calls anything in Python; its handler raises.
+DURING_A_FORK = """
+import ctypes, functools, os, signal, sys, time
+from deeppart.stopping.notices import Signals
+def raises(*_):
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, raises)
+sys.unraisablehook = lambda _: None
+due = functools.partial(getattr(ctypes.CDLL(None), "raise"), signal.SIGALRM)
+os.register_at_fork(**{sys.argv[1]: due})
+signals = Signals([signal.SIGTERM])
+signals.listen()
+before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+pid = os.fork()
+if pid == 0:
+    time.sleep(20)
+    os._exit(0)
+os.kill(pid, signal.SIGTERM)
+ended_by = -os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+sys.exit(signal.pthread_sigmask(signal.SIG_BLOCK, ()) != before or ended_by != signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize("where", ["after_in_parent", "after_in_child"])
+def test_a_handler_that_raises_just_after_a_fork_leaves_no_signal_blocked(where: str) -> None:
+    """Such as Ctrl-C: the process would not be told of its end any more, and its children would not end."""
+    subprocess.run([sys.executable, "-c", DURING_A_FORK, where], check=True, timeout=60)
+
+
+def test_a_handler_that_forks_as_another_fork_begins_leaves_no_signal_blocked(
+    signals: Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mask, ends = signal.pthread_sigmask, list[int]()
+    before = mask(signal.SIG_BLOCK, ())
+
+    def then_forks(how: int, numbers: Any) -> Any:
+        found = mask(how, numbers)
+        if how == signal.SIG_BLOCK and numbers:
+            monkeypatch.undo()
+            ends.append(end_of_a_told_child())
+        return found
+
+    monkeypatch.setattr(signal, "pthread_sigmask", then_forks)
+    assert end_of_a_told_child() == -signal.SIGTERM and ends == [-signal.SIGTERM]
+    assert mask(signal.SIG_SETMASK, before) == before
+
+
+def test_a_forked_child_ends_by_a_signal(signals: Signals) -> None:
+    assert end_of_a_told_child() == -signal.SIGTERM
+    assert signals.received is None
+
+
+def test_a_child_ends_by_a_signal_that_comes_at_once_after_another_thread_has_put_back() -> None:
+    """The handler is still there. What came before the interpreter of the child was ready would be forgotten."""
+    made = Signals([signal.SIGTERM])
+    made.listen()
+    thread = threading.Thread(target=made.put_back)
+    thread.start()
+    thread.join(10)
+    for _ in range(20):
+        assert end_of_a_told_child() == -signal.SIGTERM
+    later = Signals([signal.SIGTERM])
+    later.listen()
+    later.put_back()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_child_ends_by_a_signal_that_comes_at_once_where_a_later_handler_has_put_one_back_that_is_over() -> None:
+    made = Signals([signal.SIGTERM])
+    before = signal.getsignal(signal.SIGTERM)
+    made.listen()
+    later = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    made.put_back()
+    signal.signal(signal.SIGTERM, later)
+    try:
+        for _ in range(20):
+            assert end_of_a_told_child() == -signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+#: In an interpreter of its own: a child of one with several threads may wait forever for one that it does not have.
+UNKNOWN_FORK = """
+import ctypes, os, signal, sys, time
+from deeppart.stopping.notices import Signals
+for _ in range(1 + int(sys.argv[1])):
+    Signals([signal.SIGTERM, signal.SIGUSR1]).listen()
+pid = ctypes.PyDLL(None).fork()  # as a library would, with the interpreter's lock
+if pid == 0:
+    for _ in range(2000):
+        time.sleep(0.01)
+    os._exit(0)
+os.kill(pid, signal.SIGTERM)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != -signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize("more", ["0", "1"])
+def test_a_child_that_the_interpreter_does_not_know_of_ends_by_a_signal(more: str) -> None:
+    subprocess.run([sys.executable, "-c", UNKNOWN_FORK, more], check=True, timeout=60)
+
+
+class Handlers(Dataset[torch.Tensor]):
+    """What a worker that is asked for a sample finds: whether this class's handler is on SIGUSR1."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        of_signals = getattr(signal.getsignal(signal.SIGUSR1), "__module__", None) == Signals.__module__
+        return torch.tensor([of_signals, os.getpid()])
+
+
+def test_workers_of_a_loader_have_the_handlers_that_were_there_before(signals: Signals) -> None:
+    found = next(iter(DataLoader(Handlers(), batch_size=2, num_workers=1, multiprocessing_context="fork")))
+    assert found[:, 0].tolist() == [0, 0] and os.getpid() not in found[:, 1].tolist()
+    assert Handlers()[0][0] == 1
