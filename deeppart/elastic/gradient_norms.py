@@ -11,9 +11,12 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from .noise import Norms, of_two_steps
-from .parts import LEAST_DIVIDED, WHOLE, Part, Turn
+from .parts import LEAST_DIVIDED, WHOLE, Turn
 from .progress import Working
-from .squared_norms import preconditioned_squared_norm, second_moments, squared_norm
+from .squared_norms import Alike, Scaling, second_moments
+
+#: Of a bucket, what is taken together: by the group, by how often it counts, and by what it is divided by.
+Looked = dict[tuple[int, float, Scaling | None], Alike]
 
 
 class Later:
@@ -150,20 +153,25 @@ class GradientNorms:
         index, parameters = bucket.index(), bucket.parameters()
         gradients = _gradients(bucket.buffer(), parameters) or bucket.gradients()
         turn = self._turn_of(self.step)
+        values = _values(gradients)
+        looked = self._looked_at(parameters, values, turn)
         if self._size > 1 and self.step.weight:
             # The mean over the ranks of what the weights made of the gradients is to be weighted by samples.
             weight = self.step.weight if turn else self.step.weight * self._size
-            self._own.append(self._squared(parameters, gradients, turn) / weight)
+            self._own.append(self._squared(looked, values) / weight)
         exchanged = allreduce_hook(self._group, bucket)
         if turn is None and index % self._size != self._rank:
             return exchanged
 
         def after(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
             mean = future.value()
-            if self._size > 1:
-                self._of_mean.append(self._squared(parameters, gradients, turn))
+            if self._size == 1:
+                self._compare(looked, parameters, gradients)
+            elif gradients[0].is_sparse:  # of all ranks' rows together
+                values = _values(gradients)
+                self._of_mean.append(self._squared(self._looked_at(parameters, values, turn), values))
             else:
-                self._compare(parameters, gradients)
+                self._of_mean.append(self._squared(looked, gradients))
             return mean
 
         return exchanged.then(after)
@@ -222,7 +230,7 @@ class GradientNorms:
         for each in moved:
             self._adam_steps[each] += 1
 
-    def _compare(self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+    def _compare(self, looked: Looked, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
         """One rank alone: with the step before, if that had the same number of samples."""
         assert self.step is not None
         gradients = [each.to_dense() for each in gradients]  # the step before had other rows
@@ -231,10 +239,10 @@ class GradientNorms:
             gradients = [each * factor for each in gradients]
         olds = [self._last[id(each)] for each in parameters if id(each) in self._last]
         if len(olds) == len(parameters) and self._last_size == self.step.size:
-            self._before.append(self._squared(parameters, olds))
-            self._now.append(self._squared(parameters, gradients))
+            self._before.append(self._squared(looked, olds))
+            self._now.append(self._squared(looked, gradients))
             means = [(old + new) / 2 for old, new in zip(olds, gradients, strict=True)]
-            self._of_mean.append(self._squared(parameters, means))
+            self._of_mean.append(self._squared(looked, means))
         self._last |= {id(each): new.detach().clone() for each, new in zip(parameters, gradients, strict=True)}
 
     def _turn_of(self, step: Step) -> Turn | None:
@@ -243,33 +251,39 @@ class GradientNorms:
             return None
         return Turn(self._turn, self._rank, self._size, self._elements)
 
-    def _squared(
+    def _looked_at(
         self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], turn: Turn | None = None
-    ) -> torch.Tensor:
-        """float64[groups]: squared norms of gradients, preconditioned if they are to be."""
-        zero = torch.zeros((), dtype=torch.float64, device=gradients[0].device)
-        found: list[list[torch.Tensor]] = [[zero] for _ in range(self._groups)]
-        for parameter, gradient in zip(parameters, gradients, strict=True):
+    ) -> Looked:
+        """What this rank takes the norms of, preconditioned if they are to be."""
+        found: Looked = {}
+        for place, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
             group, part, counts = self._group_of.get(id(parameter)), WHOLE, 1.0
             if group is None:
                 continue
-            there = gradient.coalesce().values() if gradient.is_sparse else gradient  # others are 0
             if turn is not None:
-                looked = turn.of(there.numel(), self._number_of[id(parameter)])
+                looked = turn.of(gradient.numel(), self._number_of[id(parameter)])
                 if looked is None:
                     continue
                 part, counts = looked
-            norm = self._squared_norm(group, parameter, there, part)
-            found[group].append(norm if counts == 1.0 else norm * counts)
-        return torch.stack([torch.stack(of_group).sum() for of_group in found])
+            scaling, moments = self._scaling_of(group, parameter)
+            # Of all of a model's gradients there is no room for what they are divided by; of parts there is.
+            alike = found.setdefault((group, counts, scaling), Alike(scaling, keeps=turn is not None))
+            alike.add(place, part, moments)
+        return found
 
-    def _squared_norm(self, group: int, parameter: torch.Tensor, gradient: torch.Tensor, part: Part) -> torch.Tensor:
+    def _scaling_of(self, group: int, parameter: torch.Tensor) -> tuple[Scaling | None, torch.Tensor | None]:
         state: Mapping[str, Any] = self._optimizer.state.get(parameter, {}) if self._preconditioned else {}
-        moments = second_moments(state)
-        if moments is None:
-            return squared_norm(gradient, part)
-        options, moments = self._optimizer.param_groups[group], _as_in_buckets(moments, parameter)
-        return preconditioned_squared_norm(gradient, moments, options, self._steps_of(parameter, state), part)
+        if (moments := second_moments(state)) is None:
+            return None, None
+        scaling = Scaling.of(self._optimizer.param_groups[group], self._steps_of(parameter, state))
+        return scaling, _as_in_buckets(moments, parameter)
+
+    def _squared(self, looked: Looked, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """float64[groups]: squared norms of gradients."""
+        found = torch.zeros(self._groups, dtype=torch.float64, device=gradients[0].device)
+        for (group, counts, _), alike in looked.items():
+            found[group].add_(alike.squared_norm(gradients), alpha=counts)
+        return found
 
     def _steps_of(self, parameter: torch.Tensor, state: Mapping[str, Any]) -> int:
         """Steps that Adam has made with a parameter; asked for once where the answer is on a GPU."""
@@ -293,6 +307,11 @@ def _gradients(buffer: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list
     numbers = buffer if buffer.is_complex() else torch.view_as_complex(buffer.view(-1, 2))
     cut = numbers.split([each.numel() for each in parameters])
     return [each.view(parameter.shape) for each, parameter in zip(cut, parameters, strict=True)]
+
+
+def _values(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The gradients; of sparse ones what is not 0."""
+    return [each.coalesce().values() if each.is_sparse else each for each in gradients]
 
 
 def _as_in_buckets(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -34,24 +34,26 @@ class Part:
         >>> import torch
         >>> from deeppart.elastic.parts import RUN, Part
         >>> [[piece.shape for piece in Part(number, 2).of(torch.arange(5 * RUN + 3))] for number in range(2)]
-        [[torch.Size([2, 32]), torch.Size([32])], [torch.Size([2, 32]), torch.Size([3])]]
+        [[torch.Size([3, 32])], [torch.Size([2, 32]), torch.Size([3])]]
     """
 
     number: int = 0
     parts: int = 1
 
     def of(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """The part: the whole as a vector; or runs of RUN elements, one in each row, and a run of what is left.
+        """The part: the whole as a vector; or runs of RUN elements, one in each row, and what may be left of another.
 
         Those without elements are left out. They are views where the tensor's memory allows.
         """
-        flat = tensor.detach().reshape(-1)
+        flat, apart = tensor.detach().reshape(-1), RUN * self.parts
         if self.parts == 1:
             return [flat] if flat.numel() else []
-        rounds = flat.numel() // (RUN * self.parts)
-        whole = rounds * RUN * self.parts
-        runs, begin = flat[:whole].view(rounds, self.parts, RUN)[:, self.number], whole + self.number * RUN
-        return [piece for piece in (runs, flat[begin : begin + RUN]) if piece.numel()]
+        mine = flat[self.number * RUN :]
+        rows = (mine.numel() + apart - RUN) // apart
+        pieces = [mine.unfold(0, RUN, apart)] if rows else []
+        if mine.numel() > rows * apart:
+            pieces.append(mine[rows * apart :])
+        return pieces
 
 
 #: All elements.
