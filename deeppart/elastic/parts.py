@@ -45,14 +45,14 @@ class Part:
 
         Those without elements are left out. They are views where the tensor's memory allows.
         """
-        flat, apart = tensor.detach().reshape(-1), RUN * self.parts
+        whole = tensor.detach().contiguous()
         if self.parts == 1:
-            return [flat] if flat.numel() else []
-        mine = flat[self.number * RUN :]
-        rows = (mine.numel() + apart - RUN) // apart
-        pieces = [mine.unfold(0, RUN, apart)] if rows else []
-        if mine.numel() > rows * apart:
-            pieces.append(mine[rows * apart :])
+            return [whole.view(-1)] if whole.numel() else []
+        begin, apart = self.number * RUN, self.parts * RUN
+        rows = max(0, (whole.numel() - begin - RUN) // apart + 1)
+        pieces = [whole.as_strided((rows, RUN), (apart, 1), whole.storage_offset() + begin)] if rows else []
+        if whole.numel() > begin + rows * apart:
+            pieces.append(whole.view(-1)[begin + rows * apart :])
         return pieces
 
 

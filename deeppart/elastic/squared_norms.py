@@ -48,11 +48,13 @@ class Alike:
 
     Args:
         scaling: what they are divided by; None for as they are.
+        counts: how often what is found counts.
         keeps: that, from one call to the next: moments do not change between them, and are far from caches.
     """
 
-    def __init__(self, scaling: Scaling | None, *, keeps: bool = False) -> None:
+    def __init__(self, scaling: Scaling | None, counts: float = 1.0, *, keeps: bool = False) -> None:
         self._scaling, self._keeps = scaling, keeps
+        self._factor = counts if scaling is None else counts / scaling.correction**2
         self._looked: list[tuple[int, Part]] = []
         self._moments: list[torch.Tensor] = []
         self._kept: list[torch.Tensor] | None = None
@@ -72,10 +74,11 @@ class Alike:
     def squared_norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """float64: of all of these together, out of the bucket's."""
         vectors = _gathered((gradients[place], part) for place, part in self._looked)
-        if self._scaling is None:
-            return _summed([_squared(vector) for vector in vectors], gradients[0].device)
-        scaled = (vector.float() / divisor for vector, divisor in zip(vectors, self._divisors(), strict=True))
-        return _summed([_squared(vector) for vector in scaled], gradients[0].device) / self._scaling.correction**2
+        if self._scaling is not None:
+            pairs = zip(vectors, self._divisors(), strict=True)
+            vectors = (vector.float() / divisor for vector, divisor in pairs)
+        norm = _summed([_squared(vector) for vector in vectors], gradients[0].device)
+        return norm if self._factor == 1.0 else norm * self._factor
 
     def _divisors(self) -> Iterable[torch.Tensor]:
         """Without the correction: one pass over the elements less."""
