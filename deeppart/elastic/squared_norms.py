@@ -76,7 +76,8 @@ class Alike:
         vectors = _gathered((gradients[place], part) for place, part in self._looked)
         if self._scaling is not None:
             pairs = zip(vectors, self._divisors(), strict=True)
-            vectors = (vector.float() / divisor for vector, divisor in pairs)
+            # What is not kept is written over: it is in caches, other memory is not.
+            vectors = (torch.div(one.float(), by, out=None if self._keeps else by) for one, by in pairs)
         norm = _summed([_squared(vector) for vector in vectors], gradients[0].device)
         return norm if self._factor == 1.0 else norm * self._factor
 
