@@ -11,9 +11,14 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from .noise import Norms, of_two_steps
-from .parts import LEAST_DIVIDED, WHOLE, Part, Turn
+from .parts import LEAST_DIVIDED, WHOLE, Turn
 from .progress import Working
-from .squared_norms import preconditioned_squared_norm, second_moments, squared_norm
+from .squared_norms import Alike, Scaling, second_moments
+
+#: Of a bucket, what is taken together: by the group, by how often it counts, and by the steps that Adam has made.
+Looked = dict[tuple[int, float, int | None], Alike]
+#: A group, and a squared norm of some of its gradients.
+Norm = tuple[int, torch.Tensor]
 
 
 class Later:
@@ -116,12 +121,12 @@ class GradientNorms:
             id(parameter): number for number, each in enumerate(optimizer.param_groups) for parameter in each["params"]
         }
         self._number_of = {each: number for number, each in enumerate(self._group_of)}
-        self._own: list[torch.Tensor] = []
-        # One for each bucket. By their numbers they could not be told apart: DDP gives all of them the same one in the
+        self._own: list[Norm] = []
+        # Some for each bucket. By their numbers they could not be told apart: DDP gives all of them the same one in the
         # first step of a static graph.
-        self._of_mean: list[torch.Tensor] = []
-        self._before: list[torch.Tensor] = []
-        self._now: list[torch.Tensor] = []
+        self._of_mean: list[Norm] = []
+        self._before: list[Norm] = []
+        self._now: list[Norm] = []
         self._last: dict[int, torch.Tensor] = {}  # of one rank alone: the gradients of the step before
         self._last_size = 0
         trained = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
@@ -150,20 +155,23 @@ class GradientNorms:
         index, parameters = bucket.index(), bucket.parameters()
         gradients = _gradients(bucket.buffer(), parameters) or bucket.gradients()
         turn = self._turn_of(self.step)
+        values = _values(gradients)
+        looked = self._looked_at(parameters, values, turn)
         if self._size > 1 and self.step.weight:
-            # The mean over the ranks of what the weights made of the gradients is to be weighted by samples.
-            weight = self.step.weight if turn else self.step.weight * self._size
-            self._own.append(self._squared(parameters, gradients, turn) / weight)
+            self._own += _squared(looked, values)
         exchanged = allreduce_hook(self._group, bucket)
         if turn is None and index % self._size != self._rank:
             return exchanged
 
         def after(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
             mean = future.value()
-            if self._size > 1:
-                self._of_mean.append(self._squared(parameters, gradients, turn))
+            if self._size == 1:
+                self._compare(looked, parameters, gradients)
+            elif gradients[0].is_sparse:  # of all ranks' rows together
+                values = _values(gradients)
+                self._of_mean += _squared(self._looked_at(parameters, values, turn), values)
             else:
-                self._compare(parameters, gradients)
+                self._of_mean += _squared(looked, gradients)
             return mean
 
         return exchanged.then(after)
@@ -174,17 +182,21 @@ class GradientNorms:
         Args:
             device: of the gradients.
         """
-        step, zeros = self.step, torch.zeros(self._groups, dtype=torch.float64, device=device)
+        step = self.step
         if step is None:
             return None
         parts = min(self._size, step.size)
-        of_mean = sum(self._of_mean, zeros)
+        own, of_mean, before, now = (
+            self._summed(each, device) for each in (self._own, self._of_mean, self._before, self._now)
+        )
         if self._size > 1:
-            values = torch.cat([sum(self._own, zeros), of_mean])
+            # The mean over the ranks of what the weights made of the gradients is to be weighted by samples.
+            weight = step.weight if self._turn_of(step) else step.weight * self._size
+            values = torch.cat([own / weight if weight else own, of_mean])
             if not step.measured:  # others may have measured theirs, and wait: a sum with this is no number
                 values.fill_(torch.nan)
         elif self._now:
-            values = torch.cat([sum(self._before, zeros), sum(self._now, zeros), of_mean])
+            values = torch.cat([before, now, of_mean])
         else:
             values = None
         self.forget()
@@ -222,7 +234,7 @@ class GradientNorms:
         for each in moved:
             self._adam_steps[each] += 1
 
-    def _compare(self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+    def _compare(self, looked: Looked, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
         """One rank alone: with the step before, if that had the same number of samples."""
         assert self.step is not None
         gradients = [each.to_dense() for each in gradients]  # the step before had other rows
@@ -231,10 +243,10 @@ class GradientNorms:
             gradients = [each * factor for each in gradients]
         olds = [self._last[id(each)] for each in parameters if id(each) in self._last]
         if len(olds) == len(parameters) and self._last_size == self.step.size:
-            self._before.append(self._squared(parameters, olds))
-            self._now.append(self._squared(parameters, gradients))
+            self._before += _squared(looked, olds)
+            self._now += _squared(looked, gradients)
             means = [(old + new) / 2 for old, new in zip(olds, gradients, strict=True)]
-            self._of_mean.append(self._squared(parameters, means))
+            self._of_mean += _squared(looked, means)
         self._last |= {id(each): new.detach().clone() for each, new in zip(parameters, gradients, strict=True)}
 
     def _turn_of(self, step: Step) -> Turn | None:
@@ -243,33 +255,36 @@ class GradientNorms:
             return None
         return Turn(self._turn, self._rank, self._size, self._elements)
 
-    def _squared(
-        self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], turn: Turn | None = None
-    ) -> torch.Tensor:
-        """float64[groups]: squared norms of gradients, preconditioned if they are to be."""
-        zero = torch.zeros((), dtype=torch.float64, device=gradients[0].device)
-        found: list[list[torch.Tensor]] = [[zero] for _ in range(self._groups)]
-        for parameter, gradient in zip(parameters, gradients, strict=True):
+    def _looked_at(
+        self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], turn: Turn | None
+    ) -> Looked:
+        """What this rank takes the norms of, preconditioned if they are to be."""
+        found: Looked = {}
+        for place, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
             group, part, counts = self._group_of.get(id(parameter)), WHOLE, 1.0
             if group is None:
                 continue
-            there = gradient.coalesce().values() if gradient.is_sparse else gradient  # others are 0
             if turn is not None:
-                looked = turn.of(there.numel(), self._number_of[id(parameter)])
+                looked = turn.of(gradient.numel(), self._number_of[id(parameter)])
                 if looked is None:
                     continue
                 part, counts = looked
-            norm = self._squared_norm(group, parameter, there, part)
-            found[group].append(norm if counts == 1.0 else norm * counts)
-        return torch.stack([torch.stack(of_group).sum() for of_group in found])
+            state: Mapping[str, Any] = self._optimizer.state.get(parameter, {}) if self._preconditioned else {}
+            moments = second_moments(state)
+            steps = None if moments is None else self._steps_of(parameter, state)
+            if (alike := found.get((group, counts, steps))) is None:
+                scaling = None if steps is None else Scaling.of(self._optimizer.param_groups[group], steps)
+                # Of all of a model's gradients there is no room for what they are divided by; of parts there is.
+                alike = found[group, counts, steps] = Alike(scaling, counts, keeps=turn is not None)
+            alike.add(place, part, None if moments is None else _as_in_buckets(moments, parameter))
+        return found
 
-    def _squared_norm(self, group: int, parameter: torch.Tensor, gradient: torch.Tensor, part: Part) -> torch.Tensor:
-        state: Mapping[str, Any] = self._optimizer.state.get(parameter, {}) if self._preconditioned else {}
-        moments = second_moments(state)
-        if moments is None:
-            return squared_norm(gradient, part)
-        options, moments = self._optimizer.param_groups[group], _as_in_buckets(moments, parameter)
-        return preconditioned_squared_norm(gradient, moments, options, self._steps_of(parameter, state), part)
+    def _summed(self, norms: Sequence[Norm], device: torch.device) -> torch.Tensor:
+        """float64[groups]"""
+        found = torch.zeros(self._groups, dtype=torch.float64, device=device)
+        for group, norm in norms:
+            found[group] += norm
+        return found
 
     def _steps_of(self, parameter: torch.Tensor, state: Mapping[str, Any]) -> int:
         """Steps that Adam has made with a parameter; asked for once where the answer is on a GPU."""
@@ -293,6 +308,16 @@ def _gradients(buffer: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list
     numbers = buffer if buffer.is_complex() else torch.view_as_complex(buffer.view(-1, 2))
     cut = numbers.split([each.numel() for each in parameters])
     return [each.view(parameter.shape) for each, parameter in zip(cut, parameters, strict=True)]
+
+
+def _squared(looked: Looked, gradients: Sequence[torch.Tensor]) -> list[Norm]:
+    """Of what is looked at of a bucket's gradients."""
+    return [(group, alike.squared_norm(gradients)) for (group, _, _), alike in looked.items()]
+
+
+def _values(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The gradients; of sparse ones what is not 0."""
+    return [each.coalesce().values() if each.is_sparse else each for each in gradients]
 
 
 def _as_in_buckets(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -37,24 +37,26 @@ class Part:
         >>> import torch
         >>> from deeppart.elastic.parts import RUN, Part
         >>> [[piece.shape for piece in Part(number, 2).of(torch.arange(5 * RUN + 3))] for number in range(2)]
-        [[torch.Size([2, 32]), torch.Size([32])], [torch.Size([2, 32]), torch.Size([3])]]
+        [[torch.Size([3, 32])], [torch.Size([2, 32]), torch.Size([3])]]
     """
 
     number: int = 0
     parts: int = 1
 
     def of(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """The part: the whole as a vector; or runs of RUN elements, one in each row, and a run of what is left.
+        """The part: the whole as a vector; or runs of RUN elements, one in each row, and what may be left of another.
 
         Those without elements are left out. They are views where the tensor's memory allows.
         """
-        flat = tensor.detach().reshape(-1)
+        whole = tensor.detach().contiguous()
         if self.parts == 1:
-            return [flat] if flat.numel() else []
-        rounds = flat.numel() // (RUN * self.parts)
-        whole = rounds * RUN * self.parts
-        runs, begin = flat[:whole].view(rounds, self.parts, RUN)[:, self.number], whole + self.number * RUN
-        return [piece for piece in (runs, flat[begin : begin + RUN]) if piece.numel()]
+            return [whole.view(-1)] if whole.numel() else []
+        begin, apart = self.number * RUN, self.parts * RUN
+        rows = max(0, (whole.numel() - begin - RUN) // apart + 1)
+        pieces = [whole.as_strided((rows, RUN), (apart, 1), whole.storage_offset() + begin)] if rows else []
+        if whole.numel() > begin + rows * apart:
+            pieces.append(whole.view(-1)[begin + rows * apart :])
+        return pieces
 
 
 #: All elements.

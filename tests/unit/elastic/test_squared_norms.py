@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
+from deeppart.elastic import squared_norms
 from deeppart.elastic.parts import WHOLE, Part
-from deeppart.elastic.squared_norms import preconditioned_squared_norm, second_moments, squared_norm
+from deeppart.elastic.squared_norms import Alike, Scaling, preconditioned_squared_norm, second_moments, squared_norm
 
 ADAM: dict[str, Any] = {"betas": (0.9, 0.99), "eps": 1e-3}
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (300, 1001)]
@@ -73,6 +76,33 @@ def test_complex_numbers_are_two_real_ones_as_adam_takes_them(parts: int) -> Non
     real = torch.view_as_real(gradient), torch.view_as_real(moments)
     assert plain == pytest.approx(float(squared_norm(real[0])), rel=1e-5)
     assert scaled == pytest.approx(defined(*real, ADAM, 7), rel=1e-4)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_what_gradients_are_divided_by_is_kept_if_it_is_to_be(keeps: bool) -> None:
+    gradient, moments = made((300, 101))
+    alike = Alike(Scaling.of(ADAM, 7), 3.0, keeps=keeps)
+    for number in range(2):
+        alike.add(number, Part(number, 2), moments)
+    first = defined(gradient, moments, ADAM, 7)
+    assert float(alike.squared_norm([gradient, gradient])) == pytest.approx(3 * first, rel=1e-4)
+    assert float(alike.squared_norm([2 * gradient, 2 * gradient])) == pytest.approx(12 * first, rel=1e-4)
+    moments.mul_(4)
+    then = first if keeps else defined(gradient, moments, ADAM, 7)
+    assert float(alike.squared_norm([gradient, gradient])) == pytest.approx(3 * then, rel=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [[5, 90, 5], [40, 40, 40, 40], [1000], [99, 3, 250], [], [0, 3]])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_vectors_are_few_but_no_longer_than_what_is_worked_on_at_a_time(sizes: list[int], parts: int) -> None:
+    tensors = [torch.arange(size * 32.0) for size in sizes]
+    with patch.object(squared_norms, "_AT_A_TIME", 100 * 32):
+        vectors = list(squared_norms._gathered((each, Part(0, parts)) for each in tensors))
+    lengths = [len(each) // 32 for each in vectors]
+    expected = sum(float(squared_norm(each.double(), Part(0, parts))) for each in tensors)
+    assert sum(float(each.double().square().sum()) for each in vectors) == pytest.approx(expected, rel=1e-12)
+    assert all(0 < each <= 100 for each in lengths)
+    assert all(one + other > 100 for one, other in pairwise(lengths)), lengths
 
 
 @pytest.mark.parametrize(
