@@ -151,9 +151,11 @@ def test_what_is_taken_together_is_what_each_gradient_has(
 
 
 def test_a_bucket_takes_no_more_calls_with_more_tensors_and_the_mean_takes_no_roots() -> None:
+    """As many parts are looked at: how often one counts is what tensors have to share to be taken together."""
     calls = []
-    with many_ranks(0, 2), patch.object(squared_norms, "_AT_A_TIME", 1 << 17):
-        for copies in (4, 12):
+    for copies in (6, 36):  # of fewer not every kind is in every group
+        enough = patch.object(parts, "ENOUGH", ENOUGH * copies)
+        with many_ranks(0, 2), patch.object(squared_norms, "_AT_A_TIME", 1 << 17), enough:
             optimizer, parameters = made(torch.optim.AdamW, torch.float32, copies)
             for state in optimizer.state.values():
                 state["step"] = torch.tensor(7.0)
