@@ -122,8 +122,9 @@ class OnThisHost:
         """As of :class:`Launcher`."""
         self._run_id = uuid.uuid4().hex
         store = _store()
+        told = signal.SIGTERM
         try:
-            return run_agent(
+            ended = run_agent(
                 ranks,
                 self._command,
                 self._grace_s,
@@ -135,15 +136,21 @@ class OnThisHost:
                 rdzv_configs={"rank": 0},
                 signals_to_handle=",".join(number.name for number in _heard()),
             )
+            told = ended.told or told
+            return ended
         finally:
-            self._end_those_left()
+            self._end_those_left(told)
 
-    def _end_those_left(self) -> None:
-        """Ranks that the agent has lost: a signal came while it was starting them, or several came while it waited."""
+    def _end_those_left(self, told: signal.Signals) -> None:
+        """Ranks that the agent has lost: a signal came while it was starting them, or several came while it waited.
+
+        Args:
+            told: that signal: they may listen to no other one.
+        """
         if not ranks_of(self._run_id):
             return
         with deaf():
-            self.send(signal.SIGTERM)
+            self.send(told)
             until_s = time.monotonic() + self._grace_s
             while ranks_of(self._run_id):
                 time.sleep(_LOOK_EVERY_S)

@@ -48,21 +48,22 @@ def test_ranks_are_told_and_not_the_agent() -> None:
 
 # Processes of which the agent has forgotten that it has started them.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_ranks_are_told_that_were_started_when_a_signal_came_in_between(tmp_path: Path) -> None:
-    """The agent knows none of them then: it would end, and they would go on.
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_ranks_are_told_that_were_started_when_a_signal_came_in_between(tmp_path: Path, number: signal.Signals) -> None:
+    """The agent knows none of them then: it would end, and they would go on. They may listen to that signal alone.
 
     Some are told before they have said that they began, and say both then. They write that themselves: their children
     are told, too.
     """
     script = f"""
-trap ': > {tmp_path}/began-$RANK; : > {tmp_path}/left-$RANK; exit 143' TERM
+trap ': > {tmp_path}/began-$RANK; : > {tmp_path}/left-$RANK; exit 143' {number.name[3:]}
 : > {tmp_path}/began-$RANK
-if [ $RANK = 0 ]; then kill -TERM $PPID; fi
+if [ $RANK = 0 ]; then kill -{number.name[3:]} $PPID; fi
 while true; do sleep 0.05; done
 """
     here = OnThisHost(("/bin/sh", "-c", script), 20.0)
     with ended_by_signals():
-        assert here.run(16) == Ended(143, told=signal.SIGTERM)
+        assert here.run(16) == Ended(143, told=number)
     assert not ranks_of(here._run_id)
     assert {path.name[5:] for path in tmp_path.glob("left-*")} == {path.name[6:] for path in tmp_path.glob("began-*")}
     gc.collect()  # those processes are warned of here, and not in another test
