@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import signal
 import subprocess
@@ -15,21 +17,32 @@ from deeppart.config.job import Allocation
 from deeppart.errors import LaunchError
 
 from .agent import Ended
-from .launching import SIGNALS, handled_by
-from .node_agent import FAILED, Assignment
+from .launching import SIGNALS, handled_by, heard
+from .node_agent import FAILED, NO_COMMAND, PORT_TAKEN, Assignment
 from .told import EXIT_CODE
 
 _LOOK_EVERY_S = 0.05
 #: For the others to end once one node has; for agents beyond their own time for a checkpoint; for Slurm to answer.
 _OTHERS_S, _LATER_S, _ANSWER_S = 30.0, 10.0, 60.0
+#: A controller that is busy or starts again is asked again, for so long.
+_AGAIN_S, _BUSY = 60.0, ("Unable to contact", "timed out", "Zero Bytes")
 _PORTS = (20_000, 30_000)
+_TRIES = 5
+#: The agent has ended by itself, and its node is as good as before.
+_OF_AGENTS = (0, EXIT_CODE, FAILED, NO_COMMAND, PORT_TAKEN)
+#: Of agents that a signal has ended before they had ranks to tell: it was sent to the job's steps, not by us.
+_BY_SIGNAL = tuple(128 + number for number in SIGNALS)
 #: For the 0 that srun ends with when Slurm has taken its node back.
 _GIVEN_UP = 1
 #: One agent on one node, beside whatever has not quite ended there, on all processors that the job has there.
 _SRUN = (
     *("srun", "--quiet", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1"),
     *("--overlap", "--mpi=none", "--cpu-bind=none"),
+    "--export=ALL",  # also where the job was submitted with --export=NONE, which srun would do, too
 )
+#: What Slurm takes for the GPUs of one step, by the options of the job. A step of one node cannot have those of all, or
+#: gets those of one task.
+_GPUS = ("SLURM_GPUS", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU")
 
 
 def divided(ranks: int, nodes: int) -> list[int]:
@@ -57,10 +70,11 @@ class BySrun:
         most: ranks of the job; a node is given its share of these, and no more when there are fewer nodes.
 
     Raises:
-        LaunchError: Slurm does not answer.
+        LaunchError: Slurm does not answer; or GPUs are not given by the node.
     """
 
     def __init__(self, command: Sequence[str], grace_s: float, allocation: Allocation, most: int) -> None:
+        _refuse_gpus_of_all(allocation.job)
         self._command, self._grace_s, self._job = tuple(command), grace_s, allocation.job
         self._per_node = -(-most // len(_listed(allocation.nodes)))
         self._lost = set[str]()
@@ -85,18 +99,35 @@ class BySrun:
         """As of :class:`.launching.Launcher` (in the main thread: signals to this process go to all agents).
 
         Raises:
-            LaunchError: Slurm does not answer, or there is no node.
+            LaunchError: Slurm does not answer, or there is no node, or no such command there.
         """
+        for _ in range(_TRIES):
+            ended = self._run_at_a_port(ranks)
+            if ended.code != PORT_TAKEN:
+                break
+        if ended.code == NO_COMMAND:
+            raise LaunchError(
+                "the command of the ranks cannot be started",
+                expected="a program that is there on every node",
+                found=self._command[0],
+                where=ended.where,
+                todo="name a program, and its arguments; the node's agent has said what is wrong with this one",
+            )
+        return ended
+
+    def _run_at_a_port(self, ranks: int) -> Ended:
         nodes = self.nodes()
         if not nodes:
             raise LaunchError("Slurm has taken all nodes of this job back", where=f"job {self._job}")
         self._run, self._killed, self._told = uuid.uuid4().hex, False, None
         steps: dict[str, subprocess.Popen[bytes]] = {}
-        with handled_by(self._hear, SIGNALS):
+        with handled_by(self._hear, heard()):
             try:
                 self._start(steps, nodes, divided(ranks, len(nodes)))
                 return self._wait(steps)
             finally:
+                if not self._killed and any(step.poll() is None for step in steps.values()):
+                    self.send(signal.SIGKILL)  # srun alone would leave its agent behind
                 for step in steps.values():
                     step.kill()
                     step.wait()
@@ -104,11 +135,13 @@ class BySrun:
     def send(self, number: signal.Signals) -> bool:
         """As of :class:`.launching.Launcher`. By Slurm: srun takes SIGTERM for a wish to kill the ranks at once."""
         self._killed = self._killed or number == signal.SIGKILL
-        lines = _ask("squeue", "--steps", "--noheader", f"--jobs={self._job}", "--format=%i %j", check=False)
-        steps = [line.split()[0] for line in lines.splitlines() if line.split()[1:] == [self._run]]
-        if steps:
-            _ask("scancel", f"--signal={number.name.removeprefix('SIG')}", *steps, check=False)
-        return bool(steps)
+        with contextlib.suppress(LaunchError):  # whoever sends tries again
+            lines = _ask("squeue", "--steps", "--noheader", f"--jobs={self._job}", "--format=%i %j", check=False)
+            steps = [line.split()[0] for line in lines.splitlines() if line.split()[1:] == [self._run]]
+            if steps:
+                _ask("scancel", f"--signal={number.name.removeprefix('SIG')}", *steps, check=False)
+            return bool(steps)
+        return False
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self._told = signal.Signals(number)
@@ -132,9 +165,11 @@ class BySrun:
                 del running[node]
                 if code == 0 and node not in self.nodes():
                     code = _GIVEN_UP
-                if code not in (0, EXIT_CODE, FAILED) and not self._killed and self._told is None:
+                if code in _BY_SIGNAL:
+                    code = EXIT_CODE
+                if code not in _OF_AGENTS and not self._killed and self._told is None:
                     self._lost.add(node)
-                if code != 0 and first is None:
+                if code == PORT_TAKEN or (code != 0 and first is None):
                     first = Ended(code, node=node)
                     until_s = time.monotonic() + _OTHERS_S
             if running and not knows and (first is not None or self._told is not None):
@@ -146,9 +181,23 @@ class BySrun:
                 if self._killed:
                     break  # Slurm does not know how these ended
                 self.send(signal.SIGKILL)
+        if first is not None and first.code == PORT_TAKEN:
+            self._lost -= set(steps)  # others may have failed to meet there
         if self._told is not None:
             return Ended(EXIT_CODE, told=self._told)
         return first or Ended(0)
+
+
+def _refuse_gpus_of_all(job: str) -> None:
+    """Raises: LaunchError: every step would fail, as if all nodes were lost; or would have some of a node's GPUs."""
+    if given := [f"{name}={os.environ[name]}" for name in _GPUS if os.environ.get(name)]:
+        raise LaunchError(
+            "Slurm gives no step of one node the GPUs that the job has there",
+            expected="GPUs by the node: --gpus-per-node=N, or --gres=gpu:N",
+            found=", ".join(given),
+            where=f"job {job}",
+            todo="submit the job with one of these; or unset these variables and export SLURM_GPUS_PER_NODE=N",
+        )
 
 
 def _listed(nodes: str) -> list[str]:
@@ -168,8 +217,16 @@ def _ask(*command: str, check: bool = True) -> str:
     Raises:
         LaunchError: it does not answer; or it fails, which some may.
     """
+    until_s = time.monotonic() + _AGAIN_S
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=check)
+        while True:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
+            busy = done.returncode != 0 and any(each in done.stderr for each in _BUSY)
+            if not busy or time.monotonic() > until_s:
+                break
+            time.sleep(1.0)
+        if check:
+            done.check_returncode()
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         raise LaunchError("Slurm does not answer", found=said.strip(), tried=" ".join(command)) from error

@@ -13,13 +13,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from types import FrameType
 
+from torch.distributed import DistNetworkError
+
 from deeppart.config.job import node_name
+from deeppart.errors import LaunchError
 
 from .agent import Ended, name_code, ranks_of, run_agent, send
 from .told import EXIT_CODE
 
-#: Of this process: a rank has failed, which it has named. Everything but this, 0 and 143 is of the node, or of srun.
-FAILED = 70
+#: Of this process: a rank has failed, there is no such command, the port of the meeting is somebody else's; it has said
+#: so. Everything but these, 0, 143 and signals is of the node, or of srun.
+FAILED, NO_COMMAND, PORT_TAKEN = 70, 71, 72
 #: What the agent itself ends by.
 _SIGNALS = "SIGINT,SIGHUP,SIGQUIT"
 
@@ -85,7 +89,7 @@ def exit_code(ended: Ended) -> int:
         return 128 + int(ended.told)
     if ended.code in (0, EXIT_CODE):
         return ended.code
-    return EXIT_CODE if ended.code == -signal.SIGTERM else FAILED
+    return EXIT_CODE if -ended.code in (signal.SIGTERM, signal.SIGUSR1) else FAILED
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -97,22 +101,29 @@ def main(arguments: Sequence[str]) -> int:
     assignment = Assignment(**json.loads(arguments[0]))
     passing = _Passing(assignment.run, assignment.grace_s)
     passing.listen()
-    ended = run_agent(
-        assignment.ranks,
-        arguments[1:],
-        assignment.grace_s,
-        min_nodes=assignment.nodes,
-        max_nodes=assignment.nodes,
-        run_id=assignment.run,
-        rdzv_backend="static",
-        rdzv_endpoint=assignment.endpoint,
-        rdzv_configs={"rank": assignment.node, "timeout": assignment.meet_s},
-        signals_to_handle=_SIGNALS,
-    )
+    try:
+        ended = run_agent(
+            assignment.ranks,
+            arguments[1:],
+            assignment.grace_s,
+            min_nodes=assignment.nodes,
+            max_nodes=assignment.nodes,
+            run_id=assignment.run,
+            rdzv_backend="static",
+            rdzv_endpoint=assignment.endpoint,
+            rdzv_configs={"rank": assignment.node, "timeout": assignment.meet_s},
+            signals_to_handle=_SIGNALS,
+        )
+        code, said = exit_code(ended), f"{ended.where} on {node_name()}: {name_code(ended.code)}"
+    except LaunchError as error:
+        code, said = NO_COMMAND, f"{error.summary} on {node_name()}: {error.found}"
+    except DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        code, said = PORT_TAKEN, f"the agents cannot meet at {assignment.endpoint}: the port is in use"
     passing.end()
-    code = exit_code(ended)
-    if code == FAILED:
-        sys.stderr.write(f"elastic-run: {ended.where} on {node_name()}: {name_code(ended.code)}\n")
+    if code in (FAILED, NO_COMMAND, PORT_TAKEN):
+        sys.stderr.write(f"elastic-run: {said}\n")
     return code
 
 
