@@ -40,9 +40,9 @@ _SRUN = (
     *("--overlap", "--mpi=none", "--cpu-bind=none"),
     "--export=ALL",  # also where the job was submitted with --export=NONE, which srun would do, too
 )
-#: What Slurm takes for the GPUs of one step, by the options of the job. A step of one node cannot have those of all, or
-#: gets those of one task.
-_GPUS = ("SLURM_GPUS", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU")
+#: Options of the job that Slurm takes for those of a step, too: one of one node among several cannot have the GPUs of
+#: all; and one on any has those of one task, or may not say how many tasks it has.
+_OF_ALL, _OF_TASKS = ("SLURM_GPUS", "SLURM_GPUS_PER_SOCKET"), ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU")
 
 
 def divided(ranks: int, nodes: int) -> list[int]:
@@ -74,9 +74,10 @@ class BySrun:
     """
 
     def __init__(self, command: Sequence[str], grace_s: float, allocation: Allocation, most: int) -> None:
-        _refuse_gpus_of_all(allocation.job)
         self._command, self._grace_s, self._job = tuple(command), grace_s, allocation.job
-        self._per_node = -(-most // len(_listed(allocation.nodes)))
+        nodes = len(_listed(allocation.nodes))
+        _refuse_gpus(allocation.job, nodes)
+        self._per_node = -(-most // nodes)
         self._lost = set[str]()
         self._run = ""  # the name of its steps; written before there are any
         self._killed = False
@@ -188,9 +189,14 @@ class BySrun:
         return first or Ended(0)
 
 
-def _refuse_gpus_of_all(job: str) -> None:
-    """Raises: LaunchError: every step would fail, as if all nodes were lost; or would have some of a node's GPUs."""
-    if given := [f"{name}={os.environ[name]}" for name in _GPUS if os.environ.get(name)]:
+def _refuse_gpus(job: str, nodes: int) -> None:
+    """Of jobs in which every step would fail, as if all nodes were lost, or would have some of a node's GPUs.
+
+    Raises:
+        LaunchError: this is one.
+    """
+    names = (*_OF_ALL, *_OF_TASKS) if nodes > 1 else _OF_TASKS
+    if given := [f"{name}={os.environ[name]}" for name in names if os.environ.get(name)]:
         raise LaunchError(
             "Slurm gives no step of one node the GPUs that the job has there",
             expected="GPUs by the node: --gpus-per-node=N, or --gres=gpu:N",

@@ -130,7 +130,7 @@ class ElasticRun:
                 "too few nodes are left",
                 expected=f"room for {self._least} ranks (--min)",
                 found=f"room for {room}, on {', '.join(self._launcher.nodes()) or 'no node'}",
-                todo="submit the job again: it goes on from the newest checkpoint",
+                todo="look at what is said of them above; submit the job again: it goes on from the newest checkpoint",
             )
         return room
 

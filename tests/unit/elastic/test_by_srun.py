@@ -126,6 +126,12 @@ def test_gpus_that_no_step_gets_are_refused(slurm: Path, monkeypatch: pytest.Mon
     assert caught.value.found == f"{name}=4" and "--gpus-per-node=N" in str(caught.value.expected)
 
 
+def test_one_node_has_all_gpus_of_the_job(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command(slurm, "scontrol", "echo node1")
+    monkeypatch.setenv("SLURM_GPUS", "4")
+    assert launcher().room() == 2
+
+
 def test_a_slurm_that_is_busy_is_asked_again(slurm: Path) -> None:
     """Training that is done is not a failure because the controller starts again just then."""
     busy = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
