@@ -22,7 +22,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.command(
     "elastic-run",
     short_help="Run a job whose number of ranks changes.",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},  # what comes after COMMAND is its own
 )
 @click.option("--min", "least", metavar="N", type=int, default=1, show_default=True, help="The fewest ranks.")
 @click.option("--max", "most", metavar="N", type=int, required=True, help="The most ranks; it starts with so many.")

@@ -42,6 +42,12 @@ def test_a_job_is_run_with_its_own_options(tmp_path: Path) -> None:
     assert "start ranks 1" in done.stderr and "end exit code 0" in done.stderr and not done.stdout
 
 
+def test_a_command_needs_no_separator(tmp_path: Path) -> None:
+    """And its own --json is not ours."""
+    done = call("--max", "1", "--failures", "0", "touch", "--json", tmp_path / "a")
+    assert done.exit_code == 2 and "rank 0 of 1: exit code 1" in done.stderr and not done.stdout
+
+
 def test_ranks_are_told_where_checkpoints_are(tmp_path: Path) -> None:
     """Else a script that names no directory saves nothing, or elsewhere, and begins anew at each change."""
     script = "import os, sys; open(sys.argv[1], 'w').write(os.environ['DEEPPART_PERSISTENT_DIR'])"
@@ -108,6 +114,7 @@ def test_json_is_a_line_for_each_event_and_nothing_else(tmp_path: Path) -> None:
         (["--max", "2", "--size-file", "/dev/null"], "an ordinary file"),
         (["--max", "2", "--log", "/nowhere/log"], "/nowhere/log"),
         (["--min", "2"], "--max"),
+        (["--max", "2", "--grce", "5"], "No such option"),
     ],
 )
 def test_what_cannot_be_is_refused(options: list[str], said: str) -> None:
