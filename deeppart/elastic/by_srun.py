@@ -18,10 +18,10 @@ from deeppart.errors import LaunchError
 
 from .agent import Ended
 from .launching import SIGNALS, handled_by, heard
-from .node_agent import FAILED, NO_COMMAND, PORT_TAKEN, Assignment
+from .node_agent import FAILED, NO_COMMAND, PORT_TAKEN, TELL, Assignment
 from .told import EXIT_CODE
 
-_LOOK_EVERY_S = 0.05
+_LOOK_EVERY_S, _TELL_EVERY_S = 0.05, 2.0
 #: For the others to end once one node has; for agents beyond their own time for a checkpoint; for Slurm to answer.
 _OTHERS_S, _LATER_S, _ANSWER_S = 30.0, 10.0, 60.0
 #: A controller that is busy or starts again is asked again, for so long.
@@ -80,7 +80,7 @@ class BySrun:
         self._per_node = -(-most // nodes)
         self._lost = set[str]()
         self._run = ""  # the name of its steps; written before there are any
-        self._killed = False
+        self._killed = self._tells = False
         self._told: signal.Signals | None = None
 
     def nodes(self) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ class BySrun:
         nodes = self.nodes()
         if not nodes:
             raise LaunchError("Slurm has taken all nodes of this job back", where=f"job {self._job}")
-        self._run, self._killed, self._told = uuid.uuid4().hex, False, None
+        self._run, self._killed, self._tells, self._told = uuid.uuid4().hex, False, False, None
         steps: dict[str, subprocess.Popen[bytes]] = {}
         with handled_by(self._hear, heard()):
             try:
@@ -134,13 +134,18 @@ class BySrun:
                     step.wait()
 
     def send(self, number: signal.Signals) -> bool:
-        """As of :class:`.launching.Launcher`. By Slurm: srun takes SIGTERM for a wish to kill the ranks at once."""
+        """As of :class:`.launching.Launcher`. By Slurm: srun takes SIGTERM for a wish to kill the ranks at once.
+
+        SIGTERM goes to the ranks alone, by :data:`.node_agent.TELL`, which is sent until they have ended.
+        """
         self._killed = self._killed or number == signal.SIGKILL
         with contextlib.suppress(LaunchError):  # whoever sends tries again
             lines = _ask("squeue", "--steps", "--noheader", f"--jobs={self._job}", "--format=%i %j", check=False)
             steps = [line.split()[0] for line in lines.splitlines() if line.split()[1:] == [self._run]]
             if steps:
-                _ask("scancel", f"--signal={number.name.removeprefix('SIG')}", *steps, check=False)
+                self._tells = self._tells or number == signal.SIGTERM
+                sent = TELL if number == signal.SIGTERM else number
+                _ask("scancel", f"--signal={sent.name.removeprefix('SIG')}", *steps, check=False)
             return bool(steps)
         return False
 
@@ -159,7 +164,7 @@ class BySrun:
         """Until all nodes have ended: once one has failed, or has left, or this process is told, all are told."""
         running = dict(steps)
         first: Ended | None = None
-        knows, until_s = False, float("inf")
+        next_s, waits, until_s = 0.0, False, float("inf")
         while running:
             time.sleep(_LOOK_EVERY_S)
             for node, code in [(node, code) for node in running if (code := running[node].poll()) is not None]:
@@ -173,10 +178,11 @@ class BySrun:
                 if code == PORT_TAKEN or (code != 0 and first is None):
                     first = Ended(code, node=node)
                     until_s = time.monotonic() + _OTHERS_S
-            if running and not knows and (first is not None or self._told is not None):
-                knows = self.send(signal.SIGTERM)
-                if self._told is not None:
-                    until_s = time.monotonic() + self._grace_s + _LATER_S
+            if self._told is not None and not waits:
+                waits, until_s = True, time.monotonic() + self._grace_s + _LATER_S
+            ends = self._tells or first is not None or self._told is not None
+            if running and ends and not self._killed and time.monotonic() >= next_s and self.send(signal.SIGTERM):
+                next_s = time.monotonic() + _TELL_EVERY_S
             if time.monotonic() > until_s:
                 until_s = time.monotonic() + _OTHERS_S
                 if self._killed:

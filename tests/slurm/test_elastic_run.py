@@ -15,10 +15,15 @@ from tests.slurm.rig import Rig
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(240)]
 #: Seconds.
 LIMIT_S = 60.0
-#: A rank: says where it is, and leaves when it is told.
+#: A rank: says where it is, and leaves when it is told; its child, as a data loader's worker, is not told. It ends by
+#: the end of its input.
 RANK = """
-import os, signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+import os, signal, subprocess, sys, time
+child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+def leave(*_):
+    time.sleep(0.3)
+    sys.exit(143 if child.poll() is None else 9)
+signal.signal(signal.SIGTERM, leave)
 names = ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "SLURMD_NODENAME")
 open(os.path.join(sys.argv[1], ".".join(os.environ[name] for name in names)), "w").close()
 time.sleep(200)

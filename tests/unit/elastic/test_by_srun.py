@@ -161,6 +161,17 @@ def test_a_signal_that_is_ignored_stays_so(slurm: Path) -> None:
         assert launcher().run(1) == Ended(0)
 
 
+def test_ranks_are_told_again_until_they_have_ended(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that imports torch, or has not been started, does not hear the first time."""
+    monkeypatch.setattr(by_srun, "_TELL_EVERY_S", 0.1)
+    named = 'for w in "$@"; do case "$w" in --job-name=*) echo "7.$node ${w#--job-name=}" >>steps;; esac; done\nexec'
+    command(slurm, "srun", SLURM["srun"].replace("exec", named))
+    three = "while [ $(cat cancelled 2>/dev/null | wc -l) -lt 3 ]; do sleep 0.05; done; exit 143"
+    does(slurm, 1, node1="exit 70", node2=three)
+    assert launcher().run(2) == Ended(70, node="node1")
+    assert all(line.startswith("--signal=URG ") for line in (slurm / "cancelled").read_text().splitlines())
+
+
 def test_a_wait_for_a_busy_slurm_ends(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_srun, "_AGAIN_S", 0.0)
     command(slurm, "squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")

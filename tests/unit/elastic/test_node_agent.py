@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from deeppart.elastic.agent import Ended
-from deeppart.elastic.node_agent import FAILED, NO_COMMAND, PORT_TAKEN, Assignment, exit_code
+from deeppart.elastic.node_agent import FAILED, NO_COMMAND, PORT_TAKEN, TELL, Assignment, exit_code
 from tests.mpi.launchers import ROOT, environment
 from tests.ports import free_port
 
@@ -63,6 +63,29 @@ time.sleep(100)
         said = [node.communicate(timeout=60)[1] for node in nodes]
     assert [node.returncode for node in nodes] == [143, FAILED], said
     assert "elastic-run: rank 2 on " in said[1] and "killed by SIGKILL" in said[1]
+
+
+def test_ranks_alone_are_told_and_once(tmp_path: Path) -> None:
+    """By a signal that comes several times, and does nothing to others: it may go to all processes of a step."""
+    script = f"""
+where = {str(tmp_path)!r} + "/"
+signal.signal(signal.SIGTERM, lambda *_: open(where + "told", "a").write("x") and None)
+open(where + os.environ["RANK"], "w").close()
+while not os.path.exists(where + "over"): time.sleep(0.05)
+sys.exit(143)
+"""
+    with pair(script) as nodes:
+        until = time.monotonic() + 110
+        while len(list(tmp_path.iterdir())) < 3 and time.monotonic() < until:
+            time.sleep(0.05)
+        for _ in range(3):
+            for node in nodes:
+                node.send_signal(TELL)
+            time.sleep(0.3)
+        (tmp_path / "over").touch()
+        said = [node.communicate(timeout=60)[1] for node in nodes]
+    assert [node.returncode for node in nodes] == [143, 143], said
+    assert (tmp_path / "told").read_text() == "xxx"
 
 
 def alone(endpoint: str, *command: str) -> subprocess.CompletedProcess[str]:
