@@ -103,9 +103,15 @@ class Commands(click.Group):
         except ImportError:  # which is being told
             command = None
         values = {} if command is None else _values_of(command)
+        known = {name for each in (command.params if command else ()) for name in each.opts}
+        others = command is not None and not command.context_settings.get("allow_interspersed_args", True)
         for word in words:
             if word in ("--json", "--"):
                 return word == "--json"
+            if others and not word.startswith("-"):  # a command of its own, with options of its own
+                return False
+            if word.partition("=")[0] not in known:  # it may have a value
+                others = False
             deque(islice(words, values.get(word, 0)), maxlen=0)
         return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import click
 
 from deeppart.cli.commands import REFUSED, error_document
 from deeppart.errors import ConfigError, DeeppartError
+from deeppart.stopping.notices import Signals
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -20,7 +22,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.command(
     "elastic-run",
     short_help="Run a job whose number of ranks changes.",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},  # what comes after COMMAND is its own
 )
 @click.option("--min", "least", metavar="N", type=int, default=1, show_default=True, help="The fewest ranks.")
 @click.option("--max", "most", metavar="N", type=int, required=True, help="The most ranks; it starts with so many.")
@@ -66,7 +68,27 @@ def elastic_run(
     Exit code 0: the ranks are done. 143: it was told to end, by SIGTERM or SIGUSR1, which the ranks get, too; or they
     were, by another way. 2: they failed again and again, or wrong usage.
     """
-    from deeppart.elastic.events import Events  # torch
+    with _noted() as before:  # torch takes a while
+        return _with_events(least, most, schedule, size_file, log, as_json, {**options, "before": before})
+
+
+@contextlib.contextmanager
+def _noted() -> Iterator[Signals]:
+    """Signals that are to end the job end with their exit code also before there is any; ignored ones stay so."""
+    asking = (signal.SIGTERM, signal.SIGUSR1)
+    noted = Signals([each for each in asking if signal.getsignal(each) is not signal.SIG_IGN], chained=False)
+    noted.listen()
+    try:
+        yield noted
+    finally:
+        noted.put_back()
+
+
+def _with_events(
+    least: int, most: int, schedule: str | None, size_file: Path | None, log: Path | None, as_json: bool, options: Any
+) -> int:
+    """The job, with a line for each event."""
+    from deeppart.elastic.events import Events
     from deeppart.elastic.schedule import Range, Wanted, read_schedule
 
     allowed = Range(least, most)
@@ -106,7 +128,7 @@ def _run(wanted: Any, allowed: Any, events: Any, options: dict[str, Any]) -> int
     else:  # for scripts that name none: nothing would be saved there
         os.environ["DEEPPART_PERSISTENT_DIR"] = str(checkpoints)
     how = Options(checkpoints, options["failures"], options["fewer"], grace_s)
-    return ElasticRun(how, wanted, allowed.least, launcher, events).run()
+    return ElasticRun(how, wanted, allowed.least, launcher, events).run(options["before"])
 
 
 def _persistent_dir() -> Path:

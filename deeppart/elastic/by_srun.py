@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import signal
 import subprocess
@@ -15,21 +17,32 @@ from deeppart.config.job import Allocation
 from deeppart.errors import LaunchError
 
 from .agent import Ended
-from .launching import SIGNALS, handled_by
-from .node_agent import FAILED, Assignment
+from .launching import SIGNALS, handled_by, heard
+from .node_agent import FAILED, NO_COMMAND, PORT_TAKEN, TELL, Assignment
 from .told import EXIT_CODE
 
-_LOOK_EVERY_S = 0.05
+_LOOK_EVERY_S, _TELL_EVERY_S = 0.05, 2.0
 #: For the others to end once one node has; for agents beyond their own time for a checkpoint; for Slurm to answer.
 _OTHERS_S, _LATER_S, _ANSWER_S = 30.0, 10.0, 60.0
+#: A controller that is busy or starts again is asked again, for so long.
+_AGAIN_S, _BUSY = 60.0, ("Unable to contact", "timed out", "Zero Bytes")
 _PORTS = (20_000, 30_000)
+_TRIES = 5
+#: The agent has ended by itself, and its node is as good as before.
+_OF_AGENTS = (0, EXIT_CODE, FAILED, NO_COMMAND, PORT_TAKEN)
+#: Of agents that a signal has ended before they had ranks to tell: it was sent to the job's steps, not by us.
+_BY_SIGNAL = tuple(128 + number for number in SIGNALS)
 #: For the 0 that srun ends with when Slurm has taken its node back.
 _GIVEN_UP = 1
 #: One agent on one node, beside whatever has not quite ended there, on all processors that the job has there.
 _SRUN = (
     *("srun", "--quiet", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1"),
     *("--overlap", "--mpi=none", "--cpu-bind=none"),
+    "--export=ALL",  # also where the job was submitted with --export=NONE, which srun would do, too
 )
+#: Options of the job that Slurm takes for those of a step, too: one of one node among several cannot have the GPUs of
+#: all; and one on any has those of one task, or may not say how many tasks it has.
+_OF_ALL, _OF_TASKS = ("SLURM_GPUS", "SLURM_GPUS_PER_SOCKET"), ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU")
 
 
 def divided(ranks: int, nodes: int) -> list[int]:
@@ -57,15 +70,17 @@ class BySrun:
         most: ranks of the job; a node is given its share of these, and no more when there are fewer nodes.
 
     Raises:
-        LaunchError: Slurm does not answer.
+        LaunchError: Slurm does not answer; or GPUs are not given by the node.
     """
 
     def __init__(self, command: Sequence[str], grace_s: float, allocation: Allocation, most: int) -> None:
         self._command, self._grace_s, self._job = tuple(command), grace_s, allocation.job
-        self._per_node = -(-most // len(_listed(allocation.nodes)))
+        nodes = len(_listed(allocation.nodes))
+        _refuse_gpus(allocation.job, nodes)
+        self._per_node = -(-most // nodes)
         self._lost = set[str]()
         self._run = ""  # the name of its steps; written before there are any
-        self._killed = False
+        self._killed = self._tells = False
         self._told: signal.Signals | None = None
 
     def nodes(self) -> tuple[str, ...]:
@@ -85,30 +100,54 @@ class BySrun:
         """As of :class:`.launching.Launcher` (in the main thread: signals to this process go to all agents).
 
         Raises:
-            LaunchError: Slurm does not answer, or there is no node.
+            LaunchError: Slurm does not answer, or there is no node, or no such command there.
         """
+        for _ in range(_TRIES):
+            ended = self._run_at_a_port(ranks)
+            if ended.code != PORT_TAKEN:
+                break
+        if ended.code == NO_COMMAND:
+            raise LaunchError(
+                "the command of the ranks cannot be started",
+                expected="a program that is there on every node",
+                found=self._command[0],
+                where=ended.where,
+                todo="name a program, and its arguments; the node's agent has said what is wrong with this one",
+            )
+        return ended
+
+    def _run_at_a_port(self, ranks: int) -> Ended:
         nodes = self.nodes()
         if not nodes:
             raise LaunchError("Slurm has taken all nodes of this job back", where=f"job {self._job}")
-        self._run, self._killed, self._told = uuid.uuid4().hex, False, None
+        self._run, self._killed, self._tells, self._told = uuid.uuid4().hex, False, False, None
         steps: dict[str, subprocess.Popen[bytes]] = {}
-        with handled_by(self._hear, SIGNALS):
+        with handled_by(self._hear, heard()):
             try:
                 self._start(steps, nodes, divided(ranks, len(nodes)))
                 return self._wait(steps)
             finally:
+                if not self._killed and any(step.poll() is None for step in steps.values()):
+                    self.send(signal.SIGKILL)  # srun alone would leave its agent behind
                 for step in steps.values():
                     step.kill()
                     step.wait()
 
     def send(self, number: signal.Signals) -> bool:
-        """As of :class:`.launching.Launcher`. By Slurm: srun takes SIGTERM for a wish to kill the ranks at once."""
+        """As of :class:`.launching.Launcher`. By Slurm: srun takes SIGTERM for a wish to kill the ranks at once.
+
+        SIGTERM goes to the ranks alone, by :data:`.node_agent.TELL`, which is sent until they have ended.
+        """
         self._killed = self._killed or number == signal.SIGKILL
-        lines = _ask("squeue", "--steps", "--noheader", f"--jobs={self._job}", "--format=%i %j", check=False)
-        steps = [line.split()[0] for line in lines.splitlines() if line.split()[1:] == [self._run]]
-        if steps:
-            _ask("scancel", f"--signal={number.name.removeprefix('SIG')}", *steps, check=False)
-        return bool(steps)
+        with contextlib.suppress(LaunchError):  # whoever sends tries again
+            lines = _ask("squeue", "--steps", "--noheader", f"--jobs={self._job}", "--format=%i %j", check=False)
+            steps = [line.split()[0] for line in lines.splitlines() if line.split()[1:] == [self._run]]
+            if steps:
+                self._tells = self._tells or number == signal.SIGTERM
+                sent = TELL if number == signal.SIGTERM else number
+                _ask("scancel", f"--signal={sent.name.removeprefix('SIG')}", *steps, check=False)
+            return bool(steps)
+        return False
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self._told = signal.Signals(number)
@@ -125,30 +164,52 @@ class BySrun:
         """Until all nodes have ended: once one has failed, or has left, or this process is told, all are told."""
         running = dict(steps)
         first: Ended | None = None
-        knows, until_s = False, float("inf")
+        next_s, waits, until_s = 0.0, False, float("inf")
         while running:
             time.sleep(_LOOK_EVERY_S)
             for node, code in [(node, code) for node in running if (code := running[node].poll()) is not None]:
                 del running[node]
                 if code == 0 and node not in self.nodes():
                     code = _GIVEN_UP
-                if code not in (0, EXIT_CODE, FAILED) and not self._killed and self._told is None:
+                if code in _BY_SIGNAL:
+                    code = EXIT_CODE
+                if code not in _OF_AGENTS and not self._killed and self._told is None:
                     self._lost.add(node)
-                if code != 0 and first is None:
+                if code == PORT_TAKEN or (code != 0 and first is None):
                     first = Ended(code, node=node)
                     until_s = time.monotonic() + _OTHERS_S
-            if running and not knows and (first is not None or self._told is not None):
-                knows = self.send(signal.SIGTERM)
-                if self._told is not None:
-                    until_s = time.monotonic() + self._grace_s + _LATER_S
+            if self._told is not None and not waits:
+                waits, until_s = True, time.monotonic() + self._grace_s + _LATER_S
+            ends = self._tells or first is not None or self._told is not None
+            if running and ends and not self._killed and time.monotonic() >= next_s and self.send(signal.SIGTERM):
+                next_s = time.monotonic() + _TELL_EVERY_S
             if time.monotonic() > until_s:
                 until_s = time.monotonic() + _OTHERS_S
                 if self._killed:
                     break  # Slurm does not know how these ended
                 self.send(signal.SIGKILL)
+        if first is not None and first.code == PORT_TAKEN:
+            self._lost -= set(steps)  # others may have failed to meet there
         if self._told is not None:
             return Ended(EXIT_CODE, told=self._told)
         return first or Ended(0)
+
+
+def _refuse_gpus(job: str, nodes: int) -> None:
+    """Of jobs in which every step would fail, as if all nodes were lost, or would have some of a node's GPUs.
+
+    Raises:
+        LaunchError: this is one.
+    """
+    names = (*_OF_ALL, *_OF_TASKS) if nodes > 1 else _OF_TASKS
+    if given := [f"{name}={os.environ[name]}" for name in names if os.environ.get(name)]:
+        raise LaunchError(
+            "Slurm gives no step of one node the GPUs that the job has there",
+            expected="GPUs by the node: --gpus-per-node=N, or --gres=gpu:N",
+            found=", ".join(given),
+            where=f"job {job}",
+            todo="submit the job with one of these; or unset these variables and export SLURM_GPUS_PER_NODE=N",
+        )
 
 
 def _listed(nodes: str) -> list[str]:
@@ -168,8 +229,16 @@ def _ask(*command: str, check: bool = True) -> str:
     Raises:
         LaunchError: it does not answer; or it fails, which some may.
     """
+    until_s = time.monotonic() + _AGAIN_S
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=check)
+        while True:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
+            busy = done.returncode != 0 and any(each in done.stderr for each in _BUSY)
+            if not busy or time.monotonic() > until_s:
+                break
+            time.sleep(1.0)
+        if check:
+            done.check_returncode()
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         raise LaunchError("Slurm does not answer", found=said.strip(), tried=" ".join(command)) from error

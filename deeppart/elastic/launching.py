@@ -45,11 +45,12 @@ def ended_by_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    with handled_by(_end, _heard()):
+    with handled_by(_end, heard()):
         yield
 
 
-def _heard() -> list[signal.Signals]:
+def heard() -> list[signal.Signals]:
+    """Of :data:`SIGNALS`, those that are not ignored."""
     return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
@@ -60,7 +61,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 @contextlib.contextmanager
 def deaf() -> Iterator[None]:
     """Signals change nothing."""
-    with handled_by(signal.SIG_IGN, _heard()):
+    with handled_by(signal.SIG_IGN, heard()):
         yield
 
 
@@ -134,7 +135,7 @@ class OnThisHost:
                 rdzv_backend="static",  # of one node: a meeting of several takes 0.3 s
                 rdzv_endpoint=f"localhost:{store.port}",  # which the agent shares: nobody else can take it
                 rdzv_configs={"rank": 0},
-                signals_to_handle=",".join(number.name for number in _heard()),
+                signals_to_handle=",".join(number.name for number in heard()),
             )
             told = ended.told or told
             return ended

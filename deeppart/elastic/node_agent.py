@@ -2,6 +2,9 @@
 
 It tells the ranks of SIGTERM and SIGUSR1 and goes on, as the agent on one host does when it is not asked itself: how
 they end is what it ends with. Ranks that have not ended after the time for a checkpoint are killed.
+
+SIGURG means SIGTERM to the ranks alone. Some Slurms send signals to all processes of a step, workers of data loaders,
+too; this one does nothing to a process that does not know it.
 """
 
 from __future__ import annotations
@@ -13,13 +16,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from types import FrameType
 
+from torch.distributed import DistNetworkError
+
 from deeppart.config.job import node_name
+from deeppart.errors import LaunchError
 
 from .agent import Ended, name_code, ranks_of, run_agent, send
 from .told import EXIT_CODE
 
-#: Of this process: a rank has failed, which it has named. Everything but this, 0 and 143 is of the node, or of srun.
-FAILED = 70
+#: Of this process: a rank has failed, there is no such command, the port of the meeting is somebody else's; it has said
+#: so. Everything but these, 0, 143 and signals is of the node, or of srun.
+FAILED, NO_COMMAND, PORT_TAKEN = 70, 71, 72
+#: That :mod:`.by_srun` sends.
+TELL = signal.SIGURG
 #: What the agent itself ends by.
 _SIGNALS = "SIGINT,SIGHUP,SIGQUIT"
 
@@ -56,16 +65,18 @@ class _Passing:
 
     def __init__(self, run: str, grace_s: float) -> None:
         self._run, self._grace_s = run, grace_s
+        self._told = set[int]()
 
     def listen(self) -> None:
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._pass_on)
+        signal.signal(TELL, self._tell)
         signal.signal(signal.SIGALRM, self._end)
 
     def end(self) -> None:
         """There are no ranks to tell; what comes late is not to change the exit code."""
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM):
+        for number in (signal.SIGTERM, signal.SIGUSR1, TELL, signal.SIGALRM):
             signal.signal(number, signal.SIG_IGN)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
@@ -74,6 +85,16 @@ class _Passing:
             raise SystemExit(EXIT_CODE)
         send(ranks, signal.Signals(number))
         signal.setitimer(signal.ITIMER_REAL, self._grace_s)
+
+    def _tell(self, number: int, frame: FrameType | None) -> None:
+        """It comes again and again: ranks that are being started may miss the first one."""
+        ranks = ranks_of(self._run)
+        if not ranks:
+            raise SystemExit(EXIT_CODE)
+        if not self._told:
+            signal.setitimer(signal.ITIMER_REAL, self._grace_s)
+        send([pid for pid in ranks if pid not in self._told], signal.SIGTERM)
+        self._told.update(ranks)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         send(ranks_of(self._run), signal.SIGKILL)
@@ -85,7 +106,7 @@ def exit_code(ended: Ended) -> int:
         return 128 + int(ended.told)
     if ended.code in (0, EXIT_CODE):
         return ended.code
-    return EXIT_CODE if ended.code == -signal.SIGTERM else FAILED
+    return EXIT_CODE if -ended.code in (signal.SIGTERM, signal.SIGUSR1) else FAILED
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -97,22 +118,29 @@ def main(arguments: Sequence[str]) -> int:
     assignment = Assignment(**json.loads(arguments[0]))
     passing = _Passing(assignment.run, assignment.grace_s)
     passing.listen()
-    ended = run_agent(
-        assignment.ranks,
-        arguments[1:],
-        assignment.grace_s,
-        min_nodes=assignment.nodes,
-        max_nodes=assignment.nodes,
-        run_id=assignment.run,
-        rdzv_backend="static",
-        rdzv_endpoint=assignment.endpoint,
-        rdzv_configs={"rank": assignment.node, "timeout": assignment.meet_s},
-        signals_to_handle=_SIGNALS,
-    )
+    try:
+        ended = run_agent(
+            assignment.ranks,
+            arguments[1:],
+            assignment.grace_s,
+            min_nodes=assignment.nodes,
+            max_nodes=assignment.nodes,
+            run_id=assignment.run,
+            rdzv_backend="static",
+            rdzv_endpoint=assignment.endpoint,
+            rdzv_configs={"rank": assignment.node, "timeout": assignment.meet_s},
+            signals_to_handle=_SIGNALS,
+        )
+        code, said = exit_code(ended), f"{ended.where} on {node_name()}: {name_code(ended.code)}"
+    except LaunchError as error:
+        code, said = NO_COMMAND, f"{error.summary} on {node_name()}: {error.found}"
+    except DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        code, said = PORT_TAKEN, f"the agents cannot meet at {assignment.endpoint}: the port is in use"
     passing.end()
-    code = exit_code(ended)
-    if code == FAILED:
-        sys.stderr.write(f"elastic-run: {ended.where} on {node_name()}: {name_code(ended.code)}\n")
+    if code in (FAILED, NO_COMMAND, PORT_TAKEN):
+        sys.stderr.write(f"elastic-run: {said}\n")
     return code
 
 

@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from deeppart.errors import LaunchError
 from deeppart.model.records import StepKey
+from deeppart.stopping.notices import Signals
 from deeppart.storage.manifests import committed_steps
 
 from .agent import Ended, name_code
@@ -66,8 +67,11 @@ class ElasticRun:
         self._failures = 0
         self._newest: StepKey | None = None
 
-    def run(self) -> int:
+    def run(self, before: Signals | None = None) -> int:
         """Start ranks until they are done.
+
+        Args:
+            before: has noted signals that came before this call; then nothing is started.
 
         Returns:
             the exit code: 0; that of being told, if a signal has come.
@@ -77,6 +81,8 @@ class ElasticRun:
         """
         with ended_by_signals():
             try:
+                if before is not None and before.received is not None:
+                    return self._told(before.received)
                 return self._run()
             except SignalException as told:  # while no ranks run
                 return self._told(signal.Signals(told.sigval))
@@ -124,7 +130,7 @@ class ElasticRun:
                 "too few nodes are left",
                 expected=f"room for {self._least} ranks (--min)",
                 found=f"room for {room}, on {', '.join(self._launcher.nodes()) or 'no node'}",
-                todo="submit the job again: it goes on from the newest checkpoint",
+                todo="look at what is said of them above; submit the job again: it goes on from the newest checkpoint",
             )
         return room
 

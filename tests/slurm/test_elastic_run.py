@@ -15,10 +15,15 @@ from tests.slurm.rig import Rig
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(240)]
 #: Seconds.
 LIMIT_S = 60.0
-#: A rank: says where it is, and leaves when it is told.
+#: A rank: says where it is, and leaves when it is told; its child, as a data loader's worker, is not told. It ends by
+#: the end of its input.
 RANK = """
-import os, signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+import os, signal, subprocess, sys, time
+child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+def leave(*_):
+    time.sleep(0.3)
+    sys.exit(143 if child.poll() is None else 9)
+signal.signal(signal.SIGTERM, leave)
 names = ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "SLURMD_NODENAME")
 open(os.path.join(sys.argv[1], ".".join(os.environ[name] for name in names)), "w").close()
 time.sleep(200)
@@ -83,3 +88,26 @@ def test_nodes_that_are_left_go_on(slurm: Rig, tmp_path: Path) -> None:
     assert events[1]["node"] == failed and not events[1]["asked"]
     assert events[2]["nodes"] == [first, third] and events[4]["exit_code"] == 143 and events[4]["asked"]
     assert events[6]["signal"] == "SIGTERM" and events[7]["exit_code"] == 143
+
+
+@pytest.mark.now_and_then(2)
+def test_a_job_without_an_environment_is_told_by_its_steps(slurm: Rig, tmp_path: Path) -> None:
+    """Submitted with --export=NONE: ranks have what the script exports. SIGUSR1 goes to them while they know none."""
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "rank.py").write_text(RANK.replace('"SLURMD_NODENAME")', '"SLURMD_NODENAME", "OF_JOB")'))
+    exports = {"OUT": str(tmp_path), "PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "OF_JOB": "yes"}
+    lines = [f"export {name}='{value}'" for name, value in exports.items()]
+    (tmp_path / "job").write_text(BATCH.replace("#!/bin/bash", "\n".join(["#!/bin/bash", *lines])))
+    files = [f"--output={tmp_path / 'events'}", f"--error={tmp_path / 'log'}", f"--chdir={tmp_path}"]
+    job = slurm.sbatch(tmp_path / "job", "--nodes=2", "--no-kill", "--no-requeue", "--export=NONE", *files)
+    try:
+        slurm.wait_for(lambda: len(list((tmp_path / "ranks").glob("*.yes"))) == 2, "two ranks", LIMIT_S)
+        slurm.run("scancel", "--signal=USR1", str(job))  # --signal=USR1@120 without B:
+        slurm.wait_for_state(job, "FAILED", timeout=LIMIT_S)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{(tmp_path / 'log').read_text()}") from error
+    finally:
+        slurm.run("scancel", str(job), check=False)
+    events = events_of(tmp_path / "events")
+    assert [event["event"] for event in events] == ["start", "ended", "end"]
+    assert events[1]["exit_code"] == events[2]["exit_code"] == 143

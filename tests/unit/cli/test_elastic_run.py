@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +40,12 @@ def test_a_job_is_run_with_its_own_options(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert (tmp_path / "told").read_text() == "--json"
     assert "start ranks 1" in done.stderr and "end exit code 0" in done.stderr and not done.stdout
+
+
+def test_a_command_needs_no_separator(tmp_path: Path) -> None:
+    """And its own --json is not ours."""
+    done = call("--max", "1", "--failures", "0", "touch", "--json", tmp_path / "a")
+    assert done.exit_code == 2 and "rank 0 of 1: exit code 1" in done.stderr and not done.stdout
 
 
 def test_ranks_are_told_where_checkpoints_are(tmp_path: Path) -> None:
@@ -106,9 +114,48 @@ def test_json_is_a_line_for_each_event_and_nothing_else(tmp_path: Path) -> None:
         (["--max", "2", "--size-file", "/dev/null"], "an ordinary file"),
         (["--max", "2", "--log", "/nowhere/log"], "/nowhere/log"),
         (["--min", "2"], "--max"),
+        (["--max", "2", "--grce", "5"], "No such option"),
     ],
 )
 def test_what_cannot_be_is_refused(options: list[str], said: str) -> None:
     done = call(*options, "--", "true")
     assert done.exit_code == 2 and said in done.stderr
     assert json.loads(call(*options, "--json", "--", "true").stdout)["error"]["exit_code"] == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_while_torch_is_imported_is_told(tmp_path: Path, number: signal.Signals) -> None:
+    """Nothing is started, and a batch system sees the exit code that it knows."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("""
+import os, sys, time
+open("importing", "w").close()
+while not os.path.exists("go on"): time.sleep(0.02)
+sys.path.remove(os.getcwd())
+del sys.modules["torch"]
+import torch
+""")
+    env = environment({}, 60.0)
+    env["PYTHONPATH"] = f"{tmp_path}:{env['PYTHONPATH']}"
+    job = subprocess.Popen(
+        [sys.executable, "-m", "deeppart", "elastic-run", "--max", "1", "--json", "--", "touch", "started"],
+        env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 40
+        while not (tmp_path / "importing").exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        job.send_signal(number)
+        (tmp_path / "go on").touch()
+        said = [json.loads(line) for line in job.communicate(timeout=50)[0].splitlines()]
+    finally:
+        job.kill()
+        job.communicate()
+    assert job.returncode == 143 and not (tmp_path / "started").exists()
+    assert [event["event"] for event in said] == ["told", "end"] and said[0]["signal"] == number.name
+
+
+def test_handlers_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    assert call("--max", "1", "--", "true").exit_code == 0
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from deeppart.elastic.agent import Ended
-from deeppart.elastic.node_agent import FAILED, Assignment, exit_code
+from deeppart.elastic.node_agent import FAILED, NO_COMMAND, PORT_TAKEN, TELL, Assignment, exit_code
 from tests.mpi.launchers import ROOT, environment
 from tests.ports import free_port
 
@@ -64,12 +65,59 @@ time.sleep(100)
     assert "elastic-run: rank 2 on " in said[1] and "killed by SIGKILL" in said[1]
 
 
+def test_ranks_alone_are_told_and_once(tmp_path: Path) -> None:
+    """By a signal that comes several times, and does nothing to others: it may go to all processes of a step."""
+    script = f"""
+where = {str(tmp_path)!r} + "/"
+signal.signal(signal.SIGTERM, lambda *_: open(where + "told", "a").write("x") and None)
+open(where + os.environ["RANK"], "w").close()
+while not os.path.exists(where + "over"): time.sleep(0.05)
+sys.exit(143)
+"""
+    with pair(script) as nodes:
+        until = time.monotonic() + 110
+        while len(list(tmp_path.iterdir())) < 3 and time.monotonic() < until:
+            time.sleep(0.05)
+        for _ in range(3):
+            for node in nodes:
+                node.send_signal(TELL)
+            time.sleep(0.3)
+        (tmp_path / "over").touch()
+        said = [node.communicate(timeout=60)[1] for node in nodes]
+    assert [node.returncode for node in nodes] == [143, 143], said
+    assert (tmp_path / "told").read_text() == "xxx"
+
+
+def alone(endpoint: str, *command: str) -> subprocess.CompletedProcess[str]:
+    """The agent of one node of one, to its end."""
+    text = Assignment("run", 1, 0, 1, endpoint, 5.0).as_text()
+    return subprocess.run(
+        [sys.executable, "-m", "deeppart.elastic.node_agent", text, *command],
+        cwd=ROOT, env=environment({}, 100.0), capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+
+
+def test_a_command_that_is_none_is_said_in_a_line() -> None:
+    done = alone(f"localhost:{free_port()}", "/nowhere/train")
+    assert done.returncode == NO_COMMAND
+    assert "elastic-run: the command of the ranks cannot be started on " in done.stderr
+    assert "/nowhere/train" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_port_that_somebody_else_has_is_told_from_a_node_that_fails() -> None:
+    with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as other:
+        done = alone(f"localhost:{other.getsockname()[1]}", "true")
+    assert done.returncode == PORT_TAKEN, done.stderr
+    assert "the port is in use" in done.stderr and "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("ended", "code"),
     [
         (Ended(0), 0),
         (Ended(143, rank=1), 143),
         (Ended(-signal.SIGTERM, rank=0), 143),
+        (Ended(-signal.SIGUSR1, rank=0), 143),
         (Ended(1, rank=0), FAILED),
         (Ended(-signal.SIGKILL, rank=0), FAILED),
         (Ended(143, told=signal.SIGINT), 130),
