@@ -286,6 +286,7 @@ def test_every_option_changes_something_or_is_refused(
         (("restart", "--csv", "nowhere/a.csv"), "there is no directory 'nowhere'"),
         (("cluster", "--csv", "nowhere/a.csv"), "there is no directory 'nowhere'"),
         (("advise", "--config", "nowhere/a.toml"), "there is no directory 'nowhere'"),
+        (("calibrate", "--out", "nowhere/a.toml"), "there is no directory 'nowhere'"),
         (("fit", "any", "--toml", "nowhere/a.toml"), "there is no directory 'nowhere'"),
     ],
 )
