@@ -151,7 +151,9 @@ class Pending:
             raise LevelNotRunError(
                 f"step {self.step} does not go to level {level!r}: "
                 + ("it is off, or not due at this call" if progress.state == OFF else f"it is {progress.state}"),
-                expected=f"one of {sorted(self.levels)}",
+                expected=f"one of {sorted(self.levels)}"
+                if self.levels
+                else "a call that saves something: this one did not",
                 todo="see `every` and `on_busy` in the configuration",
             )
 

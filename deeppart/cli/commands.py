@@ -16,6 +16,7 @@ import click
 
 from deeppart.cli.text import printable_lines
 from deeppart.errors import DeeppartError
+from deeppart.model.spelling import meant
 
 #: Exit codes (docs/commands.md, docs/simulator.md).
 GOOD, NOT_GOOD, REFUSED, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
@@ -47,6 +48,18 @@ class Commands(click.Group):
         name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name.replace("-", "_")
         found: click.Command = getattr(import_module(f"{self.package}.{name}"), name)
         return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command of that name; a refusal says which one was probably meant."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            close = meant(args[0], self.names) if args else None
+            if close is None or "mean" in error.message:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {close!r}?", ctx) from None
 
     def main(
         self,

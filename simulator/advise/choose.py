@@ -20,6 +20,7 @@ from deeppart.plan.multiples import MOST_EVERY
 
 from ..budget.space import Space, space_of
 from ..campaign.costs import AT_LEAST_S, Survival, cadence_of, level_costs, often_enough, survival
+from ..campaign.failures import Size, need_failures
 from ..campaign.plan import Planned, SizedJob
 from ..machine.kinds import DAY_S
 from ..timing.stages import Job, Protection
@@ -162,6 +163,7 @@ def advise(
         ConfigError: the machine has no failures, none of the candidates survives all of them, what they keep is more
             than there is room for, or nothing gets done with any of them.
     """
+    need_failures(job.machine, Size(job.ranks, job.nodes))
     choices, less_often, too_large = list[Choice](), list[Choice](), dict[str, str]()
     for candidate in wanted.among(_candidates(job)):
         progress(describe(candidate))

@@ -94,8 +94,7 @@ def config_toml(advice: Advice, step_s: float = 0.0) -> str:
         f"# {call}.",
         f"# Expected: {show_share(cadence.waste.total)} of the time is not new training; a call blocks "
         f"{show_seconds(chosen.blocked_s)};",
-        f"# {show_bytes(chosen.node_bytes)} on each node's storage, where {show_bytes(chosen.node_daily_bytes)} a day "
-        f"are written; {show_bytes(chosen.drained_daily_bytes)} a day go to the file system.",
+        f"# {_written(chosen)}.",
         *([] if idle < _LEAST_IDLE else [_idle_line(looking_s, idle)]),
         "# Set persistent_dir and local_dir yourself.",
         "",
@@ -114,6 +113,16 @@ def config_toml(advice: Advice, step_s: float = 0.0) -> str:
     if math.isfinite(job.flush_bandwidth):
         lines.append(f"flush_bandwidth = {job.flush_bandwidth:.6g}")
     return "\n".join(lines) + "\n"
+
+
+def _written(chosen: Choice) -> str:
+    flushed = f"{show_bytes(chosen.drained_daily_bytes)} a day go to the file system"
+    if not chosen.node_bytes:
+        return f"nothing on the nodes' own storage; {flushed}"
+    return (
+        f"{show_bytes(chosen.node_bytes)} on each node's storage, where {show_bytes(chosen.node_daily_bytes)} a day "
+        f"are written; {flushed}"
+    )
 
 
 def _idle_line(looking_s: float, share: float) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from deeppart.model import DEFAULT_KEEP, LEVELS, REDUNDANT_LEVELS, Level
-from deeppart.model.units import show_bytes, show_share
+from deeppart.model.units import show_bytes, show_seconds, show_share
 from deeppart.plan.multiples import MOST_EVERY
 
 from ..campaign.plan import SizedJob
@@ -154,4 +154,5 @@ def _wear(machine: Machine, node_daily_bytes: float) -> str:
     years = drive_years(machine, node_daily_bytes)
     if math.isinf(machine.local.most_written):
         return f"{line}; how long they last, the machine file does not say ([local] endurance, drive_writes_per_day)"
-    return line + f"; they are worn after {years:.3g} years of this"
+    lasts = f"{years:.3g} years" if years >= 1 else show_seconds(years * 365.25 * DAY_S)
+    return f"{line}; they are worn after {lasts} of this"

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from deeppart.errors import ConfigError
+
 from ..machine.record import Failures, Machine
 
 #: What can fail, from the smallest to the largest. Groups that have a name are classes of their own (:func:`classes`).
@@ -57,6 +59,22 @@ def rates_per_s(failures: Failures, size: Size) -> dict[str, float]:
         **groups,
         "system": 1 / failures.system,
     }
+
+
+def need_failures(machine: Machine, size: Size) -> None:
+    """Refuse to look for a cadence where nothing fails.
+
+    Raises:
+        ConfigError: the machine has no failures.
+    """
+    if not any(rates_per_s(machine.failures, size).values()):
+        raise ConfigError(
+            "there is no best cadence without failures: each checkpoint is one too many",
+            expected="a machine with a mean time between failures: of a process, a node, a group, or the system",
+            found=f"{machine.name} never fails ([failures] and [groups] of its file)",
+            where="--machine",
+            todo='give one of them, such as node = "5 years"; `deeppart-sim fit` finds them in a trace',
+        )
 
 
 def classes(failures: Failures) -> tuple[str, ...]:

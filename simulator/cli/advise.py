@@ -38,7 +38,7 @@ from .options import (
     wanted_of,
     write_csv,
 )
-from .parameters import FiniteRange
+from .parameters import FiniteRange, NewFile
 from .restart_mode import coming_back, restart_mode_option
 from .scale import describe_state, heading
 
@@ -61,7 +61,7 @@ from .scale import describe_state, heading
 @click.option(
     "--config",
     "config_path",
-    type=click.Path(path_type=Path),
+    type=NewFile(),
     metavar="FILE",
     help="Write the advice as a deeppart.toml; a file of that name is replaced.",
 )

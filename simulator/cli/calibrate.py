@@ -20,13 +20,14 @@ from .command_line import command_line
 from .consoles import console, status_console
 from .machines import machine_document
 from .options import DEFAULT_SEED, Output, measuring_options, one_node_job, output_options, print_json, write_csv
+from .parameters import NewFile
 
 
 @click.command(short_help="Measure this machine.")
 @output_options
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=NewFile(),
     default=Path("machine.toml"),
     show_default=True,
     help="The machine file to write.",

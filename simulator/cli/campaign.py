@@ -25,7 +25,7 @@ from ..budget.runs import LABELS, LEAVING, bill_of_run, daily_bytes, space_of_ru
 from ..budget.space import space_lines
 from ..campaign.costs import NOTHING, followed, level_costs, often_enough, training_s
 from ..campaign.effort import LIMIT_S, effort_s, too_long
-from ..campaign.failures import Failure, Size
+from ..campaign.failures import Failure, Size, need_failures
 from ..campaign.outcomes import Estimate, Summary, show_number, summarize
 from ..campaign.plan import Cadences, Planned, usual_spares
 from ..campaign.result import RunResult
@@ -51,7 +51,7 @@ from .options import (
 from .parameters import FiniteRange, given, no_effect
 from .restart_mode import coming_back, restart_mode_option
 from .scale import describe_state, heading
-from .traces import Happenings, happenings_options
+from .traces import Happenings, happenings_options, other_rates
 
 _LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity", NOTHING: "nothing: from the beginning"}
 
@@ -122,6 +122,8 @@ def campaign(
         period_s = training_s(advice.costs, advice.cadence)
         cadences = Cadences(period_s, followed(advice.cadence), days * DAY_S, spares=ready, elastic=elastic)
     cadences = replace(cadences, scheduling=happenings.scheduling)
+    chosen = advised or every is None or levels is None or spares is None
+    other = other_rates(job, failures, days * DAY_S) if chosen and failures is not None else ""
     jobs = _at_a_time(planned, cadences, seeds, failures, jobs, anyway=anyway)
     numbers = range(common.seed, common.seed + seeds)
     results = simulate(planned, cadences, numbers, failures, jobs=jobs, shown=not common.as_json)
@@ -137,12 +139,15 @@ def campaign(
             common.report_path, job, Contents(summary=summary, cadences=cadences, command=command_line()), common.seed
         )
     if common.as_json:
-        print_json(document(job, cadences, results, summary) | _budget(planned, cadences, summary))
+        found = document(job, cadences, results, summary) | _budget(planned, cadences, summary)
+        print_json(found | {"notes": [*found["notes"], *([other] if other else [])]})
     else:
         out = console()
         out.print(heading(job))
         for note in what_if(job.machine, job.nodes, cadences.spares):
             out.print(note, soft_wrap=True)
+        if other:
+            out.print(other, soft_wrap=True)
         out.print(_cadence_line(cadences))
         out.print(_table(summary))
         out.print(bill_table(bill_of_run(planned, cadences, summary), "what the run takes, all of its nodes together"))
@@ -184,6 +189,7 @@ def _cadences(
     if every is not None and levels is not None:
         period = read_time(every, "--every")
         return Cadences(period, _read_levels(levels, on), wall_s, spares=spares, elastic=elastic)
+    need_failures(planned.job.machine, Size(planned.job.ranks, planned.nodes))
     costs = level_costs(planned)
     found = wanted.kept(costs, often_enough(costs, best(costs)))
     period = training_s(costs, found) if every is None else read_time(every, "--every")
@@ -342,11 +348,16 @@ def _cadence_line(cadences: Cadences) -> str:
 
 
 def _nth(count: int) -> str:
-    return "call" if count == 1 else f"{count}th call" if count > 3 else f"{('2nd', '3rd')[count - 2]} call"
+    if count == 1:
+        return "call"
+    ending = "th" if count % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(count % 10, "th")
+    return f"{count:,}{ending} call"
 
 
 def _table(summary: Summary) -> Table:
-    title = f"mean of {summary.seeds} runs (95 % confidence interval, Student's t; least and most)"
+    title = "one run"
+    if summary.seeds > 1:
+        title = f"mean of {summary.seeds} runs (95 % confidence interval, Student's t; least and most)"
     found = table(title, ["", "mean", "95 %", "least", "most"])
     for name, label in LABELS.items():
         _row(found, label, summary.shares[name], show_share)

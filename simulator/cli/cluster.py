@@ -13,6 +13,7 @@ from rich.table import Table
 
 from deeppart.cli.commands import GOOD
 from deeppart.errors import ConfigError
+from deeppart.model.spelling import meant_todo
 from deeppart.model.units import show_seconds
 
 from ..cluster.applications import Application
@@ -25,7 +26,7 @@ from ..cluster.workloads import read_workload
 from ..machine.files import read_machine
 from .consoles import console, status_console, table
 from .options import MOST_RANKS, print_json, read_time, write_csv
-from .parameters import given, no_effect
+from .parameters import NewFile, given, no_effect
 from .restart_mode import coming_back, restart_mode_option
 
 _RESTART = "30s"
@@ -50,7 +51,7 @@ _FIGURES = ("mean_s", "median_s", "p90_s", "makespan_s", "restarts", "stopped_s"
 @restart_mode_option
 @click.option("--jobs", type=click.IntRange(1, MOST_RANKS), help="Only the first so many of each workload.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@click.option("--csv", "csv_path", type=click.Path(path_type=Path), metavar="FILE", help="Write every job as CSV.")
+@click.option("--csv", "csv_path", type=NewFile(), metavar="FILE", help="Write every job as CSV.")
 def cluster(
     trace: str,
     workload: str,
@@ -122,7 +123,10 @@ def _policies(text: str) -> list[str]:
     found = list(dict.fromkeys(word.strip() for word in text.split(",")))
     for name in found:
         if name not in POLICIES:
-            raise ConfigError("there is no such policy", expected=", ".join(POLICIES), found=name, where="--policy")
+            raise ConfigError(
+                "there is no such policy", expected=", ".join(POLICIES), found=name, where="--policy",
+                todo=meant_todo(name, POLICIES, "take one of these"),
+            )  # fmt: skip
     return found
 
 

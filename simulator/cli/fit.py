@@ -25,7 +25,7 @@ from ..traces.record import PREEMPTION
 from ..traces.weibull import Shape
 from .consoles import console, table
 from .options import MOST_RANKS, print_json, read_time
-from .parameters import FiniteRange, given, no_effect
+from .parameters import FiniteRange, NewFile, given, no_effect
 from .traces import system_option
 
 _OF = {
@@ -45,9 +45,7 @@ _OF = {
 @click.option("--ranks-per-node", type=click.IntRange(1, MOST_RANKS_PER_NODE), help="Processes on each node.")
 @click.option("--group-nodes", type=click.IntRange(2, MOST_RANKS), help="Nodes of a group; the mean if left out.")
 @click.option("--window", metavar="TIME", help="Nodes that fail within it fail together.  [default: 60s]")
-@click.option(
-    "--toml", "toml_path", type=click.Path(path_type=Path), metavar="FILE", help="Write a machine's [failures]."
-)
+@click.option("--toml", "toml_path", type=NewFile(), metavar="FILE", help="Write a machine's [failures].")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def fit(
     path: Path,

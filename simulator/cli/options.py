@@ -26,7 +26,7 @@ from ..measure.start import Directories
 from ..timing.stages import COMPRESSIONS, FILES, Job
 from ..workload.external import read_external
 from ..workload.states import State, read_state
-from .parameters import FiniteRange, OneOf, add_options, given, no_effect
+from .parameters import FiniteRange, NewFile, OneOf, add_options, given, no_effect
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_STATE, DEFAULT_MACHINE, DEFAULT_RANKS, DEFAULT_SEED = "bert-large+adam", "frontier", 512, 1
@@ -137,7 +137,7 @@ def output_options(function: F) -> F:
     ) -> Any:
         return function(output=Output(as_json, csv_path, report_path, png_path), **rest)
 
-    path = click.Path(path_type=Path)
+    path = NewFile()
     decorators = (
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
         click.option("--csv", "csv_path", type=path, metavar="FILE", help="Write the table as CSV."),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -21,6 +23,22 @@ class FiniteRange(click.FloatRange):
         found = super().convert(value, param, ctx)
         if not math.isfinite(found):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return found
+
+
+class NewFile(click.Path):
+    """A file that a command will write. What cannot be written is refused before, not after, what may take minutes."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, dir_okay=False, writable=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path, if there is a directory to write it in."""
+        found = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not found.parent.is_dir():
+            self.fail(f"there is no directory {str(found.parent)!r} to write {found.name!r} in.", param, ctx)
+        if not found.exists() and not os.access(found.parent, os.W_OK):
+            self.fail(f"the directory {str(found.parent)!r} is not writable.", param, ctx)
         return found
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from .options import DEFAULT_SEED, SOURCE_OPTIONS, Common
-from .parameters import add_options
+from .parameters import NewFile, add_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,15 +34,7 @@ def table_options(function: F) -> F:
     decorators = (
         *SOURCE_OPTIONS,
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
-        click.option(
-            "--csv", "csv_path", type=click.Path(path_type=Path), metavar="FILE", help="Write the table as CSV."
-        ),
-        click.option(
-            "--report",
-            "report_path",
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help="Write a page for a browser.",
-        ),
+        click.option("--csv", "csv_path", type=NewFile(), metavar="FILE", help="Write the table as CSV."),
+        click.option("--report", "report_path", type=NewFile(), metavar="FILE", help="Write a page for a browser."),
     )
     return cast("F", add_options(decorators, wrapped))

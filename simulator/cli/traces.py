@@ -13,17 +13,22 @@ import click
 import numpy as np
 
 from deeppart.errors import ConfigError
+from deeppart.model.spelling import meant_todo
 from deeppart.model.units import SECONDS_WORDS
 
-from ..campaign.failures import Failure, Size
+from ..campaign.failures import Failure, Size, rates_per_s
 from ..campaign.from_trace import failures_from
+from ..campaign.outcomes import show_number
 from ..campaign.scheduling import PREEMPTION, Scheduling, Waits
+from ..timing.stages import Job
 from ..traces.read import read_trace
 from .options import read_time
 from .parameters import add_options, no_effect
 
 F = TypeVar("F", bound=Callable[..., Any])
 _EXPONENTIAL = "exponential:"
+#: Numbers of failures of which one is so many times the other are told, unless both are below so many.
+_FAR, _FEW = 2, 5
 
 
 @dataclass(frozen=True)
@@ -135,8 +140,9 @@ def read_waits(text: str) -> Waits:
         except ConfigError:
             expected = f"{SECONDS_WORDS}; exponential:TIME; or a file"
             raise ConfigError(
-                "impossible value for --queue", expected=expected, found=repr(text), where="--queue"
-            ) from None
+                "impossible value for --queue", expected=expected, found=repr(text), where="--queue",
+                todo=meant_todo(text.split(":", maxsplit=1)[0], ["exponential"], "give a time, or the path of a trace"),
+            ) from None  # fmt: skip
     seen = read_trace(Path(text)).waits_s
     if not len(seen):
         raise ConfigError(
@@ -144,3 +150,17 @@ def read_waits(text: str) -> Waits:
             found=text, where="--queue",
         )  # fmt: skip
     return Waits(float(np.mean(seen)), seen=tuple(float(wait) for wait in seen))
+
+
+def other_rates(job: Job, trace: tuple[Failure, ...], wall_s: float) -> str:
+    """What to know where a trace has far more failures than the machine file, or far fewer: cadence and spare nodes
+    that are left out are chosen for those of the file. Empty if it has about as many.
+    """
+    seen = sum(failure.kind != PREEMPTION for failure in trace)
+    expected = wall_s * sum(rates_per_s(job.machine.failures, Size(job.ranks, job.nodes)).values())
+    if max(seen, expected) < _FEW or (seen < _FAR * expected and expected < _FAR * seen):
+        return ""
+    return (
+        f"the trace has {seen:,} failures, where {job.machine.name} has {show_number(expected)} in that time: what is "
+        "chosen here (cadence, spare nodes) is chosen for the latter; `deeppart-sim fit` makes [failures] of a trace"
+    )

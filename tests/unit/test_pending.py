@@ -36,6 +36,12 @@ def test_done_never_blocks_and_never_raises_for_a_failure() -> None:
         handle.done("disk")
 
 
+def test_a_call_that_saved_nothing_names_no_levels_to_wait_for() -> None:
+    with pytest.raises(LevelNotRunError, match="this one did not") as caught:
+        Pending(7, frozenset(), lambda: None).wait("persistent")
+    assert "[]" not in str(caught.value)
+
+
 def test_it_shows_how_far_it_is_without_waiting_polling_or_taking_note() -> None:
     def poll() -> None:
         raise AssertionError("an exchange is advanced only by calls that say so")

@@ -113,6 +113,15 @@ def test_drives_are_worn_by_the_day() -> None:
     assert drive_writes(MACHINE, 1e12) is None
 
 
+def test_drives_that_are_worn_soon_are_said_to_last_days_not_thousandths_of_years() -> None:
+    machine = replace(MACHINE, local=replace(MACHINE.local, capacity=2e12, endurance=3e12))
+    space = space_of(Planned(Job(read_state("bert-base+adam"), machine, 16, 8)).on(2), {"local": 1, "persistent": 1})
+    (soon,) = (line for line in space_lines(machine, space, 1e12, 1e12) if "worn" in line)
+    assert "worn after 3 d of this" in soon
+    (late,) = (line for line in space_lines(machine, space, 1e8, 1e12) if "worn" in line)
+    assert "worn after 82.1 years of this" in late
+
+
 def test_the_share_of_what_the_file_system_can_write() -> None:
     """8 GB/s for a day are 691.2 TB."""
     assert bandwidth_share(MACHINE, 69.12e12) == pytest.approx(0.1)

@@ -78,3 +78,10 @@ def test_advice_for_a_machine_without_failures_is_refused(capsys: pytest.Capture
     file.write_text('base = "frontier"\n[failures]\nnode = "never"\ngroup = "never"\nsystem = "never"\n')
     code, _, err = sim(capsys, "advise", *SMALL[:2], "--machine", str(file), "--ranks", "8")
     assert code == 2 and "without failures" in err
+    assert "never fails" in err and "deeppart.plan" not in err  # in the words of who asks, not of the library
+
+
+def test_a_job_that_leaves_the_nodes_storage_out_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    out = sim(capsys, "advise", *SMALL, "--ranks", "64", "--no-local")[1]
+    assert "# nothing on the nodes' own storage; " in out and "# 0 B" not in out
+    assert "# nothing" not in sim(capsys, "advise", *SMALL, "--ranks", "64", "--local")[1]

@@ -84,3 +84,40 @@ def test_a_level_that_is_best_left_out_is_never_written_unless_it_is_asked_for(
     asked = sim_json(capsys, *some, "--partner")
     assert asked["cadence"]["every"]["partner"] == asked["cadence"]["every"]["persistent"] > 0
     assert asked["courses"][0]["checkpoints"]["partner"] > 1
+
+
+def test_the_words_of_one_run_and_of_rare_levels(capsys: pytest.CaptureFixture[str]) -> None:
+    some = ("campaign", *SMALL, "--ranks", "512", "--days", "0.1", "--seeds", "1", "--every", "1min")
+    out = sim(capsys, *some, "--levels", "local=1,partner=11,persistent=672")[1]
+    assert "one run" in out and "1 runs" not in out
+    assert "partner at every 11th call" in out and "persistent at every 672nd call" in out
+    out = sim(capsys, *some, "--levels", "local=21,partner=1113,persistent=3")[1]
+    assert "local at every 21st call" in out and "every 1,113th call" in out and "every 3rd call" in out
+
+
+def test_a_trace_with_far_more_failures_than_the_machine_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Cadence and spare nodes that are left out are for the failures of the machine file."""
+    file = tmp_path / "trace.csv"
+    failures = "".join(f"{3600 * hour},node,{hour % 8}\n" for hour in range(1, 20))
+    file.write_text(f"# seconds = 172800\n# nodes = 64\nat_s,kind,nodes\n{failures}")
+    some = ("campaign", *SMALL, "--ranks", "64", "--days", "1", "--trace", str(file))
+    assert "the trace has 19 failures" in sim(capsys, *some)[1]
+    (note,) = sim_json(capsys, *some)["notes"]
+    assert "the trace has 19 failures, where frontier has 0.0" in note and "deeppart-sim fit" in note
+    given = ("--every", "10min", "--levels", "local=1,persistent=6", "--spares", "4")
+    assert sim_json(capsys, *some, *given)["notes"] == []
+    file.write_text("# seconds = 172800\n# nodes = 64\nat_s,kind,nodes\n3600,node,1\n")
+    assert sim_json(capsys, *some)["notes"] == []
+
+
+def test_a_campaign_on_a_machine_without_failures_needs_a_cadence(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "safe.toml"
+    file.write_text('base = "frontier"\n[failures]\nnode = "never"\ngroup = "never"\nsystem = "never"\n')
+    some = ("campaign", *SMALL[:2], "--machine", str(file), "--ranks", "8", "--days", "0.1", "--seeds", "1")
+    code, _, err = sim(capsys, *some)
+    assert code == 2 and "never fails" in err and "deeppart.plan" not in err
+    assert sim(capsys, *some, "--every", "10min", "--levels", "local=1,persistent=6")[0] == 0

@@ -282,6 +282,14 @@ def test_every_option_changes_something_or_is_refused(
         (("scale", "--compression", "tensr"), "Did you mean 'tensor'?"),
         (("scale", "--files", "nodes"), "Did you mean 'node'?"),
         (("scale", "--capture", "zzz"), "'eager', 'lazy'"),
+        (("scale", "--csv", "nowhere/a.csv"), "there is no directory 'nowhere'"),
+        (("campaign", "--report", "nowhere/a.html"), "there is no directory 'nowhere'"),
+        (("campaign", "--png", "/"), "is a directory"),
+        (("restart", "--csv", "nowhere/a.csv"), "there is no directory 'nowhere'"),
+        (("cluster", "--csv", "nowhere/a.csv"), "there is no directory 'nowhere'"),
+        (("advise", "--config", "nowhere/a.toml"), "there is no directory 'nowhere'"),
+        (("calibrate", "--out", "nowhere/a.toml"), "there is no directory 'nowhere'"),
+        (("fit", "any", "--toml", "nowhere/a.toml"), "there is no directory 'nowhere'"),
     ],
 )
 def test_values_that_no_option_has(capsys: pytest.CaptureFixture[str], arguments: Way, said: str) -> None:

@@ -165,3 +165,15 @@ def test_a_reader_that_has_gone_is_no_error(tmp_path: Path) -> None:
     )
     os.close(write)
     assert (ended.returncode, ended.stderr) == (BROKEN_PIPE, "")
+
+
+@pytest.mark.parametrize(("name", "said"), [("moduel", " Did you mean 'module'?"), ("zzz", "")])
+def test_a_misspelt_command_is_refused_with_the_one_that_was_meant(
+    capsys: pytest.CaptureFixture[str], name: str, said: str
+) -> None:
+    class Named(Group):
+        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+            return super().get_command(ctx, cmd_name) if cmd_name in self.names else None
+
+    assert Named().main([name], standalone_mode=False) == REFUSED
+    assert capsys.readouterr().err.endswith(f"No such command '{name}'.{said}\n")

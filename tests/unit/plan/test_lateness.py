@@ -68,6 +68,26 @@ def test_what_is_in_the_background_is_lost_with_the_processes(
     assert waste_of(known, training_s, every) == pytest.approx(1 - played, rel=0.035)
 
 
+@pytest.mark.parametrize(
+    ("levels", "training_s", "every"),
+    [
+        ([(0.882, 0.0, 19.67, 144.4), (6.5, 195.0, 53.12, 1522.0)], 12.73, (1, 4)),
+        ([(3.09, 3.09, 0.015, 55.28), (4.1, 122.9, 7.03, 158.6)], 8.94, (1, 1)),
+        ([(2.17, 65.0, 3.18, 2697.0), (214.0, 6430.0, 8.61, 4736.0)], 55.4, (1, 7)),
+    ],
+)
+def test_flushes_that_take_longer_than_failures_leave_are_nearly_predicted(
+    levels: list[tuple[float, ...]], training_s: float, every: tuple[int, ...]
+) -> None:
+    """Outside of what the approximation is made for: docs/simulator.md has by how much it is off."""
+    known = [
+        LevelCost(str(place), cost, latency, restart_s=restart, failures_per_s=1 / mtbf)
+        for place, (cost, latency, restart, mtbf) in enumerate(levels)
+    ]
+    played = played_efficiency(known, training_s, every, 30_000, 1)
+    assert waste_of(known, training_s, every) == pytest.approx(1 - played, rel=0.065)
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_whatever_the_machine_the_best_cadence_wastes_what_is_predicted(seed: int) -> None:
     """Up to four levels, latencies as long as the background takes or longer, levels without failures, odd orders."""
