@@ -131,7 +131,8 @@ class GradientNorms:
         self._last_size = 0
         trained = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
         self._elements = sum(each.numel() for each in trained)
-        self._turn = 0  # of the parts; the same on all ranks, who take part in every exchange
+        #: Of the parts; the same on all ranks, who take part in every exchange.
+        self.turn = 0
         self._adam_steps: dict[torch.Tensor, int] = {}  # of those whose number is on a GPU
         #: The one whose gradients come next, and the one whose gradients have come.
         self.coming: Step | None = None
@@ -201,7 +202,7 @@ class GradientNorms:
             values = None
         self.forget()
         self._last_size = step.size if step.measured else 0
-        self._turn += 1
+        self.turn += 1
         if values is None or (parts == 1 and self._size > 1):
             return None
         if step.loss_scale is not None and self._size > 1:
@@ -218,8 +219,13 @@ class GradientNorms:
         for each in (self._own, self._of_mean, self._before, self._now):
             each.clear()
 
-    def restored(self) -> None:
-        """The training goes on from another place: what was before is no step before."""
+    def restored(self, turn: int) -> None:
+        """The training goes on from another place: what was before is no step before.
+
+        Args:
+            turn: of that place: short sessions would look at the same few parts again and again.
+        """
+        self.turn = turn
         self.forget()
         self._last_size = 0
         self._last.clear()
@@ -253,7 +259,7 @@ class GradientNorms:
         """What this rank looks at, if not at all."""
         if self._size == 1 or self._elements < LEAST_DIVIDED or step.size % self._size:
             return None
-        return Turn(self._turn, self._rank, self._size, self._elements)
+        return Turn(self.turn, self._rank, self._size, self._elements)
 
     def _looked_at(
         self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], turn: Turn | None

@@ -21,6 +21,7 @@ from typing import Any
 from deeppart.cli.calibrate.tasks import LOSE, NOTHING, RESTORE, TRAIN, SaveTask
 from deeppart.errors import ConfigError
 from deeppart.model import Level
+from deeppart.model.spelling import meant_todo
 
 from ..machine.record import Machine
 from ..timing.restores import restore_s
@@ -233,7 +234,11 @@ def cases_of(kinds: Collection[str], *, quick: bool) -> tuple[Case, ...]:
     known = dict.fromkeys(case.kind for case in cases)
     if unknown := [kind for kind in kinds if kind not in known]:
         raise ConfigError(
-            "there is no such kind of checkpoints", expected="; ".join(known), found=repr(unknown[0]), where="--only"
+            "there is no such kind of checkpoints",
+            expected="; ".join(known),
+            found=repr(unknown[0]),
+            where="--only",
+            todo=meant_todo(unknown[0], known, "leave --only out for all of them"),
         )
     return tuple(case for case in cases if not kinds or case.kind in kinds)
 

@@ -138,7 +138,7 @@ def test_what_is_taken_together_is_what_each_gradient_has(
             bucket = Bucket(order, torch.Generator().manual_seed(number))
             of_parameter = dict(zip(order, bucket.gradients(), strict=True))
             turn = Turn(number, rank, ranks, sum(each.numel() for each in parameters)) if size % ranks == 0 else None
-            norms.coming, norms._turn = Step(1.0, size, 6, 1.0), number
+            norms.coming, norms.turn = Step(1.0, size, 6, 1.0), number
             exchange = Exchange(bucket)
             with patch.object(gradient_norms, "allreduce_hook", exchange):
                 norms.hook(bucket)  # type: ignore[arg-type]

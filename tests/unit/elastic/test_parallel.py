@@ -159,6 +159,8 @@ def test_the_estimate_and_the_progress_are_saved() -> None:
     assert later.parallel.worth == this.parallel.worth > 0
     assert later.parallel.noise.by_group() == this.parallel.noise.by_group() and later.parallel.noise.known
     assert set(this.parallel.state()) == {"model", "optimizer", "elastic"}
+    # Sessions of a few steps each would look at the same few parts of gradients again and again.
+    assert later.parallel._norms.turn == this.parallel._norms.turn > 0
 
 
 class _Box:
