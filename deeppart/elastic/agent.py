@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,14 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from deeppart.errors import LaunchError
 
 from .told import EXIT_CODE
+
+#: Between looks; until what was killed counts as gone: a process may hang in its file system.
+_LOOK_EVERY_S, _GONE_S = 0.05, 30.0
+#: What is wrong with a command, and not with the node: it is not there, is none, or is too long.
+_OF_COMMAND = (
+    *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOEXEC, errno.ELOOP, errno.ENAMETOOLONG),
+    *(errno.E2BIG, errno.EINVAL),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,7 @@ def run_agent(ranks: int, command: Sequence[str], grace_s: float, **options: Any
 
     Raises:
         LaunchError: there is no such command.
+        OSError: this node cannot start it: it has no room for files, or for processes.
     """
     config = LaunchConfig(
         nproc_per_node=ranks,
@@ -68,6 +79,8 @@ def run_agent(ranks: int, command: Sequence[str], grace_s: float, **options: Any
         rank, failure = error.get_first_failure()
         return Ended(failure.exitcode, rank)
     except OSError as error:
+        if error.filename != first or error.errno not in _OF_COMMAND:
+            raise
         raise LaunchError(
             "the command of the ranks cannot be started", found=str(error), todo="name a program, and its arguments"
         ) from error
@@ -105,6 +118,24 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:  # it has ended
         return b""
+
+
+def end_those_left(run_id: str, number: signal.Signals, grace_s: float) -> None:
+    """End ranks that the agent has lost: a signal came while it was starting them, or several came while it waited.
+
+    Args:
+        run_id: of their run.
+        number: the signal that they are told by; they may listen to no other one.
+        grace_s: seconds that they have for a checkpoint, until they are killed.
+    """
+    send(ranks_of(run_id), number)
+    until_s = time.monotonic() + grace_s
+    while left := ranks_of(run_id):
+        time.sleep(_LOOK_EVERY_S)
+        if time.monotonic() > until_s:
+            send(left, signal.SIGKILL)
+        if time.monotonic() > until_s + _GONE_S:
+            break
 
 
 def send(ranks: Sequence[int], number: signal.Signals) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,10 +10,14 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from deeppart.elastic.agent import Ended, name_code, ranks_of, run_agent
+from deeppart.elastic import agent
+from deeppart.elastic.agent import Ended, end_those_left, name_code, ranks_of, run_agent
+from deeppart.errors import LaunchError
 from tests.unit.elastic.handlers import handlers_kept
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.xdist_group("torchrun")]
@@ -60,6 +65,50 @@ def test_ranks_are_those_of_the_run() -> None:
     finally:
         for each in (child, other):
             each.communicate(b"\n", timeout=20)
+
+
+def refused_by(monkeypatch: pytest.MonkeyPatch, error: OSError) -> type[Exception]:
+    """What is raised when the operating system refuses so."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(agent, "elastic_launch", lambda *_: refuse)
+    with pytest.raises((LaunchError, OSError)) as caught:
+        run_agent(1, ("train",), 5.0, min_nodes=1, max_nodes=1)
+    return caught.type
+
+
+def test_a_command_that_is_none_is_told_from_a_node_that_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.E2BIG):
+        assert refused_by(monkeypatch, OSError(number, "no", "train")) is LaunchError
+    for other in (OSError(errno.ENOSPC, "no", "/tmp/torchelastic"), OSError(errno.EIO, "no", "train")):
+        assert refused_by(monkeypatch, other) is OSError
+    assert refused_by(monkeypatch, OSError(errno.EAGAIN, "no")) is BlockingIOError
+    assert refused_by(monkeypatch, OSError(errno.ENOENT, "No usable temporary directory")) is FileNotFoundError
+
+
+def test_a_command_that_cannot_be_started_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train").touch()
+    for command in ("/nowhere/train", str(tmp_path), str(tmp_path / "train"), str(tmp_path / "train" / "a")):
+        with pytest.raises(LaunchError) as caught:
+            how = {"min_nodes": 1, "max_nodes": 1, "run_id": "none", "signals_to_handle": "SIGTERM"}
+            run_agent(1, (command,), 5.0, rdzv_backend="c10d", rdzv_endpoint="localhost:0", **how)
+        assert command in str(caught.value.found)
+
+
+@pytest.mark.parametrize("script", ["trap 'exit 7' USR1", "trap '' USR1"])
+def test_ranks_that_are_left_are_told_and_killed_in_the_end(script: str) -> None:
+    waits = f"{script}; echo; while true; do sleep 0.05; done"
+    env = {"TORCHELASTIC_RUN_ID": "left", "PATH": os.environ["PATH"]}
+    rank = subprocess.Popen(["/bin/sh", "-c", waits], env=env, stdout=subprocess.PIPE)
+    try:
+        assert rank.stdout is not None and rank.stdout.readline()
+        end_those_left("left", signal.SIGUSR1, 0.5 if "''" in script else 30.0)
+        assert rank.wait(20) == (-signal.SIGKILL if "''" in script else 7)
+    finally:
+        rank.kill()
+        rank.communicate()
 
 
 def test_codes_have_names() -> None:
