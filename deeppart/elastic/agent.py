@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from .told import EXIT_CODE
 
 #: Between looks; until what was killed counts as gone: a process may hang in its file system.
 _LOOK_EVERY_S, _GONE_S = 0.05, 30.0
+_VARIABLE = re.compile(rb"(?:^|\0)[A-Za-z_]\w*=")
 #: What is wrong with a command, and not with the node: it is not there, is none, or is too long.
 _OF_COMMAND = (
     *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOEXEC, errno.ELOOP, errno.ENAMETOOLONG),
@@ -103,12 +105,17 @@ def _one_thread_each(ranks: int) -> Iterator[None]:
 
 
 def ranks_of(run_id: str) -> list[int]:
-    """The processes that the agent in this process has started for a run."""
+    """The processes that the agent in this process has started for a run.
+
+    Those that have written a title of theirs over their environment (``setproctitle``) are taken for such: this process
+    starts no others that do.
+    """
     mine = f"TORCHELASTIC_RUN_ID={run_id}".encode()
     found = []
     for task in Path("/proc/self/task").iterdir():
         for pid in _read(task / "children").split():
-            if mine in _read(Path("/proc") / pid.decode() / "environ").split(b"\0"):
+            environ = _read(Path("/proc") / pid.decode() / "environ")
+            if mine in environ.split(b"\0") or (environ and not _VARIABLE.search(environ)):
                 found.append(int(pid))
     return found
 

@@ -67,6 +67,31 @@ def test_ranks_are_those_of_the_run() -> None:
             each.communicate(b"\n", timeout=20)
 
 
+#: What setproctitle does to the environment, as others see it.
+TITLED = """
+import ctypes
+fields = open("/proc/self/stat").read().rpartition(")")[2].split()
+start, end = int(fields[47]), int(fields[48])
+ctypes.memset(start, 0, end - start)
+print(flush=True)
+input()
+"""
+
+
+def test_ranks_that_give_themselves_a_title_are_told() -> None:
+    """It is written over their environment. They would never be told of a change."""
+    rank = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", TITLED],
+        env={"TORCHELASTIC_RUN_ID": "titled"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert rank.stdout is not None and rank.stdout.readline()
+        assert ranks_of("titled") == [rank.pid]
+    finally:
+        rank.communicate(b"\n", timeout=20)
+    assert ranks_of("titled") == []
+
+
 def refused_by(monkeypatch: pytest.MonkeyPatch, error: OSError) -> type[Exception]:
     """What is raised when the operating system refuses so."""
 
