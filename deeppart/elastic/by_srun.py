@@ -108,7 +108,7 @@ class BySrun:
             LaunchError: Slurm does not answer, or there is no node, or no such command there.
         """
         # First: another thread may send at once, and nobody is to tell the ranks of the run before.
-        self._run, self._killed, self._tells, self._told = "", False, False, None
+        self._run, self._tells, self._told = "", False, None
         for _ in range(_TRIES):
             ended = self._run_at_a_port(ranks)
             if self._told is not None:
@@ -131,7 +131,7 @@ class BySrun:
         nodes = self.nodes()
         if not nodes:
             raise LaunchError("Slurm has taken all nodes of this job back", where=f"job {self._job}")
-        self._run = uuid.uuid4().hex
+        self._run, self._killed = uuid.uuid4().hex, False
         steps: dict[str, subprocess.Popen[bytes]] = {}
         with handled_by(self._hear, heard()):
             try:
@@ -205,8 +205,9 @@ class BySrun:
             if self._killed:
                 until_s = min(until_s, time.monotonic() + _OTHERS_S)
             if time.monotonic() > until_s:
-                if kills:
-                    break  # Slurm does not know how these ended
+                if kills:  # Slurm does not know how these ended
+                    first = first or Ended(-signal.SIGKILL, node=next(iter(running)))
+                    break
                 kills, until_s = True, time.monotonic() + _OTHERS_S
                 if not self._killed:
                     hanging = set(running)

@@ -256,6 +256,29 @@ def test_agents_that_outlive_a_kill_are_killed_again(slurm: Path, monkeypatch: p
     thread.join()
 
 
+def test_agents_that_cannot_be_killed_are_not_done(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their node's file system hangs, say."""
+    monkeypatch.setattr(by_srun, "_OTHERS_S", 0.3)
+    knows_steps(slurm)
+    does(slurm, 1, node1="exit 0", node2="exec sleep 60")
+    agents = launcher()
+    thread = told_once_there(agents, signal.SIGKILL)
+    assert agents.run(2) == Ended(-signal.SIGKILL, node="node2")
+    thread.join()
+
+
+def test_agents_that_are_killed_as_they_cannot_meet_leave_nothing_to_the_next(
+    slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait for an answer of somebody else's program."""
+    monkeypatch.setattr(by_srun, "_OTHERS_S", 0.3)
+    knows_steps(slurm)
+    does(slurm, 1, node1=f"exit {PORT_TAKEN}", node2="until grep -s KILL cancelled; do sleep 0.05; done; exit 137")
+    does(slurm, 2, node1="rm cancelled; sleep 1.5; [ ! -e cancelled ]")
+    agents = launcher()
+    assert agents.run(2) == Ended(0) and agents.nodes() == ("node1", "node2")
+
+
 def test_a_kill_that_slurm_has_not_heard_of_is_none(slurm: Path) -> None:
     command(slurm, "squeue", "exit 1")
     assert not launcher().send(signal.SIGKILL)
