@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -75,7 +75,7 @@ def run_agent(ranks: int, command: Sequence[str], grace_s: float, **options: Any
     )
     first, *more = command
     try:
-        with _one_thread_each(ranks):
+        with _one_thread_each(ranks), _time_for_others(grace_s):
             elastic_launch(config, first)(*more)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
@@ -102,6 +102,26 @@ def _one_thread_each(ranks: int) -> Iterator[None]:
     finally:
         if ours:
             del os.environ["OMP_NUM_THREADS"]
+
+
+@contextlib.contextmanager
+def _time_for_others(grace_s: float) -> Iterator[None]:
+    """Once a rank has left the others have their time for a checkpoint, too: one of them may make it for all.
+
+    The agent would kill them after 30 s. It still does when a rank has failed.
+    """
+    close = SubprocessContext.close
+
+    def patient(self: SubprocessContext, death_sig: signal.Signals | None = None, timeout: int | None = None) -> None:
+        if timeout is None and any(failure.exitcode == EXIT_CODE for failure in self._failures.values()):
+            timeout = max(1, int(grace_s))
+        close(self, death_sig, *(() if timeout is None else (timeout,)))
+
+    SubprocessContext.close = patient  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        SubprocessContext.close = close  # type: ignore[method-assign]
 
 
 def ranks_of(run_id: str) -> list[int]:

@@ -195,7 +195,9 @@ class BySrun:
                 unmet = unmet or code == NOT_MET
                 if code == PORT_TAKEN or (code != 0 and first is None):
                     first = Ended(code, node=node)
-                    until_s = time.monotonic() + _OTHERS_S
+                    # Ranks that leave may not be the ones that make the checkpoint.
+                    others_s = max(_OTHERS_S, self._grace_s + _LATER_S) if code == EXIT_CODE else _OTHERS_S
+                    until_s = time.monotonic() + others_s
             if self._told is not None and not waits:
                 waits, until_s = True, time.monotonic() + self._grace_s + _LATER_S
             ends = self._tells or first is not None or self._told is not None

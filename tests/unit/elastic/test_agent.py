@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from torch.distributed.elastic.multiprocessing.api import PContext
 
 from deeppart.elastic import agent
 from deeppart.elastic.agent import Ended, end_those_left, name_code, ranks_of, run_agent
@@ -49,6 +50,33 @@ def test_a_signal_to_the_agent_is_told() -> None:
     """The rank that sends it leaves."""
     done = ended("signal.signal(15, lambda *_: os._exit(143))\nos.kill(os.getppid(), 15)\ntime.sleep(30)", ranks=1)
     assert done == Ended(143, told=signal.SIGTERM)
+
+
+#: One rank ends at once, the other one takes its time when it is told so.
+OTHERS = """
+def saves(*_):
+    signal.signal(15, signal.SIG_IGN)
+    time.sleep(3)
+    open(where, "w").close()
+    os._exit(143)
+if os.environ["RANK"] == "0":
+    signal.signal(15, saves)
+    open(where + "-began", "w").close()
+else:
+    while not os.path.exists(where + "-began"): time.sleep(0.01)
+    os._exit(code)
+time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize("code", [143, 7])
+def test_a_rank_may_make_the_checkpoint_when_others_have_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """For as long as it is given; those of a rank that has failed have the agent's time, which is short."""
+    monkeypatch.setattr(PContext.close, "__defaults__", (None, 1))
+    assert ended(f"where, code = {str(tmp_path / 'saved')!r}, {code}\n{OTHERS}") == Ended(code, rank=1)
+    assert (tmp_path / "saved").exists() == (code == 143)
 
 
 def test_ranks_are_those_of_the_run() -> None:

@@ -279,6 +279,14 @@ def test_agents_that_are_killed_as_they_cannot_meet_leave_nothing_to_the_next(
     assert agents.run(2) == Ended(0) and agents.nodes() == ("node1", "node2")
 
 
+def test_nodes_have_their_time_for_a_checkpoint_when_one_has_left(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_srun, "_OTHERS_S", 0.3)
+    knows_steps(slurm)
+    saves = "sleep 1.5; grep -s KILL cancelled && exit 137; touch saved; exit 143"
+    does(slurm, 1, node1="exit 143", node2=saves)
+    assert launcher().run(2) == Ended(143, node="node1") and (slurm / "saved").exists()
+
+
 def test_a_kill_that_slurm_has_not_heard_of_is_none(slurm: Path) -> None:
     command(slurm, "squeue", "exit 1")
     assert not launcher().send(signal.SIGKILL)
