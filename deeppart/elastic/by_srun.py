@@ -29,6 +29,8 @@ _OTHERS_S, _LATER_S, _ANSWER_S = 30.0, 10.0, 60.0
 _AGAIN_S, _BUSY = 60.0, ("Unable to contact", "timed out", "Zero Bytes")
 _PORTS = (20_000, 30_000)
 _TRIES = 5
+#: Of srun itself, by its variable: Slurm did not answer, or did not give it the step.
+_NO_STEP = 74
 #: Slurm says so, whatever the agent has said, if a process of the step was killed since there was no memory left.
 _OUT_OF_MEMORY = 253
 #: The agent has ended by itself, and its node is as good as before.
@@ -83,6 +85,7 @@ class BySrun:
         self._per_node = -(-most // nodes)
         self._lost = set[str]()
         self._run = ""  # the name of its steps; written before there are any
+        self._without_step = set[str]()  # in the last run
         self._killed = self._tells = False
         self._told: signal.Signals | None = None
 
@@ -113,10 +116,12 @@ class BySrun:
             ended = self._run_at_a_port(ranks)
             if self._told is not None:
                 return Ended(EXIT_CODE, told=self._told)
-            if ended.code != PORT_TAKEN:
+            if ended.code not in (PORT_TAKEN, _NO_STEP):
                 break
             if self._tells:  # to end: there are no ranks that could
                 return Ended(EXIT_CODE, node=ended.node)
+        if ended.code == _NO_STEP:
+            self._lost |= self._without_step
         if ended.code == NO_COMMAND:
             raise LaunchError(
                 "the command of the ranks cannot be started",
@@ -174,13 +179,17 @@ class BySrun:
             assignment = Assignment(self._run, share, number, len(shares), endpoint, self._grace_s)
             agent = (sys.executable, "-m", "deeppart.elastic.node_agent", assignment.as_text(), *self._command)
             options = (f"--nodelist={node}", f"--job-name={self._run}")
-            steps[node] = subprocess.Popen([*_SRUN, *options, *agent], stdin=subprocess.DEVNULL, start_new_session=True)
+            steps[node] = subprocess.Popen(
+                [*_SRUN, *options, *agent], stdin=subprocess.DEVNULL, start_new_session=True,
+                env={**os.environ, "SLURM_EXIT_ERROR": str(_NO_STEP)},
+            )  # fmt: skip
 
     def _wait(self, steps: dict[str, subprocess.Popen[bytes]]) -> Ended:
         """Until all nodes have ended: once one has failed, or has left, or this process is told, all are told."""
         running = dict(steps)
         first: Ended | None = None
         failed, hanging = set[str](), set[str]()
+        self._without_step = set()
         next_s, until_s, waits, unmet, kills = 0.0, float("inf"), False, False, False
         while running:
             time.sleep(_LOOK_EVERY_S)
@@ -191,7 +200,7 @@ class BySrun:
                 if code in _BY_SIGNAL:
                     code = EXIT_CODE
                 if code not in _OF_AGENTS and not self._killed and self._told is None:
-                    failed.add(node)
+                    (self._without_step if code == _NO_STEP else failed).add(node)
                 unmet = unmet or code == NOT_MET
                 if code == PORT_TAKEN or (code != 0 and first is None):
                     first = Ended(code, node=node)

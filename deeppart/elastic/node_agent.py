@@ -10,6 +10,7 @@ too; this one does nothing to a process that does not know it.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -133,6 +134,7 @@ def main(arguments: Sequence[str]) -> int:
     Args:
         arguments: an :class:`Assignment`, and the command of each rank.
     """
+    os.environ.pop("SLURM_EXIT_ERROR", None)  # for the srun of this process, and not for those of ranks
     assignment = Assignment(**json.loads(arguments[0]))
     passing = _Passing(assignment.run, assignment.grace_s)
     passing.listen()

@@ -135,6 +135,17 @@ def test_ports_that_are_all_taken_are_a_failure(slurm: Path) -> None:
     assert len((slurm / "started.node1").read_text().splitlines()) == 5
 
 
+def test_a_step_that_slurm_does_not_give_is_asked_for_again(slurm: Path) -> None:
+    """Its controller starts again, say: no node is lost by it, unless it goes on so."""
+    does(slurm, 1, node1="exit $SLURM_EXIT_ERROR", node2="exit $SLURM_EXIT_ERROR")
+    agents = launcher()
+    assert agents.run(2) == Ended(0) and agents.nodes() == ("node1", "node2")
+    for run in range(3, 10):
+        does(slurm, run, node2="exit $SLURM_EXIT_ERROR")
+    assert agents.run(2) == Ended(by_srun._NO_STEP, node="node2") and agents.nodes() == ("node1",)
+    assert len((slurm / "started.node2").read_text().splitlines()) == 2 + 5
+
+
 def test_ranks_have_the_environment_of_the_job(slurm: Path) -> None:
     """Not what --export=NONE of the job leaves of it."""
     launcher().run(1)
