@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from deeppart.errors import LaunchError
 
 from .told import EXIT_CODE
+
+#: Between looks; until what was killed counts as gone: a process may hang in its file system.
+_LOOK_EVERY_S, _GONE_S = 0.05, 30.0
+_VARIABLE = re.compile(rb"(?:^|\0)[A-Za-z_]\w*=")
+#: What is wrong with a command, and not with the node: it is not there, is none, or is too long.
+_OF_COMMAND = (
+    *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOEXEC, errno.ELOOP, errno.ENAMETOOLONG),
+    *(errno.E2BIG, errno.EINVAL),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +64,7 @@ def run_agent(ranks: int, command: Sequence[str], grace_s: float, **options: Any
 
     Raises:
         LaunchError: there is no such command.
+        OSError: this node cannot start it: it has no room for files, or for processes.
     """
     config = LaunchConfig(
         nproc_per_node=ranks,
@@ -62,12 +75,14 @@ def run_agent(ranks: int, command: Sequence[str], grace_s: float, **options: Any
     )
     first, *more = command
     try:
-        with _one_thread_each(ranks):
+        with _one_thread_each(ranks), _time_for_others(grace_s):
             elastic_launch(config, first)(*more)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         return Ended(failure.exitcode, rank)
     except OSError as error:
+        if error.filename != first or error.errno not in _OF_COMMAND:
+            raise
         raise LaunchError(
             "the command of the ranks cannot be started", found=str(error), todo="name a program, and its arguments"
         ) from error
@@ -89,13 +104,38 @@ def _one_thread_each(ranks: int) -> Iterator[None]:
             del os.environ["OMP_NUM_THREADS"]
 
 
+@contextlib.contextmanager
+def _time_for_others(grace_s: float) -> Iterator[None]:
+    """Once a rank has left the others have their time for a checkpoint, too: one of them may make it for all.
+
+    The agent would kill them after 30 s. It still does when a rank has failed.
+    """
+    close = SubprocessContext.close
+
+    def patient(self: SubprocessContext, death_sig: signal.Signals | None = None, timeout: int | None = None) -> None:
+        if timeout is None and any(failure.exitcode == EXIT_CODE for failure in self._failures.values()):
+            timeout = max(1, int(grace_s))
+        close(self, death_sig, *(() if timeout is None else (timeout,)))
+
+    SubprocessContext.close = patient  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        SubprocessContext.close = close  # type: ignore[method-assign]
+
+
 def ranks_of(run_id: str) -> list[int]:
-    """The processes that the agent in this process has started for a run."""
+    """The processes that the agent in this process has started for a run.
+
+    Those that have written a title of theirs over their environment (``setproctitle``) are taken for such: this process
+    starts no others that do.
+    """
     mine = f"TORCHELASTIC_RUN_ID={run_id}".encode()
     found = []
     for task in Path("/proc/self/task").iterdir():
         for pid in _read(task / "children").split():
-            if mine in _read(Path("/proc") / pid.decode() / "environ").split(b"\0"):
+            environ = _read(Path("/proc") / pid.decode() / "environ")
+            if mine in environ.split(b"\0") or (environ and not _VARIABLE.search(environ)):
                 found.append(int(pid))
     return found
 
@@ -105,6 +145,24 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:  # it has ended
         return b""
+
+
+def end_those_left(run_id: str, number: signal.Signals, grace_s: float) -> None:
+    """End ranks that the agent has lost: a signal came while it was starting them, or several came while it waited.
+
+    Args:
+        run_id: of their run.
+        number: the signal that they are told by; they may listen to no other one.
+        grace_s: seconds that they have for a checkpoint, until they are killed.
+    """
+    send(ranks_of(run_id), number)
+    until_s = time.monotonic() + grace_s
+    while left := ranks_of(run_id):
+        time.sleep(_LOOK_EVERY_S)
+        if time.monotonic() > until_s:
+            send(left, signal.SIGKILL)
+        if time.monotonic() > until_s + _GONE_S:
+            break
 
 
 def send(ranks: Sequence[int], number: signal.Signals) -> None:

@@ -18,18 +18,23 @@ from deeppart.errors import LaunchError
 
 from .agent import Ended
 from .launching import SIGNALS, handled_by, heard
-from .node_agent import FAILED, NO_COMMAND, PORT_TAKEN, TELL, Assignment
+from .node_agent import FAILED, NO_COMMAND, NOT_MET, PORT_TAKEN, TELL, Assignment
 from .told import EXIT_CODE
 
-_LOOK_EVERY_S, _TELL_EVERY_S = 0.05, 2.0
+#: Between signals to ranks that have not ended; and looks for steps that Slurm does not know, or not any more.
+_LOOK_EVERY_S, _TELL_EVERY_S, _ASK_EVERY_S = 0.05, 2.0, 0.5
 #: For the others to end once one node has; for agents beyond their own time for a checkpoint; for Slurm to answer.
 _OTHERS_S, _LATER_S, _ANSWER_S = 30.0, 10.0, 60.0
 #: A controller that is busy or starts again is asked again, for so long.
 _AGAIN_S, _BUSY = 60.0, ("Unable to contact", "timed out", "Zero Bytes")
 _PORTS = (20_000, 30_000)
 _TRIES = 5
+#: Of srun itself, by its variable: Slurm did not answer, or did not give it the step.
+_NO_STEP = 74
+#: Slurm says so, whatever the agent has said, if a process of the step was killed since there was no memory left.
+_OUT_OF_MEMORY = 253
 #: The agent has ended by itself, and its node is as good as before.
-_OF_AGENTS = (0, EXIT_CODE, FAILED, NO_COMMAND, PORT_TAKEN)
+_OF_AGENTS = (0, EXIT_CODE, FAILED, NO_COMMAND, PORT_TAKEN, NOT_MET, _OUT_OF_MEMORY)
 #: Of agents that a signal has ended before they had ranks to tell: it was sent to the job's steps, not by us.
 _BY_SIGNAL = tuple(128 + number for number in SIGNALS)
 #: For the 0 that srun ends with when Slurm has taken its node back.
@@ -80,6 +85,7 @@ class BySrun:
         self._per_node = -(-most // nodes)
         self._lost = set[str]()
         self._run = ""  # the name of its steps; written before there are any
+        self._without_step = set[str]()  # in the last run
         self._killed = self._tells = False
         self._told: signal.Signals | None = None
 
@@ -89,8 +95,10 @@ class BySrun:
         Raises:
             LaunchError: Slurm does not answer.
         """
-        now = _ask("squeue", "--noheader", f"--jobs={self._job}", "--format=%N")
-        return tuple(node for node in _listed(now) if node not in self._lost) if now else ()
+        lines = _ask("squeue", "--noheader", f"--jobs={self._job}", "--format=%A %N").splitlines()
+        # The number of the last job of an array is that of the array, too.
+        now = [words[1] for words in map(str.split, lines) if len(words) == 2 and words[0] == self._job]
+        return tuple(node for node in _listed(now[0]) if node not in self._lost) if now else ()
 
     def room(self) -> int | None:
         """As of :class:`.launching.Launcher`."""
@@ -102,10 +110,18 @@ class BySrun:
         Raises:
             LaunchError: Slurm does not answer, or there is no node, or no such command there.
         """
+        # First: another thread may send at once, and nobody is to tell the ranks of the run before.
+        self._run, self._tells, self._told = "", False, None
         for _ in range(_TRIES):
             ended = self._run_at_a_port(ranks)
-            if ended.code != PORT_TAKEN:
+            if self._told is not None:
+                return Ended(EXIT_CODE, told=self._told)
+            if ended.code not in (PORT_TAKEN, _NO_STEP):
                 break
+            if self._tells:  # to end: there are no ranks that could
+                return Ended(EXIT_CODE, node=ended.node)
+        if ended.code == _NO_STEP:
+            self._lost |= self._without_step
         if ended.code == NO_COMMAND:
             raise LaunchError(
                 "the command of the ranks cannot be started",
@@ -120,14 +136,14 @@ class BySrun:
         nodes = self.nodes()
         if not nodes:
             raise LaunchError("Slurm has taken all nodes of this job back", where=f"job {self._job}")
-        self._run, self._killed, self._tells, self._told = uuid.uuid4().hex, False, False, None
+        self._run, self._killed = uuid.uuid4().hex, False
         steps: dict[str, subprocess.Popen[bytes]] = {}
         with handled_by(self._hear, heard()):
             try:
                 self._start(steps, nodes, divided(ranks, len(nodes)))
                 return self._wait(steps)
             finally:
-                if not self._killed and any(step.poll() is None for step in steps.values()):
+                if any(step.poll() is None for step in steps.values()):
                     self.send(signal.SIGKILL)  # srun alone would leave its agent behind
                 for step in steps.values():
                     step.kill()
@@ -138,16 +154,21 @@ class BySrun:
 
         SIGTERM goes to the ranks alone, by :data:`.node_agent.TELL`, which is sent until they have ended.
         """
-        self._killed = self._killed or number == signal.SIGKILL
-        with contextlib.suppress(LaunchError):  # whoever sends tries again
+        return self._send(number, asked=True)
+
+    def _send(self, number: signal.Signals, *, asked: bool) -> bool:
+        try:
             lines = _ask("squeue", "--steps", "--noheader", f"--jobs={self._job}", "--format=%i %j", check=False)
-            steps = [line.split()[0] for line in lines.splitlines() if line.split()[1:] == [self._run]]
-            if steps:
-                self._tells = self._tells or number == signal.SIGTERM
-                sent = TELL if number == signal.SIGTERM else number
+        except LaunchError:  # whoever sends tries again
+            return False
+        steps = [line.split()[0] for line in lines.splitlines() if line.split()[1:] == [self._run]]
+        if steps:  # what follows is known before they can end by it
+            self._killed = self._killed or number == signal.SIGKILL
+            self._tells = self._tells or (asked and number == signal.SIGTERM)
+            sent = TELL if number == signal.SIGTERM else number
+            with contextlib.suppress(LaunchError):  # it is sent again
                 _ask("scancel", f"--signal={sent.name.removeprefix('SIG')}", *steps, check=False)
-            return bool(steps)
-        return False
+        return bool(steps)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self._told = signal.Signals(number)
@@ -158,13 +179,18 @@ class BySrun:
             assignment = Assignment(self._run, share, number, len(shares), endpoint, self._grace_s)
             agent = (sys.executable, "-m", "deeppart.elastic.node_agent", assignment.as_text(), *self._command)
             options = (f"--nodelist={node}", f"--job-name={self._run}")
-            steps[node] = subprocess.Popen([*_SRUN, *options, *agent], stdin=subprocess.DEVNULL, start_new_session=True)
+            steps[node] = subprocess.Popen(
+                [*_SRUN, *options, *agent], stdin=subprocess.DEVNULL, start_new_session=True,
+                env={**os.environ, "SLURM_EXIT_ERROR": str(_NO_STEP)},
+            )  # fmt: skip
 
     def _wait(self, steps: dict[str, subprocess.Popen[bytes]]) -> Ended:
         """Until all nodes have ended: once one has failed, or has left, or this process is told, all are told."""
         running = dict(steps)
         first: Ended | None = None
-        next_s, waits, until_s = 0.0, False, float("inf")
+        failed, hanging = set[str](), set[str]()
+        self._without_step = set()
+        next_s, until_s, waits, unmet, kills = 0.0, float("inf"), False, False, False
         while running:
             time.sleep(_LOOK_EVERY_S)
             for node, code in [(node, code) for node in running if (code := running[node].poll()) is not None]:
@@ -174,25 +200,36 @@ class BySrun:
                 if code in _BY_SIGNAL:
                     code = EXIT_CODE
                 if code not in _OF_AGENTS and not self._killed and self._told is None:
-                    self._lost.add(node)
+                    (self._without_step if code == _NO_STEP else failed).add(node)
+                unmet = unmet or code == NOT_MET
                 if code == PORT_TAKEN or (code != 0 and first is None):
                     first = Ended(code, node=node)
-                    until_s = time.monotonic() + _OTHERS_S
+                    # Ranks that leave may not be the ones that make the checkpoint.
+                    others_s = max(_OTHERS_S, self._grace_s + _LATER_S) if code == EXIT_CODE else _OTHERS_S
+                    until_s = time.monotonic() + others_s
             if self._told is not None and not waits:
                 waits, until_s = True, time.monotonic() + self._grace_s + _LATER_S
             ends = self._tells or first is not None or self._told is not None
-            if running and ends and not self._killed and time.monotonic() >= next_s and self.send(signal.SIGTERM):
-                next_s = time.monotonic() + _TELL_EVERY_S
+            if running and ends and not self._killed and time.monotonic() >= next_s:
+                sent = self._send(signal.SIGTERM, asked=False)
+                next_s = time.monotonic() + (_TELL_EVERY_S if sent else _ASK_EVERY_S)
+            if self._killed:
+                until_s = min(until_s, time.monotonic() + _OTHERS_S)
             if time.monotonic() > until_s:
-                until_s = time.monotonic() + _OTHERS_S
-                if self._killed:
-                    break  # Slurm does not know how these ended
-                self.send(signal.SIGKILL)
-        if first is not None and first.code == PORT_TAKEN:
-            self._lost -= set(steps)  # others may have failed to meet there
-        if self._told is not None:
-            return Ended(EXIT_CODE, told=self._told)
-        return first or Ended(0)
+                if kills:  # Slurm does not know how these ended
+                    first = first or Ended(-signal.SIGKILL, node=next(iter(running)))
+                    break
+                kills, until_s = True, time.monotonic() + _OTHERS_S
+                if not self._killed:
+                    hanging = set(running)
+                self._send(signal.SIGKILL, asked=False)
+        if first is None:
+            return Ended(0)
+        if unmet:  # those that the others have waited for, and not those that gave up; nor whom they left alone
+            self._lost |= hanging
+        elif first.code != PORT_TAKEN:  # others may have failed to meet there
+            self._lost |= failed
+        return first
 
 
 def _refuse_gpus(job: str, nodes: int) -> None:

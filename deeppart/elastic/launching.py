@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
@@ -14,11 +13,12 @@ from typing import Protocol
 from torch.distributed import DistNetworkError, TCPStore
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from .agent import Ended, ranks_of, run_agent, send
+from deeppart.errors import LaunchError
+
+from .agent import Ended, end_those_left, ranks_of, run_agent, send
 
 #: What the agent passes on to the ranks, and ends by.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-_LOOK_EVERY_S = 0.05
 _TRIES = 10
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
@@ -120,7 +120,11 @@ class OnThisHost:
         return None
 
     def run(self, ranks: int) -> Ended:
-        """As of :class:`Launcher`."""
+        """As of :class:`Launcher`.
+
+        Raises:
+            LaunchError: the ranks cannot be started.
+        """
         self._run_id = uuid.uuid4().hex
         store = _store()
         told = signal.SIGTERM
@@ -139,24 +143,12 @@ class OnThisHost:
             )
             told = ended.told or told
             return ended
+        except OSError as error:
+            raise LaunchError("the ranks cannot be started on this host", found=str(error)) from error
         finally:
-            self._end_those_left(told)
-
-    def _end_those_left(self, told: signal.Signals) -> None:
-        """Ranks that the agent has lost: a signal came while it was starting them, or several came while it waited.
-
-        Args:
-            told: that signal: they may listen to no other one.
-        """
-        if not ranks_of(self._run_id):
-            return
-        with deaf():
-            self.send(told)
-            until_s = time.monotonic() + self._grace_s
-            while ranks_of(self._run_id):
-                time.sleep(_LOOK_EVERY_S)
-                if time.monotonic() > until_s:
-                    self.send(signal.SIGKILL)
+            if ranks_of(self._run_id):
+                with deaf():
+                    end_those_left(self._run_id, told, self._grace_s)
 
     def send(self, number: signal.Signals) -> bool:
         """As of :class:`Launcher`; not to the agent, which would end by it without saying how the ranks did."""

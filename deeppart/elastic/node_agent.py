@@ -10,27 +10,35 @@ too; this one does nothing to a process that does not know it.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from types import FrameType
 
-from torch.distributed import DistNetworkError
+from torch.distributed import DistError
 
 from deeppart.config.job import node_name
 from deeppart.errors import LaunchError
 
-from .agent import Ended, name_code, ranks_of, run_agent, send
+from .agent import Ended, end_those_left, name_code, ranks_of, run_agent, send
 from .told import EXIT_CODE
 
-#: Of this process: a rank has failed, there is no such command, the port of the meeting is somebody else's; it has said
-#: so. Everything but these, 0, 143 and signals is of the node, or of srun.
-FAILED, NO_COMMAND, PORT_TAKEN = 70, 71, 72
+#: Of this process: a rank has failed, there is no such command, the port of the meeting is somebody else's, others have
+#: not come there; it has said so. Everything but these, 0, 143 and signals is of the node, or of srun.
+FAILED, NO_COMMAND, PORT_TAKEN, NOT_MET = 70, 71, 72, 73
+#: Ranks can not be started on this node.
+_OF_THIS_NODE = 1
+#: Of the time for the meeting: who gives up after that has waited for others; who fails before, fails by itself.
+_LONG = 0.9
 #: That :mod:`.by_srun` sends.
 TELL = signal.SIGURG
 #: What the agent itself ends by.
-_SIGNALS = "SIGINT,SIGHUP,SIGQUIT"
+_SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+#: Ranks that have ended are known to have, after that.
+_ENDED_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +73,8 @@ class _Passing:
 
     def __init__(self, run: str, grace_s: float) -> None:
         self._run, self._grace_s = run, grace_s
-        self._told = set[int]()
+        self._told = set[int]()  # by SIGTERM
+        self._none_since_s: float | None = None
 
     def listen(self) -> None:
         for number in (signal.SIGTERM, signal.SIGUSR1):
@@ -76,7 +85,7 @@ class _Passing:
     def end(self) -> None:
         """There are no ranks to tell; what comes late is not to change the exit code."""
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        for number in (signal.SIGTERM, signal.SIGUSR1, TELL, signal.SIGALRM):
+        for number in (signal.SIGTERM, signal.SIGUSR1, TELL, signal.SIGALRM, *_SIGNALS):
             signal.signal(number, signal.SIG_IGN)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
@@ -84,13 +93,23 @@ class _Passing:
         if not ranks:  # none has been started, so none has anything to lose
             raise SystemExit(EXIT_CODE)
         send(ranks, signal.Signals(number))
+        if number == signal.SIGTERM:
+            self._told.update(ranks)
         signal.setitimer(signal.ITIMER_REAL, self._grace_s)
 
     def _tell(self, number: int, frame: FrameType | None) -> None:
-        """It comes again and again: ranks that are being started may miss the first one."""
+        """It comes again and again: ranks that are being started may miss the first one.
+
+        Once there are none they may just have ended, and how they did is what this process is about to end with.
+        """
         ranks = ranks_of(self._run)
         if not ranks:
-            raise SystemExit(EXIT_CODE)
+            if self._none_since_s is None:
+                self._none_since_s = time.monotonic()
+            elif time.monotonic() > self._none_since_s + _ENDED_S:
+                raise SystemExit(EXIT_CODE)
+            return
+        self._none_since_s = None
         if not self._told:
             signal.setitimer(signal.ITIMER_REAL, self._grace_s)
         send([pid for pid in ranks if pid not in self._told], signal.SIGTERM)
@@ -115,9 +134,11 @@ def main(arguments: Sequence[str]) -> int:
     Args:
         arguments: an :class:`Assignment`, and the command of each rank.
     """
+    os.environ.pop("SLURM_EXIT_ERROR", None)  # for the srun of this process, and not for those of ranks
     assignment = Assignment(**json.loads(arguments[0]))
     passing = _Passing(assignment.run, assignment.grace_s)
     passing.listen()
+    told, began_s = signal.SIGTERM, time.monotonic()
     try:
         ended = run_agent(
             assignment.ranks,
@@ -129,17 +150,25 @@ def main(arguments: Sequence[str]) -> int:
             rdzv_backend="static",
             rdzv_endpoint=assignment.endpoint,
             rdzv_configs={"rank": assignment.node, "timeout": assignment.meet_s},
-            signals_to_handle=_SIGNALS,
+            signals_to_handle=",".join(number.name for number in _SIGNALS),
         )
+        told = ended.told or told
         code, said = exit_code(ended), f"{ended.where} on {node_name()}: {name_code(ended.code)}"
     except LaunchError as error:
         code, said = NO_COMMAND, f"{error.summary} on {node_name()}: {error.found}"
-    except DistNetworkError as error:
-        if "EADDRINUSE" not in str(error):
+    except OSError as error:
+        code, said = _OF_THIS_NODE, f"the ranks cannot be started on {node_name()}: {error}"
+    except DistError as error:
+        if "EADDRINUSE" in str(error):
+            code, said = PORT_TAKEN, f"the agents cannot meet at {assignment.endpoint}: the port is in use"
+        elif time.monotonic() < began_s + _LONG * assignment.meet_s:
             raise
-        code, said = PORT_TAKEN, f"the agents cannot meet at {assignment.endpoint}: the port is in use"
-    passing.end()
-    if code in (FAILED, NO_COMMAND, PORT_TAKEN):
+        else:
+            code, said = NOT_MET, f"{node_name()} has waited at {assignment.endpoint}: {error}"
+    finally:
+        passing.end()
+        end_those_left(assignment.run, told, assignment.grace_s)
+    if code in (_OF_THIS_NODE, FAILED, NO_COMMAND, PORT_TAKEN, NOT_MET):
         sys.stderr.write(f"elastic-run: {said}\n")
     return code
 

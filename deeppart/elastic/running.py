@@ -155,6 +155,7 @@ class ElasticRun:
 
     def _watch(self, over: threading.Event, wanted: int) -> None:
         until_s: float | None = None
+        said = False
         while not over.wait(_LOOK_EVERY_S):
             now = self._wanted.look(self._events.passed_s)
             if self._wanted.refused is not None:
@@ -167,10 +168,12 @@ class ElasticRun:
                     self._events.tell("change", ranks=now)
                     until_s = time.monotonic() + self._options.grace_s
             elif until_s is not None and time.monotonic() > until_s:
-                left = f"ranks have not ended {self._options.grace_s:g} s after SIGTERM: they are killed"
-                self._events.tell("note", text=left)
-                self._launcher.send(signal.SIGKILL)
-                until_s = float("inf")
+                if not said:
+                    left = f"ranks have not ended {self._options.grace_s:g} s after SIGTERM: they are killed"
+                    self._events.tell("note", text=left)
+                    said = True
+                if self._launcher.send(signal.SIGKILL):
+                    until_s = float("inf")
 
     def _count(self, ended: Ended, ranks: int, newest: StepKey | None) -> None:
         """A failure: of how many in a row?

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import signal
 import sys
@@ -9,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from torch.distributed import DistNetworkError, TCPStore
@@ -18,6 +19,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from deeppart.elastic import launching
 from deeppart.elastic.agent import Ended, ranks_of
 from deeppart.elastic.launching import OnThisHost, ended_by_signals
+from deeppart.errors import LaunchError
 from tests.unit.elastic.handlers import NUMBERS, handlers_kept
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.xdist_group("torchrun")]
@@ -115,3 +117,13 @@ def test_a_port_that_torch_would_not_share_is_not_taken(monkeypatch: pytest.Monk
     monkeypatch.setattr(launching, "TCPStore", store)
     found = launching._store()
     assert refused == given[:1] and found.port == given[1] != given[0]
+
+
+def test_a_host_that_has_no_room_is_not_a_command_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/torchelastic")
+
+    monkeypatch.setattr(launching, "run_agent", refuse)
+    with pytest.raises(LaunchError, match="on this host") as caught:
+        OnThisHost(("true",), 5.0).run(1)
+    assert "No space left" in str(caught.value.found) and "program" not in str(caught.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -196,3 +197,37 @@ def test_nodes_that_are_left_have_room_for_so_many(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="too few nodes are left") as caught:
         ElasticRun(options, Wanted(Range(3, 4), (), None), 3, Nodes(), Events()).run()
     assert caught.value.found == "room for 2, on node1"
+
+
+class Deaf:
+    """Ranks that have to be killed, of which the second attempt is heard."""
+
+    def __init__(self) -> None:
+        self.killed = threading.Event()
+        self.sent: list[signal.Signals] = []
+
+    def nodes(self) -> tuple[str, ...]:
+        return ()
+
+    def room(self) -> int | None:
+        return None
+
+    def run(self, ranks: int) -> Ended:
+        if ranks == 1:
+            return Ended(0)
+        return Ended(-9 if self.killed.wait(20) else 1)
+
+    def send(self, number: signal.Signals) -> bool:
+        self.sent.append(number)
+        if self.sent.count(signal.SIGKILL) == 2:
+            self.killed.set()
+        return number == signal.SIGTERM or self.killed.is_set()
+
+
+def test_a_kill_that_nobody_has_heard_is_tried_again(tmp_path: Path) -> None:
+    """Slurm does not answer, say. It is said once."""
+    said, ranks = list[str](), Deaf()
+    wanted = Wanted(Range(1, 2), ((0.0, 2), (0.1, 1)), None)
+    assert ElasticRun(Options(tmp_path, grace_s=0.1), wanted, 1, ranks, Events(said.append)).run() == 0
+    assert ranks.sent == [signal.SIGTERM, signal.SIGKILL, signal.SIGKILL]
+    assert sum("they are killed" in line for line in said) == 1
