@@ -53,7 +53,7 @@ def test_only_some_kinds() -> None:
     assert cases_of((), quick=False) == CASES
     found = cases_of(("compressed", "restore"), quick=False)
     assert [case.kind for case in found] == ["compressed", "restore"]
-    with pytest.raises(ConfigError, match="(?s)no such kind.*did you mean restore"):
+    with pytest.raises(ConfigError, match=r"(?s)no such kind.*did you mean restore"):
         cases_of(("restores",), quick=False)
 
 
