@@ -24,20 +24,24 @@ from .start import Directories, measure
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int64")
 #: (bytes of a rank's share, tensors of it) that are measured, both levels at work. Large ones are copied more slowly
-#: than what fits into a cache; the small tensors are of 8 KiB and less.
+#: than what fits into a cache, and small ones tell what does not depend on bytes. The small tensors are of 8 and 4 KiB:
+#: lengths that are no multiple of a cache line's take a quarter longer each.
 SHARES: Sequence[tuple[int, int]] = (
     (64 << 20, 16),
     (128 << 20, 64),
     (256 << 20, 16),
     (160 << 20, 512),
     (32 << 20, 4096),
-    (64 << 20, 12288),
+    (48 << 20, 12288),
+    (24 << 20, 48),
 )
 QUICK_SHARES: Sequence[tuple[int, int]] = ((2 << 20, 16), (24 << 20, 16), (24 << 20, 256), (8 << 20, 2048))
 #: Shares of many and few tensors, large enough for a lazy capture to put their copies off.
 LAZY_SHARES, QUICK_LAZY_SHARES = ((160 << 20, 512), (160 << 20, 32)), ((24 << 20, 256), (24 << 20, 16))
-#: Of each session, and sessions.
-ROUNDS, QUICK_ROUNDS = (3, 2), (4, 1)
+#: A share that is compressed.
+ENCODED_SHARE, QUICK_ENCODED_SHARE = (64 << 20, 256), (24 << 20, 256)
+#: Rounds of each session; of what takes long, or is to be known less well; and sessions.
+ROUNDS, QUICK_ROUNDS = (3, 3, 2), (4, 2, 1)
 #: The shares that have parity, and that are written to the local level alone.
 _PROTECTED, _LOCAL_ONLY = slice(0, 2), slice(0, 3, 2)
 #: The shares that are restored from the file system.
@@ -114,10 +118,9 @@ class _Measuring:
 
     def on(self, ranks: int, dtypes: Sequence[str]) -> Measured:
         """Measure on so many ranks."""
-        shares, (rounds, sessions) = (QUICK_SHARES, QUICK_ROUNDS) if self.quick else (SHARES, ROUNDS)
+        shares, (rounds, few, sessions) = (QUICK_SHARES, QUICK_ROUNDS) if self.quick else (SHARES, ROUNDS)
         lazy = QUICK_LAZY_SHARES if self.quick else LAZY_SHARES
-        encoded_share = lazy[0]
-        few = max(2, rounds // 2)
+        encoded_share = QUICK_ENCODED_SHARE if self.quick else ENCODED_SHARE
 
         def tasks(those: Sequence[tuple[int, int]], rounds: int, **how: Any) -> list[SaveTask]:
             return [
