@@ -223,7 +223,7 @@ class GradientNorms:
         """The training goes on from another place: what was before is no step before.
 
         Args:
-            turn: of that place: short sessions would look at the same few parts again and again.
+            turn: one that grows with the steps made: short sessions would look at the same few parts again and again.
         """
         self.turn = turn
         self.forget()

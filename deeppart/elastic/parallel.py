@@ -253,15 +253,15 @@ class ElasticDataParallel(DistributedDataParallel):
         def state_dict(self) -> dict[str, Any]:
             self._owner._take_in()
             owner = self._owner
-            place = {"worth": owner._worth, "base": owner._base, "turn": owner._norms.turn}
-            return {"noise": owner.noise.state_dict()} | place
+            return {"noise": owner.noise.state_dict(), "worth": owner._worth, "base": owner._base}
 
         def load_state_dict(self, state: Mapping[str, Any]) -> None:
             owner = self._owner
             owner.noise.load_state_dict(state["noise"])
             owner._worth, owner._base = state["worth"], state.get("base")
             owner._measured = owner._made = owner._skipped = None
-            owner._norms.restored(state.get("turn", 0))
+            # No key of its own: restore refuses older checkpoints, which have none. It is the same on all ranks, too.
+            owner._norms.restored(int(owner._worth))
 
 
 def _exchange(

@@ -91,7 +91,7 @@ def validate(
     if output.csv_path is not None:
         write_csv(output.csv_path, [row_of(each) for each in found.comparisons])
     if output.report_path is not None:
-        job = one_node_job(used[max(numbers)])
+        job = one_node_job(used[max(used)])
         rows = [_HEAD, *(_cells(each) for each in found.comparisons)]
         write_page(
             output.report_path,

@@ -323,13 +323,14 @@ def _storage(fits: _Fits, alone: Measured, together: Measured) -> tuple[Local, P
     rank_fetch, fetch = rank_read, read
     if alone.fetched and together.fetched:
         # The model has a restore as such and a file of the file system beside it.
-        begin, leaf, file = node["restore"][0], node["restore"][2], node["persistent"][0]
+        begin, leaf, file = node["restore"][0] / crowding, node["restore"][2] / ranks / crowding, node["persistent"][0]
 
-        def known_s(measured: Measured, share: float) -> list[float]:
-            return [share * (begin + leaf * each.share_tensors) + file for each in measured.fetched]
+        def known_s(measured: Measured, crowded: float) -> list[float]:
+            """Every rank restores all ranks' leaves: one rank alone has few of them."""
+            return [crowded * (begin + leaf * each.ranks * each.share_tensors) + file for each in measured.fetched]
 
-        rank_fetch = _rest(bytes_beside(alone.fetched, "restore", known_s(alone, 1 / crowding)), copied)
-        fetch = _rest(bytes_beside(together.fetched, "restore", known_s(together, 1.0)), all_copied)
+        rank_fetch = _rest(bytes_beside(alone.fetched, "restore", known_s(alone, 1.0)), copied)
+        fetch = _rest(bytes_beside(together.fetched, "restore", known_s(together, crowding)), all_copied)
     # Of what a tensor takes until the commit, rank 0's part grows with all ranks' tensors; one rank alone cannot tell.
     alone_s, together_s = rank["persistent"][2], node["persistent"][2] / crowding
     most = together_s / ranks

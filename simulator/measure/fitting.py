@@ -58,19 +58,30 @@ def fit(samples: Sequence[Sample], what: str, *, tensors: bool = True) -> tuple[
 def fit_planning(samples: Sequence[Sample]) -> tuple[float, float, float]:
     """(constant in s, s per tensor of a share, s besides per tensor above SMALL_LEAF_BYTES) of planning.
 
-    Nothing for bytes: the model has no such part, and what was left to it would be lost.
+    Nothing for bytes, nor of one rank alone for large tensors, which it compares with nobody's: the model has no such
+    parts, and what was left to them would be lost.
     """
     rows = [
-        (1.0, each.share_tensors, each.share_tensors * (each.share_bytes > SMALL_LEAF_BYTES * each.share_tensors))
+        (
+            1.0,
+            each.share_tensors,
+            each.share_tensors * (each.ranks > 1 and each.share_bytes > SMALL_LEAF_BYTES * each.share_tensors),
+        )
         for each in samples
     ]
     return _least_squares([each.seconds["plan"] for each in samples], rows)
 
 
-def bytes_and_tensors(samples: Sequence[Sample], what: str) -> tuple[float, float]:
-    """(s per byte of a share, s per tensor of a share) of what takes no time as such."""
+def bytes_and_tensors(samples: Sequence[Sample], what: str, least: float = 0.0) -> tuple[float, float]:
+    """(s per byte of a share, s per tensor of a share) of what takes no time as such.
+
+    Args:
+        least: s per byte, at least. Tensors are given what is left beside it.
+    """
     rows = [(0.0, each.share_bytes, each.share_tensors) for each in samples]
-    return _least_squares([each.seconds[what] for each in samples], rows)[1:]
+    known_s = [least * each.share_bytes for each in samples]
+    _, per_byte, per_tensor = _least_squares([each.seconds[what] for each in samples], rows, known_s)
+    return least + per_byte, per_tensor
 
 
 def bytes_beside(samples: Sequence[Sample], what: str, known_s: Sequence[float]) -> float:
@@ -88,12 +99,20 @@ def bytes_beside(samples: Sequence[Sample], what: str, known_s: Sequence[float])
     return max(fitted, largest.seconds[what] / largest.share_bytes / 4)
 
 
-def _least_squares(seconds: Sequence[float], rows: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
+def _least_squares(
+    seconds: Sequence[float], rows: Sequence[tuple[float, float, float]], known_s: Sequence[float] = ()
+) -> tuple[float, float, float]:
+    """The parts of each column.
+
+    Args:
+        known_s: of the seconds, what is none of these.
+    """
     from scipy.optimize import nnls
 
     target = np.maximum(np.array(seconds), 1e-9)
+    left = 1.0 - np.array(known_s) / target if known_s else np.ones(len(target))
     columns = np.array(rows)
     scale = np.maximum(columns.max(axis=0), 1e-300)
-    found, _ = nnls(columns / scale / target[:, None], np.ones(len(target)))
+    found, _ = nnls(columns / scale / target[:, None], left)
     constant, per_byte, per_tensor = (found / scale).tolist()
     return constant, per_byte, per_tensor

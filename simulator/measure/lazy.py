@@ -29,7 +29,8 @@ def late_copies(
 ) -> tuple[float, float]:
     """(How fast copies in the background are, as a share of how fast eager ones are; seconds for each tensor besides).
 
-    What the lazy checkpoints take longer from the end of the call until they are on the node is the copy.
+    What the lazy checkpoints take longer from the end of the call until they are on the node is the copy. Its bytes are
+    taken to be no faster than in an eager one.
 
     Args:
         late: the lazy checkpoints, of as many bytes with few and with many tensors.
@@ -55,5 +56,5 @@ def late_copies(
     measured = [each for each in rest if each.seconds["copy"] > 0]
     if not measured:
         return 1.0, 0.0
-    of_bytes, of_tensor = bytes_and_tensors(measured, "copy")
-    return 1.0 if of_bytes <= 0 else min(1.0, max(_LEAST_LATE, copied / of_bytes)), of_tensor
+    of_bytes, of_tensor = bytes_and_tensors(measured, "copy", copied)
+    return max(_LEAST_LATE, copied / of_bytes), of_tensor

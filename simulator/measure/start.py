@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from deeppart.cli.calibrate.tasks import SaveTask, Tasks, tasks_json
 from deeppart.errors import ConfigError, DeeppartError
 
-#: Seconds that a whole job of measurements may take.
+#: Seconds that a session of measurements may take.
 TIMEOUT_S = 1800.0
 
 
@@ -66,7 +66,7 @@ def measure(
         file = scratch / "tasks.json"
         tasks = Tasks(tuple(saves) * sessions, str(scratch), str(kept), tuple(dtypes))
         file.write_text(tasks_json(tasks), encoding="utf-8")
-        answer = _run([*_python(ranks), "-m", "deeppart.cli.calibrate", str(file)])
+        answer = _run([*_python(ranks), "-m", "deeppart.cli.calibrate", str(file)], sessions * TIMEOUT_S)
         found = dict(json.loads(answer[answer.index("{") :]))
         return found | {"saves": _together(found["saves"], len(saves))}
 
@@ -78,14 +78,22 @@ def _directory(parent: Path) -> Iterator[Path]:
     try:
         yield made
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        try:
+            shutil.rmtree(made, ignore_errors=True)
+        except BaseException:  # told to end meanwhile: what is left goes all the same
+            shutil.rmtree(made, ignore_errors=True)
+            raise
 
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """SIGTERM ends this program by an exception, as SIGINT does: or the ranks would go on, and the files stay."""
+    """SIGTERM ends this program by an exception, as SIGINT does: or the ranks would go on, and the files stay.
+
+    Another one does nothing: batch systems send several, and this is ending already.
+    """
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
+        signal.signal(number, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():  # there signals are not handled
@@ -123,17 +131,19 @@ def _python(ranks: int) -> list[str]:
     return [found, "-n", str(ranks), sys.executable, "-m", "mpi4py"]
 
 
-def _run(command: list[str]) -> str:
+def _run(command: list[str], timeout_s: float) -> str:
     """The output of a job; it is stopped if it takes too long."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        out, err = process.communicate(timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired as error:
-        _stop(process)
-        raise DeeppartError("measuring took too long", expected=f"{TIMEOUT_S:g} s", where=" ".join(command)) from error
-    except BaseException:
-        _stop(process)
-        raise
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            _stop(process)
+            raise DeeppartError(
+                "measuring took too long", expected=f"{timeout_s:g} s", where=" ".join(command)
+            ) from error
+        except BaseException:
+            _stop(process)
+            raise
     if process.returncode != 0:
         with tempfile.NamedTemporaryFile("w", prefix="deeppart-measure-", suffix=".log", delete=False) as log:
             log.write(err)

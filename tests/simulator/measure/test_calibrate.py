@@ -87,6 +87,35 @@ def test_the_file_system_is_read_as_fast_as_restores_from_it_tell() -> None:
     assert usual.persistent.rank_read == usual.local.rank_read, "as the node's, where nobody has looked"
 
 
+def test_of_one_rank_alone_only_its_own_leaves_are_taken_off() -> None:
+    """The ranks of a node restore the leaves of all of them, 25 us each: one rank alone, a quarter of these."""
+    crowding, shares = max(1.0, 4 / len(os.sched_getaffinity(0))), ((64 << 20, 16), (128 << 20, 512))
+    file_s, begin_s, leaf_s = 5e-3, 1e-3, 25e-6  # with a core for each
+    alone = [
+        Sample(1, nbytes, tensors, {"restore": file_s + begin_s + leaf_s * tensors + nbytes * (1e-9 + 1 / 10e9)})
+        for nbytes, tensors in shares
+    ]
+    together = [
+        replace(
+            each,
+            seconds={
+                **each.seconds,
+                "restore": (begin_s + leaf_s * 4 * each.share_tensors) * crowding + each.share_bytes / 0.5e9,
+            },
+        )
+        for each in samples_of(4)
+    ]
+    fetched = [
+        Sample(4, nbytes, tensors, {"restore": file_s + (begin_s + leaf_s * 4 * tensors) * crowding + nbytes / 0.25e9})
+        for nbytes, tensors in shares
+    ]
+    machine = machine_from(
+        "four", 4, Measured(samples_of(1), PIECES, fetched=alone), Measured(together, PIECES, fetched=fetched)
+    )
+    assert machine.memory.restored_leaf == pytest.approx(leaf_s, rel=1e-3)
+    assert machine.persistent.rank_read == pytest.approx(1e9, rel=1e-3)
+
+
 @pytest.mark.parametrize("faster", [1.0, 10.0])
 def test_a_restore_is_put_together_again_also_where_ranks_seem_to_copy_faster_together(faster: float) -> None:
     """Copies that are fitted too fast, as on a machine with other programs: the model takes one rank's rate then."""

@@ -46,6 +46,19 @@ def test_planning_of_large_tensors_has_a_part_of_its_own() -> None:
     assert fit_planning(samples) == pytest.approx((5e-3, 3e-6, 5e-6))
 
 
+def test_planning_of_one_rank_has_no_part_that_the_model_has_not() -> None:
+    """It compares nothing: what its large tensors take more would be in no prediction."""
+    shares = ((64 << 20, 16), (128 << 20, 64), (160 << 20, 512), (32 << 20, 4096), (64 << 20, 12288))
+    samples = [
+        Sample(1, nbytes, tensors, {"plan": 1e-3 + (5e-6 if nbytes > tensors << 16 else 3e-6) * tensors})
+        for nbytes, tensors in shares
+    ]
+    constant, per_tensor, per_large = fit_planning(samples)
+    assert per_large == 0.0
+    errors = [(constant + per_tensor * each.share_tensors) / each.seconds["plan"] - 1 for each in samples]
+    assert max(errors) > 0 > min(errors), "some too long, some too short"
+
+
 def test_bytes_are_fitted_beside_what_is_known() -> None:
     samples = [Sample(1, nbytes, 16, {"restore": 0.03 + nbytes / 2e9}) for nbytes in (64 << 20, 128 << 20)]
     assert 1 / bytes_beside(samples, "restore", [0.03, 0.03]) == pytest.approx(2e9)

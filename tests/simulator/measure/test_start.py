@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,8 +12,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from deeppart_simulator.measure import start
 from deeppart_simulator.measure.start import Directories, measure
 
 from deeppart.cli.calibrate.saves import TIMEOUT_S
@@ -71,6 +75,55 @@ measure(2, [SaveTask(1 << 20, 8, rounds=100_000)], Directories(Path({str(tmp_pat
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_being_told_to_end_again_ends_no_cleaning_up() -> None:
+    """Batch systems send SIGTERM more than once, also while gigabytes are removed."""
+    before, cleaned = signal.getsignal(signal.SIGTERM), False
+    with pytest.raises(SystemExit), start._sigterm_raises():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            cleaned = True
+    assert cleaned and signal.getsignal(signal.SIGTERM) is before
+
+
+def test_being_told_to_end_while_files_are_removed_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remove = shutil.rmtree
+
+    def told(path: Path, **how: Any) -> None:
+        monkeypatch.undo()
+        (path / "part").unlink()
+        signal.raise_signal(signal.SIGTERM)
+        remove(path, **how)
+
+    monkeypatch.setattr(shutil, "rmtree", told)
+    with pytest.raises(SystemExit), start._sigterm_raises(), start._directory(tmp_path) as made:
+        for name in ("part", "manifest"):
+            (made / name).touch()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("sessions", [1, 2])
+def test_each_session_has_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sessions: int) -> None:
+    """A slow file system takes twice as long for two of them."""
+    allowed = []
+
+    def run(_command: list[str], timeout_s: float) -> str:
+        allowed.append(timeout_s)
+        return json.dumps({"saves": [{"local": [1.0]}] * sessions})
+
+    monkeypatch.setattr(start, "_run", run)
+    found = measure(1, [SaveTask(1 << 16, 2)], Directories(tmp_path, tmp_path), sessions=sessions)
+    assert found["saves"] == [{"local": [1.0] * sessions}] and allowed == [sessions * start.TIMEOUT_S]
+
+
+def test_a_job_that_takes_too_long_is_ended() -> None:
+    began = time.monotonic()
+    with pytest.raises(DeeppartError, match=r"too long(.|\n)*0\.5 s"):
+        start._run([sys.executable, "-c", "import time; time.sleep(60)"], 0.5)
+    assert time.monotonic() - began < 20
 
 
 def _users(directory: Path) -> list[int]:

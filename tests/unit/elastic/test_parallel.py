@@ -6,12 +6,14 @@ import gc
 import time
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+import deeppart
 from deeppart.elastic import AdamScale, AdaScale, ElasticDataParallel, LinearScale, Progress
 from deeppart.errors import ConfigError, RestoreError
 from tests.unit.elastic.settings import one_rank, setting
@@ -161,6 +163,23 @@ def test_the_estimate_and_the_progress_are_saved() -> None:
     assert set(this.parallel.state()) == {"model", "optimizer", "elastic"}
     # Sessions of a few steps each would look at the same few parts of gradients again and again.
     assert later.parallel._norms.turn == this.parallel._norms.turn > 0
+
+
+def test_checkpoints_of_before_there_were_parts_of_gradients_are_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that they have not would be one that the live state has and the checkpoint lacks."""
+    this, place = setting(), ElasticDataParallel._Place
+    for batch in this.loader:
+        this.step(batch)
+    known, all_of_it = ("noise", "worth", "base"), place.state_dict
+    with deeppart.Checkpointer(persistent_dir=str(tmp_path)) as checkpointer:
+        with monkeypatch.context() as before:
+            before.setattr(place, "state_dict", lambda one: {key: all_of_it(one)[key] for key in known})
+            checkpointer.checkpoint(this.parallel.state(), step=1).wait("persistent", timeout=60)
+        later = setting()
+        assert checkpointer.restore(later.parallel.state()) == 1
+    assert later.parallel.worth == this.parallel.worth and later.parallel._norms.turn > 0
 
 
 class _Box:
