@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
+from deeppart.model import Level
+
 from ..machine.record import Machine
 
 
-def as_nodes(machine: Machine, nodes: int) -> Machine:
+def as_nodes(machine: Machine, nodes: int, lost: str | None = None) -> Machine:
     """The machine that consists of such nodes, one rank on each.
 
     Each of them has its part of the memory and of the local storage, whether or not the others use theirs: that is what
@@ -17,10 +19,15 @@ def as_nodes(machine: Machine, nodes: int) -> Machine:
     Args:
         machine: the host, calibrated for so many ranks.
         nodes: how many.
+        lost: the level from which a restore reads the parts of a node that is lost, beside everybody's own; None for
+            none. Copies are read by the node that has them, after its own part, when the others are done with theirs.
     """
     crowding = machine.crowding(nodes)
     memory, local, network, persistent = machine.memory, machine.local, machine.network, machine.persistent
     copy = min(memory.copy, memory.node_copy / nodes)
+    read = min(local.rank_read, local.read / nodes)
+    if lost == Level.PARTNER:  # as much with the others as without them
+        read = 2 / (1 / read + 1 / min(local.rank_read, local.read))
     codecs = {
         dtype: replace(codec, encode=codec.encode / crowding, decode=codec.decode / crowding)
         for dtype, codec in machine.codecs.items()
@@ -48,7 +55,7 @@ def as_nodes(machine: Machine, nodes: int) -> Machine:
         local=replace(
             local,
             write=min(local.rank_write, local.write / nodes),
-            read=min(local.rank_read, local.read / nodes),
+            read=read,
             tensor=local.tensor * crowding,
             work=local.work / crowding,
         ),

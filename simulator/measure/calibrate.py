@@ -38,8 +38,9 @@ SHARES: Sequence[tuple[int, int]] = (
 QUICK_SHARES: Sequence[tuple[int, int]] = ((2 << 20, 16), (24 << 20, 16), (24 << 20, 256), (8 << 20, 2048))
 #: Shares of many and few tensors, large enough for a lazy capture to put their copies off.
 LAZY_SHARES, QUICK_LAZY_SHARES = ((160 << 20, 512), (160 << 20, 32)), ((24 << 20, 256), (24 << 20, 16))
-#: A share that is compressed.
-ENCODED_SHARE, QUICK_ENCODED_SHARE = (64 << 20, 256), (24 << 20, 256)
+#: A share that is compressed, of tensors as large as those that most bytes of a model are in: in smaller ones each byte
+#: takes longer.
+ENCODED_SHARE, QUICK_ENCODED_SHARE = (64 << 20, 32), (24 << 20, 16)
 #: Rounds of each session; of what takes long, or is to be known less well; and sessions.
 ROUNDS, QUICK_ROUNDS = (3, 3, 2), (4, 2, 1)
 #: The shares that have parity, and that are written to the local level alone.

@@ -309,7 +309,7 @@ def predict(
     state = replace(read_state(f"tensors-{task.tensors}x{task.nbytes // task.tensors // 4 * 4}"), layout=layout)
     job = Job(
         state=state,
-        machine=as_nodes(machine, ranks) if task.nodes else machine,
+        machine=as_nodes(machine, ranks, _lost(task)) if task.nodes else machine,
         ranks=ranks,
         ranks_per_node=1 if task.nodes else ranks,
         compression=task.compression,
@@ -327,9 +327,14 @@ def predict(
     return found
 
 
+def _lost(task: SaveTask) -> str | None:
+    """The level that has what was on a node that is lost; None if none is."""
+    if task.after != LOSE:
+        return None
+    return Level.PARTNER if task.partner else Level.PARITY if task.parity_group else Level.PERSISTENT
+
+
 def _parts(task: SaveTask, nodes: int) -> dict[str, int]:
     """Level -> nodes whose parts are read there."""
-    if task.after != LOSE:
-        return {Level.LOCAL: nodes}
-    level = Level.PARTNER if task.partner else Level.PARITY if task.parity_group else Level.PERSISTENT
-    return {Level.LOCAL: nodes - 1, level: 1}
+    level = _lost(task)
+    return {Level.LOCAL: nodes} if level is None else {Level.LOCAL: nodes - 1, level: 1}

@@ -62,6 +62,16 @@ def test_one_node_that_reads_alone_is_as_fast_as_one_rank_and_all_together_as_th
     assert restore_s(this, shares, {"persistent": 4}) - beside_s == pytest.approx(16 / 1 - reading_s)
 
 
+def test_copies_of_a_lost_node_are_read_when_the_others_are_done() -> None:
+    """Four ranks read 1 GB/s each together, and one of them alone 2 GB/s: its own 4 GB, and then the lost ones."""
+    host = replace(HOST, local=replace(HOST.local, read=4e9, rank_read=2e9))
+    job = Job(STATE, as_nodes(host, 4, "partner"), 4, 1)
+    shares = STATE.shares(4, kappa=HOST.memory.kappa_bytes)
+    back_s = restore_s(job, shares, {"local": 3, "partner": 1})
+    nothing_lost_s = restore_s(replace(job, machine=as_nodes(host, 4)), shares, {"local": 4})
+    assert back_s - nothing_lost_s == pytest.approx(4 / 2)
+
+
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_with_more_cores_than_ranks_encoding_takes_as_long_as_on_the_host(ranks: int) -> None:
     host = replace(HOST, cores=16, encode_threads=4)
