@@ -80,6 +80,7 @@ def test_a_job_is_watched_while_it_runs_after_it_was_killed_and_when_the_next_be
             lambda seen: (
                 any(level["late"] == [1] for each in seen["checkpoints"] for level in each["levels"])
                 and steps_of(seen)["partner"] == 2
+                and all(each["over"] for each in seen["checkpoints"] if each["step"] == 1)  # both ranks have said so
             ),
         )
         assert (seen["state"], seen["ranks"], seen["nodes"]) == ("running", 2, 2)
