@@ -39,21 +39,11 @@ def late_copies(
     """
     constant, per_byte, per_tensor = fit(samples, "local")
     _, copied, copied_tensor = fit(samples, "capture")
-    rest = [
-        Sample(
-            samples[0].ranks,
-            nbytes,
-            tensors,
-            {
-                "copy": after(each, "local", "blocked")
-                - constant
-                - per_byte * nbytes
-                - (per_tensor + copied_tensor) * tensors
-            },
-        )
-        for each, (nbytes, tensors) in zip(late, shares, strict=True)
-    ]
-    measured = [each for each in rest if each.seconds["copy"] > 0]
+    measured = []
+    for each, (nbytes, tensors) in zip(late, shares, strict=True):
+        rest_s = constant + per_byte * nbytes + (per_tensor + copied_tensor) * tensors
+        if (copy_s := after(each, "local", "blocked") - rest_s) > 0:
+            measured.append(Sample(samples[0].ranks, nbytes, tensors, {"copy": copy_s}))
     if not measured:
         return 1.0, 0.0
     of_bytes, of_tensor = bytes_and_tensors(measured, "copy", copied)
