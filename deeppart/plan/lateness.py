@@ -10,11 +10,18 @@ that need less only take time: it is passed as blocks are passed, and what b is 
 higher levels' S and D.
 
 *What was under way is lost.* A failure that needs less than f comes back to a newer call, and what was written to f in
-the background is gone with its processes. With the rates r_g, a call on f is never complete with the probability
+the background is gone with its processes. Of calls T seconds apart, one is complete when no such failure strikes in
+the D_f - D_g seconds after it. The one that strikes one of them strikes all that are under way then, so the newest
+complete one is further back, by the number of calls (renewal theory: a run of D seconds without a failure is awaited)
 
-    w = 1 - exp(-sum r_g (D_f - D_g))    over levels g below f
+    K = sum over k = 0, 1, ... of (exp(sum r_g max(0, D_f - D_g - k T)) - 1)    over levels g below f
 
-and S_f then reaches back one call on f further; as far back, at most, as the newest failure that needed f or more.
+It is as far back, at most, as the newest failure that needed f or more. And where a call is complete nothing struck in
+the D_f after it, so that passing these took no longer for lower failures. With e that passing D_f takes with them, over
+1 / r + V, e' without them, both + 1, and y what a block between calls on f grows b by, everything is (for two levels,
+the lower one complete at once, and D_f < T, exactly)
+
+    (e + e' y (1 + K)) / (1 + y)    times as large
 """
 
 from __future__ import annotations
@@ -30,6 +37,10 @@ import numpy.typing as npt
 
 #: exp() of more is nothing that ends.
 _MOST_EXPONENT = 500.0
+#: Levels with the same calls are taken for one if these are complete at the same time, but for this share of it.
+_SAME = 0.02
+#: Of more calls that are under way at once, so many stand for all.
+_MOST_COUNTED = 500
 #: Longer patterns are not walked through call by call.
 _MOST_WALKED = 2_000
 
@@ -137,11 +148,12 @@ def factor(
     # At a call on f, b is the sum of u_f (1 / r + V) and v_f times what (1 / r + V) has grown to: from the top down.
     u, v = [1.0] * len(every), [0.0] * len(every)
     for place in reversed(places):
-        above = range(place + 1, len(every))
+        above = [g for g in places[place + 1 :] if back[g] > back[place] or not _is_close(late[g], late[place])]
         u[place] += sum(highest[g] * passed[g] * u[g] for g in above)
         v[place] = sum(reach[g] + highest[g] * passed[g] * v[g] for g in above)
     again = sum(highest[f] * passed[f] * u[f] for f in places)
-    more = sum(highest[f] * passed[f] * v[f] for f in places) + _never_complete(late, rate, highest, back, grown)
+    more = sum(highest[f] * passed[f] * v[f] for f in places)
+    more += _never_complete(late, passed, period_s, rate, highest, back, grown)
     found = (1 + again) / (1 - more) if more < 1 else math.inf
     return found if math.isfinite(found) else math.inf
 
@@ -176,16 +188,46 @@ def _reach(stretched: float, highest: Sequence[float], back: Sequence[int]) -> l
 
 
 def _never_complete(
-    late: Sequence[float], rate: float, highest: Sequence[float], back: Sequence[int], grown: float
+    late: Sequence[float],
+    passed: Sequence[float],
+    period_s: float,
+    rate: float,
+    highest: Sequence[float],
+    back: Sequence[int],
+    grown: float,
 ) -> float:
     """What S grows by, since calls are lost in the background, weighted by F."""
     found = 0.0
     for place in range(1, len(back)):
-        strikes = sum(rate * highest[g] * max(0.0, late[place] - late[g]) for g in range(place))
-        block = highest[place] * back[place] * grown
-        lost = -math.expm1(-strikes) / (1 + block)
-        found += block * lost / (1 - lost) if lost < 1 else 0.0
+        strikes = [(rate * highest[g], max(0.0, late[place] - late[g])) for g in range(place)]
+        lost, rest = lost_in_a_row(strikes, back[place] * period_s), sum(highest[place:])
+        if lost and rest:
+            slower = (1 + rest * passed[place]) * math.exp(-rate * rest * late[place])  # e / e'
+            nearer, block = slower / (1 + lost), back[place] * grown
+            found += block * highest[place] * (1 - nearer) / (nearer + block * rest)
     return found
+
+
+def lost_in_a_row(strikes: Sequence[tuple[float, float]], between_s: float) -> float:
+    """How many calls the newest complete one is further back than without failures, on average.
+
+    Args:
+        strikes: failures per second, and for how many seconds after a call these still end it.
+        between_s: from one call to the next.
+    """
+    under_way = max(for_s for _, for_s in strikes) / between_s
+    counted = min(math.ceil(under_way), _MOST_COUNTED)
+    each_s = between_s * under_way / counted if under_way > _MOST_COUNTED else between_s
+    since_s = each_s * np.arange(counted)[:, None]
+    rates, for_s = np.array(strikes).T
+    exponents = (rates * np.maximum(0.0, for_s - since_s)).sum(axis=1)
+    counts: float = np.expm1(np.minimum(exponents, _MOST_EXPONENT)).sum()
+    return float(counts * each_s / between_s)
+
+
+def _is_close(late_s: float, other_s: float) -> bool:
+    """True for levels that are as good as one where their calls are the same."""
+    return math.isclose(late_s, other_s, rel_tol=_SAME)
 
 
 def _exp_less_1(exponent: float) -> float:
