@@ -134,6 +134,7 @@ class Network:
     Attributes:
         bandwidth: of a node, in each direction.
         latency: of a message.
+        copies: bytes of parts per second that one rank sends to another node, while it takes in and stores as many.
         parity: bytes of parts per second that one rank digests, passes on, encodes and digests again, all on one
             thread.
         rebuild: bytes of one lost part per second that the ranks of its set rebuild: reading, passing on and computing,
@@ -144,6 +145,7 @@ class Network:
 
     bandwidth: float = of(RATE)
     latency: float = of(SECONDS, 2e-6)
+    copies: float = of(RATE, math.inf)
     parity: float = of(RATE, 2.5e9)
     rebuild: float = of(RATE, 1.5e9)
     exchange: float = of(SECONDS, 0.0)

@@ -59,7 +59,12 @@ def as_nodes(machine: Machine, nodes: int, lost: str | None = None) -> Machine:
             tensor=local.tensor * crowding,
             work=local.work / crowding,
         ),
-        network=replace(network, parity=network.parity / crowding, rebuild=network.rebuild / crowding),
+        network=replace(
+            network,
+            copies=network.copies / crowding,
+            parity=network.parity / crowding,
+            rebuild=network.rebuild / crowding,
+        ),
         persistent=replace(
             persistent,
             write=min(persistent.write, persistent.node_write),

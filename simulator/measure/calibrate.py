@@ -6,7 +6,6 @@ alone tells what a rank can do, ``ranks_per_node`` ranks together what the node 
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +15,11 @@ from typing import Any
 
 from deeppart.cli.calibrate.tasks import LOSE, RESTORE, TRAIN, SaveTask
 
-from ..machine.record import Codec, Local, Machine, Memory, Network, Persistent, Serialize
+from ..machine.record import Codec, Local, Machine, Memory, Persistent, Serialize
 from .encoding import Encoded, codecs_within
-from .fitting import Sample, after, bytes_beside, fit, fit_planning
+from .fitting import Sample, after, bytes_beside, fit, fit_planning, rate
 from .lazy import guards_s, late_copies
+from .network import between_ranks
 from .start import Directories, measure
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int64")
@@ -43,7 +43,7 @@ LAZY_SHARES, QUICK_LAZY_SHARES = ((160 << 20, 512), (160 << 20, 32)), ((24 << 20
 ENCODED_SHARE, QUICK_ENCODED_SHARE = (64 << 20, 32), (24 << 20, 16)
 #: Rounds of each session; of what takes long, or is to be known less well; and sessions.
 ROUNDS, QUICK_ROUNDS = (3, 3, 2), (4, 2, 1)
-#: The shares that have parity, and that are written to the local level alone.
+#: The shares that have copies and parity, and that are written to the local level alone.
 _PROTECTED, _LOCAL_ONLY = slice(0, 2), slice(0, 3, 2)
 #: The shares that are restored from the file system.
 _FETCHED = slice(0, 2)
@@ -53,8 +53,6 @@ MOST_GROUP = 4
 _FITTED = ("capture", "local", "persistent", "work", "restore")
 #: What a leaf takes in the manifest, where that cannot be told from the rest: 25 ms for 16,384 (docs/simulator.md).
 _MANIFEST_LEAF_S = 2e-6
-#: What the node of a machine file without a network is given: ranks of one node never use it.
-_UNKNOWN_NETWORK = Network(bandwidth=1e10, latency=2e-6)
 
 
 def calibrate(
@@ -91,8 +89,9 @@ class Measured:
     Attributes:
         samples: of plain checkpoints and restores, one for each share.
         local_only: of some of the shares, without a persistent level: only their ``work``.
-        protected: of some of the shares, with parity, each rank taken for a node: ``parity``, and by how much longer a
-            restore takes where a node is lost, ``rebuild``. Empty with one rank.
+        protected: of some of the shares, each rank taken for a node: with copies on another one, ``partner``; with
+            parity, ``parity``, and by how much longer a restore takes where a node is lost, ``rebuild``. Empty with
+            one rank.
         defer: seconds of a lazy call for each tensor of the share, beside planning.
         late: of lazy copies, as of :func:`.lazy.late_copies`.
         interference: time that training lost to the background, as a share of what this takes without training.
@@ -138,6 +137,7 @@ class _Measuring:
             tasks(shares[:1], rounds, after=TRAIN),
             tasks(shares[_LOCAL_ONLY], few, persistent=False),
             tasks(lazy, rounds, capture="lazy"),
+            tasks(protected, rounds, nodes=True, partner=True),
             tasks(protected, rounds, **parity),
             tasks(protected, few, persistent=False, after=LOSE, **parity),
             tasks(shares[_FETCHED], few, local=False, after=RESTORE),
@@ -148,7 +148,7 @@ class _Measuring:
         found = measure(ranks, saves, self.directories, dtypes, sessions=sessions)
         results = iter(found["saves"])
         by_group = ([next(results) for _ in group] for group in groups)
-        plain, restored, trained, local_only, late, kept, lost, fetched, (encoded,), (decoded,) = by_group
+        plain, restored, trained, local_only, late, copied, kept, lost, fetched, (encoded,), (decoded,) = by_group
         samples = [
             _sample(ranks, share, saved, again) for share, saved, again in zip(shares, plain, restored, strict=True)
         ]
@@ -160,8 +160,8 @@ class _Measuring:
                 for share, each in zip(shares[_LOCAL_ONLY], local_only, strict=True)
             ],
             [
-                Sample(ranks, *share, {"parity": after(one, "parity", "local"), "rebuild": _longer(two, sample)})
-                for share, one, two, sample in zip(protected, kept, lost, samples, strict=False)
+                Sample(ranks, *share, _redundancy(one, two, three, sample))
+                for share, one, two, three, sample in zip(protected, copied, kept, lost, samples, strict=False)
             ],
             guards_s(late[0], samples, lazy[0][1]) / lazy[0][1],
             late_copies(late, samples, lazy),
@@ -193,8 +193,18 @@ def _sample(
     return Sample(ranks, *share, seconds)
 
 
-def _longer(lost: Mapping[str, Sequence[float]], sample: Sample) -> float:
-    return max(0.0, median(lost["restore"]) - sample.seconds["restore"])
+def _redundancy(
+    copied: Mapping[str, Sequence[float]],
+    kept: Mapping[str, Sequence[float]],
+    lost: Mapping[str, Sequence[float]],
+    sample: Sample,
+) -> dict[str, float]:
+    """Seconds from the local level to copies, and to parity; and of a restore beyond one that lacks nothing."""
+    return {
+        "partner": after(copied, "partner", "local"),
+        "parity": after(kept, "parity", "local"),
+        "rebuild": max(0.0, median(lost["restore"]) - sample.seconds["restore"]),
+    }
 
 
 def _longer_than_raw_s(
@@ -241,7 +251,7 @@ class _Fits:
     @property
     def copies(self) -> tuple[float, float]:
         """Bytes per second that one rank alone copies, and all ranks of the node together."""
-        return _rate(self.rank["capture"][1]), _rate(self.node["capture"][1], self.ranks)
+        return rate(self.rank["capture"][1]), rate(self.node["capture"][1], self.ranks)
 
 
 def machine_from(
@@ -276,7 +286,7 @@ def machine_from(
         interference=together.interference,
         memory=_memory(fits, together, pieces["hash"]),
         local=local,
-        network=_network(together, fits.crowding, local.file),
+        network=between_ranks(together.pieces, together.protected, fits.crowding, local.file),
         persistent=persistent,
         serialize=Serialize(**pieces["serialize"]),
         codecs=MappingProxyType(codecs),
@@ -342,56 +352,28 @@ def _storage(fits: _Fits, alone: Measured, together: Measured) -> tuple[Local, P
         min(fit(together.local_only, "work", tensors=False)[1], node["work"][1]) if together.local_only else 0.0
     )
     local = Local(
-        write=_rate(node["local"][1], ranks),
-        read=_rate(read, ranks),
-        rank_write=_rate(rank["local"][1]),
-        rank_read=_rate(rank_read),
+        write=rate(node["local"][1], ranks),
+        read=rate(read, ranks),
+        rank_write=rate(rank["local"][1]),
+        rank_read=rate(rank_read),
         file=node["local"][0],
         tensor=node["local"][2] / crowding,
-        work=_rate(local_work),
+        work=rate(local_work),
     )
     return local, Persistent(
-        write=_rate(node["persistent"][1], ranks),
-        read=_rate(fetch, ranks),
-        node_write=_rate(node["persistent"][1], ranks),
-        node_read=_rate(fetch, ranks),
-        rank_write=_rate(rank["persistent"][1]),
-        rank_read=_rate(rank_fetch),
+        write=rate(node["persistent"][1], ranks),
+        read=rate(fetch, ranks),
+        node_write=rate(node["persistent"][1], ranks),
+        node_read=rate(fetch, ranks),
+        rank_write=rate(rank["persistent"][1]),
+        rank_read=rate(rank_fetch),
         file=node["persistent"][0],
         tensor=max(0.0, together_s - ranks * manifest),  # rounding may leave less than nothing
         leaf=manifest,
-        work=_rate(max(node["work"][1] - local_work, node["work"][1] / 10)),
+        work=rate(max(node["work"][1] - local_work, node["work"][1] / 10)),
     )
-
-
-def _network(together: Measured, crowding: float, file_s: float) -> Network:
-    """Between ranks of one host.
-
-    Args:
-        file_s: what a file takes on the node's storage.
-    """
-    found, samples = together.pieces["network"], together.protected
-    # Encoding by itself is ten times as fast as what parity takes with digests and messages.
-    parity = min(_UNKNOWN_NETWORK.parity, together.pieces["parity"])
-    if found is None:
-        return replace(_UNKNOWN_NETWORK, parity=parity)
-    network = Network(bandwidth=found["bandwidth"], latency=found["latency"], parity=parity)
-    if not samples:
-        return network
-    constant, per_byte, _ = fit(samples, "parity", tensors=False)
-    exchange = max(0.0, constant - file_s)
-    largest = max(samples, key=lambda each: each.share_bytes)
-    rebuilding = max(largest.seconds["rebuild"] - exchange, largest.seconds["rebuild"] / 4)
-    if rebuilding > 0:  # on a busy machine a restore with a lost node may seem to be as fast as one without
-        network = replace(network, rebuild=_rate(rebuilding / largest.share_bytes / crowding))
-    return replace(network, parity=_rate(per_byte / crowding), exchange=exchange)
 
 
 def _rest(seconds_per_byte: float, of_them: float) -> float:
     """What is left without a part; never less than a quarter, since both were measured."""
     return max(seconds_per_byte - of_them, seconds_per_byte / 4)
-
-
-def _rate(seconds_per_byte: float, ranks: int = 1) -> float:
-    """Bytes per second of all ranks together."""
-    return ranks / seconds_per_byte if seconds_per_byte > 0 else math.inf

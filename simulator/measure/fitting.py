@@ -4,6 +4,7 @@ relative error, with no part below zero.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -97,6 +98,11 @@ def bytes_beside(samples: Sequence[Sample], what: str, known_s: Sequence[float])
     fitted = sum(nbytes * (1 - known) for nbytes, known in weighed) / sum(nbytes**2 for nbytes, _ in weighed)
     largest = max(samples, key=lambda each: each.share_bytes)
     return max(fitted, largest.seconds[what] / largest.share_bytes / 4)
+
+
+def rate(seconds_per_byte: float, ranks: int = 1) -> float:
+    """Bytes per second of all ranks together."""
+    return ranks / seconds_per_byte if seconds_per_byte > 0 else math.inf
 
 
 def _least_squares(

@@ -16,6 +16,8 @@ from .stages import Job, codec_of
 #: Training waits for a restore: a rank loads its parts with its share of the node's cores, up to so many
 #: (deeppart/session/topology.py), and with no fewer threads than that (deeppart/recovery/load_part.py).
 MOST_THREADS, LEAST_THREADS = 8, 2
+#: What ranks send of tensors from so many bytes on is received where it belongs: deeppart/state/capture/layout.py.
+ALONE_BYTES = 1 << 20
 #: So many pairs of a set and a node are counted one by one; of more, only those that there are, which are sorted first.
 _FEW = 1 << 22
 
@@ -86,16 +88,18 @@ def distribute_s(job: Job, *, encoded: bool = False) -> float:
 
     Args:
         encoded: the ranks of a node do not find what another one of them has read in a file that is in memory, as they
-            find raw parts: it is sent from rank to rank.
+            find raw parts: it is sent from rank to rank. Large tensors are received where they belong.
     """
     needed, passed, copies = np.zeros(job.ranks), np.zeros(job.ranks), np.zeros(job.ranks)
     for groups in job.state.on(job.ranks):
         nbytes = float(groups.leaves.nbytes.sum())
         members = groups.ranks.shape[1]
-        copies[groups.ranks] += nbytes
         on_node = _members_on_node(groups.ranks, job.ranks_per_node)
         needed[groups.ranks] += nbytes * (1 - on_node / members) / on_node
-        passed[groups.ranks] += np.where(on_node > 1, nbytes * (1 - 1 / members), 0.0)
+        from_others = np.where(on_node > 1, 1 - 1 / members, 0.0)
+        passed[groups.ranks] += nbytes * from_others
+        large = float(groups.leaves.nbytes[groups.leaves.nbytes >= ALONE_BYTES].sum())
+        copies[groups.ranks] += nbytes - large * from_others * encoded
     memory, network = job.machine.memory, job.machine.network
     over = by_node(needed, job.ranks_per_node).sum(axis=1).max() / network.bandwidth if job.nodes > 1 else 0.0
     copied = finish_times(by_node(copies, job.ranks_per_node), memory.copy, memory.node_copy).max()

@@ -305,7 +305,8 @@ def _partner(job: Job, encoded: FloatArray) -> FloatArray:
     most = np.maximum(out, into)
     moved = np.maximum(most / machine.network.bandwidth, limited_s(most, job.flush_bandwidth))
     stored = into / job.local_write
-    times: FloatArray = np.maximum(moved, stored) + machine.local.file + machine.network.latency
+    copying = encoded.max() / machine.network.copies  # by the threads of the rank that has most
+    times: FloatArray = np.maximum(np.maximum(moved, stored), copying) + machine.local.file + machine.network.latency
     return times
 
 

@@ -35,7 +35,16 @@ def test_parity_work_and_guards_are_found_again() -> None:
         PIECES,
         [Sample(4, nbytes, tensors, {"work": 0.02 + nbytes / 4e9}) for nbytes, tensors in shares],
         [
-            Sample(4, nbytes, tensors, {"parity": 0.05 + nbytes / 0.5e9, "rebuild": 0.048 + nbytes / 0.25e9})
+            Sample(
+                4,
+                nbytes,
+                tensors,
+                {
+                    "partner": 2e-3 + nbytes / 0.3e9,
+                    "parity": 0.05 + nbytes / 0.5e9,
+                    "rebuild": 0.048 + nbytes / 0.25e9,
+                },
+            )
             for nbytes, tensors in shares
         ],
         defer=30e-6,
@@ -44,6 +53,7 @@ def test_parity_work_and_guards_are_found_again() -> None:
     machine = machine_from("round", 4, Measured(samples_of(1), PIECES), measured)
     assert machine.local.work == pytest.approx(4e9, rel=0.01)
     assert 1 / (1 / machine.local.work + 1 / machine.persistent.work) == pytest.approx(1e9, rel=0.01)
+    assert machine.network.copies == pytest.approx(0.3e9 * crowding, rel=0.01)
     assert machine.network.parity == pytest.approx(0.5e9 * crowding, rel=0.01)
     assert machine.network.rebuild == pytest.approx(0.25e9 * crowding, rel=0.01)
     assert machine.network.exchange == pytest.approx(0.05 - 2e-3, rel=0.02)  # the file itself takes 2 ms
@@ -61,7 +71,8 @@ def test_one_rank_alone_cannot_tell_what_parity_takes() -> None:
 def test_a_rebuild_that_took_no_time_was_not_measured() -> None:
     """On a busy machine a restore without a node may seem to be as fast as one with it."""
     kept = [
-        Sample(4, nbytes, 16, {"parity": 0.05 + nbytes / 0.5e9, "rebuild": 0.0}) for nbytes in (64 << 20, 128 << 20)
+        Sample(4, nbytes, 16, {"partner": 0.1, "parity": 0.05 + nbytes / 0.5e9, "rebuild": 0.0})
+        for nbytes in (64 << 20, 128 << 20)
     ]
     machine = machine_from("busy", 4, Measured(samples_of(1), PIECES), Measured(samples_of(4), PIECES, (), kept))
     assert machine.network.rebuild == Network(bandwidth=1.0).rebuild

@@ -42,7 +42,7 @@ def machine_of(ranks: int) -> Machine:
             write=min(ranks * 2e9, 5e9), read=min(ranks * 1.5e9, 4e9), rank_write=2e9, rank_read=1.5e9, file=3e-3,
             tensor=2e-6, work=4e9,
         ),
-        network=Network(bandwidth=5e9, latency=2e-6, parity=1e9, rebuild=0.5e9, exchange=5e-3),
+        network=Network(bandwidth=5e9, latency=2e-6, copies=1.3e9, parity=1e9, rebuild=0.5e9, exchange=5e-3),
         persistent=Persistent(
             write=write, read=read, node_write=write, node_read=read, rank_write=0.8e9, rank_read=0.6e9, file=6e-3,
             tensor=5e-6, leaf=2e-6, work=2e9,

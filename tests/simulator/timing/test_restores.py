@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.timing.restores import LEAST_THREADS, MOST_THREADS, _most_fetched, distribute_s, restore_s
+from deeppart_simulator.timing.restores import (
+    ALONE_BYTES,
+    LEAST_THREADS,
+    MOST_THREADS,
+    _most_fetched,
+    distribute_s,
+    restore_s,
+)
 from deeppart_simulator.timing.stages import Protection
 from deeppart_simulator.workload.states import State, read_state
 
@@ -13,6 +20,7 @@ from deeppart.model import Attempt
 from deeppart.plan.restart import Candidate, Portion, Source, assign, reading
 from deeppart.recovery import load_part
 from deeppart.session.topology import MOST_WAITING_THREADS
+from deeppart.state.capture import layout
 from tests.simulator.timing.jobs import MACHINE, STATE, job
 
 # --- coming back ------------------------------------------------------------------------------------------------------
@@ -84,9 +92,13 @@ def test_what_was_encoded_is_sent_from_rank_to_rank_where_raw_parts_are_found_in
     """Of 16 GB each rank gets what it has not read itself: over what a host was measured with, or as two copies."""
     host = replace(MACHINE, nodes=1, network=replace(MACHINE.network, bandwidth=3e9))
     raw, encoded = (distribute_s(job(ranks=4, machine=host), encoded=each) for each in (False, True))
-    assert encoded - raw == pytest.approx(12 / 3)
+    assert encoded - raw == pytest.approx(12 / 3 - 12 / 5)  # straight to where it belongs, instead of a copy
     raw, encoded = (distribute_s(job(ranks=4), encoded=each) for each in (False, True))
-    assert encoded - raw == pytest.approx(12 / (20 / 4 / 2))
+    assert encoded - raw == pytest.approx(12 / (20 / 4 / 2) - 12 / 5)
+    small = job(ranks=4, state=read_state("tensors-32000x500KB"))
+    raw, encoded = (distribute_s(small, encoded=each) for each in (False, True))
+    assert encoded - raw == pytest.approx(12 / (20 / 4 / 2))  # several to a chunk
+    assert ALONE_BYTES == layout.ALONE_BYTES  # as the library does it
     alone = job(ranks=1)
     assert distribute_s(alone, encoded=True) == distribute_s(alone)
 

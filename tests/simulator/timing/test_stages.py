@@ -30,6 +30,12 @@ def test_stages_by_hand() -> None:
     assert stages["persistent"] == pytest.approx(4.0)
 
 
+def test_copies_take_as_long_as_the_rank_that_has_most_of_them() -> None:
+    """1 GB of each rank, of which it sends and stores 0.4 a second."""
+    slow = replace(MACHINE, network=replace(MACHINE.network, copies=0.4e9))
+    assert times_of(job(machine=slow), STATE.shares(16, kappa=0)).stages()["partner"] == pytest.approx(2.5)
+
+
 def test_levels_follow_each_other() -> None:
     times = times_of(job(), STATE.shares(16, kappa=0))
     assert times.blocked_s == pytest.approx(0.2)

@@ -10,7 +10,7 @@ import pytest
 
 from deeppart.plan.completion import comebacks, cost_per_call_s, expected_s
 from deeppart.plan.interval import LevelCost, best
-from deeppart.plan.lateness import lost_in_a_row, factor, late_s
+from deeppart.plan.lateness import factor, late_s, lost_in_a_row
 from tests.unit.plan.cadence_oracles import played_efficiency
 
 
@@ -112,7 +112,7 @@ def test_flushes_take_longer_than_failures_leave(
 def test_calls_are_lost_in_runs(failures_per_s: float, between_s: float, late_s: float) -> None:
     """Against failures that are drawn: how many calls back the newest one is after which nothing struck for so long."""
     draw = random.Random(3)
-    strikes, at = [], 0.0
+    strikes, at = list[float](), 0.0
     while len(strikes) < 200_000:
         at += draw.expovariate(failures_per_s)
         strikes.append(at)
