@@ -48,6 +48,7 @@ class Memory:
         leaf: for each leaf of the state, on every rank: taking the state apart.
         compare: for each leaf besides, where there are other ranks to compare with.
         compare_large: for each leaf above 64 KiB besides, where there are.
+        defer_call: of a lazy capture as such, beside planning.
         defer: of a lazy capture, for each tensor that is copied in the background: to notice writes to it until then.
         late: how fast a copy in the background is, as a share of how fast one is that training waits for.
         late_tensor: for each tensor that is copied in the background, beside what it takes while training waits.
@@ -63,6 +64,7 @@ class Memory:
     leaf: float = of(SECONDS, 2e-6)
     compare: float = of(SECONDS, 1e-6)
     compare_large: float = of(SECONDS, 0.0)
+    defer_call: float = of(SECONDS, 0.0)
     defer: float = of(SECONDS, 15e-6)
     late: float = of(RATIO, 1.0)
     late_tensor: float = of(SECONDS, 0.0)
@@ -160,6 +162,7 @@ class Persistent:
         node_write, node_read: of one node.
         rank_write, rank_read: of one rank.
         file: for a part file and its share of the commit.
+        commit: from when the parts are on the nodes until the step is committed, where the flush has kept up with them.
         tensor: for one more tensor in a part.
         leaf: for each leaf of the whole state: rank 0 writes its type into the manifest.
         work: bytes of a part that one core reads back, digests and passes on to the file system per second of its time.
@@ -178,6 +181,7 @@ class Persistent:
     rank_write: float = of(RATE, math.inf)
     rank_read: float = of(RATE, math.inf)
     file: float = of(SECONDS, 5e-3)
+    commit: float = of(SECONDS, 0.0)
     tensor: float = of(SECONDS, 2e-6)
     leaf: float = of(SECONDS, 2e-6)
     work: float = of(RATE, math.inf)

@@ -44,6 +44,7 @@ def as_nodes(machine: Machine, nodes: int, lost: str | None = None) -> Machine:
             tensor=memory.tensor * crowding,
             call=memory.call * crowding,
             leaf=memory.leaf * crowding,
+            defer_call=memory.defer_call * crowding,
             defer=memory.defer * crowding,
             late_tensor=memory.late_tensor * crowding,
             hash=memory.hash / crowding,

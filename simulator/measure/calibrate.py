@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from deeppart.cli.calibrate.tasks import LOSE, RESTORE, TRAIN, SaveTask
 
 from ..machine.record import Codec, Local, Machine, Memory, Persistent, Serialize
-from .encoding import Encoded, codecs_within
+from .encoding import Encoded, as_encoded
 from .fitting import Sample, after, bytes_beside, fit, fit_planning, rate
 from .lazy import guards_s, late_copies
 from .network import between_ranks
@@ -92,7 +92,7 @@ class Measured:
         protected: of some of the shares, each rank taken for a node: with copies on another one, ``partner``; with
             parity, ``parity``, and by how much longer a restore takes where a node is lost, ``rebuild``. Empty with
             one rank.
-        defer: seconds of a lazy call for each tensor of the share, beside planning.
+        defer: seconds of a lazy call as such, and for each tensor of the share, beside planning.
         late: of lazy copies, as of :func:`.lazy.late_copies`.
         interference: time that training lost to the background, as a share of what this takes without training.
         fetched: of some of the shares, ``restore`` from the file system, where there is nothing on the nodes.
@@ -104,7 +104,7 @@ class Measured:
     pieces: Mapping[str, Any]
     local_only: Sequence[Sample] = ()
     protected: Sequence[Sample] = ()
-    defer: float = 15e-6
+    defer: tuple[float, float] = (0.0, 15e-6)
     late: tuple[float, float] = (1.0, 0.0)
     interference: float = 0.02
     fetched: Sequence[Sample] = ()
@@ -163,7 +163,7 @@ class _Measuring:
                 Sample(ranks, *share, _redundancy(one, two, three, sample))
                 for share, one, two, three, sample in zip(protected, copied, kept, lost, samples, strict=False)
             ],
-            guards_s(late[0], samples, lazy[0][1]) / lazy[0][1],
+            guards_s(late, samples, lazy),
             late_copies(late, samples, lazy),
             _interference(trained[0], plain[0]),
             [
@@ -175,6 +175,7 @@ class _Measuring:
                 *encoded_share,
                 after(encoded, "local", "blocked"),
                 _longer_than_raw_s(decoded, samples, encoded_share),
+                after(encoded, "persistent", "local"),
             ),
         )
 
@@ -291,7 +292,7 @@ def machine_from(
         serialize=Serialize(**pieces["serialize"]),
         codecs=MappingProxyType(codecs),
     )
-    return machine if together.encoded is None else replace(machine, codecs=codecs_within(machine, together.encoded))
+    return machine if together.encoded is None else as_encoded(machine, together.encoded)
 
 
 def _memory(fits: _Fits, together: Measured, hash_rate: float) -> Memory:
@@ -313,7 +314,8 @@ def _memory(fits: _Fits, together: Measured, hash_rate: float) -> Memory:
         tensor=node["capture"][2] / crowding,
         call=(begin + node["capture"][0]) / crowding,
         leaf=leaf,
-        defer=together.defer / crowding,
+        defer_call=together.defer[0] / crowding,
+        defer=together.defer[1] / crowding,
         late=together.late[0],
         late_tensor=together.late[1] / crowding,
         hash=hash_rate,

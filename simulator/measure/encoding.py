@@ -8,13 +8,13 @@ with. So its rates are taken to be those with which the model takes as long as c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from deeppart.model import Level
 
-from ..machine.record import Codec, Machine
+from ..machine.record import Machine
 from ..timing.restores import restore_s
 from ..timing.stages import Job, Protection, times_of
 from ..workload.states import read_state
@@ -37,6 +37,7 @@ class Encoded:
         share_tensors: of each.
         local_s: from the end of the call until it is on the node, while it goes to the file system, too.
         longer_s: by how much longer a restore takes than one of the same state that was stored raw.
+        commit_s: from the node until it is committed on the file system.
     """
 
     ranks: int
@@ -44,16 +45,17 @@ class Encoded:
     share_tensors: int
     local_s: float
     longer_s: float
+    commit_s: float = 0.0
 
 
-def codecs_within(machine: Machine, encoded: Encoded) -> Mapping[str, Codec]:
-    """The machine's codecs, as fast as they were within a checkpoint.
+def as_encoded(machine: Machine, encoded: Encoded) -> Machine:
+    """The machine with codecs as fast as they were within a checkpoint, and with the time of its commit.
 
     Args:
         machine: with codecs as they are in a loop. What was found for float32 holds for the others.
     """
     if "float32" not in machine.codecs:
-        return machine.codecs
+        return machine
     tensors = encoded.share_tensors * encoded.ranks
     state = read_state(f"tensors-{tensors}x{encoded.share_bytes // encoded.share_tensors // 4 * 4}")
     raw = Job(state, machine, encoded.ranks, encoded.ranks, protection=Protection(partner=False))
@@ -70,7 +72,12 @@ def codecs_within(machine: Machine, encoded: Encoded) -> Mapping[str, Codec]:
     def longer_s(factor: float) -> float:
         return restore_s(job(decode=factor), shares, parts) - raw_s
 
-    return _faster(machine, _factor(local_s, encoded.local_s), _factor(longer_s, encoded.longer_s)).codecs
+    encode = _factor(local_s, encoded.local_s)
+    found = _faster(machine, encode, _factor(longer_s, encoded.longer_s))
+    complete = times_of(job(encode=encode), shares).complete()
+    if encoded.commit_s <= complete[Level.PERSISTENT] - complete[Level.LOCAL]:
+        return found  # it waits for the file system
+    return replace(found, persistent=replace(found.persistent, commit=encoded.commit_s))
 
 
 def _faster(machine: Machine, encode: float, decode: float) -> Machine:

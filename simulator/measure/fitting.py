@@ -85,6 +85,13 @@ def bytes_and_tensors(samples: Sequence[Sample], what: str, least: float = 0.0) 
     return least + per_byte, per_tensor
 
 
+def constant_and_tensors(samples: Sequence[Sample], what: str) -> tuple[float, float]:
+    """(constant in s, s per tensor of a share) of what takes no time for bytes."""
+    rows = [(1.0, 0.0, each.share_tensors) for each in samples]
+    constant, _, per_tensor = _least_squares([each.seconds[what] for each in samples], rows)
+    return constant, per_tensor
+
+
 def bytes_beside(samples: Sequence[Sample], what: str, known_s: Sequence[float]) -> float:
     """s per byte of a share of a stage whose other parts are known; at least a quarter of all that was measured.
 

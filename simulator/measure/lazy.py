@@ -5,23 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from .fitting import Sample, after, bytes_and_tensors, fit, fit_planning
+from .fitting import Sample, after, bytes_and_tensors, constant_and_tensors, fit, fit_planning
 
 #: So fast a copy in the background is taken to be at least, as a share of an eager one: below, something else was slow.
 _LEAST_LATE = 0.1
 
 
-def guards_s(late: Mapping[str, Sequence[float]], samples: Sequence[Sample], tensors: int) -> float:
-    """Seconds of a lazy call beside planning, and beside what a copy takes as such: the model has these apart.
+def guards_s(
+    late: Sequence[Mapping[str, Sequence[float]]], samples: Sequence[Sample], shares: Sequence[tuple[int, int]]
+) -> tuple[float, float]:
+    """Seconds of a lazy call as such, and for each tensor, beside planning and beside what a copy takes as such: the
+    model has these apart.
 
     Args:
-        late: the lazy checkpoints.
+        late: the lazy checkpoints, with few and with many tensors, all large.
         samples: eager ones.
-        tensors: of a share of the lazy ones, all large.
+        shares: of the lazy ones.
     """
     constant, per_tensor, per_large = fit_planning(samples)
-    planning_s = constant + (per_tensor + per_large) * tensors
-    return max(0.0, median(late["blocked"]) - planning_s - fit(samples, "capture")[0])
+    known_s = constant + fit(samples, "capture")[0]
+    guards = []
+    for each, (nbytes, tensors) in zip(late, shares, strict=True):
+        guarding_s = median(each["blocked"]) - known_s - (per_tensor + per_large) * tensors
+        guards.append(Sample(samples[0].ranks, nbytes, tensors, {"guards": max(0.0, guarding_s)}))
+    return constant_and_tensors(guards, "guards")
 
 
 def late_copies(

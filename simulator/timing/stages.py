@@ -170,6 +170,7 @@ def times_of(job: Job, shares: Shares) -> Times:
         parity=parity,
         persistent=persistent.ravel()[flat],
         persistent_end=persistent_end.ravel()[flat],
+        commit=machine.persistent.commit,
         cores=_cores_s(job, raw, encoded, ratio, encode_rate).ravel()[flat],
         encoded=encoded.ravel()[flat],
         raw=raw.ravel()[flat],
@@ -192,7 +193,8 @@ def _deferred(job: Job, handled: FloatArray, copying: FloatArray) -> tuple[float
     tensors = np.concatenate([groups.leaves.nbytes for groups in job.state.on(job.ranks)])
     small = tensors <= SMALL_LEAF_BYTES
     memory, few, little = job.machine.memory, float(small.mean()), float(tensors[small].sum() / max(1, tensors.sum()))
-    guards = float(handled.max()) * (1 - few) * memory.defer
+    crowding = job.machine.crowding(job.ranks_on_node)
+    guards = memory.defer_call * crowding + float(handled.max()) * (1 - few) * memory.defer
     at_once = copying * little + handled * memory.tensor * few
     later = copying * (1 - little) / memory.late + handled * (memory.tensor + memory.late_tensor) * (1 - few)
     return guards + float(at_once.max()), later

@@ -32,6 +32,7 @@ class Times:
         parity: float64[nodes], exchanging, encoding and storing parity.
         persistent: float64[ranks], writing to the file system.
         persistent_end: float64[ranks], of that, what comes after the last chunk.
+        commit: from when the parts are on the nodes until the step is committed, at least.
         cores: float64[ranks], where chunks are encoded: that the node's cores need for all its ranks, who encode, write
             and read back at the same time; 0 elsewhere, since the rates of writing were measured with all of that.
         encoded: float64[ranks], bytes of the parts.
@@ -61,6 +62,7 @@ class Times:
     spans: int
     lazy: bool
     deferring: float = 0.0
+    commit: float = 0.0
     limited: float = 0.0
     waits: bool = False
 
@@ -81,7 +83,8 @@ class Times:
     def flushed(self) -> FloatArray:
         """float64[ranks]: from the copy until the part is on the file system, encoded and followed on the way."""
         chunks = np.maximum(np.maximum(self.encode, self.cores), self.persistent - self.persistent_end)
-        return np.where(self.persistent > 0, np.maximum(self.stored, chunks + self.persistent_end), self.stored)
+        kept_up = self.stored + np.where(self.stored > 0, self.commit, 0.0)
+        return np.where(self.persistent > 0, np.maximum(kept_up, chunks + self.persistent_end), self.stored)
 
     def stages(self) -> dict[str, float]:
         """Stage -> seconds of the slowest."""

@@ -21,6 +21,7 @@ HOST = replace(
     local=replace(MACHINE.local, work=2e9),
     persistent=replace(MACHINE.persistent, work=1e9),
     network=replace(MACHINE.network, copies=3e9),
+    memory=replace(MACHINE.memory, defer_call=1e-3),
     codecs={"float32": Codec(ratio=0.8, encode=1e9, decode=2e9)},
 )
 
@@ -36,6 +37,9 @@ def test_each_has_its_share_of_what_all_have_together() -> None:
     assert found.memory.leaf == 2 * HOST.memory.leaf and found.codecs["float32"].encode == 0.5e9
     assert found.memory.hash == HOST.memory.hash / 2
     assert found.local.work == HOST.local.work / 2 and found.memory.defer == 2 * HOST.memory.defer
+    assert (
+        found.memory.defer_call == 2 * HOST.memory.defer_call > 0 and found.persistent.commit == HOST.persistent.commit
+    )
     assert found.network.rebuild == HOST.network.rebuild / 2 and found.network.copies == 1.5e9
     assert found.network.parity == HOST.network.parity / 2 and found.network.bandwidth == HOST.network.bandwidth
 

@@ -47,7 +47,7 @@ def test_parity_work_and_guards_are_found_again() -> None:
             )
             for nbytes, tensors in shares
         ],
-        defer=30e-6,
+        defer=(0.5e-3, 30e-6),
         interference=0.3,
     )
     machine = machine_from("round", 4, Measured(samples_of(1), PIECES), measured)
@@ -57,7 +57,8 @@ def test_parity_work_and_guards_are_found_again() -> None:
     assert machine.network.parity == pytest.approx(0.5e9 * crowding, rel=0.01)
     assert machine.network.rebuild == pytest.approx(0.25e9 * crowding, rel=0.01)
     assert machine.network.exchange == pytest.approx(0.05 - 2e-3, rel=0.02)  # the file itself takes 2 ms
-    assert machine.memory.defer == pytest.approx(30e-6 / crowding) and machine.interference == 0.3
+    assert machine.memory.defer == pytest.approx(30e-6 / crowding)
+    assert machine.memory.defer_call == pytest.approx(0.5e-3 / crowding) and machine.interference == 0.3
 
 
 def test_one_rank_alone_cannot_tell_what_parity_takes() -> None:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import pytest
 from deeppart_simulator.machine.record import Codec, Local, Machine, Memory, Network, Persistent
-from deeppart_simulator.measure.encoding import Encoded, codecs_within
+from deeppart_simulator.measure.encoding import Encoded, as_encoded
 from deeppart_simulator.timing.restores import restore_s
 from deeppart_simulator.timing.stages import Job, Protection, times_of
 from deeppart_simulator.workload.states import read_state
@@ -45,7 +45,7 @@ def measured(true: Machine, ranks: int) -> Encoded:
 @pytest.mark.parametrize(("ranks", "cores"), [(1, 2), (4, 2), (4, 64), (2, 3)])
 def test_the_model_takes_as_long_as_was_measured(ranks: int, cores: int) -> None:
     """Where the encoding threads are what takes longest, and where the cores are."""
-    found = codecs_within(machine(LOOP, cores), measured(machine(TRUE, cores), ranks))
+    found = as_encoded(machine(LOOP, cores), measured(machine(TRUE, cores), ranks)).codecs
     for dtype, codec in TRUE.items():
         assert found[dtype].encode == pytest.approx(codec.encode, rel=1e-6), dtype
         assert found[dtype].decode == pytest.approx(codec.decode, rel=1e-6), dtype
@@ -53,17 +53,27 @@ def test_the_model_takes_as_long_as_was_measured(ranks: int, cores: int) -> None
 
 
 def test_where_writing_takes_longest_nothing_is_learned_of_encoding() -> None:
-    found = codecs_within(machine(LOOP, 64, write=0.2e9), measured(machine(TRUE, 64, write=0.2e9), 4))
+    found = as_encoded(machine(LOOP, 64, write=0.2e9), measured(machine(TRUE, 64, write=0.2e9), 4)).codecs
     assert found["float32"].encode == LOOP["float32"].encode
 
 
 def test_what_cannot_be_is_bounded() -> None:
     it = machine(LOOP, 2)
-    slow = codecs_within(it, Encoded(1, RAW, TENSORS, 1000.0, 1000.0))["float32"]
-    fast = codecs_within(it, Encoded(1, RAW, TENSORS, 0.001, -1.0))["float32"]
+    slow = as_encoded(it, Encoded(1, RAW, TENSORS, 1000.0, 1000.0)).codecs["float32"]
+    fast = as_encoded(it, Encoded(1, RAW, TENSORS, 0.001, -1.0)).codecs["float32"]
     assert (slow.encode, slow.decode) == pytest.approx((LOOP["float32"].encode / 4, LOOP["float32"].decode / 4))
     assert (fast.encode, fast.decode) == (2 * LOOP["float32"].encode, 2 * LOOP["float32"].decode)
 
 
 def test_without_a_codec_there_is_none() -> None:
-    assert not codecs_within(machine({}, 2), Encoded(1, RAW, TENSORS, 1.0, 1.0))
+    assert not as_encoded(machine({}, 2), Encoded(1, RAW, TENSORS, 1.0, 1.0)).codecs
+
+
+def test_the_commit_is_known_by_a_flush_that_kept_up() -> None:
+    """Where it had to wait for the file system nothing is learned of it."""
+    found = as_encoded(machine(LOOP, 2), replace(measured(machine(TRUE, 2), 1), commit_s=0.02))
+    assert found.persistent.commit == 0.02
+    slow = machine(TRUE, 2)
+    slow = replace(slow, persistent=replace(slow.persistent, write=0.1e9, node_write=0.1e9))
+    found = as_encoded(slow, replace(measured(slow, 1), commit_s=0.02))
+    assert found.persistent.commit == 0.0

@@ -6,19 +6,20 @@ import pytest
 from deeppart_simulator.measure.fitting import Sample
 from deeppart_simulator.measure.lazy import guards_s, late_copies
 
+SHARES = ((160_000_000, 500), (160_000_000, 20))
 
-def test_a_lazy_call_is_taken_apart_as_the_model_puts_it_together() -> None:
-    """Planning and what a copy takes as such are terms of their own: what is left are guards, 20 us each."""
+
+@pytest.mark.parametrize(("as_such_s", "tensor_s"), [(0.5e-3, 20e-6), (0.0, 5e-6), (1e-3, 0.0)])
+def test_a_lazy_call_is_taken_apart_as_the_model_puts_it_together(as_such_s: float, tensor_s: float) -> None:
+    """Planning and what a copy takes as such are terms of their own: what is left are guards."""
     samples = [
         Sample(2, nbytes, tensors, {"plan": 4e-3 + 3e-6 * tensors, "capture": 1e-3 + nbytes / 4e9})
         for nbytes, tensors in ((64 << 20, 16), (128 << 20, 64), (64 << 20, 4096))
     ]
-    late = {"blocked": [4e-3 + 3e-6 * 500 + 1e-3 + 500 * 20e-6], "capture": [0.5]}
-    assert guards_s(late, samples, 500) == pytest.approx(500 * 20e-6)
-    assert guards_s({"blocked": [1e-3]}, samples, 500) == 0.0
-
-
-SHARES = ((160_000_000, 500), (160_000_000, 20))
+    blocked_s = [4e-3 + 3e-6 * tensors + 1e-3 + as_such_s + tensors * tensor_s for _, tensors in SHARES]
+    found = guards_s([{"blocked": [each]} for each in blocked_s], samples, SHARES)
+    assert found == pytest.approx((as_such_s, tensor_s), rel=1e-3, abs=1e-9)
+    assert guards_s([{"blocked": [1e-3]}] * 2, samples, SHARES) == pytest.approx((0.0, 0.0), abs=1e-8)
 
 
 @pytest.mark.parametrize(("rate", "tensor_s"), [(0.5, 0.0), (1.0, 0.0), (0.5, 16e-6), (0.25, 1e-6)])

@@ -30,6 +30,17 @@ def test_stages_by_hand() -> None:
     assert stages["persistent"] == pytest.approx(4.0)
 
 
+def test_a_flush_that_keeps_up_is_committed_some_time_after_the_parts_are_on_the_nodes() -> None:
+    """On the nodes after 2.2 s; on the file system after 4.2 s, or half a second later if that is fast."""
+    fast = replace(MACHINE.persistent, write=1e12, node_write=1e11, commit=0.5)
+    slow = replace(MACHINE.persistent, commit=0.5)
+    alone = Protection(partner=False)
+    for persistent, complete_s in ((fast, 2.7), (slow, 4.2)):
+        this = job(machine=replace(MACHINE, persistent=persistent), protection=alone)
+        complete = times_of(this, STATE.shares(16, kappa=0)).complete()
+        assert complete == pytest.approx({"local": 2.2, "persistent": complete_s})
+
+
 def test_copies_take_as_long_as_the_rank_that_has_most_of_them() -> None:
     """1 GB of each rank, of which it sends and stores 0.4 a second."""
     slow = replace(MACHINE, network=replace(MACHINE.network, copies=0.4e9))
@@ -95,6 +106,9 @@ def test_a_lazy_call_plans_and_guards_what_is_copied_later() -> None:
     times = times_of(job(capture="lazy", machine=machine), STATE.shares(16, kappa=0))
     assert times.blocked_s == pytest.approx(1e-3 + 64e-6 + 4 * 10e-6)
     assert times.complete()["local"] == pytest.approx(2.2 + times.blocked_s)
+    begun = replace(machine, memory=replace(machine.memory, defer_call=0.5e-3))
+    as_such_s = times_of(job(capture="lazy", machine=begun), STATE.shares(16, kappa=0)).blocked_s - times.blocked_s
+    assert as_such_s == pytest.approx(0.5e-3)
     crowded = job(capture="lazy", machine=replace(machine, cores=2))
     assert times_of(crowded, STATE.shares(16, kappa=0)).blocked_s == pytest.approx(2 * times.blocked_s)
 
