@@ -28,7 +28,11 @@ def guards_s(
     for each, (nbytes, tensors) in zip(late, shares, strict=True):
         guarding_s = median(each["blocked"]) - known_s - (per_tensor + per_large) * tensors
         guards.append(Sample(samples[0].ranks, nbytes, tensors, {"guards": max(0.0, guarding_s)}))
-    return constant_and_tensors(guards, "guards")
+    as_such_s, per_tensor = constant_and_tensors(guards, "guards")
+    if per_tensor > 0:
+        return as_such_s, per_tensor
+    most = max(guards, key=lambda each: each.share_tensors)  # the one with few was as slow, by chance
+    return 0.0, most.seconds["guards"] / most.share_tensors
 
 
 def late_copies(

@@ -9,7 +9,7 @@ from deeppart_simulator.measure.lazy import guards_s, late_copies
 SHARES = ((160_000_000, 500), (160_000_000, 20))
 
 
-@pytest.mark.parametrize(("as_such_s", "tensor_s"), [(0.5e-3, 20e-6), (0.0, 5e-6), (1e-3, 0.0)])
+@pytest.mark.parametrize(("as_such_s", "tensor_s"), [(0.5e-3, 20e-6), (0.0, 5e-6), (1e-3, 1e-9)])
 def test_a_lazy_call_is_taken_apart_as_the_model_puts_it_together(as_such_s: float, tensor_s: float) -> None:
     """Planning and what a copy takes as such are terms of their own: what is left are guards."""
     samples = [
@@ -19,6 +19,9 @@ def test_a_lazy_call_is_taken_apart_as_the_model_puts_it_together(as_such_s: flo
     blocked_s = [4e-3 + 3e-6 * tensors + 1e-3 + as_such_s + tensors * tensor_s for _, tensors in SHARES]
     found = guards_s([{"blocked": [each]} for each in blocked_s], samples, SHARES)
     assert found == pytest.approx((as_such_s, tensor_s), rel=1e-3, abs=1e-9)
+    slow_s = max(blocked_s) + 1e-3  # the call with few tensors had to wait
+    found = guards_s([{"blocked": [max(blocked_s)]}, {"blocked": [slow_s]}], samples, SHARES)
+    assert found == pytest.approx((0.0, as_such_s / 500 + tensor_s)), "no tensor would be guarded for nothing"
     assert guards_s([{"blocked": [1e-3]}] * 2, samples, SHARES) == pytest.approx((0.0, 0.0), abs=1e-8)
 
 
