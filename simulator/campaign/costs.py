@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean
 from types import MappingProxyType
@@ -107,12 +107,13 @@ def level_costs(planned: Planned, found: Survival | None = None) -> list[LevelCo
     world = planned.on(planned.nodes)
     machine = planned.job.machine
     complete = world.times.complete(flushed=False)
+    written = replace(world.times, commit=0.0).complete(flushed=False)  # nothing is written while a commit is awaited
     costs: list[LevelCost] = []
     before = world.times.blocked_s
     for number, level in enumerate(_levels(planned)):
         done = complete[level]
         rate = sum(known.rates_per_s[kind] * known.shares[kind].get(level, 0.0) for kind in known.needs)
-        busy = max(0.0, done - before)
+        busy = max(0.0, written[level] - before)
         # Training waits for the call itself once, and is slower while the background works.
         cost = (world.times.blocked_s if number == 0 else 0.0) + machine.interference * busy
         apart = busy

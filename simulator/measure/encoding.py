@@ -25,6 +25,10 @@ _LEAST, _MOST = 0.25, 2.0
 #: Where a codec twice as fast changes less, what takes longest is something else, and nothing is learned of it.
 _HIDDEN = 0.97
 _HALVINGS = 40
+#: A flush has kept up where the file system alone would take less than this share of it.
+_KEPT_UP = 0.95
+#: A commit takes no longer than so many files; what seems to is something else.
+_MOST_COMMITS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +78,11 @@ def as_encoded(machine: Machine, encoded: Encoded) -> Machine:
 
     encode = _factor(local_s, encoded.local_s)
     found = _faster(machine, encode, _factor(longer_s, encoded.longer_s))
-    complete = times_of(job(encode=encode), shares).complete()
-    if encoded.commit_s <= complete[Level.PERSISTENT] - complete[Level.LOCAL]:
-        return found  # it waits for the file system
-    return replace(found, persistent=replace(found.persistent, commit=encoded.commit_s))
+    times = times_of(job(encode=encode), shares)
+    if float(times.persistent.max()) > _KEPT_UP * float(times.flushed.max()):
+        return found  # the flush has waited for the file system
+    longest_s = _MOST_COMMITS * machine.persistent.file
+    return replace(found, persistent=replace(found.persistent, commit=min(encoded.commit_s, longest_s)))
 
 
 def _faster(machine: Machine, encode: float, decode: float) -> Machine:

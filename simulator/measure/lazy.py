@@ -27,11 +27,16 @@ def guards_s(
     guards = []
     for each, (nbytes, tensors) in zip(late, shares, strict=True):
         guarding_s = median(each["blocked"]) - known_s - (per_tensor + per_large) * tensors
-        guards.append(Sample(samples[0].ranks, nbytes, tensors, {"guards": max(0.0, guarding_s)}))
+        if guarding_s > 0:
+            guards.append(Sample(samples[0].ranks, nbytes, tensors, {"guards": guarding_s}))
+    if not guards:
+        return 0.0, 0.0
     as_such_s, per_tensor = constant_and_tensors(guards, "guards")
-    if per_tensor > 0:
+    if per_tensor > 0 and len(guards) > 1:
         return as_such_s, per_tensor
-    most = max(guards, key=lambda each: each.share_tensors)  # the one with few was as slow, by chance
+    most = max(
+        guards, key=lambda each: each.share_tensors
+    )  # the one with few was as slow, or as quick as planning, by chance
     return 0.0, most.seconds["guards"] / most.share_tensors
 
 

@@ -30,8 +30,9 @@ def between_ranks(pieces: Mapping[str, Any], samples: Sequence[Sample], crowding
     network = Network(bandwidth=found["bandwidth"], latency=found["latency"], parity=parity)
     if not samples:
         return network
-    as_such_s = [file_s + network.latency] * len(samples)
-    network = replace(network, copies=rate(bytes_beside(samples, "partner", as_such_s) / crowding))
+    if copied := [each for each in samples if each.seconds["partner"] > 0]:
+        as_such_s = [file_s + network.latency] * len(copied)
+        network = replace(network, copies=rate(bytes_beside(copied, "partner", as_such_s) / crowding))
     constant, per_byte, _ = fit(samples, "parity", tensors=False)
     exchange = max(0.0, constant - file_s)
     largest = max(samples, key=lambda each: each.share_bytes)

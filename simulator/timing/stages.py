@@ -194,7 +194,8 @@ def _deferred(job: Job, handled: FloatArray, copying: FloatArray) -> tuple[float
     small = tensors <= SMALL_LEAF_BYTES
     memory, few, little = job.machine.memory, float(small.mean()), float(tensors[small].sum() / max(1, tensors.sum()))
     crowding = job.machine.crowding(job.ranks_on_node)
-    guards = memory.defer_call * crowding + float(handled.max()) * (1 - few) * memory.defer
+    as_such = memory.defer_call * crowding if few < 1 else 0.0
+    guards = as_such + float(handled.max()) * (1 - few) * memory.defer
     at_once = copying * little + handled * memory.tensor * few
     later = copying * (1 - little) / memory.late + handled * (memory.tensor + memory.late_tensor) * (1 - few)
     return guards + float(at_once.max()), later
@@ -307,7 +308,7 @@ def _partner(job: Job, encoded: FloatArray) -> FloatArray:
     most = np.maximum(out, into)
     moved = np.maximum(most / machine.network.bandwidth, limited_s(most, job.flush_bandwidth))
     stored = into / job.local_write
-    copying = encoded.max() / machine.network.copies  # by the threads of the rank that has most
+    copying = encoded.max() * machine.crowding(job.ranks_on_node) / machine.network.copies  # one thread of a rank
     times: FloatArray = np.maximum(np.maximum(moved, stored), copying) + machine.local.file + machine.network.latency
     return times
 
@@ -327,7 +328,7 @@ def _parity(job: Job, encoded: FloatArray) -> FloatArray:
     stored = _parity_bytes(protection, encoded)
     sent = _sent_for_parity(protection, encoded)  # it gets as much
     moved = np.maximum(sent / machine.network.bandwidth, limited_s(sent, job.flush_bandwidth))
-    encoding = encoded.max() / machine.network.parity
+    encoding = encoded.max() * machine.crowding(job.ranks_on_node) / machine.network.parity
     writing = stored / job.local_write
     slowest = np.maximum(np.maximum(moved, encoding), writing)
     times: FloatArray = slowest + machine.local.file + machine.network.exchange + group * machine.network.latency

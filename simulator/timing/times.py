@@ -119,6 +119,8 @@ class Times:
             else:
                 encode = 0 if took[Level.LOCAL] else self.encode
                 done[Level.PERSISTENT] = ready + float((self.persistent + encode).max())
+                if took[Level.LOCAL]:
+                    done[Level.PERSISTENT] = max(done[Level.PERSISTENT], done[Level.LOCAL] + self.commit)
         return done
 
     def serial_s(self) -> float:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import simpy
 from deeppart_simulator.campaign.background import Background
+from deeppart_simulator.campaign.costs import level_costs
 from deeppart_simulator.campaign.plan import Planned, SizedJob
 from deeppart_simulator.campaign.result import RunResult
 from deeppart_simulator.campaign.survival import Stored
@@ -93,6 +94,24 @@ def test_a_flush_ends_when_the_model_says() -> None:
     background.begin(world, Stored(0, 0.0, tuple(range(8))), ("local", "persistent"))
     env.run(until=background.over())
     assert env.now == pytest.approx(world.times.complete()["persistent"] - world.blocked_s, rel=1e-6)
+
+
+def test_a_flush_that_keeps_up_ends_with_its_commit() -> None:
+    """The file system takes everything in next to no time, and the commit follows the local level by 20 s."""
+    usual, cadences = busy()
+    persistent = replace(usual.job.machine.persistent, others=0.0, write=1e13, node_write=1e12, commit=20.0)
+    job = Planned(replace(usual.job, machine=replace(usual.job.machine, persistent=persistent)))
+    env, world = simpy.Environment(), job.on(8)
+    background = Background(env, cadences, RunResult(1, cadences.wall_s), persistent.write)
+    background.begin(world, Stored(0, 0.0, tuple(range(8))), ("local", "persistent"))
+    env.run(until=background.over())
+    complete = world.times.complete()
+    assert complete["persistent"] == pytest.approx(complete["local"] + 20.0)
+    assert env.now == pytest.approx(complete["persistent"] - world.blocked_s, rel=1e-6)
+    at_once = Planned(replace(job.job, machine=replace(job.job.machine, persistent=replace(persistent, commit=0.0))))
+    flush, flush_at_once = (level_costs(each)[-1] for each in (job, at_once))
+    assert flush.latency_s > flush_at_once.latency_s + 15.0
+    assert (flush.cost_s, flush.busy_s) == (flush_at_once.cost_s, flush_at_once.busy_s), "nothing is written meanwhile"
 
 
 @pytest.mark.parametrize("encode", [0.4e9, 5e9])

@@ -37,14 +37,17 @@ def test_a_flush_that_keeps_up_is_committed_some_time_after_the_parts_are_on_the
     alone = Protection(partner=False)
     for persistent, complete_s in ((fast, 2.7), (slow, 4.2)):
         this = job(machine=replace(MACHINE, persistent=persistent), protection=alone)
-        complete = times_of(this, STATE.shares(16, kappa=0)).complete()
-        assert complete == pytest.approx({"local": 2.2, "persistent": complete_s})
+        times = times_of(this, STATE.shares(16, kappa=0))
+        assert times.complete() == pytest.approx({"local": 2.2, "persistent": complete_s})
+        assert times.complete(overlapped=False)["persistent"] >= complete_s, "one after the other is no quicker"
 
 
 def test_copies_take_as_long_as_the_rank_that_has_most_of_them() -> None:
     """1 GB of each rank, of which it sends and stores 0.4 a second."""
     slow = replace(MACHINE, network=replace(MACHINE.network, copies=0.4e9))
     assert times_of(job(machine=slow), STATE.shares(16, kappa=0)).stages()["partner"] == pytest.approx(2.5)
+    crowded = replace(slow, cores=2)  # for four ranks
+    assert times_of(job(machine=crowded), STATE.shares(16, kappa=0)).stages()["partner"] == pytest.approx(5.0)
 
 
 def test_levels_follow_each_other() -> None:
@@ -128,13 +131,15 @@ def test_copies_in_the_background_may_take_longer() -> None:
 
 
 def test_a_lazy_call_copies_small_tensors_itself() -> None:
-    machine = replace(MACHINE, memory=replace(MACHINE.memory, call=0.0, leaf=0.0, tensor=1e-6, defer=1.0))
+    machine = replace(
+        MACHINE, memory=replace(MACHINE.memory, call=0.0, leaf=0.0, tensor=1e-6, defer_call=1.0, defer=1.0)
+    )
     state = read_state("tensors-6400x64KiB")
     lazy, eager = (
         times_of(this, state.shares(16, kappa=0))
         for this in (job(state=state, machine=machine, capture=how) for how in ("lazy", "eager"))
     )
-    assert lazy.blocked_s == pytest.approx(eager.blocked_s)
+    assert lazy.blocked_s == pytest.approx(eager.blocked_s), "nothing is put off"
     assert lazy.complete() == pytest.approx(eager.complete()), "and what has been copied is not copied again"
     assert SMALL_LEAF_BYTES == fingerprint.SMALL_LEAF_BYTES  # as the library does it
 
