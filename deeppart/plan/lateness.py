@@ -22,6 +22,9 @@ the D_f after it, so that passing these took no longer for lower failures. With 
 the lower one complete at once, and D_f < T, exactly)
 
     (e + e' y (1 + K)) / (1 + y)    times as large
+
+Levels whose calls are the same, and complete at the same time, are as good as one: the higher one's D is in the lower
+one's already.
 """
 
 from __future__ import annotations
@@ -37,12 +40,17 @@ import numpy.typing as npt
 
 #: exp() of more is nothing that ends.
 _MOST_EXPONENT = 500.0
-#: Levels with the same calls are taken for one if these are complete at the same time, but for this share of it.
-_SAME = 0.02
+#: Levels with the same calls are as good as one if these are complete at the same time, and two if they are by so much
+#: of it apart.
+_APART = 0.2
 #: Of more calls that are under way at once, so many stand for all.
 _MOST_COUNTED = 500
+#: So few are counted without arrays, which is faster.
+_FEW_COUNTED = 12
 #: Longer patterns are not walked through call by call.
 _MOST_WALKED = 2_000
+#: A level at every so many-th call is not what others are as good as complete by.
+_RARE = 1_000
 
 
 class Late(Protocol):
@@ -72,9 +80,11 @@ def late_s(levels: Sequence[Late], every: Sequence[int], period_s: float) -> lis
         period_s: from one call to the next.
     """
     nested = all(n % m == 0 for m, n in pairwise(every))
-    overtaken = not nested and max(level.latency_s for level in levels) > period_s
-    if overtaken and math.lcm(*every) <= _MOST_WALKED:
-        return _walked(levels, tuple(every), period_s)
+    ascending = all(one.latency_s <= other.latency_s for one, other in pairwise(levels))
+    overtaken = not (nested and ascending) and max(level.latency_s for level in levels) > period_s
+    often = tuple(n if n < _RARE or n == min(every[place:]) else 0 for place, n in enumerate(every))
+    if overtaken and math.lcm(*filter(None, often)) <= _MOST_WALKED:
+        return _walked(levels, often, period_s)
     # By level, what calls cost of which it is the highest.
     call_s = [
         level.cost_s + sum(lower.cost_s * n / math.lcm(n, m) for lower, m in zip(levels, every[:place], strict=False))
@@ -93,7 +103,7 @@ def late_s(levels: Sequence[Late], every: Sequence[int], period_s: float) -> lis
 
 
 def _walked(levels: Sequence[Late], every: tuple[int, ...], period_s: float) -> list[float]:
-    """The same, call by call over a pattern."""
+    """The same, call by call over a pattern; levels at 0 have no calls."""
     due = _due(every)
     latencies_s, costs_s = (np.array(each) for each in zip(*((it.latency_s, it.cost_s) for it in levels), strict=True))
     ends_s = period_s * np.arange(1, 2 * due.shape[1] + 1)
@@ -109,7 +119,8 @@ def _walked(levels: Sequence[Late], every: tuple[int, ...], period_s: float) -> 
 @lru_cache(maxsize=64)
 def _due(every: tuple[int, ...]) -> npt.NDArray[np.bool_]:
     """bool[levels, calls]: what goes where, over a pattern."""
-    found: npt.NDArray[np.bool_] = np.arange(1, math.lcm(*every) + 1) % np.array(every)[:, None] == 0
+    calls = math.lcm(*filter(None, every))
+    found: npt.NDArray[np.bool_] = np.arange(1, calls + 1) % np.array([n or calls + 1 for n in every])[:, None] == 0
     return found
 
 
@@ -148,9 +159,10 @@ def factor(
     # At a call on f, b is the sum of u_f (1 / r + V) and v_f times what (1 / r + V) has grown to: from the top down.
     u, v = [1.0] * len(every), [0.0] * len(every)
     for place in reversed(places):
-        above = [g for g in places[place + 1 :] if back[g] > back[place] or not _is_close(late[g], late[place])]
-        u[place] += sum(highest[g] * passed[g] * u[g] for g in above)
-        v[place] = sum(reach[g] + highest[g] * passed[g] * v[g] for g in above)
+        for g in places[place + 1 :]:
+            apart = 1.0 if back[g] > back[place] else _apart(late[place], late[g])
+            u[place] += apart * highest[g] * passed[g] * u[g]
+            v[place] += apart * (reach[g] + highest[g] * passed[g] * v[g])
     again = sum(highest[f] * passed[f] * u[f] for f in places)
     more = sum(highest[f] * passed[f] * v[f] for f in places)
     more += _never_complete(late, passed, period_s, rate, highest, back, grown)
@@ -216,6 +228,9 @@ def lost_in_a_row(strikes: Sequence[tuple[float, float]], between_s: float) -> f
         between_s: from one call to the next.
     """
     under_way = max(for_s for _, for_s in strikes) / between_s
+    if under_way <= _FEW_COUNTED:
+        waits = range(math.ceil(under_way))
+        return sum(_exp_less_1(sum(r * max(0.0, s - wait * between_s) for r, s in strikes)) for wait in waits)
     counted = min(math.ceil(under_way), _MOST_COUNTED)
     each_s = between_s * under_way / counted if under_way > _MOST_COUNTED else between_s
     since_s = each_s * np.arange(counted)[:, None]
@@ -225,9 +240,9 @@ def lost_in_a_row(strikes: Sequence[tuple[float, float]], between_s: float) -> f
     return float(counts * each_s / between_s)
 
 
-def _is_close(late_s: float, other_s: float) -> bool:
-    """True for levels that are as good as one where their calls are the same."""
-    return math.isclose(late_s, other_s, rel_tol=_SAME)
+def _apart(late_s: float, higher_s: float) -> float:
+    """From 0, for levels that are as good as one where their calls are the same, to 1."""
+    return min(1.0, max(0.0, (1 - late_s / higher_s) / _APART)) if higher_s else 1.0
 
 
 def _exp_less_1(exponent: float) -> float:

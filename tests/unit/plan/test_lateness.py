@@ -145,6 +145,34 @@ def test_whatever_the_machine_the_best_cadence_wastes_what_is_predicted(seed: in
     assert found.waste.total == pytest.approx(1 - played, rel=0.025)
 
 
+@pytest.mark.parametrize("later", [1.0, 1.02, 1.1, 1.3, 2.0])
+@pytest.mark.parametrize("late_s", [100.0, 300.0])
+def test_levels_that_are_complete_at_nearly_the_same_time_are_nearly_one(late_s: float, later: float) -> None:
+    levels: list[tuple[float, ...]] = [(1.0, late_s, 0.0, 2000.0), (2.0, late_s * later, 0.0, 2000.0)]
+    predicted, played = predicted_and_played(levels, 50.0, (1, 1))
+    assert predicted == pytest.approx(played, rel=0.025)
+
+
+@pytest.mark.parametrize("late_s", [100.0, 1000.0])
+@pytest.mark.parametrize("every", [(1, 2), (1, 4)])
+def test_a_quick_higher_level_overtakes_a_slow_lower_one(late_s: float, every: tuple[int, int]) -> None:
+    """What is not complete on the lower level after 100 s and more is on the higher one after 30."""
+    levels: list[tuple[float, ...]] = [(1.0, late_s, 0.0, 2000.0), (2.0, 30.0, 0.0, 2000.0)]
+    predicted, played = predicted_and_played(levels, 50.0, every)
+    assert predicted == pytest.approx(played, rel=0.03)
+    rare: list[tuple[float, ...]] = [(1.0, late_s, 0.0, 2000.0), (5.0, 900.0, 0.0, math.inf), (2.0, 30.0, 0.0, 2000.0)]
+    again, _ = predicted_and_played(rare, 50.0, (every[0], 10_000, every[1]))
+    assert again == pytest.approx(predicted, rel=0.01), "a level that is hardly ever written changes nothing"
+
+
+@pytest.mark.parametrize("latencies_s", [(300.0, 1200.0), (1000.0, 2000.0)])
+def test_latencies_beyond_the_time_between_failures_are_nearly_predicted(latencies_s: tuple[float, float]) -> None:
+    """Outside of what the approximation is made for: docs/simulator.md has by how much it is off."""
+    levels: list[tuple[float, ...]] = [(1.0, latencies_s[0], 0.0, 1111.0), (2.0, latencies_s[1], 0.0, 10_000.0)]
+    predicted, played = predicted_and_played(levels, 50.0, (1, 1))
+    assert predicted == pytest.approx(played, rel=0.06)
+
+
 def test_what_never_gets_done_is_infinite() -> None:
     level = LevelCost("only", 0.1, latency_s=1e4, failures_per_s=0.1)
     assert math.isinf(expected_s([level], comebacks([level]), 5.0, [1])) or waste_of([level], 5.0, (1,)) > 1 - 1e-12
