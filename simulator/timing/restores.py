@@ -88,7 +88,8 @@ def distribute_s(job: Job, *, encoded: bool = False) -> float:
 
     Args:
         encoded: the ranks of a node do not find what another one of them has read in a file that is in memory, as they
-            find raw parts: it is sent from rank to rank. Large tensors are received where they belong.
+            find raw parts: it is sent from rank to rank. Large tensors are received where they belong: leaves count as
+            a whole, though their spans decide, of which a small state on many ranks has smaller ones.
     """
     needed, passed, copies = np.zeros(job.ranks), np.zeros(job.ranks), np.zeros(job.ranks)
     for groups in job.state.on(job.ranks):
