@@ -35,15 +35,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-from deeppart.plan.lateness import factor
-
-#: exp() of more is nothing that ends.
-_MOST_EXPONENT = 500.0
-#: A pattern whose multiples do not divide each other is walked through, call by call, if it is no longer than that.
-#: A longer one is taken for blocks of which so many and a fraction make the next, or its beginning for all of it.
-_MOST_WALKED = 2_000
-#: A level that is written at every so many-th call costs as if it were spread over all of them.
-_RARE = 1_000
+from deeppart.plan.lateness import MOST_EXPONENT, MOST_WALKED, RARE, factor
 
 
 class Costs(Protocol):
@@ -95,7 +87,7 @@ def comebacks(levels: Sequence[Costs]) -> Comebacks:
         return Comebacks(0.0, 0.0, 0.0, (0.0,) * len(levels))
     count = len(levels)
     exponents = [rate * level.restart_s for level in levels]
-    if max(exponents) > _MOST_EXPONENT:
+    if max(exponents) > MOST_EXPONENT:
         return Comebacks(rate, math.inf, 1.0, tuple(each / rate for each in rates))
     fails = [-math.expm1(-each) for each in exponents]
     attempt_s = [each / rate for each in fails]
@@ -132,7 +124,7 @@ def expected_s(levels: Sequence[Costs], back: Comebacks, training_s: float, ever
     period_s = training_s + cost_per_call_s(levels, every)
     if not back.rate:
         return period_s
-    if back.rate * (training_s + sum(level.cost_s for level in levels)) > _MOST_EXPONENT:
+    if back.rate * (training_s + sum(level.cost_s for level in levels)) > MOST_EXPONENT:
         return math.inf
     try:
         grown = _grown(levels, back, training_s, every)
@@ -144,14 +136,18 @@ def expected_s(levels: Sequence[Costs], back: Comebacks, training_s: float, ever
 
 
 def _grown(levels: Sequence[Costs], back: Comebacks, training_s: float, every: Sequence[int]) -> float:
-    """The x of a stretch, on average."""
+    """The x of a stretch, on average.
+
+    A pattern that is too long to be walked through is taken for blocks of which so many and a fraction make the next,
+    or its beginning for all of it.
+    """
     kept, highest, inherited = list[int](), list[float](), 0.0
     newest = [n <= min(every[place + 1 :], default=n) for place, n in enumerate(every)]
-    walkable = math.lcm(*(n for n, is_newest in zip(every, newest, strict=True) if is_newest or n < _RARE))
-    least = _RARE if walkable <= _MOST_WALKED else 0
+    walkable = math.lcm(*(n for n, is_newest in zip(every, newest, strict=True) if is_newest or n < RARE))
+    least = RARE if walkable <= MOST_WALKED else 0
     for place, n in enumerate(every):
         inherited += back.highest[place]
-        if n < least or (newest[place] and (inherited or n < _RARE)):
+        if n < least or (newest[place] and (inherited or n < RARE)):
             kept.append(place)
             highest.append(inherited)
             inherited = 0.0
@@ -164,7 +160,7 @@ def _grown(levels: Sequence[Costs], back: Comebacks, training_s: float, every: S
 
     nested = all(n % m == 0 for m, n in pairwise(multiples))
     ascending = all(n >= m for m, n in pairwise(multiples))
-    if multiples[0] == 1 and (nested or (ascending and math.lcm(*multiples) > _MOST_WALKED)):
+    if multiples[0] == 1 and (nested or (ascending and math.lcm(*multiples) > MOST_WALKED)):
         ends = [growth(tuple(range(place + 1))) for place in range(len(kept))]
         return _nested(ends, highest, multiples) / multiples[-1]
     return _walked(growth, highest, multiples)
@@ -191,7 +187,7 @@ def _walked(growth: Callable[[tuple[int, ...]], float], highest: Sequence[float]
     Args:
         growth: x of a stretch whose call goes to these levels.
     """
-    number = min(math.lcm(*every), _MOST_WALKED)
+    number = min(math.lcm(*every), MOST_WALKED)
     growths: dict[tuple[int, ...], float] = {}
     since = [0.0] * len(every)  # S of each level, in b of the beginning
     whole = 0.0

@@ -39,18 +39,17 @@ import numpy as np
 import numpy.typing as npt
 
 #: exp() of more is nothing that ends.
-_MOST_EXPONENT = 500.0
+MOST_EXPONENT = 500.0
 #: Levels with the same calls are as good as one if these are complete at the same time, and two if they are by so much
 #: of it apart.
 _APART = 0.2
 #: Of more calls that are under way at once, so many stand for all.
 _MOST_COUNTED = 500
-#: So few are counted without arrays, which is faster.
-_FEW_COUNTED = 12
-#: Longer patterns are not walked through call by call.
-_MOST_WALKED = 2_000
-#: A level at every so many-th call is not what others are as good as complete by.
-_RARE = 1_000
+#: A pattern whose multiples do not divide each other is walked through, call by call, if it is no longer than that.
+MOST_WALKED = 2_000
+#: A level that is written at every so many-th call is not what others are as good as complete by, and costs as if it
+#: were spread over all of them.
+RARE = 1_000
 
 
 class Late(Protocol):
@@ -82,8 +81,8 @@ def late_s(levels: Sequence[Late], every: Sequence[int], period_s: float) -> lis
     nested = all(n % m == 0 for m, n in pairwise(every))
     ascending = all(one.latency_s <= other.latency_s for one, other in pairwise(levels))
     overtaken = not (nested and ascending) and max(level.latency_s for level in levels) > period_s
-    often = tuple(n if n < _RARE or n == min(every[place:]) else 0 for place, n in enumerate(every))
-    if overtaken and math.lcm(*filter(None, often)) <= _MOST_WALKED:
+    often = tuple(n if n < RARE or n == min(every[place:]) else 0 for place, n in enumerate(every))
+    if overtaken and math.lcm(*filter(None, often)) <= MOST_WALKED:
         return _walked(levels, often, period_s)
     # By level, what calls cost of which it is the highest.
     call_s = [
@@ -228,15 +227,12 @@ def lost_in_a_row(strikes: Sequence[tuple[float, float]], between_s: float) -> f
         between_s: from one call to the next.
     """
     under_way = max(for_s for _, for_s in strikes) / between_s
-    if under_way <= _FEW_COUNTED:
-        waits = range(math.ceil(under_way))
-        return sum(_exp_less_1(sum(r * max(0.0, s - wait * between_s) for r, s in strikes)) for wait in waits)
     counted = min(math.ceil(under_way), _MOST_COUNTED)
     each_s = between_s * under_way / counted if under_way > _MOST_COUNTED else between_s
     since_s = each_s * np.arange(counted)[:, None]
     rates, for_s = np.array(strikes).T
     exponents = (rates * np.maximum(0.0, for_s - since_s)).sum(axis=1)
-    counts: float = np.expm1(np.minimum(exponents, _MOST_EXPONENT)).sum()
+    counts: float = np.expm1(np.minimum(exponents, MOST_EXPONENT)).sum()
     return float(counts * each_s / between_s)
 
 
@@ -246,4 +242,4 @@ def _apart(late_s: float, higher_s: float) -> float:
 
 
 def _exp_less_1(exponent: float) -> float:
-    return math.expm1(min(exponent, _MOST_EXPONENT))
+    return math.expm1(min(exponent, MOST_EXPONENT))

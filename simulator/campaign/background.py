@@ -159,7 +159,7 @@ class Background:
                 least = max(0.0, began + world.encoded_s - env.now) + world.flush_latency_s
                 least = max(least, ends_s - env.now)
                 if not from_memory:
-                    least = max(least, began + world.local_s + world.commit_s - env.now)
+                    least = max(least, began + world.local_s + world.times.commit - env.now)
                 yield env.timeout(least)
                 self._done(world, stored, Level.PERSISTENT)
         except simpy.Interrupt:

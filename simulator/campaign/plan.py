@@ -83,7 +83,6 @@ class SizedJob:
         blocked_s: training waits for so long.
         encoded_s: from the copy until the last chunk is encoded; 0 where nothing is.
         local_s: encoding and writing the local part.
-        commit_s: from then until the commit on the file system, at least.
         flushed_bytes: to the file system, with one checkpoint.
         flush_rate: most bytes per second that the job's nodes can send there.
         flush_latency_s: creating files there, and what else follows the last byte.
@@ -99,7 +98,6 @@ class SizedJob:
     blocked_s: float
     encoded_s: float
     local_s: float
-    commit_s: float
     flushed_bytes: float
     flush_rate: float
     flush_latency_s: float
@@ -176,7 +174,6 @@ class Planned:
             blocked_s=times.blocked_s,
             encoded_s=float(np.maximum(times.encode, times.cores).max()),
             local_s=float(times.stored.max()),
-            commit_s=times.commit,
             flushed_bytes=written,
             flush_rate=_balanced_rate(times.encoded, job.ranks_per_node, node_rate),
             flush_latency_s=max(

@@ -81,8 +81,8 @@ def as_encoded(machine: Machine, encoded: Encoded) -> Machine:
     times = times_of(job(encode=encode), shares)
     if float(times.persistent.max()) > _KEPT_UP * float(times.flushed.max()):
         return found  # the flush has waited for the file system
-    longest_s = _MOST_COMMITS * machine.persistent.file
-    return replace(found, persistent=replace(found.persistent, commit=min(encoded.commit_s, longest_s)))
+    commit_s = min(max(0.0, encoded.commit_s), _MOST_COMMITS * machine.persistent.file)
+    return replace(found, persistent=replace(found.persistent, commit=commit_s))
 
 
 def _faster(machine: Machine, encode: float, decode: float) -> Machine:

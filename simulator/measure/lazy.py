@@ -34,9 +34,8 @@ def guards_s(
     as_such_s, per_tensor = constant_and_tensors(guards, "guards")
     if per_tensor > 0 and len(guards) > 1:
         return as_such_s, per_tensor
-    most = max(
-        guards, key=lambda each: each.share_tensors
-    )  # the one with few was as slow, or as quick as planning, by chance
+    # The call with few tensors was as slow, or as quick as planning, by chance.
+    most = max(guards, key=lambda each: each.share_tensors)
     return 0.0, most.seconds["guards"] / most.share_tensors
 
 

@@ -78,7 +78,7 @@ def _most_fetched(idle: int, lost: float, each: float, share: float) -> float:
 
 def _begin_s(job: Job) -> float:
     """Seconds of what does not depend on bytes."""
-    memory, crowding = job.machine.memory, job.machine.crowding(job.ranks_on_node)
+    memory, crowding = job.machine.memory, job.crowding
     return (memory.restore + memory.restored_leaf * job.leaves_held()) * crowding
 
 

@@ -104,6 +104,11 @@ class Job:
         """Ranks on a full node."""
         return min(self.ranks, self.ranks_per_node)
 
+    @property
+    def crowding(self) -> float:
+        """The factor by which computing takes longer, since its ranks share the cores of their nodes."""
+        return self.machine.crowding(self.ranks_on_node)
+
     def leaves_held(self, above_bytes: int = -1) -> int:
         """Leaves of more bytes on the rank that has most of them."""
         count = np.zeros(self.ranks, dtype=np.int64)
@@ -137,7 +142,7 @@ def times_of(job: Job, shares: Shares) -> Times:
     raw = by_node(shares.nbytes, job.ranks_per_node)
     spans = by_node(shares.spans, job.ranks_per_node)
     memory = machine.memory
-    crowding = machine.crowding(job.ranks_on_node)
+    crowding = job.crowding
     held = job.leaves_held()
     handled = spans * crowding  # tensors, by processes that share cores
     copying = finish_times(raw, memory.copy, memory.node_copy)
@@ -193,8 +198,7 @@ def _deferred(job: Job, handled: FloatArray, copying: FloatArray) -> tuple[float
     tensors = np.concatenate([groups.leaves.nbytes for groups in job.state.on(job.ranks)])
     small = tensors <= SMALL_LEAF_BYTES
     memory, few, little = job.machine.memory, float(small.mean()), float(tensors[small].sum() / max(1, tensors.sum()))
-    crowding = job.machine.crowding(job.ranks_on_node)
-    as_such = memory.defer_call * crowding if few < 1 else 0.0
+    as_such = memory.defer_call * job.crowding if few < 1 else 0.0
     guards = as_such + float(handled.max()) * (1 - few) * memory.defer
     at_once = copying * little + handled * memory.tensor * few
     later = copying * (1 - little) / memory.late + handled * (memory.tensor + memory.late_tensor) * (1 - few)
@@ -292,7 +296,7 @@ def _plan_s(job: Job, held: int) -> float:
     looking = memory.call + memory.leaf * held
     if not alone:
         looking += memory.compare * held + memory.compare_large * job.leaves_held(SMALL_LEAF_BYTES)
-    return looking * machine.crowding(job.ranks_on_node) + _meeting_s(job)
+    return looking * job.crowding + _meeting_s(job)
 
 
 def _meeting_s(job: Job) -> float:
@@ -308,7 +312,7 @@ def _partner(job: Job, encoded: FloatArray) -> FloatArray:
     most = np.maximum(out, into)
     moved = np.maximum(most / machine.network.bandwidth, limited_s(most, job.flush_bandwidth))
     stored = into / job.local_write
-    copying = encoded.max() * machine.crowding(job.ranks_on_node) / machine.network.copies  # one thread of a rank
+    copying = encoded.max() * job.crowding / machine.network.copies  # one thread of a rank
     times: FloatArray = np.maximum(np.maximum(moved, stored), copying) + machine.local.file + machine.network.latency
     return times
 
@@ -328,7 +332,7 @@ def _parity(job: Job, encoded: FloatArray) -> FloatArray:
     stored = _parity_bytes(protection, encoded)
     sent = _sent_for_parity(protection, encoded)  # it gets as much
     moved = np.maximum(sent / machine.network.bandwidth, limited_s(sent, job.flush_bandwidth))
-    encoding = encoded.max() * machine.crowding(job.ranks_on_node) / machine.network.parity
+    encoding = encoded.max() * job.crowding / machine.network.parity
     writing = stored / job.local_write
     slowest = np.maximum(np.maximum(moved, encoding), writing)
     times: FloatArray = slowest + machine.local.file + machine.network.exchange + group * machine.network.latency

@@ -8,7 +8,7 @@ import pytest
 import simpy
 from deeppart_simulator.campaign.background import Background
 from deeppart_simulator.campaign.costs import level_costs
-from deeppart_simulator.campaign.plan import Planned, SizedJob
+from deeppart_simulator.campaign.plan import Cadences, Planned, SizedJob
 from deeppart_simulator.campaign.result import RunResult
 from deeppart_simulator.campaign.survival import Stored
 from deeppart_simulator.machine.record import Codec
@@ -84,16 +84,27 @@ def test_without_copies_and_parity_nothing_is_rebuilt() -> None:
     assert background.is_idle and stored.lost == {3} and stored.nodes == tuple(range(8))
 
 
+def flushed_s(job: Planned, cadences: Cadences, levels: tuple[str, ...] = ("local", "persistent")) -> float:
+    """Seconds from the end of a call until a campaign has flushed it."""
+    env = simpy.Environment()
+    background = Background(env, cadences, RunResult(1, cadences.wall_s), job.job.machine.persistent.write)
+    background.begin(job.on(8), Stored(0, 0.0, tuple(range(8))), levels)
+    env.run(until=background.over())
+    return float(env.now)
+
+
+def model_s(job: Planned) -> float:
+    """The same, as the model has it."""
+    world = job.on(8)
+    return float(world.times.complete()["persistent"] - world.blocked_s)
+
+
 def test_a_flush_ends_when_the_model_says() -> None:
     """With all that follows the last byte: the file, its tables, the manifest."""
     usual, cadences = busy()
     persistent = replace(usual.job.machine.persistent, others=0.0, file=2.0, tensor=1.0, leaf=3.0)
     job = Planned(replace(usual.job, machine=replace(usual.job.machine, persistent=persistent)))
-    env, world = simpy.Environment(), job.on(8)
-    background = Background(env, cadences, RunResult(1, cadences.wall_s), persistent.write)
-    background.begin(world, Stored(0, 0.0, tuple(range(8))), ("local", "persistent"))
-    env.run(until=background.over())
-    assert env.now == pytest.approx(world.times.complete()["persistent"] - world.blocked_s, rel=1e-6)
+    assert flushed_s(job, cadences) == pytest.approx(model_s(job), rel=1e-6)
 
 
 def test_a_flush_that_keeps_up_ends_with_its_commit() -> None:
@@ -101,13 +112,9 @@ def test_a_flush_that_keeps_up_ends_with_its_commit() -> None:
     usual, cadences = busy()
     persistent = replace(usual.job.machine.persistent, others=0.0, write=1e13, node_write=1e12, commit=20.0)
     job = Planned(replace(usual.job, machine=replace(usual.job.machine, persistent=persistent)))
-    env, world = simpy.Environment(), job.on(8)
-    background = Background(env, cadences, RunResult(1, cadences.wall_s), persistent.write)
-    background.begin(world, Stored(0, 0.0, tuple(range(8))), ("local", "persistent"))
-    env.run(until=background.over())
-    complete = world.times.complete()
+    complete = job.on(8).times.complete()
     assert complete["persistent"] == pytest.approx(complete["local"] + 20.0)
-    assert env.now == pytest.approx(complete["persistent"] - world.blocked_s, rel=1e-6)
+    assert flushed_s(job, cadences) == pytest.approx(model_s(job), rel=1e-6)
     at_once = Planned(replace(job.job, machine=replace(job.job.machine, persistent=replace(persistent, commit=0.0))))
     flush, flush_at_once = (level_costs(each)[-1] for each in (job, at_once))
     assert flush.latency_s > flush_at_once.latency_s + 15.0
@@ -125,11 +132,7 @@ def test_a_compressed_flush_ends_when_the_model_says(levels: tuple[str, ...], en
     )
     protection = Protection(local="local" in levels, partner=False)
     job = Planned(replace(usual.job, machine=machine, compression="tensor", protection=protection))
-    env, world = simpy.Environment(), job.on(8)
-    background = Background(env, cadences, RunResult(1, cadences.wall_s), persistent.write)
-    background.begin(world, Stored(0, 0.0, tuple(range(8))), levels)
-    env.run(until=background.over())
-    assert env.now == pytest.approx(world.times.complete()["persistent"] - world.blocked_s, rel=1e-6)
+    assert flushed_s(job, cadences, levels) == pytest.approx(model_s(job), rel=1e-6)
 
 
 def test_a_flush_that_waited_for_an_earlier_one_does_not_wait_for_a_file_that_is_there() -> None:
