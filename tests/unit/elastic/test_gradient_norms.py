@@ -21,10 +21,10 @@ def test_the_noise_is_that_of_the_gradients_and_batches_follow_it_together(tmp_p
     for of_rank in told:
         assert len(of_rank["norms"]) == 10
         for case, (measured, expected) in of_rank["norms"].items():
-            assert measured == pytest.approx(expected, rel=2e-4), (case, ranks)
+            assert measured == pytest.approx(expected, rel=1e-4), (case, ranks)
     for of_rank in told:
         for name, (measured, expected) in of_rank["divided"].items():
-            assert measured == pytest.approx(expected, rel=2e-4), (name, ranks)
+            assert measured == pytest.approx(expected, rel=1e-4), (name, ranks)
     for workers in (0, 1):
         check_autoscaled([of_rank["autoscaled"][workers] for of_rank in told], ranks)
 

@@ -19,7 +19,7 @@ def test_the_noise_is_measured_of_gradients_of_all_kinds(tmp_path: Path, ranks: 
         for cases in (of_rank["whole"], of_rank["parts"]):
             assert set(cases) == set(KINDS)
             for kind, (measured, expected, (error,)) in cases.items():
-                rough = 1e-2 if kind == "bfloat16" else 1e-4
+                rough = 1e-2 if kind == "bfloat16" else 1e-3
                 assert error < rough and measured == pytest.approx(expected, rel=rough), (kind, ranks)
         for way, estimates in of_rank["by_hand"].items():
             assert estimates == pytest.approx([1.0] * 4, rel=1e-3), (way, ranks)
