@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import gc
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Generator, Iterator
@@ -94,8 +96,25 @@ def starting_ranks(items: list[pytest.Item]) -> list[pytest.Item]:
     return [each for each in starting if each.get_closest_marker("xdist_group") is None]
 
 
+#: Debian's packages that some tests need, and without which these are skipped.
+SYSTEM_PACKAGES: dict[str, Callable[[], bool]] = {
+    "slurmctld slurmd slurm-client munge": lambda: all(map(_has_command, ("slurmctld", "slurmd", "srun", "munged"))),
+    "chromium": lambda: any(map(_has_command, ("chromium", "chromium-browser", "google-chrome"))),
+    "fuse3": lambda: ctypes.util.find_library("fuse3") is not None,
+    "dosfstools": lambda: _has_command("mkfs.vfat"),
+    "fiu-utils": lambda: ctypes.util.find_library("fiu") is not None,
+}
+
+
+def _has_command(name: str) -> bool:
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is not None
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say how the tests run that were asked for and left out."""
+    """Say what skipped tests need, and how the tests run that were asked for and left out."""
+    missing = " ".join(packages for packages, is_installed in SYSTEM_PACKAGES.items() if not is_installed())
+    if missing and "skipped" in terminalreporter.stats:
+        terminalreporter.write_line(f"for tests that were skipped: apt-get install {missing}")
     if left_out := config.stash.get(_OTHERS, 0):
         how = 'make test-mpi ARGS="-k NAME"' if launchers.launched_ranks() is None else "pytest, without mpirun"
         terminalreporter.write_line(f"left out, since they are to be run by {how}: {left_out}")

@@ -2,13 +2,13 @@
 
     python -m tests.faults.poor_file_system SOURCE MOUNT CONTROL
 
-CONTROL is a file with a JSON object: operation -> seconds that it takes, in the kernel's eyes.
+CONTROL is a file with the name of an operation, which does not return while the file exists.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import json
 import os
 import sys
 import time
@@ -19,7 +19,7 @@ import mfusepy  # type: ignore[import-untyped]
 
 
 class PoorFileSystem(mfusepy.Operations):  # type: ignore[misc]
-    """Operations on ``source``; ``control`` says which are slow."""
+    """Operations on ``source``; ``control`` says which one hangs."""
 
     use_ns = True
 
@@ -30,11 +30,9 @@ class PoorFileSystem(mfusepy.Operations):  # type: ignore[misc]
         return str(self._source / path.lstrip("/"))
 
     def _wait(self, operation: str) -> None:
-        try:
-            seconds = json.loads(self._control.read_text()).get(operation, 0.0)
-        except (OSError, ValueError):
-            return
-        time.sleep(seconds)
+        with contextlib.suppress(OSError):
+            while self._control.read_text() == operation:
+                time.sleep(0.02)
 
     # --- what it lacks ---
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import subprocess
 import sys
@@ -60,7 +59,7 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
 
 @pytest.fixture
 def poor(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    """A FUSE file system without links, locks and O_DIRECT, and the file that makes its operations slow."""
+    """A FUSE file system without links, locks and O_DIRECT, and the file that names an operation which hangs."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("/dev/fuse is missing or closed")
     try:
@@ -181,19 +180,15 @@ def test_a_kernel_that_does_not_answer(poor: tuple[Path, Path], tmp_path: Path, 
     settings = config(root / "p", timeout=3.0, on_busy="skip", every={"local": 0, "persistent": 1})
     ck = deeppart.Checkpointer(settings)
     assert save(ck, 1) == {"persistent": "done"}
-    control.write_text(json.dumps({operation: 6.0}))
+    control.write_text(operation)
     pending = ck.checkpoint(state(2), 2)
     began, skipped = time.monotonic(), 0
-    while time.monotonic() - began < 1.6:
-        asked = time.monotonic()
+    while not (skipped and any(str(root) in line for line in pending.report.hanging)):
+        assert time.monotonic() - began < 60.0, pending.report
         skipped += ck.checkpoint(state(3), 3 + skipped).skipped
-        assert time.monotonic() - asked < 5.0
         time.sleep(0.05)
-    assert skipped and any(str(root) in line for line in pending.report.hanging), pending.report
-    began = time.monotonic()
     with pytest.raises(CheckpointError, match="has not returned"):
         ck.close()
-    assert time.monotonic() - began < 10.0
     control.unlink()
     deadline = time.monotonic() + 60
     while not pending.finished:  # what hung goes on: nothing of it may be in anybody's way
