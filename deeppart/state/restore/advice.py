@@ -168,6 +168,14 @@ def unplaced_notice(names: str, paths: Sequence[Path]) -> str:
     return f"left out, since {why}: {names}{todo}"
 
 
+def removed_notice(names: str) -> str:
+    """A notice about what dicts of small values have lost."""
+    return (
+        f"removed, since dicts of small values become what was saved: {names}. What is new, and not in the checkpoint, "
+        "stays with strict=False"
+    )
+
+
 def unreached_notice(paths: list[Path]) -> str:
     """A notice about :func:`unreached_optimizers`."""
     names = ", ".join(map(readable, paths))

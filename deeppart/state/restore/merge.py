@@ -261,8 +261,9 @@ class _Putting:
         written = {*target.live, *target.casts, *target.sharded}
         leaves = walk_tree(target.structure.tree, ())
         filled = {readable(path[:1]) for path, leaf in leaves if isinstance(leaf, SavedArray) and leaf.index in written}
-        changed = f"its tensors hold the checkpoint's bytes ({some_names(sorted(filled))})" if filled else "nothing changed"
-        return changed + f"; load_state_dict has returned for {some_names(self._loaded)}" * bool(self._loaded)
+        changed = [f"tensors of {some_names(sorted(filled))} may hold the checkpoint's bytes"] if filled else []
+        changed += [f"load_state_dict has returned for {some_names(self._loaded)}"] if self._loaded else []
+        return "; ".join(changed) or "nothing else has changed"
 
     def _is_cast(self, parameter: torch.Tensor) -> bool:
         """True if a parameter has another dtype than in the checkpoint, as far as this restore has seen."""
@@ -299,12 +300,12 @@ def _filled(live: Branch, items: list[tuple[Any, Any]]) -> Any:
     """A live container with merged items: itself where it can change."""
     container = live.container
     if live.kind in DICTS:
+        if id_keys([key for key, _ in items]) != id_keys(list(container)):
+            for key in live.keys:
+                del container[key]
         for key, item in items:
             if key not in container or container[key] is not item:
                 container[key] = item
-        if live.kind == "odict" and [key for key, _ in items] != list(container):
-            for key, _ in items:
-                container.move_to_end(key)
         return container
     merged = [item for _, item in items]
     if live.kind == "list":
