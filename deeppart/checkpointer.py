@@ -204,6 +204,7 @@ class Checkpointer:
             state: the live state, built as when it was saved. Live tensors are written into; what the state lacks is
                 created, and so is, in dicts and lists, what replaces jagged, other sparse and meta tensors. In the
                 outermost dict, tensors and objects are restored only under keys that it has, unless it is empty.
+                Lists, Counters and dicts of small values lose what has been added to them since.
             step: which one; None for the newest that can be recovered.
             per_rank: what to do with leaves that each rank saved for itself when the world size has changed: "strict"
                 refuses, "rank0" gives all ranks what rank 0 had, "drop" leaves the live ones alone and says which, a

@@ -18,6 +18,7 @@ from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.leaves import check_tensor, overlaps_itself
 from deeppart.state.tree.paths import Path, readable
 from deeppart.state.tree.runs import encode_leaf_value
+from deeppart.state.tree.state_dicts import is_optimizer
 
 
 def flatten_live(state: Any, excluded: Sequence[str] = (), *, is_filled: bool = True) -> FlatState:
@@ -47,7 +48,7 @@ def flatten_live(state: Any, excluded: Sequence[str] = (), *, is_filled: bool = 
 
 def _is_of_torch(item: Any) -> bool:
     """True for objects whose state_dict() only looks."""
-    return isinstance(item, (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler))
+    return is_optimizer(item) or isinstance(item, (torch.nn.Module, torch.optim.lr_scheduler.LRScheduler))
 
 
 def refusal_of_state(flat: FlatState, is_left_out: Callable[[Path], bool] | None = None) -> DeeppartError | None:

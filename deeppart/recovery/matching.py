@@ -33,6 +33,7 @@ from deeppart.state.restore.advice import (
     exchanged_optimizers,
     placeless_notice,
     placeless_objects,
+    removed_notice,
     unplaced_notice,
     unreached_notice,
     unreached_optimizers,
@@ -312,6 +313,9 @@ def notices(matched: Matched, size: int) -> list[DeeppartWarning]:
         found.append(DeeppartWarning(f"restored step {attempt.step}: {unplaced_notice(names, target.unplaced)}"))
     if matched.choice is not None:
         found += [DeeppartWarning(f"restored step {attempt.step}: {text}") for text in choice_notices(matched.choice)]
+    if target.removed:
+        names = some_names(list(map(readable, target.removed)))
+        found.append(DeeppartWarning(f"restored step {attempt.step}: {removed_notice(names)}"))
     tree, root = target.structure.tree, matched.flat.root
     if placeless := placeless_objects(tree, root):
         found.append(DeeppartWarning(f"restored step {attempt.step}: {placeless_notice(placeless)}"))

@@ -11,14 +11,17 @@ from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.errors import DeeppartWarning, PerRankNotice, ReplicaDivergenceWarning, warn_caller
 from deeppart.state.compare.classify import Classified
-from deeppart.state.tree.naming import Naming, pattern_of, some_names
+from deeppart.state.tree.naming import Naming, some_names
 
 #: The names of an optimizer's parameters: pipeline stages have other ones.
 _PARAMETER_NAMES = re.compile(r"(^|/)param_groups/[0-9]+/params(/|$)")
+#: Paths in a setting that is shown.
+_MOST_RULES = 4
 _SUSPECT = ". Earlier steps are suspect: they hold one rank's bytes, or a mixture, for all"
 _OWN = (
     "\n  If ranks are meant to differ there, nothing is to be done: on as many ranks each gets its own back, and on "
-    "another number restore() asks for per_rank=. If not, make them alike, or say in `replicated` whose holds"
+    "another number restore() asks for per_rank=. To say so beforehand: {}. If not, make them alike, or say in "
+    "`replicated` whose holds"
 )
 
 
@@ -56,18 +59,23 @@ class Warnings:
         """Warn of leaves that turn out to differ between ranks."""
         if self._quiet:
             return
-        own = self._naming.news([name for name in (*noticed, *found.per_rank) if not _PARAMETER_NAMES.search(name)])
-        if own:
-            names = some_names(own)
-            text = f"these leaves differ between ranks and are saved per rank from now on: {names}{_OWN}"
-            warn_caller(text, PerRankNotice)
+        paths = [name for name in (*noticed, *found.per_rank) if not _PARAMETER_NAMES.search(name)]
+        if own := self._naming.news(paths):
+            text = f"these leaves differ between ranks and are saved per rank from now on: {some_names(own)}"
+            warn_caller(text + _OWN.format(_setting(paths)), PerRankNotice)
         if found.diverged:
             warn_caller(
                 f"{what}: leaves that all ranks held alike have come to differ. Where ranks are not meant to differ, "
                 "this is a bug in training or silent data corruption; where they are, say so, "
-                f"replicated={{{pattern_of(found.diverged[0].path)!r}: 'none', '*': 'auto'}}. Those that still differ "
-                "are saved per rank from now on"
+                f"{_setting([each.path for each in found.diverged])}. Those that still differ are saved per rank from "
+                "now on"
                 f"{_SUSPECT * any(each.interval is not None for each in found.diverged)}:"
                 f"\n  {some_names([str(each) for each in found.diverged], chr(10) + '  ')}",
                 ReplicaDivergenceWarning,
             )
+
+
+def _setting(paths: Sequence[str]) -> str:
+    """The setting by which ranks may differ at these paths, or at the first of them."""
+    rules = ", ".join(f"{path!r}: 'none'" for path in paths[:_MOST_RULES])
+    return f"replicated={{{rules}{', ...' * (len(paths) > _MOST_RULES)}}}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,81 @@ def in_groups(p: Any) -> list[dict[str, Any]]:
     return [{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.5}]
 
 
+class Averaging(torch.optim.Optimizer):
+    """Has for each parameter something else than a dict, in another dtype than the parameter's."""
+
+    def __init__(self, parameters: Any, in_list: bool) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+        self.in_list = in_list
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        with torch.enable_grad():
+            closure()
+        for parameter in self.param_groups[0]["params"]:
+            state: Any = self.state
+            if parameter not in state:
+                zeros = torch.zeros_like(parameter, dtype=torch.float64)
+                state[parameter] = [zeros, 0] if self.in_list else zeros
+            mean = state[parameter][0] if self.in_list else state[parameter]
+            mean.mul_(0.9).add_(parameter.grad.double() / 3)
+            parameter.data -= 0.01 * mean.to(parameter.dtype)
+            if self.in_list:
+                state[parameter][1] += 1
+
+
+class Slow(torch.optim.Optimizer):
+    """Wraps another optimizer, has its groups, and a ``state_dict()`` of a form of its own."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.defaults = optimizer, optimizer.defaults
+        self.state = defaultdict(dict)
+        for when in ("pre", "post"):  # torch puts them around any step
+            setattr(self, f"_optimizer_step_{when}_hooks", OrderedDict())
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.optimizer.step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            slow = self.state[parameter].setdefault("slow", parameter.detach().clone())
+            parameter.data.copy_(slow.lerp_(parameter.detach(), 0.5))
+
+    def state_dict(self) -> Any:
+        slow = {
+            (0, number): self.state[p] for number, p in enumerate(self.param_groups[0]["params"]) if p in self.state
+        }
+        return {"slow": slow, "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.optimizer.load_state_dict(state_dict["optimizer"])
+        self.state.clear()
+        for (_, number), values in state_dict["slow"].items():
+            self.state[self.param_groups[0]["params"][number]] = dict(values)
+
+
+class Scaled(torch.optim.Optimizer):
+    """Wraps another optimizer, and has no groups itself."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.scale = optimizer, 1.0
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.optimizer.step(closure)
+        self.scale *= 1.5
+
+    def state_dict(self) -> Any:
+        return {**self.optimizer.state_dict(), "scale": self.scale}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.scale = state_dict.pop("scale")
+        self.optimizer.load_state_dict(state_dict)
+
+
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
     "SGD groups": lambda p: torch.optim.SGD(in_groups(p), lr=0.01),
@@ -103,6 +179,10 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "ASGD": lambda p: torch.optim.ASGD(p),
     "Rprop": lambda p: torch.optim.Rprop(p),
     "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.01, max_iter=3),
+    "a list for each parameter": lambda p: Averaging(p, in_list=True),
+    "a tensor for each parameter": lambda p: Averaging(p, in_list=False),
+    "wraps one": lambda p: Slow(torch.optim.AdamW(p)),
+    "has no groups": lambda p: Scaled(torch.optim.AdamW(p)),
 }
 
 

@@ -23,6 +23,7 @@ from deeppart.errors import DeeppartError
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.noting import PLAIN_TENSORS
 from deeppart.state.tree.sharded import is_sharded, local_tensors
+from deeppart.state.tree.state_dicts import is_optimizer
 
 #: As ``torch.compiler.disable``, which would bring in all of the compiler at once: two seconds of processor time for
 #: each rank that starts. torch's own, which it decorates its optimizers with, does so when it is first called.
@@ -64,7 +65,8 @@ class _Registry:
     @not_compiled  # type: ignore[untyped-decorator]
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         with self._lock:
-            self._stepped.add(optimizer)
+            if is_optimizer(optimizer):
+                self._stepped.add(optimizer)
             listeners = list(self._listeners)
         for listener in listeners:
             listener()
@@ -154,7 +156,7 @@ def trained_leaves(flat: FlatState) -> frozenset[int]:
 
 def _known_optimizers(flat: FlatState) -> Iterable[Optimizer]:
     """Those that have stepped and those in the state, each once."""
-    in_state = [branch.container for branch in flat.objects if isinstance(branch.container, Optimizer)]
+    in_state = [branch.container for branch in flat.objects if is_optimizer(branch.container)]
     return {id(each): each for each in (*REGISTRY.stepped(), *in_state)}.values()
 
 

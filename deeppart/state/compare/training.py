@@ -28,6 +28,7 @@ from deeppart.state.compare.owners import not_compiled, shards_here
 from deeppart.state.tree.fingerprint import memory_over
 from deeppart.state.tree.noting import PLAIN_TENSORS
 from deeppart.state.tree.sharded import is_sharded
+from deeppart.state.tree.state_dicts import is_optimizer
 
 #: Words of a tensor that are looked at where its version counter does not tell.
 _LOOKED_AT = 8
@@ -108,6 +109,8 @@ class TrainingWatch:
         return found
 
     def _before_step(self, optimizer: Optimizer) -> None:
+        if not is_optimizer(optimizer):
+            return
         watched = self._optimizers.setdefault(optimizer, _Watched())
         watched.before = []
         if watched.armed:

@@ -18,6 +18,7 @@ from deeppart.state.restore.wrappers import aligned
 from deeppart.state.tree.flat import Branch, Node, ValueLeaf
 from deeppart.state.tree.naming import some_names
 from deeppart.state.tree.paths import Key, Path, id_key, id_keys, readable
+from deeppart.state.tree.state_dicts import is_optimizer
 
 #: Prefix -> (what puts it before every name, how to get at the module inside).
 _WRAPPERS = {
@@ -167,6 +168,14 @@ def unplaced_notice(names: str, paths: Sequence[Path]) -> str:
     return f"left out, since {why}: {names}{todo}"
 
 
+def removed_notice(names: str) -> str:
+    """A notice about what dicts of small values have lost."""
+    return (
+        f"removed, since dicts of small values become what was saved: {names}. What is new, and not in the checkpoint, "
+        "stays with strict=False"
+    )
+
+
 def unreached_notice(paths: list[Path]) -> str:
     """A notice about :func:`unreached_optimizers`."""
     names = ", ".join(map(readable, paths))
@@ -186,7 +195,7 @@ def exchanged_optimizers(saved: SavedNode, live: Node, path: Path = ()) -> list[
         return []
     if live.kind == "object":
         theirs, mine = saved.name.rpartition(".")[2], type(live.container).__name__
-        is_another = isinstance(live.container, torch.optim.Optimizer) and theirs not in _goes_by(live.container)
+        is_another = is_optimizer(live.container) and theirs not in _goes_by(live.container)
         return [f"{readable(path)}: {theirs} in the checkpoint, {mine} here"] if is_another else []
     return [
         line
@@ -202,7 +211,7 @@ def _goes_by(optimizer: torch.optim.Optimizer) -> set[str]:
     """
     names = set()
     for each in (optimizer, getattr(optimizer, "optimizer", None)):
-        if isinstance(each, torch.optim.Optimizer):
+        if is_optimizer(each):
             classes = type(each).__mro__
             torchs = (at for at, kind in enumerate(classes) if kind.__module__.startswith("torch.optim."))
             names |= {kind.__name__ for kind in classes[: next(torchs, 0) + 1]}

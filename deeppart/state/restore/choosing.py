@@ -8,6 +8,7 @@ Everything after that goes on as for a checkpoint that holds just this.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from deeppart.errors import StructureMismatchError
 from deeppart.state.document.structure import DICTS, SavedApart, SavedBranch, SavedNode, SavedValue, walk_tree
 from deeppart.state.restore.composites import is_composite
-from deeppart.state.restore.counterparts import only_values
+from deeppart.state.restore.counterparts import is_cut, meet
 from deeppart.state.restore.request import CREATE, ERROR, KEEP, Request
 from deeppart.state.restore.unmet_globs import no_such_keys, no_such_names
 from deeppart.state.restore.wrappers import aligned
@@ -148,12 +149,13 @@ class _Choosing:
             if isinstance(child, SavedApart):
                 return child
             return saved if child is saved.children[0] else replace(saved, children=(child,))
-        if isinstance(saved, SavedBranch) and isinstance(live, Branch) and _are_alike(saved, live):
-            return self._items(saved, live, path, at)
+        _, met = meet(saved, live, self._values)
+        if isinstance(saved, SavedBranch) and isinstance(met, Branch) and _are_alike(saved, met):
+            return self._items(saved, met, path, at)
         pruned = self._pruned(saved, path, at)
-        if pruned is not None and isinstance(saved, SavedValue) and isinstance(live, ValueLeaf):
-            self._check_live_run(live.value, path)
-            self._check_same_keys(self._values[saved.index], live.value, path, at)
+        if pruned is not None and isinstance(saved, SavedValue) and isinstance(met, ValueLeaf):
+            self._check_live_run(met.value, path)
+            self._check_same_keys(self._values[saved.index], met.value, path, at)
         return _STAYS if pruned is None else pruned
 
     def _check_live_run(self, value: Any, path: Path) -> None:
@@ -166,6 +168,8 @@ class _Choosing:
         request = self._request
         is_default = request.missing == ERROR and request.unexpected == CREATE
         if is_default or at.whole or not isinstance(saved, dict) or not isinstance(live, dict) or not live:
+            return
+        if isinstance(saved, Counter):
             return
         differing = set(id_keys(list(saved))) ^ set(id_keys(list(live)))
         if differing:
@@ -189,15 +193,14 @@ class _Choosing:
                 kept.append((key, found))
         theirs = {id_key(key) for key in names}
         lacking = [key for key, name in zip(live.keys, mine, strict=True) if name not in theirs]
+        is_whole = saved.kind == "list" and is_cut(saved, live, is_record=False)
+        # Of counts, none is 0: with some of the live ones they would be those of two runs.
+        around = replace(at, whole=at.whole or is_whole or saved.kind == "counter")
+        staying = [key for key in lacking if self._stays((*path, key), around)]
+        kept += [(key, _STAYS) for key in staying]
+        is_refused = len(staying) < len(lacking)  # as what the checkpoint lacks, or removed
         if saved.kind == "list" and any(key != number for number, (key, _) in enumerate(kept)):
             raise _hole_error(path)
-        is_refused = False  # as one that the checkpoint lacks
-        if lacking and not (saved.kind == "list" and only_values(live, len(saved.keys))):
-            # Of counts, none is 0: with some of the live ones they would be those of two runs.
-            around = replace(at, whole=at.whole or saved.kind == "counter")
-            staying = [key for key in lacking if self._stays((*path, key), around)]
-            kept += [(key, _STAYS) for key in staying]
-            is_refused = len(staying) < len(lacking)
         if not at.asked and not is_refused and all(isinstance(child, SavedApart) for _, child in kept):
             return _STAYS
         same = len(kept) == len(saved.children) and all(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.document.structure import DICTS, SavedArray, SavedBranch, SavedNode, SavedValue
 from deeppart.state.restore.filling import holds_containers
 from deeppart.state.tree.flat import Branch, Node, UnmadeLeaf, ValueLeaf
 from deeppart.state.tree.leaves import LeafType
@@ -41,7 +41,7 @@ def inside_object(saved: SavedNode, live: Node) -> tuple[SavedNode, Node]:
     return SavedBranch("object", (None,), (saved,)) if live_is_object else saved, live
 
 
-def meet(saved: SavedNode, live: Node, values: list[Any]) -> tuple[SavedNode, Node]:
+def meet(saved: SavedNode, live: Node, values: Sequence[Any]) -> tuple[SavedNode, Node]:
     """The two sides in one form: inside objects, and both as a container of leaves or both as a run of values.
 
     A list may have been saved item by item and be a run here, since it has grown or an older library has saved it; or
@@ -58,7 +58,8 @@ def meet(saved: SavedNode, live: Node, values: list[Any]) -> tuple[SavedNode, No
             return saved, Branch(kind, live.value, keys, children)
     if isinstance(saved, SavedValue) and isinstance(live, Branch) and live.kind in RUN_KINDS:
         value = values[saved.index]
-        if run_kind(value) is not None and (only_values(live, 0) or (holds_containers(value) and _is_plain(live))):
+        is_flat = all(isinstance(child, ValueLeaf) and run_kind(child.value) is None for child in live.children)
+        if run_kind(value) is not None and (is_flat or (holds_containers(value) and _is_plain(live))):
             return saved, ValueLeaf((), live.container, -1)
     return saved, live
 
@@ -73,9 +74,23 @@ def both_plain(saved: SavedNode, live: Node, values: list[Any]) -> bool:
     )
 
 
-def only_values(live: Branch, start: int) -> bool:
-    """True if a live list has only small values beyond ``start``: the list is then cut to its saved length."""
-    return all(isinstance(child, ValueLeaf) and run_kind(child.value) is None for child in live.children[start:])
+def is_cut(saved: SavedBranch, live: Branch, *, is_record: bool) -> bool:
+    """True if a live container loses what the checkpoint lacks, as all runs do: a list, or a dict of small values.
+
+    Args:
+        is_record: the keys of a dict are names that code asks for: of the state itself, or of an object's data.
+    """
+    if saved.kind == "list":
+        return not any(has_object(child, forms=False) for child in live.children[len(saved.children) :])
+    return saved.kind in DICTS and (saved.kind == "counter" or not is_record) and _is_plain(live)
+
+
+def has_object(live: Node, *, forms: bool = True) -> bool:
+    """True if there is an object in it. ``forms``: also one of a form, which could be made again."""
+    if not isinstance(live, Branch):
+        return False
+    is_object = live.kind == "object" and (forms or live.form is None)
+    return is_object or any(has_object(child, forms=forms) for child in live.children)
 
 
 def _is_plain(live: Node) -> bool:

@@ -17,6 +17,7 @@ from deeppart.state.tree.flat import Branch, FlatState, Node
 from deeppart.state.tree.leaves import TORCH_DTYPES
 from deeppart.state.tree.paths import Path, readable
 from deeppart.state.tree.sharded import is_sharded
+from deeppart.state.tree.state_dicts import is_optimizer
 
 
 def create_sharded(target: Target, flat: FlatState, sharded: frozenset[int]) -> None:
@@ -62,7 +63,7 @@ def _optimizers(node: Node, path: Path) -> Iterator[tuple[Path, list[Any]]]:
     """The path of each live optimizer, and its parameters in the order in which its state numbers them."""
     if not isinstance(node, Branch):
         return
-    if isinstance(node.container, torch.optim.Optimizer):
+    if is_optimizer(node.container):
         yield path, [each for group in node.container.param_groups for each in group["params"]]
         return
     if node.kind == "object":

@@ -20,6 +20,7 @@ from deeppart.state.document.structure import (
 )
 from deeppart.state.tree.flat import Branch, Node, ShardedLeaf, ValueLeaf
 from deeppart.state.tree.paths import ExactPath, Key, Path, exact, id_keys
+from deeppart.state.tree.state_dicts import is_optimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ class _Unplaced:
 
     def node(self, saved: SavedNode, live: Node, path: Path) -> SavedNode:
         if isinstance(live, Branch) and live.kind == "object":
-            if isinstance(live.container, (torch.optim.Optimizer, torch.nn.Module)):
+            if isinstance(live.container, torch.nn.Module) or is_optimizer(live.container):
                 return saved
             live = live.children[0]
         if not isinstance(saved, SavedBranch):
@@ -179,7 +180,7 @@ class _Pruning:
         if not isinstance(saved, SavedBranch):
             return saved
         if isinstance(live, Branch) and live.kind == "object":
-            if isinstance(live.container, torch.optim.Optimizer):
+            if is_optimizer(live.container):
                 return saved
             live = live.children[0]
         if saved.kind == "object":

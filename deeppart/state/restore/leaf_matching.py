@@ -27,9 +27,10 @@ from deeppart.state.restore.composites import (
 )
 from deeppart.state.restore.counterparts import (
     both_plain,
+    has_object,
+    is_cut,
     is_lacking,
     meet,
-    only_values,
     same_form,
     same_mutable,
 )
@@ -44,6 +45,7 @@ from deeppart.state.tree.forms import replaces
 from deeppart.state.tree.leaves import has_type, leaf_type, new_array
 from deeppart.state.tree.paths import Path, exact, id_keys, readable
 from deeppart.state.tree.runs import RUN_KINDS, describe_leaf_value, make_run, run_kind, same_leaf_value
+from deeppart.state.tree.state_dicts import is_optimizer
 from deeppart.state.tree.value_kinds import MUTABLE
 
 _SHAPED_IN_TRAINING = (
@@ -86,7 +88,8 @@ class _Matching:
         self.places: dict[int, int] = {}
         #: id of a live container -> what goes there: a saved tree, or a container within a saved run.
         self._seen: dict[int, Any] = {}
-        self._objects = self._modules = 0
+        self._objects = self._modules = self._optimizers = 0
+        self._data: Node | None = None  # of the last object
         #: True for the data of an object of which another takes the place: they are not filled.
         self._replaced = False
 
@@ -101,16 +104,19 @@ class _Matching:
 
     def _rank0(self, saved: SavedNode, live: Node, path: Path) -> None:
         """Match an item of rank 0's; if it has another structure here, it replaces the live item."""
-        if _has_object(live):
+        if has_object(live):
             self._target.with_objects.add(exact(path))
-        before = dict(self._target.live), dict(self.places), dict(self._seen), self._objects, self._modules
+        before = dict(self._target.live), dict(self.places), dict(self._seen)
+        depths, removed = (self._objects, self._modules, self._optimizers), len(self._target.removed)
         try:
             self._node(saved, live, path, False)
         except (StructureMismatchError, LeafMismatchError):
             check_created(saved, path)
             if isinstance(live, Branch) and live.kind == "object":
                 raise
-            self._target.live, self.places, self._seen, self._objects, self._modules = before
+            self._target.live, self.places, self._seen = before
+            self._objects, self._modules, self._optimizers = depths
+            del self._target.removed[removed:]
             self._target.replaced.add(exact(path))
 
     def _node(self, saved: SavedNode, live: Node, path: Path, fixed: bool) -> None:
@@ -237,6 +243,8 @@ class _Matching:
         fixed = fixed and (around or is_replaced or saved.kind in ("tuple", "namedtuple"))
         if not is_replaced and live.kind not in ("tuple", "namedtuple"):
             self._check_shared(saved, live.container, path)
+        if live.kind == "object":
+            self._data = live.children[0]
         if saved.form is not None:
             self._replaced = is_replaced
             self.node(saved.children[0], live.children[0], path, fixed=fixed)
@@ -244,17 +252,22 @@ class _Matching:
             return
         if saved.kind == "object":
             check_object(saved, live, self._target.values, path)
-            is_module = isinstance(live.container, torch.nn.Module)
-            self._objects, self._modules = self._objects + 1, self._modules + is_module
+            depths = self._objects, self._modules, self._optimizers
+            self._objects += 1
+            self._modules += isinstance(live.container, torch.nn.Module)
+            self._optimizers += is_optimizer(live.container)
             self.node(saved.children[0], live.children[0], path, fixed=False)
-            self._objects, self._modules = self._objects - 1, self._modules - is_module
+            self._objects, self._modules, self._optimizers = depths
             return
         mine = dict(zip(id_keys(live.keys), live.children, strict=True))
         names = id_keys(saved.keys)
         theirs = set(names)
         lacking = [key for key, name in zip(live.keys, mine, strict=True) if name not in theirs]
-        if lacking and not (saved.kind == "list" and only_values(live, len(theirs))):
+        is_record = not path or live is self._data or self._optimizers > 0
+        if lacking and not is_cut(saved, live, is_record=is_record):
             raise _lacking_error(list(saved.keys), lacking, path)
+        if live.kind in ("dict", "odict"):
+            self._target.removed += [(*path, key) for key in lacking]
         if saved.kind in ("tuple", "namedtuple") and len(mine) != len(theirs):
             raise self._kind_error(saved, live, path)
         plain = not self._target.structure.rank0
@@ -345,12 +358,6 @@ class _Matching:
             where=f"path {readable(path)}",
             todo="build the state as it was when it was saved",
         )
-
-
-def _has_object(live: Node) -> bool:
-    if not isinstance(live, Branch):
-        return False
-    return live.kind == "object" or any(map(_has_object, live.children))
 
 
 def _same_kind(saved: str, live: str) -> bool:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 
 from deeppart.errors import StructureMismatchError
-from deeppart.state.document.structure import SavedBranch, SavedValue
-from deeppart.state.tree.flat import Branch, ValueLeaf
+from deeppart.state.document.structure import SavedBranch, SavedNode, SavedValue
+from deeppart.state.restore.wrappers import bare_name
+from deeppart.state.tree.flat import Branch, Node, ValueLeaf
 from deeppart.state.tree.naming import some_names
 from deeppart.state.tree.paths import Path, readable
+from deeppart.state.tree.state_dicts import is_optimizer
 
 
 def check_object(saved: SavedBranch, live: Branch, values: list[Any], path: Path) -> None:
@@ -31,7 +34,7 @@ def check_object(saved: SavedBranch, live: Branch, values: list[Any], path: Path
                 or "build the module as it was when it was saved, or leave them out (strict=False); if ranks have "
                 'parts of one model, such as pipeline stages, say so: replicated={"the/path/*": "parts"}',
             )
-    if isinstance(live.container, torch.optim.Optimizer):
+    if is_optimizer(live.container):
         if any(each.is_meta for group in live.container.param_groups for each in group["params"]):
             raise StructureMismatchError(
                 f"an optimizer has parameters on the meta device, where its state would be lost: {readable(path)}",
@@ -47,7 +50,7 @@ def check_object(saved: SavedBranch, live: Branch, values: list[Any], path: Path
                 todo="DCP makes texts of them: import that checkpoint again, or give what deeppart.load gives, with "
                 "numbers, to its load_state_dict()",
             )
-        shapes = [_group_sizes(inner_saved, values), _group_sizes(inner_live, values)]
+        shapes = [list(map(len, _in_groups("params", each, values))) for each in (inner_saved, inner_live)]
         if shapes[0] != shapes[1]:
             raise StructureMismatchError(
                 f"an optimizer has other parameter groups than in the checkpoint: {readable(path)}",
@@ -55,6 +58,18 @@ def check_object(saved: SavedBranch, live: Branch, values: list[Any], path: Path
                 found=f"{shapes[1]} (live)",
                 where=f"path {readable(path)}",
                 todo="build the optimizer over the same parameters, in the same groups",
+            )
+        # torch goes by the numbers of the parameters alone, and would give one the state of another.
+        names = [chain.from_iterable(_in_groups("param_names", each, values)) for each in (inner_saved, inner_live)]
+        pairs = [pair for pair in zip(*names, strict=False) if all(isinstance(name, str) for name in pair)]
+        if differing := [pair for pair in pairs if bare_name(pair[0]) != bare_name(pair[1])]:
+            raise StructureMismatchError(
+                f"an optimizer has other parameters than in the checkpoint, or in another order: {readable(path)}",
+                expected=f"{some([theirs for theirs, _ in differing])} (checkpoint)",
+                found=f"{some([mine for _, mine in differing])} (live)",
+                where=f"path {readable(path)}",
+                todo="give the optimizer named_parameters() in the order in which they were saved; or, if only the "
+                "names have changed, parameters()",
             )
 
 
@@ -83,26 +98,21 @@ def _state_keys(state_dict: SavedBranch) -> Sequence[object]:
     return state.keys if isinstance(state, SavedBranch) else ()
 
 
-def _group_sizes(state_dict: SavedBranch | Branch, values: list[Any]) -> list[int]:
-    """Number of parameters in each group of an optimizer's state_dict."""
-    groups = dict(zip(state_dict.keys, state_dict.children, strict=True)).get("param_groups")
-    if isinstance(groups, (SavedValue, ValueLeaf)):  # a run: so many that hold nothing but small values
-        return _run_group_sizes(values[groups.index] if isinstance(groups, SavedValue) else groups.value)
-    sizes = []
-    for group in groups.children if isinstance(groups, (SavedBranch, Branch)) else []:
-        if isinstance(group, (SavedBranch, Branch)):
-            params = dict(zip(group.keys, group.children, strict=True)).get("params")
-            if isinstance(params, (SavedBranch, Branch)):
-                sizes.append(len(params.children))
-            elif isinstance(params, (SavedValue, ValueLeaf)):
-                value = values[params.index] if isinstance(params, SavedValue) else params.value
-                sizes.append(len(value) if isinstance(value, (list, tuple)) else 0)
-    return sizes
+def _in_groups(name: str, state_dict: SavedBranch | Branch, values: list[Any]) -> list[Sequence[Any]]:
+    """The list of this name in each group of an optimizer's state_dict; empty where there is none."""
+    groups = _plain(dict(zip(state_dict.keys, state_dict.children, strict=True)).get("param_groups"), values)
+    found = [group.get(name) for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
+    return [each if isinstance(each, (list, tuple)) else () for each in found]
 
 
-def _run_group_sizes(groups: Any) -> list[int]:
-    found = [group.get("params") for group in groups if isinstance(group, dict)]
-    return [len(params) for params in found if isinstance(params, (list, tuple))]
+def _plain(node: SavedNode | Node | None, values: list[Any]) -> Any:
+    """Lists, dicts and small values, with None for anything else."""
+    if isinstance(node, (SavedValue, ValueLeaf)):
+        return values[node.index] if isinstance(node, SavedValue) else node.value
+    if not isinstance(node, (SavedBranch, Branch)):
+        return None
+    items = [_plain(child, values) for child in node.children]
+    return items if node.kind in ("list", "tuple") else dict(zip(node.keys, items, strict=False))
 
 
 def some(keys: Any) -> str:

@@ -20,6 +20,7 @@ from deeppart.state.document.structure import (
     SavedNode,
     SavedSharded,
     SavedValue,
+    walk_tree,
 )
 from deeppart.state.restore.composites import are_own, composites_of, is_composite, is_dropped, rebuilt, settle
 from deeppart.state.restore.counterparts import both_plain, is_lacking, meet
@@ -31,8 +32,9 @@ from deeppart.state.tree.flat import Apart, ArrayLeaf, Branch, FlatState, Node, 
 from deeppart.state.tree.forms import DATACLASS, make, remade
 from deeppart.state.tree.forms import put as put_data
 from deeppart.state.tree.leaves import Array, LeafType, in_a_row
+from deeppart.state.tree.naming import some_names
 from deeppart.state.tree.paths import Path, exact, id_keys, readable
-from deeppart.state.tree.state_dicts import load_state_dict_of
+from deeppart.state.tree.state_dicts import is_optimizer, load_state_dict_of
 
 
 def tie(target: Target, arrays: dict[int, Array]) -> None:
@@ -180,6 +182,7 @@ class _Putting:
         self._target, self._arrays, self._flat = target, arrays, flat
         #: A tensor has become another one, which the object that holds it is to be told.
         self._has_changed = False
+        self._loaded: list[str] = []  # paths of the objects that have taken their state
         self._offsets: dict[int, torch.Tensor] = {}
         self._casts: set[int] | None = None  # addresses of the live tensors of another dtype, once asked for
 
@@ -215,7 +218,7 @@ class _Putting:
             given = live.children[0]
             if isinstance(live.container, torch.nn.Module) and isinstance(given, Branch):
                 self._has_changed |= not are_own(live.container, given)
-            _load_object(live.container, merged, path, self._has_changed, self._is_cast)
+            self._load_object(live.container, merged, path)
             self._has_changed = changed
             return live.container
         mine = dict(zip(id_keys(live.keys), live.children, strict=True))
@@ -234,6 +237,33 @@ class _Putting:
                 if created is not DROPPED or live.kind not in DICTS:
                     merged_items.append((key, None if created is DROPPED else created))
         return _copied(live, merged_items) if copy else _filled(live, merged_items)
+
+    def _load_object(self, item: Any, state_dict: Any, path: Path) -> None:
+        if isinstance(item, torch.nn.Module) and not self._has_changed and _is_in_place(item):
+            return  # state_dict() gave the parameters themselves, and their bytes are already restored
+        before = dict(item.state) if is_optimizer(item) else {}
+        try:
+            load_state_dict_of(item, state_dict)
+        except Exception as error:
+            raise StateError(
+                f"load_state_dict of a {type(item).__name__} refused what was restored for it",
+                found=f"{type(error).__name__}: {error}",
+                where=f"path {readable(path)}",
+                todo=f"build the state again before training: {self._changes()}",
+            ) from error
+        if is_optimizer(item):
+            _undo_casts(item, state_dict, before, self._is_cast)
+        self._loaded.append(readable(path))
+
+    def _changes(self) -> str:
+        """What of the live state has been changed so far, for an error."""
+        target = self._target
+        written = {*target.live, *target.casts, *target.sharded}
+        leaves = walk_tree(target.structure.tree, ())
+        filled = {readable(path[:1]) for path, leaf in leaves if isinstance(leaf, SavedArray) and leaf.index in written}
+        changed = [f"tensors of {some_names(sorted(filled))} may hold the checkpoint's bytes"] if filled else []
+        changed += [f"load_state_dict has returned for {some_names(self._loaded)}"] if self._loaded else []
+        return "; ".join(changed) or "nothing else has changed"
 
     def _is_cast(self, parameter: torch.Tensor) -> bool:
         """True if a parameter has another dtype than in the checkpoint, as far as this restore has seen."""
@@ -270,12 +300,12 @@ def _filled(live: Branch, items: list[tuple[Any, Any]]) -> Any:
     """A live container with merged items: itself where it can change."""
     container = live.container
     if live.kind in DICTS:
+        if id_keys([key for key, _ in items]) != id_keys(list(container)):
+            for key in live.keys:
+                del container[key]
         for key, item in items:
             if key not in container or container[key] is not item:
                 container[key] = item
-        if live.kind == "odict" and [key for key, _ in items] != list(container):
-            for key, _ in items:
-                container.move_to_end(key)
         return container
     merged = [item for _, item in items]
     if live.kind == "list":
@@ -302,25 +332,6 @@ def _copied(live: Branch, items: list[tuple[Any, Any]]) -> Any:
     if live.kind == "list":
         return merged
     return type(live.container)._make(merged) if live.kind == "namedtuple" else tuple(merged)
-
-
-def _load_object(
-    item: Any, state_dict: Any, path: Path, has_changed: bool, is_cast: Callable[[torch.Tensor], bool]
-) -> None:
-    if isinstance(item, torch.nn.Module) and not has_changed and _is_in_place(item):
-        return  # state_dict() gave the parameters themselves, and their bytes are already restored
-    before = dict(item.state) if isinstance(item, torch.optim.Optimizer) else {}
-    try:
-        load_state_dict_of(item, state_dict)
-    except Exception as error:
-        raise StateError(
-            f"load_state_dict of a {type(item).__name__} refused what was restored for it",
-            found=f"{type(error).__name__}: {error}",
-            where=f"path {readable(path)}",
-            todo="tensors of the live state may already hold the checkpoint's bytes: rebuild the state before training",
-        ) from error
-    if isinstance(item, torch.optim.Optimizer):
-        _undo_casts(item, state_dict, before, is_cast)
 
 
 #: What a module's class must not define, and a module not have of its own, where loading is to change nothing.
@@ -350,27 +361,38 @@ def _undo_casts(
 ) -> None:
     """torch casts optimizer state to its parameter's dtype on loading; the checkpoint's dtype is the exact one.
 
-    It also makes new containers, and of a text it makes another one.
+    It also makes new containers, and of a text it makes another one. A state_dict() of another form is the object's
+    affair.
 
     Args:
         before: the state that it had. What was live has the dtype that it is to have.
         is_cast: true of a parameter that has another dtype than in the checkpoint: for what is created, torch's is
             right then.
     """
+    if not isinstance(state_dict, dict) or not state_dict.keys() >= {"state", "param_groups"}:
+        return
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+    if len(numbers) != len(parameters):
+        return
     by_torch = type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict
+
+    def as_saved(restored: Any, loaded: Any, parameter: torch.Tensor, had: bool) -> Any:
+        if not isinstance(restored, torch.Tensor):
+            return _on_device(restored, parameter.device) if by_torch else loaded
+        if not isinstance(loaded, torch.Tensor) or loaded.dtype == restored.dtype:
+            return loaded
+        return restored.to(loaded.device) if had or not is_cast(parameter) else loaded
+
     for number, parameter in zip(numbers, parameters, strict=True):
-        for name, restored in state_dict["state"].get(number, {}).items():
-            values = optimizer.state[parameter]
-            loaded = values.get(name)
-            if isinstance(restored, torch.Tensor):
-                if not isinstance(loaded, torch.Tensor) or loaded.dtype == restored.dtype:
-                    continue
-                if name in before.get(parameter, ()) or not is_cast(parameter):
-                    values[name] = restored.to(loaded.device)
-            elif by_torch and name in values:
-                values[name] = _on_device(restored, parameter.device)
+        if number not in state_dict["state"] or parameter not in optimizer.state:
+            continue
+        restored, loaded, had = state_dict["state"][number], optimizer.state[parameter], before.get(parameter, ())
+        if isinstance(restored, dict) and isinstance(loaded, dict):
+            for name in restored.keys() & loaded.keys():
+                loaded[name] = as_saved(restored[name], loaded[name], parameter, name in had)
+        else:  # one tensor, or a list of them
+            optimizer.state[parameter] = as_saved(restored, loaded, parameter, parameter in before)
 
 
 def _on_device(item: Any, device: torch.device) -> Any:

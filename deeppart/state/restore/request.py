@@ -19,6 +19,9 @@ ERROR, KEEP = "error", "keep"
 #: What is done with saved items that the live state lacks, besides ``ERROR``.
 CREATE, IGNORE = "create", "ignore"
 
+#: What a rule of ``rename`` does.
+_ONE_DICT = "a rule that gives keys of one dict other names: with `/`, two paths that differ in the last name alone"
+
 #: "error", "keep", or a function that is called with the path and the live leaf, once everything else is restored.
 OnMissing = str | Callable[[str, Any], object]
 #: "error", "create", "ignore", or a function that is called with the path of what is left out.
@@ -201,11 +204,20 @@ def _rules(rename: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
     if not isinstance(rename, Mapping) or not all(isinstance(text, str) for pair in rename.items() for text in pair):
         raise _impossible("rename", expected, rename)
     for pattern, name in rename.items():
-        # A rule gives a key another name; it moves nothing into another container.
-        same_place = ("/" in name) == ("/" in pattern) and pattern.rpartition("/")[0] == name.rpartition("/")[0]
-        if not pattern or not name or name.count("*") > pattern.count("*") or not same_place:
-            raise _impossible("rename", f"{expected}; with `/`, paths of one container", {pattern: name})
+        if not pattern or not name or name.count("*") > pattern.count("*"):
+            raise _impossible("rename", expected, {pattern: name})
+        if ("/" in name) != ("/" in pattern) or pattern.rpartition("/")[0] != name.rpartition("/")[0]:
+            raise _impossible("rename", _ONE_DICT, {pattern: name}, _by_level(pattern.split("/"), name.split("/")))
     return tuple(rename.items())
+
+
+def _by_level(old: list[str], new: list[str]) -> str:
+    """How to write a rule that names another container."""
+    if len(old) != len(new):
+        return "nothing moves to another depth: nest the state as the checkpoint does, or take it from deeppart.load()"
+    levels = [[*new[:at], name] for at, name in enumerate(old)]
+    rules = {"/".join(each): "/".join(new[: len(each)]) for each in levels if each[-1] != new[len(each) - 1]}
+    return f"write a rule for each level, those above it under their names here: rename={rules}"
 
 
 def matched(pattern: str, path: Path, key: str) -> re.Match[str] | None:
@@ -227,5 +239,5 @@ def _written(name: str, match: re.Match[str], key: str) -> str:
     return last or key
 
 
-def _impossible(name: str, expected: str, found: object) -> ConfigError:
-    return ConfigError(f"impossible value for {name}", expected=expected, found=repr(found))
+def _impossible(name: str, expected: str, found: object, todo: str | None = None) -> ConfigError:
+    return ConfigError(f"impossible value for {name}", expected=expected, found=repr(found), todo=todo)

@@ -46,6 +46,7 @@ class Target:
         casts: leaf number -> the live array of another dtype, which is written once the leaf has been brought.
         cast_shards: the same for sharded tensors: memory for this rank's shards as they were saved.
         unplaced: paths of what is not restored, because the live state lacks it and it has sharded tensors in it.
+        removed: paths of entries that dicts of small values lose, because the checkpoint lacks them.
         classes: qualified name -> module -> an enum or dataclass of the script's.
         is_chosen: the structure is less what the caller has not asked for, and has marks where live items stay.
     """
@@ -64,6 +65,7 @@ class Target:
     created: dict[int, torch.Tensor] = field(default_factory=dict)
     may_cast: bool = False
     casts: dict[int, Array] = field(default_factory=dict)
+    removed: list[Path] = field(default_factory=list)
     cast_shards: dict[int, list[Array]] = field(default_factory=dict)
     unplaced: tuple[Path, ...] = ()
     classes: dict[str, dict[str, type]] = field(default_factory=dict)

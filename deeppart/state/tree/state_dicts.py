@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -38,6 +38,16 @@ def _is_generator(item: Any) -> bool:
     """
     exactly = type(item) in (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
     return exactly or isinstance(item, np.random.BitGenerator)
+
+
+def is_optimizer(item: Any) -> TypeGuard[torch.optim.Optimizer]:
+    """True for optimizers built like torch's: groups of parameters, and a state for each. What else is called an
+    optimizer, such as one that wraps another, is an object with a ``state_dict()`` like any other.
+    """
+    if not isinstance(item, torch.optim.Optimizer):
+        return False
+    groups, state = getattr(item, "param_groups", None), getattr(item, "state", None)
+    return isinstance(groups, list) and all("params" in group for group in groups) and isinstance(state, dict)
 
 
 def state_dict_of(item: Any, where: Callable[[], str]) -> Any:

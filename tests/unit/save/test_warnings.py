@@ -28,17 +28,18 @@ def test_leaves_that_are_each_ranks_own_are_told_once() -> None:
     assert told.category is PerRankNotice
     assert "saved per rank from now on: lists, rng, seen/0\n" in str(told.message)
     assert "nothing is to be done" in str(told.message) and "asks for per_rank=" in str(told.message)
+    assert "replicated={'lists': 'none', 'rng': 'none', 'seen/0': 'none'}" in str(told.message)
     assert said(rank0, Classified(("rng",), ())) == []
     (told,) = said(rank0, Classified(("rng", "other"), ()))
     assert "from now on: other\n" in str(told.message)
 
 
-def test_leaves_that_have_come_to_differ_name_the_pattern_that_would_allow_it() -> None:
-    found = Classified((), (Divergence("replay/3/rows", ((0, 2), (1,))),))
+def test_leaves_that_have_come_to_differ_name_the_setting_that_would_allow_it() -> None:
+    found = Classified((), (Divergence("replay/3/rows", ((0, 2), (1,))), Divergence("model/emb.weight", ((0,), (1,)))))
     (told,) = said(Warnings(), found)
     text = str(told.message)
     assert told.category is ReplicaDivergenceWarning and text.startswith(WHAT)
-    assert "replicated={'replay/*/rows': 'none', '*': 'auto'}" in text
+    assert "replicated={'replay/3/rows': 'none', 'model/emb.weight': 'none'}. Those" in text
     assert "replay/3/rows: rank 1 differs from ranks 0 and 2" in text
     assert "suspect" not in text, "no checkpoint was made since they were compared"
 

@@ -295,7 +295,9 @@ def test_a_tensor_on_the_meta_device_is_refused_elsewhere(tmp_path: Path) -> Non
     )
     assert "on the meta device" in refused_meta(tmp_path / "kind", {"x": 3}, {"x": torch.ones(2, device=META)})
     assert "on the meta device" in refused_meta(tmp_path / "coo", {"x": coo()}, {"x": torch.ones(2, device=META)})
-    assert "checkpoint lacks" in refused_meta(tmp_path / "list", {"x": [1]}, {"x": [1, torch.ones(2, device=META)]})
+    assert "checkpoint lacks" in refused_meta(
+        tmp_path / "key", {"x": {"a": 1}}, {"x": {"a": 1, "b": torch.ones(2, device=META)}}
+    )
 
 
 def refused_meta(directory: Path, saved: Any, live: Any) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
+import copy
+from collections import Counter, OrderedDict, deque, namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 import deeppart
 from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue
-from deeppart.state.restore.counterparts import both_plain, inside_object, is_lacking, meet, only_values
+from deeppart.state.restore.counterparts import both_plain, inside_object, is_cut, is_lacking, meet
 from deeppart.state.restore.target import decode_values
 from deeppart.state.tree.flat import ArrayLeaf, Branch, Node, ValueLeaf
 from deeppart.state.tree.flatten import flatten
@@ -33,6 +34,68 @@ GOOD: dict[str, Callable[[], tuple[Any, Any]]] = {
     "none in an object": lambda: (Box({"a": [ones(2)], "b": None}), Box({"a": None, "b": 3})),
     "extra values at the end of a list go": lambda: ([1, 2], [9, 9, 9, 9]),
 }  # fmt: skip
+
+
+def grown(saved: Any) -> Any:
+    """The same some steps later, with arrays of its own."""
+    later = copy.deepcopy(saved)
+    if isinstance(later, list):
+        return [*later, *copy.deepcopy(later[:2])]
+    return type(later)([("first", copy.deepcopy(later["1"])), *later.items(), ("new", copy.deepcopy(later["2"]))])
+
+
+#: Of so many items. The longer ones are saved as one value.
+LENGTHS = (3, LEAST_ITEMS, LEAST_ROWS - 1, LEAST_ROWS)
+GROWING: dict[str, Callable[[int], Any]] = {
+    "values": lambda n: list(range(n)),
+    "rows": lambda n: [{"i": i, "of": [i]} for i in range(n)],
+    "arrays": lambda n: [ones(2) for _ in range(n)],
+    "rows of arrays": lambda n: [{"x": ones(2), "i": (i,)} for i in range(n)],
+    "dict": lambda n: {str(i): i for i in reversed(range(n))},
+    "table": lambda n: OrderedDict((str(i), [i]) for i in reversed(range(n))),
+    "counts": lambda n: Counter({str(i): i for i in range(n)}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*removed, since dicts of small values become what was saved")
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("kind", GROWING)
+def test_what_has_grown_since_comes_back_as_saved_at_every_length(tmp_path: Path, kind: str, strict: bool) -> None:
+    saved = {str(n): GROWING[kind](n) for n in LENGTHS}
+    saved["object"] = Box({"list": copy.deepcopy(saved["3"])})
+    live = {str(n): grown(saved[str(n)]) for n in LENGTHS}
+    live["object"] = Box({"list": grown(saved["3"])})
+    containers = {name: id(container) for name, container in live.items()}
+    with deeppart.Checkpointer(persistent_dir=str(tmp_path), timeout=20.0) as ck:
+        ck.checkpoint({"s": saved}, step=1).wait(timeout=200)
+        if strict or kind not in ("dict", "table"):
+            ck.restore({"s": live}, strict=strict)
+            assert difference(saved, live) is None and {name: id(each) for name, each in live.items()} == containers
+            return
+        with pytest.raises(deeppart.StructureMismatchError, match="large dict"):
+            ck.restore({"s": live}, strict=False)
+        small = {"3": live["3"]}
+        ck.restore({"s": small}, strict=False)
+        assert set(small["3"]) == {"0", "1", "2", "first", "new"}, "what the checkpoint lacks stays"
+
+
+def test_entries_that_a_dict_loses_are_told(tmp_path: Path) -> None:
+    live = {"x": torch.ones(1), "config": {"lr": 0.0, "new": True}}
+    with deeppart.Checkpointer(persistent_dir=str(tmp_path), timeout=20.0) as ck:
+        ck.checkpoint({"x": torch.ones(1), "config": {"lr": 1.0}}, step=1).wait(timeout=200)
+        with pytest.warns(deeppart.DeeppartWarning, match="removed, .* config/new"):
+            ck.restore(live)
+    assert live["config"] == {"lr": 1.0}
+
+
+def test_a_part_of_a_list_leaves_the_rest_as_it_is(tmp_path: Path) -> None:
+    live = {"a": [0, 0, 7, 8], "b": [{"c": 0}, {"d": 0}, {"e": 9}]}
+    with deeppart.Checkpointer(persistent_dir=str(tmp_path), timeout=20.0) as ck:
+        ck.checkpoint({"a": [1, 2], "b": [{"c": 3}, {"d": 4}]}, step=1).wait(timeout=200)
+        ck.restore(live, keys=["a/0", "b/1"])
+        assert live == {"a": [1, 0, 7, 8], "b": [{"c": 0}, {"d": 4}, {"e": 9}]}
+        with pytest.raises(deeppart.StructureMismatchError, match="only some items of a list"):
+            ck.restore(live, exclude="a/3")
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -199,13 +262,23 @@ def test_values_that_only_replace_each_other(saved: Any, live: Any, plain: bool)
     assert both_plain(*sides(saved, live)) is plain
 
 
-def test_what_a_list_has_beyond_its_saved_length() -> None:
-    root = flatten([torch.ones(1), [torch.ones(1)], 1, "x", None], live=True).root
-    assert isinstance(root, Branch) and isinstance(root.children[0], ArrayLeaf)
-    assert [only_values(root, start) for start in range(6)] == [False, False, True, True, True, True]
-    rows = flatten([torch.ones(1), list(range(LEAST_ITEMS))], live=True).root
-    assert isinstance(rows, Branch)
-    assert not only_values(rows, 1), "a run is a container, though one leaf"
+CUT: list[tuple[Any, Any, bool, bool]] = [  # saved, live, as a record too?
+    ([1], [1, torch.ones(1), [torch.ones(1)], {"a": 1}], True, True),
+    ([1], [1, torch.Generator()], False, False),  # which nothing could make again
+    ([torch.Generator()], [torch.Generator(), 1], True, True),
+    ([1], [1, deque([2])], True, True),
+    ((1,), (1, 2), False, False),
+    ({"a": 1}, {"a": 1, "b": [{"c": 2}]}, True, False),
+    (Counter(a=1), Counter(a=1, b=2), True, True),
+    ({"a": 1}, {"a": 1, "b": torch.ones(1)}, False, False),
+]
+
+
+@pytest.mark.parametrize(("saved", "live", "cut", "as_record"), CUT)
+def test_what_a_live_container_has_beyond_what_was_saved(saved: Any, live: Any, cut: bool, as_record: bool) -> None:
+    theirs, mine, _ = sides(saved, live)
+    assert isinstance(theirs, SavedBranch) and isinstance(mine, Branch)
+    assert (is_cut(theirs, mine, is_record=False), is_cut(theirs, mine, is_record=True)) == (cut, as_record)
 
 
 def test_nodes_of_leaves_meet_as_they_are() -> None:

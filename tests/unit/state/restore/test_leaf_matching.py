@@ -6,6 +6,7 @@ import copy
 from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -52,13 +53,13 @@ CASES: dict[str, Callable[[], Case]] = {
                                    ["list of 9, with small values alone", "list of 9, with an array at 8"]),
     "array in a row": lambda: ([[1, 2]] * 300, [[1, 2]] * 299 + [[1, zeros(1)]], StructureMismatchError, "bad",
                                ["list of 300, with small values alone", "list of 300, with an array at 299/1"]),
-    "key it lacks": lambda: ({"a": 1}, {"a": 1, "b": 2}, StructureMismatchError, "bad", ["'a'", "'b'"]),
+    "field it lacks": lambda: (SimpleNamespace(a=1), SimpleNamespace(a=1, b=2), StructureMismatchError, "bad",
+                               ["'a'", "'b'"]),
     "array it lacks": lambda: ({"a": 1}, {"a": 1, "b": zeros(2)}, StructureMismatchError, "bad", ["'a'", "'b'"]),
-    "key type": lambda: ({1: 5}, {"1": 5}, StructureMismatchError, "bad", ["keys 1 (", "'1'"]),
+    "key type": lambda: ({1: ones(1)}, {"1": zeros(1)}, StructureMismatchError, "bad", ["keys 1 (", "'1'"]),
     "bool key": lambda: ({1: ones(1)}, {True: zeros(1)}, StructureMismatchError, "bad", ["keys 1 (", "True"]),
     "float key": lambda: ({1: ones(1)}, {1.0: zeros(1)}, StructureMismatchError, "bad", ["keys 1 (", "1.0"]),
-    "longer list of arrays": lambda: ([ones(1)], [zeros(1), zeros(1)], StructureMismatchError, "bad", ["1"]),
-    "longer list of lists": lambda: ([1], [1, [2]], StructureMismatchError, "bad", ["1"]),
+    "longer list of objects": lambda: ([1], [1, Box(2)], StructureMismatchError, "bad", ["1"]),
     "deep": lambda: ({"a": [0, (1, {"b/c": ones(2)})]}, {"a": [0, (1, {"b/c": zeros(3)})]}, LeafMismatchError,
                      "bad/a/1/1/b~1c", ["float32[2]", "float32[3]"]),
     "module lacks": lambda: (torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, bias=False), StructureMismatchError, "bad",

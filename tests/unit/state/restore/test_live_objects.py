@@ -39,6 +39,30 @@ def test_a_module_that_does_not_fit_is_told_how_to(tmp_path: Path, saved: Any, l
         save_and_restore(tmp_path, {"m": saved}, {"m": live})
 
 
+@pytest.mark.parametrize(("last", "named"), [("b", True), ("c", True), ("b", False)])
+def test_parameters_in_another_order(tmp_path: Path, last: str, named: bool) -> None:
+    """torch numbers them; with their names, it is seen that one would get the state of another."""
+
+    def made(names: str, wrapper: str = "") -> Any:
+        parameters = [(wrapper + name, torch.nn.Parameter(torch.full((2,), float(ord(name))))) for name in names]
+        optimizer = torch.optim.AdamW(parameters if named else [parameter for _, parameter in parameters])
+        torch.stack([parameter for _, parameter in parameters]).square().sum().backward()
+        optimizer.step()
+        return optimizer
+
+    saved, live, alike = made("ab"), made(f"{last}a"), made("ab", "module.")
+    before = copy.deepcopy(live.state_dict())
+    if named:
+        with pytest.raises(deeppart.StructureMismatchError, match=r"'a', 'b' .*\n.*'[bc]', 'a' .*\n.*path o"):
+            save_and_restore(tmp_path, {"o": saved}, {"o": live})
+        assert difference(before, live.state_dict()) is None
+    else:
+        save_and_restore(tmp_path, {"o": saved}, {"o": live})
+        assert difference(saved.state_dict(), live.state_dict()) is None
+    save_and_restore(tmp_path / "alike", {"o": saved}, {"o": alike})
+    assert difference(saved.state_dict()["state"], alike.state_dict()["state"]) is None
+
+
 def test_texts_for_the_numbers_of_parameters_are_not_lost_without_a_word(tmp_path: Path) -> None:
     """As DCP saves a state dict: the optimizer would take it, and find none of its moments."""
     model, live = network(1), network(2)

@@ -100,3 +100,12 @@ def test_a_refused_load_is_a_state_error_that_names_the_object(tmp_path: Path) -
     with pytest.raises(deeppart.StateError, match="Refusing") as caught:
         save_and_restore(tmp_path, {"a": {"r": Box({"x": 1})}}, {"a": {"r": Refusing({"x": 0})}})
     assert "path a/r" in str(caught.value) and "not today" in str(caught.value)
+
+
+def test_a_refused_load_says_what_has_changed(tmp_path: Path) -> None:
+    model, live = network(1), network(2)
+    optimizer, other = torch.optim.Adam(model.parameters()), torch.optim.Adam(live.parameters())
+    state = {"m": model, "o": optimizer, "r": Box({"x": 1}), "z": torch.Generator()}
+    with pytest.raises(deeppart.StateError, match=r"tensors of m, z may .*; load_state_dict has returned for m, o$"):
+        save_and_restore(tmp_path, state, {"m": live, "o": other, "r": Refusing({"x": 0}), "z": torch.Generator()})
+    assert difference(model, live) is None
