@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from dataclasses import dataclass
@@ -42,6 +43,18 @@ def recognize(path: Path) -> Mistaken | None:
             return _recognize(path.absolute())
     except OSError:  # whoever uses it tells
         return None
+
+
+def similar_directories(path: Path) -> list[Path]:
+    """Checkpoint directories with steps that lie beside a path, and whose names are like its own."""
+    path = path.absolute()
+    try:
+        with storage_operation("list", path.parent):
+            names = [name for name in os.listdir(path.parent) if name != path.name]
+            close = [path.parent / name for name in difflib.get_close_matches(path.name, names)]
+            return [each for each in close if each.is_dir() and any(map(_is_step, os.listdir(each)))]
+    except OSError:
+        return []
 
 
 def _recognize(path: Path) -> Mistaken | None:
