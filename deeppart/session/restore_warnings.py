@@ -14,7 +14,7 @@ from deeppart.plan.restart import Inventory, explain_sources
 from deeppart.recovery.recover import Recovered
 from deeppart.recovery.suspect_warnings import suspect_lines, warn_suspect
 from deeppart.session.record import Session
-from deeppart.storage.mistaken_paths import similar_directories
+from deeppart.storage.mistaken_paths import meant_todo
 
 
 def tell_suspects(session: Session, attempt: Attempt) -> tuple[str, ...]:
@@ -80,15 +80,12 @@ def say_nothing_restored(session: Session, problems: Sequence[str]) -> None:
 def nothing_to_restore(session: Session, problems: Sequence[str]) -> RestoreError:
     """The error of ``restore(required=True)``."""
     root, rank = session.persistent.root.absolute(), session.comm.rank
-    similar = similar_directories(root) if rank == 0 else []
     error = RestoreError(
         "there is no checkpoint to restore",
         expected="one, since required=True",
         found="; ".join(problems) or "no step directory",
         where=str(root),
-        todo=f"did you mean {' or '.join(map(str, similar))}?"
-        if similar
-        else "check the spelling of persistent_dir; a new run restores without required=True",
+        todo=None if rank else meant_todo(root, "check persistent_dir; a new run restores without required=True"),
     )
     return on_ranks(error, rank)
 

@@ -30,7 +30,9 @@ def check_object(saved: SavedBranch, live: Branch, values: list[Any], path: Path
             kind = type(live.container).__name__
             raise StructureMismatchError(
                 f"the checkpoint has leaves that the live module lacks: {readable((*path, extra[0]))}",
-                expected=f"keys {some(lacking)} (live {kind})" if lacking else f"no other keys than those of the {kind}",
+                expected=f"keys {some(lacking)} (live {kind})"
+                if lacking
+                else f"no other keys than those of the {kind}",
                 found=f"also {some(extra)} (checkpoint)",
                 where=f"path {readable(path)}",
                 todo="build the module as it was when it was saved, or leave them out (strict=False"
