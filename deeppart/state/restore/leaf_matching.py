@@ -275,7 +275,7 @@ class _Matching:
             raise _lacking_error(list(saved.keys), lacking, path)
         if saved.kind in ("tuple", "namedtuple") and len(mine) != len(theirs):
             raise self._kind_error(saved, live, path)
-        plain, around = not self._target.structure.rank0, (self._objects, self._modules)
+        plain, depths = not self._target.structure.rank0, (self._objects, self._modules)
         for key, name, child in zip(saved.keys, names, saved.children, strict=True):
             inner = mine.get(name)
             try:
@@ -287,7 +287,7 @@ class _Matching:
                     self.node(child, inner, (*path, key), fixed=fixed)
             except (StructureMismatchError, LeafMismatchError) as error:
                 self.refused.append(error.with_traceback(None))
-                (self._objects, self._modules), self._replaced = around, False
+                (self._objects, self._modules), self._replaced = depths, False
 
     def _check_shared(self, saved: Any, container: Any, path: Path) -> None:
         """A container or object that stands at two places of the live state can hold only one thing.
