@@ -15,10 +15,13 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import time
 from importlib import import_module
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from deeppart.config import Config
+from deeppart.config.sources import shows_all_frames
 from deeppart.errors import (
     BackgroundFailureWarning,
     CheckpointError,
@@ -53,6 +56,8 @@ from deeppart.errors import (
     SuspectStepWarning,
     UnsupportedLeafError,
     WaitingNotice,
+    cut_traceback,
+    say,
 )
 from deeppart.model.reports import LevelReport, Report, RestoreReport
 from deeppart.model.version import VERSION as __version__  # noqa: N811
@@ -145,6 +150,9 @@ _LATER = {
     "register": "deeppart.state.tree.registering",
 }
 
+#: The rank that prints an error in full has so long to do it.
+_HEAD_START_S = 1.0
+
 _default: Checkpointer | None = None
 _inherited: Checkpointer | None = None  # of the parent, in a forked process
 
@@ -233,4 +241,19 @@ def _checkpointer() -> Checkpointer:
     return _default
 
 
+def _show_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an error that nobody has caught: one of the library without its frames, and on one rank only."""
+    if isinstance(error, DeeppartError) and not shows_all_frames():
+        if error.shown_by is not None:
+            rank, first = error.shown_by
+            say(f"rank {rank}: {error.summary} (see rank {first})")
+            time.sleep(_HEAD_START_S)  # a launcher ends the others as soon as one rank ends
+            return
+        cut_traceback(error)
+        trace = error.__traceback__
+    sys.__excepthook__(kind, error, trace)
+
+
 atexit.register(_finish_the_latest)
+if sys.excepthook is sys.__excepthook__:
+    sys.excepthook = _show_uncaught

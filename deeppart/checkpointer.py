@@ -32,7 +32,7 @@ from deeppart.session.leave import Background, not_finished, settle
 from deeppart.session.looking import Looked, look_at
 from deeppart.session.open import configuration_of, open_session
 from deeppart.session.preparation import Preparation
-from deeppart.session.restore_warnings import still_busy, tell_restored, tell_suspects, warn_unsaved
+from deeppart.session.restore_warnings import say_restored, still_busy, tell_restored, tell_suspects, warn_unsaved
 from deeppart.session.restoring import restore_step
 from deeppart.session.saves import Saves
 from deeppart.session.wiring import (
@@ -197,6 +197,7 @@ class Checkpointer:
         rename: Mapping[str, str] | None = None,
         on_missing: OnMissing | None = None,
         on_unexpected: OnUnexpected | None = None,
+        required: bool = False,
     ) -> int | None:
         """Bring a state back, in place; on any number of ranks.
 
@@ -221,14 +222,16 @@ class Checkpointer:
                 checkpoint lacks, once all others are restored. None: as ``strict`` says.
             on_unexpected: "error", "create", "ignore", or a function ``(path)`` that is called for each item that is
                 left out. None: as ``strict`` says; "create" if it is True.
+            required: True: it is an error if there is no checkpoint.
 
         Returns:
-            The step restored, or None if there is no checkpoint. ``Checkpointer.restored`` says what was done.
+            The step restored, or None if there is no checkpoint. ``Checkpointer.restored`` says what was done; rank 0
+            prints it in one line.
 
         Raises:
             ConfigError: an impossible argument.
             RestoreError: there are checkpoints, but none (or not ``step``) can be recovered; or there may be one where
-                something on a node could not be listed or read.
+                something on a node could not be listed or read; or there is none, and ``required`` is True.
             StateError: the live state does not match; it is unchanged.
             PerRankError: see ``per_rank``.
             RemoteRankError, PeerTimeoutError: from the other ranks.
@@ -237,7 +240,7 @@ class Checkpointer:
         check_state(state, "restore")
         step = None if step is None else check_step(step, "restore(state, step)")
         asked, impossible = asked_or_refusal(keys, exclude, strict, cast, rename, on_missing, on_unexpected)
-        return self._bring_back(state, step, per_rank, asked, refusal_of(per_rank) or impossible)
+        return self._bring_back(state, step, per_rank, asked, refusal_of(per_rank) or impossible, required=required)
 
     @warns_at_the_end
     def prepare(self, state: Any) -> None:
@@ -344,7 +347,14 @@ class Checkpointer:
     # --- the steps of restore() ---
 
     def _bring_back(
-        self, state: Any, which: int | Looked | None, per_rank: PerRank, asked: Asked, refusal: DeeppartError | None
+        self,
+        state: Any,
+        which: int | Looked | None,
+        per_rank: PerRank,
+        asked: Asked,
+        refusal: DeeppartError | None,
+        *,
+        required: bool = False,
     ) -> int | None:
         session, timeout, began = self._session, self.config.timeout, time.monotonic()
         self.restored = None
@@ -356,7 +366,7 @@ class Checkpointer:
         self._saver.restored()
         memory = self._staging, self._arena
         done, self.explanation = restore_step(
-            session, state, which, per_rank, asked.without(self.config.exclude), memory
+            session, state, which, per_rank, asked.without(self.config.exclude), memory, required=required
         )
         if done is None:
             self._steps.went_on_from(None)
@@ -369,6 +379,7 @@ class Checkpointer:
         what = self._pipeline, self._retention, self._arena, recovered, done.inventory
         self.explanation += heal_redundancy(session, *what)
         self._recorder.restored(recovered.attempt.step, time.monotonic() - began)
+        say_restored(session, recovered, time.monotonic() - began)
         # From here on, where warnings are errors, no other rank waits for this one.
         self.explanation += tell_suspects(session, recovered.attempt)
         tell_restored(session, recovered.attempt, done.inventory, done.notices, named=step is not None)

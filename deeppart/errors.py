@@ -18,10 +18,12 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+E = TypeVar("E", bound="DeeppartError")
 
 
 class DeeppartError(Exception):
@@ -34,6 +36,7 @@ class DeeppartError(Exception):
         where: step, level, rank or path.
         tried: what was done about it.
         todo: what the reader can do next.
+        shown_by: (this rank, the rank that prints the text) where several ranks raise the error; None: this one prints.
 
     Example:
         >>> import deeppart
@@ -45,6 +48,8 @@ class DeeppartError(Exception):
           expected: a finite number above 0
           found: -1
     """
+
+    shown_by: tuple[int, int] | None = None
 
     def __init__(
         self,
@@ -297,6 +302,52 @@ def as_error(error: Exception, summary: str) -> DeeppartError:
     if isinstance(error, DeeppartError):
         return error
     return CheckpointError(summary, found=f"{type(error).__name__}: {error}")
+
+
+def on_ranks(error: E, rank: int, first: int = 0) -> E:
+    """An error that several ranks raise: where nobody catches it, the first of them prints it, the others one line."""
+    if rank != first:
+        error.shown_by = rank, first
+    return error
+
+
+def cut_traceback(error: BaseException) -> None:
+    """End an error's traceback at the call of the library; and begin that of the error behind it at what it called."""
+    frames = _frames(error)
+    ours = [place for place, each in enumerate(frames) if _is_ours(each)]
+    error.__traceback__ = _linked(frames[: ours[0]] if ours else frames)
+    behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if behind is None:
+        return
+    frames = _frames(behind)
+    called = frames[max((place + 1 for place, each in enumerate(frames) if _is_ours(each)), default=0) :]
+    behind.__traceback__ = _linked(called)
+    if not called:  # of the library alone: the text of the error says it
+        error.__cause__ = None
+
+
+def _frames(error: BaseException) -> list[TracebackType]:
+    found, trace = [], error.__traceback__
+    while trace is not None:
+        found.append(trace)
+        trace = trace.tb_next
+    return found
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    return str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0] == __package__
+
+
+def _linked(frames: list[TracebackType]) -> TracebackType | None:
+    linked: TracebackType | None = None
+    for each in reversed(frames):
+        linked = TracebackType(linked, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return linked
+
+
+def say(text: str) -> None:
+    """Print a line that everybody should see, and that is no warning."""
+    print(f"deeppart: {text}", file=sys.stderr)  # noqa: T201
 
 
 def warn_now(text: str, category: type[DeeppartWarning]) -> None:

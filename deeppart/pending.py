@@ -154,7 +154,7 @@ class Pending:
                 expected=f"one of {sorted(self.levels)}"
                 if self.levels
                 else "a call that saves something: this one did not",
-                todo="see `every` and `on_busy` in the configuration",
+                todo="checkpoint(..., force=True) goes to all levels that are on; `every` says which are, and when",
             )
 
     def settled(self, level: str) -> bool:

@@ -21,7 +21,7 @@ class _Commands(Commands):
         "cat",
         "diff",
         "verify",
-        "restore",
+        "explain",
         "export",
         "import",
         "prune",

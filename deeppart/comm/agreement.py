@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
-from deeppart.errors import DeeppartError, RemoteRankError, as_error
+from deeppart.errors import DeeppartError, RemoteRankError, as_error, on_ranks
 
 T = TypeVar("T")
 
@@ -84,17 +84,16 @@ def raise_together(
     """
     mine = "" if error is None else str(error)
     texts = finish(comm, comm.allgather(mine.encode(errors="backslashreplace")), what, timeout)
-    if error is not None:
-        raise error
     failed = {rank: text.decode(errors="replace") for rank, text in enumerate(texts) if text}
-    if failed:
-        first = "\n    ".join(next(iter(failed.values())).split("\n"))
-        raise RemoteRankError(
+    if failed and error is None:
+        error = RemoteRankError(
             f"{what}: refused by {_names(list(failed))}",
-            found=first,
+            found="\n    ".join(next(iter(failed.values())).split("\n")),
             where=f"reported to rank {comm.rank}",
             todo=todo,
         )
+    if error is not None:
+        raise on_ranks(error, comm.rank, next(iter(failed)))
 
 
 def together(comm: Comm, do: Callable[[], T], failed: str, within: tuple[str, float], todo: str | None = None) -> T:

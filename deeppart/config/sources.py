@@ -17,6 +17,8 @@ from deeppart.model.units import read_bytes, read_rate, read_seconds
 ENVIRONMENT_PREFIX = "DEEPPART_"
 #: No setting of a checkpointer: the file by which a training is told to end (deeppart.elastic.told).
 STOP_FILE_VARIABLE = f"{ENVIRONMENT_PREFIX}STOP_FILE"
+#: No setting either: print the library's own frames in tracebacks.
+TRACEBACK_VARIABLE = f"{ENVIRONMENT_PREFIX}TRACEBACK"
 CONFIG_FILE = "deeppart.toml"
 #: Nobody writes so much by hand; a machine file has two kilobytes.
 _MOST_TOML_BYTES = 1 << 20
@@ -45,6 +47,11 @@ def configured(known: Collection[str]) -> dict[str, Any]:
 def stop_file() -> str | None:
     """The file by which somebody tells this job to end, if one is named."""
     return os.environ.get(STOP_FILE_VARIABLE) or None
+
+
+def shows_all_frames() -> bool:
+    """True if errors that nobody catches are to be printed whole, on every rank."""
+    return bool(os.environ.get(TRACEBACK_VARIABLE))
 
 
 def _found_file() -> dict[str, Any]:
@@ -106,7 +113,7 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     }
     values: dict[str, Any] = {}
     for variable, text in environment.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX) or variable == STOP_FILE_VARIABLE:
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in (STOP_FILE_VARIABLE, TRACEBACK_VARIABLE):
             continue
         name = variable[len(ENVIRONMENT_PREFIX) :].lower()
         try:

@@ -90,17 +90,21 @@ class DeeppartAccelerate:
         state["schedulers"] = [scheduler.state_dict() for scheduler in self._accelerator._schedulers]
         return self.checkpointer.checkpoint(state, step, force=force)
 
-    def restore(self, step: int | None = None) -> int | None:
+    def restore(self, step: int | None = None, *, required: bool = False) -> int | None:
         """Restore what was saved (collective); as :meth:`deeppart.Checkpointer.restore`.
 
         Loaders that are stateful go on where they were when they are iterated next.
+
+        Args:
+            step: which one; None for the newest that can be recovered.
+            required: True: it is an error if there is no checkpoint.
 
         Returns:
             The step restored, or None if there is no checkpoint.
         """
         assert self.checkpointer is not None
         state = self._objects() | {"loops": "", "rng": {}, "schedulers": []}
-        found = self.checkpointer.restore(state, step, per_rank=self._per_rank)
+        found = self.checkpointer.restore(state, step, per_rank=self._per_rank, required=required)
         if found is None:
             return None
         for scheduler, saved in zip(self._accelerator._schedulers, state["schedulers"], strict=True):

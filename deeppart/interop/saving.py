@@ -48,9 +48,9 @@ class Saving:
             self._own = Checkpointer(self._config)
         return self._own
 
-    def restore(self, state: Any) -> int | None:
+    def restore(self, state: Any, *, required: bool = False) -> int | None:
         """Restore a state in place (collective); returns the step, or None."""
-        self._safe = self.checkpointer.restore(state, per_rank=self._per_rank)
+        self._safe = self.checkpointer.restore(state, per_rank=self._per_rank, required=required)
         return self._safe
 
     def begin(self) -> None:

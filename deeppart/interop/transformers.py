@@ -71,13 +71,14 @@ class DeeppartCallback(TrainerCallback):
         """True if SIGTERM has ended the training."""
         return self._saving.stopped
 
-    def resume(self, trainer: Any) -> str | None:
+    def resume(self, trainer: Any, *, required: bool = False) -> str | None:
         """Restore the newest checkpoint (collective); call it before each ``train()``.
 
         Model and optimizer are restored now, the rest as the Trainer comes to it.
 
         Args:
             trainer: the Trainer that has this callback.
+            required: True: it is an error if there is no checkpoint.
 
         Returns:
             What to pass as ``trainer.train(resume_from_checkpoint=...)``; None if there is no checkpoint.
@@ -90,7 +91,7 @@ class DeeppartCallback(TrainerCallback):
         self._trainer, self._resumed = trainer, None
         state = {"model": trainer.model, "optimizer": trainer.create_optimizer()}
         state |= {"scheduler": {}, "scaler": {}, "rng": {}, "progress": {}}
-        step = self._saving.restore(state)
+        step = self._saving.restore(state, required=required)
         if step is None:
             return None
         self._resumed = _Resumed(trainer, step, state)

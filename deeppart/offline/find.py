@@ -15,7 +15,7 @@ from deeppart.model import Manifest
 from deeppart.part import Signing
 from deeppart.recovery.suspect_warnings import suspect_lines, warn_suspect
 from deeppart.storage.manifests import CommittedStep, committed_steps, read_manifest, read_manifests, unusable
-from deeppart.storage.mistaken_paths import recognize
+from deeppart.storage.mistaken_paths import no_such_directory, recognize
 from deeppart.storage.retired import MOST_LOOKS, step_is_retired
 from deeppart.storage.steps import list_steps
 
@@ -98,7 +98,7 @@ def find_step(root: Path, step: int | None, signing: Signing | None) -> tuple[Co
     """
     if not root.is_dir():
         _check_place(root)
-        raise _nothing(root, "there is no such checkpoint directory", [])
+        raise no_such_directory(root)
     if step is not None:
         return _find_exactly(root, step, signing), ()
     for _ in range(MOST_LOOKS):
@@ -112,7 +112,14 @@ def find_step(root: Path, step: int | None, signing: Signing | None) -> tuple[Co
             break
     _check_place(root)
     reasons = "; ".join(f"step {key.step}: {reason}" for key, reason in sorted(problems.items()))
-    raise _nothing(root, "there is no committed checkpoint", [], reasons or "no step directory")
+    raise RestoreError(
+        "there is no committed checkpoint",
+        found=reasons or "no step directory",
+        where=str(root.absolute()),
+        todo="`deeppart explain DIR --local LOCAL_DIR` says whether a step can be restored from the nodes"
+        if reasons
+        else "wait for the job's first checkpoint, or give the directory of another job",
+    )
 
 
 def _check_place(root: Path) -> None:
@@ -139,13 +146,9 @@ def _find_exactly(root: Path, step: int, signing: Signing | None) -> CommittedSt
         raise refusal
     _check_place(root)
     committed = sorted({key.step for key in committed_steps(root)})
-    raise _nothing(root, f"step {step} is not a committed checkpoint", committed)
-
-
-def _nothing(root: Path, summary: str, committed: list[int], found: str | None = None) -> RestoreError:
-    return RestoreError(
-        summary,
-        found=found or f"committed steps: {committed[-8:] if committed else 'none'}",
+    raise RestoreError(
+        f"step {step} is not a committed checkpoint",
+        found=f"committed steps: {committed[-8:] if committed else 'none'}",
         where=str(root.absolute()),
-        todo="`deeppart ls DIR` shows what is there",
+        todo="`deeppart ls DIR` lists all steps, with what is wrong with those that are not complete",
     )

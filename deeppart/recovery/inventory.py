@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from deeppart.comm.base import Comm, Operation
-from deeppart.errors import RestoreError, as_error, lacks_descriptors
+from deeppart.errors import RestoreError, as_error, lacks_descriptors, on_ranks
 from deeppart.model import Attempt, PartRecord
 from deeppart.part import Signing
 from deeppart.plan.restart import Committed, Inventory, StoredParity, StoredPart, on_node
@@ -66,7 +66,7 @@ def take_inventory(
     message = json.dumps([refused, *files, lines, stock.refused, stock.unlisted + stock.unread]).encode()
     told = [json.loads(text) for text in run(comm.allgather(message), what)]
     if lines := [f"rank {rank}: {line}" for rank, (theirs, *_) in enumerate(told) for line in theirs]:
-        raise no_more_files("what there is to restore cannot be listed", lines)
+        raise no_more_files("what there is to restore cannot be listed", lines, comm.rank)
     gathered = [rest for _, *rest in told]
     if len(set(node_of)) > 1:  # the same path is another file on each of them
         for rank, (_, _, *texts) in enumerate(gathered):
@@ -137,12 +137,13 @@ def _list_committed(
     return committed, unfinished, [lines[key] for key in bad], [(key.step, reason) for key, reason in bad.items()]
 
 
-def no_more_files(summary: str, lines: list[str]) -> RestoreError:
+def no_more_files(summary: str, lines: list[str], rank: int) -> RestoreError:
     """The error of all ranks where some process may not open more files: no older checkpoint must take the place."""
-    return RestoreError(
+    error = RestoreError(
         summary,
         expected="processes that may open the files of a checkpoint",
         found="\n    ".join(lines[:_MOST_LINES]),
         todo="raise the limit of open files of the job's processes (`ulimit -n`), and restore again; nothing is known "
         "to be wrong with the checkpoint",
     )
+    return on_ranks(error, rank)

@@ -34,6 +34,7 @@ from deeppart.state.restore.advice import (
     placeless_notice,
     placeless_objects,
     removed_notice,
+    renaming,
     unplaced_notice,
     unreached_notice,
     unreached_optimizers,
@@ -172,7 +173,7 @@ def match(
         create_sharded(target, flat, sharded)
         target.untie_shards()
     except (StructureMismatchError, LeafMismatchError) as error:
-        _advise(error, saved, flat)
+        _advise(error, matched)
         raise
     check_writable(matched.target, flat, saved.paths())
     torn, torn_values = _torn_shards(matched), _torn_values(matched)
@@ -297,7 +298,7 @@ def refused_ties(matched: Matched, comm: Comm, what: str, timeout: float) -> Dee
     if not len(everywhere):
         return None
     _, error = matched.target.mistied[int(everywhere[0])]
-    _advise(error, matched.saved, matched.flat)
+    _advise(error, matched)
     return error
 
 
@@ -326,10 +327,12 @@ def notices(matched: Matched, size: int) -> list[DeeppartWarning]:
     return found
 
 
-def _advise(error: DeeppartError, saved: SavedStep, flat: FlatState) -> None:
+def _advise(error: DeeppartError, matched: Matched) -> None:
     # A leaf of another type has been found at its place: names that were matched without wrappers are not the cause.
+    saved, flat = matched.saved, matched.flat
     as_saved = None if isinstance(error, LeafMismatchError) else saved.tree_as_saved
-    error.todo = advice(as_saved or saved.structure.tree, flat.root) or error.todo
+    tree = as_saved or saved.structure.tree
+    error.todo = renaming(tree, flat.root, matched.target.types, flat.data) or advice(tree, flat.root) or error.todo
 
 
 def _target(saved: SavedStep, way: str, rank: int) -> Target:

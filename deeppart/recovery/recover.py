@@ -15,7 +15,7 @@ from typing import Any
 
 from deeppart.comm.base import Comm, Operation
 from deeppart.comm.waiting import finish
-from deeppart.errors import CheckpointError, RestoreError, as_error, lacks_descriptors
+from deeppart.errors import CheckpointError, RestoreError, as_error, lacks_descriptors, on_ranks
 from deeppart.model import LEVELS, Attempt
 from deeppart.nodes.exchange.memory import Arena, Bytes, NoExchangeMemoryError
 from deeppart.nodes.exchange.rebuild import Rebuilt, rebuild_parts
@@ -121,7 +121,8 @@ def recover(
     nothing_is_lost = not outlook.candidates and not inventory.damaged and not outlook.lost
     if step is None and nothing_is_lost and not inventory.unread:
         return None, (*reasons, *inventory.problems)
-    raise _cannot_recover(comm.rank, inventory, step, [*reasons, *inventory.damaged, *inventory.problems])
+    reasons += [*inventory.damaged, *inventory.problems]
+    raise on_ranks(_cannot_recover(comm.rank, inventory, step, reasons), comm.rank)
 
 
 def _cannot_recover(rank: int, inventory: Inventory, step: int | None, reasons: list[str]) -> RestoreError:
@@ -214,7 +215,7 @@ def _gather_failures(comm: Comm, failures: list[_Failure], what: str, run: Run, 
     if told:
         lines += [f"rank {rank}: {reason}" for rank, (_, reason) in enumerate(texts) if reason]
     if lines:
-        raise no_more_files(f"{what}: the files of a checkpoint cannot be opened", lines)
+        raise no_more_files(f"{what}: the files of a checkpoint cannot be opened", lines, comm.rank)
     return [(part, Location(rank, path), reason, lacks) for _, (part, rank, path, reason, lacks) in told]
 
 

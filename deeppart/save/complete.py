@@ -23,6 +23,7 @@ from deeppart.errors import (
     RemoteRankError,
     StorageError,
     as_error,
+    on_ranks,
 )
 from deeppart.model import REDUNDANT_LEVELS, Level, Manifest, PartRecord, StepKey
 from deeppart.model.version import LIBRARY
@@ -94,6 +95,7 @@ class Completer:
             written = [] if verdict.may_stand else self._written(job, level, outcome)
             self._retention.abandon(level, job.attempt.key, written, in_doubt=begun and verdict.may_stand)
             failure = level_error(job, level, verdict.problem or str(outcome))
+            failure = on_ranks(failure, self._storage.rank) if agreed else failure
             job.pending.note_level(level, FAILED, error=failure, agreed=agreed)
         return complete
 

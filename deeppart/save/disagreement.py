@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
-from deeppart.errors import RanksDisagreeError
+from deeppart.errors import RanksDisagreeError, on_ranks
 
 _MOST_TOLD = 8
 
@@ -27,10 +27,11 @@ def raise_disagreement(comm: Comm, what: str, timeout: float) -> NoReturn:
     found += " ..." if len(calls) > _MOST_TOLD else ""
     if len(set(calls)) == 1:
         found += "; the same step, but not the same number of calls, or not all with `force`"
-    raise RanksDisagreeError(
+    error = RanksDisagreeError(
         f"{what}: ranks made different calls",
         expected="the same call with the same step on every rank, and every rank making every call",
         found=found,
         where=f"rank {comm.rank}",
         todo="checkpoint(), prepare() and restore() are collective: all ranks call them, with the same arguments",
     )
+    raise on_ranks(error, comm.rank)

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 
 from deeppart.access.hanging import hanging
 from deeppart.comm import finish
-from deeppart.errors import CheckpointError, DeeppartWarning, warn_caller
+from deeppart.errors import CheckpointError, DeeppartWarning, RestoreError, on_ranks, say, warn_caller
 from deeppart.model import Attempt
-from deeppart.plan.restart import Inventory
+from deeppart.model.units import show_seconds
+from deeppart.plan.restart import Inventory, explain_sources
+from deeppart.recovery.recover import Recovered
 from deeppart.recovery.suspect_warnings import suspect_lines, warn_suspect
 from deeppart.session.record import Session
+from deeppart.storage.mistaken_paths import meant_todo
 
 
 def tell_suspects(session: Session, attempt: Attempt) -> tuple[str, ...]:
@@ -67,10 +70,31 @@ def still_busy(timeout: float) -> CheckpointError:
     )
 
 
-def warn_unfinished(session: Session, problems: Sequence[str]) -> None:
-    """There was nothing to restore, but something that is not a checkpoint."""
-    if problems and session.comm.rank == 0:
-        warn_caller(f"no checkpoint to restore; passed over: {'; '.join(problems)}", DeeppartWarning)
+def say_nothing_restored(session: Session, problems: Sequence[str]) -> None:
+    """There was nothing to restore, or only what is not a checkpoint."""
+    if session.comm.rank == 0:
+        passed_over = f"; passed over: {'; '.join(problems)}" if problems else ""
+        say(f"no checkpoint in {session.persistent.root.absolute()}: starting new{passed_over}")
+
+
+def nothing_to_restore(session: Session, problems: Sequence[str]) -> RestoreError:
+    """The error of ``restore(required=True)``."""
+    root, rank = session.persistent.root.absolute(), session.comm.rank
+    error = RestoreError(
+        "there is no checkpoint to restore",
+        expected="one, since required=True",
+        found="; ".join(problems) or "no step directory",
+        where=str(root),
+        todo=None if rank else meant_todo(root, "check persistent_dir; a new run restores without required=True"),
+    )
+    return on_ranks(error, rank)
+
+
+def say_restored(session: Session, recovered: Recovered, seconds: float) -> None:
+    """Which step training goes on from, and where its parts came from."""
+    if session.comm.rank == 0:
+        root, sources = session.persistent.root.absolute(), explain_sources(recovered.reads)
+        say(f"restored step {recovered.attempt.step} from {root}: {sources}, {show_seconds(seconds)}")
 
 
 def warn_unsaved(session: Session, step: int | None) -> None:

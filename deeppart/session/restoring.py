@@ -19,7 +19,7 @@ from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered, recover
 from deeppart.session.looking import Looked
 from deeppart.session.record import Session
-from deeppart.session.restore_warnings import warn_unfinished
+from deeppart.session.restore_warnings import nothing_to_restore, say_nothing_restored
 from deeppart.session.stock import take_stock
 from deeppart.state.capture.staging import Staging
 from deeppart.state.restore.request import Asked
@@ -52,12 +52,15 @@ def restore_step(
     per_rank: PerRank,
     asked: Asked,
     memory: tuple[Staging, Arena],
+    *,
+    required: bool = False,
 ) -> tuple[Restored | None, tuple[str, ...]]:
     """Bring a step back (collective).
 
     Args:
         which: only this step; None for the newest. Or what a look has found.
         memory: to read into, and for blocks on their way.
+        required: it is an error if there is no checkpoint.
 
     Returns:
         What was restored, None if there is no checkpoint; and a line for every decision on the way.
@@ -79,8 +82,9 @@ def restore_step(
         recovered, told = recover(comm, *what, narrower)
         explanation += told
         if recovered is None:
-            warn_unfinished(session, explanation)
-            raise_together(comm, refusal_of_state(live.flat, _left_out(asked)), "restore", timeout)
+            refusal = nothing_to_restore(session, explanation) if required else None
+            raise_together(comm, refusal or refusal_of_state(live.flat, _left_out(asked)), "restore", timeout)
+            say_nothing_restored(session, explanation)
             return None, explanation
         done = restore_state(ranks, recovered, live, per_rank, session.config.replicated, known)
         if done is not None:

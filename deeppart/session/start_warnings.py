@@ -27,10 +27,10 @@ def tell_copy(directory: Path, owner: DirectoryOwner | None) -> None:
     if owner is not None and owner.copy_of:
         former = f", nor are those below {owner.former}, which it had before it was copied over" if owner.former else ""
         warn_caller(
-            f"{directory} is a copy of a checkpoint directory, or was restored from a backup: it has lineage "
-            f"{owner.lineage} from now on, and parts on nodes that lie below {owner.copy_of} are not used{former}. If "
-            "it replaces the original and you want to use these parts, end the job, put that lineage back into "
-            "deeppart.json and remove .deeppart.lock",
+            f"{directory} is a copy of a checkpoint directory, or was restored from a backup. There is nothing to do: "
+            f"its steps can be restored, and from now on it has another lineage, {owner.lineage}. Parts on nodes that "
+            f"lie below {owner.copy_of} are not used{former}. If it replaces the original and you want to use these "
+            "parts, end the job, put that lineage back into deeppart.json and remove .deeppart.lock",
             DeeppartWarning,
         )
 

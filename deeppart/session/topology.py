@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from deeppart.comm import Comm, finish, rank_names
 from deeppart.config import Config
 from deeppart.config.job import expand_directory, failure_domain, job_name, node_name
-from deeppart.errors import ConfigError
+from deeppart.errors import ConfigError, on_ranks
 from deeppart.model.version import LIBRARY
 from deeppart.part import Signing
 from deeppart.part.format import short
@@ -89,13 +89,14 @@ def compare_settings(comm: Comm, config: Config, signing: Signing | None, what: 
         if key == "local_dir" and all(directories[rank] for rank in (0, *others)):
             continue  # they have one, and differ in whether any checkpoint goes there, which ``every`` says
         if others:
-            raise ConfigError(
+            error = ConfigError(
                 f"ranks were given different values for {key}",
                 expected=f"{value}, as on rank 0",
                 found=f"{all_settings[others[0]].get(key)} on {rank_names(others)}",
                 where=f"rank {comm.rank}",
                 todo="give every rank the same configuration, environment and deeppart.toml",
             )
+            raise on_ranks(error, comm.rank)
     numbers: dict[str, int] = {}
     node_of = tuple(numbers.setdefault(each, len(numbers)) for each in names)
     domain_of = dict(zip(reversed(node_of), reversed(domains), strict=True))

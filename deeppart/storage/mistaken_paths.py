@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from deeppart.access.hanging import storage_operation
+from deeppart.errors import RestoreError
 from deeppart.part import is_hex32, parse_node_file_name, parse_part_file_name
 from deeppart.storage.lineage import LINEAGE_NAME
 from deeppart.storage.steps import MANIFEST_NAME
@@ -42,6 +44,36 @@ def recognize(path: Path) -> Mistaken | None:
             return _recognize(path.absolute())
     except OSError:  # whoever uses it tells
         return None
+
+
+def similar_directories(path: Path) -> list[Path]:
+    """Checkpoint directories with steps that lie beside a path, and whose names are like its own."""
+    path = path.absolute()
+    try:
+        with storage_operation("list", path.parent):
+            names = [name for name in os.listdir(path.parent) if name != path.name]
+            close = [path.parent / name for name in difflib.get_close_matches(path.name, names)]
+            return [each for each in close if each.is_dir() and any(map(_is_step, os.listdir(each)))]
+    except OSError:
+        return []
+
+
+def meant_todo(path: Path, otherwise: str) -> str:
+    """The directories that were perhaps meant as an advice to the reader; or another advice, where there are none."""
+    similar = similar_directories(path)
+    return f"did you mean {' or '.join(map(str, similar))}?" if similar else otherwise
+
+
+def no_such_directory(path: Path) -> RestoreError:
+    """The refusal of a path at which nothing is."""
+    around = next(each for each in path.absolute().parents if each.is_dir())
+    otherwise = "give the persistent_dir of the job; a relative one begins where the job was started"
+    return RestoreError(
+        "there is no such checkpoint directory",
+        found=f"of this path, {around} is there",
+        where=str(path.absolute()),
+        todo=meant_todo(path, otherwise),
+    )
 
 
 def _recognize(path: Path) -> Mistaken | None:

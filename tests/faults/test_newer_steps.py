@@ -40,7 +40,7 @@ def test_a_damaged_manifest(tmp_path: Path) -> None:
     (line,) = call_json("show", root)["passed_over"]
     assert "step 3 is newer" in line
     assert call_json("export", root, tmp_path / "z.h5")["remarks"] == [line]
-    assert "step 3 (persistent)" in call("restore", root, "--dry-run")
+    assert "step 3 (persistent)" in call("explain", root)
 
 
 def test_a_restore_of_an_older_one(tmp_path: Path) -> None:

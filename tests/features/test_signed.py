@@ -298,14 +298,14 @@ def test_commands(tmp_path: Path) -> None:
     assert cli_support.call_json("show", root, *with_key)["signature_checked"]
     cli_support.call("ls", root, *with_key)
     cli_support.call("export", root, tmp_path / "out.h5", *with_key)
-    assert cli_support.call_json("restore", root, "--dry-run", *with_key)["step"] == 2
+    assert cli_support.call_json("explain", root, *with_key)["step"] == 2
     forge_step(tmp_path, 2, _zeros)
     assert cli_support.call_json("verify", root)["good"]  # without a key all is well
     text = cli_support.call("verify", root, *with_key, code=1)
     assert "the signature of the manifest does not hold" in text
     states = {step["step"]: step["state"] for step in cli_support.call_json("ls", root, *with_key)["steps"]}
     assert states == {1: "complete", 2: "damaged"}
-    assert cli_support.call_json("restore", root, "--dry-run", *with_key)["step"] == 1
+    assert cli_support.call_json("explain", root, *with_key)["step"] == 1
     assert "not used" in cli_support.call(
         "verify", root, "--sign-key-file", key_file(tmp_path, name="k", mode=0o644), code=2
     )

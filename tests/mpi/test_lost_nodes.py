@@ -185,7 +185,7 @@ def test_a_rank_without_leaves_of_its_own_has_those_of_another_one(run_on: Any, 
 
 
 def planned(comm: Any, directory: Path) -> tuple[bool, int]:
-    """``restore --dry-run`` on the nodes, where files lie in each other's places."""
+    """``deeppart explain`` on the nodes, where files lie in each other's places."""
     save(comm, directory, PARTNER, (1,))
     local = directory / "local" / f"node{comm.rank}"
     (mine,) = local.glob("*/step-*/*.dpp")

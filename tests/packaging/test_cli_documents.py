@@ -24,7 +24,7 @@ from tests.unit.cli_support import call_json, flip, forge, manifest_path, part_p
 from tests.unit.elastic.test_fitting import profile_of_true
 from tests.unit.telemetry.samples import in_flight, status
 
-COMMANDS = ("ls", "show", "cat", "diff", "verify", "restore", "export", "import", "prune", "watch", "advise")
+COMMANDS = ("ls", "show", "cat", "diff", "verify", "explain", "export", "import", "prune", "watch", "advise")
 _TICKED = re.compile(r"`([^`]+)`")
 
 
@@ -110,9 +110,9 @@ def documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list
     found["ls"] = [call_json("ls", root, "--local", local), call_json("ls", forged)]
     flip(manifest_path(root, 3), 40)
     part_path(root, 2).unlink()
-    found["restore"] = [
-        call_json("restore", root, "--dry-run"),
-        call_json("restore", root, "--dry-run", "--local", local),
+    found["explain"] = [
+        call_json("explain", root),
+        call_json("explain", root, "--local", local),
     ]
     found["prune"] = [call_json("prune", forged, "--before", "2", "--yes", "--allow-empty")]
     watched = tmp_path / "watched"
@@ -155,8 +155,8 @@ def test_the_lists_are_not_empty(documents: dict[str, list[Any]]) -> None:
         ("verify", "steps.damage.leaves.path"),
         ("verify", "nodes.damage.file"),
         ("verify", "repairs.file"),
-        ("restore", "parts.sources.level"),
-        ("restore", "rejected.step"),
+        ("explain", "parts.sources.level"),
+        ("explain", "rejected.step"),
         ("prune", "selected.directories"),
         ("watch", "checkpoints.levels.late"),
         ("watch", "errors.error"),

@@ -45,6 +45,32 @@ def test_nothing_to_restore(memory: Path) -> None:
         deeppart.load(memory / "q")
 
 
+def test_a_restore_says_what_it_has_done(memory: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings = config(memory)
+    root = Path(settings.persistent_dir).absolute()
+    with deeppart.Checkpointer(settings) as ck:
+        ck.restore(state(5))
+        assert capfd.readouterr().err == f"deeppart: no checkpoint in {root}: starting new\n"
+        ck.checkpoint(state(1), step=300).wait("persistent", timeout=200)
+        ck.restore(state(5), required=True)
+        (line,) = capfd.readouterr().err.splitlines()
+        assert line.startswith(f"deeppart: restored step 300 from {root}: 1 of 1 parts local, ") and line.endswith("s")
+
+
+def test_a_restore_that_is_required(memory: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with deeppart.Checkpointer(config(memory)) as ck:
+        ck.checkpoint(state(1), step=1).wait("persistent", timeout=200)
+    misspelt = memory / "pp"
+    with deeppart.Checkpointer(persistent_dir=str(misspelt), timeout=30.0) as ck:
+        live = state(5)
+        with pytest.raises(RestoreError, match="there is no checkpoint to restore") as caught:
+            ck.restore(live, required=True)
+        assert difference(state(5), live) is None
+        assert caught.value.where == str(misspelt) and caught.value.todo == f"did you mean {memory / 'p'}?"
+        assert "starting new" not in capfd.readouterr().err
+        ck.checkpoint(live, step=1)  # it can go on
+
+
 def test_the_report_accounts_for_everything(memory: Path) -> None:
     with deeppart.Checkpointer(config(memory, compression="zstd")) as ck:
         pending = ck.checkpoint(state(1, 100_000), step=1)

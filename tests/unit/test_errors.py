@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
 from functools import partial
 
@@ -19,6 +22,7 @@ from deeppart.errors import (
     ScrubNotice,
     StorageError,
     as_error,
+    on_ranks,
     warn_caller,
     warn_now,
     warns_at_the_end,
@@ -104,3 +108,63 @@ def test_a_warning_has_the_line_that_called_torch_where_torch_called_the_library
     with pytest.warns(DeeppartWarning, match="here") as caught:
         tree_map(partial(warn_caller, category=DeeppartWarning), ["here"])
     assert [warning.filename for warning in caught] == [__file__]
+
+
+# --- errors that nobody catches ---------------------------------------------------------------------------------------
+
+
+def uncaught(script: str, **variables: str) -> str:
+    """What a script prints that ends by an error."""
+    run = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | variables, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 1, run.stdout
+    return run.stderr
+
+
+REFUSED = "import deeppart\ndef main():\n    deeppart.Config(timeout=-1)\nmain()"
+
+
+def test_the_frames_of_the_library_are_not_printed() -> None:
+    assert uncaught(REFUSED).splitlines() == [
+        "Traceback (most recent call last):",
+        '  File "<string>", line 4, in <module>',
+        '  File "<string>", line 3, in main',
+        "deeppart.errors.ConfigError: impossible value for timeout",
+        "  expected: a finite number above 0",
+        "  found: -1",
+    ]
+    assert "deeppart/config" in uncaught(REFUSED, DEEPPART_TRACEBACK="1")
+
+
+@pytest.mark.usefixtures("working_directory")
+def test_what_the_library_has_called_is_printed_and_its_own_causes_are_not() -> None:
+    script = """
+import deeppart
+class Own:
+    def state_dict(self): return {}["gone"]
+    def load_state_dict(self, state): pass
+with deeppart.Checkpointer(persistent_dir="ckpt") as checkpointer:
+    checkpointer.checkpoint({"own": Own()}, step=1)
+"""
+    text = uncaught(script)
+    assert "line 4, in state_dict\nKeyError: 'gone'" in text and "line 7, in <module>" in text
+    assert os.path.dirname(errors.__file__) not in text
+    text = uncaught(
+        "import deeppart, pathlib; pathlib.Path('file').touch(); deeppart.Checkpointer(persistent_dir='file')"
+    )
+    assert text.count("Traceback") == 1 and "StorageError" in text
+
+
+def test_other_errors_and_hooks_of_others_stay_as_they_are() -> None:
+    assert "ZeroDivisionError" in uncaught("import deeppart; 1 / 0")
+    mine = "import sys; sys.excepthook = lambda *error: print('mine', file=sys.stderr)\n"
+    assert uncaught(mine + REFUSED) == "mine\n"
+
+
+def test_the_rank_that_another_one_speaks_for() -> None:
+    error = CommError("gone", found="much")
+    assert on_ranks(error, 0) is error and error.shown_by is None
+    assert on_ranks(error, 3, 1).shown_by == (3, 1) and str(error) == "gone\n  found: much", (
+        "as it was, if it is caught"
+    )

@@ -69,7 +69,9 @@ def choose_steps(
             "there is no committed checkpoint" if step is None else f"there is no step {step}",
             found=f"steps {', '.join(map(str, numbers[-8:]))}" if numbers else "no step directory",
             where=str(root.absolute()),
-            todo="`deeppart ls DIR` shows what is there",
+            todo="`deeppart ls DIR` lists the steps"
+            if numbers
+            else "give the persistent_dir of a job that has saved a step",
         )
     return [_subject(root, key, signing) for key in keys]
 

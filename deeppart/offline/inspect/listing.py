@@ -20,7 +20,7 @@ from deeppart.offline.inspect.ownership import Owner, read_owner
 from deeppart.part import Signing
 from deeppart.plan.restart import FilesByAttempt, Inventory, Source
 from deeppart.storage.lineage import is_copy, read_lineage
-from deeppart.storage.mistaken_paths import recognize
+from deeppart.storage.mistaken_paths import no_such_directory, recognize
 from deeppart.storage.node import NODE_FOLDERS, NodeContents
 from deeppart.storage.reduced_protection import reduced_runs
 from deeppart.storage.refusals import storage_error
@@ -154,7 +154,7 @@ def require_directory(root: Path) -> None:
     try:
         is_directory = stat.S_ISDIR(root.stat().st_mode)
     except FileNotFoundError as error:
-        raise RestoreError("there is no such checkpoint directory", where=str(root.absolute())) from error
+        raise no_such_directory(root) from error
     except OSError as error:
         raise storage_error("cannot read a checkpoint directory", error, root) from error
     if not is_directory:

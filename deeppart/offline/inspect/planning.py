@@ -95,7 +95,7 @@ def plan_together(
     if comm.rank == 0:
         plan = _plan(inventory, comm.size, step, looks.problem)
         texts = json.dumps(looks.found).encode()
-    found = json.loads(finish(comm, comm.broadcast(texts), "restore --dry-run", timeout))
+    found = json.loads(finish(comm, comm.broadcast(texts), "explain", timeout))
     return plan or _plan(inventory, comm.size, step, lambda part, path: found.get(path))
 
 

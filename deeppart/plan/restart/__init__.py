@@ -1,6 +1,6 @@
 """The inventory after a failure, and the plan to restore from it. Pure: no torch, MPI, clock or file."""
 
-from deeppart.plan.restart.explaining import explain, explain_parts
+from deeppart.plan.restart.explaining import explain, explain_parts, explain_sources
 from deeppart.plan.restart.healing import Encode, Healing, Transfer, Wish, Write, plan_healing
 from deeppart.plan.restart.inventory import Committed, Inventory, Location, StoredParity, StoredPart, on_node
 from deeppart.plan.restart.planner import Candidate, Outlook, survey
@@ -32,6 +32,7 @@ __all__ = [
     "assign",
     "explain",
     "explain_parts",
+    "explain_sources",
     "on_node",
     "plan_healing",
     "survey",

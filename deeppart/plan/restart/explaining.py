@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from deeppart.model import LEVELS, Level
@@ -16,14 +17,16 @@ _MOST_NAMED = 8
 
 def explain(candidate: Candidate, reads: Sequence[Read]) -> str:
     """One readable line: ``step 1200: 6 of 8 parts local, 2 of 8 parts rebuilt from parity; saved by 8 ranks``."""
-    counts: dict[str, int] = {}
-    for read in reads:
-        counts[read.source.level] = counts.get(read.source.level, 0) + 1
-    shares = ", ".join(
+    saved = candidate.attempt.world_size
+    return f"step {candidate.attempt.step}: {explain_sources(reads)}; saved by {saved} rank{'s' if saved != 1 else ''}"
+
+
+def explain_sources(reads: Sequence[Read]) -> str:
+    """How many parts come from where: ``6 of 8 parts local, 2 of 8 parts rebuilt from parity``."""
+    counts = Counter(read.source.level for read in reads)
+    return ", ".join(
         f"{counts[level]} of {len(reads)} parts {_LEVEL_WORDS.get(level, level)}" for level in LEVELS if level in counts
     )
-    saved = candidate.attempt.world_size
-    return f"step {candidate.attempt.step}: {shares}; saved by {saved} rank{'s' if saved != 1 else ''}"
 
 
 def explain_parts(candidate: Candidate, reads: Sequence[Read]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
-from deeppart.errors import StructureMismatchError
+from deeppart.errors import StructureMismatchError, on_ranks
 from deeppart.state.document.decoding import decode_path
 from deeppart.state.document.encoding import encode_path
 from deeppart.state.document.structure import DICTS
@@ -83,7 +83,7 @@ def reconcile(comm: Comm, root: Node, replication: Replication, what: str, timeo
         f"rank {rank} {text}" for rank, entries in enumerate(everyone) for _, allowed, text, _ in entries if not allowed
     ]
     if refused:
-        raise StructureMismatchError(
+        error = StructureMismatchError(
             f"{what}: the state's structure differs between ranks",
             expected="the same containers, keys and leaves on every rank, as on rank 0",
             found=some_names(refused, "; ", 6),
@@ -92,6 +92,7 @@ def reconcile(comm: Comm, root: Node, replication: Replication, what: str, timeo
             'lists may differ); or declare what is there: replicated={"the/path/*": "parts"} if ranks have parts of '
             'one state, as pipeline stages do, "none" if it is each rank\'s own',
         )
+        raise on_ranks(error, comm.rank)
     paths = {exact(path): path for entries in everyone for path in (decode_path(each[0], what) for each in entries)}
     cuts = {key: path for key, path in paths.items() if not any(key[:end] in paths for end in range(len(key)))}
     expected = {exact(decode_path(each[0], what)) for entries in everyone for each in entries if each[3]}

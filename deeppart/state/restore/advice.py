@@ -6,16 +6,20 @@ names of its parameters. Both trees are walked along the keys that they share, d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
+from itertools import product
 from typing import Any
 
 import torch
 
-from deeppart.state.document.structure import DICTS, SavedBranch, SavedNode, SavedValue
+from deeppart.state.document.structure import DICTS, SavedArray, SavedBranch, SavedNode, SavedValue
 from deeppart.state.restore.choosing import Choice
 from deeppart.state.restore.optimizer_advice import KEYS, children, inside, optimizer_advice
+from deeppart.state.restore.request import Request
 from deeppart.state.restore.wrappers import aligned
-from deeppart.state.tree.flat import Branch, Node, ValueLeaf
+from deeppart.state.tree.flat import ArrayLeaf, Branch, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
+from deeppart.state.tree.leaves import Array, LeafType
 from deeppart.state.tree.naming import some_names
 from deeppart.state.tree.paths import Key, Path, id_key, id_keys, readable
 from deeppart.state.tree.state_dicts import is_optimizer
@@ -28,6 +32,8 @@ _WRAPPERS = {
     "_orig_mod.": ("torch.compile", "._orig_mod"),
 }
 _MOST_KEYS = 5
+#: So many words of a name may have become others, less one.
+_MOST_WORDS = 4
 
 _Inner = SavedBranch | Branch
 
@@ -69,6 +75,78 @@ def _advice(saved: SavedNode, live: Node, path: Path) -> str | None:
     if theirs is not None and not path:
         return _part_inside(theirs, mine) or f"the checkpoint is a dict with {_some(theirs)}: {_call(theirs, None)}"
     return None
+
+
+def renaming(
+    saved: SavedNode, live: Node, types: Sequence[LeafType], data: Sequence[Array], path: Path = ()
+) -> str | None:
+    """The ``rename`` that makes the saved names of a dict the live ones, shape by shape; None where there is none.
+
+    Args:
+        types: of the saved arrays, by number.
+        data: the live arrays, by number.
+    """
+    theirs, mine = _as_dict(saved), _as_dict(live)
+    if theirs is None or mine is None:
+        return None
+    ours, others = children(mine), children(theirs)
+    lacking = [key for key, name in zip(mine.keys, ours, strict=True) if name not in others]
+    extra = [key for key, name in zip(theirs.keys, others, strict=True) if name not in ours]
+    if extra and len(extra) == len(lacking) and all(type(key) is str for key in extra + lacking):
+        before = {key: _shape(others[id_key(key)], types, data) for key in extra}
+        after = {key: _shape(ours[id_key(key)], types, data) for key in lacking}
+        for there, here in sorted(product(range(_MOST_WORDS), repeat=2), key=sum):
+            rules = _rules(_by_prefix(before, there), _by_prefix(after, here))
+            if path and "*" in rules:  # without a path it would be a rule for this dict's own name, too
+                rules = {readable((*path, old)): readable((*path, new)) for old, new in rules.items()}
+            request = Request(rules=tuple(rules.items()))
+            if rules and {request.renamed(path, key)[0] for key in theirs.keys} == set(mine.keys):
+                left = ", ".join(rules.values())
+                return (
+                    f"if only the names have changed: restore(state, rename={json.dumps(rules)}); strict=False would "
+                    f"leave {left} as the live state has it, which in a new model is random"
+                )
+    common = [(key, name) for key, name in zip(mine.keys, ours, strict=True) if name in others]
+    found = (renaming(others[name], ours[name], types, data, (*path, key)) for key, name in common)
+    return next((each for each in found if each is not None), None)
+
+
+def _by_prefix(shapes: dict[str, Any], words: int) -> dict[str, dict[str, Any]]:
+    """Names grouped by so many of their first words: prefix -> rest of the name -> shape."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, shape in shapes.items():
+        parts = name.split(".")
+        found.setdefault(".".join(parts[:words]), {})[".".join(parts[words:])] = shape
+    return found
+
+
+def _rules(saved: dict[str, dict[str, Any]], live: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Pattern -> name, where each group of saved names has the rest of exactly one live group, in the same shapes."""
+    rests = {repr(sorted(rest.items())): prefix for prefix, rest in live.items()}
+    alike = {repr(sorted(rest.items())): prefix for prefix, rest in saved.items()}
+    if len(rests) < len(live) or len(alike) < len(saved) or rests.keys() != alike.keys():
+        return {}
+    return {_pattern(prefix, saved[prefix]): _pattern(rests[rest], saved[prefix]) for rest, prefix in alike.items()}
+
+
+def _pattern(prefix: str, rests: Iterable[str]) -> str:
+    """A pattern of all names with a prefix."""
+    if not prefix:
+        return "*"
+    return prefix if list(rests) == [""] else f"{prefix}.*"
+
+
+def _shape(node: SavedNode | Node, types: Sequence[LeafType], data: Sequence[Array]) -> object:
+    """What has to be the same of two items that are one under two names."""
+    node = inside(node)
+    if isinstance(node, (SavedBranch, Branch)):
+        names = map(str, node.keys)
+        return {name: _shape(child, types, data) for name, child in zip(names, node.children, strict=True)}
+    if isinstance(node, SavedArray):
+        return list(types[node.index].shape)
+    if isinstance(node, ArrayLeaf):
+        return list(data[node.index].shape)
+    return list(node.kind.shape) if isinstance(node, (ShardedLeaf, UnmadeLeaf)) else None
 
 
 def unreached_optimizers(saved: SavedNode, live: Node, values: Sequence[Any], path: Path = ()) -> list[Path]:

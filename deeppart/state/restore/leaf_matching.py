@@ -36,13 +36,14 @@ from deeppart.state.restore.counterparts import (
 )
 from deeppart.state.restore.describing import describe_node, first_inside
 from deeppart.state.restore.filling import places, same_where_fixed
-from deeppart.state.restore.live_objects import check_object, some
+from deeppart.state.restore.live_objects import MOST_NAMED, check_object, some
 from deeppart.state.restore.target import DROPPED, Target, place_of
 from deeppart.state.restore.tied_leaves import check_ties
 from deeppart.state.tree.composites import SUBCLASS, branch_name
 from deeppart.state.tree.flat import ArrayLeaf, Branch, FlatState, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
 from deeppart.state.tree.forms import replaces
 from deeppart.state.tree.leaves import has_type, leaf_type, new_array
+from deeppart.state.tree.naming import some_names
 from deeppart.state.tree.paths import Path, exact, id_keys, readable
 from deeppart.state.tree.runs import RUN_KINDS, describe_leaf_value, make_run, run_kind, same_leaf_value
 from deeppart.state.tree.state_dicts import is_optimizer
@@ -66,6 +67,8 @@ def find_targets(target: Target, flat: FlatState) -> None:
     matching = _Matching(target, flat)
     with collection_paused():
         matching.node(target.structure.tree, flat.root, (), fixed=True)
+    if matching.refused:
+        raise matching.refusal()
     target.untie_shards()
     check_ties(target, flat, matching.places)
     for index, (_, error) in target.mistied.items():
@@ -81,17 +84,27 @@ class _Matching:
 
     Attributes:
         places: number of a live leaf -> number of the saved leaf that goes there.
+        refused: why items of containers do not match: the walk goes on, so that all of them are named.
     """
 
     def __init__(self, target: Target, flat: FlatState) -> None:
         self._target, self._flat = target, flat
         self.places: dict[int, int] = {}
+        self.refused: list[StateError] = []
         #: id of a live container -> what goes there: a saved tree, or a container within a saved run.
         self._seen: dict[int, Any] = {}
         self._objects = self._modules = self._optimizers = 0
         self._data: Node | None = None  # of the last object
         #: True for the data of an object of which another takes the place: they are not filled.
         self._replaced = False
+
+    def refusal(self) -> StateError:
+        """The first of :attr:`refused`, which names the others; they are forgotten: an error keeps its frames alive."""
+        first, names = self.refused[0], [str(each.where).removeprefix("path ") for each in self.refused]
+        self.refused = []
+        if len(names) > 1:
+            first.where = f"paths {some_names(names, most=MOST_NAMED)}"
+        return first
 
     def node(self, saved: SavedNode, live: Node, path: Path, *, fixed: bool) -> None:
         """``fixed``: a changed value cannot be put here, because everything above is a tuple."""
@@ -108,8 +121,11 @@ class _Matching:
             self._target.with_objects.add(exact(path))
         before = dict(self._target.live), dict(self.places), dict(self._seen)
         depths, removed = (self._objects, self._modules, self._optimizers), len(self._target.removed)
+        others, self.refused = self.refused, []
         try:
             self._node(saved, live, path, False)
+            if self.refused:
+                raise self.refusal()
         except (StructureMismatchError, LeafMismatchError):
             check_created(saved, path)
             if isinstance(live, Branch) and live.kind == "object":
@@ -118,6 +134,8 @@ class _Matching:
             self._objects, self._modules, self._optimizers = depths
             del self._target.removed[removed:]
             self._target.replaced.add(exact(path))
+        finally:
+            self.refused = others
 
     def _node(self, saved: SavedNode, live: Node, path: Path, fixed: bool) -> None:
         if isinstance(saved, SavedArray) and isinstance(live, UnmadeLeaf):
@@ -187,7 +205,7 @@ class _Matching:
                 expected=f"{expected} (checkpoint)",
                 found=f"{found} (live)",
                 where=f"path {readable(path)}",
-                todo="build the state as it was when it was saved, or leave this leaf as it is "
+                todo="build the state as it was when it was saved, or leave what differs as it is "
                 f"(exclude={readable(path)!r}), or convert what deeppart.load gives{castable}"
                 + (more if self._objects else ""),
             )
@@ -271,14 +289,19 @@ class _Matching:
         if saved.kind in ("tuple", "namedtuple") and len(mine) != len(theirs):
             raise self._kind_error(saved, live, path)
         plain = not self._target.structure.rank0
+        depths = self._objects, self._modules, self._optimizers
         for key, name, child in zip(saved.keys, names, saved.children, strict=True):
             inner = mine.get(name)
-            if plain and isinstance(child, SavedArray) and isinstance(inner, ArrayLeaf):
-                self._array(child.index, inner, (*path, key))
-            elif inner is None:
-                check_created(child, (*path, key))
-            elif fixed or not both_plain(child, inner, self._target.values):
-                self.node(child, inner, (*path, key), fixed=fixed)
+            try:
+                if plain and isinstance(child, SavedArray) and isinstance(inner, ArrayLeaf):
+                    self._array(child.index, inner, (*path, key))
+                elif inner is None:
+                    check_created(child, (*path, key))
+                elif fixed or not both_plain(child, inner, self._target.values):
+                    self.node(child, inner, (*path, key), fixed=fixed)
+            except (StructureMismatchError, LeafMismatchError) as error:
+                self.refused.append(error.with_traceback(None))
+                (self._objects, self._modules, self._optimizers), self._replaced = depths, False
 
     def _check_shared(self, saved: Any, container: Any, path: Path) -> None:
         """A container or object that stands at two places of the live state can hold only one thing.
@@ -375,6 +398,6 @@ def _lacking_error(saved: list[Any], lacking: list[Any], path: Path) -> Structur
         expected=expected,
         found=f"also {some(lacking)} (live)",
         where=f"path {readable(path)}",
-        todo="remove them from the state given to restore, or leave them as they are (strict=False), or restore a "
-        "checkpoint that has them",
+        todo="remove them from the state given to restore, or restore a checkpoint that has them; strict=False leaves "
+        "them as they are, which in a new model is random",
     )

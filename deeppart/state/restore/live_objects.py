@@ -16,6 +16,9 @@ from deeppart.state.tree.naming import some_names
 from deeppart.state.tree.paths import Path, readable
 from deeppart.state.tree.state_dicts import is_optimizer
 
+#: Leaves that an error names, of those that do not match.
+MOST_NAMED = 10
+
 
 def check_object(saved: SavedBranch, live: Branch, values: list[Any], path: Path) -> None:
     """A module cannot take keys it lacks, nor an optimizer other groups; find out before anything is touched."""
@@ -23,15 +26,20 @@ def check_object(saved: SavedBranch, live: Branch, values: list[Any], path: Path
     if not isinstance(inner_saved, SavedBranch) or not isinstance(inner_live, Branch):
         return
     if isinstance(live.container, torch.nn.Module):
-        extra = [key for key in inner_saved.keys if key not in set(inner_live.keys)]
+        theirs, mine = set(inner_saved.keys), set(inner_live.keys)
+        extra = [key for key in inner_saved.keys if key not in mine]
+        lacking = [key for key in inner_live.keys if key not in theirs]
         if extra:
+            kind = type(live.container).__name__
             raise StructureMismatchError(
                 f"the checkpoint has leaves that the live module lacks: {readable((*path, extra[0]))}",
-                expected=f"keys {some(inner_live.keys)} (live {type(live.container).__name__})",
+                expected=f"keys {some(lacking)} (live {kind})"
+                if lacking
+                else f"no other keys than those of the {kind}",
                 found=f"also {some(extra)} (checkpoint)",
                 where=f"path {readable(path)}",
-                todo=_wrapping(inner_saved.keys, inner_live.keys)
-                or "build the module as it was when it was saved, or leave them out (strict=False); if ranks have "
+                todo="build the module as it was when it was saved, or leave them out (strict=False"
+                f"{', which leaves what the checkpoint lacks at random values' if lacking else ''}); if ranks have "
                 'parts of one model, such as pipeline stages, say so: replicated={"the/path/*": "parts"}',
             )
     if is_optimizer(live.container):
@@ -73,25 +81,6 @@ def check_object(saved: SavedBranch, live: Branch, values: list[Any], path: Path
             )
 
 
-def _wrapping(saved: Sequence[object], live: Sequence[object]) -> str:
-    """Advice if one of two modules is the other one in a wrapper, such as DistributedDataParallel; else ""."""
-    if prefix := _prefix(live, saved):
-        return f"the live module is wrapped, its names begin with {prefix!r}: put the module inside it into the state"
-    if prefix := _prefix(saved, live):
-        return f"the module was saved in a wrapper, its names began with {prefix!r}: wrap the live one likewise"
-    return ""
-
-
-def _prefix(names: Sequence[object], inner: Sequence[object]) -> str:
-    """The prefix of all names that are otherwise those of an inner module; "" if there is none."""
-    first = str(inner[0]) if inner else ""
-    for name in map(str, names):
-        prefix = name.removesuffix(first)
-        if first and prefix.endswith(".") and {f"{prefix}{each}" for each in inner} == set(names):
-            return prefix
-    return ""
-
-
 def _state_keys(state_dict: SavedBranch) -> Sequence[object]:
     """What the state of an optimizer has for its parameters."""
     state = dict(zip(state_dict.keys, state_dict.children, strict=True)).get("state")
@@ -117,4 +106,4 @@ def _plain(node: SavedNode | Node | None, values: list[Any]) -> Any:
 
 def some(keys: Any) -> str:
     """The first keys, and how many there are."""
-    return some_names(list(map(repr, keys)), most=6)
+    return some_names(list(map(repr, keys)), most=MOST_NAMED)

@@ -144,6 +144,7 @@ class RestoreArguments(TypedDict, total=False):
     rename: Mapping[str, str] | None
     on_missing: OnMissing | None
     on_unexpected: OnUnexpected | None
+    required: bool
 
 
 def asked_or_refusal(*arguments: Any) -> tuple[Asked, ConfigError | None]:

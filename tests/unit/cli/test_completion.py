@@ -19,7 +19,7 @@ NAMES = (
     "cat",
     "diff",
     "verify",
-    "restore",
+    "explain",
     "export",
     "import",
     "prune",
@@ -91,7 +91,7 @@ def test_directories(command: str) -> None:
 
 
 def test_steps(root: Path) -> None:
-    for command in ("show", "cat", "verify", "restore", "export"):
+    for command in ("show", "cat", "verify", "explain", "export"):
         assert offered(command, root, "--step", "") == ["100", "120", "2000"]
     assert offered("show", root, "--step", "1") == ["100", "120"]
     assert offered("cat", root, "key", "--rank", "0", "--step", "2") == ["2000"]

@@ -15,8 +15,15 @@ from deeppart.errors import DeeppartWarning, SuspectStepWarning
 from deeppart.model import Attempt, SuspectLeaf, Suspicion
 from deeppart.plan.restart import Committed, Inventory
 from deeppart.session.record import Session
-from deeppart.session.restore_warnings import tell_restored, tell_suspects, warn_unfinished, warn_unsaved
+from deeppart.session.restore_warnings import (
+    nothing_to_restore,
+    say_nothing_restored,
+    tell_restored,
+    tell_suspects,
+    warn_unsaved,
+)
 from deeppart.storage.suspects import write_suspicion
+from tests.unit.commits import commit
 
 SESSION = "5" * 32
 
@@ -110,11 +117,21 @@ def test_notices_keep_their_kind(session: Session) -> None:
 # --- otherwise --------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_no_checkpoint_is_told_where_nothing_was_restored(session: Session) -> None:
-    assert told(warn_unfinished, session, ()) == []
-    ((category, text),) = told(warn_unfinished, session, ("step 3: no manifest", "step 4: damaged"))
-    assert category is DeeppartWarning
-    assert text == "no checkpoint to restore; passed over: step 3: no manifest; step 4: damaged"
+def test_a_new_run_is_said_with_what_is_no_checkpoint(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    root = session.persistent.root.absolute()
+    say_nothing_restored(session, ())
+    assert capsys.readouterr().err == f"deeppart: no checkpoint in {root}: starting new\n"
+    say_nothing_restored(session, ("step 3: no manifest", "step 4: damaged"))
+    assert capsys.readouterr().err.endswith(": starting new; passed over: step 3: no manifest; step 4: damaged\n")
+
+
+def test_only_rank_0_looks_for_what_was_meant(session: Session, other: Session) -> None:
+    near = session.persistent.root.with_name(f"{session.persistent.root.name}s")
+    commit(near, 1)
+    error, pointer = (nothing_to_restore(each, ("step 3: no manifest",)) for each in (session, other))
+    assert error.found == "step 3: no manifest" and error.todo == f"did you mean {near.absolute()}?"
+    assert error.shown_by is None
+    assert pointer.todo is None and pointer.shown_by == (1, 0)
 
 
 @pytest.mark.parametrize("step", [0, 12])
@@ -125,8 +142,10 @@ def test_a_last_step_that_is_not_saved_is_told(session: Session, step: int) -> N
     assert told(warn_unsaved, session, None) == []
 
 
-def test_other_ranks_say_nothing(other: Session) -> None:
+def test_other_ranks_say_nothing(other: Session, capsys: pytest.CaptureFixture[str]) -> None:
     found = inventory(other, 9, unusable=((6, "damaged"),))
     notices = (DeeppartWarning("x"),)
     assert told(tell_restored, other, attempt(other, 5), found, notices, named=False) == []
-    assert told(warn_unfinished, other, ("step 3: no manifest",)) == told(warn_unsaved, other, 3) == []
+    assert told(warn_unsaved, other, 3) == []
+    say_nothing_restored(other, ("step 3: no manifest",))
+    assert capsys.readouterr().err == ""

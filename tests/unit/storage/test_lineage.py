@@ -272,7 +272,7 @@ def test_commands_leave_the_nodes_of_the_original_alone(tmp_path: Path) -> None:
     for words in (
         ("prune", copy, "--after", "0", "--yes", "--allow-empty"),
         ("verify", copy),
-        ("restore", copy, "--dry-run"),
+        ("explain", copy),
     ):
         result = cli_support.invoke(*words, "--local", local)
         assert result.exit_code and "is a copy that no job has used" in result.output

@@ -54,7 +54,11 @@ PLACES: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
     "a part": (lambda root: next(step_directory(root).glob("*.dpp")), ["file of one step", 'load("{root}", step=100)']),
     "local_dir": (lambda root: root.parent / "local", ["a local_dir", "persistent_dir", "deeppart ls DIR --local"]),
     "inside local_dir": (lambda root: next((root.parent / "local").iterdir()), ["a local_dir", "persistent_dir"]),
-    "nothing there": (lambda root: root / "nothing", ["no such checkpoint directory"]),
+    "nothing there": (
+        lambda root: root / "nothing" / "deep",
+        ["no such checkpoint directory", "found: of this path, {root} is there", "persistent_dir"],
+    ),
+    "a misspelt name": (lambda root: root.parent / "cpkt", ["no such checkpoint", "did you mean {root}?"]),
     "empty": (lambda root: made(root.parent / "empty"), ["empty", "persistent_dir"]),
     "a file": (lambda root: file(root.parent / "notes.txt", b"text"), ["a file, not a checkpoint directory"]),
     "torch.save": (lambda root: torch_saved(root.parent / "model"), ["torch.save", "torch.load", "interop.load"]),

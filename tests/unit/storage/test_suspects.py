@@ -46,7 +46,7 @@ def test_the_commands_and_load_name_the_leaves(tmp_path: Path) -> None:
         assert call_json("verify", tmp_path, "--step", step)["steps"][0]["suspect"] == found
         assert ("suspect: model/weight" in call("show", tmp_path, "--step", step)) == (step == 2)
         assert ("is suspect: model/weight" in call("verify", tmp_path, "--step", step)) == (step == 2)
-        assert ("is suspect" in call("restore", tmp_path, "--dry-run", "--step", step)) == (step == 2)
+        assert ("is suspect" in call("explain", tmp_path, "--step", step)) == (step == 2)
     deeppart.load(tmp_path, step=3)
     export(tmp_path, tmp_path / "3.h5", step=3)
     with pytest.warns(deeppart.SuspectStepWarning, match="model/weight"):

@@ -18,41 +18,40 @@ pytestmark = pytest.mark.xdist_group("ranks-1")
 
 
 def levels(job: Path, code: int = 0) -> list[list[str]]:
-    plan = call_json("restore", job / "ckpt", "--dry-run", *nodes(job), code=code)
+    plan = call_json("explain", job / "ckpt", *nodes(job), code=code)
     return [[source["level"] for source in part["sources"]] for part in plan["parts"]]
 
 
 def test_a_restore_explained(job: Path) -> None:
     assert levels(job) == [["local", "partner", "parity"]] * 3
-    text = call("restore", job / "ckpt", "--dry-run", *nodes(job))
+    text = call("explain", job / "ckpt", *nodes(job))
     assert text.startswith("step 2: 3 of 3 parts local; saved by 3 ranks") and "could be recovered too: 1" in text
     shutil.rmtree(job / "node1")
     assert levels(job) == [["local"], ["partner", "parity"], ["local", "partner"]]
-    text = call("restore", job / "ckpt", "--dry-run", *nodes(job))
+    text = call("explain", job / "ckpt", *nodes(job))
     assert "2 of 3 parts local, 1 of 3 parts partner" in text
     assert "part 1" in text and "otherwise parity set of parts 0, 1, 2 (2 other parts and 2 shares of parity" in text
     shutil.rmtree(job / "node2")
-    plan = call_json("restore", job / "ckpt", "--dry-run", *nodes(job))
+    plan = call_json("explain", job / "ckpt", *nodes(job))
     assert plan["step"] == 1 and [each["step"] for each in plan["rejected"]] == [2]
     assert "part 1 of 3: found on no node" in plan["rejected"][0]["reason"]
     assert [part["sources"][0]["level"] for part in plan["parts"]] == ["persistent"] * 3
     shutil.rmtree(find(job, "ckpt/step-000000000001-*"))
-    text = call("restore", job / "ckpt", "--dry-run", *nodes(job), code=1)
+    text = call("explain", job / "ckpt", *nodes(job), code=1)
     assert "step 2 cannot be recovered" in text and "no step can be recovered" in text
 
 
 def test_a_restore_is_only_explained(job: Path) -> None:
-    assert "--dry-run" in call("restore", job / "ckpt", code=2)
-    assert call_json("restore", job / "ckpt", "--dry-run", "--step", 1)["step"] == 1
-    assert call_json("restore", job / "ckpt", "--dry-run", "--ranks", 5)["parts"][2]["reader"] == 2
-    assert call_json("restore", job / "ckpt", "--dry-run", "--step", 7, code=1)["step"] is None
+    assert call_json("explain", job / "ckpt", "--step", 1)["step"] == 1
+    assert call_json("explain", job / "ckpt", "--ranks", 5)["parts"][2]["reader"] == 2
+    assert call_json("explain", job / "ckpt", "--step", 7, code=1)["step"] is None
 
 
 @pytest.mark.timeout(90)
 def test_on_the_nodes_themselves(job: Path) -> None:
     """One process per node, each looking at its own directory; the first of them at the persistent level, for all."""
     find(job, "ckpt/step-000000000001-*/part-00001-*").unlink()
-    argv = [sys.executable, "-m", "deeppart.cli", "restore", str(job / "ckpt"), "--dry-run", "--local"]
+    argv = [sys.executable, "-m", "deeppart.cli", "explain", str(job / "ckpt"), "--local"]
     argv += [str(job / "node{rank}")]
     run = subprocess.run(
         [str(launchers.find_mpiexec()), "-n", "3", *argv], capture_output=True, text=True, timeout=60, check=False

@@ -1,4 +1,4 @@
-"""The commands on what three real ranks wrote with copies and parity: restore --dry-run, verify --local, --repair."""
+"""The commands on what three real ranks wrote with copies and parity: explain, verify --local, --repair."""
 
 from __future__ import annotations
 

@@ -274,12 +274,12 @@ def test_verify_repairs_from_the_node(tmp_path: Path) -> None:
         assert [each["repaired"] for each in repaired] == [True], repaired
         assert path.read_bytes() == sound
     assert call_json("verify", root, "--all")["good"]
-    plan = call_json("restore", root, "--dry-run")
+    plan = call_json("explain", root)
     assert plan["step"] == 2 and "persistent" in json.dumps(plan)
     flip(path, 5000)
-    assert call_json("restore", root, "--dry-run")["step"] == 2, "it looks at indexes, not at all bytes"
+    assert call_json("explain", root)["step"] == 2, "it looks at indexes, not at all bytes"
     flip(path, 100)
-    assert call_json("restore", root, "--dry-run")["step"] == 1
+    assert call_json("explain", root)["step"] == 1
     flip(path, 100)
     assert "there is no sound copy" in call("verify", root, "--repair", code=1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -329,3 +330,90 @@ def test_what_the_optimizer_does_not_know_of(way: str, steps: int, tmp_path: Pat
     assert ("run/optimizer" if way == "nested dict" else "optimizer") in text and "learning rate" in text
     optimizer.load_state_dict((state["run"] if way == "nested dict" else state)["optimizer"])
     assert optimizer.param_groups[0]["lr"] == 0.5 and len(optimizer.state) == 1
+
+
+# --- names that have changed ------------------------------------------------------------------------------------------
+
+
+class Named(torch.nn.Module):
+    """Layers under these names."""
+
+    def __init__(self, **layers: torch.nn.Module) -> None:
+        super().__init__()
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+
+def backbone() -> dict[str, torch.nn.Module]:
+    return {"backbone": network(), "head": torch.nn.Linear(2, 2)}
+
+
+RENAMED: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, str]]] = {
+    "a module": (
+        lambda: Named(**backbone()),
+        lambda: Named(encoder=network(), head=torch.nn.Linear(2, 2)),
+        {"backbone.*": "encoder.*"},
+    ),
+    "one within another": (
+        lambda: Named(net=Named(**backbone())),
+        lambda: Named(net=Named(encoder=network(), head=torch.nn.Linear(2, 2))),
+        {"net.backbone.*": "net.encoder.*"},
+    ),
+    "two": (
+        lambda: Named(**backbone()),
+        lambda: Named(encoder=network(), top=torch.nn.Linear(2, 2)),
+        {"backbone.*": "encoder.*", "head.*": "top.*"},
+    ),
+    "a state dict": (
+        lambda: Named(**backbone()).state_dict(),
+        lambda: Named(encoder=network(), head=torch.nn.Linear(2, 2)).state_dict(),
+        {"backbone.*": "encoder.*"},
+    ),
+    "tensors": (
+        lambda: {"w": torch.ones(3), "b": torch.ones(2)},
+        lambda: {"w": torch.zeros(3), "c": torch.zeros(2)},
+        {"b": "c"},
+    ),
+    "a level more": (lambda: Named(**backbone()), lambda: Named(net=Named(**backbone())), {"model/*": "model/net.*"}),
+    "a level less": (lambda: Named(net=Named(**backbone())), lambda: Named(**backbone()), {"net.*": "*"}),
+}
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_the_rename_that_is_advised_restores_all(tmp_path: Path, name: str) -> None:
+    saved, live, rules = RENAMED[name]
+    before, now = saved(), live()
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        ck.checkpoint({"model": before, "epoch": 1}, step=1).wait("persistent")
+        with pytest.raises(StructureMismatchError) as caught:
+            ck.restore({"model": now, "epoch": 0})
+        todo = str(caught.value.todo)
+        assert f"restore(state, rename={json.dumps(rules)})" in todo and "strict=False would leave" in todo
+        ck.restore({"model": now, "epoch": 0}, rename=rules)
+    assert all(map(torch.equal, tensors_of(before), tensors_of(now)))
+
+
+@pytest.mark.parametrize(
+    "live",
+    [
+        lambda: Named(encoder=torch.nn.Linear(3, 4), head=torch.nn.Linear(2, 2)),  # less
+        lambda: Named(
+            encoder=torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)), head=torch.nn.Linear(2, 2)
+        ),
+    ],
+)
+def test_no_rename_is_advised_where_shapes_differ(tmp_path: Path, live: Callable[[], Any]) -> None:
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        ck.checkpoint({"model": Named(**backbone())}, step=1).wait("persistent")
+        with pytest.raises(StructureMismatchError, match=r"strict=False, which leaves .* random") as caught:
+            ck.restore({"model": live()})
+    assert "rename" not in str(caught.value)
+
+
+def test_no_rename_is_advised_that_could_exchange_layers(tmp_path: Path) -> None:
+    layers = [torch.nn.Linear(2, 2) for _ in range(4)]
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        ck.checkpoint({"model": Named(a=layers[0], b=layers[1])}, step=1).wait("persistent")
+        with pytest.raises(StructureMismatchError) as caught:
+            ck.restore({"model": Named(c=layers[2], d=layers[3])})
+    assert "rename=" not in str(caught.value)

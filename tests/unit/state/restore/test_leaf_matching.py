@@ -162,3 +162,22 @@ def test_restoring_needs_the_structure_of_that_step(tmp_path: Path) -> None:
         with pytest.warns(deeppart.DeeppartWarning, match="step 2 is in the directory too"):
             assert ck.restore(live, step=1) == 1
         assert live["a"].tolist() == [1, 1]
+
+
+def test_all_leaves_that_do_not_match_are_named(tmp_path: Path) -> None:
+    """Ten of them, and how many there are; the others are looked at with the rules of their own place."""
+
+    def state(width: int) -> dict[str, Any]:
+        layers = torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(11)])
+        return {"model": layers, "list": [torch.zeros(width), 1], "same": torch.zeros(2), "value": (1, 2)}
+
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        ck.checkpoint(state(3), step=1).wait("persistent")
+        with pytest.raises(LeafMismatchError) as caught:
+            ck.restore(state(4))
+        names = [f"model/{number}.weight" for number in range(10)]
+        assert caught.value.where == f"paths {', '.join(names)}, ... (12 in all)"
+        with pytest.raises(LeafMismatchError, match=r"paths model/3.weight, list/0\n"):
+            live = state(3) | {"list": [[0], 1]}
+            live["model"][3] = torch.nn.Linear(4, 4, bias=False)
+            ck.restore(live)

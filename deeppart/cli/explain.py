@@ -1,4 +1,4 @@
-"""``deeppart restore --dry-run``: what a restore would do, line by line."""
+"""``deeppart explain``: what a restore would do, line by line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from deeppart.offline.inspect.listing import require_directory
 from deeppart.offline.inspect.node_files import lineage_on_nodes
 from deeppart.offline.inspect.planning import RestorePlan, plan_here, plan_together
 from deeppart.part import Signing
-from deeppart.plan.restart import Source, explain, explain_parts
+from deeppart.plan.restart import Source, explain_parts
+from deeppart.plan.restart import explain as explain_step
 from deeppart.recovery.suspect_warnings import suspect_lines
 from deeppart.storage.lineage import read_lineage
 
@@ -29,7 +30,6 @@ _TIMEOUT_S = 120.0
 
 @click.command(short_help="Say what a restore would do.")
 @directory_argument
-@click.option("--dry-run", is_flag=True, help="Required: only the job itself can restore, with Checkpointer.restore.")
 @click.option(
     "--local",
     "local_dirs",
@@ -42,9 +42,8 @@ _TIMEOUT_S = 120.0
 @click.option("--ranks", metavar="N", type=click.IntRange(min=1), help="Ranks of the job that would restore.")
 @step_option("Only this step; by default the newest recoverable.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def restore(
+def explain(
     directory: Path,
-    dry_run: bool,
     local_dirs: tuple[str, ...],
     signing: Signing | None,
     ranks: int | None,
@@ -58,8 +57,6 @@ def restore(
     process per node), every process reads its own --local DIR, which may contain {node} and $VARIABLES. Exit code 1 if
     nothing can be recovered.
     """
-    if not dry_run:
-        raise click.UsageError("only --dry-run: a job restores itself, with Checkpointer.restore(state)")
     require_directory(directory)
     lineage = read_lineage(directory)
     if lineage is None:
@@ -86,7 +83,7 @@ def _on_nodes(
     comm = connect(None, _TIMEOUT_S)
     name = node_name()
     local = [expand_directory(text, node=name, rank=comm.rank, job=job_name()) for text in local_dirs]
-    texts = finish(comm, comm.allgather(json.dumps([name, *map(str, local)]).encode()), "restore --dry-run", _TIMEOUT_S)
+    texts = finish(comm, comm.allgather(json.dumps([name, *map(str, local)]).encode()), "explain", _TIMEOUT_S)
     places = [json.loads(text) for text in texts]
     names = [place[0] for place in places]
     node_of = tuple(list(dict.fromkeys(names)).index(each) for each in names)
@@ -115,7 +112,7 @@ def _print(plan: RestorePlan) -> None:
     if plan.candidate is None:
         out.print("no step can be recovered", style="bold red")
     else:
-        out.print(printable(explain(plan.candidate, plan.reads)), style="bold", soft_wrap=True)
+        out.print(printable(explain_step(plan.candidate, plan.reads)), style="bold", soft_wrap=True)
         for line in explain_parts(plan.candidate, plan.reads):
             out.print(printable(f"  {line}"), soft_wrap=True)
     for line in (*plan.outlook.notes, *plan.problems):
@@ -142,7 +139,9 @@ def _document(directory: Path, plan: RestorePlan) -> dict[str, Any]:
         ]
         if candidate
         else [],
-        "explanation": [explain(candidate, plan.reads), *explain_parts(candidate, plan.reads)] if candidate else [],
+        "explanation": [explain_step(candidate, plan.reads), *explain_parts(candidate, plan.reads)]
+        if candidate
+        else [],
         "rejected": [{"step": step, "reason": reason} for step, reason in plan.outlook.rejected],
         "others": sorted({each.attempt.step for each in plan.outlook.candidates[1:]}, reverse=True),
         "problems": [*plan.outlook.notes, *plan.problems],

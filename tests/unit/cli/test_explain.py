@@ -1,4 +1,4 @@
-"""``deeppart restore --dry-run`` plans what a restore does: files of the persistent level are looked at, too."""
+"""``deeppart explain`` plans what a restore does: files of the persistent level are looked at, too."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ def test_a_part_that_a_restore_could_not_use(tmp_path: Path, what: str, signed: 
     options = [] if key is None else ["--sign-key-file", key]
     saved(tmp_path, "a", key)
     saved(tmp_path, "b", key)
-    assert call_json("restore", tmp_path / "a", "--dry-run", *options)["step"] == 2
+    assert call_json("explain", tmp_path / "a", *options)["step"] == 2
     DAMAGE[what](part_of(tmp_path, "a"), part_of(tmp_path, "b"))
-    text = call("restore", tmp_path / "a", "--dry-run", *options)
+    text = call("explain", tmp_path / "a", *options)
     assert "step 2 cannot be recovered" in text and what in text and "step 1: 1 of 1 parts persistent" in text
     assert "could be recovered too" not in text
     with deeppart.Checkpointer(persistent_dir=str(tmp_path / "a"), sign_key_file=key and str(key)) as ck:
         with pytest.warns(deeppart.DeeppartWarning, match="step 2 is in the directory too"):
             assert ck.restore({"w": torch.zeros(50_000)}) == 1
-    call("restore", tmp_path / "a", "--dry-run", "--step", 2, *options, code=1)
+    call("explain", tmp_path / "a", "--step", 2, *options, code=1)
 
 
 def test_a_part_that_is_on_a_node_too(tmp_path: Path) -> None:
     """What is not read need not be there, and is not looked at."""
     saved(tmp_path, "a", None, local_dir=str(tmp_path / "local"))
     part_of(tmp_path, "a").unlink()
-    plan = call_json("restore", tmp_path / "a", "--dry-run", "--local", tmp_path / "local")
+    plan = call_json("explain", tmp_path / "a", "--local", tmp_path / "local")
     assert plan["step"] == 2 and plan["parts"][0]["sources"][0]["level"] == "local"
