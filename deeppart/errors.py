@@ -299,6 +299,11 @@ def as_error(error: Exception, summary: str) -> DeeppartError:
     return CheckpointError(summary, found=f"{type(error).__name__}: {error}")
 
 
+def say(text: str) -> None:
+    """Tell the user, on stderr, what is no reason to warn."""
+    print(f"deeppart: {text}", file=sys.stderr)  # noqa: T201
+
+
 def warn_now(text: str, category: type[DeeppartWarning]) -> None:
     """Warn as :func:`warn_caller`, in the middle of a call, which goes on even if warnings are errors."""
     texts, _held.texts = _held.texts, None
