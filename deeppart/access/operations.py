@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from deeppart.access.descriptors import who
+from deeppart.access.acl import status_of
+from deeppart.access.descriptors import close_descriptor, who
 from deeppart.access.folders import Folder, open_folder
 from deeppart.access.refusals import ForeignAccessError, NotRegularError, refuse
 from deeppart.access.room import with_room
@@ -44,10 +45,16 @@ def check_found(path: Path) -> None:
     """A file that is about to be read because it lies in the working directory, not because somebody has named it.
 
     Raises:
-        ForeignAccessError: everyone may write to the directory, and another user has put it there. OSError: it is gone.
+        ForeignAccessError: others own the file or a directory that it is found in, or may write to one of them.
+        OSError: it is gone.
     """
-    status, directory = os.lstat(path), os.stat(path.absolute().parent)
-    refuse(str(path.absolute()), planted(status, directory, who()))
+    file = path.resolve(strict=True)
+    for each in (path.absolute().parent, file.parent, file):
+        descriptor = os.open(each, os.O_PATH | os.O_CLOEXEC)
+        try:
+            refuse(str(each), planted(status_of(descriptor, who()), who()))
+        finally:
+            close_descriptor(descriptor)
 
 
 def lstat(path: Path | str) -> os.stat_result:

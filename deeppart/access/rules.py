@@ -213,17 +213,18 @@ class Rules:
         return None
 
 
-def planted(status: Status, directory: Status, who: Identity) -> Complaint | None:
-    """The reason not to use a file that was found in a directory and that nobody has named, or None: others may have
-    put it there.
+def planted(status: Status, who: Identity) -> Complaint | None:
+    """The reason not to obey a file that was found and not named, asked of it and of its directory, or None: others
+    may have written it.
     """
-    open_to_all = bool(directory.st_mode & stat.S_IWOTH)
-    if not open_to_all or status.st_uid in (who.uid, _ROOT) or status.st_gid in who.groups - {_ROOT}:
+    complaint = Rules(node=True).inside(status, who)
+    if complaint is None:
         return None
     return Complaint(
-        "a file of this user or root, in a directory that everyone may write to",
-        f"owned by {owner(status)}",
-        "work in a directory of your own, or remove the file",
+        f"a file, and a directory, of this user (uid {who.uid}) or root that nobody else may write to",
+        complaint.found,
+        "if the file is yours, make it and its directory your own (chown, chmod go-w), or say the same in DEEPPART_* "
+        "variables and remove it; otherwise remove it, or work in a directory of your own",
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from deeppart.cli.commands import REFUSED, error_document
+from deeppart.cli.options import local_path
 from deeppart.errors import ConfigError, DeeppartError
 from deeppart.stopping.notices import Signals
 
@@ -32,6 +33,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "--checkpoints",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
+    callback=local_path,
     help="The job's persistent_dir: a new step in it is progress. By default the setting persistent_dir. The ranks get "
     "it as $DEEPPART_PERSISTENT_DIR.",
 )

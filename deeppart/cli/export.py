@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from deeppart.cli.commands import GOOD, print_json
-from deeppart.cli.options import SIGN_KEY_HELP, directory_argument, rank_option, step_option
+from deeppart.cli.options import SIGN_KEY_HELP, directory_argument, local_path, rank_option, step_option
 from deeppart.cli.output import console, count
 from deeppart.cli.progress import progress_bar
 from deeppart.cli.text import printable
@@ -34,12 +34,12 @@ def _read_size(context: click.Context, parameter: click.Parameter, value: str | 
 
 @click.command(short_help="Write a checkpoint as HDF5, safetensors, torch.save or DCP.")
 @directory_argument
-@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path), callback=local_path)
 @click.option(
     "--to",
     "form",
     type=click.Choice(FORMATS),
-    help="The format; if left out, that of OUT's ending: .safetensors, .pt or .pth, else hdf5.",
+    help="The format; if left out, that of OUT's ending: .h5, .hdf5, .safetensors, .pt, .pth.",
 )
 @step_option("Which step; the newest commit if left out.")
 @click.option(

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from deeppart.cli.commands import GOOD, print_json
+from deeppart.cli.options import local_path
 from deeppart.cli.output import console, count
 from deeppart.cli.progress import progress_bar
 from deeppart.cli.text import printable
@@ -18,8 +19,8 @@ from deeppart.model.units import show_bytes
 
 
 @click.command(name="import", short_help="Make a step of DCP, torch.save, safetensors or HDF5.")
-@click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path))
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path), callback=local_path)
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path), callback=local_path)
 @click.option(
     "--from",
     "form",

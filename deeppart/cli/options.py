@@ -11,6 +11,7 @@ import click
 
 from deeppart.access import READING, guarded
 from deeppart.cli.completion import complete_directory, complete_place, complete_step
+from deeppart.config.checks import refuse_url
 from deeppart.part import Signing
 from deeppart.storage.key_files import read_key_files
 
@@ -19,9 +20,17 @@ _AT_STEP = re.compile(r"(.+)@([0-9]{1,19})", re.ASCII | re.DOTALL)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def local_path(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    """The callback of arguments that name a file or directory: no URL."""
+    if value is not None and not context.resilient_parsing:
+        refuse_url(parameter.get_error_hint(context), value)
+    return value
+
+
 def _guard(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
     """While the command runs, no link leads it out of the directory, or directories, that it was given."""
     for directory in value if isinstance(value, tuple) else (value,):
+        local_path(context, parameter, Path(directory))
         context.with_resource(guarded(Path(directory), READING))
     return value
 

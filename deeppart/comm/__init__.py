@@ -10,6 +10,7 @@ from deeppart.comm.base import Comm, Operation, rank_names
 from deeppart.comm.single import SingleComm
 from deeppart.comm.waiting import finish
 from deeppart.config.job import Launch, launch, meeting_variables
+from deeppart.config.sources import secret_of_ranks
 from deeppart.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def _over_sockets(place: Place, timeout: float) -> Comm:
         return SingleComm()
     from deeppart.comm.sockets.meeting import meet
 
-    return meet(place, timeout)
+    return meet(place, timeout, secret_of_ranks())
 
 
 def _import_mpi(launched: Launch) -> Any:

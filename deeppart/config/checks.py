@@ -23,6 +23,9 @@ DEFAULT_PARITY_GROUP = 8
 MOST_PARITY_GROUP = 127
 #: Steps, ranks, threads: what is counted fits into 32 bits.
 _MOST_COUNT = 2**31 - 1
+#: Bytes of a secret: fewer could be guessed, more are no key.
+LEAST_SECRET_BYTES = 32
+MOST_SECRET_BYTES = 64 << 10
 #: Ways to treat leaves of which ranks may hold the same.
 REPLICATED = ("auto", "all", "none", "verify", "parts")
 _PLACEHOLDERS = ("node", "rank", "job")
@@ -102,6 +105,21 @@ def check_compression(value: object) -> None:
         raise refusal("compression", value, EXPECTED)
 
 
+def refuse_url(name: str, path: str | os.PathLike[str]) -> None:
+    """See that a path is none of an object store: it would be a directory ``s3:`` of the working directory.
+
+    Raises:
+        ConfigError: it begins with ``scheme://``, of which ``pathlib`` leaves one slash.
+    """
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(path)):
+        raise ConfigError(
+            f"{name} is a URL, and not a path",
+            expected="a path on a file system that is mounted",
+            found=repr(os.fspath(path)),
+            todo="mount the bucket (mountpoint-s3, gcsfuse, rclone mount) and give that path",
+        )
+
+
 def check_directory(name: str, value: object, what: str = "a directory name") -> str | None:
     """The name of a directory, whose placeholders exist; None only for ``local_dir``."""
     if value is None and name == "local_dir":
@@ -111,6 +129,7 @@ def check_directory(name: str, value: object, what: str = "a directory name") ->
     if not isinstance(value, str) or not value or "\0" in value:
         todo = "settings have names: Config(**settings)" if isinstance(value, Mapping) else None
         raise refusal(name, value, what, todo)
+    refuse_url(name, value)
     for placeholder in re.findall(r"(?<!\$)\{(.*?)\}", value):
         if placeholder not in _PLACEHOLDERS:
             raise refusal(name, value, f"placeholders among {_PLACEHOLDERS}", "write $NAME for variables")

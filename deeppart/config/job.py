@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from deeppart.config.checks import refuse_url
 from deeppart.errors import ConfigError
 
 
@@ -14,7 +15,7 @@ def expand_directory(template: str, *, node: str, rank: int, job: str) -> Path:
     """Fill in ``{node}``, ``{rank}``, ``{job}``, ``$VARIABLES`` and ``~``; returns an absolute path.
 
     Raises:
-        ConfigError: a variable is not set.
+        ConfigError: a variable is not set; or it is a URL.
     """
     text = template.replace("{node}", node).replace("{rank}", str(rank)).replace("{job}", job)
     expanded = os.path.expanduser(os.path.expandvars(text))
@@ -26,6 +27,7 @@ def expand_directory(template: str, *, node: str, rank: int, job: str) -> Path:
             where=f"rank {rank}, template {template!r}",
             todo="export the variable in the job script, or write the directory out",
         )
+    refuse_url(template, expanded)
     return Path(expanded).absolute()
 
 

@@ -74,20 +74,35 @@ def _read_once(kind: type[T]) -> type[T]:
 
     @functools.wraps(create)
     def __init__(self: T, *args: Any, **settings: Any) -> None:  # noqa: N807 - it becomes the method of that name
-        _reading.found = configured({each.name for each in fields(kind)})  # type: ignore[arg-type]
+        names = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+        _reading.found, from_file = configured(names)
         try:
             create(self, *args, **settings)
         finally:
             _reading.found = {}
+        for name in (*names[: len(args)], *settings):
+            from_file.pop(name, None)
+        object.__setattr__(self, "_from_file", from_file)
 
     kind.__init__ = __init__  # type: ignore[assignment, method-assign]
     return kind
 
 
+class _Origin:
+    """What a configuration knows beside its settings. A copy of it counts as passed in code."""
+
+    __slots__ = ("_from_file",)
+
+    @property
+    def from_file(self) -> Mapping[str, str]:
+        """Setting -> the ``deeppart.toml`` that it was taken from."""
+        return getattr(self, "_from_file", {})
+
+
 @settings_by_name
 @_read_once
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(_Origin):
     """The settings of a :class:`deeppart.Checkpointer`.
 
     Attributes:
@@ -97,7 +112,8 @@ class Config:
         every: level -> a checkpoint goes to the level every that many ``checkpoint()`` calls; 0 switches it off.
             ``partner``, if left out, is as often as ``local`` where there are two nodes or more. "auto": call
             ``checkpoint()`` at every training step; it saves when that is worth its costs (``Checkpointer.cadence``).
-        keep: level -> how many committed steps stay there; 0 keeps all.
+        keep: level -> how many committed steps stay there; 0 keeps all. One of ``deeppart.toml`` removes no steps of
+            earlier runs from ``persistent_dir``.
         compression: "none"; "tensor", the codec made for tensors; "zstd" or "zstd:LEVEL"; "auto", "tensor" for those
             dtypes and at those levels where it makes a checkpoint complete sooner.
         encode_threads: chunks that a rank encodes at a time; None for its share of the processors of its node less
@@ -138,7 +154,8 @@ class Config:
         status: who writes a small status file below ``persistent_dir``, for ``deeppart watch``: the first rank of each
             "node", every "rank", or "none".
         metrics_file: file that gets the figures of this rank in the text format of Prometheus; None for none. With
-            ``{rank}`` in it, every rank writes one, otherwise the first rank of each node.
+            ``{rank}`` in it, every rank writes one, otherwise the first rank of each node. A file that holds something
+            else is refused.
         events_file: likewise, file that gets a line of JSON for each event: checkpoints, restores, start and end.
 
     Raises:

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import os
+import stat
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from deeppart import access
-from deeppart.config.checks import AUTO, refusal
+from deeppart.config.checks import AUTO, LEAST_SECRET_BYTES, MOST_SECRET_BYTES, refusal
 from deeppart.config.misspelt import no_such_setting
 from deeppart.errors import ConfigError
 from deeppart.model.units import read_bytes, read_rate, read_seconds
 
 ENVIRONMENT_PREFIX = "DEEPPART_"
-#: No setting of a checkpointer: the file by which a training is told to end (deeppart.elastic.told).
+#: No settings of a checkpointer: the file by which a training is told to end (deeppart.elastic.told); the one with the
+#: secret by which ranks without MPI know each other; print the library's own frames in tracebacks.
 STOP_FILE_VARIABLE = f"{ENVIRONMENT_PREFIX}STOP_FILE"
-#: No setting either: print the library's own frames in tracebacks.
+SECRET_FILE_VARIABLE = f"{ENVIRONMENT_PREFIX}SECRET_FILE"
 TRACEBACK_VARIABLE = f"{ENVIRONMENT_PREFIX}TRACEBACK"
+_NO_SETTINGS = (STOP_FILE_VARIABLE, SECRET_FILE_VARIABLE, TRACEBACK_VARIABLE)
 CONFIG_FILE = "deeppart.toml"
 #: Nobody writes so much by hand; a machine file has two kilobytes.
 _MOST_TOML_BYTES = 1 << 20
+#: The directories on the way to a key file must be the user's own or root's, or shared with a sticky bit.
+_WAY = access.node_place("private")
+_MAKE = "(umask 077 && head -c 32 /dev/urandom > FILE)"
 
 
-def configured(known: Collection[str]) -> dict[str, Any]:
-    """The settings of the file and of the environment; the environment wins.
+def configured(known: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The settings of the file and of the environment, which wins; and setting -> file, for those of the file.
 
     Args:
         known: the settings that there are.
@@ -33,15 +39,12 @@ def configured(known: Collection[str]) -> dict[str, Any]:
     Raises:
         ConfigError: a setting that does not exist, or a value that cannot be read.
     """
-    found: dict[str, Any] = {}
-    for source, values in (
-        (CONFIG_FILE, _found_file()),
-        (f"{ENVIRONMENT_PREFIX}* environment variables", _read_environment(os.environ)),
-    ):
+    file, environment = _found_file(), _read_environment(os.environ)
+    for source, values in ((CONFIG_FILE, file), (f"{ENVIRONMENT_PREFIX}* environment variables", environment)):
         for name in sorted(values.keys() - known):
             raise no_such_setting(name, known, source)
-        found |= values
-    return found
+    of_file = [name for name in file if name not in environment]
+    return file | environment, {name: str(Path(CONFIG_FILE).absolute()) for name in of_file}
 
 
 def stop_file() -> str | None:
@@ -54,8 +57,18 @@ def shows_all_frames() -> bool:
     return bool(os.environ.get(TRACEBACK_VARIABLE))
 
 
+def secret_of_ranks() -> bytes | None:
+    """The secret by which ranks without MPI know each other, if a file is named.
+
+    Raises:
+        ConfigError: as of :func:`read_secret`.
+    """
+    name = os.environ.get(SECRET_FILE_VARIABLE)
+    return read_secret(Path(name).absolute()) if name else None
+
+
 def _found_file() -> dict[str, Any]:
-    """``deeppart.toml`` in the working directory, unless a stranger has put it there."""
+    """``deeppart.toml`` in the working directory, unless others may have written it."""
     path = Path(CONFIG_FILE)
     if not path.is_file():
         return {}
@@ -113,7 +126,7 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     }
     values: dict[str, Any] = {}
     for variable, text in environment.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in (STOP_FILE_VARIABLE, TRACEBACK_VARIABLE):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in _NO_SETTINGS:
             continue
         name = variable[len(ENVIRONMENT_PREFIX) :].lower()
         try:
@@ -175,3 +188,65 @@ def kappa_of(machine: object) -> float:
         return read_seconds(memory["tensor"]) * read_rate(memory["copy"])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise refusal("machine", str(path), f"a table [memory] with `tensor` and `copy` ({error})") from error
+
+
+def read_secret(path: Path) -> bytes:
+    """The content of a key file, in which nobody else can have had a hand.
+
+    Args:
+        path: absolute.
+
+    Raises:
+        ConfigError: it is missing, too short or too long, not regular, owned by another user, or others may read it or
+            put another one in its place.
+    """
+    try:
+        with access.open_folder(path.parent, _WAY) as folder:
+            descriptor = folder.open(path.name)
+    except access.ForeignAccessError as error:
+        expected = access.answers(error).get("expected")
+        todo = f"put the key into a directory of your own, such as your home directory: {_MAKE}"
+        raise ConfigError("a key file is not used", expected=expected, found=str(error), todo=todo) from error
+    except OSError as error:
+        found = f"{error.strerror}: {path}"
+        todo = f"name a regular file, not a link, with {LEAST_SECRET_BYTES} random bytes: {_MAKE}"
+        raise ConfigError("a key file cannot be opened", found=found, where=str(path), todo=todo) from error
+    try:
+        return _checked_secret(descriptor, path)
+    except OSError as error:
+        raise ConfigError("a key file cannot be read", found=str(error.strerror), where=str(path)) from error
+    finally:
+        os.close(descriptor)
+
+
+def _checked_secret(descriptor: int, path: Path) -> bytes:
+    status = os.fstat(descriptor)
+    if status.st_uid != os.geteuid():
+        raise ConfigError(
+            "a key file is not used",
+            expected=f"owned by this user (uid {os.geteuid()})",
+            found=f"owned by uid {status.st_uid}",
+            where=str(path),
+            todo=f"make a copy of your own, or a new key: {_MAKE}",
+        )
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o077:
+        raise ConfigError(
+            "a key file is not used: others may read or change it",
+            expected="mode 0600 or 0400",
+            found=f"mode {mode:04o}",
+            where=str(path),
+            todo=f"chmod 600 {path}; if others had access to it, make a new key: {_MAKE}",
+        )
+    secret = b""
+    while len(secret) <= MOST_SECRET_BYTES and (more := os.read(descriptor, MOST_SECRET_BYTES + 1 - len(secret))):
+        secret += more
+    if not LEAST_SECRET_BYTES <= len(secret) <= MOST_SECRET_BYTES:
+        raise ConfigError(
+            "a key file has an impossible length",
+            expected=f"{LEAST_SECRET_BYTES} to {MOST_SECRET_BYTES} bytes",
+            found=f"{len(secret)} bytes" if len(secret) <= MOST_SECRET_BYTES else "more",
+            where=str(path),
+            todo=_MAKE,
+        )
+    return secret

@@ -26,8 +26,20 @@ _GZIP_LEVEL = 1
 
 
 def form_of(out: Path) -> str:
-    """The format that a name asks for; HDF5 where it asks for none."""
-    return ENDINGS.get(out.suffix.lower(), "hdf5")
+    """The format that a name asks for.
+
+    Raises:
+        ConfigError: it asks for none that is known.
+    """
+    form = ENDINGS.get(out.suffix.lower())
+    if form is None:
+        raise ConfigError(
+            "the name of the archive does not say its format",
+            expected=f"a name that ends in {', '.join(ENDINGS)}",
+            found=repr(out.name),
+            todo=f"give it such a name, or name the format: --to {', '.join(FORMATS)}",
+        )
+    return form
 
 
 def writer_for(form: str, out: Path, max_shard_bytes: int | None = None, compression: str = "none") -> Writer:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from deeppart import access
 from deeppart.config.arguments import check_step
+from deeppart.config.checks import refuse_url
 from deeppart.errors import DeeppartWarning, FormatError, RestoreError, StorageError, warn_caller
 from deeppart.model import Manifest
 from deeppart.part import Signing
@@ -63,7 +64,9 @@ def with_checkpoint(root: Path, step: int | None, use: Callable[[Chosen], T], si
         RestoreError: no such checkpoint.
         FormatError: its manifest is damaged.
         StorageError: from ``use``.
+        ConfigError: ``root`` is a URL.
     """
+    refuse_url("the checkpoint directory", root)
     step = None if step is None else check_step(step, "load(path, step)")
     with access.guarded(root, access.READING):
         return _with_checkpoint(root, step, use, signing)

@@ -15,13 +15,11 @@ from collections.abc import Sequence
 from hashlib import blake2b, sha256
 from typing import Final
 
+from deeppart.config.checks import LEAST_SECRET_BYTES, MOST_SECRET_BYTES
 from deeppart.errors import SignatureError
 
 TAG_BYTES: Final = 32
 STRONG_DIGEST_BYTES: Final = 32
-#: Bytes of a secret: fewer could be guessed, more are no key.
-LEAST_SECRET_BYTES: Final = 32
-MOST_SECRET_BYTES: Final = 64 << 10
 
 #: What a tag is made for (BLAKE2's personalization, 16 bytes at most): one cannot stand for the other.
 MANIFEST: Final = b"dpp manifest"

@@ -46,7 +46,7 @@ from deeppart.state.tree.template import Template
 _CHECKPOINT, _RESTORE, _PREPARE = 1, 2, 3
 _CALL = frozenset({"call", "step", "turn", "levels"})
 _RANK0_FLAGS = ("rank0_arrays", "rank0_values")
-_FLAGS = ("error", "fresh", "busy", "lacks", "extended", *_RANK0_FLAGS)
+_FLAGS = ("error", "holds", "fresh", "busy", "lacks", "extended", *_RANK0_FLAGS)
 
 
 class Saver:
@@ -113,6 +113,7 @@ class Saver:
         Raises:
             RanksDisagreeError: ranks name different steps.
             StructureMismatchError: ranks hold different structures.
+            StateError: ``exclude`` leaves nothing on any rank.
             DeeppartError: this rank's own error; RemoteRankError for another's.
             PeerTimeoutError: a rank did not make the call.
         """
@@ -129,7 +130,8 @@ class Saver:
         kind = _PREPARE if call.prepares else _CHECKPOINT
         fields = {"call": kind, "step": call.step, "turn": call.turn, "levels": levels, **digests}
         unplanned = isinstance(self._share, str)
-        flags = {"error": int(error is not None), "fresh": int(self._fresh or unplanned), "busy": int(busy)}
+        flags = {"error": int(error is not None), "holds": int(self._holds(flattened))}
+        flags |= {"fresh": int(self._fresh or unplanned), "busy": int(busy)}
         flags["lacks"], flags["extended"] = int(self._classifier.lacks), int(self._classifier.extended)
         flags |= dict(zip(_RANK0_FLAGS, rank0, strict=True))
         agreed = agree(self._comm, fields, flags, what, self._timeout)
@@ -138,6 +140,12 @@ class Saver:
         if isinstance(flattened, DeeppartError) or agreed.flags["error"]:
             raise_together(self._comm, error, what, self._timeout)
             raise AssertionError("an error on any rank is raised on all")
+        if not agreed.flags["holds"]:
+            raise StateError(
+                f"{what}: exclude leaves nothing of the state",
+                found=", ".join(self._excluded.used if self._excluded is not None else ()),
+                todo="exclude less: what is excluded is in no checkpoint",
+            )
         if agreed.flags["busy"]:
             return None
         rank0, extended = _rank0_of(agreed.flags), bool(agreed.flags["extended"])
@@ -196,6 +204,13 @@ class Saver:
             deferred = self._lazy.defer(flat, later, left, agreed.call.turn, where, agreed.trailing)
         own = sum(chunk.length for chunk in share.chunks if chunk.per_rank)
         return CapturedShare(Staged(share, staging_bytes(staged), document), own, deferred)
+
+    def _holds(self, flattened: FlatState | DeeppartError) -> bool:
+        """False if ``exclude`` has left nothing of this rank's state."""
+        if isinstance(flattened, DeeppartError) or self._excluded is None or not self._excluded.used:
+            return True
+        arrays, values, _ = flattened.sizes()
+        return arrays + values > 0
 
     def try_capture(self, agreed: Agreed) -> CapturedShare | CheckpointError:
         """The same; or why it failed, memory or torch: the other ranks go on and hear of it in the commit round."""

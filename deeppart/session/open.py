@@ -24,7 +24,7 @@ from deeppart.session.directories import guard_directories, open_levels, shared_
 from deeppart.session.handshake import take_persistent
 from deeppart.session.record import Session
 from deeppart.session.recording import telemetry_files
-from deeppart.session.start_warnings import tell_copy, tell_foreign, tell_protection
+from deeppart.session.start_warnings import tell_copy, tell_foreign, tell_protection, tell_settings
 from deeppart.session.topology import compare_settings
 from deeppart.storage.key_files import read_key_files
 from deeppart.storage.persistent import PersistentLevel
@@ -81,6 +81,8 @@ def open_session(config: Config, comm: Any) -> Session:
 def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
     """A session between connected ranks; ``taken`` gives back what it has taken so far, if its start fails."""
     rank, within = main.rank, (_WHAT, config.timeout)
+    if rank == 0:
+        tell_settings(config)
     signing = together(main, lambda: _read_keys(config, rank), "reading sign_key_file failed", within)
     topology, processors = compare_settings(main, config, signing, _WHAT)
     node = topology.names[rank]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
+from deeppart import access
 from deeppart.cadence import AutoCadence
 from deeppart.config import Config
 from deeppart.config.job import expand_directory, job_name
-from deeppart.errors import DeeppartWarning
+from deeppart.errors import ConfigError, DeeppartWarning
 from deeppart.model import LEVELS
 from deeppart.model.version import LIBRARY
 from deeppart.pending import Pending
@@ -16,6 +18,8 @@ from deeppart.repair.scrub import Scrubber
 from deeppart.save.pipeline import Pipeline
 from deeppart.save.workers import lower_priority
 from deeppart.session.record import Session
+from deeppart.storage.refusals import storage_error
+from deeppart.telemetry import events, prometheus
 from deeppart.telemetry.record import ScrubStatus
 from deeppart.telemetry.recorder import Facts, Live, Outputs, Recorder
 from deeppart.telemetry.status_files import StatusFile
@@ -25,14 +29,34 @@ def telemetry_files(config: Config, node: str, rank: int) -> dict[str, Path]:
     """``metrics_file`` and ``events_file``, filled in, as far as they are set.
 
     Raises:
-        ConfigError: a variable is not set.
+        ConfigError: a variable is not set; or a file holds something else than what is written there.
     """
-    templates = {"metrics_file": config.metrics_file, "events_file": config.events_file}
-    return {
-        name: expand_directory(template, node=node, rank=rank, job=job_name())
-        for name, template in templates.items()
-        if template is not None
-    }
+    found = {}
+    for name, begins in (("metrics_file", prometheus.BEGINS), ("events_file", events.BEGINS)):
+        template = getattr(config, name)
+        if template is not None:
+            found[name] = expand_directory(template, node=node, rank=rank, job=job_name())
+            _check_ours(name, found[name], begins)
+    return found
+
+
+def _check_ours(setting: str, path: Path, begins: re.Pattern[bytes]) -> None:
+    """See that a file is absent, empty (as one is after a power cut), or one that an earlier session has written."""
+    try:
+        with os.fdopen(access.open_file(path), "rb") as file:
+            text = file.read(200)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise storage_error(f"{setting} cannot be read", error, path) from error
+    if text and not begins.match(text):
+        raise ConfigError(
+            f"{setting} names a file that holds something else",
+            expected="no file, an empty one, or what an earlier run has written",
+            found="a file that begins otherwise",
+            where=str(path),
+            todo=f"give {setting} another name, or move the file away",
+        )
 
 
 def recorder_for(
@@ -66,8 +90,8 @@ def _outputs(session: Session) -> Outputs:
     def file(name: str, template: str | None) -> Path | None:
         return session.telemetry_files.get(name) if leads or "{rank}" in (template or "") else None
 
-    metrics, events = file("metrics_file", config.metrics_file), file("events_file", config.events_file)
-    return Outputs(status, metrics, events, session.owner)
+    paths = file("metrics_file", config.metrics_file), file("events_file", config.events_file)
+    return Outputs(status, *paths, session.owner)
 
 
 class _Source:

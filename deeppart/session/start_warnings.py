@@ -1,14 +1,22 @@
-"""Rank 0's notices at start-up: less protection than asked for, files of others, a copied directory."""
+"""Rank 0's notices at start-up: settings of a file, less protection than asked for, files of others, a copy."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from deeppart.errors import DeeppartError, DeeppartWarning, ReducedProtectionWarning, StorageError, warn_caller
+from deeppart.config import Config
+from deeppart.errors import DeeppartError, DeeppartWarning, ReducedProtectionWarning, StorageError, say, warn_caller
 from deeppart.nodes.pairing import Protection
 from deeppart.storage.owner import DirectoryOwner
 from deeppart.storage.reduced_protection import note_protection
 from deeppart.storage.steps import foreign_steps
+
+
+def tell_settings(config: Config) -> None:
+    """On rank 0: which settings are those of a file that nobody has named."""
+    if config.from_file:
+        note = "; this keep removes no steps of earlier runs" if "keep" in config.from_file else ""
+        say(f"settings from {next(iter(config.from_file.values()))}: {', '.join(config.from_file)}{note}")
 
 
 def tell_foreign(directory: Path) -> None:

@@ -26,13 +26,19 @@ SUSPICION_PATIENCE_S = 30.0
 
 
 def retention_for(session: Session) -> Retention:
-    """The retention of old steps: in its directory if this rank leads it, on the persistent level if it is rank 0."""
+    """The retention of old steps: in its directory if this rank leads it, on the persistent level if it is rank 0.
+
+    A ``keep`` that was found in a file, and that nobody has passed, removes no steps of earlier runs there.
+    """
+    earlier = dict(session.earlier)
+    if "keep" in session.config.from_file:
+        earlier[Level.PERSISTENT] = earlier[Level.PERSISTENT] - session.committed
     return Retention(
         session.node_levels if session.leads_directory else {},
         session.persistent if session.comm.rank == 0 else None,
         session.config.keep,
         session.protection.every,
-        session.earlier,
+        earlier,
         session.owner,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -10,6 +11,9 @@ from deeppart.model.reports import Report
 from deeppart.pending import OFF
 from deeppart.storage.timestamps import now, timestamp
 from deeppart.telemetry.record import RankStatus
+
+#: How a file of events begins.
+BEGINS = re.compile(rb'\{"event": "[a-z]+", "time": "[^"]*", "session": "[0-9a-f]{32}", ')
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,15 @@ what only grows, label values with backslash, quote and line feed escaped. Pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from deeppart.storage.timestamps import seconds_of
 from deeppart.telemetry.record import LevelTotals, RankStatus
+
+#: How a file of these metrics begins.
+BEGINS = re.compile(rb"# HELP deeppart_info ")
 
 Sample = tuple[dict[str, str], float | None]
 

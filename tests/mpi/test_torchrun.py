@@ -89,6 +89,22 @@ def test_a_rank_that_comes_too_late_is_named_and_the_next_start_succeeds(tmp_pat
     assert all(each["error"].endswith("for rank 2") for each in found[:2]), found
 
 
+def test_who_has_not_the_secret_is_no_rank(tmp_path: Path) -> None:
+    """A garbled card, and a sound one without a tag, do not end the start, nor does a stranger take a rank's place."""
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_bytes(b"s" * 32)
+    found = with_variables(3, [SCRIPT, "intruded", tmp_path], tmp_path)
+    assert [each["rank"] for each in found] == [0, 1, 2]
+    assert equal(deeppart.load(tmp_path / "ckpt"), state(2))
+
+
+def test_ranks_with_other_secrets_do_not_meet_and_say_so(tmp_path: Path) -> None:
+    found = with_variables(2, [SCRIPT, "secrets", tmp_path], tmp_path)
+    for each in found:
+        assert "skipped" in each["error"] and "give all ranks one DEEPPART_SECRET_FILE" in each["error"], found
+
+
 def test_a_rank_that_dies_is_named_long_before_the_timeout(tmp_path: Path) -> None:
     # Not by torchrun, which would end the others.
     found = with_variables(3, [SCRIPT, "die", tmp_path], tmp_path, expect_rc=None)

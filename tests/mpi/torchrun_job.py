@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 import deeppart
+from deeppart.comm.sockets.doors import Doors
 
 TIMEOUT_S = 60.0
 
@@ -119,6 +120,35 @@ def late(directory: Path) -> None:
         tell(directory, error=error, ranks=ck.world_size)
 
 
+def intruded(directory: Path) -> None:
+    """Before rank 1 comes, somebody has left other cards for it at the store; rank 0 has looked at both."""
+    os.environ["DEEPPART_SECRET_FILE"] = str(directory / "secret")
+    if os.environ["RANK"] == "1":
+        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.TCPStore(*place, is_master=False, wait_for_workers=False)
+        doors = Doors("127.0.0.1", 1, "stranger", TIMEOUT_S)
+        for left in ("no card", doors.card.encode().decode()):
+            store.set("deeppart/card/1", left)
+            store.add("deeppart/came", 1)
+            for _ in range(2):  # rank 0 says who is here after each look; one may have been under way
+                store.delete_key("deeppart/here")
+                store.wait(["deeppart/here"], datetime.timedelta(seconds=TIMEOUT_S))
+        doors.close(0)
+    save(directory)
+
+
+def secrets(directory: Path) -> None:
+    """Each rank has another secret."""
+    file = directory / f"secret-{os.environ['RANK']}"
+    file.touch(0o600)
+    file.write_bytes(os.urandom(32))
+    os.environ["DEEPPART_SECRET_FILE"] = str(file)
+    try:
+        deeppart.Checkpointer(**settings(directory) | {"timeout": 5.0})
+    except deeppart.PeerTimeoutError as error:
+        tell(directory, error=str(error))
+
+
 def die(directory: Path) -> None:
     """Rank 1 is killed between two checkpoints; the others say so at their next call, or in the background."""
     with deeppart.Checkpointer(**settings(directory)) as ck:
@@ -147,4 +177,6 @@ if __name__ == "__main__":
         "two-groups": in_two_groups,
         "die": die,
         "late": late,
+        "intruded": intruded,
+        "secrets": secrets,
     }[what](where)

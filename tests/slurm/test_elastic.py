@@ -34,7 +34,7 @@ def steps_in(directory: Path) -> dict[int, list[dict[str, Any]]]:
 def test_a_job_that_is_told_is_queued_again_on_other_nodes(slurm: Rig, tmp_path: Path) -> None:
     """Two seconds later: a node refuses a job in the second in which it has ended there (docs/elastic-slurm.md)."""
     env = {"OUT": str(tmp_path / "out"), "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "SECRET_DIR": str(tmp_path)}
     options = ["--nodes=3", f"--chdir={ROOT}", f"--output={tmp_path / 'log'}"]
     script = ["--samples", str(SAMPLES), "--epochs", "2", "--pace", "0.05"]
     job = slurm.sbatch(ROOT / "slurm" / "elastic.sbatch", *options, arguments=tuple(script), env=env)
@@ -46,6 +46,7 @@ def test_a_job_that_is_told_is_queued_again_on_other_nodes(slurm: Rig, tmp_path:
         slurm.wait_for_state(job, "COMPLETED", timeout=LIMIT_S)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{(tmp_path / 'log').read_text()}\n{slurm.logs(60)}") from error
+    slurm.wait_for(lambda: not list(tmp_path.glob(".deeppart-secret-*")), "the secret to be removed", LIMIT_S)
     steps = steps_in(tmp_path / "out")
     assert sorted(steps) == list(range(1, 2 * SAMPLES // 32 + 1))
     sizes = [steps[step][0]["ranks"] for step in sorted(steps)]

@@ -47,6 +47,29 @@ def test_the_environment_and_the_file_configure_it(workplace: Path, monkeypatch:
     assert len(list((workplace / "scratch").glob("*/step-*"))) == 1
 
 
+@pytest.mark.parametrize("source", ["file", "environment"])
+def test_a_keep_of_a_file_removes_no_steps_of_earlier_runs(
+    source: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody may have looked at what a file says that lies there."""
+    with deeppart.Checkpointer(persistent_dir="ckpt", keep={"persistent": 0}) as ck:
+        for step in (1, 2, 3):
+            ck.checkpoint(state(step), step)
+    assert "settings from" not in capsys.readouterr().err
+    if source == "file":
+        Path("deeppart.toml").write_text("timeout = 100\nkeep = { persistent = 1 }\n")
+    else:
+        monkeypatch.setenv("DEEPPART_KEEP", "persistent=1")
+    deeppart.restore(state(0))
+    for step in (4, 5):
+        deeppart.checkpoint(state(step), step)
+    deeppart.close()
+    kept = sorted(int(path.name[5:17]) for path in Path("ckpt").glob("step-*"))
+    assert kept == ([1, 2, 3, 5] if source == "file" else [5])
+    said = f"deeppart: settings from {Path.cwd()}/deeppart.toml: timeout, keep; this keep removes no steps"
+    assert (said in capsys.readouterr().err) == (source == "file")
+
+
 def test_a_bad_configuration_is_reported_and_can_be_mended() -> None:
     Path("deeppart.toml").write_text("tiemout = 3\n")
     for _ in range(2):

@@ -6,11 +6,14 @@ import json
 import os
 import re
 import socket
+import struct
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from zmq.utils import z85
+
 #: A host, or its address of version 4 or, in brackets, 6; and a port.
-_ADDRESS = re.compile(r"tcp://([\w.-]+|\[[0-9a-fA-F:.%\w]+\]):\d{1,5}")
+_ADDRESS = re.compile(r"tcp://([\w.-]+|\[[0-9a-fA-F:.%\w]+\]):(\d{1,5})", re.ASCII)
 #: Z85, rfc.zeromq.org/spec/32.
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
@@ -45,8 +48,8 @@ class Card:
         good = (
             all(isinstance(each, str) for each in texts) and isinstance(self.pid, int) and isinstance(self.start, int)
         )
-        if not good or not all(_ADDRESS.fullmatch(each) for each in texts[:2]) or not _KEY.fullmatch(self.public_key):
-            raise ValueError(f"not how a rank is reached: {self!r}")
+        if not good or not all(map(_is_address, texts[:2])) or not _is_key(self.public_key):
+            raise ValueError("not how a rank is reached")
 
     def encode(self) -> bytes:
         """As JSON."""
@@ -60,6 +63,18 @@ class Card:
             ValueError, TypeError: it is something else.
         """
         return cls(**json.loads(data))
+
+
+def _is_address(text: str) -> bool:
+    match = _ADDRESS.fullmatch(text)
+    return match is not None and 0 < int(match[2]) < 1 << 16
+
+
+def _is_key(text: str) -> bool:
+    try:
+        return _KEY.fullmatch(text) is not None and bool(z85.decode(text))
+    except struct.error:  # five characters are more than four bytes have room for
+        return False
 
 
 def host_name() -> str:

@@ -4,17 +4,21 @@ The store is one that torch has for the job (``torch.distributed.Store``); it is
 met. What an earlier job, or a start that was given up, has left in it does no harm: a rank believes only a roster that
 has the card in it which it made for this start; rank 0 makes a new one when a newer card comes; and the start is over
 only when every rank has heard, directly or through others, that every rank has the same roster.
+
+Whoever reaches the store's port can write there. What cannot be read is skipped, and, where the ranks share a secret
+(``DEEPPART_SECRET_FILE``), what was made without it; the rank that it was to stand for is waited for.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -27,7 +31,9 @@ from deeppart.comm.sockets.channel import CollectiveMessages, Link, SocketComm
 from deeppart.comm.sockets.doors import Doors
 from deeppart.comm.sockets.transport import Transport
 from deeppart.comm.waiting import finish
-from deeppart.errors import CommError, PeerTimeoutError
+from deeppart.errors import CommError, PeerTimeoutError, say
+
+T = TypeVar("T")
 
 #: Looks at the store: at first, and at most, in seconds; more ranks look less often.
 _LOOK_S, _LOOK_MOST_S, _LOOKS_PER_S = 2e-3, 0.1, 20_000
@@ -37,6 +43,8 @@ _SAY_S = 0.25
 _ASK_S = 0.5
 #: How long the thread is waited for at the end; it may be in a call of the store that does not end.
 _END_S = 0.5
+#: Hexadecimal digits of a tag: HMAC with SHA-256 (FIPS 198-1).
+_TAG_LENGTH = 64
 _CHANNEL = 0
 _CONNECTING = "connecting the ranks"
 
@@ -65,22 +73,28 @@ class Meeting:
         open_store: connects to the store; called once, in the thread.
         rank, size: this rank and the number of ranks.
         card: this rank's.
+        secret: that the ranks share; None: whatever is in the store is believed.
 
     Attributes:
         roster: version, and the cards in rank order; None as long as there is none with this rank's card.
         is_given_up: rank 0 has given up the start that this is, and is in a later one.
         error: why the thread has ended; None while it runs.
         here: ranks that have come, as far as it is known.
+        skipped: lines about what is in the store and is not believed.
     """
 
-    def __init__(self, open_store: Callable[[], Store], rank: int, size: int, card: Card) -> None:
+    def __init__(
+        self, open_store: Callable[[], Store], rank: int, size: int, card: Card, secret: bytes | None = None
+    ) -> None:
         self._open_store, self._rank, self._size, self._card = open_store, rank, size, card
+        self._secret = secret
         self._over = threading.Event()
         # Written by the thread alone, each in one assignment.
         self.roster: tuple[int, tuple[Card, ...]] | None = None
         self.error: Exception | None = None
         self.is_given_up = False
         self.here = {rank}
+        self.skipped: tuple[str, ...] = ()
         self._thread = threading.Thread(target=self._run, name="deeppart-meeting", daemon=True)
         self._thread.start()
 
@@ -101,30 +115,57 @@ class Meeting:
         except Exception as error:  # of whatever kind torch has for it
             self.error = error
 
+    def _sealed(self, key: str, text: bytes) -> bytes:
+        """What to leave under a key. The key is in the tag: a card of one rank is none of another's."""
+        if self._secret is None:
+            return text
+        message = b"deeppart meeting\0" + key.encode() + b"\0" + text
+        return hmac.digest(self._secret, message, "sha256").hex().encode() + text
+
+    def _leave(self, store: Store, key: str, text: bytes) -> None:
+        store.set(key, self._sealed(key, text).decode())
+
+    def _look(self, store: Store, key: str, read: Callable[[bytes], T]) -> T | None:
+        """What a rank has left under a key; None, which is said once, for what no rank of this job has left there."""
+        found = store.get(key)
+        text = found if self._secret is None else found[_TAG_LENGTH:]
+        reason = "it was not made with the secret of this rank"
+        if hmac.compare_digest(found, self._sealed(key, text)):
+            try:
+                return read(text)
+            except (ValueError, TypeError, RecursionError):
+                reason = "it cannot be read"
+        line = f"skipped {key} in the store where ranks meet: {reason}"
+        if line not in self.skipped:
+            self.skipped = (*self.skipped, line)
+            say(f"rank {self._rank} has {line}")
+        return None
+
     def _roster_key(self, version: int) -> str:
         return f"roster/{self._card.start}/{version}"
 
     def _register(self, store: Store) -> None:
         """Of any rank but 0: leave the card, and wait for a roster that has it."""
         own, version, asked_at = f"card/{self._rank}", 0, time.monotonic()
-        store.set(own, self._card.encode().decode())
+        self._leave(store, own, self._card.encode())
         store.add("came", 1)
         for pause_s in _pauses_s(self._size):
             if self._over.wait(pause_s):
                 break
             while store.check([self._roster_key(version + 1)]):
                 version += 1
-                cards = tuple(Card(**each) for each in json.loads(store.get(self._roster_key(version))))
-                if len(cards) == self._size and cards[self._rank] == self._card:
+                cards = self._look(store, self._roster_key(version), _roster)
+                if cards is not None and len(cards) == self._size and cards[self._rank] == self._card:
                     self.roster, self.here = (version, cards), set(range(self._size))
             if self.roster is None and time.monotonic() - asked_at > _ASK_S:
                 asked_at = time.monotonic()
-                if store.check([f"given-up/{self._card.call}"]):
+                given_up = f"given-up/{self._card.call}"
+                if store.check([given_up]) and self._look(store, given_up, bytes) is not None:
                     self.is_given_up = True
                     return
-                if store.check(["here"]):
-                    self.here = {*json.loads(store.get("here")), self._rank}
-        if self.roster is None and store.check([own]) and store.get(own) == self._card.encode():
+                if store.check(["here"]) and (here := self._look(store, "here", _ranks)) is not None:
+                    self.here = here | {self._rank}
+        if self.roster is None and store.check([own]) and store.get(own) == self._sealed(own, self._card.encode()):
             store.delete_key(own)  # unless it is that of the next start already
 
     def _receive(self, store: Store) -> None:
@@ -138,12 +179,12 @@ class Meeting:
                 version += 1
                 while store.check([self._roster_key(version)]):
                     version += 1  # of processes before these: nobody finds his card in it
-                store.set(self._roster_key(version), json.dumps([asdict(card) for card in cards]))
+                self._leave(store, self._roster_key(version), json.dumps([asdict(card) for card in cards]).encode())
                 self.roster, self.here = (version, cards), set(found)
             if time.monotonic() - said_at > _SAY_S and len(found) < self._size:
                 said_at = time.monotonic()
                 self.here = set(found)
-                store.set("here", json.dumps(sorted(found)))
+                self._leave(store, "here", json.dumps(sorted(found)).encode())
             if self._over.wait(pause_s):
                 return
 
@@ -153,16 +194,24 @@ class Meeting:
         for rank in range(1, self._size):
             key = f"card/{rank}"
             if store.check([key]):
-                card = Card.decode(store.get(key))
-                if card.start > self._card.start:
-                    continue  # it has given up the start that this rank is in, and waits for the next
+                card = self._look(store, key, Card.decode)
+                if card is None or card.start > self._card.start:
+                    continue  # of no rank; or it has given up the start that this rank is in, and waits for the next
                 store.delete_key(key)
                 if card.start < self._card.start:
-                    store.set(f"given-up/{card.call}", "")
+                    self._leave(store, f"given-up/{card.call}", b"")
                     continue
                 is_new = is_new or found.get(rank) != card
                 found[rank] = card
         return is_new
+
+
+def _roster(text: bytes) -> tuple[Card, ...]:
+    return tuple(Card(**each) for each in json.loads(text))
+
+
+def _ranks(text: bytes) -> set[int]:
+    return {int(each) for each in json.loads(text)}
 
 
 def _pauses_s(size: int) -> Iterator[float]:
@@ -208,11 +257,12 @@ class Place:
     interface: Callable[[], str]
 
 
-def meet(place: Place, timeout: float) -> SocketComm:
+def meet(place: Place, timeout: float, secret: bytes | None = None) -> SocketComm:
     """A channel between all ranks that meet at a place (collective). The first start of one rank is that of all.
 
     Args:
         timeout: seconds to wait for the others; and after which a host that says nothing is taken for gone.
+        secret: by which they know each other, the same on all; None for none.
 
     Raises:
         CommError: the store cannot be reached, or the ranks cannot reach each other.
@@ -225,21 +275,26 @@ def meet(place: Place, timeout: float) -> SocketComm:
         raise PeerTimeoutError(
             f"{_CONNECTING}: another start of this process has not ended", where=f"rank {place.rank}"
         )
-    operation = _connected(place, arrivals, timeout)
+    operation = _connected(place, arrivals, timeout, secret)
     try:
         return finish(arrivals, operation, _CONNECTING, timeout)
+    except PeerTimeoutError as error:
+        if arrivals.meeting is not None and arrivals.meeting.skipped:
+            error.found = "; ".join(arrivals.meeting.skipped[:5])
+            error.todo = "give all ranks one DEEPPART_SECRET_FILE, or none; or somebody else writes there (SECURITY.md)"
+        raise
     finally:
         operation.close()  # if it was given up, sockets and thread go now, not when the error is forgotten
         in_turn.release()
 
 
-def _connected(place: Place, arrivals: Arrivals, silence_s: float) -> Operation[SocketComm]:
+def _connected(place: Place, arrivals: Arrivals, silence_s: float, secret: bytes | None) -> Operation[SocketComm]:
     rank, size = place.rank, place.size
     with _lock:
         _starts[place.name] += 1
         start = _starts[place.name]
     transport = Transport(Doors(place.interface(), start, uuid4().hex, silence_s))
-    meeting = arrivals.meeting = Meeting(place.open_store, rank, size, transport.card)
+    meeting = arrivals.meeting = Meeting(place.open_store, rank, size, transport.card, secret)
     version, agreeing = 0, None
     try:
         while True:

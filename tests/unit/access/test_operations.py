@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from deeppart import access
 from deeppart.access import READING, ForeignAccessError, NotRegularError, Rules, persistent_rules
 from deeppart.testing.faults import StorageFaults
 from tests.unit.access.directories import NODE, PERSISTENT, mode_of, operations, read
-from tests.users import STRANGER, needs_root
+from tests.users import STRANGER, TEAM, USER, needs_root, told_by
 
 
 @pytest.mark.parametrize("rules", [PERSISTENT, READING, persistent_rules("unchecked")])
@@ -88,30 +89,43 @@ def test_names_and_directories(root: Path) -> None:
             listing(root / "file")
 
 
-@pytest.mark.parametrize(
-    ("mode", "uid", "refused"),
-    [
-        (0o777, STRANGER, True),
-        (0o1777, STRANGER, True),
-        (0o755, STRANGER, False),
-        (0o777, os.geteuid(), False),
-    ],
-)
+#: Owner, group and mode of a directory and of a file in it; what USER may not obey, if anything.
+FOUND = {
+    "one's own": ((USER, USER, 0o755), (USER, USER, 0o644), None),
+    "root's": ((0, 0, 0o755), (0, 0, 0o644), None),
+    "root's group may write": ((USER, 0, 0o775), (USER, 0, 0o664), None),
+    "a file of a stranger": ((USER, USER, 0o700), (STRANGER, USER, 0o644), "file"),
+    "a file that everyone may write to": ((USER, USER, 0o755), (USER, USER, 0o646), "file"),
+    "a file that a team may write to": ((USER, USER, 0o755), (USER, TEAM, 0o664), "file"),
+    "a directory of a stranger": ((STRANGER, USER, 0o755), (USER, USER, 0o644), "directory"),
+    "a directory that everyone may write to": ((USER, USER, 0o777), (USER, USER, 0o644), "directory"),
+    "a shared directory, as /tmp": ((0, 0, 0o1777), (USER, USER, 0o644), "directory"),
+    "a directory that a team may write to": ((USER, TEAM, 0o2775), (USER, USER, 0o644), "directory"),
+}
+
+
+@pytest.mark.parametrize("what", FOUND)
 @needs_root
-def test_a_file_that_only_lies_there_is_obeyed_where_others_could_not_put_it(
-    tmp_path: Path, mode: int, uid: int, refused: bool
-) -> None:
-    """``deeppart.toml`` of the working directory, say ``/tmp``."""
-    found = tmp_path / "deeppart.toml"
+def test_a_file_that_only_lies_there_is_obeyed_where_others_could_not_write_it(tmp_path: Path, what: str) -> None:
+    """``deeppart.toml`` of the working directory, also where a link leads to it; whatever groups a user is in."""
+    directory, file, refused = FOUND[what]
+    for parent in (tmp_path, *tmp_path.parents[:2]):
+        parent.chmod(0o755)
+    for name in ("found", "linked"):
+        (tmp_path / name).mkdir()
+        os.chown(tmp_path / name, USER, USER)
+    found, link = tmp_path / "found" / "deeppart.toml", tmp_path / "linked" / "deeppart.toml"
     found.touch()
-    os.chown(found, uid, STRANGER)
-    tmp_path.chmod(mode)
-    if refused:
-        with pytest.raises(ForeignAccessError, match=f"uid {STRANGER}") as caught:
-            access.check_found(found)
-        assert caught.value.filename == str(found)
-    else:
-        access.check_found(found)
+    link.symlink_to(found)
+    for path, (uid, gid, mode) in ((found.parent, directory), (found, file)):
+        os.chown(path, uid, gid)
+        path.chmod(mode)
+    for path in (found, link):
+        returned, text = told_by(USER, partial(access.check_found, path), groups=(TEAM,))
+        assert returned == (refused is None), text
+        if refused is not None:
+            culprit = found if refused == "file" else found.parent
+            assert "ForeignAccessError" in text and f"'{culprit}'" in text
     with pytest.raises(FileNotFoundError):
         access.check_found(tmp_path / "gone")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import pytest
 
 from deeppart.storage.steps import MANIFEST_NAME
 from tests.unit.cli_support import call, call_json, forge, invoke, save, step_dir
@@ -32,6 +33,15 @@ def test_keys_ranks_and_steps_are_chosen(tmp_path: Path) -> None:
     call("export", tmp_path, tmp_path / "n.h5", "--rank", 3, code=1)
     call("export", tmp_path, tmp_path / "n.h5", "--step", 4, code=1)
     assert not (tmp_path / "n.h5").exists()
+
+
+@pytest.mark.parametrize("name", ["out.bin", "out", "out.h5.gz"])
+def test_a_name_that_says_no_format(name: str, tmp_path: Path) -> None:
+    save(tmp_path / "ckpt", 1)
+    error = call_json("export", tmp_path / "ckpt", tmp_path / name, code=2)["error"]
+    assert ".h5, .hdf5" in error["expected"] and ".safetensors" in error["expected"] and "--to" in error["todo"]
+    assert not (tmp_path / name).exists()
+    assert call_json("export", tmp_path / "ckpt", tmp_path / name, "--to", "torch")["format"] == "torch"
 
 
 def test_a_file_of_that_name_is_not_touched(tmp_path: Path) -> None:

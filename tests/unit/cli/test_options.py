@@ -9,7 +9,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+import deeppart
 from deeppart import access
+from deeppart.cli.app import main
 from deeppart.cli.options import directory_argument, local_option, sign_key_option
 from deeppart.errors import ConfigError
 from deeppart.part import Signing
@@ -48,6 +50,27 @@ def test_directories_and_keys_are_given_as_paths_and_keys(tmp_path: Path) -> Non
     assert found["directory"] == tmp_path and found["local_dirs"] == (tmp_path / "a", tmp_path / "b")
     assert isinstance(found["signing"], Signing)
     assert called(tmp_path)["signing"] is None and called(tmp_path)["local_dirs"] == ()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "ls s3://b/run", "ls . --local s3://b/run", "show s3://b/run", "cat s3://b/run x", "diff . s3://b/run@3",
+        "verify s3://b/run", "restore s3://b/run --dry-run", "export s3://b/run x.h5", "export . s3://b/x.h5",
+        "import s3://b/x.pt run", "import x.pt s3://b/run", "prune s3://b/run --keep 1", "watch s3://b/run",
+        "advise s3://b/run", "elastic-run --max 2 --checkpoints s3://b/run -- true",
+    ],
+)  # fmt: skip
+def test_a_url_is_refused_by_every_command(arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, arguments.split(), catch_exceptions=False)
+    assert result.exit_code == 2 and "is a URL" in result.output and "s3:/" in result.output, result.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_url_is_not_loaded() -> None:
+    with pytest.raises(ConfigError, match="is a URL"):
+        deeppart.load("s3://b/run")
 
 
 def test_a_key_that_is_none_is_refused_by_name(tmp_path: Path) -> None:

@@ -42,6 +42,21 @@ def test_placeholders_variables_and_home(monkeypatch: pytest.MonkeyPatch) -> Non
     assert Config(local_dir="${SCRATCH}/{node}").local_dir == "${SCRATCH}/{node}"
 
 
+@pytest.mark.parametrize("url", ["s3://bucket/run", "gs://b", "file:///scratch/run", "HDFS+x://n:1/r"])
+def test_a_url_is_no_directory(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was one, below ``./s3:``."""
+    for name in ("persistent_dir", "local_dir"):
+        for given in (url, Path(url)):
+            with pytest.raises(ConfigError, match=f"{name} is a URL") as caught:
+                Config(**{name: given})  # type: ignore[arg-type]
+            assert "mount" in str(caught.value)
+    monkeypatch.setenv("BUCKET", url)
+    with pytest.raises(ConfigError, match=r"BUCKET.* is a URL"):
+        expand_directory("$BUCKET/run", node="n", rank=0, job="j")
+    for sound in ("/a/s3://x", "12:30/run", "a:b", "./s3:/x"):
+        assert Config(persistent_dir=sound).persistent_dir == sound
+
+
 def test_a_variable_may_hold_braces(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a variable expands to is a directory, not a template."""
     monkeypatch.setenv("ODD", "/a{rank}b")

@@ -56,19 +56,16 @@ def test_impossible_files_are_named(text: str) -> None:
 
 @needs_root
 def test_a_file_that_a_stranger_has_put_into_a_shared_directory(tmp_path: Path) -> None:
-    """As deeppart.toml in /tmp; in a directory that is not everyone's, whoever may write there is trusted with it."""
-    write_toml("timeout = 5")
+    """It is refused whatever it says of permissions; which settings a file has is known."""
+    write_toml('timeout = 5\npermissions = "unchecked"')
+    assert Config().timeout == 5 and list(Config().from_file.values()) == [str(tmp_path / "deeppart.toml")] * 2
+    assert list(Config(timeout=3).from_file) == ["permissions"]
     tmp_path.chmod(0o1777)
-    assert Config().timeout == 5
-    os.chown("deeppart.toml", STRANGER, STRANGER)
-    with pytest.raises(ConfigError, match=str(STRANGER)):
+    with pytest.raises(ConfigError, match="not used") as caught:
         Config()
+    assert caught.value.where == str(tmp_path) and "directory of your own" in str(caught.value.todo)
     tmp_path.chmod(0o755)
-    assert Config().timeout == 5
-    tmp_path.chmod(0o1777)
-    Path("deeppart.toml").rename("mine.toml")
-    Path("deeppart.toml").symlink_to("mine.toml")
-    os.lchown("deeppart.toml", STRANGER, STRANGER)
+    os.chown("deeppart.toml", STRANGER, STRANGER)
     with pytest.raises(ConfigError, match=str(STRANGER)):
         Config()
 

@@ -54,7 +54,8 @@ def test_the_end_of_the_process_finishes_the_last_checkpoint(local: str, compres
                 deeppart.checkpoint(state, step=step)
         """
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (0, "", 1)
+    assert done.stderr.startswith("deeppart: settings from "), done.stderr
     assert deeppart.load("ckpt")["n"] == 7
 
 

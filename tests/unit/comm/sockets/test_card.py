@@ -6,6 +6,11 @@ import pytest
 
 from deeppart.comm.sockets.card import Card, address_towards, host_name
 
+CHANGES = (
+    ("tcp://", "foo://"), (":1", ""), (":1", ":0"), (":1", ":65536"), ("k" * 40, "short"), ("k" * 40, "#" * 40),
+    ("77", '"x"'),
+)  # fmt: skip
+
 
 def replace_text(card: Card, old: str, new: str) -> bytes:
     text = card.encode().decode()
@@ -16,9 +21,7 @@ def replace_text(card: Card, old: str, new: str) -> bytes:
 def test_a_card_comes_back() -> None:
     card = Card("tcp://10.0.0.1:1", "tcp://10.0.0.1:2", "k" * 40, host_name(), 77, 3, "call")
     assert Card.decode(card.encode()) == card
-    changed = [
-        replace_text(card, *pair) for pair in (("tcp://", "foo://"), (":1", ""), ("k" * 40, "short"), ("77", '"x"'))
-    ]
+    changed = [replace_text(card, *pair) for pair in CHANGES]
     for bad in (b"", b"[]", b'{"address": 1}', b"\xff", *changed):
         with pytest.raises((ValueError, TypeError)):
             Card.decode(bad)

@@ -16,7 +16,7 @@ from deeppart.comm.sockets import meeting as module
 from deeppart.comm.sockets.card import Card
 from deeppart.comm.sockets.channel import SocketComm
 from deeppart.comm.sockets.doors import Doors
-from deeppart.comm.sockets.meeting import Place, meet
+from deeppart.comm.sockets.meeting import Meeting, Place, meet
 from deeppart.errors import CommError, PeerTimeoutError
 from tests.unit.comm.worlds import LIMIT_S, do, on_all
 
@@ -54,10 +54,12 @@ def shelf() -> Shelf:
     return Shelf()
 
 
-def start(shelf: Any, rank: int, size: int, timeout: float = LIMIT_S, **changes: Any) -> SocketComm:
+def start(
+    shelf: Any, rank: int, size: int, timeout: float = LIMIT_S, secret: bytes | None = None, **changes: Any
+) -> SocketComm:
     """One rank's start. Each rank of the test counts its own starts, as processes do."""
     given: dict[str, Any] = {"open_store": lambda: shelf, "interface": lambda: "127.0.0.1"} | changes
-    return meet(Place(f"{shelf.name} {rank}", rank, size, **given), timeout)
+    return meet(Place(f"{shelf.name} {rank}", rank, size, **given), timeout, secret)
 
 
 def use(comm: Any) -> Any:
@@ -216,13 +218,69 @@ def test_a_store_that_goes_away(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -
     assert all(isinstance(each, CommError) for each in on_all(2, lambda rank: use(start(shelf, rank, 2))))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "[1, 2]", '[{"address": 3}, {}]', "\x00"])
-def test_what_a_stranger_writes_into_the_store_is_an_error_or_nothing(shelf: Shelf, text: str) -> None:
+SECRET, OTHER = b"s" * 32, b"o" * 32
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+@pytest.mark.parametrize("text", ["", "[]", "{}", "[1, 2]", '[{"address": 3}, {}]', "\x00", "[" * 100_000, "#" * 70])
+def test_what_cannot_be_read_in_the_store_is_skipped_and_said(
+    shelf: Shelf, text: str, secret: bytes | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     shelf.set("card/1", text)
     shelf.add("came", 1)
     shelf.set("roster/1/1", text)
-    for each in on_all(2, lambda rank: use(start(shelf, rank, 2, timeout=2.0))):
-        assert isinstance(each, CommError) or each == everyone(2)[0], each
+    shelf.set("here", text)
+
+    def run(rank: int) -> Any:
+        end = time.monotonic() + LIMIT_S
+        while rank and "skipped card/1" not in capsys_text():
+            assert time.monotonic() < end, "rank 0 has not looked"
+            time.sleep(0.01)
+        return use(start(shelf, rank, 2, secret=secret))
+
+    said = list[str]()
+
+    def capsys_text() -> str:
+        said.append(capsys.readouterr().err)
+        return "".join(said)
+
+    assert on_all(2, run) == everyone(2)
+    text = capsys_text()
+    reason = "it cannot be read" if secret is None else "it was not made with the secret of this rank"
+    assert f"deeppart: rank 0 has skipped card/1 in the store where ranks meet: {reason}\n" in text
+    assert text.count("card/1") == 1
+
+
+def test_a_card_of_a_stranger_is_none_of_a_rank(shelf: Shelf) -> None:
+    """Well-formed, without a tag, with the tag of another secret, or with that of another rank's card."""
+    doors = Doors("127.0.0.1", 1, "stranger", 5.0)
+    card = doors.card.encode()
+
+    def sealed(secret: bytes, key: str) -> str:
+        return Meeting(threading.Event().wait, 0, 3, doors.card, secret)._sealed(key, card).decode()  # type: ignore[arg-type]
+
+    for forged in (card.decode(), sealed(OTHER, "card/1"), sealed(SECRET, "card/2")):
+        shelf.values.clear()
+        shelf.set("card/1", forged)
+        shelf.add("came", 1)
+        with pytest.raises(PeerTimeoutError) as caught:
+            start(shelf, 0, 2, timeout=1.0, secret=SECRET)
+        assert "for rank 1" in caught.value.summary and "card/1" in str(caught.value.found)
+        assert "DEEPPART_SECRET_FILE" in str(caught.value.todo)
+    doors.close(0)
+
+
+def test_ranks_with_one_secret_meet_and_others_do_not(shelf: Shelf) -> None:
+    for _ in range(2):
+        assert on_all(3, lambda rank: use(start(shelf, rank, 3, secret=SECRET))) == everyone(3)
+
+    def run(rank: int) -> str:
+        with pytest.raises(PeerTimeoutError, match="connecting the ranks") as caught:
+            start(shelf, rank, 3, timeout=2.0, secret=(SECRET, OTHER, None)[rank])
+        return str(caught.value)
+
+    found = on_all(3, run)
+    assert all("skipped" in text and "give all ranks one DEEPPART_SECRET_FILE" in text for text in found), found
 
 
 def test_a_store_that_hangs_ends_in_a_timeout(shelf: Shelf) -> None:

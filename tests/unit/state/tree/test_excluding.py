@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import deeppart
-from deeppart.errors import ConfigError, DeeppartWarning, UnsupportedLeafError
+from deeppart.errors import ConfigError, DeeppartWarning, RestoreError, StateError, UnsupportedLeafError
 from deeppart.state.tree.excluding import Excluded
 from tests.unit.sharded_states import restore, rows, save
 
@@ -155,6 +155,24 @@ def test_shards_and_what_is_each_ranks_own(tmp_path: Path, ranks: int) -> None:
     for rank, each in enumerate(live):
         assert torch.equal(each["kept"]["x"], state(rank, ranks, 1.0)["kept"]["x"]) and each["kept"]["y"].any()
         assert not each["gone"]["x"].any() and each["gone"]["own"] == rank
+
+
+@pytest.mark.parametrize("exclude", ["**", "*", ["model", "step", "?"]])
+def test_a_checkpoint_of_nothing_is_refused(tmp_path: Path, exclude: Any) -> None:
+    with deeppart.Checkpointer(persistent_dir=str(tmp_path / "ckpt"), exclude=exclude) as ck:
+        for call in (lambda state: ck.checkpoint(state, 1), ck.prepare):
+            with pytest.raises(StateError, match="exclude leaves nothing") as caught:
+                call({"model": Adapted(0), "step": 3, "x": []})
+            assert caught.value.found and caught.value.todo
+    with pytest.raises(RestoreError):
+        deeppart.load(tmp_path / "ckpt")
+
+
+def test_what_any_rank_holds_is_a_checkpoint(tmp_path: Path) -> None:
+    """Where ranks have other keys, all of one's may be left out."""
+    states = [{"apart": {"frozen": torch.ones(3)}}, {"apart": {"frozen": torch.ones(3), "own": torch.ones(3)}}]
+    save(tmp_path, states, replicated="parts", exclude="apart/frozen")
+    assert list(deeppart.load(tmp_path)["apart"]) == ["own"]
 
 
 def test_which_globs_have_matched() -> None:
