@@ -119,6 +119,42 @@ def late(directory: Path) -> None:
         tell(directory, error=error, ranks=ck.world_size)
 
 
+def train(directory: Path, *, group: bool, kills: bool) -> None:
+    """Train to step 12. In each of the first five starts another rank may be killed, at another moment."""
+    starts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    if group:
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=TIMEOUT_S))
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.manual_seed(0)
+    model: torch.nn.Module = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.2), torch.nn.Linear(16, 1))
+    if group:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.zeros(4, 8)).sum().backward()  # DDP orders its buckets anew after the first one, and gloo its sums
+    torch.manual_seed(7)
+    own = torch.Generator().manual_seed(1 + rank if group else 1)
+    live = {"model": model, "optimizer": optimizer, "draw": own, "rng": torch.default_generator, "losses": []}
+    fatal = kills and starts < 5 and rank == (1 + starts) % ranks
+    with deeppart.Checkpointer(**settings(directory)) as ck:
+        for step in range((ck.restore(live) or 0) + 1, 13):
+            loss = model(torch.rand(4, 8, generator=own)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            if fatal and step == 2 * starts + 3 and starts % 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.step()
+            live["losses"].append(loss.item())
+            pending = ck.checkpoint(live, step)
+            if fatal and step == 2 * starts + 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            pending.wait("persistent")
+        final = [each.detach().numpy().tobytes().hex() for each in model.parameters()]
+        final += [each["exp_avg"].numpy().tobytes().hex() for each in optimizer.state.values()]
+        tell(directory, starts=starts, final=final, losses=live["losses"], draw=own.get_state().sum().item())
+    if group:
+        dist.destroy_process_group()
+
+
 def die(directory: Path) -> None:
     """Rank 1 is killed between two checkpoints; the others say so at their next call, or in the background."""
     with deeppart.Checkpointer(**settings(directory)) as ck:
@@ -147,4 +183,8 @@ if __name__ == "__main__":
         "two-groups": in_two_groups,
         "die": die,
         "late": late,
+        "whole-alone": lambda d: train(d, group=False, kills=False),
+        "killed-alone": lambda d: train(d, group=False, kills=True),
+        "whole-ddp": lambda d: train(d, group=True, kills=False),
+        "killed-ddp": lambda d: train(d, group=True, kills=True),
     }[what](where)
