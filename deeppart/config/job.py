@@ -99,7 +99,7 @@ def served_by_agent() -> bool:
 
 
 def restarts_at_one_store() -> int:
-    """How often torchrun may start the ranks again at that place, with the same store; 0 if each start has a new one."""
+    """How often torchrun may start the ranks again with the same store; 0 if each start has a new one."""
     return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) if served_by_agent() else 0
 
 

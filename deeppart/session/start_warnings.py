@@ -1,4 +1,4 @@
-"""Rank 0's notices at start-up: restarts that fail, less protection than asked for, foreign files, copied directories."""
+"""Rank 0's notices at start-up: restarts that fail, less protection than asked for, files of others, copies."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ def tell_restarts() -> None:
     """On rank 0: of torchrun's restarts, at the first start already; the next one may not come this far."""
     if restarts := restarts_at_one_store():
         warn_caller(
-            f"after a restart by torchrun (--max-restarts={restarts}) torch.distributed.init_process_group() fails with "
-            "gloo: it finds the addresses of dead ranks in the store, which torchrun keeps. Start with "
-            "`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone ...`, on several nodes with `--rdzv-backend=c10d "
-            "--rdzv-endpoint=HOST:PORT` instead of `--standalone`; not with --master-port (docs/elastic-torchrun.md)",
+            f"after a restart by torchrun (--max-restarts={restarts}) torch.distributed.init_process_group() fails "
+            "with gloo: it finds the addresses of dead ranks in the store, which torchrun keeps. Start with "
+            "`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone ...`, on several nodes with `--rdzv-backend="
+            "c10d --rdzv-endpoint=HOST:PORT` instead of `--standalone`; not with --master-port "
+            "(docs/elastic-torchrun.md)",
             DeeppartWarning,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +136,14 @@ def test_restarts_that_would_fail_are_warned_of_once(tmp_path: Path, form: str, 
     due = bool(restarts) and form != "as-documented"
     assert printed.count("`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone ...`") == due, printed
     assert printed.count("--max-restarts=3") == due, printed
+
+
+@pytest.mark.now_and_then(8)
+def test_the_reproduction_for_torch_meets_again_as_documented(tmp_path: Path) -> None:
+    """Without the variable it nearly always fails, which is for torch to mend."""
+    page = (ROOT / "docs" / "elastic-torchrun.md").read_text()
+    found = re.search(r"```python\n(import os.*?)```", page, re.DOTALL)
+    assert found
+    (tmp_path / "restart.py").write_text(found[1])
+    printed = torchrun_prints(4, [tmp_path / "restart.py"], **restarted("as-documented", 1))
+    assert printed.count("all ranks have met") == 2, printed

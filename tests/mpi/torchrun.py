@@ -29,9 +29,7 @@ LIMIT_S = 200.0
 Arguments = Sequence[str | Path]
 
 
-def torchrun(
-    n: int, arguments: Arguments, directory: Path, *, anew: bool = False, **how: Any
-) -> list[dict[str, Any]]:
+def torchrun(n: int, arguments: Arguments, directory: Path, *, anew: bool = False, **how: Any) -> list[dict[str, Any]]:
     """Have torchrun start ``n`` ranks of a script, or of a module after ``-m``.
 
     Args:
@@ -52,7 +50,7 @@ def torchrun_prints(
     expect_rc: int | None = 0,
     anew: bool = False,
     options: Sequence[str] = (),
-    variables: Mapping[str, str] | None = None,
+    variables: dict[str, str] | None = None,
 ) -> str:
     """The same, and all that they print.
 

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def train(directory: Path, *, group: bool, kills: bool) -> None:
     model(torch.zeros(4, 8)).sum().backward()  # DDP orders its buckets anew after the first one, and gloo its sums
     torch.manual_seed(7)
     own = torch.Generator().manual_seed(1 + rank if group else 1)
-    live = {"model": model, "optimizer": optimizer, "draw": own, "rng": torch.default_generator, "losses": []}
+    live: dict[str, Any] = {"model": model, "optimizer": optimizer, "draw": own, "rng": torch.default_generator, "losses": []}
     fatal = kills and starts < 5 and rank == (1 + starts) % ranks
     with deeppart.Checkpointer(**settings(directory)) as ck:
         for step in range((ck.restore(live) or 0) + 1, 13):
@@ -175,7 +176,7 @@ def die(directory: Path) -> None:
 
 if __name__ == "__main__":
     what, where = sys.argv[1], Path(sys.argv[2])
-    {
+    calls: dict[str, Callable[[Path], object]] = {
         "save": save,
         "restore": restore,
         "group-before": lambda d: with_group(d, True),
@@ -187,4 +188,5 @@ if __name__ == "__main__":
         "killed-alone": lambda d: train(d, group=False, kills=True),
         "whole-ddp": lambda d: train(d, group=True, kills=False),
         "killed-ddp": lambda d: train(d, group=True, kills=True),
-    }[what](where)
+    }
+    calls[what](where)
