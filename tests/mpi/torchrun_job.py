@@ -134,7 +134,8 @@ def train(directory: Path, *, group: bool, kills: bool) -> None:
     model(torch.zeros(4, 8)).sum().backward()  # DDP orders its buckets anew after the first one, and gloo its sums
     torch.manual_seed(7)
     own = torch.Generator().manual_seed(1 + rank if group else 1)
-    live: dict[str, Any] = {"model": model, "optimizer": optimizer, "draw": own, "rng": torch.default_generator, "losses": []}
+    live: dict[str, Any] = {"model": model, "optimizer": optimizer, "losses": []}
+    live |= {"draw": own, "rng": torch.default_generator}
     fatal = kills and starts < 5 and rank == (1 + starts) % ranks
     with deeppart.Checkpointer(**settings(directory)) as ck:
         for step in range((ck.restore(live) or 0) + 1, 13):
