@@ -166,7 +166,10 @@ def _mismatch(launched: Launch, found: str) -> LaunchError:
 def _no_way_to_meet(launched: Launch) -> LaunchError:
     todo = "set MASTER_ADDR and MASTER_PORT to a host and a free port of rank 0, as for torch.distributed"
     if launched.launcher == "srun":
-        todo += ": MASTER_ADDR=$(scontrol show hostnames | head -n 1); or start with srun --mpi=pmi2"
+        todo += (
+            ": MASTER_ADDR=$(scontrol show hostnames | head -n 1) MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000)); "
+            "or start with srun --mpi=pmi2"
+        )
     if launched.by_mpi:
         todo = f"pip install mpi4py, built for the MPI of this launcher; or {todo}"
     started = f"{launched.launcher} started {launched.size} processes"

@@ -100,6 +100,11 @@ def served_by_agent() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
+def restarts_at_one_store() -> int:
+    """How often torchrun may start the ranks again with the same store; 0 if each start has a new one."""
+    return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) if served_by_agent() else 0
+
+
 def meeting_variables() -> str:
     """The two variables as they are, for messages."""
     return ", ".join(f"{name}={os.environ.get(name, 'not set')}" for name in ("MASTER_ADDR", "MASTER_PORT"))

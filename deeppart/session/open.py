@@ -24,7 +24,13 @@ from deeppart.session.directories import guard_directories, open_levels, shared_
 from deeppart.session.handshake import take_persistent
 from deeppart.session.record import Session
 from deeppart.session.recording import telemetry_files
-from deeppart.session.start_warnings import tell_copy, tell_foreign, tell_protection, tell_settings
+from deeppart.session.start_warnings import (
+    tell_copy,
+    tell_foreign,
+    tell_protection,
+    tell_restarts,
+    tell_settings,
+)
 from deeppart.session.topology import compare_settings
 from deeppart.storage.key_files import read_key_files
 from deeppart.storage.persistent import PersistentLevel
@@ -113,6 +119,8 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
         channels[name] = finish(main, main.channel(), *within)
         taken.callback(channels[name].give_back)
     if rank == 0:
+        if main.size > 1:
+            tell_restarts()
         tell_protection(directory, handshake.session, protection)
         tell_foreign(directory)
         tell_copy(directory, owner)

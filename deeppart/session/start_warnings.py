@@ -1,10 +1,11 @@
-"""Rank 0's notices at start-up: settings of a file, less protection than asked for, files of others, a copy."""
+"""Rank 0's notices at start-up: settings of a file, restarts that fail, less protection, files of others, copies."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from deeppart.config import Config
+from deeppart.config.job import restarts_at_one_store
 from deeppart.errors import DeeppartError, DeeppartWarning, ReducedProtectionWarning, StorageError, say, warn_caller
 from deeppart.nodes.pairing import Protection
 from deeppart.storage.owner import DirectoryOwner
@@ -17,6 +18,19 @@ def tell_settings(config: Config) -> None:
     if config.from_file:
         note = "; this keep removes no steps of earlier runs" if "keep" in config.from_file else ""
         say(f"settings from {next(iter(config.from_file.values()))}: {', '.join(config.from_file)}{note}")
+
+
+def tell_restarts() -> None:
+    """On rank 0: of torchrun's restarts, at the first start already; the next one may not come this far."""
+    if restarts := restarts_at_one_store():
+        warn_caller(
+            f"after a restart by torchrun (--max-restarts={restarts}) torch.distributed.init_process_group() fails "
+            "with gloo: it finds the addresses of dead ranks in the store, which torchrun keeps. Start with "
+            "`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone ...`, on several nodes with `--rdzv-backend="
+            "c10d --rdzv-endpoint=HOST:PORT` instead of `--standalone`; not with --master-port "
+            "(docs/elastic-torchrun.md)",
+            DeeppartWarning,
+        )
 
 
 def tell_foreign(directory: Path) -> None:

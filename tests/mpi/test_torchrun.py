@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import deeppart
 from tests.mpi.launchers import ROOT
 from tests.mpi.torchrun import torchrun, torchrun_prints, with_variables
 from tests.mpi.torchrun_job import TIMEOUT_S, equal, state
+from tests.ports import free_port
 from tests.sampling import chosen, is_due
 
 SCRIPT = ROOT / "tests" / "mpi" / "torchrun_job.py"
@@ -112,3 +114,52 @@ def test_a_rank_that_dies_is_named_long_before_the_timeout(tmp_path: Path) -> No
         assert "rank 1" in found[rank]["text"] and "gone" in found[rank]["text"], found
         assert found[rank]["after_s"] < TIMEOUT_S / 2, found
     assert equal(deeppart.load(tmp_path / "ckpt"), state(2)), "what was committed stays"
+
+
+#: How torchrun is started: options, variables. The last one has a new store for each start of the ranks.
+FORMS: dict[str, tuple[list[str], dict[str, str]]] = {
+    "at-a-port": (["--master-port", "{port}"], {}),
+    "at-one-store": (["--standalone"], {}),
+    "as-documented": (["--standalone"], {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}),
+}
+
+
+def restarted(form: str, restarts: int) -> dict[str, Any]:
+    """Of :func:`torchrun`: so started, with so many restarts allowed."""
+    options, variables = FORMS[form]
+    given = [each.format(port=free_port()) for each in options]
+    return {"options": [*given, "--max-restarts", str(restarts)], "variables": variables}
+
+
+@pytest.mark.now_and_then(4)
+@pytest.mark.parametrize(
+    ("what", "form"), [("alone", "at-a-port"), ("alone", "at-one-store"), ("ddp", "as-documented")]
+)
+def test_five_restarts_in_a_row_come_to_the_same_end(tmp_path: Path, what: str, form: str) -> None:
+    """The library's ranks meet again however torchrun was started; those of gloo where each start has its own store."""
+    found = []
+    for job in ("whole", "killed"):
+        (tmp_path / job).mkdir()
+        found.append(torchrun(4, [SCRIPT, f"{job}-{what}", tmp_path / job], tmp_path / job, **restarted(form, 5)))
+    whole, killed = ([each.pop("starts") for each in ranks] for ranks in found)
+    assert whole == [0] * 4 and killed == [5] * 4
+    assert found[0] == found[1] and len(found[0][0]["losses"]) == 12
+
+
+@pytest.mark.parametrize(("form", "restarts"), [*((form, 3) for form in FORMS), ("at-one-store", 0)])
+def test_restarts_that_would_fail_are_warned_of_once(tmp_path: Path, form: str, restarts: int) -> None:
+    printed = torchrun_prints(2, [SCRIPT, "save", tmp_path], **restarted(form, restarts))
+    due = bool(restarts) and form != "as-documented"
+    assert printed.count("`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone ...`") == due, printed
+    assert printed.count("--max-restarts=3") == due, printed
+
+
+@pytest.mark.now_and_then(8)
+def test_the_reproduction_for_torch_meets_again_as_documented(tmp_path: Path) -> None:
+    """Without the variable it nearly always fails, which is for torch to mend."""
+    page = (ROOT / "docs" / "elastic-torchrun.md").read_text()
+    found = re.search(r"```python\n(import os.*?)```", page, re.DOTALL)
+    assert found
+    (tmp_path / "restart.py").write_text(found[1])
+    printed = torchrun_prints(4, [tmp_path / "restart.py"], **restarted("as-documented", 1))
+    assert printed.count("all ranks have met") == 2, printed

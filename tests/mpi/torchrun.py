@@ -29,27 +29,41 @@ LIMIT_S = 200.0
 Arguments = Sequence[str | Path]
 
 
-def torchrun(
-    n: int, arguments: Arguments, directory: Path, *, expect_rc: int | None = 0, anew: bool = False
-) -> list[dict[str, Any]]:
+def torchrun(n: int, arguments: Arguments, directory: Path, *, anew: bool = False, **how: Any) -> list[dict[str, Any]]:
     """Have torchrun start ``n`` ranks of a script, or of a module after ``-m``.
+
+    Args:
+        how: see :func:`torchrun_prints`.
 
     Returns:
         What the ranks have told (see torchrun_job.py) in a directory, in rank order.
     """
     _forget(directory)
-    torchrun_prints(n, arguments, expect_rc=expect_rc, anew=anew)
+    torchrun_prints(n, arguments, anew=anew, **how)
     return _told(n, directory)
 
 
-def torchrun_prints(n: int, arguments: Arguments, *, expect_rc: int | None = 0, anew: bool = False) -> str:
-    """The same, and all that they print."""
+def torchrun_prints(
+    n: int,
+    arguments: Arguments,
+    *,
+    expect_rc: int | None = 0,
+    anew: bool = False,
+    options: Sequence[str] = (),
+    variables: dict[str, str] | None = None,
+) -> str:
+    """The same, and all that they print.
+
+    Args:
+        options: of torchrun; without any, ranks meet at a port that was given.
+        variables: in its environment.
+    """
     env = environment({}, LIMIT_S)
     with _python(env, n, anew=anew) as python:
         ranks = [] if anew else ["--no-python", *python]
-        options = ["--nproc-per-node", str(n), "--master-port", str(free_port())]
-        command = [*python, "-m", "torch.distributed.run", *options, *ranks, *map(str, arguments)]
-        return _finished([command], [env], expect_rc)
+        given = ["--nproc-per-node", str(n), *(options or ("--master-port", str(free_port())))]
+        command = [*python, "-m", "torch.distributed.run", *given, *ranks, *map(str, arguments)]
+        return _finished([command], [env | (variables or {})], expect_rc)
 
 
 def with_variables(

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,43 @@ def secrets(directory: Path) -> None:
         tell(directory, error=str(error))
 
 
+def train(directory: Path, *, group: bool, kills: bool) -> None:
+    """Train to step 12. In each of the first five starts another rank may be killed, at another moment."""
+    starts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    if group:
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=TIMEOUT_S))
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.manual_seed(0)
+    model: torch.nn.Module = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.2), torch.nn.Linear(16, 1))
+    if group:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.zeros(4, 8)).sum().backward()  # DDP orders its buckets anew after the first one, and gloo its sums
+    torch.manual_seed(7)
+    own = torch.Generator().manual_seed(1 + rank if group else 1)
+    live: dict[str, Any] = {"model": model, "optimizer": optimizer, "losses": []}
+    live |= {"draw": own, "rng": torch.default_generator}
+    fatal = kills and starts < 5 and rank == (1 + starts) % ranks
+    with deeppart.Checkpointer(**settings(directory)) as ck:
+        for step in range((ck.restore(live) or 0) + 1, 13):
+            loss = model(torch.rand(4, 8, generator=own)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            if fatal and step == 2 * starts + 3 and starts % 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.step()
+            live["losses"].append(loss.item())
+            pending = ck.checkpoint(live, step)
+            if fatal and step == 2 * starts + 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            pending.wait("persistent")
+        final = [each.detach().numpy().tobytes().hex() for each in model.parameters()]
+        final += [each["exp_avg"].numpy().tobytes().hex() for each in optimizer.state.values()]
+        tell(directory, starts=starts, final=final, losses=live["losses"], draw=own.get_state().sum().item())
+    if group:
+        dist.destroy_process_group()
+
+
 def die(directory: Path) -> None:
     """Rank 1 is killed between two checkpoints; the others say so at their next call, or in the background."""
     with deeppart.Checkpointer(**settings(directory)) as ck:
@@ -169,7 +207,7 @@ def die(directory: Path) -> None:
 
 if __name__ == "__main__":
     what, where = sys.argv[1], Path(sys.argv[2])
-    {
+    calls: dict[str, Callable[[Path], object]] = {
         "save": save,
         "restore": restore,
         "group-before": lambda d: with_group(d, True),
@@ -179,4 +217,9 @@ if __name__ == "__main__":
         "late": late,
         "intruded": intruded,
         "secrets": secrets,
-    }[what](where)
+        "whole-alone": lambda d: train(d, group=False, kills=False),
+        "killed-alone": lambda d: train(d, group=False, kills=True),
+        "whole-ddp": lambda d: train(d, group=True, kills=False),
+        "killed-ddp": lambda d: train(d, group=True, kills=True),
+    }
+    calls[what](where)
