@@ -75,14 +75,19 @@ def restore_step(
     ranks = Ranks(comm, session.topology.node_of, timeout, session.processors.waiting)
     what = inventory, step, *memory, timeout, session.persistent.signing, session.processors.waiting
     explanation: tuple[str, ...] = ()
+    done: tuple[RestoreReport, list[DeeppartWarning]] | None = None
+
+    def use(recovered: Recovered) -> None:
+        nonlocal done
+        done = restore_state(ranks, recovered, live, per_rank, session.config.replicated, known)
+
     for narrower in (narrow if narrow.may_choose else None, None):
-        recovered, told = recover(comm, *what, narrower)
+        recovered, told = recover(comm, *what, narrower, use)
         explanation += told
         if recovered is None:
             warn_unfinished(session, explanation)
             raise_together(comm, refusal_of_state(live.flat, _left_out(asked)), "restore", timeout)
             return None, explanation
-        done = restore_state(ranks, recovered, live, per_rank, session.config.replicated, known)
         if done is not None:
             return Restored(recovered, inventory, *done), explanation
         recovered.mine.clear()  # before its memory is used for the same once more
