@@ -24,7 +24,7 @@ from deeppart.session.directories import guard_directories, open_levels, shared_
 from deeppart.session.handshake import take_persistent
 from deeppart.session.record import Session
 from deeppart.session.recording import telemetry_files
-from deeppart.session.start_warnings import tell_copy, tell_foreign, tell_protection
+from deeppart.session.start_warnings import tell_foreign, tell_lineage, tell_protection
 from deeppart.session.topology import compare_settings
 from deeppart.storage.key_files import read_key_files
 from deeppart.storage.persistent import PersistentLevel
@@ -113,7 +113,7 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
     if rank == 0:
         tell_protection(directory, handshake.session, protection)
         tell_foreign(directory)
-        tell_copy(directory, owner)
+        tell_lineage(directory, owner)
     mates = topology.mates(rank)
     limit = None if config.flush_bandwidth is None else RateLimit(config.flush_bandwidth / len(mates))
     earlier[Level.PERSISTENT] = set(handshake.steps)

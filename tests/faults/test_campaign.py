@@ -237,7 +237,7 @@ def test_orders_reach_the_ranks_unchanged(tmp_path: Path) -> None:
     for number in range(50):
         scenario = plan.scenario(1, number)
         for place in range(len(scenario.lives)):
-            order = Order(scenario, place, tmp_path, 7, (2, 0, 1), "", 1)
+            order = Order(scenario, place, tmp_path, 7, (2, 0, 1), "")
             order.save(tmp_path / "order.json")
             assert Order.load(tmp_path / "order.json") == order
 
