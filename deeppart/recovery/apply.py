@@ -219,6 +219,7 @@ class _Restoring:
 
     def _check_sources(self, failure: Failure | None, *, has_begun: bool = False) -> None:
         """Raise SourcesFailedError if a source failed on any rank, or may have changed since its bytes were checked."""
+        problems: list[tuple[int, Exception | None]]
         problems = [(part, loaded.problem()) for part, loaded in self._recovered.mine.items()]
         problems += [(part, copy.problem()) for (part, _), copy in self._tables.copies.mine.items()]
         if failure is not None and failure.part is not None:

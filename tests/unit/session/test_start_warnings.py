@@ -15,7 +15,7 @@ from deeppart import access
 from deeppart.errors import DeeppartWarning, ReducedProtectionWarning
 from deeppart.nodes.pairing import Protection, protect
 from deeppart.plan.redundancy import Nodes
-from deeppart.session.start_warnings import tell_lineage, tell_foreign, tell_protection
+from deeppart.session.start_warnings import tell_foreign, tell_lineage, tell_protection
 from deeppart.storage.owner import DirectoryOwner
 from deeppart.storage.reduced_protection import reduced_runs
 from deeppart.storage.steps import step_directory

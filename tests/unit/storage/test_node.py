@@ -55,9 +55,9 @@ def test_nothing_is_made_in_the_place_of_a_file_system_that_is_gone(tmp_path: Pa
 
 def test_a_job_whose_directory_is_removed_goes_on(tmp_path: Path) -> None:
     """Recycled files, and those of steps that are to be retired, have gone with it."""
-    settings = {"persistent_dir": tmp_path / "ckpt", "local_dir": tmp_path / "local"}
+    settings = deeppart.Config(persistent_dir=str(tmp_path / "ckpt"), local_dir=str(tmp_path / "local"))
     state = {"x": torch.zeros(100_000), "frozen": torch.ones(100_000)}
-    with warnings.catch_warnings(), deeppart.Checkpointer(**settings) as ck:
+    with warnings.catch_warnings(), deeppart.Checkpointer(settings) as ck:
         warnings.simplefilter("error")
         ck.prepare(state)
         for step in range(1, 8):
@@ -68,7 +68,7 @@ def test_a_job_whose_directory_is_removed_goes_on(tmp_path: Path) -> None:
             assert pending.report.retire_error is None
             if step in (3, 5):
                 (tmp_path / "local").rename(tmp_path / f"gone{step}")
-    with deeppart.Checkpointer(**settings) as ck:
+    with deeppart.Checkpointer(settings) as ck:
         live = {"x": torch.zeros(100_000), "frozen": torch.zeros(100_000)}
         assert ck.restore(live) == 7 and "local" in ck.explanation[-1]
     assert torch.equal(live["x"], state["x"]) and torch.equal(live["frozen"], state["frozen"])
