@@ -17,7 +17,6 @@ from pathlib import Path
 
 from deeppart import access
 from deeppart.access import PERMISSIONS
-from deeppart.access.hanging import storage_operation
 from deeppart.errors import DeeppartError, FormatError, SignatureError, StorageError, lacks_descriptors
 from deeppart.model import Attempt, Level, ParityIdentity, StepKey
 from deeppart.part import (
@@ -230,8 +229,8 @@ class NodeLevel:
 def _device(path: Path) -> int:
     """Number of the file system in which a directory lies, or would lie if it were made."""
     for each in (path, *path.parents):
-        with contextlib.suppress(OSError), storage_operation("stat", each):
-            return os.stat(each).st_dev
+        with contextlib.suppress(OSError), access.open_folder(each) as folder:
+            return os.fstat(folder.fd).st_dev
     return -1
 
 
