@@ -303,6 +303,6 @@ def read_lineage(directory: Path) -> str | None:
             "the directory's lineage record cannot be read",
             found=f"{type(error).__name__}: {error}",
             where=str(path),
-            todo="the next job that starts there writes it anew; its committed steps are not touched by this",
+            todo="start a job there: it writes the record anew; committed steps stay as they are",
         ) from error
     return str(lineage)
