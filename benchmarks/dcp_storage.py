@@ -140,11 +140,12 @@ class Deeppart:
     def __init__(self, path: Path, device: str, capture: str = "eager") -> None:
         self._path = path / f"deeppart-{capture}"
         settings: dict[str, Any] = {"keep": {"persistent": 1}, "timeout": _TIMEOUT_S, "capture": capture}
-        self._writer = StorageWriter(self._path, process_group=dist.group.WORLD, **settings)
+        self._group = dist.new_group(backend="gloo")
+        self._writer = StorageWriter(self._path, process_group=self._group, **settings)
 
     def save(self, state: dict[str, Any], step: int) -> Any:
         """Begin a save."""
-        return async_save(state, checkpoint_id=step, storage_writer=self._writer)
+        return async_save(state, checkpoint_id=step, storage_writer=self._writer, process_group=self._group)
 
     def loads(self, step: int) -> dict[str, Callable[[dict[str, Any]], None]]:
         """Ways to load a step."""

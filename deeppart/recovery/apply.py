@@ -2,6 +2,8 @@
 
 Order matters: the live state is matched with the structure, per-rank leaves are decided on and user functions are
 called before the first live byte changes; any error up to then is raised on every rank and leaves the state as it was.
+A source that fails, at whatever moment up to the handing over, is raised as SourcesFailedError on every rank: the same
+arrays are filled again then, with what other sources give.
 Each step takes what the one before returns: documents, saved step, matched state, mapped values, arrays to fill.
 """
 
@@ -19,14 +21,14 @@ from deeppart.comm.agreement import raise_together, together
 from deeppart.errors import CommError, DeeppartError, DeeppartWarning, RemoteRankError
 from deeppart.model.reports import RestoreReport
 from deeppart.recovery.box_delivery import BoxDelivery
-from deeppart.recovery.distribute import Distributor
+from deeppart.recovery.distribute import Distributor, Failure
 from deeppart.recovery.documents import share_documents
 from deeppart.recovery.matching import Matched, check_step, find_places, match, notices, refused_ties
 from deeppart.recovery.narrowing import LiveState, narrowed, with_own_of_all
 from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map_old_leaves, memory_for_old_leaves
 from deeppart.recovery.overlapping import ToFill, arrays_to_fill, check_conflicts, marks, memory_alone
 from deeppart.recovery.ranks import Ranks
-from deeppart.recovery.recover import Recovered
+from deeppart.recovery.recover import Recovered, SourcesFailedError, failure_of, gather_failures
 from deeppart.recovery.reporting import call_back, report_of, to_cast
 from deeppart.recovery.saved import SavedStep, saved_step
 from deeppart.recovery.tables import Tables, share_tables
@@ -78,6 +80,7 @@ def restore_state(
         StateError: the state does not match the checkpoint; nothing has been changed. Raised where it happens, and as
             RemoteRankError on the other ranks. Or a function of the caller has failed, when all else was restored.
         PerRankError: per-rank leaves, another world size, and ``per_rank="strict"``.
+        SourcesFailedError: bytes of the step cannot be had any more where they were read.
     """
     try:
         return _restore_state(ranks, recovered, live, per_rank, Replication(replicated), known)
@@ -164,7 +167,10 @@ class _Restoring:
     def map_old_ranks(self, matched: Matched, old: OldLeaves) -> Mapped:
         """Take rank 0's per-rank values, or ask the caller's function for this rank's."""
         comm = self._comm
-        failure = bring_old_leaves(self._distributor, old) if old else None
+        failure = None
+        if old:
+            failure = bring_old_leaves(self._distributor, old)
+            self._check_sources(failure)
 
         def mapped() -> Mapped:
             _raise_any(failure)
@@ -181,6 +187,7 @@ class _Restoring:
             replicated = np.flatnonzero(overlapping[:-1]).tolist()
             shared = self._together(lambda: memory_alone(matched, to_fill, replicated), _NO_MEMORY)
             failure = self._bring(shared | to_fill.alone, matched, mapped)
+            self._check_sources(failure)
 
             def compare() -> None:
                 _raise_any(failure)
@@ -195,6 +202,7 @@ class _Restoring:
         if self._boxes:
             delivery = BoxDelivery(self._ranks, self._recovered, self._tables)
             failure = delivery.bring(to_fill.boxes) or failure
+        self._check_sources(failure, has_begun=True)
 
         def hand_over() -> None:
             _raise_any(failure)
@@ -209,7 +217,19 @@ class _Restoring:
         if asked.on_missing is not None or asked.on_unexpected is not None:
             self._together(lambda: call_back(matched, asked), _CALLING, _CALLED_TODO)
 
-    def _bring(self, arrays: dict[int, Array], matched: Matched, mapped: Mapped) -> Exception | None:
+    def _check_sources(self, failure: Failure | None, *, has_begun: bool = False) -> None:
+        """Raise SourcesFailedError if a source failed on any rank, or may have changed since its bytes were checked."""
+        problems: list[tuple[int, Exception | None]]
+        problems = [(part, loaded.problem()) for part, loaded in self._recovered.mine.items()]
+        problems += [(part, copy.problem()) for (part, _), copy in self._tables.copies.mine.items()]
+        if failure is not None and failure.part is not None:
+            problems.append((failure.part, failure.error))
+        reads, rank = self._recovered.reads, self._comm.rank
+        mine = [failure_of(reads[part], rank, error) for part, error in problems if error is not None]
+        if failed := gather_failures(self._comm, mine, self._what, self._ranks.finish):
+            raise SourcesFailedError(failed, has_begun=has_begun)
+
+    def _bring(self, arrays: dict[int, Array], matched: Matched, mapped: Mapped) -> Failure | None:
         """Fill arrays by leaf number: those that are replicated on all ranks, the others on their own.
 
         Returns:
@@ -230,17 +250,12 @@ class _Restoring:
         return together(self._comm, without_collections, failed, (self._what, self._timeout), todo)
 
     def _hand_over(self, matched: Matched, to_fill: ToFill) -> None:
-        changes = [part.problem() for part in self._recovered.mine.values()]
-        changes += [copy.problem() for copy in self._tables.copies.mine.values()]
-        for changed in changes:
-            if changed is not None:
-                raise changed
         arrays = to_fill.arrays | to_fill.boxed
         tie(matched.target, arrays)
         cast_into(to_cast(matched, arrays))
         put(matched.target, arrays, matched.flat)
 
 
-def _raise_any(failure: Exception | None) -> None:
+def _raise_any(failure: Failure | None) -> None:
     if failure is not None:
-        raise failure
+        raise failure.error

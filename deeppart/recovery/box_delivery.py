@@ -22,6 +22,7 @@ from deeppart.model.boxes import Box
 from deeppart.nodes.exchange.memory import Bytes
 from deeppart.recovery.distribute import (
     Attempts,
+    Failure,
     bytes_here,
     chunk_in_memory,
     copiers,
@@ -76,7 +77,7 @@ class BoxDelivery:
         self._parts = {index.part: index for index in tables.indexes}
         self._attempts = Attempts()
 
-    def bring(self, scatter: BoxScatter) -> Exception | None:
+    def bring(self, scatter: BoxScatter) -> Failure | None:
         """Fill the boxes that this rank wants.
 
         Returns:
@@ -95,7 +96,7 @@ class BoxDelivery:
                     if here is None:
                         orders[index.readers[chunk]].append(_Order(index.part, chunk, wants))
                     else:
-                        copy(self._attempts.at(_filling(index.pieces[chunk], wants, here, scatter)))
+                        copy(self._attempts.at(_filling(index.pieces[chunk], wants, here, scatter), index.part))
         told = [json.dumps([order.told() for order in each]).encode() for each in orders]
         asked = [json.loads(text) for text in self._ranks.finish(exchange(self._ranks.comm, told), what)]
         self._ranks.finish(self._turns(orders, asked, scatter), what)
@@ -143,7 +144,7 @@ class BoxDelivery:
                 np.copyto(target, elements)
                 at += elements.nbytes
 
-        self._attempts.result(pack)
+        self._attempts.result(pack, part)
         return packed
 
 

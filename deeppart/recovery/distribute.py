@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from deeppart.comm.base import Operation, interleaved
-from deeppart.errors import StorageError
+from deeppart.errors import FormatError, StorageError
 from deeppart.nodes.exchange.memory import Bytes
 from deeppart.plan.restart import Hop, Routes
 from deeppart.recovery.load_part import LoadedPart
@@ -91,13 +91,13 @@ class Distributor:
         self._ranks, self._recovered, self._tables = ranks, recovered, tables
         self._routes = Routes(ranks.node_of, ranks.rank)
 
-    def shared(self, scatter: Scatter) -> Exception | None:
+    def shared(self, scatter: Scatter) -> Failure | None:
         """Fill the replicated leaves of all ranks."""
         items = (_Item(*each, scatter) for each in self._in_turns(per_rank=False))
         failure = self._deliver((item for item in items if item.is_wanted), self._hop_to_all)
         return failure or self._unread(lambda part: scatter, per_rank=False)
 
-    def own(self, scatter: Scatter, skipped: Callable[[int], frozenset[int]]) -> Exception | None:
+    def own(self, scatter: Scatter, skipped: Callable[[int], frozenset[int]]) -> Failure | None:
         """Give every rank the per-rank leaves of the part it saved itself; the world is as large as at the save.
 
         Args:
@@ -112,7 +112,7 @@ class Distributor:
         failure = self._deliver(items, self._hop_to_owner, only_owner=True)
         return failure or self._unread(lambda part: scatter if part == self._ranks.rank else None, per_rank=True)
 
-    def all_own(self, parts: Iterable[int], scatters: Callable[[int], Scatter]) -> Exception | None:
+    def all_own(self, parts: Iterable[int], scatters: Callable[[int], Scatter]) -> Failure | None:
         """Give every rank the per-rank leaves of some parts.
 
         Args:
@@ -129,7 +129,7 @@ class Distributor:
         failure = self._deliver((item for item in items if item.is_wanted), self._hop_to_all)
         return failure or self._unread(lambda part: scatters(part) if part in asked else None, per_rank=True)
 
-    def _unread(self, scatter_of: Callable[[int], Scatter | None], *, per_rank: bool) -> Exception | None:
+    def _unread(self, scatter_of: Callable[[int], Scatter | None], *, per_rank: bool) -> Failure | None:
         """An error if anything was to be filled from bytes that nobody has read: it would keep what it had."""
         for index in self._tables.indexes:
             scatter = scatter_of(index.part)
@@ -155,7 +155,7 @@ class Distributor:
 
     def _deliver(
         self, items: Iterator[_Item], hop_of: Callable[[_Item, int], Hop | None], *, only_owner: bool = False
-    ) -> Exception | None:
+    ) -> Failure | None:
         what = f"restore of step {self._recovered.attempt.step}, distributing"
         attempts = Attempts()
         with copiers(self._ranks.threads) as copy:
@@ -181,7 +181,7 @@ class Distributor:
                 operation, land = self._start(item, hop, here, tag, attempts)
                 flying.append(_Flight(number, operation, land))
             if here is not None and (not only_owner or item.index.part == self._ranks.rank):
-                copy(attempts.at(self._filling(item, here)))
+                copy(attempts.at(self._filling(item, here), item.index.part))
                 if flying:
                     yield _advanced(flying)
         while flying:
@@ -221,7 +221,7 @@ class Distributor:
         """Begin to receive a chunk, or to send what is here; and what is to be done when that is over."""
         nbytes = item.index.lengths[item.chunk]
         if hop.source is None:
-            sent = None if here is None else attempts.result(here)
+            sent = None if here is None else attempts.result(here, item.index.part)
             return self._sending(np.zeros(nbytes, dtype=np.uint8) if sent is None else sent, hop, tag), nothing_left
         target = attempts.result(lambda: item.scatter.direct(item.pieces))
         data = np.empty(nbytes, dtype=np.uint8) if target is None else target
@@ -237,13 +237,26 @@ class Distributor:
         return interleaved([self._ranks.comm.send(data, target, tag) for target in hop.targets])
 
 
-def never_read(part: int, leaf: int) -> StorageError:
+def never_read(part: int, leaf: int) -> Failure:
     """The error for a leaf that is to be filled from bytes that were left out as not asked for."""
-    return StorageError(
+    error = StorageError(
         "bytes that a restore needs were left out when the step was read; this is a fault of the library",
         found=f"leaf {leaf} of part {part}",
         todo="report it; restore the whole state meanwhile, without keys= and exclude=",
     )
+    return Failure(error)
+
+
+class Failure(NamedTuple):
+    """What went wrong on this rank.
+
+    Attributes:
+        error: as it was raised.
+        part: the part whose source could not be read; None if something else went wrong.
+    """
+
+    error: Exception
+    part: int | None = None
 
 
 class Attempts:
@@ -254,19 +267,25 @@ class Attempts:
     """
 
     def __init__(self) -> None:
-        self.failure: Exception | None = None
+        self.failure: Failure | None = None
 
-    def at(self, do: Callable[[], None]) -> Callable[[], None]:
+    def at(self, do: Callable[[], None], part: int | None = None) -> Callable[[], None]:
         """A call that does this, unless something has failed; and takes note if it fails."""
-        return lambda: self.result(do)
+        return lambda: self.result(do, part)
 
-    def result(self, do: Callable[[], T]) -> T | None:
-        """What this returns; None if it fails, or something has failed before."""
+    def result(self, do: Callable[[], T], part: int | None = None) -> T | None:
+        """What this returns; None if it fails, or something has failed before.
+
+        Args:
+            part: whose source is read, if any.
+        """
         if self.failure is None:
             try:
                 return do()
+            except (StorageError, FormatError) as error:
+                self.failure = Failure(error, part)
             except Exception as error:  # of whatever kind: other ranks wait for what comes after it
-                self.failure = error
+                self.failure = Failure(error)
         return None
 
 

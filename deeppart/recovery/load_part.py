@@ -150,7 +150,7 @@ def problem_of(file: FileSource, ask_digests: Callable[[], Problem]) -> Problem:
         "a part file was taken away while it was being used",
         found="another job that runs on this node retires the step",
         where=file.path,
-        todo="end the other job, build the state again and restore again",
+        todo="end the other job",
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from deeppart.errors import DeeppartError, LeafMismatchError, StateError, StructureMismatchError
-from deeppart.recovery.distribute import Distributor
+from deeppart.recovery.distribute import Distributor, Failure
 from deeppart.recovery.documents import content_at
 from deeppart.recovery.matching import Matched
 from deeppart.recovery.saved import SavedStep
@@ -59,7 +59,7 @@ def memory_for_old_leaves(saved: SavedStep, way: str) -> OldLeaves:
     ]
 
 
-def bring_old_leaves(distributor: Distributor, old: OldLeaves) -> Exception | None:
+def bring_old_leaves(distributor: Distributor, old: OldLeaves) -> Failure | None:
     """Fill the arrays of :func:`memory_for_old_leaves` on every rank (collective); returns what went wrong, or None."""
     scatters = [Scatter(arrays) for arrays in old]
     return distributor.all_own(range(len(old)), scatters.__getitem__)

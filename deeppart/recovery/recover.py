@@ -1,8 +1,8 @@
 """Recovery: from what survives to verified parts in memory, collectively and without touching the live state.
 
 Every chunk that is asked for is read by exactly one rank, and its digest is checked, before anyone goes on. A source
-that turns out bad gives way to the part's next one; a step that cannot be recovered gives way to the one before; all
-reasons are kept for the error or the report.
+that turns out bad, then or when its bytes are used, gives way to the part's next one; a step that cannot be recovered
+gives way to the one before; all reasons are kept for the error or the report.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from deeppart.storage.node import one_line
 #: Lines of an error about a step that cannot be recovered.
 _MOST_REASONS = 40
 #: (part, the source that failed, why, and whether that says nothing of the source: see :func:`lacks_descriptors`)
-_Failure = tuple[int, Location, str, bool]
+SourceFailure = tuple[int, Location, str, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,19 @@ class Recovered:
         return {read.part: self.mine[read.part] for read in self.reads if read.reader == rank}
 
 
+class SourcesFailedError(Exception):
+    """Sources that had been read failed when their bytes were used; raised on all ranks.
+
+    Attributes:
+        failed: which, and why.
+        has_begun: the live state may hold bytes of the step: it must be this one that is restored.
+    """
+
+    def __init__(self, failed: list[SourceFailure], *, has_begun: bool) -> None:
+        super().__init__(failed)
+        self.failed, self.has_begun = failed, has_begun
+
+
 def recover(
     comm: Comm,
     inventory: Inventory,
@@ -84,8 +97,9 @@ def recover(
     signing: Signing | None,
     threads: int = LEAST_THREADS,
     narrow: NarrowReading | None = None,
+    use: Callable[[Recovered], None] | None = None,
 ) -> tuple[Recovered | None, tuple[str, ...]]:
-    """Read the newest recoverable step into memory (collective).
+    """Read the newest recoverable step into memory, and use it (collective).
 
     Args:
         step: only this step; None for the newest.
@@ -94,6 +108,7 @@ def recover(
         signing: the keys; parts must be signed with one of them. None: not checked.
         threads: that read, check and decode a part.
         narrow: leaves out chunks that are not asked for; None: all are read.
+        use: as of :func:`read_candidate`.
 
     Returns:
         What was recovered, and a line for every decision and everything passed over on the way. None when no attempt
@@ -112,7 +127,7 @@ def recover(
     reasons: list[str] = []
     for candidate in outlook.candidates:
         newer = [number for number in outlook.rejected if number[0] > candidate.attempt.step]
-        recovered, lines = read_candidate(comm, candidate, staging, arena, run, signing, None, threads, narrow)
+        recovered, lines = read_candidate(comm, candidate, staging, arena, run, signing, None, threads, narrow, use)
         reasons += lines
         if recovered is not None:
             passed_over = [f"step {number}: {reason}" for number, reason in newer]
@@ -151,6 +166,7 @@ def read_candidate(
     wanted: Callable[[Read], bool] | None = None,
     threads: int = LEAST_THREADS,
     narrow: NarrowReading | None = None,
+    use: Callable[[Recovered], None] | None = None,
 ) -> tuple[Recovered | None, list[str]]:
     """Read parts, falling back from bad sources; None if a part has no good one (collective).
 
@@ -160,12 +176,18 @@ def read_candidate(
         wanted: which parts to read, each by one rank. None: all, which ranks share where some would read more.
         threads: that read, check and decode a part.
         narrow: of all parts, leaves out chunks that are not asked for; None: none are.
+        use: what is done with what was read; called again, with what other sources give, if it raises
+            SourcesFailedError.
 
     Returns:
         What was read, and a line for every decision.
+
+    Raises:
+        RestoreError: no source is left of a part of which the live state holds bytes already.
     """
     label = f"step {candidate.attempt.step}"
     lines: list[str] = []
+    has_begun = False
 
     def chosen_of(opened: Mapping[int, OpenedPart]) -> dict[int, Chosen]:
         if narrow is None or reads[0].source.rebuild is not None:
@@ -177,29 +199,51 @@ def read_candidate(
         reads = assign(candidate, comm.size, whole=wanted is not None)
         reads = reads if wanted is None else tuple(read for read in reads if wanted(read))
         mine, space, failures = _read_mine(comm.rank, candidate.attempt, reads, staging, signing, threads, chosen_of)
-        failed = _gather_failures(comm, failures, f"{label}, reading", run)
+        failed = gather_failures(comm, failures, f"{label}, reading", run)
         if not failed and any(read.source.rebuild for read in reads):
             for careful in (False, True):  # nearly always, the files are as good as they look
                 what = f"{label}, rebuilding{' once more, block by block' if careful else ''}"
                 rebuilt, failures, shortage = _rebuild_mine(
                     comm, candidate.attempt, reads, space, arena, careful, what, run, signing, threads
                 )
-                failed = _gather_failures(comm, failures, what, run, shortage if careful else "")
+                failed = gather_failures(comm, failures, what, run, shortage if careful else "")
                 mine |= rebuilt
                 if not failed:
                     break
         if not failed:
             recovered = Recovered(candidate, reads, mine)
             bases = _gather_bases(comm, recovered.led_by(comm.rank), f"{label}, reading", run)
-            return replace(recovered, bases=bases), [*lines, explain(candidate, reads)]
+            recovered = replace(recovered, bases=bases)
+            try:
+                if use is not None:
+                    use(recovered)
+                return recovered, [*lines, explain(candidate, reads)]
+            except SourcesFailedError as error:
+                failed, has_begun = error.failed, has_begun or error.has_begun
+                mine.clear()  # before its memory is used for the same once more
         lines += [f"{label}: {reason}" for _, _, reason, _ in failed]
         rest = candidate.without([(part, location) for part, location, *_ in failed])
         if isinstance(rest, int):
-            return None, [*lines, f"{label}: no other source for part {rest}"]
+            lines.append(f"{label}: no other source for part {rest}")
+            if has_begun:
+                raise _half_filled(comm.rank, label, lines)
+            return None, lines
         candidate = rest
 
 
-def _gather_failures(comm: Comm, failures: list[_Failure], what: str, run: Run, shortage: str = "") -> list[_Failure]:
+def _half_filled(rank: int, label: str, lines: list[str]) -> RestoreError:
+    return RestoreError(
+        f"{label}: a source failed while the live state was being filled, and there is no other",
+        found="\n    ".join(lines[-_MOST_REASONS:]),
+        where=f"rank {rank}",
+        tried="every source of this step; an older one would leave bytes of both",
+        todo="the live state holds some bytes of the step: build it again, and restore again",
+    )
+
+
+def gather_failures(
+    comm: Comm, failures: list[SourceFailure], what: str, run: Run, shortage: str = ""
+) -> list[SourceFailure]:
     """Everyone's, on every rank.
 
     Args:
@@ -234,7 +278,7 @@ def _read_mine(
     signing: Signing | None,
     threads: int,
     chosen_of: Callable[[Mapping[int, OpenedPart]], dict[int, Chosen]],
-) -> tuple[dict[int, LoadedPart], dict[int, Bytes], list[_Failure]]:
+) -> tuple[dict[int, LoadedPart], dict[int, Bytes], list[SourceFailure]]:
     """Read this rank's parts; also memory for those that it will get by a rebuild, and failures.
 
     Args:
@@ -243,7 +287,7 @@ def _read_mine(
     assigned = [read for read in reads if rank in read.readers]
     opened: dict[int, OpenedPart] = {}
     mine: dict[int, LoadedPart] = {}
-    failures: list[_Failure] = []
+    failures: list[SourceFailure] = []
     with ExitStack() as files:
         for read in assigned:
             if read.source.rebuild is None:
@@ -251,7 +295,7 @@ def _read_mine(
                     source = files.enter_context(FileSource(read.source.path))
                     opened[read.part] = OpenedPart(source, read, attempt, signing, rank)
                 except Exception as error:  # of whatever kind: the other ranks wait for what this one has read
-                    failures.append(_failure(read, rank, error))
+                    failures.append(failure_of(read, rank, error))
         chosen = chosen_of(opened)
         try:
             rooms = _rooms(assigned, opened, chosen, staging)
@@ -263,11 +307,11 @@ def _read_mine(
             try:
                 mine[read.part] = opened[read.part].load(rooms[read.part], threads, chosen.get(read.part))
             except Exception as error:
-                failures.append(_failure(read, rank, error))
+                failures.append(failure_of(read, rank, error))
     return mine, {part: room for part, room in rooms.items() if part not in opened}, failures
 
 
-def _failure(read: Read, rank: int, error: Exception) -> _Failure:
+def failure_of(read: Read, rank: int, error: Exception) -> SourceFailure:
     """A line about a source that failed, and on which node, where others may have a file of the same path."""
     line = one_line(as_error(error, f"reading {read.source.path} failed"))
     line = on_node(line, rank) if read.source.is_on_a_node else line
@@ -307,7 +351,7 @@ def _rebuild_mine(
     run: Run,
     signing: Signing | None,
     threads: int,
-) -> tuple[dict[int, LoadedPart], list[_Failure], str]:
+) -> tuple[dict[int, LoadedPart], list[SourceFailure], str]:
     """Rebuild what has no copy left (collective).
 
     Returns:
@@ -319,7 +363,7 @@ def _rebuild_mine(
     except NoExchangeMemoryError as error:  # on all ranks
         rebuilt = Rebuilt(dict.fromkeys((each.part for each in wanted), one_line(error)))
     mine: dict[int, LoadedPart] = {}
-    failures: list[_Failure] = []
+    failures: list[SourceFailure] = []
     for read in reads:
         if read.source.rebuild is None or read.reader != comm.rank:
             continue
@@ -330,5 +374,5 @@ def _rebuild_mine(
             data = space[read.part][: read.source.nbytes]
             mine[read.part] = load_part(MemorySource(data.data, name), read, attempt, signing, threads)
         except Exception as error:
-            failures.append(_failure(read, comm.rank, error))
+            failures.append(failure_of(read, comm.rank, error))
     return mine, failures, one_line(rebuilt.shortage) if rebuilt.shortage is not None else ""

@@ -25,8 +25,8 @@ from deeppart.session.handshake import take_persistent
 from deeppart.session.record import Session
 from deeppart.session.recording import telemetry_files
 from deeppart.session.start_warnings import (
-    tell_copy,
     tell_foreign,
+    tell_lineage,
     tell_protection,
     tell_restarts,
     tell_settings,
@@ -123,7 +123,7 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
             tell_restarts()
         tell_protection(directory, handshake.session, protection)
         tell_foreign(directory)
-        tell_copy(directory, owner)
+        tell_lineage(directory, owner)
     mates = topology.mates(rank)
     limit = None if config.flush_bandwidth is None else RateLimit(config.flush_bandwidth / len(mates))
     earlier[Level.PERSISTENT] = set(handshake.steps)

@@ -78,15 +78,20 @@ def restore_step(
     ranks = Ranks(comm, session.topology.node_of, timeout, session.processors.waiting)
     what = inventory, step, *memory, timeout, session.persistent.signing, session.processors.waiting
     explanation: tuple[str, ...] = ()
+    done: tuple[RestoreReport, list[DeeppartWarning]] | None = None
+
+    def use(recovered: Recovered) -> None:
+        nonlocal done
+        done = restore_state(ranks, recovered, live, per_rank, session.config.replicated, known)
+
     for narrower in (narrow if narrow.may_choose else None, None):
-        recovered, told = recover(comm, *what, narrower)
+        recovered, told = recover(comm, *what, narrower, use)
         explanation += told
         if recovered is None:
             refusal = nothing_to_restore(session, explanation) if required else None
             raise_together(comm, refusal or refusal_of_state(live.flat, _left_out(asked)), "restore", timeout)
             say_nothing_restored(session, explanation)
             return None, explanation
-        done = restore_state(ranks, recovered, live, per_rank, session.config.replicated, known)
         if done is not None:
             return Restored(recovered, inventory, *done), explanation
         recovered.mine.clear()  # before its memory is used for the same once more

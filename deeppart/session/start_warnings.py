@@ -8,6 +8,7 @@ from deeppart.config import Config
 from deeppart.config.job import restarts_at_one_store
 from deeppart.errors import DeeppartError, DeeppartWarning, ReducedProtectionWarning, StorageError, say, warn_caller
 from deeppart.nodes.pairing import Protection
+from deeppart.storage.lineage import LINEAGE_NAME
 from deeppart.storage.owner import DirectoryOwner
 from deeppart.storage.reduced_protection import note_protection
 from deeppart.storage.steps import foreign_steps
@@ -44,8 +45,16 @@ def tell_foreign(directory: Path) -> None:
         warn_caller(f"{text}: anybody may make directories there (sticky bit)", DeeppartWarning)
 
 
-def tell_copy(directory: Path, owner: DirectoryOwner | None) -> None:
-    """On rank 0: what lies on nodes belongs to the directory that this one is a copy of."""
+def tell_lineage(directory: Path, owner: DirectoryOwner | None) -> None:
+    """On rank 0: the record of the lineage was damaged; or what lies on nodes belongs to another directory, of which
+    this one is a copy.
+    """
+    if owner is not None and owner.damage:
+        warn_caller(
+            f"{directory / LINEAGE_NAME} could not be read ({owner.damage}) and has been written anew, with lineage "
+            f"{owner.lineage}: parts on nodes are found if they lie below that name; committed steps always are",
+            DeeppartWarning,
+        )
     if owner is not None and owner.copy_of:
         former = f", nor are those below {owner.former}, which it had before it was copied over" if owner.former else ""
         warn_caller(

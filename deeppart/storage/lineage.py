@@ -15,7 +15,8 @@ Less than that changes when the record alone is brought back, by ``chmod``, and 
 numbers as they like. Where no place is noted, the *home* that stands in the record itself tells: the directory in which
 it was made, whose inode number no other directory of its file system has for as long as it is there.
 
-A copy gets a lineage of its own.
+A copy gets a lineage of its own. A record that cannot be read is written anew, with the lineage that the lock file
+notes; where that notes none, or the record is gone, with a new one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import contextlib
 import errno
 import json
 import os
+import stat
 import time
 import uuid
 from dataclasses import dataclass
@@ -93,12 +95,14 @@ class Lineage:
         place: for the lock file.
         copy_of: the lineage that the directory had, of which it is a copy; "" if it is none.
         former: the one that it had before a record was copied over its own; "" if none was.
+        damage: what was wrong with the record, which has been written anew; "" if nothing was.
     """
 
     name: str
     place: DirectoryIdentity
     copy_of: str = ""
     former: str = ""
+    damage: str = ""
 
 
 def take_lineage(directory: Path, lock_fd: int) -> Lineage:
@@ -110,15 +114,18 @@ def take_lineage(directory: Path, lock_fd: int) -> Lineage:
     Raises:
         StorageError, CorruptFileError: the record cannot be read or made.
     """
-    found = _read_if_sound(directory)
-    name = found or _make(directory)
-    here, before = _place(directory, lock_fd, name), _noted_place(lock_fd)
-    if not found or not _is_copy(directory, name, before, here):
-        return Lineage(name, here)
-    fill(DurableFile(directory / LINEAGE_NAME, make_parent=False, over="anything"), [_record(directory, copy_of=name)])
-    own = _read_if_sound(directory) or _make(directory)
+    found, before, damage = _read_if_sound(directory), _noted_place(lock_fd), ""
+    noted = before.lineage if before is not None else ""
+    name = found
+    if name is None:
+        name, damage = _make(directory, noted)
+    here = _place(directory, lock_fd, name)
+    if name not in (found, noted) or not _is_copy(directory, name, before, here):
+        return Lineage(name, here, damage=damage)
+    _write_over(directory, copy_of=name)
+    own = _read_if_sound(directory) or _make(directory)[0]
     former = before.lineage if before is not None and before.lineage != name else ""
-    return Lineage(own, _place(directory, lock_fd, own), name, former)
+    return Lineage(own, _place(directory, lock_fd, own), name, former, damage)
 
 
 def is_copy(directory: Path) -> bool:
@@ -242,26 +249,39 @@ def _record(directory: Path, **more: str) -> bytes:
     return json.dumps(record, indent=1).encode() + b"\n"
 
 
+def _write_over(directory: Path, **more: str) -> None:
+    fill(DurableFile(directory / LINEAGE_NAME, make_parent=False, over="anything"), [_record(directory, **more)])
+
+
 def _read_if_sound(directory: Path) -> str | None:
     with contextlib.suppress(CorruptFileError):  # perhaps claimed by another job; the last look tells
         return read_lineage(directory)
     return None
 
 
-def _make(directory: Path) -> str:
+def _make(directory: Path, noted: str = "") -> tuple[str, str]:
+    """Make a record where none can be read; the lineage in it, and what was wrong with the one that was there."""
+    path, damage = directory / LINEAGE_NAME, ""
     try:
-        create_file(directory / LINEAGE_NAME, _record(directory))
+        create_file(path, _record(directory))
     except StorageError as error:
         if error.errno != errno.EEXIST:
             raise
     for _ in range(_LOOKS):  # another job may have claimed it, and be about to fill it
         if found := _read_if_sound(directory):
-            return found
+            return found, ""
         time.sleep(_PAUSE_S)
-    found = read_lineage(directory)
+    try:
+        found = read_lineage(directory)
+    except CorruptFileError as error:
+        if not stat.S_ISREG(access.lstat(path).st_mode):
+            raise
+        damage = error.found or error.summary
+        _write_over(directory, **({"lineage": noted} if is_hex32(noted) else {}))
+        found = read_lineage(directory)
     if found is None:
-        raise StorageError("persistent_dir has lost its lineage record", where=str(directory / LINEAGE_NAME))
-    return found
+        raise StorageError("persistent_dir has lost its lineage record", where=str(path))
+    return found, damage
 
 
 def read_lineage(directory: Path) -> str | None:
@@ -274,15 +294,15 @@ def read_lineage(directory: Path) -> str | None:
     path = directory / LINEAGE_NAME
     try:
         lineage = parse_json(read_file(path, SMALL_FILE_BYTES))["lineage"]
+        if not is_hex32(lineage):
+            raise ValueError(f"lineage {short(lineage)}")
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptFileError(
             "the directory's lineage record cannot be read",
-            found=str(error),
+            found=f"{type(error).__name__}: {error}",
             where=str(path),
-            todo="remove the file to begin a new lineage: local copies of earlier checkpoints are then not found",
+            todo="start a job there: it writes the record anew; committed steps stay as they are",
         ) from error
-    if not is_hex32(lineage):
-        raise CorruptFileError("the directory's lineage record is not sound", found=short(lineage), where=str(path))
     return str(lineage)

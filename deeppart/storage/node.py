@@ -8,6 +8,8 @@ the same scratch directory can never be mistaken for ours; those of `partner` an
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -77,15 +79,20 @@ class NodeLevel:
         self.root = node_root(directory, lineage, name)
         self._directory, self._session = directory / lineage, session
         self._spares = spares_directory(self.root, session)
-        make_directory(directory, access.node_place(permissions))
-        make_directory(directory / lineage, access.node_rules(permissions))
-        make_directory(self.root, access.node_rules(permissions))
+        self._permissions = permissions
+        self._make_directories()
+        self._device = _device(directory)
         probe = self.root / f".probe-{os.getpid()}"
         try:
             write_file(probe, b"")
             access.remove(probe)
         except OSError as error:
             raise storage_error("local_dir is not writable", error, self.root) from error
+
+    def _make_directories(self) -> None:
+        make_directory(self._directory.parent, access.node_place(self._permissions))
+        make_directory(self._directory, access.node_rules(self._permissions))
+        make_directory(self.root, access.node_rules(self._permissions))
 
     def part_path(self, attempt: Attempt, rank: int) -> Path:
         """Where a rank's own part lies."""
@@ -164,7 +171,18 @@ class NodeLevel:
     def _open(self, path: Path, mend: bool) -> DurableFile:
         forget_removed()  # others of this node may have removed files that this process has mapped
         over: Over = "damaged" if mend else "nothing"
-        return DurableFile(path, spares=self._spares, over=over, make_space=self._make_space)
+
+        def opened() -> DurableFile:
+            return DurableFile(path, spares=self._spares, over=over, make_space=self._make_space)
+
+        try:
+            return opened()
+        except StorageError as error:
+            # If somebody has removed local_dir, not if its file system is not mounted any more.
+            if error.errno != errno.ENOENT or _device(self._directory) != self._device:
+                raise
+            self._make_directories()
+            return opened()
 
     def _make_space(self) -> bool:
         """Give back what this session keeps to be written over, at all levels of this node: they share its storage."""
@@ -206,6 +224,14 @@ class NodeLevel:
     def drop_prepared(self, names: Sequence[str]) -> None:
         """Give back the storage of files made in advance that nobody has taken."""
         drop_made(self._spares, names)
+
+
+def _device(path: Path) -> int:
+    """Number of the file system in which a directory lies, or would lie if it were made."""
+    for each in (path, *path.parents):
+        with contextlib.suppress(OSError), access.open_folder(each) as folder:
+            return os.fstat(folder.fd).st_dev
+    return -1
 
 
 @dataclass(slots=True)

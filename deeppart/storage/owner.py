@@ -61,6 +61,7 @@ class DirectoryOwner:
         lineage: 32 hex digits that name the directory.
         copy_of: the lineage of the directory that this one turned out to be a copy of; "" if it is none.
         former: the lineage that it had before a copy's record took the place of its own; "" if none did.
+        damage: what was wrong with the record of the lineage, which has been written anew; "" if nothing was.
         clock: gives the times of commits.
     """
 
@@ -82,6 +83,7 @@ class DirectoryOwner:
                 self._keep_others_from_locking()
             lineage = take_lineage(directory, self._fd)
             self.lineage, self.copy_of, self.former = lineage.name, lineage.copy_of, lineage.former
+            self.damage = lineage.damage
             owner = {"session": self.session, "who": who, "since": now(), "place": asdict(lineage.place)}
             owner["found"] = _newest_commits(directory)
             # All of one length: of two jobs that write at once, where there are no locks, the last one has written it.

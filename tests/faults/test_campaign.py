@@ -7,8 +7,10 @@ import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -237,7 +239,7 @@ def test_orders_reach_the_ranks_unchanged(tmp_path: Path) -> None:
     for number in range(50):
         scenario = plan.scenario(1, number)
         for place in range(len(scenario.lives)):
-            order = Order(scenario, place, tmp_path, 7, (2, 0, 1), "", 1)
+            order = Order(scenario, place, tmp_path, 7, (2, 0, 1), "")
             order.save(tmp_path / "order.json")
             assert Order.load(tmp_path / "order.json") == order
 
@@ -248,3 +250,26 @@ def test_a_name_that_has_moved_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(stages.STAGES, "capturing", moved)
     with pytest.raises(stages.MovedError, match=re.escape(f"no {target} any more")):
         stages.check()
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_campaign_that_is_interrupted_says_what_it_has_done(number: signal.Signals, tmp_path: Path) -> None:
+    if reason := launchers.unavailable():
+        pytest.skip(reason)
+    trace = tmp_path / "trace"
+    command = [sys.executable, "-m", "tests.faults.campaign", *SMALL, "--runs", "500", "--json", "--trace", str(trace)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as campaign:
+        try:
+            for _ in range(900):
+                if trace.exists() or campaign.poll() is not None:
+                    break
+                time.sleep(0.1)
+            campaign.send_signal(number)
+            output, errors = campaign.communicate(timeout=60)
+        finally:
+            campaign.kill()
+    result = json.loads(output)
+    assert campaign.returncode == 130 and result["interrupted"] and not result["failed"], errors
+    assert result["scenarios"] >= 1 and result["faults"] >= 1
+    assert re.search(rf"interrupted while it played {SEED}:\d+", errors)

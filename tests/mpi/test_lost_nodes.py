@@ -5,7 +5,9 @@ Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a
 
 from __future__ import annotations
 
+import contextlib
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import deeppart
 import deeppart.repair.heal
 import deeppart.storage.straightening
 from deeppart.comm.mpi import MpiComm
-from deeppart.errors import RestoreError
+from deeppart.errors import CheckpointError, RestoreError
 from deeppart.offline.inspect.planning import plan_together
 from tests.mpi.lost_nodes import PARITY, PARTNER, config, exchange, lose, one_after_another, restore, save, state
 
@@ -79,6 +81,38 @@ def test_uneven_ranks_per_node(run_on: Any, shared_path: Path) -> None:
     assert sum(parity[:3]) == parity[3], "both nodes carry the same"
     partner = [written["partner"] for written, _ in results]
     assert partner[1] == partner[2] == 0 < partner[0] < partner[3], "one part goes one way, three the other"
+
+
+def removed_while_running(
+    comm: Any, directory: Path, settings: dict[str, Any], nodes: tuple[int, ...]
+) -> tuple[int | None, bool, tuple[str, ...]]:
+    """Nodes lose their directories between two checkpoints, and another one does at the end.
+
+    A copy may refer to a file that has gone with its directory: that one fails.
+    """
+    levels = [level for level in ("local", "partner", "parity") if settings["every"].get(level, level != "parity")]
+    with warnings.catch_warnings(), deeppart.Checkpointer(config(directory, **settings), comm) as ck:
+        warnings.simplefilter("ignore", deeppart.DeeppartWarning)
+        for step in (1, 2, 3, 4):
+            pending = ck.checkpoint({**state(step, comm.rank), "shared": state(4, 0)["shared"]}, step)
+            for level in levels:
+                with contextlib.suppress(*[CheckpointError] if (step, level) == (3, "partner") else []):
+                    pending.wait(level, timeout=200)
+            if step == 2:
+                lose(comm, directory, *nodes)
+    others = set(range(4)) - set(nodes)
+    lose(comm, directory, min(others, default=0))
+    return restore(comm, directory, settings)
+
+
+@pytest.mark.parametrize("nodes", [(1,), (0, 1, 2, 3)])
+@pytest.mark.parametrize("settings", [PARTNER, PARITY], ids=["partner", "parity"])
+def test_a_directory_that_is_removed_is_made_again(
+    run_on: Any, shared_path: Path, settings: dict[str, Any], nodes: tuple[int, ...]
+) -> None:
+    """And the levels on nodes are complete again: at the latest with the second checkpoint."""
+    for step, good, explanation in run_on(4, removed_while_running, shared_path, settings, nodes):
+        assert step == 4 and good and "3 of 4 parts local" in explanation[0], explanation
 
 
 def too_many(comm: Any, directory: Path) -> list[str]:

@@ -5,6 +5,7 @@ python -m tests.sharded.dcp_storage_job WHAT DIRECTORY
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import shutil
@@ -27,9 +28,19 @@ from tests.mpi.torchrun_job import tell
 from tests.sharded.layouts import build, clear, end_job, fill, group_of, mesh_of, wrong
 
 RANKS = 4
-#: It takes numbers for steps, too, which its annotations do not have.
-async_save: Any = dcp.async_save
 TIMEOUT_S = 60.0
+
+
+@functools.cache
+def group_for_checkpoints() -> Any:
+    return dist.new_group(backend="gloo")
+
+
+def async_save(state: Any, **how: Any) -> Any:
+    """It takes numbers for steps, too, which its annotations do not have."""
+    if not how.get("no_dist"):
+        how.setdefault("process_group", group_for_checkpoints())
+    return dcp.async_save(state, **how)
 
 
 def open_writer(directory: Path, **settings: Any) -> StorageWriter:
@@ -74,6 +85,7 @@ class Job:
             self.told["tp-dp"] = self.around("tp-dp", dcp.save)
             self.told["onto"] = self.onto_others()
             self.told["metadata"] = self.metadata()
+            self.told["beside"] = self.beside_training()
             self.told["parts"] = self.parts_and_differences()
             self.told["planner"] = self.planners()
             self.told["failures"] = self.failures()
@@ -134,6 +146,21 @@ class Job:
             found["no_dist"] = wrong(state, self.step)
         dist.barrier()
         return found
+
+    def beside_training(self) -> list[float]:
+        """While DCP saves in its thread, training uses the default group."""
+        state, sums = {"w": torch.zeros(100_000)}, torch.ones(1000)
+        for _ in range(5):
+            state["w"] += 1
+            saving: Any = async_save(state, checkpoint_id=self.next_step(), storage_writer=self.writer)
+            done = torch.tensor(0)
+            while not done:
+                dist.all_reduce(sums, op=dist.ReduceOp.MAX)
+                done = torch.tensor(int(saving.done()))
+                dist.all_reduce(done, op=dist.ReduceOp.MIN)
+            saving.result(TIMEOUT_S)
+        dcp.load(state, storage_reader=StorageReader(self.writer))
+        return [*state["w"].unique().tolist(), *sums.unique().tolist()]
 
     def metadata(self) -> list[str]:
         """What async_save returns says what DCP's own says, of names, types and shapes, on every rank."""
@@ -264,6 +291,7 @@ class Job:
             found["no_dist load"] = reason(
                 lambda: dcp.load(state, storage_reader=StorageReader(self.writer), no_dist=True)
             )
+        found["training's group"] = reason(lambda: async_save(state, **how, process_group=None))
         group = group_of(2)
         for name, save in (("save", dcp.save), ("async_save", async_save)) if self.rank < 2 else ():
             found[f"group {name}"] = reason(partial(save, state, **how, process_group=group))

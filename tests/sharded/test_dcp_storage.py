@@ -28,6 +28,7 @@ def test_sharded_states_of_four_ranks(tmp_path: Path) -> None:
         assert found["fsdp"] == found["hsdp"] == found["tp-dp"] == [], found
         assert all(each == [] for each in found["onto"].values()), found["onto"]
         assert found["metadata"] == [] and found["planner"] == [], found
+        assert found["beside"] == [5.0, 1.0], found
         parts = found["parts"]
         assert parts["mine"] == [[rank], rank, [rank, rank], rank] and parts["of"] == [2, [2, 2, 2]], parts
         assert rank or parts["alone"] == [[1], 1, 3], parts
@@ -42,7 +43,8 @@ def test_sharded_states_of_four_ranks(tmp_path: Path) -> None:
         assert failures["next"] == [] and failures["untouched"] == [0] and failures["loaded"], failures
         for name, texts in found["refused"].items():
             assert texts and "ConfigError" in texts[0], (name, texts)
-            assert name.startswith("no_dist load") or "deeppart's writer" in texts[0], (name, texts)
+            assert name in ("no_dist load", "training's group") or "deeppart's writer" in texts[0], (name, texts)
+        assert "process_group=group" in found["refused"]["training's group"][0], found["refused"]
         assert found["alone"] in (None, [rank])
     assert {"fsdp on 2", "replicated on 1"} < ranks[0]["onto"].keys()
     # DCP keeps one of them and says nothing.

@@ -28,7 +28,7 @@ from deeppart.state.tree.leaves import TORCH_DTYPES
 from deeppart.state.tree.noting import is_plain
 from deeppart.state.tree.paths import readable
 from deeppart.storage.key_files import KeyFiles, read_key_files
-from deeppart.storage.steps import list_steps
+from deeppart.storage.manifests import committed_steps
 
 #: What the live state has is restored, and nothing else.
 _HERE_ALONE = asked_of(None, None, True, False, None, "keep", "ignore")
@@ -224,7 +224,7 @@ class DirectorySource:
             RestoreError: there are some, and none is sound. StorageError: the directory cannot be read.
         """
         with access.guarded(self._root, access.READING):
-            if not access.exists(self._root) or not list_steps(self._root):
+            if not committed_steps(self._root):
                 return None
             found, _ = find_step(self._root, None, self._signing)
         return found.manifest.attempt.step

@@ -129,7 +129,8 @@ class StorageWriter(TorchStorageWriter):
             What stands for the state in the save that follows.
 
         Raises:
-            ConfigError: of ``dcp.async_save``: another process or no collectives, or an impossible ``checkpoint_id``.
+            ConfigError: of ``dcp.async_save``: another process or no collectives, an impossible ``checkpoint_id``, or
+                the default process group where that is gloo alone.
             StateError, StepExistsError, RemoteRankError, PeerTimeoutError: as of ``Checkpointer.checkpoint``.
         """
         call = calling_async_save() or AsyncSave(self._saving.given, process_group=self._group)
@@ -138,6 +139,7 @@ class StorageWriter(TorchStorageWriter):
             raise _other_process()
         self._check_call(call.use_collectives, no_dist=call.no_dist or self._no_dist)
         self._check_ranks(call.process_group)
+        self._check_thread(call.process_group)
         step = self._step(call.checkpoint_id)
 
         def looked() -> Named:
@@ -316,6 +318,21 @@ class StorageWriter(TorchStorageWriter):
                 expected=f"ranks {mine}",
                 found=f"ranks {given}",
                 todo="give both the same process_group",
+            )
+
+    def _check_thread(self, group: Any) -> None:
+        """See that the thread in which DCP saves has a group that the training loop does not use at the same time."""
+        if self.checkpointer.world_size == 1 or _ranks_of(group) is None or group not in (None, dist.group.WORLD):
+            return
+        backends = dist.get_backend_config(dist.group.WORLD)
+        if all(each.endswith(":gloo") for each in backends.split(",")):
+            raise ConfigError(
+                "dcp.async_save would use the training loop's process group in another thread: gloo hangs, or ends the "
+                "process",
+                expected="a process group for checkpoints alone",
+                found=f"the default group, {backends}",
+                todo='group = dist.new_group(backend="gloo"), once on all ranks, and '
+                "dcp.async_save(..., process_group=group)",
             )
 
     def _check_step(self, checkpoint_id: Any, step: int) -> None:

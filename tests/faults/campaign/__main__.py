@@ -41,14 +41,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     campaign = Campaign(scenarios, options, libfiu)
     began = time.monotonic()
-    campaign.run()
-    seconds = time.monotonic() - began
-    if options.json:
-        print(
-            json.dumps(campaign.tally.as_json() | {"seconds": round(seconds, 1), "failed": campaign.failed}, indent=1)
-        )
-    else:
-        report.show(campaign.tally, seconds, Console(width=None if sys.stdout.isatty() else 190))
+    try:
+        campaign.run()
+        seconds = time.monotonic() - began
+        if options.json:
+            outcome = {"seconds": round(seconds, 1), "interrupted": campaign.interrupted, "failed": campaign.failed}
+            print(json.dumps(campaign.tally.as_json() | outcome, indent=1))
+        else:
+            report.show(campaign.tally, seconds, Console(width=None if sys.stdout.isatty() else 190))
+        if campaign.interrupted:
+            print(f"interrupted while it played {' '.join(campaign.playing) or 'nothing'}", file=sys.stderr)
+            return 130
+    finally:
+        campaign.end()
     return 1 if campaign.failed else 0
 
 
@@ -59,6 +64,11 @@ class Campaign:
         scenarios: in this order.
         options: of the command line.
         libfiu: the variables that put libfiu below a process, or None.
+
+    Attributes:
+        tally, failed: what has been found.
+        playing: the scenarios that are being played.
+        interrupted: it was broken off; what is found from then on is a consequence of that.
     """
 
     def __init__(
@@ -68,36 +78,42 @@ class Campaign:
         self._waiting: Iterator[records.Scenario] = iter(scenarios)
         self._ranks = max((life.world for each in scenarios for life in each.lives), default=1)
         self._lock = threading.Lock()
-        self._over = self._interrupted = False
+        self._over = self.interrupted = False
         self._jobs: list[Jobs] = []
         traces = read_traces(options.replay) if options.replay else []
         self._again = {trace.scenario: trace for trace in traces}
         self.tally = report.Tally()
         self.failed: list[dict[str, object]] = []
+        self.playing: list[str] = []
+        self._directory: Path | None = None
+        self._workers: list[threading.Thread] = []
 
     def run(self) -> None:
-        """All of them, or until something is wrong."""
+        """All of them, or until something is wrong, or the process is told to end."""
         memory = Path("/dev/shm")
         if self._options.data:
             self._options.data.mkdir(parents=True, exist_ok=True)
         where = self._options.data or (memory if memory.is_dir() else None)
-        directory = Path(tempfile.mkdtemp(prefix="deeppart-campaign-", dir=where))
-        workers = [threading.Thread(target=self._work, args=(directory,)) for _ in range(self._options.workers)]
         try:
-            for worker in workers:
-                worker.start()
-            for worker in workers:
+            self._directory = Path(tempfile.mkdtemp(prefix="deeppart-campaign-", dir=where))
+            for _ in range(self._options.workers):
+                self._workers.append(threading.Thread(target=self._work, args=(self._directory,)))
+                self._workers[-1].start()
+            for worker in self._workers:
                 worker.join()
         except KeyboardInterrupt:
-            self._over = self._interrupted = True
+            self._over = self.interrupted = True
+
+    def end(self) -> None:
+        """End what is still being played, and remove the data."""
+        self._over = True
+        if self.interrupted:
             for jobs in self._jobs:
                 jobs.close()  # which ends what the workers wait for
-            for worker in workers:
-                worker.join()
-            raise
-        finally:
-            if not (self._options.data and self.failed):
-                shutil.rmtree(directory, ignore_errors=True)
+        for worker in self._workers:
+            worker.join()
+        if self._directory is not None and not (self._options.data and self.failed):
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     def _work(self, directory: Path) -> None:
         jobs = self._new_jobs(directory, self._options.seed)
@@ -110,10 +126,12 @@ class Campaign:
                     jobs = self._new_jobs(directory, seed)
                 base = Path(tempfile.mkdtemp(prefix=scenario.name.replace(":", "-") + "-", dir=directory))
                 play = self._play(scenario, base, jobs)
+                self.playing.append(scenario.name)
                 play.run()
-                self._write_trace(play.trace)
-                if self._interrupted:
+                if self.interrupted:
                     break
+                self.playing.remove(scenario.name)
+                self._write_trace(play.trace)
                 if play.problems:
                     self._failure(play, scenario, base)
                 else:
@@ -121,6 +139,8 @@ class Campaign:
                 if self._options.verbose:
                     self._say("\n".join([f"scenario {scenario.name}", *play.log]))
         except BaseException:
+            if self.interrupted:
+                return
             self._over = True
             self.failed.append({"scenario": "", "problems": ["the campaign itself failed"]})
             raise

@@ -74,7 +74,7 @@ class Rank:
         """The whole life."""
         stages.set_clock(0.0)
         with contextlib.ExitStack() as stack:
-            key = f"{self.order.scenario.name} {self.order.number} {self.order.try_number} {self.rank}"
+            key = f"{self.order.scenario.name} {self.order.number} {self.rank}"
             stack.enter_context(repeating.names_from(key))
             if self.life.compression == "auto":
                 stack.enter_context(repeating.encodings_from(key))

@@ -35,7 +35,6 @@ class Order:
         next_step: the smallest step that was never used.
         members: ranks of the serving job that play it, in rank order.
         broken: how the library is to be broken, or "".
-        try_number: how often this life has been tried before.
         libfiu: whether the ranks run above it.
         stopped: process ids of ranks of earlier lives that were left behind.
     """
@@ -46,7 +45,6 @@ class Order:
     next_step: int
     members: tuple[int, ...]
     broken: str
-    try_number: int
     libfiu: bool = False
     stopped: tuple[int, ...] = ()
 
@@ -77,7 +75,7 @@ class Order:
 
     def record_of(self, rank: int) -> Path:
         """Where a rank writes down what happens."""
-        return self.base / f"record-{self.number}-{self.try_number}-{rank}"
+        return self.base / f"record-{self.number}-{rank}"
 
     def root_of(self, fault: StorageFault) -> Path:
         """The directory below which storage operations are refused."""

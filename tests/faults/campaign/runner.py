@@ -83,7 +83,6 @@ class Play:
         self._swapped: set[Stamp] = set()
         self._started: dict[int, set[int]] = {}
         self._next_step = 1
-        self._lineage_record = b""
         self._open: list[Fault] = []
         self._had: set[oracle.Attempt] = set()
         self._again = again
@@ -133,7 +132,7 @@ class Play:
             self.trace.met.append({"kind": kind, "how": how} | met)
         self._open.append(self._tally.fault(kind, how))
 
-    def _live(self, number: int, each: Life, try_number: int = 0) -> None:
+    def _live(self, number: int, each: Life) -> None:
         start = Start.of(self._base, self._damaged, self._swapped)
         began = time.monotonic()
         members = _members(self._scenario, number, each)
@@ -144,7 +143,6 @@ class Play:
             self._next_step,
             members,
             self._broken,
-            try_number,
             self._jobs.libfiu and not each.alone,
             self._stopped,
         )
@@ -161,13 +159,7 @@ class Play:
         self._started.setdefault(number, set()).update(outcome.steps)
         self._next_step = max([self._next_step, *(step + 1 for step in outcome.steps)])
         self.log.append(f"{_summary(outcome)} ({time.monotonic() - began:.2f} s)")
-        self.problems += judge.check_ranks(outcome, may_refuse=start.lineage is None)
-        if start.lineage is None and outcome.session is None and not outcome.killed and not self.problems:
-            self._mend_lineage(number)
-            self._live(number, each, try_number + 1)
-            return
-        if start.lineage is None and outcome.session is not None:
-            self.problems.append(Problem(judge.ERROR, f"life {number}: started although deeppart.json cannot be read"))
+        self.problems += judge.check_ranks(outcome, may_refuse=False)
         self._see_off(outcome)
         self._judge_restores(outcome, start)
         self._count_faults(outcome)
@@ -183,14 +175,6 @@ class Play:
                     text = f"life {outcome.order.number}: a rank of an earlier life was woken and did not end"
                     self.problems.append(Problem(HANG, text))
             self._stopped = ()
-
-    def _mend_lineage(self, number: int) -> None:
-        """As the message says; or the record is brought back from a copy."""
-        path = self._base / "persistent" / "deeppart.json"
-        path.unlink()
-        if number % 2 and self._lineage_record:
-            path.write_bytes(self._lineage_record)
-        self.log.append("deeppart.json mended")
 
     def _judge_restores(self, outcome: Outcome, start: Start) -> None:
         each = outcome.life
@@ -305,8 +289,6 @@ class Play:
         seen = {path: stamp for path, stamp in self._damaged.items() if stamp not in self._hidden}
         look_sound = sound(stock, seen, self._swapped)
         lineage = read_lineage(self._base / "persistent")
-        if lineage:
-            self._lineage_record = (self._base / "persistent" / "deeppart.json").read_bytes()
         if outcome.session is not None and not self.problems:
             nodes = range(each.nodes if each.every["local"] else 0)
             self.problems += judge.check_kept(outcome, written)

@@ -18,7 +18,7 @@ import torch
 
 import deeppart
 from deeppart.comm import base
-from deeppart.errors import CorruptFileError, DeeppartError, PeerTimeoutError, RemoteRankError, StorageError
+from deeppart.errors import DeeppartError, PeerTimeoutError, StorageError
 from deeppart.part import FLAG_PER_RANK, FileSource
 from deeppart.plan.restart import routes
 from deeppart.recovery import distribute, node_copies, tables
@@ -219,30 +219,74 @@ def test_what_a_rank_cannot_show_to_be_what_was_checked_is_sent(run_on: Any, in_
     assert sum(sent for _, (sent, _) in results) == sum(received for _, (_, received) in results) > 0
 
 
-def taken_away(comm: Any, directory: Path) -> str:
-    """Another job retires rank 0's part when rank 1 has copied it, and writes over its file."""
+def taken_away(rank: int, patch: pytest.MonkeyPatch) -> None:
+    """Another job retires rank 0's part on the node when rank 1 has copied it, and writes over its file."""
     shared = distribute.Distributor.shared
 
     def and_then(self: Any, to: Any) -> Any:
         failure = shared(self, to)
-        if comm.rank == 1:
-            (copy,) = [copy for (part, _), copy in self._tables.copies.mine.items() if part == 0]
+        of_mates = [copy for (part, _), copy in self._tables.copies.mine.items() if part == 0 and copy.is_on_a_node]
+        for copy in of_mates if rank == 1 else ():
             os.rename(copy.file.path, copy.file.path + ".retired")
         return failure
 
-    def retire(rank: int, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(distribute.Distributor, "shared", and_then)
-
-    with warnings.catch_warnings(), pytest.raises((CorruptFileError, RemoteRankError)) as caught:
-        warnings.simplefilter("ignore", deeppart.DeeppartWarning)
-        restored(comm, directory, retire, 4)
-    return str(caught.value)
+    patch.setattr(distribute.Distributor, "shared", and_then)
 
 
-def test_a_file_that_is_taken_away_while_a_mate_uses_it_is_an_error_of_all(run_on: Any, in_memory: Path) -> None:
-    run_on(2, save_on, in_memory, 4)
-    texts = run_on(2, taken_away, in_memory)
-    assert all("taken away" in text for text in texts), texts
+def _cut_files(patch: pytest.MonkeyPatch, which: Callable[[Any], bool]) -> None:
+    """When all have been checked: to touch their memory would end the process by SIGBUS."""
+    find = node_copies.find_copies
+
+    def cut(ranks: Any, recovered: Any, *rest: Any) -> Any:
+        found = find(ranks, recovered, *rest)
+        for part in recovered.mine.values():
+            if which(part):
+                os.truncate(part.place.path, 0)
+        return found
+
+    patch.setattr(tables, "find_copies", cut)
+
+
+def files_are_cut(rank: int, patch: pytest.MonkeyPatch) -> None:
+    _cut_files(patch, lambda part: rank == 1 and part.place.is_on_a_node)
+
+
+def a_mate_gets_an_error(rank: int, patch: pytest.MonkeyPatch) -> None:
+    stretch = node_copies.NodeCopy.stretch
+
+    def refused(self: Any, *rest: Any) -> Any:
+        if self.is_on_a_node:
+            raise StorageError("cannot read a part file", errno=5)
+        return stretch(self, *rest)
+
+    if rank == 1:
+        patch.setattr(node_copies.NodeCopy, "stretch", refused)
+
+
+def explained(comm: Any, directory: Path, before: Before, node_size: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What a restore brings, and from where."""
+    state = training_state(comm.rank + 100, 0)
+    settings = config(directory, node_size=node_size)
+    with pytest.MonkeyPatch.context() as patch, deeppart.Checkpointer(settings, comm) as ck:
+        before(comm.rank, patch)
+        assert ck.restore(state, per_rank=cycle) == 3
+        return flat_bytes(state), ck.explanation
+
+
+@pytest.mark.parametrize(("ranks", "node_size"), [(3, 4), (3, 2), (4, 4)])
+@pytest.mark.parametrize(
+    ("before", "why"),
+    [(taken_away, "taken away"), (files_are_cut, "part file"), (a_mate_gets_an_error, "cannot read")],
+)
+def test_what_fails_when_it_is_used_gives_way_to_the_next_source(
+    run_on: Any, in_memory: Path, before: Before, why: str, ranks: int, node_size: int
+) -> None:
+    """While the live state is filled, or before: on 4 ranks what each of 3 had for itself is brought first."""
+    saved = run_on(3, save_on, in_memory, node_size)
+    for rank, (found, lines) in enumerate(run_on(ranks, explained, in_memory, before, node_size)):
+        assert same(saved[rank % 3], found) == []
+        (taken,) = [line for line in lines if "saved by" in line]
+        assert any(why in line for line in lines) and ("partner" in taken or "persistent" in taken), lines
 
 
 def names_cannot_be_asked_for(rank: int, patch: pytest.MonkeyPatch) -> None:
@@ -268,19 +312,9 @@ def write_fails(rank: int, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(scatter.Scatter, "write", fail)
 
 
-def reader_cannot_send(rank: int, patch: pytest.MonkeyPatch) -> None:
-    """The files are cut when all have been checked: to touch their memory would end the process by SIGBUS."""
-    find = node_copies.find_copies
-
-    def cut(ranks: Any, recovered: Any, *rest: Any) -> Any:
-        found = find(ranks, recovered, *rest)
-        if rank == 1:
-            for part in recovered.mine.values():
-                with open(part.place.path, "r+b") as file:
-                    file.truncate(0)
-        return found
-
-    patch.setattr(tables, "find_copies", cut)
+def no_reader_can_send(rank: int, patch: pytest.MonkeyPatch) -> None:
+    """Nor one of the next source: the live state has bytes of the step by then."""
+    _cut_files(patch, lambda part: True)
 
 
 def failing(comm: Any, directory: Path, before: Before, node_size: int) -> tuple[str, list[str]]:
@@ -303,7 +337,7 @@ def failing(comm: Any, directory: Path, before: Before, node_size: int) -> tuple
 
 
 @pytest.mark.parametrize("node_size", [1, 3])
-@pytest.mark.parametrize("before", [write_fails, reader_cannot_send])
+@pytest.mark.parametrize("before", [write_fails, no_reader_can_send])
 def test_what_fails_on_one_rank_ends_the_restore_of_all_at_once(
     run_on: Any, in_memory: Path, before: Before, node_size: int
 ) -> None:
@@ -312,3 +346,4 @@ def test_what_fails_on_one_rank_ends_the_restore_of_all_at_once(
     for text, in_vain in run_on(3, failing, in_memory, before, node_size):
         assert any(each in text for each in ("cannot be read", "cannot read", "the file ends before"))
         assert in_vain == []
+        assert before is write_fails or "build it again" in text, "there was no other source"

@@ -106,7 +106,7 @@ def test_each_asks_for_what_it_wants_and_no_more(in_rows: Path) -> None:
 def test_memory_that_was_freed_is_that_ranks_failure_alone(in_rows: Path) -> None:
     """What it sends from then on is of no use, and nobody waits for it: the restore ends with its error."""
     found = on_three(in_rows, free=1)
-    assert isinstance(found[1][1], FreedMemoryError)
+    assert isinstance(found[1][1].error, FreedMemoryError)
     for rank in (0, 2):
         live, failure = found[rank]
         wanted = WHOLE[:, rank : rank + 1]
@@ -117,7 +117,7 @@ def test_a_rank_that_cannot_give_what_it_has_goes_on_to_the_end(in_rows: Path) -
     """The others do not wait for ever; the rank itself says what happened."""
     found = on_three(in_rows, lose=0)
     assert not any(isinstance(each, Exception) for each in found)
-    assert isinstance(found[0][1], KeyError)
+    assert isinstance(found[0][1].error, KeyError)
     for rank in (1, 2):
         live, failure = found[rank]
         assert failure is None and torch.equal(live[3:], WHOLE[3:, rank : rank + 1])

@@ -15,7 +15,7 @@ from deeppart import access
 from deeppart.errors import DeeppartWarning, ReducedProtectionWarning
 from deeppart.nodes.pairing import Protection, protect
 from deeppart.plan.redundancy import Nodes
-from deeppart.session.start_warnings import tell_copy, tell_foreign, tell_protection
+from deeppart.session.start_warnings import tell_foreign, tell_lineage, tell_protection
 from deeppart.storage.owner import DirectoryOwner
 from deeppart.storage.reduced_protection import reduced_runs
 from deeppart.storage.steps import step_directory
@@ -66,11 +66,11 @@ def test_nothing_is_told_of_what_is_ones_own_or_cannot_be_listed(tmp_path: Path)
 def test_a_copied_directory_is_told_with_both_names(tmp_path: Path) -> None:
     original = DirectoryOwner(tmp_path / "a", "me")
     original.close()
-    assert told(tell_copy, tmp_path / "a", original) == []
+    assert told(tell_lineage, tmp_path / "a", original) == []
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     copy = DirectoryOwner(tmp_path / "b", "me")
     copy.close()
-    ((category, text),) = told(tell_copy, tmp_path / "b", copy)
+    ((category, text),) = told(tell_lineage, tmp_path / "b", copy)
     assert category is DeeppartWarning and text.startswith(f"{tmp_path / 'b'} is a copy of a checkpoint directory")
     assert (
         "There is nothing to do" in text
@@ -79,7 +79,7 @@ def test_a_copied_directory_is_told_with_both_names(tmp_path: Path) -> None:
     )
     again = DirectoryOwner(tmp_path / "b", "me")
     again.close()
-    assert told(tell_copy, tmp_path / "b", again) == [], "said once"
+    assert told(tell_lineage, tmp_path / "b", again) == [], "said once"
 
 
 def test_a_record_that_was_copied_over_its_own(tmp_path: Path) -> None:
@@ -90,12 +90,26 @@ def test_a_record_that_was_copied_over_its_own(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "a" / "deeppart.json", tmp_path / "b" / "deeppart.json")
     owner = DirectoryOwner(tmp_path / "b", "me")
     owner.close()
-    ((_, text),) = told(tell_copy, tmp_path / "b", owner)
+    ((_, text),) = told(tell_lineage, tmp_path / "b", owner)
     assert f"below {owners['a'].lineage} are not used, nor are those below {owners['b'].lineage}" in text
 
 
 def test_the_other_ranks_own_nothing_and_tell_nothing(tmp_path: Path) -> None:
-    assert told(tell_copy, tmp_path, None) == []
+    assert told(tell_lineage, tmp_path, None) == []
+
+
+def test_a_record_that_was_written_anew(tmp_path: Path) -> None:
+    DirectoryOwner(tmp_path, "job 1").close()
+    record = tmp_path / "deeppart.json"
+    record.write_bytes(record.read_bytes().replace(b'"lineage"', b'"lineagd"'))
+    owner = DirectoryOwner(tmp_path, "job 2")
+    ((category, text),) = told(tell_lineage, tmp_path, owner)
+    assert category is DeeppartWarning and str(record) in text and "'lineage'" in text
+    assert owner.lineage in text
+    owner.close()
+    again = DirectoryOwner(tmp_path, "job 3")
+    assert told(tell_lineage, tmp_path, again) == [] and again.lineage == owner.lineage
+    again.close()
 
 
 # --- protection -------------------------------------------------------------------------------------------------------

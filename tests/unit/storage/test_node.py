@@ -1,15 +1,20 @@
-"""What is promised of files that a part refers to, when their directory cannot be looked into."""
+"""A level on a node whose directory cannot be looked into, or is removed."""
 
 from __future__ import annotations
 
 import errno
+import shutil
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
+import deeppart
 from deeppart import access
 from deeppart.errors import StorageError
 from deeppart.model import Attempt
+from deeppart.storage.files import fill
 from deeppart.storage.node import NodeLevel
 
 
@@ -24,3 +29,46 @@ def test_an_error_of_the_system_is_a_storage_error(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(access, "exists", refused)
     with pytest.raises(StorageError, match="cannot look for a file that a part refers to"):
         level.adopt_bases(Attempt(lineage, "1" * 32, 0, 5, 2), ["base-0"])
+
+
+def test_a_directory_that_was_removed_is_made_again_for_its_owner_alone(tmp_path: Path) -> None:
+    lineage = "0" * 32
+    level = NodeLevel(tmp_path / "local", lineage, "partner", "1" * 32)
+    shutil.rmtree(tmp_path / "local")
+    fill(level.open_part(Attempt(lineage, "1" * 32, 0, 5, 1), 0), [b"part"])
+    assert level.root.stat().st_mode & 0o777 == 0o700 and len(level.steps()) == 1
+
+
+def test_nothing_is_made_in_the_place_of_a_file_system_that_is_gone(tmp_path: Path, memory: Path) -> None:
+    """Before, a directory on another one is in its place: that under the mount point."""
+    if memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no second file system")
+    lineage, disk = "0" * 32, tmp_path / "disk"
+    disk.symlink_to(memory)
+    level = NodeLevel(disk / "local", lineage, "local", "1" * 32)
+    disk.unlink()
+    disk.mkdir()
+    with pytest.raises(StorageError, match="not there") as caught:
+        level.open_part(Attempt(lineage, "1" * 32, 0, 5, 1), 0)
+    assert caught.value.errno == errno.ENOENT and not any(disk.iterdir())
+
+
+def test_a_job_whose_directory_is_removed_goes_on(tmp_path: Path) -> None:
+    """Recycled files, and those of steps that are to be retired, have gone with it."""
+    settings = deeppart.Config(persistent_dir=str(tmp_path / "ckpt"), local_dir=str(tmp_path / "local"))
+    state = {"x": torch.zeros(100_000), "frozen": torch.ones(100_000)}
+    with warnings.catch_warnings(), deeppart.Checkpointer(settings) as ck:
+        warnings.simplefilter("error")
+        ck.prepare(state)
+        for step in range(1, 8):
+            state["x"] += 1
+            pending = ck.checkpoint(state, step)
+            for level in ("local", "persistent"):
+                pending.wait(level, timeout=200)
+            assert pending.report.retire_error is None
+            if step in (3, 5):
+                (tmp_path / "local").rename(tmp_path / f"gone{step}")
+    with deeppart.Checkpointer(settings) as ck:
+        live = {"x": torch.zeros(100_000), "frozen": torch.zeros(100_000)}
+        assert ck.restore(live) == 7 and "local" in ck.explanation[-1]
+    assert torch.equal(live["x"], state["x"]) and torch.equal(live["frozen"], state["frozen"])

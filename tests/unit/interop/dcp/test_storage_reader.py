@@ -138,6 +138,15 @@ def test_without_a_state_to_load_into(tmp_path: Path, reader: Any) -> None:
         assert some.keys() == {"words", "model"} and some["model"].keys() == {"2.bias"}
 
 
+def test_before_the_first_commit_there_is_no_newest(tmp_path: Path) -> None:
+    for path in (tmp_path / "not" / "there", tmp_path):
+        assert StorageReader(path).newest() is None
+    saved(tmp_path)
+    (manifest,) = tmp_path.glob("**/manifest")
+    manifest.unlink()
+    assert StorageReader(manifest.parents[1]).newest() is None
+
+
 def test_no_checkpoint_and_no_such_step(tmp_path: Path, reader: Any) -> None:
     source = reader()
     assert source.newest() is None
