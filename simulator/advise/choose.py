@@ -19,13 +19,24 @@ from deeppart.plan.interval import Cadence, LevelCost, Waste, best, waste
 from deeppart.plan.multiples import MOST_EVERY
 
 from ..budget.space import Space, space_of
-from ..campaign.costs import AT_LEAST_S, Survival, cadence_of, level_costs, often_enough, survival
+from ..campaign.comeback import new_turn_s
+from ..campaign.costs import (
+    AT_LEAST_S,
+    Survival,
+    cadence_of,
+    level_costs,
+    often_enough,
+    restored_s,
+    survival,
+    training_s,
+)
 from ..campaign.failures import Size, need_failures
 from ..campaign.plan import Planned, SizedJob
+from ..campaign.scheduling import Scheduling
 from ..machine.kinds import DAY_S
 from ..timing.stages import Job, Protection
 from .front import advised, front_of
-from .steps import in_steps
+from .steps import in_steps, steps_between
 from .wanted import ANYTHING, Wanted
 
 #: Parity groups that are tried: (nodes, of them may be lost).
@@ -38,6 +49,9 @@ FACTORS = (0.25, 0.5, 2.0, 4.0)
 #: A job that loses so much of its time gets nothing done; and factors by which failures may have to be rarer.
 HOPELESS = 0.999
 _RARER = tuple(2**power for power in range(1, 41))
+#: Of the time; what is less is not worth a word.
+_NOTED = 1e-4
+_UNDISTURBED = Scheduling()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +64,8 @@ class Choice:
         survival: which failure needs which level.
         cadence: the best one, or one that writes less often.
         world: the job, on its nodes.
+        step_s: length of a training step, at each of which the script calls; 0 if it calls only as often as is advised.
+        leaving: share of the time that preemptions take which are told in time.
     """
 
     job: Job
@@ -57,6 +73,8 @@ class Choice:
     survival: Survival
     cadence: Cadence
     world: SizedJob = field(compare=False)
+    step_s: float = 0.0
+    leaving: float = 0.0
 
     @property
     def blocked_s(self) -> float:
@@ -69,9 +87,36 @@ class Choice:
         return self.world.times.complete()
 
     @property
+    def idle(self) -> float:
+        """Share of the time that calls take at which nothing is due."""
+        return self._idle_after(self.cadence.waste)
+
+    @property
     def waste(self) -> Waste:
         """Of the time."""
-        return self.cadence.waste
+        return self.of_all(self.cadence.waste)
+
+    def of_all(self, expected: Waste) -> Waste:
+        """What is expected of a cadence, with calls that save nothing, and preemptions that are told in time."""
+        stays, idle = 1 - self.leaving, self._idle_after(expected)
+        return Waste(stays * expected.cost + idle, stays * expected.rework, stays * expected.restart + self.leaving)
+
+    def _idle_after(self, expected: Waste) -> float:
+        """With counted levels, such calls look at the state as others do, and compare it among ranks."""
+        calls = steps_between(self.costs, self.cadence, self.step_s) - 1 if self.step_s else 0
+        idle_s = calls * self.world.times.plan
+        trains = (1 - self.leaving) * (1 - expected.total)
+        return trains * idle_s / (training_s(self.costs, self.cadence) + idle_s)
+
+    @property
+    def work_s(self) -> float:
+        """Training that a failure costs, on average."""
+        return self.cadence.waste.rework / sum(cost.failures_per_s for cost in self.costs)
+
+    @property
+    def back_s(self) -> float:
+        """From a failure until training goes on, on average, with failures meanwhile."""
+        return self.cadence.waste.restart / sum(cost.failures_per_s for cost in self.costs)
 
     @property
     def node_bytes(self) -> float:
@@ -136,6 +181,9 @@ class Advice:
         sensitivity: to the failure rate.
         by_ranks_per_node: ranks per node -> (blocked, complete on the nodes) in seconds, of the same number of ranks.
         too_large: candidate -> why it cannot be: what it keeps is more than there is room for.
+        scheduling: the preemptions that are counted.
+        unshared: the best cadence with the chosen levels if flushes could take all of the time, where their share of it
+            is what keeps checkpoints as far apart as they are; else None.
     """
 
     chosen: Choice
@@ -144,6 +192,8 @@ class Advice:
     sensitivity: tuple[Sensitivity, ...]
     by_ranks_per_node: dict[int, tuple[float, float]]
     too_large: Mapping[str, str] = field(default_factory=dict)
+    scheduling: Scheduling = _UNDISTURBED
+    unshared: Cadence | None = None
 
 
 def advise(
@@ -151,6 +201,7 @@ def advise(
     step_s: float = 0.0,
     progress: Callable[[str], None] = lambda text: None,
     wanted: Wanted = ANYTHING,
+    scheduling: Scheduling = _UNDISTURBED,
 ) -> Advice:
     """Compare all candidates for a job.
 
@@ -158,19 +209,21 @@ def advise(
         job: its levels and compression are what is looked for; the rest is kept.
         step_s: length of a training step: calls are whole steps apart.
         wanted: what is given of its levels and compression.
+        scheduling: its preemptions count, with their notice.
 
     Raises:
         ConfigError: the machine has no failures, none of the candidates survives all of them, what they keep is more
             than there is room for, or nothing gets done with any of them.
     """
-    need_failures(job.machine, Size(job.ranks, job.nodes))
+    if math.isinf(scheduling.preemption_s):
+        need_failures(job.machine, Size(job.ranks, job.nodes))
     choices, less_often, too_large = list[Choice](), list[Choice](), dict[str, str]()
     for candidate in wanted.among(_candidates(job)):
         progress(describe(candidate))
-        choice = _judge(candidate, step_s, wanted)
+        choice = _judge(candidate, step_s, wanted, scheduling)
         if choice is None:
             continue
-        fitting = [each for each in (choice, *_less_often(choice, step_s, wanted)) if not each.space.too_large]
+        fitting = [each for each in (choice, *_less_often(choice, wanted)) if not each.space.too_large]
         if fitting:
             choices.append(min(fitting, key=lambda each: each.waste.total))
             less_often += fitting
@@ -187,22 +240,23 @@ def advise(
         )
     choices.sort(key=lambda choice: (choice.waste.total, choice.simplicity))
     if choices[0].waste.total >= HOPELESS:
-        raise _hopeless(choices[0], step_s)
+        raise _hopeless(choices[0])
     # Where nearly all is lost, a twentieth more is everything.
     front = front_of([each for each in (*choices, *less_often) if each.waste.total < HOPELESS])
     chosen = advised(front)
-    sensitivity = tuple(_sensitivity(chosen, step_s))
-    return Advice(chosen, tuple(choices), front, sensitivity, _by_ranks_per_node(chosen.job), too_large)
+    sensitivity, widths = tuple(_sensitivity(chosen)), _by_ranks_per_node(chosen.job)
+    return Advice(chosen, tuple(choices), front, sensitivity, widths, too_large, scheduling, _unshared(chosen, wanted))
 
 
-def _hopeless(least: Choice, step_s: float) -> ConfigError:
+def _hopeless(least: Choice) -> ConfigError:
     """Why nothing gets done, and by how much everything would have to be better."""
     costs, waste = least.costs, least.waste
     rate = sum(cost.failures_per_s for cost in costs)
     back_s = sum(cost.failures_per_s * cost.restart_s for cost in costs) / rate
     parts = {"coming back": waste.restart, "doing again what was lost": waste.rework, "writing": waste.cost}
     largest = max(parts, key=parts.__getitem__)
-    factor = next((factor for factor in _RARER if best(_rarer(costs, factor), step_s).waste.total <= 0.5), math.inf)
+    adapted = ((factor, best(_rarer(costs, factor), least.step_s)) for factor in _RARER)
+    factor = next((factor for factor, found in adapted if found.waste.total <= 0.5), math.inf)
     return ConfigError(
         "this machine cannot train this job so: nothing gets done, whatever the levels and the cadence",
         expected=f"more than {show_share(1 - HOPELESS)} of the time for new training",
@@ -233,9 +287,10 @@ def _no_room(job: Job, too_large: Mapping[str, str]) -> ConfigError:
 
 
 def shown(advice: Advice, most: int = 12) -> list[Choice]:
-    """So many choices of the front, evenly, with the first, the last, and the one that is advised."""
+    """The choice that is advised, and others of the front, so many, evenly, with the first and the last."""
     places = {round(place * (len(advice.front) - 1) / (most - 1)) for place in range(most)}
-    return [choice for place, choice in enumerate(advice.front) if place in places or choice is advice.chosen]
+    others = (choice for place, choice in enumerate(advice.front) if place in places)
+    return [advice.chosen, *(choice for choice in others if choice is not advice.chosen)]
 
 
 def describe(job: Job) -> str:
@@ -265,16 +320,34 @@ def _candidates(job: Job) -> Iterator[Job]:
             yield replace(job, protection=protection, compression=compression)
 
 
-def _judge(job: Job, step_s: float, wanted: Wanted) -> Choice | None:
+def _judge(job: Job, step_s: float, wanted: Wanted, scheduling: Scheduling) -> Choice | None:
     planned = Planned(job)
     found = survival(planned)
     if found.unprotected:
         return None
-    costs = tuple(level_costs(planned, found))
+    costs, leaving = _preempted(planned, level_costs(planned, found), scheduling)
     cadence = _cadence(costs, step_s, step_s, wanted)
     if any(cadence.every.get(level, 0) >= MOST_EVERY for level in REDUNDANT_LEVELS):
         return None  # best left out: the same without that level is a candidate of its own
-    return Choice(job, costs, found, cadence, planned.on(planned.nodes))
+    return Choice(job, costs, found, cadence, planned.on(planned.nodes), step_s, leaving)
+
+
+def _preempted(
+    planned: Planned, costs: Sequence[LevelCost], scheduling: Scheduling
+) -> tuple[tuple[LevelCost, ...], float]:
+    """The costs, with preemptions for which the notice is too short, which only the file system survives; and the share
+    of the time that others take: no work is lost, but what the last checkpoint and the next start take.
+    """
+    if math.isinf(scheduling.preemption_s):
+        return tuple(costs), 0.0
+    *others, last = costs
+    leaving_s = max(planned.on(planned.nodes).times.complete().values())
+    back_s = new_turn_s(planned.job.machine.restart, planned.job.ranks) + restored_s(planned, last.name)
+    if scheduling.notice_s >= leaving_s:
+        return tuple(costs), (leaving_s + back_s) / (scheduling.preemption_s + leaving_s + back_s)
+    rate = last.failures_per_s + 1 / scheduling.preemption_s
+    restart_s = (last.failures_per_s * last.restart_s + back_s / scheduling.preemption_s) / rate
+    return (*others, replace(last, failures_per_s=rate, restart_s=restart_s)), 0.0
 
 
 def _cadence(costs: Sequence[LevelCost], least_period_s: float, step_s: float, wanted: Wanted) -> Cadence:
@@ -283,9 +356,9 @@ def _cadence(costs: Sequence[LevelCost], least_period_s: float, step_s: float, w
     return in_steps(costs, wanted.kept(costs, found), step_s)
 
 
-def _less_often(choice: Choice, step_s: float, wanted: Wanted) -> Iterator[Choice]:
+def _less_often(choice: Choice, wanted: Wanted) -> Iterator[Choice]:
     """The same, written less often."""
-    costs, best_one = choice.costs, choice.cadence
+    costs, best_one, step_s = choice.costs, choice.cadence, choice.step_s
     rarest_s = max(AT_LEAST_S, best_one.interval_s(Level.PERSISTENT))
     fewer_flushes = _LESS_OFTEN if len(costs) > 1 else (1,)  # alone, the level has every call
     for calls in _LESS_OFTEN:
@@ -298,13 +371,25 @@ def _less_often(choice: Choice, step_s: float, wanted: Wanted) -> Iterator[Choic
                 yield replace(choice, cadence=in_steps(costs, cadence_of(costs, cadence.period_s, every), step_s))
 
 
-def _sensitivity(choice: Choice, step_s: float) -> Iterator[Sensitivity]:
+def _unshared(chosen: Choice, wanted: Wanted) -> Cadence | None:
+    """See :attr:`Advice.unshared`."""
+    cadence, step_s = chosen.cadence, chosen.step_s
+    busy_s = sum(cost.busy_s / cadence.every[cost.name] for cost in chosen.costs)
+    if math.isfinite(chosen.job.flush_bandwidth) or busy_s < cadence.period_s - max(step_s, 1e-3 * busy_s):
+        return None
+    *others, last = chosen.costs
+    free = (*others, replace(last, busy_s=last.busy_s * chosen.job.flush_share))
+    found = _cadence(free, step_s, step_s, wanted)
+    return found if found.waste.total < cadence.waste.total - _NOTED else None
+
+
+def _sensitivity(choice: Choice) -> Iterator[Sensitivity]:
     every = [choice.cadence.every[cost.name] for cost in choice.costs]
     for factor in FACTORS:
         costs = _rarer(choice.costs, factor)
-        adapted = best(costs, step_s)
+        adapted = best(costs, choice.step_s)
         kept = waste(costs, choice.cadence.period_s, every)
-        yield Sensitivity(factor, kept.total, adapted.waste.total, adapted.period_s)
+        yield Sensitivity(factor, choice.of_all(kept).total, choice.of_all(adapted.waste).total, adapted.period_s)
 
 
 def _by_ranks_per_node(job: Job) -> dict[int, tuple[float, float]]:

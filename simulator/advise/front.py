@@ -13,8 +13,9 @@ from typing import Protocol, TypeVar
 
 from deeppart.plan.interval import Waste
 
-#: Losing so much more than the least, as a share of that or of all time, is as good: no number is known better.
-AS_GOOD, AS_GOOD_OF_ALL = 0.05, 5e-4
+#: Losing so much more than the least, as a share of that or of all time, is as good: no number is known better. But
+#: never more than this share of the useful time: where most is lost, a twentieth of that is much of what is left.
+AS_GOOD, AS_GOOD_OF_ALL, AS_GOOD_OF_USEFUL = 0.05, 5e-4, 0.01
 #: So many times the bytes are as good.
 _AS_FEW = 2.0
 #: Losing more than so many times the least is not worth a look, however little is written.
@@ -29,6 +30,11 @@ class Weighed(Protocol):
     @property
     def waste(self) -> Waste:
         """Of the time."""
+        ...
+
+    @property
+    def idle(self) -> float:
+        """Of the time: calls that save nothing."""
         ...
 
     @property
@@ -66,9 +72,15 @@ def least_restart(choices: Sequence[Weighed]) -> float:
 
 def as_good_as_least(choices: Sequence[Weighed]) -> float:
     """The share of the time that a choice may lose and be as good as the one that loses least."""
+    fewest, idle = _fewest(choices)
+    useful = 1 - min(choice.waste.total for choice in choices)
+    return fewest + min(max(AS_GOOD * (fewest - idle), AS_GOOD_OF_ALL), AS_GOOD_OF_USEFUL * useful)
+
+
+def _fewest(choices: Sequence[Weighed]) -> tuple[float, float]:
+    """What is lost at least; and the part of it that is lost with each of the choices, which makes nothing as good."""
     least = least_restart(choices)
-    fewest = min(loss_of(choice, least) for choice in choices)
-    return fewest + max(AS_GOOD * fewest, AS_GOOD_OF_ALL)
+    return min(loss_of(choice, least) for choice in choices), min(choice.idle for choice in choices)
 
 
 def front_of(choices: Sequence[T]) -> tuple[T, ...]:
@@ -77,7 +89,8 @@ def front_of(choices: Sequence[T]) -> tuple[T, ...]:
     """
     kept: list[T] = []
     least = least_restart(choices)
-    most = max(_WORTH_A_LOOK * min(loss_of(choice, least) for choice in choices), AS_GOOD_OF_ALL)
+    fewest, idle = _fewest(choices)
+    most = max(_WORTH_A_LOOK * (fewest - idle), AS_GOOD_OF_ALL) + idle
     for choice in sorted(choices, key=lambda each: (each.waste.total, each.simplicity, each.drained_daily_bytes)):
         if loss_of(choice, least) <= most and not any(_as_good(other, choice) for other in kept):
             kept.append(choice)

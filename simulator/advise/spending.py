@@ -15,11 +15,12 @@ def bill_of(choice: Choice) -> Bill:
     """The bill of 30 days, as the model of the advice expects them."""
     waste, every = choice.waste, choice.cadence.every
     per_call_s = cost_per_call_s(choice.costs, [every[cost.name] for cost in choice.costs])
-    blocked = waste.cost * min(1.0, choice.blocked_s / per_call_s) if per_call_s else 0.0
+    saving = choice.cadence.waste.cost * (1 - choice.leaving)  # the rest are calls that save nothing
+    slowed = saving * (1 - min(1.0, choice.blocked_s / per_call_s)) if per_call_s else saving
     shares = {
         USEFUL: 1 - waste.total,
-        _BLOCKED: blocked,
-        _SLOWED: waste.cost - blocked,
+        _BLOCKED: waste.cost - slowed,
+        _SLOWED: slowed,
         _REDONE: waste.rework,
         _BACK: waste.restart,
     }

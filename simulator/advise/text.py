@@ -26,6 +26,7 @@ _FROM: dict[str, str] = {
 _LEAST_RATE = 1 / (10 * 365 * DAY_S)
 #: So is what calls that save nothing take, where it is less than this share of the time.
 _LEAST_IDLE = 1e-4
+_INSTEAD = "the advice without --step-time is for a script that calls only when something is due, and saves this"
 _KINDS = {
     "process": "a process dies",
     "node": "a node is lost",
@@ -34,11 +35,25 @@ _KINDS = {
 }
 
 
+def in_a_sentence(chosen: Choice) -> str:
+    """What to do, and what it costs."""
+    often = show_seconds(chosen.cadence.period_s)
+    call = f"every {often}: each blocks"
+    if chosen.step_s:
+        steps = steps_between(chosen.costs, chosen.cadence, chosen.step_s)
+        call = f"at every step: each {steps:,}th, every {often}, saves and blocks" if steps > 1 else call
+    return (
+        f"Call checkpoint() {call} {show_seconds(chosen.blocked_s)}, a failure costs {show_seconds(chosen.work_s)} of "
+        f"work and {show_seconds(chosen.back_s)} to come back, {show_share(chosen.waste.total)} of the time in all."
+    )
+
+
 def reasons(advice: Advice) -> list[str]:
     """The reasons, in sentences."""
     chosen = advice.chosen
     lines = [_failures_line(chosen, kind) for kind, rate in chosen.survival.rates_per_s.items() if rate > 0]
     lines += _coincidence_lines(chosen)
+    lines.append(_preemption_line(advice))
     waste, least = chosen.waste, least_restart(advice.front)
     lines.append(
         f"{describe(chosen.job)}: {show_share(waste.total)} of the time is not new training. Coming back takes "
@@ -46,6 +61,8 @@ def reasons(advice: Advice) -> list[str]:
         f"{show_share(waste.rework)} for doing again what was lost"
         + (f", {show_share(waste.restart - least)} for coming back slower" if waste.restart > least + 5e-5 else "")
     )
+    if chosen.idle >= _LEAST_IDLE:
+        lines.append(f"{_idle_line(chosen)}; {_INSTEAD}")
     best = advice.choices[0]
     if best.waste.total < chosen.waste.total:
         lines.append(
@@ -56,7 +73,7 @@ def reasons(advice: Advice) -> list[str]:
         )
     for cost in chosen.costs:
         lines.append(_level_line(chosen, cost.name))
-    lines.append(_flush_line(chosen))
+    lines += [_flush_line(chosen), _unshared_line(advice)]
     lines += space_lines(chosen.job.machine, chosen.space, chosen.node_daily_bytes, chosen.drained_daily_bytes)
     lines += [f"no room for {candidate}: {why}" for candidate, why in advice.too_large.items()]
     lines.append(_codec_line(advice))
@@ -68,34 +85,25 @@ def reasons(advice: Advice) -> list[str]:
     return [line for line in lines if line]
 
 
-def config_toml(advice: Advice, step_s: float = 0.0) -> str:
-    """A deeppart.toml; directories are left to the user.
-
-    Args:
-        step_s: length of a training step, at each of which the script calls ``checkpoint()``; 0 for a script that
-            calls only as often as is advised.
-    """
+def config_toml(advice: Advice) -> str:
+    """A deeppart.toml; directories are left to the user."""
     chosen, cadence = advice.chosen, advice.chosen.cadence
-    job = chosen.job
+    job, step_s = chosen.job, chosen.step_s
     period = cadence.period_s
     counts = dict.fromkeys(LEVELS, 0)
     counts |= followed(cadence)
     call = f"call checkpoint() every {show_seconds(period)}; `every` counts these calls"
-    idle = looking_s = 0.0
     if step_s > 0:
         steps = steps_between(chosen.costs, cadence, step_s)
         counts = {level: count * steps for level, count in counts.items()}
         call = f"call checkpoint() at every training step of {show_seconds(step_s)}; `every` counts steps"
-        looking_s = chosen.world.times.plan
-        idle_s = looking_s * (steps - 1)
-        idle = idle_s / (period + idle_s)
     lines = [
         f"# Advice of deeppart-sim for {job.state.name} on {job.ranks} ranks of {job.machine.name}:",
         f"# {call}.",
-        f"# Expected: {show_share(cadence.waste.total)} of the time is not new training; a call blocks "
+        f"# Expected: {show_share(chosen.waste.total)} of the time is not new training; a call blocks "
         f"{show_seconds(chosen.blocked_s)};",
         f"# {_written(chosen)}.",
-        *([] if idle < _LEAST_IDLE else [_idle_line(looking_s, idle)]),
+        *([] if chosen.idle < _LEAST_IDLE else [f"# {_idle_line(chosen)};", f"# {_INSTEAD}."]),
         "# Set persistent_dir and local_dir yourself.",
         "",
         "every = { " + ", ".join(f"{level} = {count}" for level, count in counts.items()) + " }",
@@ -125,11 +133,33 @@ def _written(chosen: Choice) -> str:
     )
 
 
-def _idle_line(looking_s: float, share: float) -> str:
+def _idle_line(chosen: Choice) -> str:
     return (
-        f"# Calls at which nothing is due compare the ranks' states all the same: {show_seconds(looking_s)} each, "
-        f"{show_share(share)} of the time beside what is expected;\n"
-        "# the advice without --step-time is for a script that calls only when something is due."
+        f"calls at which nothing is due compare the ranks' states all the same: "
+        f"{show_seconds(chosen.world.times.plan)} each, {show_share(chosen.idle)} of the time"
+    )
+
+
+def _preemption_line(advice: Advice) -> str:
+    chosen, scheduling = advice.chosen, advice.scheduling
+    if math.isinf(scheduling.preemption_s):
+        return ""
+    line = f"preempted every {show_seconds(scheduling.preemption_s)} on average, "
+    line += f"told {show_seconds(scheduling.notice_s)} before" if scheduling.notice_s else "without notice"
+    last = f"a last checkpoint, complete after {show_seconds(max(chosen.complete_s.values()))}"
+    if chosen.leaving:
+        return f"{line}: time for {last}; no work is lost, and the next start takes {show_share(chosen.leaving)}"
+    return f"{line}: no time for {last}; a failure that only the parallel file system survives"
+
+
+def _unshared_line(advice: Advice) -> str:
+    chosen, free = advice.chosen, advice.unshared
+    if free is None:
+        return ""
+    return (
+        f"--flush-share {chosen.job.flush_share:g} keeps checkpoints this far apart: if flushes could take all of the "
+        f"time, a call every {show_seconds(free.period_s)} would lose "
+        f"{show_share(chosen.waste.total - chosen.of_all(free.waste).total)} of the time less"
     )
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from ..machine.record import Restart
 from ..machine.ways import PIECES, WAYS
 
+#: The pieces that come after nodes are gathered.
+AFTER = ("relaunch", "imports", "communicator", "first_step")
 #: The time that a node takes to join whose processes are not ready, where those of spare nodes would be.
 _COLD = frozenset({"relaunch", "imports"})
 
@@ -40,3 +42,9 @@ def stopped_s(restart: Restart, ranks: int) -> float:
     """Seconds that a job pays that stops by itself to take nodes in; without the restore."""
     pieces = pieces_s(restart, ranks, {"node"})
     return sum(seconds for piece, seconds in pieces.items() if piece != PIECES[0])
+
+
+def new_turn_s(restart: Restart, ranks: int) -> float:
+    """Seconds from the begin of a new turn, on other nodes, until the processes are ready; without the restore."""
+    pieces = pieces_s(restart, ranks, {"system"})
+    return sum(pieces.get(piece, 0.0) for piece in AFTER)

@@ -19,7 +19,7 @@ from .coincidences import Rows, again, share_beyond
 from .comeback import pieces_s
 from .failures import Size, classes, group_count, nodes_of_group, rates_per_s, struck_nodes
 from .plan import Planned
-from .survival import Stored, recover
+from .survival import Placement, Stored, placement, recover
 
 #: Nodes struck of a class, tried at so many places, since what survives may depend on where.
 _TRIED_PLACES = 16
@@ -58,10 +58,7 @@ def survival(planned: Planned) -> Survival:
     for kind in kinds:
         needs[kind] = NOTHING
         for count in range(1, len(on) + 1):
-            strikes = _strikes(planned, kind)
-            if on[count - 1] == Level.PERSISTENT:  # which has all of it, whoever is struck
-                strikes = strikes[-1:]
-            if all(_survives(planned, on[:count], struck) for struck in strikes):
+            if all(_survives(planned, on[:count], struck) for struck in _strikes(planned, kind)):
                 needs[kind] = on[count - 1]
                 break
     return Survival(needs, rates, {kind: _shares(planned, on, kind, needs, rates) for kind in kinds})
@@ -192,16 +189,32 @@ def _levels(planned: Planned) -> list[str]:
 
 
 def _survives(planned: Planned, levels: Sequence[str], struck: tuple[int, ...]) -> bool:
-    return _is_left(planned.nodes, planned.job.protection, planned.domain_nodes, tuple(levels), struck)
+    if Level.PERSISTENT in levels or len(struck) == planned.nodes:  # it has all of it; nothing is left of the others
+        return Level.PERSISTENT in levels
+    return is_left(planned.nodes, planned.job.protection, planned.domain_nodes, tuple(levels), struck)
 
 
 @lru_cache(maxsize=4096)
-def _is_left(
+def is_left(
     nodes: int, protection: Protection, domain_nodes: int, levels: tuple[str, ...], struck: tuple[int, ...]
 ) -> bool:
-    """Whether a checkpoint on some levels outlives the loss of some nodes; choices ask the same again and again."""
+    """True if a checkpoint on some levels outlives the loss of some nodes; choices ask the same again and again."""
     every = tuple(range(nodes))
-    return recover([Stored(0, 0.0, every, set(levels), set(struck))], every, protection, domain_nodes) is not None
+    lost = _without_repeats(struck, placement(every, protection, domain_nodes))
+    return recover([Stored(0, 0.0, every, set(levels), lost)], every, protection, domain_nodes) is not None
+
+
+def _without_repeats(struck: Sequence[int], places: Placement) -> set[int]:
+    """Of the struck nodes those of one parity group (without parity, one node) for each way in which groups are
+    struck, and their partners. Groups are independent: if one is left, so are those that are struck alike.
+    """
+    gone, groups = set(struck), dict[tuple[object, ...], list[int]]()
+    for members in dict.fromkeys(places.group[place] if places.group else (place,) for place in struck):
+        lost = [place for place in members if place in gone]
+        story = [(members.index(place), bool(places.partner) and places.partner[place] in gone) for place in lost]
+        groups.setdefault((len(members), *story), lost)
+    kept = {place for lost in groups.values() for place in lost}
+    return kept | {places.partner[place] for place in kept if places.partner} & gone
 
 
 def _strikes(planned: Planned, kind: str) -> list[tuple[int, ...]]:

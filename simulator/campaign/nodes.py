@@ -6,6 +6,7 @@ place, whatever node is there now: a node that takes the place of a lost one is 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 
 from .survival import PLACES, place_of
@@ -37,6 +38,7 @@ class JobNodes:
         self._made = 0  # how often nodes have taken places that others had before
         self._fresh = spares  # spare nodes on which nothing of the job is stored
         self._back: list[int] = []  # of the job before, with what is stored on them
+        self._empty: list[int] = []  # places of lost nodes, ascending
         self.used = list(range(places))
         self.turn = 0
 
@@ -52,14 +54,15 @@ class JobNodes:
 
     def at(self, places: Iterable[int]) -> list[int]:
         """The job's nodes at some places."""
-        wanted = set(places)
-        return [node for node in self.used if place_of(node) in wanted]
+        found = ((place, bisect_left(self.used, place, key=place_of)) for place in sorted(set(places)))
+        return [self.used[at] for place, at in found if at < len(self.used) and place_of(self.used[at]) == place]
 
     def lose(self, places: Iterable[int]) -> list[int]:
         """Those nodes are gone; returns them."""
         struck = self.at(places)
         gone = set(struck)
         self.used = [node for node in self.used if node not in gone]
+        self._empty = sorted([*self._empty, *map(place_of, struck)])
         return struck
 
     def repaired(self) -> None:
@@ -68,16 +71,13 @@ class JobNodes:
 
     def take(self) -> None:
         """Fill empty places, first with nodes that the job had there before."""
-        taken = {place_of(node) for node in self.used}
-        self.used += self._back
-        taken.update(place_of(node) for node in self._back)
+        filled, self._empty = self._empty[: self._fresh], self._empty[self._fresh :]
+        self._fresh -= len(filled)
+        fresh = [place + PLACES * (self._made + number) for number, place in enumerate(filled, 1)]
+        self._made += len(fresh)
+        if self._back or fresh:
+            self.used = sorted([*self.used, *self._back, *fresh], key=place_of)
         self._back = []
-        empty = [place for place in range(self._places) if place not in taken]
-        for place in empty[: self._fresh]:
-            self._made += 1
-            self.used.append(place + PLACES * self._made)
-        self._fresh -= min(self._fresh, len(empty))
-        self.used.sort(key=place_of)
 
     def keep(self, count: int) -> None:
         """The job goes on with so many; the others wait."""
@@ -89,4 +89,4 @@ class JobNodes:
         self._made += 1
         self.turn += 1
         self.used = [place + PLACES * self._made for place in range(self._places)]
-        self._fresh, self._back = self._spares, []
+        self._fresh, self._back, self._empty = self._spares, [], []

@@ -11,6 +11,7 @@ import numpy as np
 
 from deeppart.errors import ConfigError
 from deeppart.model import DEFAULT_KEEP, LEVELS, Level
+from deeppart.model.units import show_seconds
 
 from ..machine.record import Restart
 from ..timing.bandwidth_sharing import FloatArray, by_node
@@ -71,6 +72,32 @@ class Cadences:
         """Levels on nodes that are on."""
         return tuple(level for level in LEVELS[:3] if self.every.get(level))
 
+    def of(self, job: Job) -> Job:
+        """A job without the protection that is never written."""
+        protection = job.protection
+        return replace(
+            job,
+            protection=replace(
+                protection,
+                local=bool(self.every.get(Level.LOCAL)),
+                partner=bool(self.every.get(Level.PARTNER)),
+                parity_group=protection.parity_group if self.every.get(Level.PARITY) else 0,
+                persistent=bool(self.every.get(Level.PERSISTENT)),
+            ),
+        )
+
+    def __str__(self) -> str:
+        every = ", ".join(f"{level} at every {_nth(count)}" for level, count in self.every.items() if count)
+        spares = f"; {self.spares} spare nodes" if self.spares else ""
+        return f"a call after every {show_seconds(self.period_s)} of training; {every}{spares}"
+
+
+def _nth(count: int) -> str:
+    if count == 1:
+        return "call"
+    ending = "th" if count % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(count % 10, "th")
+    return f"{count:,}{ending} call"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SizedJob:
@@ -103,10 +130,14 @@ class SizedJob:
     flush_latency_s: float
     level_bytes: Mapping[str, int]
     heal_s: float
+    _restores: dict[tuple[object, ...], float] = field(default_factory=dict)
 
     def restore_s(self, parts: Mapping[str, int], saved_nodes: int) -> float:
         """Seconds to restore from so many nodes' parts at each level."""
-        return restore_s(self.job, self.shares, dict(parts), saved_nodes)
+        key = (saved_nodes, *sorted(parts.items()))
+        if key not in self._restores:
+            self._restores[key] = restore_s(self.job, self.shares, dict(parts), saved_nodes)
+        return self._restores[key]
 
 
 class Planned:

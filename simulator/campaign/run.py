@@ -19,7 +19,7 @@ from deeppart.model import LEVELS
 
 from .background import Background, tell
 from .calm import Call, Calm, Pace, Passed, calm_row
-from .comeback import pieces_s, stopped_s
+from .comeback import AFTER, pieces_s, stopped_s
 from .costs import NOTHING
 from .failures import Failure, Size, drawn, rates_per_s, repair_after_s
 from .filesystem import bursts
@@ -34,8 +34,8 @@ from .turn import Turn
 _BURST_S = 300.0
 #: Calls in a row that are passed in one event, at most: a failure leaves the rest of them for nothing.
 _MOST_CALM = 256
-#: The pieces of a comeback that come before nodes are gathered, and after that.
-_BEFORE, _AFTER = ("detect", "requeue"), ("relaunch", "imports", "communicator", "first_step")
+#: The pieces of a comeback that come before nodes are gathered.
+_BEFORE = ("detect", "requeue")
 #: How often a run tells how far it is: so many times in all.
 _TICKS = 100
 
@@ -311,7 +311,7 @@ class _Run:
             self._hit, self._cold = {"system"}, False
             self._nodes.renew()
             yield from self._gather_nodes()
-        yield from self._pay(_AFTER)
+        yield from self._pay(AFTER)
         level = yield from self._recover()
         self._hit, self._cold = set(), False
         self._result.recoveries[level] = self._result.recoveries.get(level, 0) + 1
@@ -366,7 +366,7 @@ class _Run:
         self._hit = {"node"}  # nodes join as if they replaced others
         yield from self._pay(_BEFORE[1:])
         yield from self._gather_nodes()
-        yield from self._pay(_AFTER)
+        yield from self._pay(AFTER)
         yield from self._recover()
         self._hit = set()
         self._result.grown += 1

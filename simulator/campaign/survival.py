@@ -87,6 +87,9 @@ def placement(nodes: tuple[int, ...], protection: Protection, domain_nodes: int)
         nodes: of the world.
         domain_nodes: nodes that share a switch or rack; 0 where that is not known.
     """
+    standing = tuple(node % PLACES for node in nodes)
+    if standing != nodes:  # whoever stands there
+        return placement(standing, protection, domain_nodes)
     domains = [f"group{place_of(node) // domain_nodes}" for node in nodes] if domain_nodes else ()
     world = Nodes.of(range(len(nodes)), domains)
     partner = partner_nodes(world) if protection.partner and len(nodes) > 1 else ()
@@ -110,8 +113,9 @@ def recover(
     """
     checkpoints = {each.sequence: each for each in stored if each.levels}
     here = set(world)
+    gone = {number: _gone(each, here) for number, each in checkpoints.items()}
     concerned = {
-        number: _concerned(each, here, placement(each.nodes, protection, domain_nodes))
+        number: _concerned(gone[number], placement(each.nodes, protection, domain_nodes))
         for number, each in checkpoints.items()
     }
     nodes = sorted({checkpoints[n].nodes[place] for n, places in concerned.items() for place in places} & here)
@@ -132,9 +136,9 @@ def recover(
     chosen = checkpoints[best.attempt.step]
     on_nodes = Level.LOCAL in chosen.levels
     parts: dict[str, int] = {}
-    gone = {place for place in concerned[chosen.sequence] if _is_gone(chosen, place, here)}
+    lost = set(gone[chosen.sequence])
     for part, place in enumerate(concerned[chosen.sequence]):
-        if place in gone or not on_nodes:
+        if place in lost or not on_nodes:
             level = best.sources[part][0].level
             parts[level] = parts.get(level, 0) + 1
     others = len(chosen.nodes) - sum(parts.values())
@@ -144,14 +148,14 @@ def recover(
     return Recovery(chosen, parts)
 
 
-def _is_gone(stored: Stored, place: int, here: set[int]) -> bool:
-    node = stored.nodes[place]
-    return node in stored.lost or node not in here
+def _gone(stored: Stored, here: set[int]) -> list[int]:
+    """Places of nodes that are lost, or no longer the job's; most often few."""
+    gone = stored.lost | (set(stored.nodes) - here)
+    return [place for place, node in enumerate(stored.nodes) if node in gone] if gone else []
 
 
-def _concerned(stored: Stored, here: set[int], places: Placement) -> list[int]:
+def _concerned(gone: list[int], places: Placement) -> list[int]:
     """Places whose parts the planner is asked about: those of nodes that are gone and what could give these back."""
-    gone = [place for place in range(len(stored.nodes)) if _is_gone(stored, place, here)]
     found = set(gone)
     for place in gone:
         found.update(places.group[place] if places.group else ())

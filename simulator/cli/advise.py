@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from ..advise.choose import advise as compare
 from ..advise.front import least_restart, loss_of
 from ..advise.notes import what_if
 from ..advise.spending import bill_of
-from ..advise.text import config_toml, reasons
+from ..advise.text import config_toml, in_a_sentence, reasons
 from ..budget.bill import missing
 from ..budget.space import drive_years
+from ..campaign.scheduling import Scheduling
 from ..report.advice_charts import advice_chart
 from ..report.page import Contents, write_page
 from .budget import bill_document, bill_row, bill_table, known, space_document
@@ -38,9 +40,10 @@ from .options import (
     wanted_of,
     write_csv,
 )
-from .parameters import FiniteRange, NewFile
+from .parameters import FiniteRange, NewFile, no_effect
 from .restart_mode import coming_back, restart_mode_option
 from .scale import describe_state, heading
+from .traces import preemption_options
 
 
 @click.command(short_help="Advise on levels, cadence and redundancy.")
@@ -65,11 +68,13 @@ from .scale import describe_state, heading
     metavar="FILE",
     help="Write the advice as a deeppart.toml; a file of that name is replaced.",
 )
+@preemption_options
 @restart_mode_option
 @free_job_options
 def advise(
     common: Common,
     ranks: int,
+    scheduling: Scheduling,
     step_time: str | None,
     mtbf_factor: float,
     config_path: Path | None,
@@ -78,13 +83,15 @@ def advise(
 ) -> int:
     """The cadence of each level, partner copies or parity and its group, compression: what wastes least, and why."""
     refuse_seed(common)
+    if scheduling.notice_s and math.isinf(scheduling.preemption_s):
+        raise no_effect("--notice", "the job never has to make room", "give --preemption, too, or leave it out")
     job = make_job(common.read_state(), coming_back(common.read_machine(), restart_mode), ranks, options)
     if mtbf_factor != 1.0:
         job = replace(job, machine=job.machine.with_failures(mtbf_factor))
     step_s = 0.0 if step_time is None else read_time(step_time, "--step-time")
     with status_console().status("") as status:
-        advice = compare(job, step_s, lambda text: status.update(f"judging: {text}"), wanted_of(options))
-    text = config_toml(advice, step_s)
+        advice = compare(job, step_s, lambda text: status.update(f"judging: {text}"), wanted_of(options), scheduling)
+    text = config_toml(advice)
     if config_path is not None:
         config_path.write_text(text, encoding="utf-8")
     if common.csv_path is not None:
@@ -95,13 +102,14 @@ def advise(
         write_page(
             common.report_path,
             advice.chosen.job,
-            Contents(advice=advice, step_s=step_s, command=command_line()),
+            Contents(advice=advice, command=command_line()),
             common.seed,
         )
     if common.as_json:
         print_json(document(advice, text))
         return GOOD
     out = console()
+    out.print(in_a_sentence(advice.chosen), style="bold", soft_wrap=True)
     out.print(heading(job))
     for note in what_if(job.machine, job.nodes):
         out.print(note, soft_wrap=True)
@@ -132,7 +140,9 @@ def document(advice: Advice, config: str) -> dict[str, Any]:
         "nodes": job.nodes,
         "notes": what_if(job.machine, job.nodes),
         "restart_mode": job.machine.restart.mode,
+        "sentence": in_a_sentence(advice.chosen),
         "advised": row_of(advice.chosen),
+        "flush_share_binds": advice.unshared is not None,
         "choices": [row_of(choice) for choice in advice.choices],
         "front": [row_of(choice) for choice in advice.front],
         "too_large": dict(advice.too_large),
@@ -152,7 +162,7 @@ def document(advice: Advice, config: str) -> dict[str, Any]:
 
 def row_of(choice: Choice) -> dict[str, Any]:
     """A choice as one flat row."""
-    waste = choice.cadence.waste
+    waste = choice.waste
     row: dict[str, Any] = {
         "levels": describe(choice.job),
         "waste": waste.total,
@@ -161,6 +171,9 @@ def row_of(choice: Choice) -> dict[str, Any]:
         "waste_restart": waste.restart,
         "period_s": choice.cadence.period_s,
         "blocked_s": choice.blocked_s,
+        "work_per_failure_s": choice.work_s,
+        "back_per_failure_s": choice.back_s,
+        "idle": choice.idle,
         "node_bytes": choice.node_bytes,
         "node_daily_bytes": choice.node_daily_bytes,
         "drained_daily_bytes": choice.drained_daily_bytes,
@@ -186,16 +199,17 @@ def _table(advice: Advice) -> Table:
         "written/day",
         "flushed/day",
     ]
-    found = table("choices that no other one is as good as; lost: what another choice could give back", names)
+    title = "> advised, and choices that no other one is as good as; lost: what another choice could give back"
+    found = table(title, names)
     least = least_restart(advice.front)
     for choice in shown(advice):
         cadence, waste = choice.cadence, choice.waste
         every = " / ".join(show_seconds(cadence.interval_s(cost.name)) for cost in choice.costs)
         parts = (loss_of(choice, least), waste.cost, waste.rework, waste.restart - least, waste.total)
         shares = [show_share(max(0.0, share)) for share in parts]
-        style = "bold green" if choice is advice.chosen else ""
+        mark, style = ("> ", "bold green") if choice is advice.chosen else ("", "")
         sizes = [choice.node_bytes, choice.node_daily_bytes, choice.drained_daily_bytes]
-        found.add_row(describe(choice.job), *shares, every, *map(show_bytes, sizes), style=style)
+        found.add_row(mark + describe(choice.job), *shares, every, *map(show_bytes, sizes), style=style)
     return found
 
 

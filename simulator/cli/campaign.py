@@ -17,7 +17,7 @@ from deeppart.model.spelling import meant_todo
 from deeppart.model.units import show_bytes, show_seconds, show_share
 from deeppart.plan.interval import best
 
-from ..advise.choose import Choice, advise
+from ..advise.choose import Advice, advise, describe
 from ..advise.notes import what_if
 from ..advise.wanted import Wanted
 from ..budget.bill import missing
@@ -29,6 +29,7 @@ from ..campaign.failures import Failure, Size, need_failures
 from ..campaign.outcomes import Estimate, Summary, show_number, summarize
 from ..campaign.plan import Cadences, Planned, usual_spares
 from ..campaign.result import RunResult
+from ..campaign.scheduling import Scheduling
 from ..campaign.seeds import WORTH_S, cores, run_seeds
 from ..machine.kinds import DAY_S
 from ..report.charts import campaign_chart
@@ -105,25 +106,26 @@ def campaign(
 ) -> int:
     """Useful time, lost work, time blocked, recoveries by level and bytes of a long run, over several seeds."""
     job = make_job(common.read_state(), coming_back(common.read_machine(), restart_mode), ranks, options)
-    advice = _advice(job, wanted_of(options), every, levels) if advised else None
-    planned = Planned(job if advice is None else advice.job)
+    advice = _advice(job, wanted_of(options), every, levels, happenings.scheduling) if advised else None
+    planned = Planned(job if advice is None else advice.chosen.job)
     job = planned.job
     failures = happenings.failures(Size(job.ranks, job.nodes), days * DAY_S)
     random = job.machine.persistent.others or happenings.scheduling.random
     if failures is not None and not random:
         seeds = _one_seed(common, seeds)
-    if every is not None and levels is not None and given("flush_share") and common.report_path is None:
+    if every is not None and levels is not None and given("flush_share"):
         raise no_effect("--flush-share", "it limits how often checkpoints are flushed, which --every and --levels give")
     ready = usual_spares(planned) if spares is None else spares
     if advice is None:
         cadences = _cadences(planned, wanted_of(options), every, levels, days * DAY_S, ready, elastic)
         _check_protection(options, cadences)
     else:
-        period_s = training_s(advice.costs, advice.cadence)
-        cadences = Cadences(period_s, followed(advice.cadence), days * DAY_S, spares=ready, elastic=elastic)
+        chosen = advice.chosen
+        period_s = training_s(chosen.costs, chosen.cadence)
+        cadences = Cadences(period_s, followed(chosen.cadence), days * DAY_S, spares=ready, elastic=elastic)
     cadences = replace(cadences, scheduling=happenings.scheduling)
-    chosen = advised or every is None or levels is None or spares is None
-    other = other_rates(job, failures, days * DAY_S) if chosen and failures is not None else ""
+    left_out = advised or every is None or levels is None or spares is None
+    other = other_rates(job, failures, days * DAY_S) if left_out and failures is not None else ""
     jobs = _at_a_time(planned, cadences, seeds, failures, jobs, anyway=anyway)
     numbers = range(common.seed, common.seed + seeds)
     results = simulate(planned, cadences, numbers, failures, jobs=jobs, shown=not common.as_json)
@@ -135,9 +137,8 @@ def campaign(
     if common.png_path is not None:
         campaign_chart(summary).save(common.png_path)
     if common.report_path is not None:
-        write_page(
-            common.report_path, job, Contents(summary=summary, cadences=cadences, command=command_line()), common.seed
-        )
+        contents = Contents(summary=summary, cadences=cadences, advice=advice, command=command_line())
+        write_page(common.report_path, cadences.of(job), contents, common.seed)
     if common.as_json:
         found = document(job, cadences, results, summary) | _budget(planned, cadences, summary)
         print_json(found | {"notes": [*found["notes"], *([other] if other else [])]})
@@ -148,7 +149,7 @@ def campaign(
             out.print(note, soft_wrap=True)
         if other:
             out.print(other, soft_wrap=True)
-        out.print(_cadence_line(cadences))
+        out.print(f"{describe(cadences.of(job))}: {cadences}", soft_wrap=True)
         out.print(_table(summary))
         out.print(bill_table(bill_of_run(planned, cadences, summary), "what the run takes, all of its nodes together"))
         for line in _spending(planned, cadences, summary):
@@ -197,7 +198,7 @@ def _cadences(
     return Cadences(period, counts, wall_s, spares=spares, elastic=elastic)
 
 
-def _advice(job: Job, wanted: Wanted, every: str | None, levels: str | None) -> Choice:
+def _advice(job: Job, wanted: Wanted, every: str | None, levels: str | None, scheduling: Scheduling) -> Advice:
     """What is advised for a job.
 
     Raises:
@@ -210,7 +211,7 @@ def _advice(job: Job, wanted: Wanted, every: str | None, levels: str | None) -> 
             found="--advised, and " + ("--every" if every is not None else "--levels"),
             where="--advised",
         )
-    return advise(job, wanted=wanted).chosen
+    return advise(job, wanted=wanted, scheduling=scheduling)
 
 
 def _read_levels(text: str, on: list[str]) -> dict[str, int]:
@@ -339,19 +340,6 @@ def _spending(planned: Planned, cadences: Cadences, summary: Summary) -> list[st
     machine, space = planned.job.machine, space_of_run(planned, cadences)
     lines = [f"no room: {line}; a job would end there" for line in space.too_large]
     return [*lines, *space_lines(machine, space, *daily_bytes(planned, cadences, summary)), *missing(machine)]
-
-
-def _cadence_line(cadences: Cadences) -> str:
-    every = ", ".join(f"{level} at every {_nth(count)}" for level, count in cadences.every.items() if count)
-    spares = f"; {cadences.spares} spare nodes" if cadences.spares else ""
-    return f"a call after every {show_seconds(cadences.period_s)} of training; {every}{spares}"
-
-
-def _nth(count: int) -> str:
-    if count == 1:
-        return "call"
-    ending = "th" if count % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(count % 10, "th")
-    return f"{count:,}{ending} call"
 
 
 def _table(summary: Summary) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -86,16 +86,14 @@ def happenings_options(function: F) -> F:
         trace: Path | None,
         system: str | None,
         time_limit: str | None,
-        preemption: str | None,
-        notice: str | None,
         queue: str | None,
+        scheduling: Scheduling,
         **rest: Any,
     ) -> Any:
-        scheduling = Scheduling(
-            math.inf if time_limit is None else read_time(time_limit, "--time-limit"),
-            math.inf if preemption is None else read_time(preemption, "--preemption"),
-            0.0 if notice is None else read_time(notice, "--notice"),
-            Waits() if queue is None else read_waits(queue),
+        scheduling = replace(
+            scheduling,
+            limit_s=math.inf if time_limit is None else read_time(time_limit, "--time-limit"),
+            waits=Waits() if queue is None else read_waits(queue),
         )
         return function(*first, happenings=Happenings(trace, system, scheduling), **rest)
 
@@ -109,14 +107,30 @@ def happenings_options(function: F) -> F:
         system_option,
         click.option("--time-limit", metavar="TIME", help="Of each turn of the job; no limit if left out."),
         click.option(
-            "--preemption", metavar="TIME", help="Mean time after which the job has to make room; never if left out."
-        ),
-        click.option("--notice", metavar="TIME", help="The job is told so long before either; not at all if left out."),
-        click.option(
             "--queue",
             metavar="TIME|exponential:TIME|FILE",
             help="How long it waits for its next turn: always, on average, or as the jobs of a trace did.",
         ),
+    )
+    return cast("F", add_options(decorators, preemption_options(wrapped)))
+
+
+def preemption_options(function: F) -> F:
+    """Preemptions, and the notice before a turn ends, as one argument ``scheduling``."""
+
+    @functools.wraps(function)
+    def wrapped(*first: Any, preemption: str | None, notice: str | None, **rest: Any) -> Any:
+        scheduling = Scheduling(
+            preemption_s=math.inf if preemption is None else read_time(preemption, "--preemption"),
+            notice_s=0.0 if notice is None else read_time(notice, "--notice"),
+        )
+        return function(*first, scheduling=scheduling, **rest)
+
+    decorators = (
+        click.option(
+            "--preemption", metavar="TIME", help="Mean time after which the job has to make room; never if left out."
+        ),
+        click.option("--notice", metavar="TIME", help="The job is told so long before; not at all if left out."),
     )
     return cast("F", add_options(decorators, wrapped))
 

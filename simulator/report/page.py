@@ -15,7 +15,7 @@ from ..advise.front import least_restart, loss_of
 from ..advise.notes import what_if
 from ..advise.sides import has_failures
 from ..advise.spending import bill_of
-from ..advise.text import config_toml, reasons
+from ..advise.text import config_toml, in_a_sentence, reasons
 from ..budget.bill import MONTH_DAYS, missing
 from ..budget.runs import bill_of_run, daily_bytes, space_of_run
 from ..budget.space import space_lines
@@ -48,9 +48,8 @@ class Contents:
 
     Attributes:
         points: of a scaling study.
-        summary, cadences: of a campaign.
+        summary, cadences: of a campaign. Its page has no advice but the one that was followed, if one was.
         advice: for the job.
-        step_s: length of a training step, for the advice; 0 if it is not known.
         extra: (heading, rows) of a table of its own, the first row being its head.
         validation: what the table is of, if it is of one.
         command: that was given.
@@ -60,7 +59,6 @@ class Contents:
     summary: Summary | None = None
     cadences: Cadences | None = None
     advice: Advice | None = None
-    step_s: float = 0.0
     extra: tuple[str, Sequence[Sequence[str]]] | None = None
     validation: Validation | None = None
     command: str = ""
@@ -81,10 +79,10 @@ def page(job: Job, contents: Contents, seed: int) -> str:
     sections.append(_scaling(job, contents.points))
     sections.append(_timeline(job))
     advice = contents.advice
-    if advice is None and has_failures(job):
+    if advice is None and contents.summary is None and has_failures(job):
         advice = advise(job)
     if advice is not None:
-        sections.append(_advice(advice, contents.step_s))
+        sections.append(_advice(advice))
     sections.append(_campaign(job, contents, advice, seed))
     title = f"{job.state.name} on {job.ranks} ranks of {job.machine.name}"
     spares = 0 if contents.cadences is None else contents.cadences.spares
@@ -157,11 +155,11 @@ def groups_of(job: Job) -> list[Group]:
     return fold(timeline(job, times_of(job, shares)))
 
 
-def _advice(advice: Advice, step_s: float) -> str:
+def _advice(advice: Advice) -> str:
     items = "".join(f"<li>{escape(line)}</li>" for line in reasons(advice))
     chosen, least = advice.chosen, least_restart(advice.front)
     words = (
-        f"<p><b>{escape(describe(chosen.job))}, a call every {show_seconds(chosen.cadence.period_s)}</b> loses "
+        f"<p><b>{escape(in_a_sentence(chosen))}</b> {escape(describe(chosen.job))} loses "
         f"{show_share(loss_of(chosen, least))} of the time and writes {show_bytes(chosen.drained_daily_bytes)} a day "
         f"to the file system. Coming back after failures takes {show_share(least)} of the time whatever is chosen; the "
         "charts leave that out.</p>"
@@ -184,7 +182,7 @@ def _advice(advice: Advice, step_s: float) -> str:
         for each in advice.sensitivity
     ]
     month = f"<h3>What {MONTH_DAYS:g} days take</h3>{bill_html(bill_of(chosen), 'bill-advice')}{_missing(chosen.job)}"
-    config = f"<pre>{escape(config_toml(advice, step_s))}</pre>"
+    config = f"<pre>{escape(config_toml(advice))}</pre>"
     numbers = folded("the numbers", table(rows, {marked}, stacked=True))
     return section(
         "Advice", f"{words}{figure(advice_chart(advice))}{numbers}<h3>Why</h3><ul>{items}</ul>{month}"
@@ -200,16 +198,18 @@ def _campaign(job: Job, contents: Contents, advice: Advice | None, seed: int) ->
         chosen = advice.chosen
         period = training_s(chosen.costs, chosen.cadence)
         planned = Planned(chosen.job)
-        cadences = Cadences(period, followed(chosen.cadence), _WALL_S, spares=usual_spares(planned))
+        cadences = Cadences(
+            period, followed(chosen.cadence), _WALL_S, spares=usual_spares(planned), scheduling=advice.scheduling
+        )
         if too_long(_SEEDS * effort_s(planned, cadences)):
             return section("A campaign", "<p>Failures come so often that this takes too long to simulate.</p>")
         summary = summarize([run(planned, cadences, number) for number in range(seed, seed + _SEEDS)])
     if summary is None or cadences is None:
         return ""
+    setup = escape(f"{describe(cadences.of(planned.job))}: {cadences}")
     words = (
-        f"<p>{show_seconds(cadences.wall_s)} with a checkpoint after every {show_seconds(cadences.period_s)} of "
-        f"training, {summary.seeds} runs: {_interval(summary.efficiency)} of the time is useful "
-        "training.</p>"
+        f"<p>{setup}. {_interval(summary.efficiency)} of {show_seconds(cadences.wall_s)} is useful training, in "
+        f"{summary.seeds} runs.</p>"
     )
     rows = [["", "mean", "least", "most"]]
     for prefix, names, show in (

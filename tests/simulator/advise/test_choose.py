@@ -7,7 +7,12 @@ from dataclasses import replace
 import pytest
 from deeppart_simulator.advise.choose import FACTORS, HOPELESS, advise, describe, shown
 from deeppart_simulator.advise.front import AS_GOOD_OF_ALL, least_restart, loss_of
+from deeppart_simulator.advise.text import reasons
 from deeppart_simulator.advise.wanted import Wanted
+from deeppart_simulator.campaign.costs import followed, training_s
+from deeppart_simulator.campaign.plan import Cadences, Planned
+from deeppart_simulator.campaign.run import run
+from deeppart_simulator.campaign.scheduling import Scheduling
 from deeppart_simulator.machine.record import Failures
 from deeppart_simulator.timing.stages import Job, Protection
 
@@ -152,3 +157,31 @@ def test_a_job_that_gets_nowhere_is_refused_with_what_would_have_to_change() -> 
     assert "128 times as rare" in said and "goes into coming back" in said
     found = advise(asked(Failures(process=16 * 60.0 * 128), restart=slow)).chosen.waste.total
     assert 0.25 < found < 0.55
+
+
+def test_what_is_advised_is_shown_first() -> None:
+    advice = advise(asked(Failures(node=10 * DAY, system=100 * DAY)))
+    assert shown(advice)[0] is advice.chosen
+    others = [choice.waste.total for choice in shown(advice)[1:]]
+    assert others == sorted(others) and shown(advice).count(advice.chosen) == 1
+
+
+@pytest.mark.parametrize("notice_s", [0.0, 60.0])
+def test_a_campaign_with_preemptions_loses_what_the_advice_says(notice_s: float) -> None:
+    """With a notice no work is lost, and checkpoints are as rare as without preemptions; otherwise it is a failure."""
+    slow = replace(MACHINE.persistent, write=1e9, read=1e9)
+    job = asked(Failures(node=20 * DAY), persistent=slow, restart=replace(MACHINE.restart, relaunch=300.0))
+    scheduling = Scheduling(preemption_s=DAY / 4, notice_s=notice_s)
+    wanted = Wanted(local=False, compression="none")
+    advice = advise(job, wanted=wanted, scheduling=scheduling)
+    chosen, calm = advice.chosen, advise(job, wanted=wanted).chosen
+    assert (chosen.leaving > 0) == (notice_s > 0)
+    assert (chosen.cadence.period_s == calm.cadence.period_s) == (notice_s > 0)
+    (line,) = [line for line in reasons(advice) if line.startswith("preempted every 6 h")]
+    assert ("no work is lost" in line) == (notice_s > 0)
+    cadences = Cadences(
+        training_s(chosen.costs, chosen.cadence), followed(chosen.cadence), 100 * DAY, spares=2, scheduling=scheduling
+    )
+    runs = [run(Planned(chosen.job), cadences, seed) for seed in range(4)]
+    wasted = 1 - sum(each.efficiency for each in runs) / len(runs)
+    assert wasted == pytest.approx(chosen.waste.total, rel=0.1)

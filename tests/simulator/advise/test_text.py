@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 from deeppart_simulator.advise.choose import Advice, advise
-from deeppart_simulator.advise.text import config_toml, reasons
+from deeppart_simulator.advise.text import config_toml, in_a_sentence, reasons
 from deeppart_simulator.advise.wanted import Wanted
 from deeppart_simulator.machine.record import Failures, Group
 from deeppart_simulator.timing.stages import Job
 
 import deeppart
+from deeppart.model.units import show_seconds, show_share
 from tests.simulator.campaign.jobs import DAY
 from tests.simulator.timing.jobs import MACHINE, STATE
 
@@ -53,7 +54,7 @@ def test_a_script_that_calls_at_every_step_saves_as_often_as_advised(
     failures = Failures(process=5 * DAY, node=10 * DAY, system=100 * DAY)
     advice = advise(Job(STATE, replace(MACHINE, failures=failures), 16, 4), step_s, wanted=wanted)
     monkeypatch.chdir(tmp_path)
-    Path("deeppart.toml").write_text(config_toml(advice, step_s))
+    Path("deeppart.toml").write_text(config_toml(advice))
     local_dir = None if wanted.local is False else str(tmp_path / "local")
     config = deeppart.Config(persistent_dir=str(tmp_path / "persistent"), local_dir=local_dir)
     assert isinstance(config.every, Mapping)
@@ -71,21 +72,57 @@ def test_a_script_that_calls_at_every_step_saves_as_often_as_advised(
         interval = (times[-1] - times[0]) / (len(times) - 1)
         assert abs(interval - cadence.interval_s(level)) <= step_s / 2, level
     assert config.every["persistent"] % max(1, config.every["local"]) == 0
-    assert "at every training step" in config_toml(advice, step_s)
+    assert "at every training step" in config_toml(advice)
 
 
-def test_what_calls_take_at_which_nothing_is_due_is_told() -> None:
+def test_what_calls_take_at_which_nothing_is_due_is_lost() -> None:
     """20 ms to look at the state at each step of half a second, nearly all of which save nothing: a twenty-fifth."""
     memory = replace(MACHINE.memory, call=0.02)
     job = Job(STATE, replace(MACHINE, memory=memory, failures=Failures(process=50 * DAY, system=500 * DAY)), 16, 4)
     advice = advise(job, 0.5)
-    (line,) = [line for line in config_toml(advice, 0.5).splitlines() if "nothing is due" in line]
+    chosen, idle = advice.chosen, 0.02 / 0.52
+    assert chosen.idle == pytest.approx(idle, rel=0.05)
+    assert chosen.waste.total == pytest.approx(chosen.cadence.waste.total + idle, rel=0.05)
+    assert all(each.kept > idle / 1.05 for each in advice.sensitivity)
+    (line,) = [line for line in config_toml(advice).splitlines() if "nothing is due" in line]
     share = float(re.search(r"20 ms each, ([\d.]+) %", line)[1])  # type: ignore[index]
-    assert 3.7 < share < 4.0
-    assert "nothing is due" not in config_toml(advice), "who calls only then takes it only then"
-    assert "nothing is due" not in config_toml(
-        advise(replace(job, machine=replace(job.machine, memory=MACHINE.memory)), 0.5), 0.5
-    )
+    assert share == pytest.approx(100 * chosen.idle, abs=0.1)
+    assert sum("nothing is due" in line for line in reasons(advice)) == 1
+    without = advise(job)
+    assert without.chosen.idle == 0 and "nothing is due" not in config_toml(without), "who calls only then"
+
+
+def test_the_sentence_has_the_figures_of_the_choice(advice: Advice) -> None:
+    chosen = advice.chosen
+    said = in_a_sentence(chosen)
+    assert said.startswith(f"Call checkpoint() every {show_seconds(chosen.cadence.period_s)}: each blocks ")
+    assert f"blocks {show_seconds(chosen.blocked_s)}, a failure costs {show_seconds(chosen.work_s)} of work" in said
+    assert said.endswith(f"{show_share(chosen.waste.total)} of the time in all.")
+    # A failure finds training half a period after the last call, and what all of them cost is what is lost.
+    assert 0.4 < chosen.work_s / chosen.cadence.period_s < 0.7
+    rate = sum(cost.failures_per_s for cost in chosen.costs)
+    lost = chosen.waste.cost + rate * (chosen.work_s + chosen.back_s)
+    assert lost == pytest.approx(chosen.waste.total)
+
+
+def test_a_script_that_calls_at_every_step_is_told_which_calls_save(advice: Advice) -> None:
+    found = advise(advice.chosen.job, 3.0).chosen
+    steps = tomllib.loads(config_toml(advise(advice.chosen.job, 3.0)))["every"]["local"]
+    assert f"at every step: each {steps:,}th, every {show_seconds(found.cadence.period_s)}" in in_a_sentence(found)
+
+
+def test_a_share_of_the_file_system_that_keeps_checkpoints_apart_is_named(advice: Advice) -> None:
+    shared = replace(MACHINE.persistent, write=2e8, node_write=1e8)
+    job = Job(STATE, replace(MACHINE, persistent=shared, failures=Failures(system=DAY / 2)), 16, 4)
+    wanted = Wanted(local=False, compression="none")
+    bound = advise(job, wanted=wanted)
+    (line,) = [line for line in reasons(bound) if "--flush-share" in line]
+    assert bound.unshared is not None and show_seconds(bound.unshared.period_s) in line
+    free = advise(replace(job, flush_share=1.0), wanted=wanted)
+    assert free.unshared is None and not any("--flush-share" in line for line in reasons(free))
+    least = min(choice.waste.total for choice in free.choices)
+    assert bound.unshared.waste.total == pytest.approx(least) and least < bound.chosen.waste.total
+    assert not any("--flush-share" in line for line in reasons(advice)), "which is far from its share"
 
 
 @pytest.mark.parametrize("step_s", [0.0, 2.0])
@@ -94,7 +131,7 @@ def test_what_no_failure_needs_is_written_about_every_hour(step_s: float) -> Non
     persistent = next(cost for cost in chosen.chosen.costs if cost.name == "persistent")
     assert persistent.failures_per_s < 1 / (1000 * DAY), "a copy or parity survives each failure alone"
     cadence = chosen.chosen.cadence
-    every = tomllib.loads(config_toml(chosen, step_s))["every"]
+    every = tomllib.loads(config_toml(chosen))["every"]
     counted = step_s or cadence.period_s
     assert 3000 <= every["persistent"] * counted <= 2 * 3600
     assert every["persistent"] % every["local"] == 0

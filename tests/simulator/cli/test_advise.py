@@ -85,3 +85,25 @@ def test_a_job_that_leaves_the_nodes_storage_out_is_told_so(capsys: pytest.Captu
     out = sim(capsys, "advise", *SMALL, "--ranks", "64", "--no-local")[1]
     assert "# nothing on the nodes' own storage; " in out and "# 0 B" not in out
     assert "# nothing" not in sim(capsys, "advise", *SMALL, "--ranks", "64", "--local")[1]
+
+
+def test_advice_begins_with_a_sentence_and_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    some = ("advise", *SMALL, "--ranks", "1024")
+    out, document = sim(capsys, *some)[1], sim_json(capsys, *some)
+    assert out.splitlines()[0] == document["sentence"] and document["sentence"].startswith("Call checkpoint() every ")
+    rows = [line.strip("\u2502 ") for line in out.splitlines() if line.startswith("\u2502")]
+    assert rows[0].startswith("> " + document["advised"]["levels"]) and not any(row[:2] == "> " for row in rows[1:])
+    assert document["advised"]["work_per_failure_s"] > document["advised"]["period_s"] / 3
+
+
+def test_preemptions_without_notice_are_failures(capsys: pytest.CaptureFixture[str]) -> None:
+    some = ("advise", *SMALL, "--ranks", "64")
+    often, told, never = (
+        sim_json(capsys, *some, *more)["advised"]
+        for more in (("--preemption", "1h"), ("--preemption", "1h", "--notice", "10min"), ())
+    )
+    assert often["every_persistent"] * often["period_s"] < never["every_persistent"] * never["period_s"] / 3
+    assert told["period_s"] == never["period_s"] and told["waste_rework"] < often["waste_rework"]
+    assert told["waste"] > never["waste"]
+    code, _, err = sim(capsys, *some, "--notice", "10min")
+    assert code == 2 and "--preemption" in err

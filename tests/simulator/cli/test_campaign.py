@@ -71,6 +71,22 @@ def test_what_is_advised_is_played(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 2 and "--advised" in err
 
 
+@pytest.mark.parametrize("more", [("--levels", "local=1,partner=0,persistent=4"), ("--advised", "--no-partner")])
+def test_the_page_has_the_setup_that_was_played(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    page = tmp_path / "page.html"
+    some = ("campaign", *SMALL, "--ranks", "64", "--days", "1", "--seeds", "1", "--report", str(page))
+    code, out, err = sim(capsys, *some, *more)
+    assert code == 0, err
+    (setup,) = [line for line in out.splitlines() if "a call after every" in line]
+    levels = setup.partition(":")[0]
+    text = page.read_text().replace("<wbr>", "")
+    assert "partner" not in levels and setup in text and f"{levels}; capture" in text
+    assert ("<h2>Advice</h2>" in text) == ("--advised" in more)
+    assert (f"</b> {levels} loses" in text) == ("--advised" in more)
+
+
 def test_a_level_that_is_best_left_out_is_never_written_unless_it_is_asked_for(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -39,7 +39,7 @@ def test_a_page_has_everything_and_needs_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
 ) -> None:
     file = tmp_path / "out.html"
-    more = ("--days", "1", "--seeds", "1") if command == "campaign" else ()
+    more = ("--days", "1", "--seeds", "1", "--advised") if command == "campaign" else ()
     code, _, err = sim(capsys, command, *SMALL, "--ranks", "64", "--report", str(file), *more)
     assert code == 0, err
     reader = _Reader()
