@@ -25,7 +25,7 @@ from deeppart.state.capture.staging import Staging
 from deeppart.state.restore.request import Asked
 from deeppart.state.tree.excluding import Excluded
 from deeppart.state.tree.paths import Path
-from deeppart.state.tree.per_rank import PerRank
+from deeppart.state.tree.per_rank import Ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +37,21 @@ class Restored:
         inventory: what there was to choose from.
         report: what was done on this rank.
         notices: what rank 0 is to tell the user.
+        per_rank: paths of the leaves that each rank saved for itself.
     """
 
     recovered: Recovered
     inventory: Inventory
     report: RestoreReport
     notices: list[DeeppartWarning]
+    per_rank: list[str]
 
 
 def restore_step(
     session: Session,
     state: Any,
     which: int | Looked | None,
-    per_rank: PerRank,
+    ways: Ways,
     asked: Asked,
     memory: tuple[Staging, Arena],
 ) -> tuple[Restored | None, tuple[str, ...]]:
@@ -82,7 +84,7 @@ def restore_step(
             warn_unfinished(session, explanation)
             raise_together(comm, refusal_of_state(live.flat, _left_out(asked)), "restore", timeout)
             return None, explanation
-        done = restore_state(ranks, recovered, live, per_rank, session.config.replicated, known)
+        done = restore_state(ranks, recovered, live, ways, session.config.replicated, known)
         if done is not None:
             return Restored(recovered, inventory, *done), explanation
         recovered.mine.clear()  # before its memory is used for the same once more

@@ -34,14 +34,14 @@ def opened(tmp_path: Path) -> Opened:
 
 def brought(opened: Opened, state: Any, per_rank: Any) -> tuple[Matched, OldLeaves]:
     matched = opened.matched(state, per_rank)
-    old = memory_for_old_leaves(matched.saved, matched.way)
+    old = memory_for_old_leaves(matched)
     bring_old_leaves(opened.distributor, old)
     return matched, old
 
 
 def mapped(opened: Opened, state: Any, per_rank: Any) -> tuple[Matched, Mapped]:
     matched, old = brought(opened, state, per_rank)
-    return matched, map_old_leaves(matched, old, per_rank, 0, 1)
+    return matched, map_old_leaves(matched, old, 0, 1)
 
 
 def last(path: str, old: list[Any], rank: int, size: int) -> Any:
@@ -85,7 +85,7 @@ def test_a_function_is_asked_once_for_each_path_with_what_all_old_ranks_had(open
         return old[1]
 
     matched, old = brought(opened, live_for_forged(), ask)
-    found = map_old_leaves(matched, old, ask, 5, 7)
+    found = map_old_leaves(matched, old, 5, 7)
     assert asked == {
         "rng": ([[rank] * 16 for rank in range(RANKS)], 5, 7),
         "position": ([1000, 1001, 1002], 5, 7),
