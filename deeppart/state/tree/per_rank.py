@@ -1,4 +1,4 @@
-"""The ways in which a restore treats per-rank leaves if the world size has changed: globs over paths, and what each says.
+"""The ways in which a restore treats per-rank leaves if the world size has changed: globs over paths -> ways.
 
 A single way is the table ``{"*": way}``. The first glob that matches decides, as with ``replicated``; what none matches
 is strict.
@@ -32,7 +32,7 @@ class Ways:
     """
 
     def __init__(self, per_rank: PerRank) -> None:
-        self._rules: dict[str, Way] = dict(per_rank) if isinstance(per_rank, Mapping) else {"*": per_rank}
+        self._rules = in_order(per_rank)
 
     def of(self, name: str) -> Way:
         """The way of what was saved at a readable path."""
@@ -45,9 +45,18 @@ class Ways:
         return texts["*"] if texts.keys() == {"*"} else str(texts)
 
 
+def in_order(*tables: PerRank) -> dict[str, Way]:
+    """One table of several: the first that has a glob decides."""
+    found: dict[str, Way] = {}
+    for table in tables:
+        for glob, way in (table if isinstance(table, Mapping) else {"*": table}).items():
+            found.setdefault(glob, way)
+    return found
+
+
 def ways_or_refusal(per_rank: Any) -> tuple[Ways, ConfigError | None]:
     """The ways that a caller asks for; or those of "strict", and why not: other ranks are to hear of it."""
-    table = per_rank if isinstance(per_rank, Mapping) else {"*": per_rank}
+    table = in_order(per_rank)
     if all(isinstance(glob, str) and glob and _is_way(way) for glob, way in table.items()):
         return Ways(table), None
     return Ways(STRICT), ConfigError(
@@ -74,8 +83,8 @@ def strict_error(suggested: Mapping[str, str], saved_by: int, ranks: int, step: 
         f"but {ranks} {'ranks restore' if ranks != 1 else 'rank restores'} it",
         found="per rank: " + _listed(list(suggested)),
         where=f"step {step}",
-        todo=f"say what becomes of them, such as per_rank={_table(suggested)}: 'rank0' gives all ranks what rank 0 had, "
-        "which is right for metrics and running statistics, and wrong for random generators and positions in the data; "
+        todo=f"say what becomes of them, such as per_rank={_table(suggested)}: 'rank0' gives all what rank 0 had, which "
+        "is right for metrics and running statistics, and wrong for random generators and positions in the data; "
         "'drop' keeps the live ones; a function (path, old values, new rank, new world size) -> value maps them. Or "
         "restart on as many ranks as saved it",
     )

@@ -102,4 +102,4 @@ def refusals(top: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(train, refusals)
+    main(train, refusals, grows=True)
