@@ -92,9 +92,7 @@ class CheckpointEngine(BaseCheckpointEngine):
         engine.checkpoint_engine = self
         engine.save_non_zero_checkpoint = True  # of every rank, which is asked for when the engine is made
 
-    def resume(
-        self, step: int | None = None, per_rank: PerRank | None = None, **how: Any
-    ) -> dict[str, Any] | None:
+    def resume(self, step: int | None = None, per_rank: PerRank | None = None, **how: Any) -> dict[str, Any] | None:
         """Restore a checkpoint into the engine, the loaders and the random generators (collective).
 
         Args:

@@ -14,7 +14,9 @@ from tests.unit.interop.trainer_runs import EVERY, STEPS, check, results
 def test_trainings_that_were_ended_come_to_the_same_bits(tmp_path: Path) -> None:
     found = results("transformers_job", ("transformers", "accelerate"), tmp_path)
     check(found)
-    assert [step for step, _ in found["grown"]][-1] == STEPS and found["grown"][0][0] > EVERY  # from the middle, by three
+    assert [step for step, _ in found["grown"]][-1] == STEPS and found["grown"][0][
+        0
+    ] > EVERY  # from the middle, by three
     later, foreign, not_resumed = found["refusals"]
     assert "model_init" in later
     assert "does not have this callback" in foreign

@@ -52,7 +52,9 @@ def test_the_error_names_ten_leaves_and_a_table_that_covers_all() -> None:
     suggested = {"best": "rank0", "rng/torch": "drop", "rng/python/gauss": "rank0"}
     suggested |= {f"metrics/{name}/x": "rank0" for name in "abcdefghijk"}
     error = strict_error(suggested, 2, 3, 7)
-    assert "best, rng/torch, rng/python/gauss, metrics/a/x" in str(error.found) and "... (14 in all)" in str(error.found)
+    assert "best, rng/torch, rng/python/gauss, metrics/a/x" in str(error.found) and "... (14 in all)" in str(
+        error.found
+    )
     assert str(error.found).count(", ") == 10
     line = str(error.todo).partition("per_rank=")[2].partition("}")[0] + "}"
     assert ast.literal_eval(line) == {"best": "rank0", "rng/*": "drop", "metrics/*": "rank0"}
