@@ -83,8 +83,8 @@ def strict_error(suggested: Mapping[str, str], saved_by: int, ranks: int, step: 
         f"but {ranks} {'ranks restore' if ranks != 1 else 'rank restores'} it",
         found="per rank: " + _listed(list(suggested)),
         where=f"step {step}",
-        todo=f"say what becomes of them, such as per_rank={_table(suggested)}: 'rank0' gives all what rank 0 had, which "
-        "is right for metrics and running statistics, and wrong for random generators and positions in the data; "
+        todo=f"say what becomes of them, such as per_rank={_table(suggested)}: 'rank0' gives all what rank 0 had, "
+        "which is right for metrics and running statistics, and wrong for random generators and positions in the data; "
         "'drop' keeps the live ones; a function (path, old values, new rank, new world size) -> value maps them. Or "
         "restart on as many ranks as saved it",
     )

@@ -61,7 +61,7 @@ def test_a_directory_is_told_once_whatever_restarts_in_it(tmp_path: Path) -> Non
         state: dict[str, Any] = {"best": float(comm.rank), "items": [comm.rank] * 9, "draw": draw}
         state |= {f"other{n}": torch.full((3,), comm.rank) for n in range(others)}
         with checkpointer(tmp_path, comm) as ck:
-            ways = {"draw": "drop", "*": lambda path, old, rank, size: old[rank % len(old)]}
+            ways: dict[str, Any] = {"draw": "drop", "*": lambda path, old, rank, size: old[rank % len(old)]}
             ck.restore(state, per_rank=ways, on_missing="keep")
             state["best"] = float(comm.rank)
             ck.checkpoint(state, step)
@@ -86,7 +86,7 @@ def test_random_generators_are_no_news_whatever_they_are_called() -> None:
         "d": {"python": 1, "numpy": 2, "torch": torch.ones(3)},
     }
     flat = flatten(state)
-    names = tuple(readable(leaf.path) for leaf in [*flat.arrays, *flat.values])
+    names = tuple(readable(leaf.path) for leaves in (flat.arrays, flat.values) for leaf in leaves)
     (told,) = said(Warnings(), Classified(names, ()), ("b/1", "c/deep/cuda"), state)
     assert "from now on: d/torch, rng, d/numpy, d/python\n" in str(told.message), told.message
 
