@@ -72,8 +72,8 @@ class CheckpointManager(BaseCheckpointManager):
         """torchtitan's options for checkpoints, and one more."""
 
         per_rank: _Way | dict[str, _Way] = field(default_factory=dict)
-        """What becomes of leaves of each rank on another number of ranks, as in ``Checkpointer.restore``. Of what it does
-        not name, random generators begin anew, and all else that differs between ranks is an error."""
+        """What becomes of leaves of each rank on another number of ranks, as in ``Checkpointer.restore``. What it does
+        not name: random generators begin anew, and all else that differs between ranks is an error."""
 
     def __init__(
         self,

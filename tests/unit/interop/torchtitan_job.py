@@ -234,8 +234,9 @@ def _exported(top: Path) -> None:
 def _on_one_rank(run: Run, expected: Weights) -> list[str]:
     """What two ranks saved: data positions are asked about; then one rank has it, with generators as it asks."""
     found: list[str] = []
+    asked: dict[str, Any] = {"exclude_from_loading": ["dataloader"], "per_rank": {"rng/*": "strict"}}
     options: dict[str, Any]
-    for options in ({}, {"exclude_from_loading": ["dataloader"], "per_rank": {"rng/*": "strict"}}):
+    for options in (dict[str, Any](), asked):
         trainer = config(run, **options).build()
         before = weights_of(trainer)
         try:
