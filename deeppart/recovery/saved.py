@@ -144,6 +144,8 @@ class SavedStep:
 
     def own_ways(self, ways: Ways) -> OwnWays:
         """What becomes of the per-rank leaves on another number of ranks; the same on all of them."""
+        if not self.any_own:
+            return OwnWays()
         # What has no place here may have one on another rank, and has no other name than the saved one.
         whole = self.structure if self.tree_as_saved is None else replace(self.structure, tree=self.tree_as_saved)
         paths, owners = whole.array_paths(), ((index, alias.owner) for index, alias in whole.aliases.items())

@@ -7,6 +7,7 @@ is strict.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from glob import escape
 from typing import Any
 
 from deeppart.errors import ConfigError, PerRankError
@@ -95,7 +96,7 @@ def _table(suggested: Mapping[str, str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, way in suggested.items():
         top, inside, _ = name.partition("/")
-        glob = f"{top}/*" if inside else top
+        glob = escape(top) + "/*" * bool(inside)
         found[glob] = DROP if DROP in (found.get(glob), way) else way
     return found if len(found) <= _MOST_NAMES else dict(list(found.items())[: _MOST_NAMES - 1]) | {"*": RANK0}
 
