@@ -6,8 +6,8 @@ is strict.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from glob import escape
 from typing import Any
 
 from deeppart.errors import ConfigError, PerRankError
@@ -96,7 +96,7 @@ def _table(suggested: Mapping[str, str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, way in suggested.items():
         top, inside, _ = name.partition("/")
-        glob = escape(top) + "/*" * bool(inside)
+        glob = re.sub(r"[*?[]", r"[\g<0>]", top) + "/*" * bool(inside)
         found[glob] = DROP if DROP in (found.get(glob), way) else way
     return found if len(found) <= _MOST_NAMES else dict(list(found.items())[: _MOST_NAMES - 1]) | {"*": RANK0}
 
