@@ -45,7 +45,7 @@ from deeppart.session.wiring import (
 )
 from deeppart.state.capture.staging import Staging
 from deeppart.state.restore.request import Asked, Globs, OnMissing, OnUnexpected, asked_or_refusal
-from deeppart.state.tree.per_rank import PerRank, refusal_of, way_of
+from deeppart.state.tree.per_rank import PerRank, Ways, ways_or_refusal
 
 #: A start waits for what this process has left before; shorter than the other ranks wait for this one.
 _SETTLE_SHARE = 0.8
@@ -209,7 +209,9 @@ class Checkpointer:
             step: which one; None for the newest that can be recovered.
             per_rank: what to do with leaves that each rank saved for itself when the world size has changed: "strict"
                 refuses, "rank0" gives all ranks what rank 0 had, "drop" leaves the live ones alone and says which, a
-                function ``(path, old ranks' values, new rank, new world size) -> value`` maps them.
+                function ``(path, old ranks' values, new rank, new world size) -> value`` maps them. Or a table of
+                globs over saved paths: ``{"rng*": "drop", "*": "rank0"}``; the first that matches decides, and what
+                none matches is "strict".
             keys: globs over paths of the live state: ``"model/*"``. Everything else stays as it is. None for all.
             exclude: globs of what stays as it is, even so.
             strict: False: live leaves that the checkpoint lacks stay as they are, and saved ones that the live state
@@ -240,7 +242,8 @@ class Checkpointer:
         check_state(state, "restore")
         step = None if step is None else check_step(step, "restore(state, step)")
         asked, impossible = asked_or_refusal(keys, exclude, strict, cast, rename, on_missing, on_unexpected)
-        return self._bring_back(state, step, per_rank, asked, refusal_of(per_rank) or impossible, required=required)
+        ways, refusal = ways_or_refusal(per_rank)
+        return self._bring_back(state, step, ways, asked, refusal or impossible, required=required)
 
     @warns_at_the_end
     def prepare(self, state: Any) -> None:
@@ -338,7 +341,7 @@ class Checkpointer:
             StateError, RestoreError, PerRankError, RemoteRankError, PeerTimeoutError: as of :meth:`restore`.
         """
         self._refuse_if_closed("restore")
-        self._bring_back(state, looked, per_rank, asked, None)
+        self._bring_back(state, looked, Ways(per_rank), asked, None)
 
     def _raise_together(self, error: DeeppartError | None) -> None:
         """Raise this rank's error, if there is one, and one that quotes it on the others (collective)."""
@@ -350,7 +353,7 @@ class Checkpointer:
         self,
         state: Any,
         which: int | Looked | None,
-        per_rank: PerRank,
+        ways: Ways,
         asked: Asked,
         refusal: DeeppartError | None,
         *,
@@ -360,18 +363,19 @@ class Checkpointer:
         self.restored = None
         step = which.saved.attempt.step if isinstance(which, Looked) else which
         unfinished = self._unfinished()
-        self._saver.agree_on_restore(step, way_of(per_rank), asked.request.digest())
+        self._saver.agree_on_restore(step, ways, asked.request.digest())
         raise_together(self._comm, refusal or unfinished, "restore", timeout)
         self._suspicions.wait(timeout)
         self._saver.restored()
         memory = self._staging, self._arena
         done, self.explanation = restore_step(
-            session, state, which, per_rank, asked.without(self.config.exclude), memory, required=required
+            session, state, which, ways, asked.without(self.config.exclude), memory, required=required
         )
         if done is None:
             self._steps.went_on_from(None)
             return None
         self.restored, recovered = done.report, done.recovered
+        self._saver.told(done.per_rank)
         self._steps.went_on_from(recovered.attempt.step)  # not before: who goes on after a failed restore starts over
         self._retention.went_on()
         if self._auto is not None:

@@ -17,7 +17,7 @@ from deeppart.errors import ConfigError
 from deeppart.interop.training_state import pack, rng_state, set_rng_state, unpack
 from deeppart.interop.versions import require
 from deeppart.pending import Pending
-from deeppart.state.tree.per_rank import PerRank
+from deeppart.state.tree.per_rank import PerRank, Way, in_order
 
 require("accelerate", "1.10", "deeppart.interop.accelerate")
 
@@ -39,6 +39,8 @@ _PLAIN = frozenset(
     )
     if name in DistributedType.__members__
 )
+#: On another number of ranks.
+_OTHERS: dict[str, Way] = {"rng/*": "drop", "data": "strict", "*": "rank0"}
 
 
 class DeeppartAccelerate:
@@ -58,23 +60,18 @@ class DeeppartAccelerate:
         accelerator: an Accelerator after ``prepare()``.
         checkpointer: an open :class:`deeppart.Checkpointer`, which stays open; or a :class:`deeppart.Config`, or None
             for the settings of the environment and ``deeppart.toml``, for one that :meth:`close` closes.
-        per_rank: what becomes of random generators and positions on another number of ranks, as of
-            ``Checkpointer.restore``.
 
     Raises:
         ConfigError: the Accelerator shards models, or leaves them to another library.
     """
 
-    def __init__(
-        self, accelerator: Any, checkpointer: Checkpointer | Config | None = None, *, per_rank: PerRank = "strict"
-    ) -> None:
+    def __init__(self, accelerator: Any, checkpointer: Checkpointer | Config | None = None) -> None:
         _check(accelerator)
         self._accelerator = accelerator
         self._own = None if isinstance(checkpointer, Checkpointer) else Checkpointer(checkpointer)
         self.checkpointer = checkpointer if isinstance(checkpointer, Checkpointer) else self._own
-        self._per_rank = per_rank
         for loader in accelerator._dataloaders:
-            base = getattr(loader, "base_dataloader", loader)
+            base = _base(loader)
             if base.generator is None:
                 base.generator = torch.Generator().manual_seed(torch.initial_seed() % (1 << 63))
 
@@ -82,38 +79,46 @@ class DeeppartAccelerate:
         """Save (collective); as :meth:`deeppart.Checkpointer.checkpoint`."""
         assert self.checkpointer is not None
         state = self._objects()
-        loops = {
-            "loaders": [_position(loader) for loader in self._accelerator._dataloaders],
-            "step": self._accelerator.step,
-        }
-        state |= {"loops": pack(loops, "loops"), "rng": rng_state()}
+        loaders = self._accelerator._dataloaders
+        loops = {"iterations": list(map(_iteration, loaders)), "step": self._accelerator.step}
+        state |= {"loops": pack(loops, "loops"), "data": pack(list(map(_position, loaders)), "positions in the data")}
+        state["rng"] = {"process": rng_state(), "loaders": [_base(loader).generator for loader in loaders]}
         state["schedulers"] = [scheduler.state_dict() for scheduler in self._accelerator._schedulers]
         return self.checkpointer.checkpoint(state, step, force=force)
 
-    def restore(self, step: int | None = None, *, required: bool = False) -> int | None:
+    def restore(
+        self, step: int | None = None, per_rank: PerRank | None = None, *, required: bool = False
+    ) -> int | None:
         """Restore what was saved (collective); as :meth:`deeppart.Checkpointer.restore`.
 
-        Loaders that are stateful go on where they were when they are iterated next.
+        Loaders that are stateful go on where they were when they are iterated next. On another number of ranks, all get
+        what rank 0 had, as from ``accelerator.load_state``; random generators begin anew, and positions in the data
+        that differ between ranks are an error: ``per_rank={"data": "drop"}`` begins the epoch anew.
 
         Args:
             step: which one; None for the newest that can be recovered.
+            per_rank: what else becomes of leaves of each rank on another number of ranks.
             required: True: it is an error if there is no checkpoint.
 
         Returns:
             The step restored, or None if there is no checkpoint.
         """
         assert self.checkpointer is not None
-        state = self._objects() | {"loops": "", "rng": {}, "schedulers": []}
-        found = self.checkpointer.restore(state, step, per_rank=self._per_rank, required=required)
+        loaders = self._accelerator._dataloaders
+        state = self._objects() | {"loops": "", "data": "", "schedulers": []}
+        state["rng"] = {"process": {}, "loaders": [_base(loader).generator for loader in loaders]}
+        ways = in_order({"loops": "rank0"}, {} if per_rank is None else per_rank, _OTHERS)
+        found = self.checkpointer.restore(state, step, per_rank=ways, required=required)
         if found is None:
             return None
         for scheduler, saved in zip(self._accelerator._schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(saved)
         loops = unpack(state["loops"], "loops of Accelerate")
         self._accelerator.step = loops["step"]
-        for loader, position in zip(self._accelerator._dataloaders, loops["loaders"], strict=True):
-            _set_position(loader, position)
-        set_rng_state(state["rng"])
+        positions = unpack(state["data"], "positions in the data") if state["data"] else [None] * len(loaders)
+        for loader, iteration, position in zip(loaders, loops["iterations"], positions, strict=True):
+            _go_to(loader, iteration, position)
+        set_rng_state(state["rng"]["process"])
         return found
 
     def close(self) -> None:
@@ -140,30 +145,31 @@ class DeeppartAccelerate:
         }
 
 
-def _position(loader: Any) -> dict[str, Any]:
-    stateful = getattr(loader, "use_stateful_dataloader", False)
-    generator = getattr(loader, "base_dataloader", loader).generator
-    iteration = getattr(loader, "iteration", None)
+def _base(loader: Any) -> Any:
+    return getattr(loader, "base_dataloader", loader)
+
+
+def _iteration(loader: Any) -> int | None:
+    """How often it was gone through."""
+    iteration: int | None = getattr(loader, "iteration", None)
     if iteration is not None and loader.end_of_dataloader and _is_iterated(loader):
         iteration += 1  # its last batch was given; it counts when it is asked for one more
-    return {
-        "iteration": iteration,
-        "state": loader.state_dict() if stateful else None,
-        "generator": generator.get_state(),
-    }
+    return iteration
+
+
+def _position(loader: Any) -> Any:
+    return loader.state_dict() if getattr(loader, "use_stateful_dataloader", False) else None
 
 
 def _is_iterated(loader: Any) -> bool:
     return any(each is loader for each in loader.gradient_state.dataloader_references)
 
 
-def _set_position(loader: Any, position: dict[str, Any]) -> None:
-    base = getattr(loader, "base_dataloader", loader)
-    base.generator.set_state(position["generator"])
-    if position["iteration"] is not None:
-        loader.set_epoch(position["iteration"])
-    if position["state"] is not None and getattr(loader, "use_stateful_dataloader", False):
-        loader.load_state_dict(position["state"])
+def _go_to(loader: Any, iteration: int | None, position: Any) -> None:
+    if iteration is not None:
+        loader.set_epoch(iteration)
+    if position is not None and getattr(loader, "use_stateful_dataloader", False):
+        loader.load_state_dict(position)
 
 
 def _check(accelerator: Any) -> None:

@@ -17,13 +17,14 @@ from typing import Any
 
 from deeppart.checkpointer import Checkpointer
 from deeppart.config import Config
-from deeppart.errors import CheckpointError, ConfigError, DeeppartWarning
+from deeppart.errors import CheckpointError, ConfigError, DeeppartWarning, PerRankError
 from deeppart.interop.data_position import go_to, own_generator, position
 from deeppart.interop.deepspeed_states import put_together, take_apart
 from deeppart.interop.refusal import or_refusal
 from deeppart.interop.training_state import pack, rng_state, set_rng_state, unpack
 from deeppart.interop.versions import require
 from deeppart.pending import Pending
+from deeppart.state.tree.per_rank import PerRank, in_order
 
 require("deepspeed", "0.18", "deeppart.interop.deepspeed")
 
@@ -91,24 +92,30 @@ class CheckpointEngine(BaseCheckpointEngine):
         engine.checkpoint_engine = self
         engine.save_non_zero_checkpoint = True  # of every rank, which is asked for when the engine is made
 
-    def resume(self, step: int | None = None, **how: Any) -> dict[str, Any] | None:
+    def resume(self, step: int | None = None, per_rank: PerRank | None = None, **how: Any) -> dict[str, Any] | None:
         """Restore a checkpoint into the engine, the loaders and the random generators (collective).
 
         Args:
             step: which one; None for the newest that can be recovered.
+            per_rank: as of :meth:`deeppart.Checkpointer.restore`; of DeepSpeed's own states nothing can be said.
             how: for ``engine.load_checkpoint``.
 
         Returns:
             The ``client_state`` that was saved; None if there is no checkpoint.
 
         Raises:
-            PerRankError: it was saved by another number of ranks.
+            PerRankError: it was saved by another number of ranks; no ``per_rank`` helps there.
             DeeppartError: as of :meth:`deeppart.Checkpointer.restore`; the engine is unchanged.
         """
         assert self.checkpointer is not None
         state: dict[str, Any] = {"files": {}, "tag": "", "data": "", "rng": {}}
-        if self.checkpointer.restore(state, step) is None:
-            return None
+        ways = in_order({"files/*": "strict"}, {} if per_rank is None else per_rank, {"rng/*": "drop"})
+        try:
+            if self.checkpointer.restore(state, step, per_rank=ways) is None:
+                return None
+        except PerRankError as error:
+            error.todo = "restart on as many ranks as saved it: DeepSpeed's partitions are flat and opaque"
+            raise
         self._restored = state["files"]
         try:
             with tempfile.TemporaryDirectory(prefix="deeppart-deepspeed-") as folder:

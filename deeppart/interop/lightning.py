@@ -14,7 +14,7 @@ from deeppart.errors import ConfigError
 from deeppart.interop.saving import Saving
 from deeppart.interop.training_state import pack, rng_state, set_rng_state, unpack
 from deeppart.interop.versions import require
-from deeppart.state.tree.per_rank import PerRank
+from deeppart.state.tree.per_rank import PerRank, Way, in_order
 
 require("lightning", "2.6", "deeppart.interop.lightning")
 
@@ -24,7 +24,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 #: What Lightning puts into a checkpoint that is small, and of another structure at other steps or on other ranks:
-#: progress of the loops with positions of data loaders, states of callbacks.
+#: progress of the loops, states of callbacks.
 _SMALL = ("loops", "callbacks", "lr_schedulers", "epoch", "global_step", "pytorch-lightning_version")
 #: What it needs to make a module of a file alone.
 _HYPER_PARAMETERS = (
@@ -35,6 +35,8 @@ _HYPER_PARAMETERS = (
     "datamodule_hparams_name",
     "datamodule_hparams_type",
 )
+#: On another number of ranks.
+_OTHERS: dict[str, Way] = {"rng/*": "drop", "data": "strict", "*": "rank0"}
 
 
 class DeeppartCallback(Callback):
@@ -50,8 +52,9 @@ class DeeppartCallback(Callback):
             for the settings of the environment and ``deeppart.toml``.
         every: steps of the optimizers (``trainer.global_step``) from one call of ``checkpoint()`` to the next; 1 with
             ``Config(every="auto")``.
-        per_rank: what becomes of random generators and data positions on another number of ranks, as of
-            ``Checkpointer.restore``.
+        per_rank: what becomes of leaves of each rank on another number of ranks, as of ``Checkpointer.restore``. What
+            it does not name: random generators begin anew, positions in the data that differ between ranks are an error
+            (``{"data": "drop"}`` begins the epoch anew), and all else is rank 0's, as in Lightning's own checkpoints.
         sigterm: when SIGTERM comes, save after the step under way, and end the training.
 
     Attributes:
@@ -66,10 +69,11 @@ class DeeppartCallback(Callback):
         checkpointer: Checkpointer | Config | None = None,
         *,
         every: int = 1,
-        per_rank: PerRank = "strict",
+        per_rank: PerRank | None = None,
         sigterm: bool = True,
     ) -> None:
-        self._saving = Saving(checkpointer, every, per_rank, sigterm=sigterm)
+        self._saving = Saving(checkpointer, every, sigterm=sigterm)
+        self._per_rank = in_order({"small": "rank0"}, {} if per_rank is None else per_rank, _OTHERS)
         self._rng: dict[str, Any] | None = None
         self._positions: list[Any] = []
         self._due: int | None = None
@@ -85,11 +89,11 @@ class DeeppartCallback(Callback):
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Model and optimizers are made; what Lightning restores of a file's it takes after this from what it has."""
         _check(trainer)
-        state: dict[str, Any] = {"tensors": {}, "small": "", "rng": {}}
+        state: dict[str, Any] = {"tensors": {}, "small": "", "data": "", "rng": {}}
         self._rng, self._due, self._positions = None, None, []
-        if self._saving.restore(state) is not None:
+        if self._saving.restore(state, self._per_rank) is not None:
             checkpoint = state["tensors"] | unpack(state["small"], "a checkpoint of Lightning")
-            self._positions = checkpoint["loops"]["fit_loop"]["state_dict"].pop("combined_loader", [])
+            self._positions = unpack(state["data"], "positions in the data") if state["data"] else []
             connector = trainer._checkpoint_connector
             connector._loaded_checkpoint = checkpoint
             connector.restore_model()
@@ -155,7 +159,9 @@ def _state(trainer: Any) -> dict[str, Any]:
     small = {name: checkpoint.pop(name) for name in _SMALL if name in checkpoint}
     for name in _HYPER_PARAMETERS:
         checkpoint.pop(name, None)
-    return {"tensors": checkpoint, "small": pack(small, "checkpoint"), "rng": rng_state()}
+    data = small["loops"]["fit_loop"]["state_dict"].pop("combined_loader", [])
+    packed = {"small": pack(small, "checkpoint"), "data": pack(data, "positions in the data")}
+    return {"tensors": checkpoint, **packed, "rng": rng_state()}
 
 
 def _go_on_in_data(trainer: Any, positions: list[Any]) -> None:

@@ -17,6 +17,7 @@ from deeppart.interop.refusal import or_refusal
 from deeppart.interop.training_state import pack, unpack
 from deeppart.interop.versions import require
 from deeppart.pending import Pending
+from deeppart.state.tree.per_rank import PerRank, in_order
 
 require("megatron-core", "0.15", "deeppart.interop.megatron")
 
@@ -96,16 +97,23 @@ def save(
     return checkpointer.checkpoint(state, step, force=force)
 
 
-def load(checkpointer: Checkpointer, sharded_state_dict: dict[str, Any], step: int | None = None) -> Loaded | None:
+def load(
+    checkpointer: Checkpointer,
+    sharded_state_dict: dict[str, Any],
+    step: int | None = None,
+    per_rank: PerRank | None = None,
+) -> Loaded | None:
     """Restore into a sharded state dict, in place (collective): of any layout, on any number of ranks.
 
     A part will do: sharded tensors and objects that only the checkpoint has are neither read nor returned. Common
-    values are all returned; those that differed between ranks are, on another number of ranks, those of rank 0.
+    values are all returned.
 
     Args:
         checkpointer: an open :class:`deeppart.Checkpointer`.
         sharded_state_dict: as for ``dist_checkpointing.load``; its tensors are written into.
         step: which one; None for the newest that can be recovered.
+        per_rank: what becomes of what differed between ranks on another number of ranks, as of
+            :meth:`deeppart.Checkpointer.restore`; what it does not name is rank 0's.
 
     Returns:
         None if there is no checkpoint.
@@ -120,7 +128,8 @@ def load(checkpointer: Checkpointer, sharded_state_dict: dict[str, Any], step: i
     objects = {each.unique_key: "" for each in _leaves(sharded) if isinstance(each, ShardedObject)}
     restored: dict[str, Any] = live | objects
     state: dict[str, Any] = {"common": {}} | ({"sharded": restored} if restored else {})  # an empty dict asks for all
-    found = checkpointer.restore(state, step, per_rank="rank0", on_unexpected="ignore")
+    ways = in_order({} if per_rank is None else per_rank, "rank0")
+    found = checkpointer.restore(state, step, per_rank=ways, on_unexpected="ignore")
     if found is None:
         return None
 

@@ -18,23 +18,19 @@ class Saving:
         checkpointer: one that stays open after the training; or settings, or None for those of the environment and
             ``deeppart.toml``, for one that is opened at first use and closed by :meth:`end`.
         every: training steps from one call of ``checkpoint()`` to the next.
-        per_rank: as of :meth:`deeppart.Checkpointer.restore`.
         sigterm: end the training with a last checkpoint when SIGTERM comes.
 
     Raises:
         ConfigError: ``every`` is no number of steps.
     """
 
-    def __init__(
-        self, checkpointer: Checkpointer | Config | None, every: int, per_rank: PerRank, *, sigterm: bool
-    ) -> None:
+    def __init__(self, checkpointer: Checkpointer | Config | None, every: int, *, sigterm: bool) -> None:
         if type(every) is not int or every < 1:
             raise ConfigError("impossible value for every", expected="a number of steps, 1 or more", found=repr(every))
         self._given = checkpointer if isinstance(checkpointer, Checkpointer) else None
         self._config = checkpointer if isinstance(checkpointer, Config) else None
         self._own: Checkpointer | None = None
         self._every = every
-        self._per_rank: PerRank = per_rank
         self._signal = StopSignal() if sigterm else None
         self._safe: int | None = None
         self.stopped = False
@@ -48,9 +44,9 @@ class Saving:
             self._own = Checkpointer(self._config)
         return self._own
 
-    def restore(self, state: Any, *, required: bool = False) -> int | None:
+    def restore(self, state: Any, per_rank: PerRank, *, required: bool = False) -> int | None:
         """Restore a state in place (collective); returns the step, or None."""
-        self._safe = self.checkpointer.restore(state, per_rank=self._per_rank, required=required)
+        self._safe = self.checkpointer.restore(state, per_rank=per_rank, required=required)
         return self._safe
 
     def begin(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import Future
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from deeppart.interop.refusal import or_refusal
 from deeppart.interop.training_state import pack, rng_state, set_rng_state, unpack
 from deeppart.interop.versions import require
 from deeppart.pending import Pending
+from deeppart.state.tree.per_rank import in_order
 
 require("torchtitan", "0.3", "deeppart.interop.torchtitan")
 
@@ -38,6 +39,7 @@ from torchtitan.tools import filesystem
 RNG = "rng"
 #: Where torchtitan's own manager writes the model alone, at the end: beside the folder of the checkpoints.
 EXPORTS = "-export"
+_Way = Literal["strict", "rank0", "drop"]
 
 
 class CheckpointManager(BaseCheckpointManager):
@@ -69,8 +71,9 @@ class CheckpointManager(BaseCheckpointManager):
     class Config(BaseCheckpointManager.Config):
         """torchtitan's options for checkpoints, and one more."""
 
-        per_rank: Literal["strict", "rank0", "drop"] = "strict"
-        """What becomes of random generators on another number of ranks, as in ``Checkpointer.restore``."""
+        per_rank: _Way | dict[str, _Way] = field(default_factory=dict)
+        """What becomes of leaves of each rank on another number of ranks, as in ``Checkpointer.restore``. What it does
+        not name: random generators begin anew, and all else that differs between ranks is an error."""
 
     def __init__(
         self,
@@ -108,7 +111,8 @@ class CheckpointManager(BaseCheckpointManager):
         fresh = [optimizer for optimizer in self.states[OPTIMIZER] if not optimizer.state]
         state = self._live()
         names = tuple(state)  # restore may add what the checkpoint has beside these
-        found = self._checkpointer.restore(state, None if step == -1 else step, per_rank=self._config.per_rank)
+        ways = in_order(self._config.per_rank, {f"{RNG}/*": "drop"})
+        found = self._checkpointer.restore(state, None if step == -1 else step, per_rank=ways)
         if found is not None:
             self._put({name: state[name] for name in names})
             return True

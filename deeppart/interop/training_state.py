@@ -50,13 +50,18 @@ def rng_state() -> dict[str, Any]:
 def set_rng_state(state: Mapping[str, Any]) -> None:
     """Let the random generators of this process go on from what :func:`rng_state` gave.
 
-    Those of GPUs that were saved and are not here are left out.
+    Those of GPUs that were saved and are not here are left out. What a restore has left alone
+    (``per_rank={"rng/*": "drop"}``) and the state lacks therefore, goes on as it was seeded here.
     """
-    python = state["python"]
-    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
-    np.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available() and (saved := state.get("cuda")):
+    python = state.get("python", {})
+    if python.keys() >= {"version", "words", "gauss"}:
+        random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+    if "numpy" in state:
+        np.random.set_state(state["numpy"])
+    if "torch" in state:
+        torch.set_rng_state(state["torch"])
+    saved = state.get("cuda") or [None]
+    if torch.cuda.is_available() and None not in saved:
         if len(saved) == 1:
             torch.cuda.set_rng_state(saved[0])
         else:

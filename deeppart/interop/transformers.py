@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from deeppart.checkpointer import Checkpointer
 from deeppart.config import Config
@@ -19,7 +22,7 @@ from deeppart.errors import ConfigError, StateError
 from deeppart.interop.saving import Saving
 from deeppart.interop.training_state import rng_state, set_rng_state
 from deeppart.interop.versions import require
-from deeppart.state.tree.per_rank import PerRank
+from deeppart.state.tree.per_rank import PerRank, Way, in_order
 
 require("transformers", "5", "deeppart.interop.transformers")
 
@@ -29,6 +32,16 @@ from transformers.trainer_callback import ExportableState, TrainerCallback, Trai
 _STATE_FILE = "trainer_state.json"
 #: Methods of the Trainer that read its own files after a restart.
 _READERS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler", "_load_rng_state")
+
+
+def _mean(_path: str, old: Sequence[Any], _rank: int, _ranks: int) -> Any:
+    """The loss that is not logged yet: what is logged is the mean over the ranks."""
+    return torch.stack([each.double() for each in old]).mean(0).to(old[0].dtype)
+
+
+#: On another number of ranks.
+_PROGRESS: dict[str, Way] = {"progress/loss": _mean, "progress/*": "rank0"}
+_OTHERS: dict[str, Way] = {"rng/*": "drop", "*": "rank0"}
 
 
 class DeeppartCallback(TrainerCallback):
@@ -43,7 +56,6 @@ class DeeppartCallback(TrainerCallback):
         checkpointer: an open :class:`deeppart.Checkpointer`, which stays open; or a :class:`deeppart.Config`, or None
             for the settings of the environment and ``deeppart.toml``.
         every: steps of the optimizer from one call of ``checkpoint()`` to the next; 1 with ``Config(every="auto")``.
-        per_rank: what becomes of random generators on another number of ranks, as of ``Checkpointer.restore``.
         sigterm: when SIGTERM comes, save after the step under way, and end the training.
 
     Attributes:
@@ -58,10 +70,9 @@ class DeeppartCallback(TrainerCallback):
         checkpointer: Checkpointer | Config | None = None,
         *,
         every: int = 1,
-        per_rank: PerRank = "strict",
         sigterm: bool = True,
     ) -> None:
-        self._saving = Saving(checkpointer, every, per_rank, sigterm=sigterm)
+        self._saving = Saving(checkpointer, every, sigterm=sigterm)
         self._trainer: Any = None
         self._resumed: _Resumed | None = None
         self._due = False
@@ -71,13 +82,16 @@ class DeeppartCallback(TrainerCallback):
         """True if SIGTERM has ended the training."""
         return self._saving.stopped
 
-    def resume(self, trainer: Any, *, required: bool = False) -> str | None:
+    def resume(self, trainer: Any, per_rank: PerRank | None = None, *, required: bool = False) -> str | None:
         """Restore the newest checkpoint (collective); call it before each ``train()``.
 
-        Model and optimizer are restored now, the rest as the Trainer comes to it.
+        Model and optimizer are restored now, the rest as the Trainer comes to it. On another number of ranks, all get
+        what rank 0 had, as from the Trainer's own checkpoints; random generators begin anew.
 
         Args:
             trainer: the Trainer that has this callback.
+            per_rank: what else becomes of leaves of each rank on another number of ranks, as of
+                :meth:`deeppart.Checkpointer.restore`: ``{"rng/*": "strict"}``. The Trainer's progress is rank 0's.
             required: True: it is an error if there is no checkpoint.
 
         Returns:
@@ -91,7 +105,8 @@ class DeeppartCallback(TrainerCallback):
         self._trainer, self._resumed = trainer, None
         state = {"model": trainer.model, "optimizer": trainer.create_optimizer()}
         state |= {"scheduler": {}, "scaler": {}, "rng": {}, "progress": {}}
-        step = self._saving.restore(state, required=required)
+        ways = in_order(_PROGRESS, {} if per_rank is None else per_rank, _OTHERS)
+        step = self._saving.restore(state, ways, required=required)
         if step is None:
             return None
         self._resumed = _Resumed(trainer, step, state)

@@ -39,7 +39,7 @@ from deeppart.state.restore.overlaps import assign
 from deeppart.state.restore.request import Asked
 from deeppart.state.restore.scatter import Scatter
 from deeppart.state.tree.leaves import Array
-from deeppart.state.tree.per_rank import PerRank
+from deeppart.state.tree.per_rank import Ways
 from deeppart.state.tree.replication import Replication
 
 T = TypeVar("T")
@@ -58,10 +58,10 @@ def restore_state(
     ranks: Ranks,
     recovered: Recovered,
     live: LiveState,
-    per_rank: PerRank,
+    ways: Ways,
     replicated: str | Mapping[str, str],
     known: SavedStep | None = None,
-) -> tuple[RestoreReport, list[DeeppartWarning]] | None:
+) -> tuple[RestoreReport, list[DeeppartWarning], list[str]] | None:
     """Write a recovered step into the live state (collective).
 
     Where it is refused, the parts are dropped: whoever keeps the error, or its traceback, would keep their memory with
@@ -73,17 +73,17 @@ def restore_state(
         known: a step whose documents all ranks have taken in already; used if it is this one.
 
     Returns:
-        What was done on this rank, and what rank 0 is to tell the user. None, on all ranks, where more is needed than
-        was read: nothing has been changed, and the step is to be read whole.
+        What was done on this rank, what rank 0 is to tell the user, and the paths of per-rank leaves. None, on all
+        ranks, where more is needed than was read: nothing has been changed, and the step is to be read whole.
 
     Raises:
         StateError: the state does not match the checkpoint; nothing has been changed. Raised where it happens, and as
             RemoteRankError on the other ranks. Or a function of the caller has failed, when all else was restored.
-        PerRankError: per-rank leaves, another world size, and ``per_rank="strict"``.
+        PerRankError: per-rank leaves, another world size, and nothing but "strict" for some of them.
         SourcesFailedError: bytes of the step cannot be had any more where they were read.
     """
     try:
-        return _restore_state(ranks, recovered, live, per_rank, Replication(replicated), known)
+        return _restore_state(ranks, recovered, live, ways, Replication(replicated), known)
     except DeeppartError as error:
         if not isinstance(error, CommError) or isinstance(error, RemoteRankError):
             recovered.mine.clear()  # otherwise messages may be on their way from there
@@ -94,13 +94,13 @@ def _restore_state(
     ranks: Ranks,
     recovered: Recovered,
     live: LiveState,
-    per_rank: PerRank,
+    ways: Ways,
     replication: Replication,
     known: SavedStep | None,
-) -> tuple[RestoreReport, list[DeeppartWarning]] | None:
+) -> tuple[RestoreReport, list[DeeppartWarning], list[str]] | None:
     tables = share_tables(ranks, recovered)
     with closing(tables.copies):
-        restoring = _Restoring(ranks, recovered, tables, per_rank)
+        restoring = _Restoring(ranks, recovered, tables, ways)
         whole = known if known is not None and known.attempt == recovered.attempt else restoring.take_in()
         matched, old = restoring.match(whole, live, replication)
         if restoring.needs_more(matched):
@@ -109,14 +109,15 @@ def _restore_state(
         to_fill = restoring.look_for_overlaps(matched, mapped)
         restoring.write(matched, mapped, to_fill)
     restoring.tell(matched, live.asked)
-    return report_of(matched, tables.loaded_bytes, tables.saved_bytes), notices(matched, ranks.comm.size)
+    report = report_of(matched, tables.loaded_bytes, tables.saved_bytes)
+    return report, notices(matched, ranks.comm.size), list(matched.own.names)
 
 
 class _Restoring:
     """One restore under way: between whom, and of what. Every method is collective."""
 
-    def __init__(self, ranks: Ranks, recovered: Recovered, tables: Tables, per_rank: PerRank) -> None:
-        self._ranks, self._recovered, self._tables, self._per_rank = ranks, recovered, tables, per_rank
+    def __init__(self, ranks: Ranks, recovered: Recovered, tables: Tables, ways: Ways) -> None:
+        self._ranks, self._recovered, self._tables, self._ways = ranks, recovered, tables, ways
         self._comm, self._timeout = ranks.comm, ranks.timeout
         self._distributor = Distributor(ranks, recovered, tables)
         self._what = f"restore of step {recovered.attempt.step}"
@@ -133,12 +134,12 @@ class _Restoring:
         comm, flat, request = self._comm, live.flat, live.asked.request
         saved, choice = self._together(lambda: narrowed(whole, flat, request, live.outermost), _MATCHING)
         saved = with_own_of_all(saved, whole, comm, self._what, self._timeout)
-        self._together(lambda: check_step(saved, self._tables.indexes, self._per_rank, comm.size), _MATCHING)
+        self._together(lambda: check_step(saved, self._tables.indexes, self._ways, comm.size), _MATCHING)
         places = find_places(saved, flat, self._ranks, self._what, replication.in_parts)
 
         def matched() -> tuple[Matched, OldLeaves]:
-            found = match(saved, flat, places, self._per_rank, comm.rank, cast=request.cast)
-            return replace(found, choice=choice), memory_for_old_leaves(saved, found.way)
+            found = match(saved, flat, places, self._ways, comm.rank, cast=request.cast)
+            return replace(found, choice=choice), memory_for_old_leaves(found)
 
         found, old = self._together(matched, _MATCHING)
         if places.boxes:
@@ -174,7 +175,7 @@ class _Restoring:
 
         def mapped() -> Mapped:
             _raise_any(failure)
-            return map_old_leaves(matched, old, self._per_rank, comm.rank, comm.size)
+            return map_old_leaves(matched, old, comm.rank, comm.size)
 
         return self._together(mapped, _MATCHING)
 

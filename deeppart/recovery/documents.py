@@ -114,6 +114,7 @@ def content_at(document: OwnDocument, structure: Structure, arrays: dict[int, Ar
         return None
     values = [document.values.get(index) for index in range(len(structure.values))]
     own = replace(structure, aliases=document.aliases)
-    target = Target(own, document.all_types(structure), values)
+    lacking = frozenset(alias.owner for alias in own.aliases.values() if alias.owner not in arrays)
+    target = Target(own, document.all_types(structure), values, dropped=lacking)
     tie(target, arrays)
     return build(target, arrays, tree.node)

@@ -21,11 +21,11 @@ from deeppart.errors import (
 from deeppart.model.boxes import Box
 from deeppart.recovery.live import check_writable
 from deeppart.recovery.ranks import Ranks
-from deeppart.recovery.saved import SavedStep, check_spans
+from deeppart.recovery.saved import OwnWays, SavedStep, check_spans
 from deeppart.recovery.tables import PartIndexView
 from deeppart.state.document.structure import SavedArray, SavedValue, array_numbers, walk_tree
 from deeppart.state.document.ties import alias_digests
-from deeppart.state.document.units import Unit, units_of
+from deeppart.state.document.units import units_of
 from deeppart.state.restore.advice import (
     advice,
     choice_notices,
@@ -47,7 +47,7 @@ from deeppart.state.restore.target import DROPPED, Target, decode_values
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.naming import some_names
 from deeppart.state.tree.paths import Path, readable
-from deeppart.state.tree.per_rank import DROP, MAP, STRICT, PerRank, dropped_notice, strict_error, way_of
+from deeppart.state.tree.per_rank import DROP, RANK0, Ways, dropped_notice, strict_error
 from deeppart.state.tree.sharded import read_shards
 
 
@@ -59,7 +59,7 @@ class Matched:
         saved: the step.
         flat: the live state, taken apart.
         target: the leaves to fill, and from which saved leaf.
-        way: how per-rank leaves are treated on another world size.
+        own: what becomes of per-rank leaves on another world size.
         rank: this rank.
         choice: what was chosen of the step; None for all of it.
     """
@@ -67,7 +67,7 @@ class Matched:
     saved: SavedStep
     flat: FlatState
     target: Target
-    way: str
+    own: OwnWays
     rank: int = 0
     choice: Choice | None = None
 
@@ -126,21 +126,19 @@ def _in_common(shared: int, first: int, added: int) -> npt.NDArray[np.int64]:
     return np.concatenate([np.arange(shared), np.arange(first, first + added)])
 
 
-def check_step(saved: SavedStep, indexes: Sequence[PartIndexView], per_rank: PerRank, size: int) -> None:
+def check_step(saved: SavedStep, indexes: Sequence[PartIndexView], ways: Ways, size: int) -> None:
     """See that a step can be restored on so many ranks, whatever their live state is.
 
     Raises:
-        PerRankError: per-rank leaves, another world size, and ``per_rank="strict"``.
+        PerRankError: per-rank leaves, another world size, and nothing but "strict" for some of them.
         CorruptFileError: the parts' tables do not fit the structure.
     """
-    if way_of(per_rank) == STRICT and not saved.same_world and saved.any_own:
-        raise strict_error(saved.own_names(), saved.attempt.world_size, size, saved.attempt.step)
+    if not saved.same_world and (strict := saved.own_ways(ways).refused()):
+        raise strict_error(strict, saved.attempt.world_size, size, saved.attempt.step)
     check_spans(saved, indexes)
 
 
-def match(
-    saved: SavedStep, flat: FlatState, places: Places, per_rank: PerRank, rank: int, *, cast: bool = False
-) -> Matched:
+def match(saved: SavedStep, flat: FlatState, places: Places, ways: Ways, rank: int, *, cast: bool = False) -> Matched:
     """Match the live state of a rank with a step that was checked; touches nothing.
 
     Args:
@@ -152,8 +150,8 @@ def match(
     Raises:
         StateError: the state does not match the checkpoint, or cannot be written to.
     """
-    way = way_of(per_rank)
-    matched = Matched(saved, flat, _target(saved, way, rank), way, rank)
+    own = saved.own_ways(ways)
+    matched = Matched(saved, flat, _target(saved, own, rank), own, rank)
     target, sharded = matched.target, frozenset(saved.tensors())
     target.may_cast, target.is_chosen = cast, saved.tree_as_saved is not None
     if saved.left_out:
@@ -176,12 +174,14 @@ def match(
         _advise(error, matched)
         raise
     check_writable(matched.target, flat, saved.paths())
-    torn, torn_values = _torn_shards(matched), _torn_values(matched)
-    if torn or torn_values:
-        if way in (STRICT, MAP):
-            raise _torn_error(saved, torn, torn_values)
-        if way == DROP:
-            _drop(matched, torn, torn_values)
+    torn = {index: ways.of(saved.tensors()[index].name) for index in _torn_shards(matched)}
+    torn_values = {index: ways.of(saved.part_values()[index].name) for index in _torn_values(matched)}
+    refused = [[index for index, way in each.items() if way not in (RANK0, DROP)] for each in (torn, torn_values)]
+    if any(refused):
+        raise _torn_error(saved, *refused)
+    dropped = [[index for index, way in each.items() if way == DROP] for each in (torn, torn_values)]
+    if any(dropped):
+        _drop(matched, *dropped)
     return matched
 
 
@@ -306,9 +306,8 @@ def notices(matched: Matched, size: int) -> list[DeeppartWarning]:
     """Notices about saved items that were perhaps not restored to where the caller meant."""
     saved, target = matched.saved, matched.target
     attempt, found = saved.attempt, list[DeeppartWarning]()
-    if matched.way == DROP and not saved.same_world and saved.any_own:
-        notice = dropped_notice(_dropped_names(saved), attempt.world_size, size, attempt.step)
-        found.append(PerRankNotice(notice))
+    if not saved.same_world and (dropped := _dropped_names(matched)):
+        found.append(PerRankNotice(dropped_notice(dropped, attempt.world_size, size, attempt.step)))
     if target.unplaced:
         names = some_names([readable(path) for path in target.unplaced])
         found.append(DeeppartWarning(f"restored step {attempt.step}: {unplaced_notice(names, target.unplaced)}"))
@@ -335,14 +334,14 @@ def _advise(error: DeeppartError, matched: Matched) -> None:
     error.todo = renaming(tree, flat.root, matched.target.types, flat.data) or advice(tree, flat.root) or error.todo
 
 
-def _target(saved: SavedStep, way: str, rank: int) -> Target:
+def _target(saved: SavedStep, own: OwnWays, rank: int) -> Target:
     structure = saved.structure
     values = decode_values(structure, f"step {saved.attempt.step}")
     types = list(structure.types)
     dropped: frozenset[int] = frozenset()
     if saved.same_world:
-        own = saved.documents.own
-        mine = own[rank] if len(own) > rank else own[0]
+        documents = saved.documents.own
+        mine = documents[rank] if len(documents) > rank else documents[0]
         types = mine.all_types(structure)
         for index, value in mine.values.items():
             values[index] = value
@@ -350,22 +349,15 @@ def _target(saved: SavedStep, way: str, rank: int) -> Target:
         dropped = saved.shard_leaves(rank)  # they come as boxes of the whole tensors
     else:
         values[saved.first_value :] = saved.wholes.contents(None)
-        leaves = set(saved.own_leaves)
-        for unit in _dropped_units(saved) if way == DROP else ():
-            leaves |= unit.arrays
-            for index in unit.values:
-                values[index] = DROPPED
-        leaves |= {index for index, alias in structure.aliases.items() if alias.owner in leaves}
-        dropped = frozenset(leaves)
+        leaves = saved.own_leaves | own.left.arrays
+        for index in own.left.values:
+            values[index] = DROPPED
+        dropped = leaves | {index for index, alias in structure.aliases.items() if alias.owner in leaves}
     return Target(structure, types, values, dropped=dropped)
 
 
-def _dropped_units(saved: SavedStep) -> list[Unit]:
-    """The items that are left alone as a whole because a part of them is not restored."""
-    return units_of(saved.structure.tree, set(saved.own_leaves), set(saved.own_values))
-
-
-def _dropped_names(saved: SavedStep) -> list[str]:
-    units = [readable(unit.path) for unit in _dropped_units(saved)]
+def _dropped_names(matched: Matched) -> list[str]:
+    left = matched.own.left
+    units = [readable(unit.path) for unit in units_of(matched.saved.structure.tree, left.arrays, left.values)]
     inside = tuple(f"{name}/" for name in units)
-    return [name for name in saved.own_names() if not name.startswith(inside)] + units
+    return [name for name, way in matched.own.names.items() if way == DROP and not name.startswith(inside)] + units

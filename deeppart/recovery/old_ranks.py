@@ -12,11 +12,12 @@ from deeppart.errors import DeeppartError, LeafMismatchError, StateError, Struct
 from deeppart.recovery.distribute import Distributor, Failure
 from deeppart.recovery.documents import content_at
 from deeppart.recovery.matching import Matched
-from deeppart.recovery.saved import SavedStep
+from deeppart.recovery.saved import OwnWays
 from deeppart.state.document.apart import OwnTree, insert
 from deeppart.state.document.decoding import check_aliases, decode_tree
 from deeppart.state.document.encoding import encode_tree
-from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.document.part_document import OwnDocument
+from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue, array_numbers
 from deeppart.state.restore.filling import detached
 from deeppart.state.restore.leaf_matching import find_targets
 from deeppart.state.restore.scatter import Scatter
@@ -24,7 +25,7 @@ from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.forms import DATACLASS, Form, data_of, form_of, make
 from deeppart.state.tree.leaves import Array, leaf_type, new_array
 from deeppart.state.tree.paths import Path, exact, readable
-from deeppart.state.tree.per_rank import MAP, RANK0, PerRank
+from deeppart.state.tree.per_rank import RANK0, Way
 
 #: Per old rank, its per-rank leaves by number.
 OldLeaves = list[dict[int, Array]]
@@ -43,20 +44,31 @@ class Mapped:
     own_leaves: frozenset[int]
 
 
-def memory_for_old_leaves(saved: SavedStep, way: str) -> OldLeaves:
+def memory_for_old_leaves(matched: Matched) -> OldLeaves:
     """Arrays for the per-rank leaves of the old ranks that are asked for; [] where none are."""
-    if saved.same_world or not saved.any_own or way not in (MAP, RANK0):
+    saved, own = matched.saved, matched.own
+    ways = [*own.leaves.values(), *own.values.values(), *own.apart.values()]
+    if saved.same_world or not ways:
         return []
-    own = saved.documents.own
-    ranks = 1 if way == RANK0 else len(own)
+    documents = saved.documents.own if any(map(callable, ways)) else saved.documents.own[:1]
     return [
         {
             index: new_array(document.types[index])
-            for index in sorted(set(np.flatnonzero(structure.per_rank).tolist()) - structure.shard_leaves())
+            for index in sorted(_asked_of(rank, document, own))
             if index not in structure.aliases
         }
-        for document, structure in zip(own[:ranks], saved.of_ranks[:ranks], strict=True)
+        for rank, (document, structure) in enumerate(zip(documents, saved.of_ranks, strict=False))
     ]
+
+
+def _asked_of(rank: int, document: OwnDocument, own: OwnWays) -> set[int]:
+    """Numbers of the leaves of an old rank that are mapped: rank 0's, and those that a function is given."""
+    found = {index for index, way in own.leaves.items() if rank == 0 or callable(way)}
+    for tree in document.trees:
+        way = own.apart.get(exact(tree.path))
+        if callable(way) or (way == RANK0 and rank == 0):
+            found |= array_numbers(tree.node)
+    return found | {document.aliases[index].owner for index in found & document.aliases.keys()}
 
 
 def bring_old_leaves(distributor: Distributor, old: OldLeaves) -> Failure | None:
@@ -65,7 +77,7 @@ def bring_old_leaves(distributor: Distributor, old: OldLeaves) -> Failure | None
     return distributor.all_own(range(len(old)), scatters.__getitem__)
 
 
-def map_old_leaves(matched: Matched, old: OldLeaves, per_rank: PerRank, rank: int, size: int) -> Mapped:
+def map_old_leaves(matched: Matched, old: OldLeaves, rank: int, size: int) -> Mapped:
     """Ask what this rank gets, and make it what the target expects; the live state is not touched.
 
     Args:
@@ -78,7 +90,7 @@ def map_old_leaves(matched: Matched, old: OldLeaves, per_rank: PerRank, rank: in
     if not old:
         return Mapped({}, matched.saved.own_leaves)
     try:
-        return _Mapping(matched, old, per_rank, (rank, size)).run()
+        return _Mapping(matched, old, (rank, size)).run()
     except DeeppartError:
         raise
     except Exception as error:
@@ -93,9 +105,9 @@ def map_old_leaves(matched: Matched, old: OldLeaves, per_rank: PerRank, rank: in
 class _Mapping:
     """The values of one rank being asked for, and put into its target."""
 
-    def __init__(self, matched: Matched, old: OldLeaves, per_rank: PerRank, place: tuple[int, int]) -> None:
+    def __init__(self, matched: Matched, old: OldLeaves, place: tuple[int, int]) -> None:
         self._saved, self._flat, self._target = matched.saved, matched.flat, matched.target
-        self._way, self._old, self._per_rank = matched.way, old, per_rank
+        self._own, self._old = matched.own, old
         self._place = place
         self._arrays: dict[int, Any] = {}
         self._own_leaves = set(matched.saved.own_leaves)
@@ -103,33 +115,35 @@ class _Mapping:
     def run(self) -> Mapped:
         structure, documents = self._saved.structure, self._saved.documents.own[: len(self._old)]
         # What is a view of another leaf follows that one.
-        asked = self._own_leaves - structure.aliases.keys()
+        asked = self._own.leaves.keys() - structure.aliases.keys()
         forms = _forms_of_runs(structure.tree)
         for path, node in structure.walk():
             if isinstance(node, SavedArray) and node.index in asked:
-                self._arrays[node.index] = self._ask(path, [entry[node.index] for entry in self._old])
-            elif isinstance(node, SavedValue) and node.index in self._saved.own_values:
+                way = self._own.leaves[node.index]
+                old = [entry[node.index] for entry in (self._old if callable(way) else self._old[:1])]
+                self._arrays[node.index] = self._ask(way, path, old)
+            elif isinstance(node, SavedValue) and node.index in self._own.values:
                 values = [document.values[node.index] for document in documents]
-                form = forms.get(node.index)
-                found = self._ask(path, values) if form is None else self._ask_for_object(path, form, values)
+                form, way = forms.get(node.index), self._own.values[node.index]
+                found = self._ask(way, path, values) if form is None else self._ask_for_object(way, path, form, values)
                 self._target.values[node.index] = found
         self._map_apart()
         self._take()
         return Mapped(self._arrays, frozenset(self._own_leaves))
 
-    def _ask(self, path: Path, old: list[Any]) -> Any:
+    def _ask(self, way: Way, path: Path, old: list[Any]) -> Any:
         """The leaves that this rank gets from those of the old ranks; only rank 0's, if these are meant for all."""
-        if callable(self._per_rank):
-            return detached(self._per_rank(readable(path), old, *self._place))
+        if callable(way):
+            return detached(way(readable(path), old, *self._place))
         return old[0]
 
-    def _ask_for_object(self, path: Path, form: Form, old: list[Any]) -> Any:
+    def _ask_for_object(self, way: Way, path: Path, form: Form, old: list[Any]) -> Any:
         """The data of an object, such as a deque, of which the caller's function gets those that the old ranks had.
 
         Raises:
             LeafMismatchError: it returned neither such an object nor data of one.
         """
-        if not callable(self._per_rank):
+        if not callable(way):
             return old[0]
 
         def where() -> str:
@@ -137,7 +151,7 @@ class _Mapping:
 
         kind = self._target.class_of(*form.about[:2]) if form.kind == DATACLASS else None
         objects = [make(form, data, kind, where) for data in old]
-        found = self._per_rank(readable(path), objects, *self._place)
+        found = way(readable(path), objects, *self._place)
         theirs = form_of(found)
         data = data_of(found, form, where) if theirs is not None and theirs.kind == form.kind else found
         if type(data) is not type(old[0]):
@@ -153,13 +167,15 @@ class _Mapping:
         """Ask for what stands apart: the function gets what each old rank had there, None where it had nothing."""
         trees = []
         for tree in self._asked_apart():
+            way = self._own.apart[exact(tree.path)]
+            old = self._old if callable(way) else self._old[:1]
             contents = [
                 content_at(document, structure, arrays, tree.path)
                 for document, structure, arrays in zip(
-                    self._saved.documents.own, self._saved.of_ranks, self._old, strict=False
+                    self._saved.documents.own, self._saved.of_ranks, old, strict=False
                 )
             ]
-            made = flatten(self._ask(tree.path, contents))
+            made = flatten(self._ask(way, tree.path, contents))
             first = len(self._target.types), len(self._target.values)
             most = first[1] + len(made.values)
             node, _ = decode_tree(encode_tree(made.root, first), most, "a per_rank function")
@@ -181,12 +197,13 @@ class _Mapping:
             )
 
     def _asked_apart(self) -> list[OwnTree]:
-        """The restored items that are apart; if rank 0's are meant for all, what rank 0 lacks stays as it is here.
+        """The mapped items that are apart; where rank 0's is meant for all, what rank 0 lacks stays as it is here.
 
         Raises:
             StructureMismatchError: only some of one is asked for, or it has another name here.
         """
-        if divided := [each.path for each in self._saved.apart if exact(each.path) in self._saved.divided_apart]:
+        asked = [each for each in self._saved.apart if exact(each.path) in self._own.apart]
+        if divided := [each.path for each in asked if exact(each.path) in self._saved.divided_apart]:
             raise StructureMismatchError(
                 "what each rank has saved for itself, with a structure of its own, is restored on another number of "
                 "ranks as a whole and under its name",
@@ -194,10 +211,8 @@ class _Mapping:
                 where=f"path {readable(divided[0])}",
                 todo=f"ask for all of {readable(divided[0])!r} under this name, or exclude it",
             )
-        if self._way == RANK0:
-            trees = [tree for tree in self._saved.documents.own[0].trees if not self._saved.wholes.has_part(tree)]
-            return [tree for tree in trees if exact(tree.path) not in self._saved.left_apart]
-        return list(self._saved.apart)
+        of_first = {exact(tree.path) for tree in self._saved.documents.own[0].trees}
+        return [each for each in asked if callable(self._own.apart[exact(each.path)]) or exact(each.path) in of_first]
 
     def _take(self) -> None:
         """The mapped arrays become what is restored: their types are the types wanted from now on."""
@@ -218,8 +233,9 @@ class _Mapping:
             ) from error
         # What other ranks have a place for stays dropped: it would be brought to all of them, as whole tensors.
         aliases = self._target.structure.aliases
-        mapped = {index for index, alias in aliases.items() if alias.owner in self._own_leaves} | self._own_leaves
-        self._target.dropped -= mapped
+        left = self._own.left.arrays
+        own = self._own_leaves - left - {index for index, alias in aliases.items() if alias.owner in left}
+        self._target.dropped -= {index for index, alias in aliases.items() if alias.owner in own} | own
         find_targets(self._target, self._flat)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -15,11 +15,38 @@ from deeppart.recovery.tables import PartIndexView
 from deeppart.state.document.apart import OwnTree, without_apart
 from deeppart.state.document.structure import SavedNode, SavedValue, Structure, walk_tree
 from deeppart.state.document.union import PartValue, values_in
+from deeppart.state.document.units import units_of
 from deeppart.state.document.whole import ShardSource, Wholes, WholeTensor, gather_wholes, with_wholes
 from deeppart.state.restore.boxes import OwnSpans, check_bytes
 from deeppart.state.restore.elsewhere import LeafNumbers, PartRules
 from deeppart.state.restore.scatter import check_cover, check_places
 from deeppart.state.tree.paths import ExactPath, Path, exact, readable
+from deeppart.state.tree.per_rank import DROP, RANK0, STRICT, Way, Ways
+
+
+@dataclass(frozen=True, slots=True)
+class OwnWays:
+    """What becomes, on another number of ranks, of what each rank has saved for itself.
+
+    Attributes:
+        names: the paths, as they were saved, and the way of each.
+        leaves, values, apart: of what is mapped, by number or path: "rank0" or the function. What shares memory with
+            another leaf goes the way of that one.
+        left: what stays as it is in the live state, with the rest of what is a unit with it.
+        whole_numbers: paths of arrays of such.
+    """
+
+    names: dict[str, Way] = field(default_factory=dict)
+    leaves: dict[int, Way] = field(default_factory=dict)
+    values: dict[int, Way] = field(default_factory=dict)
+    apart: dict[ExactPath, Way] = field(default_factory=dict)
+    left: LeafNumbers = field(default_factory=LeafNumbers)
+    whole_numbers: frozenset[str] = frozenset()
+
+    def refused(self) -> dict[str, str]:
+        """The paths of which nothing is said, and what may be meant: generators are whole numbers."""
+        strict = [name for name, way in self.names.items() if way == STRICT]
+        return {name: DROP if name in self.whole_numbers else RANK0 for name in strict}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +142,35 @@ class SavedStep:
         """Numbers of the leaves that any rank has for itself, asked for or not."""
         return frozenset(np.flatnonzero(self.structure.per_rank).tolist())
 
-    def own_names(self) -> list[str]:
-        """Readable paths of all that is per rank: leaves, values, and what stands apart."""
+    def own_ways(self, ways: Ways) -> OwnWays:
+        """What becomes of the per-rank leaves on another number of ranks; the same on all of them."""
+        if not self.any_own:
+            return OwnWays()
         # What has no place here may have one on another rank, and has no other name than the saved one.
         whole = self.structure if self.tree_as_saved is None else replace(self.structure, tree=self.tree_as_saved)
-        paths = whole.array_paths()
-        names = [readable(paths[index]) for index in sorted(self.own_leaves)]
-        names += [
-            readable(path)
+        paths, owners = whole.array_paths(), ((index, alias.owner) for index, alias in whole.aliases.items())
+        leaves = {index: readable(paths[index]) for index in sorted(self.own_leaves)}
+        leaves |= {index: leaves[owner] for index, owner in owners if {index, owner} <= leaves.keys()}
+        values = {
+            node.index: readable(path)
             for path, node in whole.walk()
             if isinstance(node, SavedValue) and node.index in self.own_values
-        ]
-        return names + [readable(tree.path) for tree in self.apart]
+        }
+        apart = {exact(tree.path): readable(tree.path) for tree in self.apart}
+        names = {name: ways.of(name) for name in (*leaves.values(), *values.values(), *apart.values())}
+        left = LeafNumbers(
+            *({number for number, name in each.items() if names[name] == DROP} for each in (leaves, values))
+        )
+        for unit in units_of(self.structure.tree, left.arrays, left.values):
+            left.add(LeafNumbers(set(unit.arrays), set(unit.values)))
+        return OwnWays(
+            names,
+            {index: names[name] for index, name in leaves.items() if index not in left.arrays},
+            {index: names[name] for index, name in values.items() if index not in left.values},
+            {path: names[name] for path, name in apart.items() if names[name] != DROP},
+            left,
+            frozenset(name for index, name in leaves.items() if whole.types[index].is_whole),
+        )
 
 
 def saved_step(attempt: Attempt, documents: Documents, rank: int, size: int) -> SavedStep:

@@ -36,9 +36,10 @@ from deeppart.state.document.apart import encode_own
 from deeppart.state.document.encoding import encode_path
 from deeppart.state.document.part_document import Own, PartDocument, own_shards
 from deeppart.state.tree.excluding import Excluded
+from deeppart.state.tree.fingerprint import hash_json
 from deeppart.state.tree.flat import ApartRules, FlatState
 from deeppart.state.tree.paths import ExactPath
-from deeppart.state.tree.per_rank import WAYS
+from deeppart.state.tree.per_rank import Ways
 from deeppart.state.tree.replication import ALL
 from deeppart.state.tree.template import Template
 
@@ -233,6 +234,10 @@ class Saver:
             agreed.trailing.drop()  # no capture was begun
         self._template.clear()
 
+    def told(self, per_rank: Sequence[str]) -> None:
+        """A step was restored in which these leaves are per rank: the user was told when it was saved."""
+        self._warnings.told(per_rank)
+
     def restored(self) -> None:
         """The staging memory was used for something else, and the state was written to, memory by memory."""
         self._capture = None
@@ -352,7 +357,7 @@ class Saver:
         if self._comm.rank == 0:
             noticed, self._noticed = self._noticed, ()
             # Last: where warnings are errors, the others are not left waiting.
-            self._warnings.differences(found, noticed, what)
+            self._warnings.differences(found, noticed, flat.root, what)
         return found.diverged
 
     def _find_holders(self, call: Call, flat: FlatState) -> Differing:
@@ -377,26 +382,26 @@ class Saver:
             self._record(call.turn, call.step, diverged)
         finish(self._comm, self._comm.maximum(np.zeros(1, np.int64)), call.name, self._timeout)
 
-    def agree_on_restore(self, step: int | None, per_rank: str, asked: int = 0) -> None:
+    def agree_on_restore(self, step: int | None, ways: Ways, asked: int = 0) -> None:
         """See that every rank is in the same call of ``restore`` (collective).
 
         By the same reduction as :meth:`agree`, so that ranks which are in different calls find that out.
 
         Args:
-            per_rank: one of :data:`deeppart.state.tree.per_rank.WAYS`.
+            ways: what becomes of per-rank leaves.
             asked: a digest of what else the caller has asked for.
 
         Raises:
             RanksDisagreeError: ranks make different calls.
             PeerTimeoutError: a rank did not make the call.
         """
-        ways = WAYS.index(per_rank) * 2 + (step is None)
-        fields = {"call": _RESTORE, "step": step or 0, "turn": asked, "levels": ways, **dict.fromkeys(DIGESTS, 0)}
+        levels = hash_json([str(ways), step is None])
+        fields = {"call": _RESTORE, "step": step or 0, "turn": asked, "levels": levels, **dict.fromkeys(DIGESTS, 0)}
         # Other ranks may still be waiting for their background, and be as late for that.
         agreed = agree(self._comm, fields, dict.fromkeys(_FLAGS, 0), "restore", 2 * self._timeout)
         if agreed.differing & _CALL:
             more = f", of keys and other arguments with the digest {asked:016x}" if asked else ""
-            raise_disagreement(self._comm, f"restore(step={step}, per_rank={per_rank}{more})", self._timeout)
+            raise_disagreement(self._comm, f"restore(step={step}, per_rank={ways}{more})", self._timeout)
 
 
 def _rank0_of(flags: Mapping[str, int]) -> tuple[int, int]:

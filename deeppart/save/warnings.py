@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,10 @@ from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.errors import DeeppartWarning, PerRankNotice, ReplicaDivergenceWarning, warn_caller
 from deeppart.state.compare.classify import Classified
+from deeppart.state.tree.flat import Branch, Node
 from deeppart.state.tree.naming import Naming, some_names
+from deeppart.state.tree.paths import Path, readable
+from deeppart.state.tree.state_dicts import is_generator
 
 #: The names of an optimizer's parameters: pipeline stages have other ones.
 _PARAMETER_NAMES = re.compile(r"(^|/)param_groups/[0-9]+/params(/|$)")
@@ -23,6 +27,25 @@ _OWN = (
     "another number restore() asks for per_rank=. To say so beforehand: {}. If not, make them alike, or say in "
     "`replicated` whose holds"
 )
+
+#: The parts of what ``rng_state()`` gives, without those of GPUs.
+_RNG_STATE = {"python", "numpy", "torch"}
+
+
+def generators(node: Node) -> Iterator[Path]:
+    """The paths of random generators: objects of their types, and what ``rng_state()`` gives. A name says nothing."""
+    if not isinstance(node, Branch):
+        return
+    items = node.container if isinstance(node.container, dict) else {}
+    if is_generator(node.container) or (items.keys() - {"cuda"} == _RNG_STATE and _is_numpys(items["numpy"])):
+        yield node.path
+        return
+    for child in node.children:
+        yield from generators(child)
+
+
+def _is_numpys(state: Any) -> bool:
+    return isinstance(state, dict) and "bit_generator" in state
 
 
 class Warnings:
@@ -55,13 +78,24 @@ class Warnings:
             names = some_names([repr(each) for each in unused])
             warn_caller(f"{setting}: {names} matches nothing: no path in the state of any rank", DeeppartWarning)
 
-    def differences(self, found: Classified, noticed: Sequence[str], what: str) -> None:
-        """Warn of leaves that turn out to differ between ranks."""
+    def told(self, names: Sequence[str]) -> None:
+        """That these leaves are saved per rank was said in an earlier run."""
+        self._naming.news(names)
+
+    def differences(self, found: Classified, noticed: Sequence[str], root: Node, what: str) -> None:
+        """Warn of leaves that turn out to differ between ranks; random generators, which are known to, are no news.
+
+        Args:
+            root: the state.
+        """
         if self._quiet:
             return
-        paths = [name for name in (*noticed, *found.per_rank) if not _PARAMETER_NAMES.search(name)]
-        if own := self._naming.news(paths):
-            text = f"these leaves differ between ranks and are saved per rank from now on: {some_names(own)}"
+        own = [name for name in (*noticed, *found.per_rank) if not _PARAMETER_NAMES.search(name)]
+        known = list(map(readable, generators(root))) if own else []
+        inside = tuple(f"{name}/" for name in known)
+        paths = [name for name in own if name not in known and not name.startswith(inside)]
+        if news := self._naming.news(paths):
+            text = f"these leaves differ between ranks and are saved per rank from now on: {some_names(news)}"
             warn_caller(text + _OWN.format(_setting(paths)), PerRankNotice)
         if found.diverged:
             warn_caller(

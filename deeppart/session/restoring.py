@@ -25,7 +25,7 @@ from deeppart.state.capture.staging import Staging
 from deeppart.state.restore.request import Asked
 from deeppart.state.tree.excluding import Excluded
 from deeppart.state.tree.paths import Path
-from deeppart.state.tree.per_rank import PerRank
+from deeppart.state.tree.per_rank import Ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +37,21 @@ class Restored:
         inventory: what there was to choose from.
         report: what was done on this rank.
         notices: what rank 0 is to tell the user.
+        per_rank: paths of the leaves that each rank saved for itself.
     """
 
     recovered: Recovered
     inventory: Inventory
     report: RestoreReport
     notices: list[DeeppartWarning]
+    per_rank: list[str]
 
 
 def restore_step(
     session: Session,
     state: Any,
     which: int | Looked | None,
-    per_rank: PerRank,
+    ways: Ways,
     asked: Asked,
     memory: tuple[Staging, Arena],
     *,
@@ -78,11 +80,11 @@ def restore_step(
     ranks = Ranks(comm, session.topology.node_of, timeout, session.processors.waiting)
     what = inventory, step, *memory, timeout, session.persistent.signing, session.processors.waiting
     explanation: tuple[str, ...] = ()
-    done: tuple[RestoreReport, list[DeeppartWarning]] | None = None
+    done: tuple[RestoreReport, list[DeeppartWarning], list[str]] | None = None
 
     def use(recovered: Recovered) -> None:
         nonlocal done
-        done = restore_state(ranks, recovered, live, per_rank, session.config.replicated, known)
+        done = restore_state(ranks, recovered, live, ways, session.config.replicated, known)
 
     for narrower in (narrow if narrow.may_choose else None, None):
         recovered, told = recover(comm, *what, narrower, use)

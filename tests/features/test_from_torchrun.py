@@ -24,24 +24,61 @@ PAGE = Path(__file__).parents[2] / "docs" / "from-torchrun.md"
 PIPE_BYTES = 4096  # a rank that prints waits when so much is unread, so it cannot finish before it is killed
 EPOCHS = 6
 LIMIT_S = 300
-# Starts two ranks for each line on its input, with the environment that torchrun gives them. They are forked, so that
+# Starts ranks for each line on its input, with the environment that torchrun gives them. They are forked, so that
 # torch is imported once.
 LAUNCHER = """
 import os, runpy, sys
 import torch.distributed, torch.nn.parallel, torchdata.stateful_dataloader, deeppart.checkpointer
 for line in sys.stdin:
-    folder, port = line.split()
+    folder, port, ranks = line.split()
     pids = []
-    for rank in range(2):
+    for rank in range(int(ranks)):
         pid = os.fork()
         if pid == 0:
             os.chdir(folder)
-            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": port}
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": ranks, "MASTER_PORT": port}
             runpy.run_path("train.py", run_name="__main__")
             sys.exit()
         pids.append(pid)
     print("pids", *pids, flush=True)
     print("ended", *[os.waitpid(pid, 0)[1] for pid in pids], flush=True)
+"""
+
+
+# A loop like nanoGPT's, with the names that the added lines use; those come at the dots.
+LIKE_NANOGPT = """
+...
+import os
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+raw_model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.AdamW(raw_model.parameters())
+scaler = torch.amp.GradScaler("cpu", enabled=False)
+torch.manual_seed(1337 + rank)
+for parameter in raw_model.parameters():
+    dist.broadcast(parameter.data, 0)
+iter_num, best_val_loss, local_iter_num = 0, 1e9, 0
+X, Y = torch.rand(4, 2), torch.rand(4, 1)
+fetched = X.clone()
+...
+with open(f"began-{dist.get_world_size()}-{rank}", "w") as file:
+    print(iter_num, float(best_val_loss), torch.equal(X, fetched), sep=" ", end="", file=file)
+while iter_num < 20:
+    if iter_num % 5 == 0 and rank == 0:
+        best_val_loss = torch.tensor(0.5)
+    loss = (raw_model(X) - Y).square().mean()
+    loss.backward()
+    for parameter in raw_model.parameters():
+        dist.all_reduce(parameter.grad)
+    optimizer.step()
+    optimizer.zero_grad()
+    X, Y = torch.rand(4, 2), torch.rand(4, 1)
+    iter_num += 1
+    local_iter_num += 1
+...
+deeppart.close()
 """
 
 
@@ -78,9 +115,9 @@ def launcher() -> Iterator[subprocess.Popen[bytes]]:
             os.killpg(process.pid, signal.SIGKILL)  # it has not been waited for
 
 
-def start(process: subprocess.Popen[bytes], folder: Path) -> Run:
+def start(process: subprocess.Popen[bytes], folder: Path, ranks: int = 2) -> Run:
     assert process.stdin is not None
-    process.stdin.write(f"{folder} {free_port()}\n".encode())
+    process.stdin.write(f"{folder} {free_port()} {ranks}\n".encode())
     return Run()
 
 
@@ -143,3 +180,20 @@ def test_the_script_of_the_page_goes_on_bit_for_bit_after_sigkill_and_sigterm(tm
     ends = [torch.load(folder / "weights.pt", weights_only=True) for folder in (whole, stopped)]
     assert ends[0].keys() == ends[1].keys()
     assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
+
+
+def test_nanogpts_best_loss_is_restored_on_another_number_of_ranks(tmp_path: Path) -> None:
+    diff = PAGE.read_text().partition("### nanoGPT")[2].partition("```diff\n")[2].partition("```")[0]
+    added = iter(re.findall(r"(?:^\+.*\n)+", diff, re.MULTILINE))
+    lines = re.sub(
+        r"^\.\.\.\n", lambda _: next(added).replace("+", "", 1).replace("\n+", "\n"), LIKE_NANOGPT, flags=re.MULTILINE
+    )
+    (tmp_path / "train.py").write_text(lines)
+    losses: dict[int, str] = {}
+    with launcher() as process:
+        for ranks in (2, 3):
+            run = start(process, tmp_path, ranks)
+            read(process, run, losses)
+            assert run.ended == [0] * ranks
+    began = [[(tmp_path / f"began-{ranks}-{rank}").read_text() for rank in range(ranks)] for ranks in (2, 3)]
+    assert began == [["0 1000000000.0 True"] * 2, ["20 0.5 True"] * 3]

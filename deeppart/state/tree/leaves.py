@@ -64,6 +64,11 @@ class LeafType:
         return self._itemsize
 
     @property
+    def is_whole(self) -> bool:
+        """True for integers."""
+        return "int" in self.dtype if self.kind == "torch" else np.dtype(self.dtype).kind in "iu"
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all elements."""
         if self._nbytes < 0:

@@ -1,4 +1,4 @@
-"""Globs over readable paths: which leaves ``keys`` of a load and ``replicated`` of a configuration mean.
+"""Globs over readable paths: which leaves ``keys``, ``replicated`` and ``per_rank`` mean.
 
 A glob that matches a container covers everything below it, and one that ends in ``/*`` covers the container before it
 too: ``best/*`` holds where a rank has None instead of the dict ``best``. The state itself is no such container.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable
+from itertools import accumulate
 
 _WILDCARD = re.compile(r"[*?\[]")
 
@@ -30,6 +31,12 @@ def covers(path: str, patterns: Iterable[str], *, container: bool = True) -> boo
         or (container and pattern.endswith("/*") and len(pattern) > 2 and fnmatch.fnmatchcase(path, pattern[:-2]))
         for pattern in patterns
     )
+
+
+def first_hit(name: str, patterns: Iterable[str]) -> str | None:
+    """The first glob that covers what is at a readable path, or a container above it; None if none does."""
+    places = list(accumulate(name.split("/"), "{}/{}".format))
+    return next((pattern for pattern in patterns if any(covers(place, (pattern,)) for place in places)), None)
 
 
 def may_match_below(path: str, pattern: str) -> bool:

@@ -29,10 +29,10 @@ def has_state(item: Any) -> bool:
     """True if an object gives its state and takes it back."""
     if callable(getattr(item, "state_dict", None)) and callable(getattr(item, "load_state_dict", None)):
         return True
-    return _is_generator(item)
+    return is_generator(item)
 
 
-def _is_generator(item: Any) -> bool:
+def is_generator(item: Any) -> bool:
     """True for random number generators. What a subclass adds would be lost: of numpy's bit generators, all are
     subclasses, and their ``state`` is all of them.
     """

@@ -71,4 +71,4 @@ def refusals(top: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(train, refusals, sigterm=False)
+    main(train, refusals, sigterm=False, grows=True)

@@ -66,7 +66,7 @@ def train(run: Run) -> Weights:
     if run.ranks > 1:
         order = {"sampler": DistributedSampler(Data(), run.ranks, run.rank)}
     callback = DeeppartCallback(run.config, every=EVERY)
-    accumulate = 3 - run.ranks
+    accumulate = max(1, 3 - run.ranks)
     steps = {"max_steps": STEPS, "accumulate_grad_batches": accumulate, "val_check_interval": 4}
     fitting = trainer(run.folder, run.ranks, callbacks=[callback], **steps)
     fitting.fit(module, StatefulDataLoader(Data(), batch_size=2, **order), DataLoader(Data(), batch_size=11))
@@ -87,4 +87,4 @@ def refusals(top: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(train, refusals)
+    main(train, refusals, grows=True)

@@ -16,5 +16,5 @@ def test_trainings_that_were_killed_come_to_the_same_bits(tmp_path: Path) -> Non
     check(found, sigterm=False, sizes=(2,), variants=("-zero1", "-zero2", "-zero3", "-bf16-zero1"))
     stage, ranks, loader = found["refusals"]
     assert "ZeRO stage 0" in stage
-    assert "2 ranks" in ranks and "1 rank restores" in ranks
+    assert "2 ranks" in ranks and "1 rank restores" in ranks and "flat and opaque" in ranks
     assert "'plain' has no position" in loader

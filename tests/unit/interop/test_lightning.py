@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.interop.trainer_runs import check, results
+from tests.unit.interop.trainer_runs import EVERY, STEPS, check, results
 
 
 @pytest.mark.now_and_then(4)
@@ -14,5 +14,7 @@ from tests.unit.interop.trainer_runs import check, results
 def test_trainings_that_were_ended_come_to_the_same_bits(tmp_path: Path) -> None:
     found = results("lightning_job", ("lightning", "torchdata"), tmp_path)
     check(found)
+    steps = [line[3] for line in found["grown"] if line[0] == "train"]
+    assert steps == list(range(steps[0], STEPS)) and steps[0] >= EVERY  # from the middle, by three
     (refusal,) = found["refusals"]
     assert "FSDPStrategy" in refusal and "single device, or DDP" in refusal

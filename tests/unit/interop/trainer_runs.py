@@ -97,8 +97,13 @@ def main(
     sigterm: bool = True,
     sizes: Sequence[int] = (1, 2),
     variants: Sequence[str] = ("",),
+    grows: bool = False,
 ) -> None:
-    """Run all trainings, on one rank and on two, and print what came of them as JSON."""
+    """Run all trainings, on one rank and on two, and print what came of them as JSON.
+
+    Args:
+        grows: one of two ranks goes on by three, too.
+    """
     torch.set_num_threads(1)
     top = Path(sys.argv[1])
     found: dict[str, Any] = {}
@@ -110,6 +115,12 @@ def main(
             ended = _processes(train, run)
             _processes(train, replace(run, end=None))
             found[run.folder.name] = {"ended": ended, **_compared(run.folder, top / f"whole-{name}")}
+    if grows:
+        run = Run(top / "grown", 0, 2, signal.SIGKILL, 17)
+        _processes(train, run)
+        before = len((run.folder / "log").read_text().splitlines())
+        _processes(train, replace(run, ranks=3, end=None))
+        found["grown"] = list(map(json.loads, (run.folder / "log").read_text().splitlines()[before:]))
     found["refusals"] = refusals(top)
     print(json.dumps(found))
 

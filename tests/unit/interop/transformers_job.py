@@ -86,13 +86,19 @@ def train(run: Run) -> Weights:
 
 
 def refusals(top: Path) -> list[str]:
-    """What it says to a Trainer that makes its model later, that it is no part of, and that was not resumed."""
+    """What it says to a Trainer that makes its model later, that it is no part of, and that was not resumed; and to one
+    rank that asks what becomes of the generators of two.
+    """
     one, two, three = (DeeppartCallback() for _ in range(3))
+    four = DeeppartCallback(Run(top / "SIGTERM-2", 0, 1, None, 0).config)
+    alone = trainer(top, 1, [four], model=Model())
+    assert four.resume(alone, per_rank="drop") is not None, "the Trainer's progress is not dropped"
     found = []
     for call in (
         lambda: one.resume(trainer(top, 1, [one], model_init=Model)),
         lambda: two.resume(trainer(top, 1, [], model=Model())),
         lambda: trainer(top, 1, [three], model=Model()).train(),
+        lambda: four.resume(alone, per_rank={"rng/*": "strict"}),
     ):
         try:
             call()
@@ -102,4 +108,4 @@ def refusals(top: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(train, refusals)
+    main(train, refusals, grows=True)

@@ -33,7 +33,7 @@ from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.leaves import leaf_type
 from deeppart.state.tree.paths import Path as Keys
 from deeppart.state.tree.paths import exact
-from deeppart.state.tree.per_rank import PerRank
+from deeppart.state.tree.per_rank import PerRank, Ways
 from deeppart.state.tree.runs import encode_leaf_value
 from deeppart.storage.persistent import PersistentLevel
 from tests.fuzz.images import ManifestImage, PartImage
@@ -70,10 +70,10 @@ class Opened:
 
     def matched(self, state: Any, per_rank: PerRank = "strict") -> Matched:
         """As a restore does it (collective)."""
-        saved = self.saved()
-        check_step(saved, self.indexes, per_rank, self.ranks.comm.size)
+        saved, ways = self.saved(), Ways(per_rank)
+        check_step(saved, self.indexes, ways, self.ranks.comm.size)
         flat = flatten_live(state)
-        return match(saved, flat, find_places(saved, flat, self.ranks, "matching"), per_rank, self.ranks.rank)
+        return match(saved, flat, find_places(saved, flat, self.ranks, "matching"), ways, self.ranks.rank)
 
 
 def open_step(root: Path, comm: Comm | None = None, *, on_nodes: bool = False) -> Opened:

@@ -164,9 +164,9 @@ def test_no_rank_makes_memory_for_stages_of_others(tmp_path: Path, per_rank: Any
         name = ("first", "last")[comm.rank]
         state = {"rng": torch.zeros(2, dtype=torch.int64), name: {"w": torch.zeros(4, 3)}}
         matched = opened.matched(state, per_rank)
-        old = memory_for_old_leaves(matched.saved, matched.way)
+        old = memory_for_old_leaves(matched)
         assert bring_old_leaves(opened.distributor, old) is None
-        map_old_leaves(matched, old, per_rank, comm.rank, comm.size)
+        map_old_leaves(matched, old, comm.rank, comm.size)
         paths = matched.target.structure.array_paths()
         return [readable(paths[index]) for index in matched.target.boxed_arrays()]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import collections
 import copy
 from collections.abc import Callable, Sequence
@@ -13,7 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.errors import ConfigError, DeeppartError, LeafMismatchError, StateError, StructureMismatchError
+from deeppart.errors import (
+    ConfigError,
+    DeeppartError,
+    LeafMismatchError,
+    PerRankError,
+    PerRankNotice,
+    StateError,
+    StructureMismatchError,
+)
 from deeppart.recovery.matching import Matched
 from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map_old_leaves, memory_for_old_leaves
 from deeppart.state.restore.target import DROPPED
@@ -34,14 +43,14 @@ def opened(tmp_path: Path) -> Opened:
 
 def brought(opened: Opened, state: Any, per_rank: Any) -> tuple[Matched, OldLeaves]:
     matched = opened.matched(state, per_rank)
-    old = memory_for_old_leaves(matched.saved, matched.way)
+    old = memory_for_old_leaves(matched)
     bring_old_leaves(opened.distributor, old)
     return matched, old
 
 
 def mapped(opened: Opened, state: Any, per_rank: Any) -> tuple[Matched, Mapped]:
     matched, old = brought(opened, state, per_rank)
-    return matched, map_old_leaves(matched, old, per_rank, 0, 1)
+    return matched, map_old_leaves(matched, old, 0, 1)
 
 
 def last(path: str, old: list[Any], rank: int, size: int) -> Any:
@@ -56,6 +65,89 @@ def test_only_what_is_asked_for_is_brought(opened: Opened, per_rank: Any, ranks:
     _, old = brought(opened, live_for_forged(), per_rank)
     assert [list(each) for each in old] == [[2]] * ranks
     assert [each[2].tolist() for each in old] == [[rank] * 16 for rank in range(ranks)]
+
+
+@pytest.mark.parametrize(
+    ("table", "leaves"),
+    [
+        ({"rng": "drop", "*": "rank0"}, [[]]),
+        ({"rng": "rank0", "*": last}, [[2], [], []]),
+        ({"rng": last, "*": "rank0"}, [[2], [2], [2]]),
+        ({"rng": last, "*": "drop"}, [[2], [2], [2]]),
+    ],
+    ids=str,
+)
+def test_of_a_table_each_leaf_goes_its_way(opened: Opened, table: Any, leaves: list[list[int]]) -> None:
+    state = live_for_forged()
+    matched, old = brought(opened, state, table)
+    assert [list(each) for each in old] == leaves, "no memory for what is not asked for"
+    found = map_old_leaves(matched, old, 0, 1)
+    rng, position = table["rng"], table["*"]
+    assert {index: array.tolist() for index, array in found.arrays.items()} == (
+        {} if rng == "drop" else {2: [0 if rng == "rank0" else 2] * 16}
+    )
+    assert matched.target.dropped == ({2} if rng == "drop" else set())
+    assert matched.target.values == [DROPPED if position == "drop" else 1000 if position == "rank0" else 1002]
+
+
+@pytest.mark.filterwarnings("ignore::deeppart.PerRankNotice")
+def test_what_the_error_says_is_enough_to_go_on(tmp_path: Path) -> None:
+    """Leaves, values, units, what shares memory, and what stands apart: each may go another way."""
+    live = [states_of(rank + 7) for rank in range(3)]
+    save(tmp_path, [states_of(rank) for rank in range(2)], replicated={"own/*": "none", "shared": "rank0", "*": "auto"})
+    before = copy.deepcopy(live)
+    with pytest.raises(PerRankError) as caught:
+        restore(tmp_path, live)
+    assert difference(before, live) is None
+    named = str(caught.value.found)
+    assert all(name in named for name in ("best", "mean", "draw", "own", "list")) and "shared" not in named
+    line = str(caught.value.todo).partition("per_rank=")[2].partition("}")[0] + "}"
+    with pytest.warns(PerRankNotice, match="draw, numpy"):
+        restore(tmp_path, live, per_rank=ast.literal_eval(line))
+    for rank, (found, old) in enumerate(zip(live, before, strict=True)):
+        first = states_of(0)
+        kept = {name: found.pop(name) for name in ("draw", "numpy")}
+        assert difference({name: old[name] for name in kept}, kept) is None, rank
+        assert difference({name: first[name] for name in found}, found) is None, rank
+
+
+def states_of(rank: int) -> dict[str, Any]:
+    mean = torch.full((4,), float(rank))
+    return {
+        "best": rank + 0.5,
+        "mean": mean,
+        "view": mean[1:3],
+        "draw": torch.full((3,), rank, dtype=torch.uint8),
+        "numpy": {"bit_generator": "X", "state": {"key": np.full(3, rank)}, "pos": rank},
+        "own": {"a": torch.full((2,), float(rank))},
+        "list": [float(rank)] * (2 + rank % 2),
+        "shared": torch.full((2,), float(rank)),
+    }
+
+
+@pytest.mark.filterwarnings("ignore::deeppart.PerRankNotice")
+def test_what_stands_apart_goes_the_way_of_its_glob(tmp_path: Path) -> None:
+    """A function beside rank 0's and what is left alone; a function gets None where an old rank had nothing."""
+
+    def state(rank: int, length: int | None = None) -> dict[str, Any]:
+        def some() -> list[torch.Tensor]:
+            return [torch.full((3,), float(rank)) for _ in range(rank + 1 if length is None else length)]
+
+        return {"mine": some(), "first": some(), "kept": some(), "late": None if rank in (0, 7) else [rank, 2.5]}
+
+    save(tmp_path, [state(rank) for rank in range(3)])
+    live = [state(7, 1), state(7, 1)]
+    asked: list[tuple[str, list[Any]]] = []
+
+    def last_of(path: str, old: list[Any], rank: int, size: int) -> Any:
+        asked.append((path, [None if each is None else len(each) for each in old]))
+        return old[-1]
+
+    table = {"kept": "drop", "first/*": "rank0", "*": last_of}
+    restore(tmp_path, live, per_rank=table)
+    assert sorted(asked) == [("late", [None, 2, 2])] * 2 + [("mine", [1, 2, 3])] * 2
+    for found in live:
+        assert difference({**state(2), "first": state(0)["first"], "kept": state(7, 1)["kept"]}, found) is None
 
 
 def test_on_as_many_ranks_nobody_asks(tmp_path: Path) -> None:
@@ -85,7 +177,7 @@ def test_a_function_is_asked_once_for_each_path_with_what_all_old_ranks_had(open
         return old[1]
 
     matched, old = brought(opened, live_for_forged(), ask)
-    found = map_old_leaves(matched, old, ask, 5, 7)
+    found = map_old_leaves(matched, old, 5, 7)
     assert asked == {
         "rng": ([[rank] * 16 for rank in range(RANKS)], 5, 7),
         "position": ([1000, 1001, 1002], 5, 7),

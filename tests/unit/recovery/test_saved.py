@@ -14,6 +14,7 @@ from deeppart.errors import CorruptFileError
 from deeppart.recovery.saved import SavedStep, check_spans, saved_step
 from deeppart.recovery.tables import PartIndexView
 from deeppart.state.document.structure import SavedApart, SavedBranch
+from deeppart.state.tree.per_rank import Ways
 from tests.unit.cli_support import forge
 from tests.unit.recovery.opened import Opened, documents_of, open_step
 from tests.unit.suspicions import attempt
@@ -55,14 +56,14 @@ def test_another_number_restores_what_all_ranks_share(size: int) -> None:
 
 
 def test_all_that_is_a_ranks_own_is_named_as_people_read_it() -> None:
-    assert sorted(seen_by(0, 3).own_names()) == ["a~1b", "items/1", "lr", "only"]
+    assert sorted(seen_by(0, 3).own_ways(Ways("drop")).names) == ["a~1b", "items/1", "lr", "only"]
 
 
 def test_what_no_rank_has_alone_is_nobodys() -> None:
     state = {"w": torch.ones(2), "n": 1}
     for size in (2, 3):
         saved = saved_step(attempt(5), documents_of([state]), size - 1, size)
-        assert not saved.any_own and saved.own_names() == []
+        assert not saved.any_own and not saved.own_ways(Ways({})).names
         assert saved.own_leaves == saved.own_values == frozenset() and saved.apart == ()
         assert saved.same_world is (size == 2) and saved.paths() == [("w",)]
 

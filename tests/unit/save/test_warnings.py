@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import random
 import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
 
 from deeppart.comm import SingleComm
+from deeppart.comm.base import Comm
 from deeppart.errors import DeeppartWarning, PerRankNotice, ReplicaDivergenceWarning, warns_at_the_end
+from deeppart.interop.training_state import rng_state
 from deeppart.save.warnings import Warnings
 from deeppart.state.compare.classify import Classified
 from deeppart.state.compare.compared import Interval
 from deeppart.state.compare.divergence import Divergence
+from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.paths import readable
 from deeppart.state.tree.replication import Replication
+from tests.unit.sharded_states import checkpointer, on_ranks
 
 WHAT = "checkpoint(step=9)"
 
 
-def said(rank0: Warnings, found: Classified, noticed: tuple[str, ...] = ()) -> list[warnings.WarningMessage]:
+def said(
+    rank0: Warnings, found: Classified, noticed: tuple[str, ...] = (), state: Any = None
+) -> list[warnings.WarningMessage]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        warns_at_the_end(rank0.differences)(found, noticed, WHAT)
+        warns_at_the_end(rank0.differences)(found, noticed, flatten(state or {}).root, WHAT)
     return caught
 
 
@@ -32,6 +46,50 @@ def test_leaves_that_are_each_ranks_own_are_told_once() -> None:
     assert said(rank0, Classified(("rng",), ())) == []
     (told,) = said(rank0, Classified(("rng", "other"), ()))
     assert "from now on: other\n" in str(told.message)
+
+
+def test_what_was_told_when_a_restored_step_was_saved_is_not_told_again() -> None:
+    rank0 = Warnings()
+    rank0.told(["rng", *(f"seen/{n}" for n in range(5))])
+    assert said(rank0, Classified(("rng", "seen/4", "seen/7"), ()), ("rng",)) == []
+    (told,) = said(rank0, Classified(("rng", "other"), ()))
+    assert "from now on: other\n" in str(told.message)
+
+
+def test_a_directory_is_told_once_whatever_restarts_in_it(tmp_path: Path) -> None:
+    def run(comm: Comm, others: int, step: int) -> None:
+        draw = torch.Generator().manual_seed(comm.rank)
+        state: dict[str, Any] = {"best": float(comm.rank), "items": [comm.rank] * 9, "draw": draw}
+        state |= {f"other{n}": torch.full((3,), comm.rank) for n in range(others)}
+        with checkpointer(tmp_path, comm) as ck:
+            ways: dict[str, Any] = {"draw": "drop", "*": lambda path, old, rank, size: old[rank % len(old)]}
+            ck.restore(state, per_rank=ways, on_missing="keep")
+            state["best"] = float(comm.rank)
+            ck.checkpoint(state, step)
+
+    told = []
+    for step, (ranks, others) in enumerate([(2, 0), (2, 0), (3, 0), (2, 1)], start=1):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            on_ranks(ranks, partial(run, others=others, step=step))
+        news = [str(each.message).partition("now on: ")[2].partition("\n")[0] for each in caught]
+        told.append([each for each in news if each])
+    assert told == [["best, items"], [], [], ["other0"]]
+
+
+def test_random_generators_are_no_news_whatever_they_are_called() -> None:
+    """A name says nothing: what is called so may be a parameter."""
+    state = {
+        "a": torch.Generator(),
+        "b": [np.random.default_rng(0), random.Random(0)],
+        "c": {"deep": rng_state()},
+        "rng": torch.ones(2),
+        "d": {"python": 1, "numpy": 2, "torch": torch.ones(3)},
+    }
+    flat = flatten(state)
+    names = tuple(readable(leaf.path) for leaves in (flat.arrays, flat.values) for leaf in leaves)
+    (told,) = said(Warnings(), Classified(names, ()), ("b/1", "c/deep/cuda"), state)
+    assert "from now on: d/torch, rng, d/numpy, d/python\n" in str(told.message), told.message
 
 
 def test_leaves_that_have_come_to_differ_name_the_setting_that_would_allow_it() -> None:
