@@ -8,6 +8,7 @@ Invariants
 ----------
 * No wait is unbounded: :class:`RunningOperation` takes a timeout and ends in an error that names the ranks waited for.
 * After a timeout a channel is broken and says so at once: its collectives can no longer be matched between ranks.
+* A rank that abandons a channel notifies the others, whose waits there end within :data:`PATIENCE_MOST_S`.
 * Traffic of different channels never mixes, and never mixes with the caller's own communicator.
 
 This module imports neither mpi4py nor torch.
@@ -32,6 +33,8 @@ Int64s = npt.NDArray[np.int64]
 #: After this share of the timeout a waiting rank tells the others that it waits, so that an error can name the rest.
 PATIENCE_SHARE = 0.25
 PATIENCE_MOST_S = 2.0
+#: What a rank that has abandoned a channel announces instead of the number of its operation.
+ABANDONED = 1 << 62
 
 
 class Comm(Protocol):
@@ -77,6 +80,12 @@ class Comm(Protocol):
 
     def heard(self) -> set[int]:
         """Ranks known to wait in the channel's current operation (this one included)."""
+
+    def abandon(self, error: CommError) -> None:
+        """Take no further part in the channel, because of an error on this rank alone; the other ranks are notified."""
+
+    def abandoned_by(self) -> set[int]:
+        """Other ranks known to have abandoned the channel."""
 
 
 class RunningOperation(Generic[T]):
@@ -126,12 +135,25 @@ class RunningOperation(Generic[T]):
         if self.moved:
             self._announced = False
             return False
+        if waited_s > self._patience:
+            if not self._announced:
+                self._announced = True
+                self._comm.announce()
+            if ranks := self._comm.abandoned_by():
+                raise _abandoned(self._comm, self._what, ranks)
         if waited_s > self._timeout:
             raise _timed_out(self._comm, self._what, waited_s)
-        if waited_s > self._patience and not self._announced:
-            self._announced = True
-            self._comm.announce()
         return False
+
+
+def _abandoned(comm: Comm, what: str, ranks: set[int]) -> CommError:
+    comm.broken = CommError(
+        f"{what}: {rank_names(ranks)} cannot take part any more",
+        found="an error there, after which the ranks' exchanges would not match",
+        where=f"rank {comm.rank}",
+        todo=f"look at what {rank_names(ranks)} reports; committed checkpoints are not affected",
+    )
+    return comm.broken
 
 
 def _timed_out(comm: Comm, what: str, waited_s: float) -> PeerTimeoutError:

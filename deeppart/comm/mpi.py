@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from deeppart.comm.base import Comm, Int64s, Operation
+from deeppart.comm.base import ABANDONED, Comm, Int64s, Operation
 from deeppart.comm.pool import Lease, Pool
 from deeppart.errors import CommError
 
@@ -44,8 +44,8 @@ class MpiComm:
         self.lent = False
         self.calls, self.sent, self.received = 0, 0, 0
         self._lease: Lease[MpiComm] | None = None
-        self._lock = threading.Lock()
-        self._waiting = 0  # for so many operations; guarded by the lock: they may begin and end in different threads
+        self._lock = threading.Lock()  # guards _waiting and _roll_calls: what uses them may be in different threads
+        self._waiting = 0  # for so many operations
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
@@ -115,22 +115,33 @@ class MpiComm:
         return self._receiving([self._comm.Irecv(piece, source=source, tag=tag) for piece in _pieces(buffer)])
 
     def announce(self) -> None:
-        self._listen()
-        self._roll_calls = [(request, kept) for request, kept in self._roll_calls if not request.Test()]
         message = np.array([self._operations], dtype=np.int64)
-        for rank in range(self.size):
-            if rank != self.rank:
-                self._roll_calls.append((self._comm.Isend(message, dest=rank, tag=_ROLL_CALL_TAG), message))
+        with self._lock:
+            self._roll_calls = [(request, kept) for request, kept in self._roll_calls if not request.Test()]
+            for rank in range(self.size):
+                if rank != self.rank:
+                    self._roll_calls.append((self._comm.Isend(message, dest=rank, tag=_ROLL_CALL_TAG), message))
 
     def heard(self) -> set[int]:
         self._listen()
-        return {rank for rank, operations in self._heard.items() if operations >= self._operations} | {self.rank}
+        here = {rank for rank, operation in self._heard.items() if self._operations <= operation < ABANDONED}
+        return here | {self.rank}
+
+    def abandon(self, error: CommError) -> None:
+        if self.broken is None:
+            self.broken, self._operations = error, ABANDONED
+            if self.threads:  # otherwise only the training thread may call MPI, and the others wait for their timeout
+                self.announce()
+
+    def abandoned_by(self) -> set[int]:
+        self._listen()
+        return {rank for rank, operation in self._heard.items() if operation == ABANDONED}
 
     def _listen(self) -> None:
         status = MPI.Status()
-        while self._comm.Iprobe(source=MPI.ANY_SOURCE, tag=_ROLL_CALL_TAG, status=status):
+        while (found := self._comm.Improbe(source=MPI.ANY_SOURCE, tag=_ROLL_CALL_TAG, status=status)) is not None:
             message = np.zeros(1, dtype=np.int64)
-            self._comm.Recv(message, source=status.Get_source(), tag=_ROLL_CALL_TAG)
+            found.Recv(message)
             self._heard[status.Get_source()] = int(message[0])
 
     def _collective(self, *requests: MPI.Request) -> Operation[None]:
@@ -196,7 +207,7 @@ def connected(comm: MPI.Comm) -> Operation[MpiComm]:
             del starts.begun[0]
             if first is mine:
                 return channel
-            channel.broken = CommError("the session that this channel is of was given up at its start")
+            channel.abandon(CommError("the session that this channel is of was given up at its start"))
             channel.give_back()
         except BaseException as error:
             del starts.begun[0]

@@ -48,3 +48,9 @@ class SingleComm:
 
     def heard(self) -> set[int]:
         return {0}
+
+    def abandon(self, error: CommError) -> None:
+        self.broken = self.broken or error
+
+    def abandoned_by(self) -> set[int]:
+        return set()

@@ -163,7 +163,7 @@ class Scrubber:
 
     def _give_up(self, why: str) -> None:
         """Nobody can use the channel any more."""
-        self._comm.broken = self._comm.broken or CommError("scrubbing has ended", found=why)
+        self._comm.abandon(CommError("scrubbing has ended", found=why))
 
     # --- the thread; every rank has the same sync rounds and draws the same conclusions from them ---
 

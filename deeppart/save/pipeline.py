@@ -187,7 +187,7 @@ class Pipeline:
         """End the threads; what is queued is finished first as far as ``timeout`` seconds allow."""
         if not self.wait_until_idle(timeout):
             for channel in self._channels.values():  # ends the waits of our own threads
-                channel.broken = channel.broken or CommError("the checkpointer was closed before this was finished")
+                channel.abandon(CommError("the checkpointer was closed before this was finished"))
         if self._capturer is not None:
             self._capturer.close()
         self._stages.end(timeout=1.0)

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.comm.base import Comm, Int64s, Operation
+from deeppart.comm.base import ABANDONED, Comm, Int64s, Operation
 from deeppart.comm.sockets import trees
 from deeppart.comm.sockets.transport import Transport
 from deeppart.errors import CommError
@@ -89,8 +89,17 @@ class SocketComm:
         self._transport.tell(self._number, self._own_row())
 
     def heard(self) -> set[int]:
-        waits = np.maximum(self._transport.told(self._number), self._own_row())
-        return {int(rank) for rank in np.flatnonzero(waits >= self._operations)} | {self.rank}
+        row = self._transport.told(self._number)
+        here = np.flatnonzero((row >= self._operations) & (row < ABANDONED))
+        return {int(rank) for rank in here} | {self.rank}
+
+    def abandon(self, error: CommError) -> None:
+        if self.broken is None:
+            self.broken, self._operations = error, ABANDONED
+            self.announce()
+
+    def abandoned_by(self) -> set[int]:
+        return {int(rank) for rank in np.flatnonzero(self._transport.told(self._number) == ABANDONED)} - {self.rank}
 
     def _own_row(self) -> Int64s:
         row = np.zeros(self.size, dtype=np.int64)

@@ -205,7 +205,9 @@ class Transport:
     def tell(self, channel: int, row: Int64s) -> None:
         """Tell the others what is waited for in a channel; see :class:`RollCall`."""
         with self._lock:
-            self._roll_call.merge(channel, row)
+            if not self._closed:
+                self._roll_call.merge(channel, row)
+                self._pass_on()
 
     def told(self, channel: int) -> Int64s:
         """What all ranks together have told of a channel, as far as it has come here."""
@@ -243,10 +245,9 @@ class Transport:
             if now - self._looked_at > _LOOK_S:
                 self._looked_at = now
                 self._peers.look_after(now)
-                if now - self._told_at > _TELL_S and (news := self._roll_call.news()):
+                if now - self._told_at > _TELL_S:
                     self._told_at = now
-                    for channel, row in news:
-                        self._peers.tell_around(packed(Kind.WAITS, (channel, 0, 0)), row)
+                    self._pass_on()
             return has_all
         finally:
             self._lock.release()
@@ -267,6 +268,11 @@ class Transport:
             _shut(self._peers, self._doors, _CLOSING_MS)
 
     # From here on everything is called with the lock.
+
+    def _pass_on(self) -> None:
+        """Tell the others what is new in the roll call."""
+        for channel, row in self._roll_call.news():
+            self._peers.tell_around(packed(Kind.WAITS, (channel, 0, 0)), row)
 
     def _refuse_closed(self) -> None:
         if self._closed:

@@ -52,6 +52,21 @@ def test_a_missing_rank_is_named_and_the_channel_says_it_is_broken(comm: Comm, o
     assert do(comm, comm.allgather(b"the other channel works")) == [b"the other channel works"] * comm.size
 
 
+def test_ranks_that_wait_hear_of_one_that_has_abandoned_the_channel(comm: Comm, own_channel: Comm) -> None:
+    """Long before their timeout, also if they begin to wait only afterwards; no other channel is affected."""
+    last = comm.size - 1
+    if comm.rank == last:
+        own_channel.abandon(CommError("a thread has ended"))
+        with pytest.raises(CommError, match="a thread has ended"):
+            finish(own_channel, own_channel.allgather(b""), "save(step=4)", LIMIT_S)
+    else:
+        began = time.monotonic()
+        with pytest.raises(CommError, match=rf"save\(step=4\): rank {last} cannot take part any more"):
+            finish(own_channel, own_channel.allgather(b""), "save(step=4)", 10 * LIMIT_S)
+        assert time.monotonic() - began < LIMIT_S
+    assert do(comm, comm.allgather(b"the other channel works")) == [b"the other channel works"] * comm.size
+
+
 def test_a_slow_rank_is_waited_for(comm: Comm, own_channel: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deeppart.comm.base.PATIENCE_MOST_S", 0.1)  # after that they say that they wait
     for _ in range(2):

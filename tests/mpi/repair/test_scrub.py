@@ -162,7 +162,7 @@ def test_what_is_retired_meanwhile_is_not_taken_for_lost(
 
 def one_thread_dies(comm: Any, directory: Path) -> tuple[int | None, list[str]]:
     """The scrubbing thread of one rank ends by itself; the job closes all the same, and another one begins."""
-    settings = config(directory, timeout=10.0)
+    settings = config(directory, timeout=60.0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with deeppart.Checkpointer(settings, comm) as ck:

@@ -20,9 +20,13 @@ class Counting(SingleComm):
     def __init__(self) -> None:
         super().__init__()
         self.size, self.announced = 2, 0
+        self.abandoned: set[int] = set()
 
     def announce(self) -> None:
         self.announced += 1
+
+    def abandoned_by(self) -> set[int]:
+        return self.abandoned
 
 
 def test_a_drive_tells_whether_it_got_further_and_what_came_of_it() -> None:
@@ -50,6 +54,16 @@ def test_who_waits_is_told_once_until_it_gets_further() -> None:
         drive.advance(999.0)
         told.append(comm.announced)
     assert told == [1, 1, 1, 2, 2]
+
+
+def test_a_rank_that_has_abandoned_the_channel_is_not_waited_for() -> None:
+    comm = Counting()
+    drive = RunningOperation(comm, steps(*[False] * 9), "commit of step 3", 1000.0)
+    assert not drive.advance(999.0)
+    comm.abandoned = {1}
+    with pytest.raises(CommError, match="commit of step 3: rank 1 cannot take part any more"):
+        drive.advance(999.0)
+    assert comm.broken is not None
 
 
 def test_operations_side_by_side_end_with_the_last_and_move_while_any_does() -> None:
