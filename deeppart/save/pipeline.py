@@ -69,6 +69,7 @@ class Pipeline:
         incremental: knows which chunks need not be written.
         retention: removes what is no longer kept.
         protector: does the redundant levels.
+        ledger: of the session.
         config: ``timeout``, and whether shares may arrive with copies that are still to be made.
     """
 
@@ -80,12 +81,13 @@ class Pipeline:
         incremental: Incremental,
         retention: Retention,
         protector: Protector,
+        ledger: Ledger,
         config: Config,
     ) -> None:
         self._channels, self._storage, self._protector = channels, storage, protector
         self._compressing = compressing
         self._behind = Workers(1, "deeppart-behind", lower_priority)
-        self.ledger, self.driver = Ledger(), Driver(config.timeout)
+        self.ledger, self.driver = ledger, Driver(config.timeout)
         self._removals = Removals(retention, self.ledger, config.timeout * _ROOM_PATIENCE)
         self._writer = ShareWriter(storage, compressing, incremental, self._behind, self._removals)
         self._sections: SectionWriter | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 from deeppart.comm import SingleComm
-from deeppart.errors import DeeppartWarning, PerRankNotice, ReplicaDivergenceWarning, warns_at_the_end
+from deeppart.errors import DeeppartWarning, PerRankNotice, ReplicaDivergenceWarning
 from deeppart.save.warnings import Warnings
 from deeppart.state.compare.classify import Classified
 from deeppart.state.compare.compared import Interval
@@ -18,7 +18,7 @@ WHAT = "checkpoint(step=9)"
 def said(rank0: Warnings, found: Classified, noticed: tuple[str, ...] = ()) -> list[warnings.WarningMessage]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        warns_at_the_end(rank0.differences)(found, noticed, WHAT)
+        rank0.differences(found, noticed, WHAT)
     return caught
 
 
@@ -52,11 +52,10 @@ def test_earlier_steps_are_called_suspect_where_there_are_any() -> None:
 def test_patterns_that_match_nothing_are_told_once() -> None:
     rules, rank0 = Replication({"replay/*": "none", "w": "all", "*": "auto"}), Warnings()
     rules.mode(("w",))
-    ask = warns_at_the_end(lambda: rank0.patterns(SingleComm(), "replicated", rules.patterns, rules.used, WHAT, 20.0))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        ask()
-        ask()
+        for _ in range(2):
+            rank0.patterns(SingleComm(), "replicated", rules.patterns, rules.used, WHAT, 20.0)
     (told,) = caught
     assert told.category is DeeppartWarning and "'replay/*'" in str(told.message)
     assert "'w'" not in str(told.message)
