@@ -379,8 +379,10 @@ class Checkpointer:
         return recovered.attempt.step
 
     def _unfinished(self) -> DeeppartError | None:
-        """Wait for what is in the background; the error if it takes too long."""
-        return None if self._pipeline.wait_until_idle(self.config.timeout) else still_busy(self.config.timeout)
+        """Wait for what is in the background; the error if it takes too long, or cannot go on."""
+        if not self._pipeline.wait_until_idle(self.config.timeout):
+            return still_busy(self.config.timeout)
+        return self._pipeline.failure
 
     # --- of all calls ---
 

@@ -67,7 +67,9 @@ class Saves:
         due = self._due(step, force=force)
         if self._auto is not None and not due:
             return None
-        refusal = None if force and step == self._steps.last() else self._steps.refusal_of(step)
+        refusal: DeeppartError | None = self._pipeline.failure
+        if refusal is None and not (force and step == self._steps.last()):
+            refusal = self._steps.refusal_of(step)
         pending = Pending(step, due, self._pipeline.poll)
         call, agreed, diverged = Call(step, self.sequence, due), None, tuple[str, ...]()
         waited = self._make_room() if due else 0.0
