@@ -17,12 +17,13 @@ from deeppart.config.arguments import check_state, check_step, refuse_in_fork
 from deeppart.errors import (
     CheckpointError,
     DeeppartError,
-    warns_at_the_end,
+    raised_later,
 )
 from deeppart.model.reports import RestoreReport
 from deeppart.nodes.exchange.memory import Arena
 from deeppart.pending import Pending
 from deeppart.repair.scrub import ScrubReport
+from deeppart.save.ledger import Ledger
 from deeppart.save.saver import Saver
 from deeppart.save.sizing import size_share
 from deeppart.session.at_exit import close_at_the_end
@@ -83,12 +84,14 @@ class Checkpointer:
         self._process = os.getpid()
         self.config = configuration_of(config, settings, comm)
         settle(_SETTLE_SHARE * self.config.timeout)
-        self._session = open_session(self.config, comm)
+        self._ledger = Ledger()
+        with raised_later(self._ledger.note):
+            self._session = open_session(self.config, comm)
         self._comm = self._session.comm
         self._staging, self._arena = Staging(), Arena()
         self._preparation = Preparation(self._session, self._staging)
         self._retention = retention_for(self._session)
-        self._pipeline = pipeline_for(self._session, self._retention)
+        self._pipeline = pipeline_for(self._session, self._retention, self._ledger)
         self._suspicions = suspicions_for(self._session, self._pipeline)
         self._saver = Saver(self._comm, self.config, self._staging, self._suspicions.record)
         self._scrubber = scrubber_for(self._session, self._pipeline)
@@ -98,7 +101,8 @@ class Checkpointer:
         self._dropped = weakref.finalize(self, self._background.leave)
         self._dropped.atexit = False
         close_at_the_end(self, self._background)
-        self._auto = cadence_for(self._session)
+        with raised_later(self._ledger.note):
+            self._auto = cadence_for(self._session)
         self._recorder = self._background.record(self._auto)
         self._closed = False
         self._steps = StepHistory(self._session, self._recent)
@@ -148,7 +152,6 @@ class Checkpointer:
         """Number of ranks."""
         return self._comm.size
 
-    @warns_at_the_end
     def checkpoint(self, state: Any, step: int, *, force: bool = False) -> Pending:
         """Save a state; returns as soon as it may change again.
 
@@ -173,16 +176,16 @@ class Checkpointer:
             RanksDisagreeError, RemoteRankError, PeerTimeoutError: from the other ranks.
         """
         self._refuse_if_closed("checkpoint")
-        self._saves.report_failures()
         check_state(state, "checkpoint")
         step = check_step(step, "checkpoint(state, step)")
-        pending = self._saves.save(state, step, force=force)
+        self._saves.warn(step)
+        with raised_later(self._ledger.note):
+            pending = self._saves.save(state, step, force=force)
         if pending is None:
             return Pending(step, frozenset(), self._pipeline.poll)
         self._recorder.begun(pending)
         return pending
 
-    @warns_at_the_end
     @collection_paused()  # one in between takes longer than a small restore, and finds nothing
     def restore(
         self,
@@ -243,9 +246,9 @@ class Checkpointer:
         step = None if step is None else check_step(step, "restore(state, step)")
         asked, impossible = asked_or_refusal(keys, exclude, strict, cast, rename, on_missing, on_unexpected)
         ways, refusal = ways_or_refusal(per_rank)
-        return self._bring_back(state, step, ways, asked, refusal or impossible, required=required)
+        with raised_later(self._ledger.note):
+            return self._bring_back(state, step, ways, asked, refusal or impossible, required=required)
 
-    @warns_at_the_end
     def prepare(self, state: Any) -> None:
         """Get ready for the first checkpoint of a state, so that it need not wait for memory.
 
@@ -264,14 +267,13 @@ class Checkpointer:
         """
         self._refuse_if_closed("prepare")
         check_state(state, "prepare")
-        with collection_paused():
+        with raised_later(self._ledger.note), collection_paused():
             self._preparation.begin(size_share(self._comm, self.config, state))
 
     def poll(self) -> None:
         """Advance the exchange between ranks where the MPI library leaves that to the training thread."""
         self._pipeline.poll()
 
-    @warns_at_the_end
     def close(self) -> None:
         """Finish what is in the background, report failures, give the directory back. A second call does nothing."""
         if self._closed or self._process != os.getpid():  # a forked process has nothing of it
@@ -286,14 +288,18 @@ class Checkpointer:
             raise
         try:
             self._suspicions.wait(self.config.timeout)
-            self._saves.report_failures()
-            if self._auto is not None:
-                self._auto.end(failed=False)
-                warn_unsaved(self._session, self._auto.unsaved_step)
+            with raised_later(self._ledger.note):
+                self._saves.report_failures()
+                if self._auto is not None:
+                    self._auto.end(failed=False)
+                    warn_unsaved(self._session, self._auto.unsaved_step)
         finally:
             self._background.give_back()
-        if not finished:
-            raise not_finished(self.config.timeout)
+        try:
+            self._saves.report_failures()  # where warnings are errors: nothing is left to be done
+        finally:
+            if not finished:
+                raise not_finished(self.config.timeout)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -332,7 +338,6 @@ class Checkpointer:
         self._saver.restored()
         return look_at(self._session, step, self._staging, self._arena)
 
-    @warns_at_the_end
     @collection_paused()
     def _restore_looked(self, state: Any, looked: Looked, per_rank: PerRank, asked: Asked) -> None:
         """Restore what was looked at, and is not looked for again (collective).
@@ -341,7 +346,8 @@ class Checkpointer:
             StateError, RestoreError, PerRankError, RemoteRankError, PeerTimeoutError: as of :meth:`restore`.
         """
         self._refuse_if_closed("restore")
-        self._bring_back(state, looked, Ways(per_rank), asked, None)
+        with raised_later(self._ledger.note):
+            self._bring_back(state, looked, Ways(per_rank), asked, None)
 
     def _raise_together(self, error: DeeppartError | None) -> None:
         """Raise this rank's error, if there is one, and one that quotes it on the others (collective)."""
@@ -384,14 +390,15 @@ class Checkpointer:
         self.explanation += heal_redundancy(session, *what)
         self._recorder.restored(recovered.attempt.step, time.monotonic() - began)
         say_restored(session, recovered, time.monotonic() - began)
-        # From here on, where warnings are errors, no other rank waits for this one.
         self.explanation += tell_suspects(session, recovered.attempt)
         tell_restored(session, recovered.attempt, done.inventory, done.notices, named=step is not None)
         return recovered.attempt.step
 
     def _unfinished(self) -> DeeppartError | None:
-        """Wait for what is in the background; the error if it takes too long."""
-        return None if self._pipeline.wait_until_idle(self.config.timeout) else still_busy(self.config.timeout)
+        """Wait for what is in the background; the error if it takes too long, or cannot go on."""
+        if not self._pipeline.wait_until_idle(self.config.timeout):
+            return still_busy(self.config.timeout)
+        return self._pipeline.failure
 
     # --- of all calls ---
 

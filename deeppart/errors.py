@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
-P = ParamSpec("P")
-T = TypeVar("T")
 E = TypeVar("E", bound="DeeppartError")
+#: Packages of the frames between a warning and the line it is for; decorators are of contextlib.
+_INSIDE = frozenset({__package__, "torch", "contextlib"})
 
 
 class DeeppartError(Exception):
@@ -210,6 +209,9 @@ class RestoreError(DeeppartError):
 class DeeppartWarning(UserWarning):
     """Base of all deeppart warnings.
 
+    Where they are errors, ``checkpoint()`` raises them before it changes anything, also those of earlier calls, and may
+    be called again with the same step; ``close()`` raises what is left when it is over.
+
     Example:
         >>> import deeppart, warnings
         >>> warnings.simplefilter("error", deeppart.DeeppartWarning)  # each becomes an exception,
@@ -258,46 +260,30 @@ class WaitingNotice(DeeppartWarning):
     """A call waits for other ranks, and has done so for a while; it goes on waiting."""
 
 
-class _Held(threading.local):
-    """The warnings that are given when a block has ended; None outside of a block."""
+class _Call(threading.local):
+    """The call of the library that a thread is in; see :func:`raised_later`."""
 
-    texts: list[tuple[str, type[DeeppartWarning]]] | None = None
-
-
-_held = _Held()
+    later: Callable[[str, type[DeeppartWarning]], None] | None = None
 
 
-def warns_at_the_end(call: Callable[P, T]) -> Callable[P, T]:
-    """Decorator: what the function warns of is said when it is over.
+_call = _Call()
 
-    Where warnings are errors (``python -W error``), one in the middle of a call that other ranks take part in would
-    break it off on this rank alone, and they would wait for it.
+
+@contextlib.contextmanager
+def raised_later(note: Callable[[str, type[DeeppartWarning]], None]) -> Iterator[None]:
+    """In this block no warning is raised where warnings are errors (``python -W error``): ``note`` gets it instead.
+
+    One that is raised by a call which other ranks take part in, or which has changed something, would break it off on
+    this rank alone, or lose what it returns.
     """
-
-    @functools.wraps(call)
-    def calling(*arguments: P.args, **options: P.kwargs) -> T:
-        if _held.texts is not None:  # within another one
-            return call(*arguments, **options)
-        _held.texts = []
-        try:
-            result = call(*arguments, **options)
-        except BaseException:
-            with contextlib.suppress(DeeppartWarning):  # there is an error that says more
-                _say_held()
-            raise
-        _say_held()
-        return result
-
-    return calling
+    before, _call.later = _call.later, note
+    try:
+        yield
+    finally:
+        _call.later = before
 
 
-def _say_held() -> None:
-    texts, _held.texts = _held.texts or [], None
-    for text, category in texts:
-        warn_caller(text, category)
-
-
-def as_error(error: Exception, summary: str) -> DeeppartError:
+def as_error(error: BaseException, summary: str) -> DeeppartError:
     """An error as one of the library's: any other is what was ``found``."""
     if isinstance(error, DeeppartError):
         return error
@@ -351,14 +337,23 @@ def say(text: str) -> None:
 
 
 def warn_now(text: str, category: type[DeeppartWarning]) -> None:
-    """Warn as :func:`warn_caller`, in the middle of a call, which goes on even if warnings are errors."""
-    texts, _held.texts = _held.texts, None
-    try:
+    """Warn as :func:`warn_caller`; where that is an error, print it: nobody could do anything about it later."""
+    with raised_later(lambda text, category: print(f"{category.__name__}: {text}", file=sys.stderr)):  # noqa: T201
         warn_caller(text, category)
-    except category:
-        print(f"{category.__name__}: {text}", file=sys.stderr)  # noqa: T201
-    finally:
-        _held.texts = texts
+
+
+def warn_of_all(notes: Iterable[tuple[str, type[DeeppartWarning]]]) -> None:
+    """Warn of each as :func:`warn_caller`; where these are errors, the first is raised, and tells of the others."""
+    raised: DeeppartWarning | None = None
+    for text, category in notes:
+        try:
+            warn_caller(text, category)
+        except category as error:
+            if raised is not None:
+                raised.add_note(f"{category.__name__}: {text}")
+            raised = raised or error
+    if raised is not None:
+        raise raised
 
 
 def warn_caller(text: str, category: type[DeeppartWarning]) -> None:
@@ -366,10 +361,12 @@ def warn_caller(text: str, category: type[DeeppartWarning]) -> None:
 
     Where torch has called the library (``dcp.save``, a hook), it is the line that called torch.
     """
-    if _held.texts is not None:
-        _held.texts.append((text, category))
-        return
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in (__package__, "torch"):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
         level, frame = level + 1, frame.f_back
-    warnings.warn(text, category, stacklevel=level)
+    try:
+        warnings.warn(text, category, stacklevel=level)
+    except category:
+        if _call.later is None:
+            raise
+        _call.later(text, category)

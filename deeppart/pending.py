@@ -123,7 +123,8 @@ class Pending:
         """Wait until the checkpoint is complete at a level, on every rank.
 
         Args:
-            timeout: seconds; None waits as long as the pipeline itself does (each of its waits is bounded).
+            timeout: seconds; None waits as long as the pipeline itself does: each of its waits is bounded, and where an
+                error ends one of its threads, all levels fail.
 
         Raises:
             CheckpointError: the level failed; the last good checkpoint is still there.
@@ -250,9 +251,11 @@ class Pending:
         error: CheckpointError | None = None,
         agreed: bool = False,
     ) -> None:
-        """A level has moved on; ``agreed`` as for :class:`Failure`."""
+        """A level has moved on, unless it is over; ``agreed`` as for :class:`Failure`."""
         with self._changed:
             progress = self._levels[level]
+            if progress.state in _FINAL:
+                return
             progress.state = state
             progress.nbytes = nbytes or progress.nbytes
             progress.referenced_bytes = referenced_bytes or progress.referenced_bytes

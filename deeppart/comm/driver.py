@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from deeppart.comm.base import Comm, Operation
 from deeppart.comm.queued import ForegroundRound, advance_all, put
 from deeppart.comm.waiting import finish
+from deeppart.errors import CommError, DeeppartError
 
 T = TypeVar("T")
 #: How often a background thread looks whether the round that the training thread advances for it has been given up.
@@ -38,6 +39,15 @@ class Driver:
         Raises:
             PeerTimeoutError: nobody got any further for as long as the timeout. CommError: the channel broke earlier.
         """
+        try:
+            return self._drive(channel, operation, what)
+        except DeeppartError:
+            raise
+        except BaseException as error:  # in the middle: what the others say next would be taken for something else
+            channel.abandon(CommError(f"{what}: broken off on this rank", found=repr(error)))
+            raise
+
+    def _drive(self, channel: Comm, operation: Operation[T], what: str) -> T:
         if channel.threads:
             return finish(channel, operation, what, self._timeout, background=True)
         waiting = ForegroundRound(channel, operation, what, self._timeout)

@@ -46,7 +46,7 @@ class ForegroundRound(Generic[T]):
         self._cancelled = False
         self._waited_s, self._looked_at = 0.0, time.monotonic()
         self.finished = threading.Event()
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     @property
     def result(self) -> T:
@@ -78,8 +78,11 @@ class ForegroundRound(Generic[T]):
                     if self._drive.moved:
                         self._waited_s = 0.0
                     return False
-            except Exception as error:  # for the background thread that waits for it, not for whoever advances it
+            except BaseException as error:  # for the background thread that waits for it, not for whoever advances it
                 self.error = error
+                self.finished.set()
+                if not isinstance(error, Exception):  # an interrupt of the training thread is for both
+                    raise
         finally:
             self._lock.release()
         self.finished.set()

@@ -147,7 +147,7 @@ class BySrun:
                     self.send(signal.SIGKILL)  # srun alone would leave its agent behind
                 for step in steps.values():
                     step.kill()
-                    step.wait()
+                    step.wait()  # bounded: it was killed
 
     def send(self, number: signal.Signals) -> bool:
         """As of :class:`.launching.Launcher`. By Slurm: srun takes SIGTERM for a wish to kill the ranks at once.

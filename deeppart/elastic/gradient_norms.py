@@ -57,7 +57,7 @@ class Measured:
     def norms(self) -> tuple[Norms, bool]:
         """The norms, and whether they are of two steps; waits for them, which are a step old."""
         if self.work is not None:
-            self.work.wait()
+            self.work.wait()  # bounded: by the timeout of the process group
         values = self.values.numbers()
         if self.parts == 1:
             groups = len(values) // 3

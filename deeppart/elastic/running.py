@@ -13,10 +13,12 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
+from deeppart._threads import start_thread
 from deeppart.errors import LaunchError
 from deeppart.model.records import StepKey
 from deeppart.stopping.notices import Signals
@@ -145,13 +147,15 @@ class ElasticRun:
     def _watching(self, wanted: int) -> Iterator[None]:
         """Meanwhile a thread looks whether another number of ranks is wanted, and tells them."""
         over = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(over, wanted), name="elastic-run", daemon=True)
-        thread.start()
+        thread = start_thread(partial(self._watch, over, wanted), "elastic-run", self._tell_unwatched)
         try:
             yield
         finally:
             over.set()
-            thread.join()
+            thread.join()  # bounded: it ends at its next look
+
+    def _tell_unwatched(self, error: BaseException) -> None:
+        self._events.tell("note", text=f"another number of ranks is not looked for until the next start: {error!r}")
 
     def _watch(self, over: threading.Event, wanted: int) -> None:
         until_s: float | None = None

@@ -344,7 +344,7 @@ def copiers(threads: int) -> Iterator[Callable[[Callable[[], None]], object]]:
         try:
             yield lambda make: under_way.append(pool.submit(make))
             for each in under_way:
-                each.result()
+                each.result()  # bounded: copies in memory, whose errors come out here
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from deeppart import access
+from deeppart._threads import start_thread
 from deeppart.comm.base import Comm, Operation
 from deeppart.errors import CheckpointError, CommError, ScrubNotice
 from deeppart.model import Attempt
@@ -139,8 +140,7 @@ class Scrubber:
         self._last_sync = _Sync(False, None, False, ())
         self._told = ""
         self.report = ScrubReport()
-        self._thread = threading.Thread(target=self._run, name="deeppart-scrub", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, "deeppart-scrub", self._failed)
 
     def close(self, timeout: float) -> None:
         """End the thread (all ranks do); it takes part in one more sync round."""
@@ -168,17 +168,17 @@ class Scrubber:
     # --- the thread; every rank has the same sync rounds and draws the same conclusions from them ---
 
     def _run(self) -> None:
-        try:
+        sync = self._sync(done=False)
+        while not sync.closing:
+            if sync.newest is not None and self._read_all(sync.newest):
+                self._repair_if_there(sync.newest, self._last_sync.damage)
+            self._closing.wait(SLICE_S)
             sync = self._sync(done=False)
-            while not sync.closing:
-                if sync.newest is not None and self._read_all(sync.newest):
-                    self._repair_if_there(sync.newest, self._last_sync.damage)
-                self._closing.wait(SLICE_S)
-                sync = self._sync(done=False)
-        except Exception as error:
-            self._give_up(str(error))  # the other ranks still wait for this one
-            if not self._closing.is_set():
-                self._pipeline.ledger.note(f"scrubbing has ended: {error}", ScrubNotice)
+
+    def _failed(self, error: BaseException) -> None:
+        self._give_up(str(error))  # the other ranks still wait for this one
+        if not self._closing.is_set():
+            self._pipeline.ledger.note(f"scrubbing has ended: {error}", ScrubNotice)
 
     def _read_all(self, attempt: Attempt) -> bool:
         """Read everything of a checkpoint; False if it has become of no interest before all ranks were through."""

@@ -17,15 +17,19 @@ everyone the outcome.
 Invariants
 ----------
 * A failure never leaves a thread: it becomes the level's outcome, on every rank, and the next checkpoint goes on.
+* If an error ends a thread all the same, all that is in flight fails with it, on every rank, and nothing more is saved
+  (:attr:`Pipeline.failure`).
 * Staging memory is free again once the share is complete in a file (:mod:`deeppart.save.lease`).
 * Rounds of one level happen in the same order on every rank, on a channel of their own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import InvalidStateError
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -69,7 +73,11 @@ class Pipeline:
         incremental: knows which chunks need not be written.
         retention: removes what is no longer kept.
         protector: does the redundant levels.
+        ledger: of the session.
         config: ``timeout``, and whether shares may arrive with copies that are still to be made.
+
+    Attributes:
+        failure: why nothing is saved any more on this rank: an error has ended a thread. None as long as all is well.
     """
 
     def __init__(
@@ -80,12 +88,13 @@ class Pipeline:
         incremental: Incremental,
         retention: Retention,
         protector: Protector,
+        ledger: Ledger,
         config: Config,
     ) -> None:
         self._channels, self._storage, self._protector = channels, storage, protector
         self._compressing = compressing
         self._behind = Workers(1, "deeppart-behind", lower_priority)
-        self.ledger, self.driver = Ledger(), Driver(config.timeout)
+        self.ledger, self.driver = ledger, Driver(config.timeout)
         self._removals = Removals(retention, self.ledger, config.timeout * _ROOM_PATIENCE)
         self._writer = ShareWriter(storage, compressing, incremental, self._behind, self._removals)
         self._sections: SectionWriter | None = None
@@ -97,6 +106,7 @@ class Pipeline:
         #: Guards what is in flight, which the training thread adds to and every stage takes from.
         self._changed = threading.Condition()
         self._in_flight: list[Job] = []
+        self.failure: CheckpointError | None = None
         self._repairs: list[Repair] = []
         self._lease: StagingLease[Any] = StagingLease(None, ())  # the last; touched by the training thread alone
         self._capturer = Capturer() if config.capture == "lazy" else None
@@ -112,7 +122,7 @@ class Pipeline:
             )
         if any(level in channels for level in REDUNDANT_LEVELS):
             stages.append(Stage("protect", self._protect, self._give_up_protecting))
-        self._stages = Stages(stages, lower_priority, self._ended)
+        self._stages = Stages(stages, lower_priority, self._ended, self._break)
         self._stages.start()
 
     # --- called by the training thread ---
@@ -147,14 +157,16 @@ class Pipeline:
             self._stages.put("store", Captured(job, job.failure))
         if Level.PERSISTENT in job.due:
             self._stages.put("flush", job)
+        self._fail_all_if_broken()
 
     def submit_repair(self, repair: Repair) -> None:
         """Take over the rebuilding of redundancy, with the lease of the staging memory if it needs that."""
         self._take(repair.lease)
+        self.ledger.hold(repair.attempt)
         with self._changed:
             self._repairs.append(repair)
-        self.ledger.hold(repair.attempt)
         self._stages.put("protect", repair)
+        self._fail_all_if_broken()
 
     @property
     def removing(self) -> bool:
@@ -229,13 +241,13 @@ class Pipeline:
             except Exception as error:  # it is told in the commit rounds, for which the other ranks wait
                 failure = as_error(error, "the captured share could not be read")
         if Level.LOCAL not in job.due:
-            job.opened.set_result(Opened(failure, digests))
+            _resolve(job, Opened(failure, digests))
             job.lease.done(Reader.STORE)
             return
         job.pending.note_level(Level.LOCAL, RUNNING)
         part: LocalPart | DeeppartError
         part = failure if failure is not None else self._attempted(Level.LOCAL, lambda: self._open_local(job, digests))
-        job.opened.set_result(Opened(failure, digests, part if isinstance(part, LocalPart) else None))
+        _resolve(job, Opened(failure, digests, part if isinstance(part, LocalPart) else None))
         outcome = self._write_local(job, part) if isinstance(part, LocalPart) else part
         if isinstance(outcome, Written):
             job.lease.stored()
@@ -259,14 +271,14 @@ class Pipeline:
     def _give_up_storing(self, captured: Captured, failure: DeeppartError) -> None:
         job = captured.job
         if not job.opened.done():  # the flush takes part in its own round all the same
-            job.opened.set_result(Opened(failure))
+            _resolve(job, Opened(failure))
         elif job.local is not None:
             job.local.relay.give_up()
         job.lease.done(Reader.STORE)
         self._settle_all(job, {Level.LOCAL, *REDUNDANT_LEVELS}, failure)
 
     def _flush(self, job: Job) -> None:
-        opened = job.opened.result()  # the store resolves it, whatever becomes of its own work
+        opened = job.opened.result()  # bounded: resolved by the store whatever becomes of its work, or by _break
         job.pending.note_level(Level.PERSISTENT, RUNNING)
         write = self._writer.write_persistent if self._sections is None else self._sections.write
         outcome = self._timed(job, Level.PERSISTENT, lambda: write(job, opened))
@@ -324,15 +336,44 @@ class Pipeline:
         release = partial(repair.lease.done, Reader.HEAL)
         try:
             repair.run(channel, partial(self.driver.drive, channel, what=repair.what), release)
-        except Exception as error:
+        except BaseException as error:
             text = f"{repair.what} failed: {as_error(error, 'background work failed')}"
             self.ledger.note(text, BackgroundFailureWarning)
         finally:
-            release()
-            self.ledger.release(repair.attempt)
-            with self._changed:
-                self._repairs.remove(repair)
-                self._changed.notify_all()
+            self._end_repair(repair)
+
+    def _end_repair(self, repair: Repair) -> None:
+        repair.lease.done(Reader.HEAL)
+        with self._changed:
+            if repair not in self._repairs:
+                return
+            self._repairs.remove(repair)
+            self._changed.notify_all()
+        self.ledger.release(repair.attempt)
+
+    def _break(self, thread: str, error: BaseException) -> None:
+        """An error has ended a thread: whoever waits for what it was to do hears of that now."""
+        self.failure = self.failure or CheckpointError(
+            "nothing is saved any more by this checkpointer: an error has ended one of its threads",
+            found=f"{type(error).__name__}: {error}",
+            where=f"rank {self._storage.rank}, thread {thread}",
+            todo="close it and make another, or start the job again; complete checkpoints are not affected",
+        )
+        for channel in self._channels.values():
+            channel.abandon(CommError(f"an error has ended the thread {thread}"))
+        self._fail_all_if_broken()
+
+    def _fail_all_if_broken(self) -> None:
+        """Fail what is in flight if an error has ended a thread, before it came or since."""
+        if self.failure is None:
+            return
+        with self._changed:
+            jobs, repairs = list(self._in_flight), list(self._repairs)
+        for job in jobs:
+            _resolve(job, Opened(self.failure))
+            self._fail(job, job.due, self.failure)
+        for repair in repairs:
+            self._end_repair(repair)
 
     def _ended(self, stage: str) -> None:
         if stage == "flush":  # the last that needs these
@@ -364,6 +405,9 @@ class Pipeline:
         """Settle what a stage leaves undone, where an error has come from between its steps."""
         for level in sorted(job.progress.unreported(levels & job.due)):
             self._finish_level(job, level, failure)
+        for level in levels & job.due & {*REDUNDANT_LEVELS}:
+            if job.is_stored() and not job.pending.settled(level):  # the others are in its exchange, or wait to begin
+                self._channels[level].abandon(CommError(failure.summary))
         self._fail(job, levels & job.due, failure)
 
     def _fail(self, job: Job, levels: Iterable[str], error: DeeppartError) -> None:
@@ -390,3 +434,8 @@ class Pipeline:
             if job in self._in_flight:
                 self._in_flight.remove(job)
             self._changed.notify_all()
+
+
+def _resolve(job: Job, opened: Opened) -> None:
+    with contextlib.suppress(InvalidStateError):  # resolved already, since an error has ended a thread
+        job.opened.set_result(opened)

@@ -42,11 +42,13 @@ class Relay:
 
     def __init__(self, file: DurableFile, bases: Mapping[str, Path] = MappingProxyType({})) -> None:
         self._file = file
+        #: Guards all that follows, but the paths; :meth:`close` may come while another thread reads.
         self._changed = threading.Condition()
         self._written = 0
         self._chunks: list[ChunkPlace] = []
         self._summary: PartSummary | None = None
-        self._failed = False
+        self._failed = self._closed = False
+        self._reading = 0
         self._paths = {_OWN: file.temporary, **bases}
         self._fds: dict[str, int] = {}
         try:
@@ -140,6 +142,10 @@ class Relay:
 
     def _read(self, offset: int, buffer: memoryview, base: str = _OWN) -> int:
         count = 0
+        with self._changed:
+            if self._closed:
+                raise self._not_completed()
+            self._reading += 1
         try:
             with storage_operation("read", self._paths[base]):
                 while count < len(buffer) and (got := os.preadv(self._fds[base], [buffer[count:]], offset + count)):
@@ -151,12 +157,21 @@ class Relay:
                 found=error.strerror,
                 where=str(self._file.path),
             ) from error
+        finally:
+            with self._changed:
+                self._reading -= 1
+                self._close_if_unused()
         return count
 
     def close(self) -> None:
-        """Close the reading side. Nothing was written through it, so an error says nothing."""
-        descriptors, self._fds = self._fds, dict.fromkeys(self._fds, -1)
-        for descriptor in descriptors.values():
-            if descriptor >= 0:
-                with contextlib.suppress(OSError):
-                    os.close(descriptor)
+        """Nothing more is read: whoever waits to read gives up, and who reads comes to its end first."""
+        self.give_up()
+        with self._changed:
+            self._closed = True
+            self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        """Nothing was written through the descriptors, so an error says nothing."""
+        while self._closed and not self._reading and self._fds:
+            with contextlib.suppress(OSError):
+                os.close(self._fds.popitem()[1])

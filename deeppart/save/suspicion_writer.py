@@ -6,8 +6,10 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from deeppart._threads import start_thread
 from deeppart.errors import BackgroundFailureWarning
 from deeppart.model import Attempt, SuspectLeaf, Suspicion
 from deeppart.save.ledger import Ledger
@@ -50,9 +52,9 @@ class SuspicionWriter:
         suspicion = suspicion_of(replace(self._job, sequence=sequence, step=step), diverged)
         if suspicion is None:
             return
-        thread = threading.Thread(target=self._write, args=(suspicion,), name="deeppart-suspect", daemon=True)
+        write, failed = partial(write_suspicion, self._root, suspicion), partial(self._note_failure, suspicion)
+        thread = start_thread(write, "deeppart-suspect", failed)
         self._threads = [each for each in self._threads if each.is_alive()] + [thread]
-        thread.start()
         thread.join(self._timeout)
 
     def wait(self, timeout: float) -> None:
@@ -61,10 +63,7 @@ class SuspicionWriter:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _write(self, suspicion: Suspicion) -> None:
-        try:
-            write_suspicion(self._root, suspicion)
-        except Exception as error:
-            steps = ", ".join(map(str, suspicion.steps[:_MOST_NAMED]))
-            text = f"the record that these steps are suspect could not be written: {steps}: {error}"
-            self._ledger.note(text, BackgroundFailureWarning)
+    def _note_failure(self, suspicion: Suspicion, error: BaseException) -> None:
+        steps = ", ".join(map(str, suspicion.steps[:_MOST_NAMED]))
+        text = f"the record that these steps are suspect could not be written: {steps}: {error}"
+        self._ledger.note(text, BackgroundFailureWarning)

@@ -16,8 +16,12 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
+from deeppart._threads import start_thread
+
 #: Background threads run at this much lower priority than training (Linux niceness).
 NICENESS = 10
+#: At the end each thread is waited for so long; it may hang in a call to storage.
+_END_S = 5.0
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,7 +34,7 @@ def lower_priority() -> None:
 
 
 class Workers:
-    """A few threads that take calls from one queue.
+    """A few threads that take calls from one queue. What they cannot do any more fails: nothing waits for it in vain.
 
     Args:
         threads: how many.
@@ -40,34 +44,44 @@ class Workers:
 
     def __init__(self, threads: int, name: str, prepare: Callable[[], None] = lambda: None) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=_run, args=(self._calls, prepare), name=f"{name}-{number}", daemon=True)
-            for number in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._prepare = prepare
+        self._over: BaseException | None = None  # set once: nothing is taken from the queue from then on
+        self._threads = [start_thread(self._run, f"{name}-{number}", self._refuse) for number in range(threads)]
 
     def submit(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Have a function called; what it returns or raises comes out of the future."""
         future: Future[R] = Future()
         self._calls.put((future, partial(function, *args, **kwargs)))
+        if self._over is not None:
+            self._refuse(self._over)
         return future
 
     def close(self) -> None:
-        """Wait until all that was given to them is done, and end the threads. Nothing may be given afterwards."""
+        """Wait until all that was given to them is done, for a while, and end the threads. What comes later fails."""
         for _ in self._threads:
             self._calls.put(None)
         for thread in self._threads:
-            thread.join()
+            thread.join(_END_S)
+        self._refuse(RuntimeError("the threads for this have ended"))
 
+    def _run(self) -> None:
+        self._prepare()
+        while (given := self._calls.get()) is not None:
+            future, call = given
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:
+                    future.set_exception(error)
+            del given, future, call  # they hold memory that somebody may wait for
 
-def _run(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None], prepare: Callable[[], None]) -> None:
-    prepare()
-    while (given := calls.get()) is not None:
-        future, call = given
-        if future.set_running_or_notify_cancel():
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(error)
-        del given, future, call  # they hold memory that somebody may wait for
+    def _refuse(self, error: BaseException) -> None:
+        """A thread has ended: what is left in the queue, and what comes, fails."""
+        self._over = error
+        with contextlib.suppress(queue.Empty):
+            while True:
+                given = self._calls.get_nowait()
+                if given is not None and given[0].set_running_or_notify_cancel():
+                    given[0].set_exception(error)
+        for _ in self._threads:  # of those that are left
+            self._calls.put(None)

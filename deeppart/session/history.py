@@ -52,7 +52,7 @@ class StepHistory:
         self._saved = StepRows()
         self._largest = -1  # restored, or saved since
         self._restored = False
-        self._told_counting_down = False
+        self._told_not_restored = self._told_counting_down = False
 
     def went_on_from(self, step: int | None) -> None:
         """A restore has succeeded: of a step, or of none since there is none."""
@@ -96,9 +96,9 @@ class StepHistory:
     def warn_not_restored(self, step: int) -> None:
         """Training that starts over beside what an earlier run has left, once."""
         newest = self._found_newest
-        if self._restored or step >= newest:
+        if self._restored or self._told_not_restored or step >= newest:
             return
-        self._restored = True
+        self._told_not_restored = True
         if self._rank == 0:
             warn_caller(
                 f"checkpoint(step={step}), but step {newest} of an earlier run is in the directory and nothing was "

@@ -16,7 +16,9 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 
+from deeppart._threads import start_thread
 from deeppart.access.hanging import hanging
 from deeppart.cadence import AutoCadence
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, warn_now
@@ -130,11 +132,8 @@ class Background:
         _left.append(self)
         if self._session.comm.threads:
             timeout = self._session.config.timeout
-            self._thread = threading.Thread(target=self._end, args=(timeout,), name="deeppart-leave", daemon=True)
-            try:
-                self._thread.start()
-            except RuntimeError:  # the process ends: Python starts no threads any more
-                self._thread = None
+            with contextlib.suppress(RuntimeError):  # the process ends: Python starts no threads any more
+                self._thread = start_thread(partial(self._end, timeout), "deeppart-leave", _tell_failure)
 
     def settle(self, timeout: float) -> None:
         """Wait until it is over, about ``timeout`` seconds at most; then it is broken off. Not in a forked process."""
@@ -149,8 +148,10 @@ class Background:
 
     def _end(self, timeout: float) -> None:
         try:
-            over = self.finish(timeout)
-            self._give_back_once()
+            try:
+                over = self.finish(timeout)
+            finally:
+                self._give_back_once()
             if not self._after_error:
                 self._tell(over)
         finally:
@@ -165,6 +166,11 @@ class Background:
             texts.append(f"step {steps} was not finished after the checkpointer was dropped: close() it before that")
         for text in texts:
             warn_now(text, BackgroundFailureWarning)
+
+
+def _tell_failure(error: BaseException) -> None:
+    text = f"a checkpointer that was left could not be ended: {type(error).__name__}: {error}"
+    warn_now(text, BackgroundFailureWarning)
 
 
 def pipeline_full(step: int, waited_s: float, *, removing: bool) -> CheckpointError:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import threading
 
+from deeppart._threads import start_thread
+from deeppart.errors import BackgroundFailureWarning, warn_now
 from deeppart.model import Level
 from deeppart.part import base_file_name, part_file_name
 from deeppart.save.sizing import ShareSize
@@ -55,10 +57,8 @@ class Preparation:
         self._staging.reserve(share.nbytes, pinned=share.pinned)
         self._wants_memory = self._wants_files = True
         self._names, self._file_bytes = self._files_for(share)
-        thread = threading.Thread(target=self._run, name="deeppart-prepare", daemon=True)
         with contextlib.suppress(RuntimeError):  # no more threads here, or the process ends
-            thread.start()
-            self._thread = thread
+            self._thread = start_thread(self._run, "deeppart-prepare", _tell_failure)
 
     def a_share_comes(self, nbytes: int) -> None:
         """A checkpoint begins. Files that are not ready come too late, and those that are too short take its room; the
@@ -110,3 +110,8 @@ class Preparation:
         for name in self._names:
             if not self._level.prepare_file(name, self._file_bytes, lambda: self._wants_files):
                 return
+
+
+def _tell_failure(error: BaseException) -> None:
+    text = f"prepare() was broken off; the first checkpoint makes the rest ready: {type(error).__name__}: {error}"
+    warn_now(text, BackgroundFailureWarning)

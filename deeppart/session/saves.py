@@ -7,7 +7,7 @@ from typing import Any
 
 from deeppart._gc import collection_paused
 from deeppart.cadence import AutoCadence
-from deeppart.errors import BackgroundFailureWarning, CheckpointError, DeeppartError, warn_caller
+from deeppart.errors import BackgroundFailureWarning, CheckpointError, DeeppartError, raised_later, warn_of_all
 from deeppart.model import Attempt
 from deeppart.pending import Pending
 from deeppart.save.agreed import Agreed, Call
@@ -67,9 +67,9 @@ class Saves:
         due = self._due(step, force=force)
         if self._auto is not None and not due:
             return None
-        refusal = None if force and step == self._steps.last() else self._steps.refusal_of(step)
-        self._steps.warn_not_restored(step)
-        self._steps.warn_counting_down(step)
+        refusal: DeeppartError | None = self._pipeline.failure
+        if refusal is None and not (force and step == self._steps.last()):
+            refusal = self._steps.refusal_of(step)
         pending = Pending(step, due, self._pipeline.poll)
         call, agreed, diverged = Call(step, self.sequence, due), None, tuple[str, ...]()
         waited = self._make_room() if due else 0.0
@@ -94,6 +94,18 @@ class Saves:
         pending.note_returned()
         return pending
 
+    def warn(self, step: int) -> None:
+        """Say all that there is to say before a call changes anything: where warnings are errors, it ends here.
+
+        Raises:
+            DeeppartWarning: the same call again goes on.
+        """
+        if self._steps.refusal_of(step) is None:  # which says more
+            with raised_later(self._pipeline.ledger.note):
+                self._steps.warn_not_restored(step)
+                self._steps.warn_counting_down(step)
+        self.report_failures()
+
     def report_failures(self) -> None:
         """Tell the caller, once, of what has failed in the background; forget what has come to its end."""
         finished = [pending for pending in self._recent if pending.finished]
@@ -101,10 +113,9 @@ class Saves:
             for failure in pending.failures():
                 self.failures += 1
                 if failure.is_news(self._session.comm.rank):
-                    warn_caller(str(failure.error), BackgroundFailureWarning)
-        for note, category in self._pipeline.ledger.take_notes():
-            warn_caller(note, category)
+                    self._pipeline.ledger.note(str(failure.error), BackgroundFailureWarning)
         self._steps.settle(finished)
+        warn_of_all(self._pipeline.ledger.take_notes())
 
     def _due(self, step: int, *, force: bool) -> frozenset[str]:
         """Levels that a call goes to (with "auto", collective)."""

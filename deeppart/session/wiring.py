@@ -12,6 +12,7 @@ from deeppart.plan.interval import FLUSH_SHARE
 from deeppart.repair.scrub import Ground, Scrubber
 from deeppart.save.compress import Compressing
 from deeppart.save.incremental import Incremental
+from deeppart.save.ledger import Ledger
 from deeppart.save.pipeline import Pipeline
 from deeppart.save.protect import Protector
 from deeppart.save.rank_storage import RankStorage
@@ -43,7 +44,7 @@ def retention_for(session: Session) -> Retention:
     )
 
 
-def pipeline_for(session: Session, retention: Retention) -> Pipeline:
+def pipeline_for(session: Session, retention: Retention, ledger: Ledger) -> Pipeline:
     """The background threads, running."""
     config, rank = session.config, session.comm.rank
     return Pipeline(
@@ -53,6 +54,7 @@ def pipeline_for(session: Session, retention: Retention) -> Pipeline:
         Incremental(rank, on=config.incremental, levels=_that_refer(session)),
         retention,
         Protector(rank, session.protection, session.node_levels, session.limit),
+        ledger,
         config,
     )
 

@@ -54,7 +54,10 @@ class Alone:
 
 
 class OfTorch:
-    """A reduction between CPUs, in a gloo group of its own, whatever the training's backend (made collectively)."""
+    """A reduction between CPUs, in a gloo group of its own, whatever the training's backend (made collectively).
+
+    Waits end at the group's timeout.
+    """
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()

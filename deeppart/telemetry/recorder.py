@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from deeppart._threads import start_thread
 from deeppart.errors import StorageError, as_error
 from deeppart.model.reports import Report
 from deeppart.pending import Pending
@@ -145,10 +146,8 @@ class Recorder:
         self._refused: set[str] = set()
         self._thread: threading.Thread | None = None
         if outputs.any:
-            thread = threading.Thread(target=self._run, name="deeppart-status", daemon=True)
             try:
-                thread.start()
-                self._thread = thread
+                self._thread = start_thread(self._run, "deeppart-status", self._failed_by)
             except RuntimeError as error:  # there can be no more threads
                 source.tell(f"no status is written: {error}")
 
@@ -177,16 +176,17 @@ class Recorder:
 
     def _run(self) -> None:
         self._prepare()
-        try:
-            self._record(None)
-            if self._outputs.owner is not None and self._outputs.status is not None:
-                remove_earlier(self._outputs.owner.directory, self._outputs.owner)
-            while self._advance():
-                pass
-            self._record(now())
-        except Exception as error:  # a bug of ours; the job has nothing to do with it
-            self._source.tell(f"the status of this rank is not written any more: {as_error(error, 'it failed')}")
-            self._thread = None  # nothing more is queued
+        self._record(None)
+        if self._outputs.owner is not None and self._outputs.status is not None:
+            remove_earlier(self._outputs.owner.directory, self._outputs.owner)
+        while self._advance():
+            pass
+        self._record(now())
+
+    def _failed_by(self, error: BaseException) -> None:
+        """A bug of ours; the job has nothing to do with it."""
+        self._source.tell(f"the status of this rank is not written any more: {as_error(error, 'it failed')}")
+        self._thread = None  # nothing more is queued
 
     def _advance(self) -> bool:
         """Wait for news, look at what is in flight, and write if need be; False at the end."""

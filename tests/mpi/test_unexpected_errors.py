@@ -42,7 +42,7 @@ def on_nodes(comm: Any, directory: Path, **settings: Any) -> AbstractContextMana
 
 
 def let_fail(
-    patch: pytest.MonkeyPatch, owner: Any, name: str, here: bool, error: Exception, times: int = 1
+    patch: pytest.MonkeyPatch, owner: Any, name: str, here: bool, error: BaseException, times: int = 1
 ) -> list[int]:
     """Let a function fail the first times it is called ``here``; returns how often it may still fail."""
     real, left, one_by_one = getattr(owner, name), [times * here], threading.Lock()  # several threads may call it
@@ -109,6 +109,69 @@ def test_a_checkpoint_fails_on_all_ranks_and_the_next_one_is_complete(
     (found, _), (elsewhere, _) = outcomes = run_on(2, saving, shared_path, owner, name, on_rank)
     assert found == elsewhere and found[1] in expected and found[2] == []
     assert all(took_s < TIMEOUT_S for _, took_s in outcomes)
+
+
+STAGES = {
+    "_capture": "_give_up_capturing",
+    "_store": "_give_up_storing",
+    "_flush": "_give_up_flushing",
+    "_protect": "_give_up_protecting",
+}
+
+
+def in_a_stage(comm: Any, directory: Path, names: list[str], error: BaseException) -> tuple[list[str], str, float]:
+    """How the levels of a checkpoint end where each of these fails once on rank 1, and what the next call says. The
+    session after that saves all.
+    """
+    settings = {"capture": "lazy", "every": {"local": 1, "partner": 1, "persistent": 1}}
+    levels, refused, began = list[str](), "", time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            let_fail(patch, pipeline.Pipeline, name, comm.rank == 1, error)
+        with on_nodes(comm, directory, **settings) as ck:
+            pending = ck.checkpoint(state(1), 1)
+            for level in ("local", "partner", "persistent"):
+                try:
+                    pending.wait(level)
+                    levels.append("")
+                except deeppart.CheckpointError as caught:
+                    levels.append(str(caught))
+            try:
+                ck.checkpoint(state(2), 2).wait()
+            except deeppart.DeeppartError as caught:
+                refused = f"{type(caught).__name__}: {caught}"
+    took_s = time.monotonic() - began
+    with on_nodes(comm, directory, **settings) as ck:
+        pending = ck.checkpoint(state(3), 3)
+        for level in ("local", "partner", "persistent"):
+            pending.wait(level, timeout=200)
+    return levels, refused, took_s
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_error_of_any_kind_in_a_stage_is_an_error_of_the_level_on_all_ranks(
+    run_on: Any, shared_path: Path, stage: str
+) -> None:
+    for rank, (levels, refused, took_s) in enumerate(
+        run_on(2, in_a_stage, shared_path, [stage], KeyboardInterrupt("broke"))
+    ):
+        # Where copies are exchanged, the rank can only be missed.
+        text = "rank 1 cannot take part" if stage == "_protect" and rank == 0 else "KeyboardInterrupt: broke"
+        assert any(text in level for level in levels), levels
+        assert not refused and took_s < TIMEOUT_S
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_thread_that_an_error_ends_on_one_rank_keeps_no_other_one_waiting(
+    run_on: Any, shared_path: Path, stage: str
+) -> None:
+    """Giving up fails, too. The rank says what has happened to it, and the others name it."""
+    names = [stage, STAGES[stage]]
+    for rank, (levels, refused, took_s) in enumerate(run_on(3, in_a_stage, shared_path, names, SystemExit("broke"))):
+        text = "SystemExit: broke" if rank == 1 else "rank 1 cannot take part"
+        assert any(text in level for level in levels), levels
+        assert refused.startswith("CheckpointError: nothing is saved" if rank == 1 else "RemoteRankError")
+        assert "SystemExit: broke" in refused and took_s < TIMEOUT_S
 
 
 def opening(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> tuple[str, float]:

@@ -23,7 +23,7 @@ import deeppart
 ROOT = Path(deeppart.__file__).parent
 ARCHITECTURE = (ROOT.parent / "docs/architecture.md").read_text()
 #: Around every call, or at the bottom of every thread: they are on no way.
-HELPERS = frozenset({"errors.py", "save/stages.py", "save/workers.py"})
+HELPERS = frozenset({"_threads.py", "errors.py", "save/stages.py", "save/workers.py"})
 MOST = {"local bytes": 8, "manifest": 13, "restore": 8}
 
 

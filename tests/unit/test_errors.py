@@ -7,11 +7,13 @@ import subprocess
 import sys
 import warnings
 from functools import partial
+from typing import Any
 
 import pytest
 from torch.utils._pytree import tree_map
 
 from deeppart import errors
+from deeppart._gc import collection_paused
 from deeppart.errors import (
     CheckpointError,
     CommError,
@@ -23,9 +25,10 @@ from deeppart.errors import (
     StorageError,
     as_error,
     on_ranks,
+    raised_later,
     warn_caller,
     warn_now,
-    warns_at_the_end,
+    warn_of_all,
 )
 
 
@@ -54,39 +57,24 @@ def test_an_error_of_another_kind_becomes_what_was_found() -> None:
     assert other.found == "ZeroDivisionError: by 0"
 
 
-@warns_at_the_end
-def outer(fail: bool = False) -> str:
-    warn_caller("first", KeepNotice)
-    inner()
-    if fail:
-        raise CommError("a rank is gone")
-    return "result"
-
-
-@warns_at_the_end
-def inner() -> None:
-    warn_caller("second", ScrubNotice)
-
-
-def test_what_a_call_warns_of_is_said_when_it_is_over() -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert outer() == "result"
-    assert [(str(each.message), each.category) for each in caught] == [("first", KeepNotice), ("second", ScrubNotice)]
-
-
 def test_a_warning_that_is_an_error_does_not_break_a_call_off() -> None:
-    """The whole call is made, and what it warned of first is raised after it."""
+    """It is noted, also from further inside, and outside it is raised again."""
+    noted: list[Any] = []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(KeepNotice, match="first"):
-            outer()
-        with pytest.raises(CommError):  # which says more
-            outer(fail=True)
-    with warnings.catch_warnings(record=True) as caught:  # nothing is left of the calls before
+        with raised_later(lambda *note: noted.append(note)):
+            warn_caller("first", KeepNotice)
+            warn_now("at once", DeeppartWarning)
+            warn_caller("second", ScrubNotice)
+        assert noted == [("first", KeepNotice), ("second", ScrubNotice)]
+        with pytest.raises(KeepNotice, match="first") as raised:
+            warn_of_all(noted)
+        assert raised.value.__notes__ == ["ScrubNotice: second"]
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        inner()
-    assert [str(each.message) for each in caught] == ["second"]
+        with raised_later(lambda *note: noted.append(note)):
+            warn_of_all(noted)
+    assert [(str(each.message), each.category) for each in caught] == noted and len(noted) == 2
 
 
 def test_what_is_said_at_once_is_printed_where_it_would_be_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,6 +88,13 @@ def test_the_place_of_a_warning_is_the_line_that_called_the_library() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warn_caller("here", DeeppartWarning)
+    assert caught[0].filename == __file__
+
+
+def test_the_place_of_a_warning_is_not_a_decorator_of_the_standard_library() -> None:
+    """``Checkpointer.restore`` has one of its own."""
+    with pytest.warns(DeeppartWarning) as caught:
+        collection_paused()(warn_caller)("here", DeeppartWarning)
     assert caught[0].filename == __file__
 
 

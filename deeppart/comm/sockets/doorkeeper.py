@@ -8,12 +8,14 @@ is not known is let wait a little, and refused then.
 from __future__ import annotations
 
 import hmac
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 
 import zmq
+
+from deeppart._threads import start_thread
+from deeppart.errors import BackgroundFailureWarning, warn_now
 
 #: ZAP domains of the two sockets of a rank: for messages, by CURVE; for pieces of long ones, by PLAIN.
 MESSAGES, PIECES = b"deeppart-messages", b"deeppart-pieces"
@@ -43,7 +45,7 @@ class Doorkeeper:
         self._waiting: deque[tuple[Sequence[bytes], Sequence[bytes], float]] = deque()
         self._socket = context.socket(zmq.ROUTER)
         self._socket.bind(_ZAP)
-        threading.Thread(target=self._answer, name="deeppart-doorkeeper", daemon=True).start()
+        start_thread(self._answer, "deeppart-doorkeeper", self._failed)
 
     def let_in(self, public_keys: Sequence[bytes]) -> None:
         """The ranks are known: the public key of each, 32 bytes, in rank order; none for nobody at all."""
@@ -69,8 +71,15 @@ class Doorkeeper:
                         border = frames.index(b"") + 1
                         self._waiting.append((frames[:border], frames[border:], time.monotonic()))
                 self._decide()
-        except zmq.ZMQError:  # the context is terminated
+        except zmq.ZMQError:
+            pass  # the context is terminated
+        finally:
             self._socket.close(linger=0)
+
+    def _failed(self, error: BaseException) -> None:
+        """Ranks that are connected stay so; others wait in vain, until their timeout."""
+        text = f"no rank can connect to this one any more: {type(error).__name__}: {error}"
+        warn_now(text, BackgroundFailureWarning)
 
     def _decide(self) -> None:
         """Answer those of whom it is known who they are, and those who have waited long enough."""

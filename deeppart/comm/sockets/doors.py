@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-import threading
 
 import zmq
 
+from deeppart._threads import start_thread
 from deeppart.comm.sockets.card import Card, host_name
 from deeppart.comm.sockets.doorkeeper import MESSAGES, PIECES, Doorkeeper
 from deeppart.errors import CommError
@@ -120,8 +120,7 @@ class Doors:
         self.doorkeeper.let_in(())
         if sys.is_finalizing():  # the doorkeeper's thread does not run any more: nobody would close its socket
             return
-        ending = threading.Thread(target=self._context.term, name="deeppart-term", daemon=True)
-        ending.start()
+        ending = start_thread(self._context.term, "deeppart-term", lambda error: None)  # the sockets are closed by now
         ending.join(linger_ms / 1000 + 1.0)
 
 

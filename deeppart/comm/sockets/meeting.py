@@ -23,6 +23,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from deeppart._threads import start_thread
 from deeppart.comm.base import Operation, rank_names
 from deeppart.comm.single import SingleComm
 from deeppart.comm.sockets import trees
@@ -91,12 +92,11 @@ class Meeting:
         self._over = threading.Event()
         # Written by the thread alone, each in one assignment.
         self.roster: tuple[int, tuple[Card, ...]] | None = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.is_given_up = False
         self.here = {rank}
         self.skipped: tuple[str, ...] = ()
-        self._thread = threading.Thread(target=self._run, name="deeppart-meeting", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, "deeppart-meeting", self._failed)
 
     def end(self) -> None:
         """The start is over, or given up: look at the store no more."""
@@ -104,16 +104,17 @@ class Meeting:
         self._thread.join(_END_S)
 
     def _run(self) -> None:
-        try:
-            store = self._open_store()
-            if self._over.is_set():  # nobody is to wait for a rank that has given up
-                return
-            if self._rank == 0:
-                self._receive(store)
-            else:
-                self._register(store)
-        except Exception as error:  # of whatever kind torch has for it
-            self.error = error
+        store = self._open_store()
+        if self._over.is_set():  # nobody is to wait for a rank that has given up
+            return
+        if self._rank == 0:
+            self._receive(store)
+        else:
+            self._register(store)
+
+    def _failed(self, error: BaseException) -> None:
+        """Of whatever kind torch has for it."""
+        self.error = error
 
     def _sealed(self, key: str, text: bytes) -> bytes:
         """What to leave under a key. The key is in the tag: a card of one rank is none of another's."""
@@ -348,7 +349,7 @@ def _check_hosts(cards: Sequence[Card]) -> None:
         )
 
 
-def _no_store(error: Exception, rank: int) -> CommError:
+def _no_store(error: BaseException, rank: int) -> CommError:
     todo = "see that MASTER_ADDR and MASTER_PORT are those of rank 0's host, and that rank 0 still runs"
     if "EADDRINUSE" in str(error) or "already in use" in str(error):
         todo = "set MASTER_PORT to another one: another program, perhaps another job, listens there"

@@ -85,7 +85,7 @@ class Reducer:
         work = self._group.allgather([received], [sent])
 
         def finish() -> Any:
-            work.wait()
+            work.wait()  # bounded: the group has a timeout
             objects = [pickle.loads(each) for each in self._whole(data, [_bytes(each) for each in received])]
             result = objects[0]
             for each in objects[1:]:

@@ -110,7 +110,7 @@ class Snapshots:
         """
         saving, self._saving = self._saving, None
         if saving is not None:
-            saving.result()
+            saving.result()  # bounded: by torch, and the timeout of its process group
 
     def load_latest(self, state: dict[str, Any]) -> int | None:
         """Load the newest complete snapshot into a state, in place, as ``dcp.load`` does.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from deeppart.errors import (
     PeerTimeoutError,
     StepExistsError,
 )
+from deeppart.save.pipeline import Pipeline
 from deeppart.testing.states import difference
 from tests.unit.one_rank import BIG, config, persistent_steps, state, states_of
 
@@ -174,6 +176,107 @@ def test_a_bug_in_the_background_ends_that_checkpoint_alone(memory: Path, monkey
             again.wait("persistent", timeout=200)
         live = state(99)
         assert ck.restore(live) == 31
+
+
+KINDS = [ZeroDivisionError, MemoryError, SystemExit, KeyboardInterrupt]
+STAGES = {"_capture": "local", "_store": "local", "_flush": "persistent", "_remove": ""}
+GIVES_UP = {
+    "_capture": "_give_up_capturing",
+    "_store": "_give_up_storing",
+    "_flush": "_give_up_flushing",
+    "_remove": "_give_up_removing",
+}
+
+
+def failing_once(monkeypatch: pytest.MonkeyPatch, methods: list[str], kind: type[BaseException]) -> list[str]:
+    """From the next Checkpointer on, each of these methods fails at its first call; those that have done so."""
+    failed: list[str] = []
+
+    def fail_once(name: str, real: Callable[..., None]) -> Callable[..., None]:
+        def broken(*arguments: Any) -> None:
+            if name not in failed:
+                failed.append(name)
+                raise kind(f"in {name}")
+            real(*arguments)
+
+        return broken
+
+    for name in methods:
+        monkeypatch.setattr(Pipeline, name, fail_once(name, getattr(Pipeline, name)))
+    return failed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_error_of_any_kind_in_a_stage_ends_that_checkpoint_alone(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, stage: str, kind: type[BaseException]
+) -> None:
+    failed = failing_once(monkeypatch, [stage], kind)
+    with deeppart.Checkpointer(config(memory, capture="lazy")) as ck:
+        first = ck.checkpoint(state(1), 1)
+        assert ck._pipeline.wait_until_idle(200) and first.finished and failed == [stage]
+        if STAGES[stage]:
+            assert f"{kind.__name__}: in {stage}" in str(first.report.levels[STAGES[stage]].error)
+        with pytest.warns(BackgroundFailureWarning, match=f"{kind.__name__}: in {stage}"):
+            ck.checkpoint(state(2), 2).wait(timeout=200)
+    assert difference(state(2), deeppart.load(memory / "p")) is None
+
+
+@pytest.mark.filterwarnings("ignore::deeppart.errors.BackgroundFailureWarning")  # of what was not waited for
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_error_that_ends_a_thread_ends_every_wait(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, stage: str, kind: type[BaseException]
+) -> None:
+    """Giving up fails, too: what is in flight has failed, the next calls say why, and another session begins."""
+    settings = config(memory, capture="lazy", keep={"persistent": 1})
+    thread, cause = stage.replace("_", "deeppart-", 1), f"{kind.__name__}: in {GIVES_UP[stage]}"
+    failing_once(monkeypatch, [stage, GIVES_UP[stage]], kind)
+    with deeppart.Checkpointer(settings) as ck:
+        pending = ck.checkpoint(state(1), 1)
+        if STAGES[stage]:
+            with pytest.raises(CheckpointError, match=cause) as caught:
+                pending.wait(STAGES[stage])
+            assert thread in str(caught.value)
+        assert ck._pipeline.wait_until_idle(200) and pending.finished
+        live = state(7)
+        for call in (lambda: ck.checkpoint(state(2), 2), lambda: ck.restore(live)):
+            with pytest.raises(CheckpointError, match="has ended one of its threads") as caught:
+                call()
+            assert caught.value.found == cause and thread in str(caught.value.where)
+        assert difference(state(7), live) is None
+    assert not [each.name for each in threading.enumerate() if each.name.startswith("deeppart-")]
+    with deeppart.Checkpointer(settings) as ck:
+        ck.checkpoint(state(3), 3).wait(timeout=200)
+
+
+def test_what_waits_in_other_threads_fails_with_the_thread_that_ends(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flush of the first checkpoint hangs when the store of the second ends."""
+    with deeppart.Checkpointer(config(memory, compression="none", incremental=False)) as ck:
+        release, open_part, stages = threading.Event(), ck._session.persistent.open_part, ck._pipeline._stages
+        held = threading.Event()
+
+        def hangs(*arguments: Any) -> Any:
+            held.set()
+            release.wait(200)
+            return open_part(*arguments)
+
+        monkeypatch.setattr(ck._session.persistent, "open_part", hangs)
+        first = ck.checkpoint(state(1), 1)
+        first.wait("local", timeout=200)
+        assert held.wait(200)
+        stages.put("store", "no checkpoint")  # the error comes out of giving up, too
+        with pytest.raises(CheckpointError, match="thread deeppart-store"):
+            first.wait("persistent")
+        with pytest.raises(CheckpointError, match="thread deeppart-store"):
+            ck.checkpoint(state(2), 2)
+        release.set()
+        began = time.monotonic()
+        ck.close()
+        assert time.monotonic() - began < 30
+    assert not list((memory / "p").glob("*/manifest"))
 
 
 def test_a_long_run_does_not_grow(memory: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
+
 from deeppart.errors import DeeppartError
 from deeppart.save.stages import Stage, Stages
 
@@ -28,6 +30,7 @@ def test_messages_go_through_in_order_and_the_threads_end_after_them() -> None:
         ],
         prepare=lambda: None,
         ended=ended.append,
+        failed=lambda thread, error: pytest.fail(f"{thread}: {error}"),
     )
     stages.start()
     for message in (1, 2, 3):
@@ -51,6 +54,7 @@ def test_after_an_error_the_rest_is_given_up_and_the_next_message_is_taken() -> 
         [Stage("only", work, lambda message, failure: given_up.append((message, str(failure))))],
         prepare=lambda: names.append(threading.current_thread().name),
         ended=lambda _: None,
+        failed=lambda thread, error: pytest.fail(f"{thread}: {error}"),
     )
     stages.start()
     stages.put("only", 1)
@@ -59,3 +63,21 @@ def test_after_an_error_the_rest_is_given_up_and_the_next_message_is_taken() -> 
     [(message, text)] = given_up
     assert message == 1 and "MemoryError: none left" in text
     assert done == [2] and names == ["deeppart-only"]
+
+
+def test_an_error_in_giving_up_ends_the_thread_and_those_behind_it_once_it_is_told() -> None:
+    told = list[Any]()
+
+    def broken(*_: object) -> None:
+        raise SystemExit("enough")
+
+    stages = Stages(
+        [Stage("first", broken, broken, next=("second",)), Stage("second", lambda _: None, broken)],
+        prepare=lambda: None,
+        ended=told.append,
+        failed=lambda thread, error: told.append((thread, repr(error))),
+    )
+    stages.start()
+    stages.put("first", 1)
+    stages.end(PATIENCE_S)
+    assert told == [("deeppart-first", "SystemExit('enough')"), "first", "second"]

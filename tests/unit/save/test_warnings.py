@@ -13,7 +13,7 @@ import torch
 
 from deeppart.comm import SingleComm
 from deeppart.comm.base import Comm
-from deeppart.errors import DeeppartWarning, PerRankNotice, ReplicaDivergenceWarning, warns_at_the_end
+from deeppart.errors import DeeppartWarning, PerRankNotice, ReplicaDivergenceWarning
 from deeppart.interop.training_state import rng_state
 from deeppart.save.warnings import Warnings
 from deeppart.state.compare.classify import Classified
@@ -32,7 +32,7 @@ def said(
 ) -> list[warnings.WarningMessage]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        warns_at_the_end(rank0.differences)(found, noticed, flatten(state or {}).root, WHAT)
+        rank0.differences(found, noticed, flatten(state or {}).root, WHAT)
     return caught
 
 
@@ -111,11 +111,10 @@ def test_earlier_steps_are_called_suspect_where_there_are_any() -> None:
 def test_patterns_that_match_nothing_are_told_once() -> None:
     rules, rank0 = Replication({"replay/*": "none", "w": "all", "*": "auto"}), Warnings()
     rules.mode(("w",))
-    ask = warns_at_the_end(lambda: rank0.patterns(SingleComm(), "replicated", rules.patterns, rules.used, WHAT, 20.0))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        ask()
-        ask()
+        for _ in range(2):
+            rank0.patterns(SingleComm(), "replicated", rules.patterns, rules.used, WHAT, 20.0)
     (told,) = caught
     assert told.category is DeeppartWarning and "'replay/*'" in str(told.message)
     assert "'w'" not in str(told.message)

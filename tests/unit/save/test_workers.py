@@ -51,3 +51,23 @@ def test_each_thread_is_prepared_first() -> None:
     found = [workers.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())) for _ in range(8)]
     assert [future.result(PATIENCE_S) for future in found] == [7] * 8
     workers.close()
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_what_no_thread_does_any_more_fails(closed: bool) -> None:
+    """An error that a call cannot be blamed for has ended the thread; or they were closed."""
+    if closed:
+        workers = Workers(1, "one")
+        workers.close()
+        futures = [workers.submit(len, "late")]
+    else:
+        go_on = threading.Event()
+        workers = Workers(1, "one", lambda: [go_on.wait(PATIENCE_S), os._no_such_name][0])  # type: ignore[attr-defined]
+        futures = [workers.submit(len, "early")]
+        go_on.set()
+        workers._threads[0].join(PATIENCE_S)
+        futures.append(workers.submit(len, "late"))
+    for future in futures:
+        with pytest.raises(RuntimeError if closed else AttributeError, match=r"have ended|_no_such_name"):
+            future.result(PATIENCE_S)
+    workers.close()

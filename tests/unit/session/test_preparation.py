@@ -143,3 +143,20 @@ def test_where_no_thread_can_be_started_nothing_is_prepared(
     assert preparation.wait(200) and files(memory)
     preparation.close()
     assert files(memory) == [] and staging.nbytes == 0
+
+
+def test_an_error_in_the_background_is_told_once_and_hinders_nothing(
+    in_memory: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session, staging = in_memory(), Staging()
+
+    def broken(*arguments: Any) -> bool:
+        raise SystemExit("a bug")
+
+    monkeypatch.setattr(session.node_levels["local"], "prepare_file", broken)
+    preparation = Preparation(session, staging)
+    preparation.begin(SIZE)
+    assert preparation.wait(200)
+    assert capsys.readouterr().err.count("prepare() was broken off") == 1  # printed: warnings are errors here
+    preparation.a_share_comes(SIZE.nbytes)
+    preparation.close()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import deeppart
+from deeppart.save.ledger import Ledger
 from deeppart.session.recording import recorder_for, telemetry_files
 from deeppart.session.wiring import cadence_for, pipeline_for, retention_for
 from deeppart.telemetry.status_files import read_statuses
@@ -58,7 +59,7 @@ def test_a_file_that_holds_something_else_is_not_touched(tmp_path: Path, name: s
 @pytest.mark.parametrize("every", [{"persistent": 2}, "auto"])
 def test_a_recorder_knows_its_session(opened: Any, every: Any, tmp_path: Path) -> None:
     session = opened(every=every, events_file=str(tmp_path / "events"))
-    pipeline = pipeline_for(session, retention_for(session))
+    pipeline = pipeline_for(session, retention_for(session), Ledger())
     recorder = recorder_for(session, pipeline, None, cadence_for(session))
     recorder.close(failed=False)
     (status,) = read_statuses(tmp_path / "ckpt", session.session).found
@@ -71,7 +72,7 @@ def test_a_recorder_knows_its_session(opened: Any, every: Any, tmp_path: Path) -
 
 def test_without_anything_to_write_there_is_no_file(opened: Any, tmp_path: Path) -> None:
     session = opened(status="none")
-    pipeline = pipeline_for(session, retention_for(session))
+    pipeline = pipeline_for(session, retention_for(session), Ledger())
     recorder_for(session, pipeline, None, None).close(failed=False)
     assert not list((tmp_path / "ckpt").glob("status-*"))
     pipeline.close(timeout=10.0)

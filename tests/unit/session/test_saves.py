@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import deeppart
-from deeppart.errors import BackgroundFailureWarning, LevelNotRunError, StepExistsError
+from deeppart.errors import (
+    BackgroundFailureWarning,
+    DeeppartWarning,
+    KeepNotice,
+    LazyCaptureNotice,
+    LevelNotRunError,
+    ScrubNotice,
+    StepExistsError,
+    SuspectStepWarning,
+)
+from deeppart.model import SuspectLeaf, Suspicion
+from deeppart.state.capture import lazy
+from deeppart.storage.suspects import write_suspicion
 from deeppart.testing.states import difference
 from tests.unit.cli_support import block
 from tests.unit.one_rank import config, local_steps, persistent_steps, state, states_of
@@ -56,3 +70,99 @@ def test_close_reports_what_failed_last(memory: Path) -> None:
             block(ck, memory / "p", 5)
             ck.checkpoint(state(5), step=5)
     assert len(caught) == 1 and ck.failures == 1
+
+
+# --- where warnings are errors ----------------------------------------------------------------------------------------
+
+
+def failed_before(ck: deeppart.Checkpointer, memory: Path) -> None:
+    block(ck, memory / "p", 2)
+    ck.checkpoint(state(2), 2)
+    assert ck._pipeline.wait_until_idle(200)
+
+
+def noted(category: type[DeeppartWarning]) -> Callable[[deeppart.Checkpointer, Path], None]:
+    return lambda ck, _: ck._pipeline.ledger.note("found", category)
+
+
+def counting_down(ck: deeppart.Checkpointer, _: Path) -> None:
+    ck.checkpoint(state(9), 9).wait(timeout=200)
+
+
+def nothing(ck: deeppart.Checkpointer, _: Path) -> None: ...
+
+
+def restored_beside_newer(ck: deeppart.Checkpointer, _: Path) -> None:
+    for step in (1, 2):
+        ck.checkpoint(state(step), step).wait(timeout=200)
+    live = state(0)
+    assert ck.restore(live, step=1) == 1 and difference(state(1), live) is None
+
+
+def restored_suspect(ck: deeppart.Checkpointer, memory: Path) -> None:
+    for step in (1, 2):
+        ck.checkpoint(state(step), step).wait(timeout=200)
+    leaf = SuspectLeaf("x", "rank 1 differs from rank 0", 0, 1)
+    found = Suspicion(ck._session.lineage, ck._session.session, 2, 3, (2,), (leaf,))
+    write_suspicion(memory / "p", found)
+    live = state(0)
+    assert ck.restore(live) == 2 and difference(state(2), live) is None
+
+
+def restored_nothing(ck: deeppart.Checkpointer, memory: Path) -> None:
+    (memory / "p" / f"step-000000000001-{'a' * 32}-000000").mkdir()
+    assert ck.restore(state(0)) is None
+
+
+#: What there is to warn of when step 3 is saved: how it comes to that, settings, the kind of warning and its text. All
+#: but the last two are known before, and what a restore warns of is raised by the call after it.
+WARNED: dict[str, tuple[Callable[..., None], dict[str, Any], type[DeeppartWarning], str]] = {
+    "a failure": (failed_before, {}, BackgroundFailureWarning, "step 2 is not complete"),
+    "keep": (noted(KeepNotice), {}, KeepNotice, "found"),
+    "scrubbing": (noted(ScrubNotice), {}, ScrubNotice, "found"),
+    "counting down": (counting_down, {}, DeeppartWarning, "Count steps up"),
+    "start": (nothing, {"permissions": "unchecked"}, DeeppartWarning, "permissions"),
+    "restore beside newer": (restored_beside_newer, {}, DeeppartWarning, "step 2 is in the directory too"),
+    "restore of a suspect step": (restored_suspect, {}, SuspectStepWarning, "ranks may not have held"),
+    "nothing to restore": (restored_nothing, {}, DeeppartWarning, "no checkpoint to restore"),
+    "patterns": (nothing, {"exclude": ["none"]}, DeeppartWarning, "matches nothing"),
+    "lazy": (nothing, {"capture": "lazy"}, LazyCaptureNotice, "no torch optimizer"),
+}
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_a_warning_that_is_an_error_is_raised_before_a_call_changes_anything(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It is raised where nothing was submitted, and the same call is good then; or there is a Pending."""
+    comes_to_it, settings, category, text = WARNED[name]
+    monkeypatch.setattr(lazy, "NOTICED_BYTES", 100)
+    raised = list[DeeppartWarning]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with deeppart.Checkpointer(config(memory, **settings)) as ck:
+            comes_to_it(ck, memory)
+            for step in (3, 4):
+                sequence = ck._saves.sequence
+                try:
+                    pending = ck.checkpoint(state(step, 300_000), step)
+                except DeeppartWarning as caught:
+                    raised.append(caught)
+                    assert ck._saves.sequence == sequence
+                    pending = ck.checkpoint(state(step, 300_000), step)
+                pending.wait(timeout=200)
+    [warning] = raised
+    assert type(warning) is category and text in str(warning)
+    assert difference(state(4, 300_000), deeppart.load(memory / "p", 4)) is None
+
+
+def test_a_warning_that_is_an_error_is_raised_by_close_once_all_is_given_back(memory: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DeeppartWarning, match="matches nothing") as raised:
+            with deeppart.Checkpointer(config(memory, exclude=["none"])) as ck:
+                block(ck, memory / "p", 5)
+                ck.checkpoint(state(5), 5)
+    assert "step 5 is not complete at level 'persistent'" in "".join(raised.value.__notes__)
+    with deeppart.Checkpointer(config(memory)) as ck:
+        ck.checkpoint(state(6), 6).wait(timeout=200)

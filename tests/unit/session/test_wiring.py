@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 import deeppart
+from deeppart.save.ledger import Ledger
 from deeppart.session.wiring import cadence_for, pipeline_for, retention_for, scrubber_for
 
 
 def test_what_is_off_is_not_made(opened: Any) -> None:
     session = opened()
-    pipeline = pipeline_for(session, retention_for(session))
+    pipeline = pipeline_for(session, retention_for(session), Ledger())
     assert scrubber_for(session, pipeline) is None and cadence_for(session) is None
     pipeline.close(timeout=10.0)  # its threads
 
