@@ -75,7 +75,7 @@ def test_only_what_is_asked_for_is_brought(opened: Opened, per_rank: Any, ranks:
         ({"rng": last, "*": "rank0"}, [[2], [2], [2]]),
         ({"rng": last, "*": "drop"}, [[2], [2], [2]]),
     ],
-    ids=str,
+    ids=["no function", "a function for the rest", "a function, and rank 0's", "a function alone"],
 )
 def test_of_a_table_each_leaf_goes_its_way(opened: Opened, table: Any, leaves: list[list[int]]) -> None:
     state = live_for_forged()
