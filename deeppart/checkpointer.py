@@ -91,10 +91,14 @@ class Checkpointer:
         self._staging, self._arena = Staging(), Arena()
         self._preparation = Preparation(self._session, self._staging)
         self._retention = retention_for(self._session)
-        self._pipeline = pipeline_for(self._session, self._retention, self._ledger)
-        self._suspicions = suspicions_for(self._session, self._pipeline)
-        self._saver = Saver(self._comm, self.config, self._staging, self._suspicions.record)
-        self._scrubber = scrubber_for(self._session, self._pipeline)
+        try:
+            self._pipeline = pipeline_for(self._session, self._retention, self._ledger)
+            self._suspicions = suspicions_for(self._session, self._pipeline)
+            self._saver = Saver(self._comm, self.config, self._staging, self._suspicions.record)
+            self._scrubber = scrubber_for(self._session, self._pipeline)
+        except BaseException:  # there can be no more threads
+            self._session.abandon()
+            raise
         self._recent: list[Pending] = []
         self._background = Background(self._session, self._pipeline, self._scrubber, self._preparation, self._recent)
         # A checkpointer that is dropped has not been closed; nor has one whose start fails from here on.

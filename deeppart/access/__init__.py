@@ -11,7 +11,6 @@ from deeppart.access.folders import Folder, open_folder
 from deeppart.access.foreign import is_foreign_directory, names_in_foreign, open_foreign
 from deeppart.access.guards import Guards, guard, guarded, release
 from deeppart.access.operations import (
-    check_found,
     create,
     directories_in,
     exists,
@@ -21,6 +20,7 @@ from deeppart.access.operations import (
     make_folder,
     names_in,
     open_file,
+    open_found,
     remove,
     rename,
     sync_directory,
@@ -41,7 +41,6 @@ __all__ = [
     "ReadFile",
     "Rules",
     "answers",
-    "check_found",
     "create",
     "directories_in",
     "exists",
@@ -60,6 +59,7 @@ __all__ = [
     "open_file",
     "open_folder",
     "open_foreign",
+    "open_found",
     "persistent_rules",
     "release",
     "remove",

@@ -41,20 +41,26 @@ def create(path: Path, flags: int = os.O_RDWR) -> int:
     return int(_in_parent(path, lambda folder, name: folder.create(name, flags), Rules()))
 
 
-def check_found(path: Path) -> None:
-    """A file that is about to be read because it lies in the working directory, not because somebody has named it.
+def open_found(path: Path) -> int:
+    """A file that is read because it lies in the working directory, not because somebody has named it.
 
     Raises:
-        ForeignAccessError: others own the file or a directory that it is found in, or may write to one of them.
-        OSError: it is gone.
+        ForeignAccessError: others own the file or the directory, or may write to one of them.
+        OSError: it is gone, or a symbolic link.
     """
-    file = path.resolve(strict=True)
-    for each in (path.absolute().parent, file.parent, file):
-        descriptor = os.open(each, os.O_PATH | os.O_CLOEXEC)
-        try:
-            refuse(str(each), planted(status_of(descriptor, who()), who()))
-        finally:
-            close_descriptor(descriptor)
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        refuse(str(path.absolute().parent), planted(status_of(directory, who()), who()))
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path.name, flags, dir_fd=directory)
+    finally:
+        close_descriptor(directory)
+    try:
+        refuse(str(path.absolute()), planted(status_of(descriptor, who()), who()))
+    except BaseException:
+        close_descriptor(descriptor)
+        raise
+    return descriptor
 
 
 def lstat(path: Path | str) -> os.stat_result:

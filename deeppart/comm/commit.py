@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from deeppart.comm.base import Comm, Operation, rank_names
-from deeppart.errors import DeeppartError, as_error
+from deeppart.errors import CommError, DeeppartError, as_error
 from deeppart.model import PartRecord
 
 Commit = Callable[[list[PartRecord]], None]
@@ -36,21 +36,38 @@ class CommitMayStandError(DeeppartError):
     """A commit failed, and what was to make the step a checkpoint may be there. Its cause says why."""
 
 
-def commit_round(comm: Comm, report: PartRecord | str | None, commit: Commit | None) -> Operation[RoundResult]:
+def commit_round(
+    comm: Comm, what: str, report: PartRecord | str | None, commit: Commit | None
+) -> Operation[RoundResult]:
     """All ranks report to rank 0; if all succeeded it commits; all learn the verdict.
 
     Args:
+        what: the attempt that the round is about, the same on all ranks.
         report: this rank's part, or what went wrong; None where there is nothing to say of what went well.
         commit: what rank 0 does with all records, in rank order; None if the level needs no commit. May raise
             :class:`CommitMayStandError`.
+
+    Raises:
+        CommError: the ranks are in rounds about different attempts; nothing is committed.
     """
     document = astuple(report) if isinstance(report, PartRecord) else report
-    texts = yield from comm.gather(json.dumps(document).encode())
+    texts = yield from comm.gather(json.dumps([what, document]).encode())
     verdict: bytes | None = None
     if texts is not None:
-        verdict = json.dumps(astuple(_decide([json.loads(text) for text in texts], commit))).encode()
-    told = yield from comm.broadcast(verdict)
-    return RoundResult(*json.loads(told))
+        reports = [json.loads(text) for text in texts]
+        others = rank_names([rank for rank, (about, _) in enumerate(reports) if about != what])
+        is_one = all(about == what for about, _ in reports)
+        result = astuple(_decide([report for _, report in reports], commit)) if is_one else None
+        verdict = json.dumps([what, others, result]).encode()
+    about, others, result = json.loads((yield from comm.broadcast(verdict)))
+    if result is None or about != what:
+        raise CommError(
+            "ranks report on different checkpoints",
+            expected=f"rank 0: {about}",
+            found=f"{others}: another one",
+            where=f"rank {comm.rank}: {what}",
+        )
+    return RoundResult(*result)
 
 
 def _decide(reports: list[Any], commit: Commit | None) -> RoundResult:

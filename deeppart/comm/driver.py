@@ -41,10 +41,10 @@ class Driver:
         """
         try:
             return self._drive(channel, operation, what)
-        except DeeppartError:
-            raise
-        except BaseException as error:  # in the middle: what the others say next would be taken for something else
-            channel.abandon(CommError(f"{what}: broken off on this rank", found=repr(error)))
+        except BaseException as error:
+            if isinstance(error, CommError) or not isinstance(error, DeeppartError):
+                # In the middle: what the others say next would be taken for something else.
+                channel.abandon(CommError(f"{what}: broken off on this rank", found=repr(error)))
             raise
 
     def _drive(self, channel: Comm, operation: Operation[T], what: str) -> T:

@@ -115,8 +115,8 @@ class MpiComm:
         return self._receiving([self._comm.Irecv(piece, source=source, tag=tag) for piece in _pieces(buffer)])
 
     def announce(self) -> None:
-        message = np.array([self._operations], dtype=np.int64)
         with self._lock:
+            message = np.array([self._operations], dtype=np.int64)
             self._roll_calls = [(request, kept) for request, kept in self._roll_calls if not request.Test()]
             for rank in range(self.size):
                 if rank != self.rank:

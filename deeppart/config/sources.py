@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tomllib
@@ -73,31 +74,32 @@ def _found_file() -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        access.check_found(path)
+        descriptor = access.open_found(path)
     except OSError as error:
-        raise ConfigError(f"{path} is not used", **{"found": str(error), **access.answers(error)}) from error
-    return _read_file(path)
+        answers = {"found": str(error), "where": str(path.absolute()), **access.answers(error)}
+        if error.errno == errno.ELOOP:
+            answers |= {"found": "a symbolic link", "todo": "put the file itself there, or use DEEPPART_* variables"}
+        raise ConfigError(f"{path} is not used", **answers) from None
+    return _read_file(path, descriptor)
 
 
-def _read_file(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
+def _read_file(path: Path, descriptor: int | None = None) -> dict[str, Any]:
     try:
-        return read_toml(path)
+        return read_toml(path, descriptor)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"cannot read {path}", found=str(error), where=str(path.absolute()), todo="correct or remove the file"
-        ) from error
+        ) from None
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file.
+def read_toml(path: Path, descriptor: int | None = None) -> dict[str, Any]:
+    """The content of a TOML file; of the one that is open already, where a descriptor is given.
 
     Raises:
         OSError: it cannot be read.
         ValueError: it is no TOML, has a number that Python refuses to read, or is too long or too deeply nested.
     """
-    with path.open("rb") as file:
+    with open(path if descriptor is None else descriptor, "rb") as file:
         data = file.read(_MOST_TOML_BYTES + 1)
     if len(data) > _MOST_TOML_BYTES:
         raise ValueError(f"the file is longer than {_MOST_TOML_BYTES} bytes")

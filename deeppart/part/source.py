@@ -108,6 +108,7 @@ class FileSource:
             self.close()
             raise
         self.identity = status.st_dev, status.st_ino, self._offset
+        self._file_identity = status.st_dev, status.st_ino, status.st_size
 
     def read_at(self, offset: int, length: int) -> memoryview:
         """Return exactly ``length`` bytes from ``offset``.
@@ -137,7 +138,7 @@ class FileSource:
             offset += count
 
     def has_its_name(self) -> bool:
-        """True if the file that was opened still has its name; asks the file system.
+        """True if the file that was opened still has its name and its length; asks the file system.
 
         Raises:
             StorageError: it does not say.
@@ -148,7 +149,7 @@ class FileSource:
             return False
         except OSError as error:
             raise self._storage_error("cannot look at a part file", error) from error
-        return (status.st_dev, status.st_ino) == self.identity[:2]
+        return (status.st_dev, status.st_ino, status.st_size) == self._file_identity
 
     def mapped(self, start: int, stop: int) -> memoryview:
         """A stretch of it as memory, read-only; stays valid when the source is closed.

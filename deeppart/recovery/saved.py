@@ -33,7 +33,7 @@ class OwnWays:
         leaves, values, apart: of what is mapped, by number or path: "rank0" or the function. What shares memory with
             another leaf goes the way of that one.
         left: what stays as it is in the live state, with the rest of what is a unit with it.
-        whole_numbers: paths of arrays of such.
+        metrics: paths of floating-point numbers.
     """
 
     names: dict[str, Way] = field(default_factory=dict)
@@ -41,12 +41,12 @@ class OwnWays:
     values: dict[int, Way] = field(default_factory=dict)
     apart: dict[ExactPath, Way] = field(default_factory=dict)
     left: LeafNumbers = field(default_factory=LeafNumbers)
-    whole_numbers: frozenset[str] = frozenset()
+    metrics: frozenset[str] = frozenset()
 
     def refused(self) -> dict[str, str]:
-        """The paths of which nothing is said, and what may be meant: generators are whole numbers."""
+        """The paths of which nothing is said, and what may be meant: generators are no floating-point numbers."""
         strict = [name for name, way in self.names.items() if way == STRICT]
-        return {name: DROP if name in self.whole_numbers else RANK0 for name in strict}
+        return {name: RANK0 if name in self.metrics else DROP for name in strict}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,10 @@ class SavedStep:
             {index: names[name] for index, name in values.items() if index not in left.values},
             {path: names[name] for path, name in apart.items() if names[name] != DROP},
             left,
-            frozenset(name for index, name in leaves.items() if whole.types[index].is_whole),
+            frozenset(
+                [name for index, name in leaves.items() if not whole.types[index].is_whole]
+                + [name for index, name in values.items() if isinstance(self.documents.own[0].values.get(index), float)]
+            ),
         )
 
 

@@ -152,7 +152,7 @@ class Healer:
             work()
         except Exception as error:  # the other ranks wait for this one in the round
             problem = str(error) if isinstance(error, DeeppartError) else f"{type(error).__name__}: {error}"
-        told = self._drive(commit_round(self._comm, problem, None)).problem
+        told = self._drive(commit_round(self._comm, "healing", problem, None)).problem
         if told is not None:
             raise CheckpointError("the redundancy of a step could not be rebuilt", found=str(told))
 

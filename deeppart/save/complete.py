@@ -77,7 +77,7 @@ class Completer:
         commit = partial(self._commit, job) if level == Level.PERSISTENT else None
         agreed, begun = True, channel.broken is None
         try:
-            verdict = self._driver.drive(channel, commit_round(channel, report, commit), what)
+            verdict = self._driver.drive(channel, commit_round(channel, str(job.attempt.key), report, commit), what)
         except DeeppartError as error:  # rank 0 may have committed the step, or be about to
             verdict, agreed = RoundResult(str(error), may_stand=not failed), False
         complete = verdict.problem is None and not failed

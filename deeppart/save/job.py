@@ -198,10 +198,6 @@ class Job:
         if error is not None:
             raise error
 
-    def is_stored(self) -> bool:
-        """True if the local level is complete on all ranks: they go on to the redundant ones."""
-        return self.pending.report.levels[Level.LOCAL].state == DONE
-
     def is_on_nodes(self) -> bool:
         """True if it went to nodes' storage, and is complete at all levels there to which it went."""
         levels = self.due - {Level.PERSISTENT}

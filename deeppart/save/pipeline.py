@@ -403,10 +403,11 @@ class Pipeline:
 
     def _settle_all(self, job: Job, levels: set[str], failure: DeeppartError) -> None:
         """Settle what a stage leaves undone, where an error has come from between its steps."""
+        has_local = not job.progress.unreported({Level.LOCAL} & job.due)
         for level in sorted(job.progress.unreported(levels & job.due)):
             self._finish_level(job, level, failure)
         for level in levels & job.due & {*REDUNDANT_LEVELS}:
-            if job.is_stored() and not job.pending.settled(level):  # the others are in its exchange, or wait to begin
+            if has_local and not job.pending.settled(level):  # the others are in its exchange, or wait to begin
                 self._channels[level].abandon(CommError(failure.summary))
         self._fail(job, levels & job.due, failure)
 

@@ -46,6 +46,7 @@ class Workers:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._prepare = prepare
         self._over: BaseException | None = None  # set once: nothing is taken from the queue from then on
+        self._count = threads
         self._threads = [start_thread(self._run, f"{name}-{number}", self._refuse) for number in range(threads)]
 
     def submit(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
@@ -66,14 +67,21 @@ class Workers:
 
     def _run(self) -> None:
         self._prepare()
-        while (given := self._calls.get()) is not None:
-            future, call = given
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(call())
-                except BaseException as error:
-                    future.set_exception(error)
-            del given, future, call  # they hold memory that somebody may wait for
+        given = None
+        try:
+            while (given := self._calls.get()) is not None:
+                future, call = given
+                if future.set_running_or_notify_cancel():
+                    try:
+                        future.set_result(call())
+                    except BaseException as error:
+                        future.set_exception(error)
+                del future, call  # with the call, they hold memory that may be waited for
+                given = None
+        except BaseException as error:
+            if given is not None and not given[0].done():
+                given[0].set_exception(error)
+            raise
 
     def _refuse(self, error: BaseException) -> None:
         """A thread has ended: what is left in the queue, and what comes, fails."""
@@ -83,5 +91,5 @@ class Workers:
                 given = self._calls.get_nowait()
                 if given is not None and given[0].set_running_or_notify_cancel():
                     given[0].set_exception(error)
-        for _ in self._threads:  # of those that are left
+        for _ in range(self._count):  # of those that are left
             self._calls.put(None)

@@ -9,6 +9,7 @@ from pathlib import Path
 from deeppart import access
 from deeppart.comm import Comm
 from deeppart.config import Config
+from deeppart.errors import CommError
 from deeppart.model import StepKey
 from deeppart.nodes.pairing import Protection
 from deeppart.save.compress import Processors
@@ -81,6 +82,12 @@ class Session:
         if self.leads_directory:
             for level in self.node_levels.values():
                 level.drop_spares()
+
+    def abandon(self) -> None:
+        """Close it because of an error on this rank alone; the other ranks are notified."""
+        for channel in (*self.channels.values(), self.comm):
+            channel.abandon(CommError("the start of a checkpointer has failed"))
+        self.close()
 
     def close(self) -> None:
         """Give the directory and the channels back: nothing of this session is in the background any more."""

@@ -207,7 +207,7 @@ def late_start(directory: Path) -> list[Any]:
         if comm.rank == 1:
             while not (directory / f"given-up-{attempt}").exists():
                 time.sleep(0.001)
-        with pytest.raises(PeerTimeoutError):
+        with pytest.raises(CommError):  # of the timeout, or since the other one has abandoned the channel
             deeppart.Checkpointer(config(directory, timeout=0.5), comm)
         if comm.rank == 0:
             (directory / f"given-up-{attempt}").touch()

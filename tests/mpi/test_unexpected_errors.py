@@ -21,7 +21,7 @@ from deeppart.part import PartSummary
 from deeppart.recovery import apply, documents, inventory, matching, overlapping
 from deeppart.recovery.load_part import OpenedPart
 from deeppart.repair import scrub
-from deeppart.save import complete, pipeline, protect, share_planning, write
+from deeppart.save import complete, pipeline, protect, share_planning, stages, write
 from deeppart.save.incremental import Incremental
 from deeppart.save.job import Opened
 from deeppart.save.lease import StagingLease
@@ -325,3 +325,53 @@ def test_an_exchange_begins_on_all_ranks_or_on_none(run_on: Any, shared_path: Pa
     """Otherwise one rank's report would meet what another one sends to the exchange."""
     for found, took_s in run_on(2, copying, shared_path, "_copy"):
         assert found == ["none left", "", ""] and took_s < TIMEOUT_S
+
+
+def one_round_behind(comm: Any, directory: Path) -> tuple[list[list[str]], int | None]:
+    """Rank 1 has told that it reports on step 2, and then does not: what it says of step 3 is not for step 2."""
+    failed = []
+    with on_nodes(comm, directory) as ck, pytest.MonkeyPatch.context() as patch:
+        ck.checkpoint(state(1), 1).wait()
+        let_fail(patch, complete, "commit_round", comm.rank == 1, MemoryError("none left"))
+        pendings = [ck.checkpoint(state(step), step) for step in (2, 3, 4)]
+        for pending in pendings:
+            failed.append([])
+            for level in ("local", "persistent"):
+                try:
+                    pending.wait(level, timeout=200)
+                except deeppart.CheckpointError:
+                    failed[-1].append(level)
+    live = state(0)
+    with on_nodes(comm, directory) as ck:
+        step = ck.restore(live)
+    assert step is not None and torch.equal(live["w"], state(step)["w"])
+    return failed, step
+
+
+def test_a_report_on_one_step_is_none_on_another(run_on: Any, shared_path: Path) -> None:
+    (failed, step), *others = run_on(3, one_round_behind, shared_path)
+    assert all(other[1] == step for other in others)
+    for number, levels in enumerate(failed, start=2):  # whatever is called complete anywhere can be restored
+        assert len(levels) == 2 or step >= number, (failed, step)
+
+
+def without_threads(comm: Any, directory: Path) -> tuple[str, float, int | None]:
+    """Rank 1 can start no more threads; then it can again."""
+    outcome, began = "", time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        let_fail(patch, stages, "start_thread", comm.rank == 1, RuntimeError("can't start new thread"))
+        try:
+            with on_nodes(comm, directory) as ck:
+                ck.checkpoint(state(1), 1).wait()
+        except (deeppart.DeeppartError, RuntimeError) as error:
+            outcome = str(error)
+    took_s = time.monotonic() - began
+    with on_nodes(comm, directory) as ck:
+        ck.checkpoint(state(2), 2).wait()
+        return outcome, took_s, ck.restore(state(0))
+
+
+def test_a_rank_that_can_start_no_thread_is_not_waited_for(run_on: Any, shared_path: Path) -> None:
+    for rank, (outcome, took_s, step) in enumerate(run_on(3, without_threads, shared_path)):
+        assert ("new thread" if rank == 1 else "rank 1 cannot take part") in outcome
+        assert took_s < TIMEOUT_S and step == 2

@@ -174,15 +174,22 @@ class DeferredCopy:
         """Copy until nothing is left to begin; returns early if other threads are still at their last pieces."""
         while True:
             try:
-                error = self._copy_next()
+                piece = self._work.popleft()
             except IndexError:
                 break
-            with self._lock:
-                self._error = self._error or error
-                self._left -= 1
-                last = self._left == 0
-            if last:
-                self._finish()
+            error: CheckpointError | None = CheckpointError("a copy was broken off", where=self._where)
+            try:
+                error = self._copied(piece)
+            except Exception as problem:
+                error = CheckpointError("a tensor could not be captured", found=repr(problem), where=self._where)
+            finally:  # others wait for the end of all copies, and for the memory of each
+                del piece
+                with self._lock:
+                    self._error = self._error or error
+                    self._left -= 1
+                    last = self._left == 0
+                if last:
+                    self._finish()
         if not self._left:
             self._finish()
 
@@ -225,13 +232,8 @@ class DeferredCopy:
                 self._error = self._error or self._writes([f"writes to {readable(guard.path)}" for guard in late])
             return self._error
 
-    def _copy_next(self) -> CheckpointError | None:
-        """Make one copy. Nothing of it is held when this returns.
-
-        Raises:
-            IndexError: none is left.
-        """
-        piece = self._work.popleft()
+    def _copied(self, piece: HostCopy | CallCopy) -> CheckpointError | None:
+        """Make one copy; returns what is wrong with it."""
         guard = None if piece.leaf is None else self._guards.get(piece.leaf)
         if guard is not None and not guard.stands():
             return None  # there is nothing to copy; told at the end, when all is known
@@ -242,7 +244,7 @@ class DeferredCopy:
             if self._done.is_set():
                 return
             try:
-                self._error = self._find_changes() or self._error
+                self._error = self._error or self._find_changes()
                 if self._trailing is not None and self._error is None:
                     self._trailing.check()
                 self._later = [_without_memory(guard) for guard in self._guards.values()]

@@ -19,7 +19,7 @@ from deeppart.state.restore.optimizer_advice import KEYS, children, inside, opti
 from deeppart.state.restore.request import Request
 from deeppart.state.restore.wrappers import aligned
 from deeppart.state.tree.flat import ArrayLeaf, Branch, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
-from deeppart.state.tree.leaves import Array, LeafType
+from deeppart.state.tree.leaves import Array, LeafType, leaf_type
 from deeppart.state.tree.naming import some_names
 from deeppart.state.tree.paths import Key, Path, id_key, id_keys, readable
 from deeppart.state.tree.state_dicts import is_optimizer
@@ -95,12 +95,18 @@ def renaming(
     if extra and len(extra) == len(lacking) and all(type(key) is str for key in extra + lacking):
         before = {key: _shape(others[id_key(key)], types, data) for key in extra}
         after = {key: _shape(ours[id_key(key)], types, data) for key in lacking}
+        both = {
+            key: _shape(ours[name], types, data)
+            for key, name in zip(mine.keys, ours, strict=True)
+            if name in others and type(key) is str
+        }
         for there, here in sorted(product(range(_MOST_WORDS), repeat=2), key=sum):
-            rules = _rules(_by_prefix(before, there), _by_prefix(after, here))
-            if path and "*" in rules:  # without a path it would be a rule for this dict's own name, too
+            rules = _rules(_by_prefix(before, there), _by_prefix(after, here), _by_prefix(both, here))
+            if path:  # without it, it would be a rule for all dicts
                 rules = {readable((*path, old)): readable((*path, new)) for old, new in rules.items()}
             request = Request(rules=tuple(rules.items()))
-            if rules and {request.renamed(path, key)[0] for key in theirs.keys} == set(mine.keys):
+            renamed = {request.renamed(path, key)[0] for key in theirs.keys}
+            if rules and renamed == set(mine.keys) and (path or not _acts_below(request, theirs, path)):
                 left = ", ".join(rules.values())
                 return (
                     f"if only the names have changed: restore(state, rename={json.dumps(rules)}); strict=False would "
@@ -109,6 +115,18 @@ def renaming(
     common = [(key, name) for key, name in zip(mine.keys, ours, strict=True) if name in others]
     found = (renaming(others[name], ours[name], types, data, (*path, key)) for key, name in common)
     return next((each for each in found if each is not None), None)
+
+
+def _acts_below(request: Request, node: SavedNode | Branch, path: Path) -> bool:
+    """True if rules rename anything inside of the items of a dict."""
+    if not isinstance(node, SavedBranch):
+        return False
+    below = [((*path, key), child) for key, child in zip(node.keys, node.children, strict=True)]
+    return any(
+        (len(place) > 1 and request.renamed(place[:-1], place[-1])[0] != place[-1])
+        or _acts_below(request, child, place)
+        for place, child in below
+    )
 
 
 def _by_prefix(shapes: dict[str, Any], words: int) -> dict[str, dict[str, Any]]:
@@ -120,11 +138,18 @@ def _by_prefix(shapes: dict[str, Any], words: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _rules(saved: dict[str, dict[str, Any]], live: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """Pattern -> name, where each group of saved names has the rest of exactly one live group, in the same shapes."""
+def _rules(
+    saved: dict[str, dict[str, Any]], live: dict[str, dict[str, Any]], common: dict[str, dict[str, Any]]
+) -> dict[str, str]:
+    """Pattern -> name, where each group of saved names has the rest of exactly one live group, in the same shapes.
+
+    None where a group that both have is like a renamed one: names may have been shifted.
+    """
     rests = {repr(sorted(rest.items())): prefix for prefix, rest in live.items()}
     alike = {repr(sorted(rest.items())): prefix for prefix, rest in saved.items()}
     if len(rests) < len(live) or len(alike) < len(saved) or rests.keys() != alike.keys():
+        return {}
+    if rests.keys() & {repr(sorted(rest.items())) for rest in common.values()}:
         return {}
     return {_pattern(prefix, saved[prefix]): _pattern(rests[rest], saved[prefix]) for rest, prefix in alike.items()}
 
@@ -143,10 +168,11 @@ def _shape(node: SavedNode | Node, types: Sequence[LeafType], data: Sequence[Arr
         names = map(str, node.keys)
         return {name: _shape(child, types, data) for name, child in zip(names, node.children, strict=True)}
     if isinstance(node, SavedArray):
-        return list(types[node.index].shape)
+        return types[node.index].dtype, list(types[node.index].shape)
     if isinstance(node, ArrayLeaf):
-        return list(data[node.index].shape)
-    return list(node.kind.shape) if isinstance(node, (ShardedLeaf, UnmadeLeaf)) else None
+        kind = leaf_type(data[node.index])
+        return kind.dtype, list(kind.shape)
+    return (node.kind.dtype, list(node.kind.shape)) if isinstance(node, (ShardedLeaf, UnmadeLeaf)) else None
 
 
 def unreached_optimizers(saved: SavedNode, live: Node, values: Sequence[Any], path: Path = ()) -> list[Path]:

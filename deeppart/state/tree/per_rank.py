@@ -86,7 +86,8 @@ def strict_error(suggested: Mapping[str, str], saved_by: int, ranks: int, step: 
         where=f"step {step}",
         todo=f"say what becomes of them, such as per_rank={_table(suggested)}: 'rank0' gives all what rank 0 had, "
         "which is right for metrics and running statistics, and wrong for random generators and positions in the data; "
-        "'drop' keeps the live ones; a function (path, old values, new rank, new world size) -> value maps them. Or "
+        "'drop' keeps the live ones; a function (path, old values, new rank, new world size) -> value maps them. "
+        "What per_rank says already stays there. Or "
         "restart on as many ranks as saved it",
     )
 
@@ -98,7 +99,11 @@ def _table(suggested: Mapping[str, str]) -> dict[str, str]:
         top, inside, _ = name.partition("/")
         glob = re.sub(r"[*?[]", r"[\g<0>]", top) + "/*" * bool(inside)
         found[glob] = DROP if DROP in (found.get(glob), way) else way
-    return found if len(found) <= _MOST_NAMES else dict(list(found.items())[: _MOST_NAMES - 1]) | {"*": RANK0}
+    named = list(found.items())
+    if len(named) > _MOST_NAMES:
+        rest = {way for _, way in named[_MOST_NAMES - 1 :]}
+        named[_MOST_NAMES - 1 :] = [("*", DROP if DROP in rest else RANK0)]
+    return dict(named)
 
 
 def dropped_notice(names: Sequence[str], saved_by: int, ranks: int, step: int) -> str:

@@ -107,27 +107,30 @@ FOUND = {
 @pytest.mark.parametrize("what", FOUND)
 @needs_root
 def test_a_file_that_only_lies_there_is_obeyed_where_others_could_not_write_it(tmp_path: Path, what: str) -> None:
-    """``deeppart.toml`` of the working directory, also where a link leads to it; whatever groups a user is in."""
+    """``deeppart.toml`` of the working directory, whatever groups a user is in."""
     directory, file, refused = FOUND[what]
     for parent in (tmp_path, *tmp_path.parents[:2]):
         parent.chmod(0o755)
-    for name in ("found", "linked"):
-        (tmp_path / name).mkdir()
-        os.chown(tmp_path / name, USER, USER)
-    found, link = tmp_path / "found" / "deeppart.toml", tmp_path / "linked" / "deeppart.toml"
+    found = tmp_path / "found" / "deeppart.toml"
+    found.parent.mkdir()
     found.touch()
-    link.symlink_to(found)
     for path, (uid, gid, mode) in ((found.parent, directory), (found, file)):
         os.chown(path, uid, gid)
         path.chmod(mode)
-    for path in (found, link):
-        returned, text = told_by(USER, partial(access.check_found, path), groups=(TEAM,))
-        assert returned == (refused is None), text
-        if refused is not None:
-            culprit = found if refused == "file" else found.parent
-            assert "ForeignAccessError" in text and f"'{culprit}'" in text
+    returned, text = told_by(USER, partial(access.open_found, found), groups=(TEAM,))
+    assert returned == (refused is None), text
+    if refused is not None:
+        culprit = found if refused == "file" else found.parent
+        assert "ForeignAccessError" in text and f"'{culprit}'" in text
+
+
+def test_a_link_that_only_lies_there_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "deeppart.toml").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").touch()
+    with pytest.raises(OSError, match="symbolic links"):
+        access.open_found(tmp_path / "deeppart.toml")
     with pytest.raises(FileNotFoundError):
-        access.check_found(tmp_path / "gone")
+        access.open_found(tmp_path / "gone")
 
 
 # --- opening and making -----------------------------------------------------------------------------------------------

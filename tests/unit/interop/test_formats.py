@@ -12,8 +12,11 @@ from deeppart.interop.loading import READERS
 
 
 def test_names_ask_for_formats() -> None:
-    asked = {name: form_of(Path(name)) for name in ("a.h5", "a.hdf5", "a", "a.PT", "a.pth", "b/a.safetensors", "a.bin")}
-    assert list(asked.values()) == ["hdf5", "hdf5", "hdf5", "torch", "torch", "safetensors", "hdf5"]
+    asked = {name: form_of(Path(name)) for name in ("a.h5", "a.hdf5", "a.PT", "a.pth", "b/a.safetensors")}
+    assert list(asked.values()) == ["hdf5", "hdf5", "torch", "torch", "safetensors"]
+    for name in ("a", "a.bin"):
+        with pytest.raises(ConfigError, match="does not say its format"):
+            form_of(Path(name))
 
 
 def test_what_is_a_directory() -> None:

@@ -102,11 +102,11 @@ def test_what_the_error_says_is_enough_to_go_on(tmp_path: Path) -> None:
     named = str(caught.value.found)
     assert all(name in named for name in ("best", "mean", "draw", "own", "list")) and "shared" not in named
     line = str(caught.value.todo).partition("per_rank=")[2].partition("}")[0] + "}"
-    with pytest.warns(PerRankNotice, match="draw, numpy"):
+    with pytest.warns(PerRankNotice, match="draw, list, numpy"):
         restore(tmp_path, live, per_rank=ast.literal_eval(line))
     for rank, (found, old) in enumerate(zip(live, before, strict=True)):
         first = states_of(0)
-        kept = {name: found.pop(name) for name in ("draw", "numpy")}
+        kept = {name: found.pop(name) for name in ("draw", "list", "numpy")}
         assert difference({name: old[name] for name in kept}, kept) is None, rank
         assert difference({name: first[name] for name in found}, found) is None, rank
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -70,4 +71,20 @@ def test_what_no_thread_does_any_more_fails(closed: bool) -> None:
     for future in futures:
         with pytest.raises(RuntimeError if closed else AttributeError, match=r"have ended|_no_such_name"):
             future.result(PATIENCE_S)
+    workers.close()
+
+
+def test_a_call_fails_with_the_thread_that_has_taken_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(future: object) -> bool:
+        raise MemoryError("none left")
+
+    workers = Workers(1, "one")
+    with monkeypatch.context() as patch:
+        patch.setattr(Future, "set_running_or_notify_cancel", fails)
+        taken = workers.submit(len, "taken")
+        with pytest.raises(MemoryError):
+            taken.result(PATIENCE_S)
+        workers._threads[0].join(PATIENCE_S)
+    with pytest.raises(MemoryError):
+        workers.submit(len, "late").result(PATIENCE_S)
     workers.close()

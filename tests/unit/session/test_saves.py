@@ -124,7 +124,6 @@ WARNED: dict[str, tuple[Callable[..., None], dict[str, Any], type[DeeppartWarnin
     "start": (nothing, {"permissions": "unchecked"}, DeeppartWarning, "permissions"),
     "restore beside newer": (restored_beside_newer, {}, DeeppartWarning, "step 2 is in the directory too"),
     "restore of a suspect step": (restored_suspect, {}, SuspectStepWarning, "ranks may not have held"),
-    "nothing to restore": (restored_nothing, {}, DeeppartWarning, "no checkpoint to restore"),
     "patterns": (nothing, {"exclude": ["none"]}, DeeppartWarning, "matches nothing"),
     "lazy": (nothing, {"capture": "lazy"}, LazyCaptureNotice, "no torch optimizer"),
 }

@@ -15,6 +15,7 @@ from torch import nn
 
 import deeppart
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, LazyCaptureNotice
+from deeppart.state.capture import deferred
 from deeppart.testing.states import difference
 from tests.unit.slow_copies import config, gradients, model, saved
 
@@ -89,6 +90,26 @@ def test_a_failed_capture_is_told_at_the_next_call(tmp_path: Path, slow: threadi
         ):
             ck.checkpoint({"net": net, "optimizer": optimizer}, 2).wait("persistent", 30)
         assert ck.failures == 1
+
+
+def test_an_error_within_a_copy_holds_nobody_back(
+    tmp_path: Path, slow: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    state = {"net": net, "optimizer": optimizer}
+
+    def fails(piece: object) -> None:
+        raise IndexError("within a copy")
+
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        with monkeypatch.context() as patch:
+            patch.setattr(deferred, "_copy", fails)
+            pending = ck.checkpoint(state, 1)
+            slow.set()
+            with pytest.raises(deeppart.CheckpointError, match="within a copy"):
+                pending.wait("persistent", 30)
+        ck.checkpoint(state, 2).wait("persistent", 30)
 
 
 def test_a_parameter_that_is_replaced_keeps_its_old_bytes(tmp_path: Path, slow: threading.Event) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from collections.abc import Callable, Iterator
@@ -352,30 +353,30 @@ RENAMED: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, str]]] 
     "a module": (
         lambda: Named(**backbone()),
         lambda: Named(encoder=network(), head=torch.nn.Linear(2, 2)),
-        {"backbone.*": "encoder.*"},
+        {"model/backbone.*": "model/encoder.*"},
     ),
     "one within another": (
         lambda: Named(net=Named(**backbone())),
         lambda: Named(net=Named(encoder=network(), head=torch.nn.Linear(2, 2))),
-        {"net.backbone.*": "net.encoder.*"},
+        {"model/net.backbone.*": "model/net.encoder.*"},
     ),
     "two": (
         lambda: Named(**backbone()),
         lambda: Named(encoder=network(), top=torch.nn.Linear(2, 2)),
-        {"backbone.*": "encoder.*", "head.*": "top.*"},
+        {"model/backbone.*": "model/encoder.*", "model/head.*": "model/top.*"},
     ),
     "a state dict": (
         lambda: Named(**backbone()).state_dict(),
         lambda: Named(encoder=network(), head=torch.nn.Linear(2, 2)).state_dict(),
-        {"backbone.*": "encoder.*"},
+        {"model/backbone.*": "model/encoder.*"},
     ),
     "tensors": (
         lambda: {"w": torch.ones(3), "b": torch.ones(2)},
         lambda: {"w": torch.zeros(3), "c": torch.zeros(2)},
-        {"b": "c"},
+        {"model/b": "model/c"},
     ),
     "a level more": (lambda: Named(**backbone()), lambda: Named(net=Named(**backbone())), {"model/*": "model/net.*"}),
-    "a level less": (lambda: Named(net=Named(**backbone())), lambda: Named(**backbone()), {"net.*": "*"}),
+    "a level less": (lambda: Named(net=Named(**backbone())), lambda: Named(**backbone()), {"model/net.*": "model/*"}),
 }
 
 
@@ -408,6 +409,26 @@ def test_no_rename_is_advised_where_shapes_differ(tmp_path: Path, live: Callable
         with pytest.raises(StructureMismatchError, match=r"strict=False, which leaves .* random") as caught:
             ck.restore({"model": live()})
     assert "rename" not in str(caught.value)
+
+
+def test_no_rename_is_advised_where_names_may_have_been_shifted(tmp_path: Path) -> None:
+    layers = [torch.nn.Linear(4, 4) for _ in range(3)]
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        ck.checkpoint({"model": torch.nn.Sequential(*layers)}, step=1).wait("persistent")
+        with pytest.raises(StructureMismatchError) as caught:
+            ck.restore({"model": torch.nn.Sequential(torch.nn.Dropout(), *copy.deepcopy(layers))})
+    assert "rename=" not in str(caught.value)
+
+
+def test_a_rename_that_is_advised_touches_nothing_else(tmp_path: Path) -> None:
+    live = {"model": {"temp": torch.zeros(2)}, "cfg": {"lr": torch.zeros(3)}}
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        ck.checkpoint({"model": {"lr": torch.ones(2)}, "cfg": {"lr": torch.ones(3)}}, step=1).wait("persistent")
+        with pytest.raises(StructureMismatchError) as caught:
+            ck.restore(live)
+        assert 'rename={"model/lr": "model/temp"}' in str(caught.value)
+        ck.restore(live, rename={"model/lr": "model/temp"})
+    assert live["model"]["temp"].sum() == 2 and live["cfg"]["lr"].sum() == 3
 
 
 def test_no_rename_is_advised_that_could_exchange_layers(tmp_path: Path) -> None:
