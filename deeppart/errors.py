@@ -23,6 +23,8 @@ from typing import TypeVar
 E = TypeVar("E", bound="DeeppartError")
 #: Packages of the frames between a warning and the line it is for; decorators are of contextlib.
 _INSIDE = frozenset({__package__, "torch", "contextlib"})
+#: And those around a script.
+_AROUND = frozenset({*_INSIDE, "runpy", "mpi4py"})
 
 
 class DeeppartError(Exception):
@@ -298,10 +300,12 @@ def on_ranks(error: E, rank: int, first: int = 0) -> E:
 
 
 def cut_traceback(error: BaseException) -> None:
-    """End an error's traceback at the call of the library; and begin that of the error behind it at what it called."""
+    """Leave of an error's traceback the script's own frames, up to the call of the library; and begin that of the error
+    behind it at what it called.
+    """
     frames = _frames(error)
     ours = [place for place, each in enumerate(frames) if _is_ours(each)]
-    error.__traceback__ = _linked(frames[: ours[0]] if ours else frames)
+    error.__traceback__ = _linked([each for each in frames[: ours[0] if ours else None] if not _is_around(each)])
     behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if behind is None:
         return
@@ -322,6 +326,11 @@ def _frames(error: BaseException) -> list[TracebackType]:
 
 def _is_ours(trace: TracebackType) -> bool:
     return str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0] == __package__
+
+
+def _is_around(trace: TracebackType) -> bool:
+    names = [str(trace.tb_frame.f_globals.get(name)) for name in ("__name__", "__package__")]
+    return not _AROUND.isdisjoint(name.partition(".")[0] for name in names)
 
 
 def _linked(frames: list[TracebackType]) -> TracebackType | None:

@@ -60,7 +60,11 @@ def explain(
     require_directory(directory)
     lineage = read_lineage(directory)
     if lineage is None:
-        raise FormatError("the directory has no lineage record: no job has checkpointed here", where=str(directory))
+        raise FormatError(
+            "no job has checkpointed in this directory: it has no lineage record",
+            where=str(directory.absolute()),
+            todo="give the persistent_dir of a job",
+        )
     if local_dirs:
         lineage = lineage_on_nodes(directory)
     launched = launch()

@@ -116,7 +116,7 @@ def refuse_url(name: str, path: str | os.PathLike[str]) -> None:
             f"{name} is a URL, and not a path",
             expected="a path on a file system that is mounted",
             found=repr(os.fspath(path)),
-            todo="mount the bucket (mountpoint-s3, gcsfuse, rclone mount) and give that path",
+            todo="give a path, without scheme; a bucket can be mounted (mountpoint-s3, gcsfuse, rclone mount)",
         )
 
 
@@ -156,7 +156,8 @@ def check_levels(name: str, counts: object) -> dict[str, int]:
     """A mapping from levels to whole numbers, as a dict."""
     if not isinstance(counts, Mapping):
         count = counts if isinstance(counts, int) and is_int(counts) else 1
-        todo = f'write {name}={{"{Level.PERSISTENT}": {count}}}, for instance'
+        level = Level.PERSISTENT
+        todo = f'write {name}={{"{level}": {count}}}, in deeppart.toml {name} = {{{level} = {count}}}, for instance'
         raise refusal(name, counts, f"a mapping from levels ({', '.join(LEVELS)}) to whole numbers", todo)
     found = {level: plain(count) for level, count in counts.items()}
     whole = {level: count for level, count in found.items() if isinstance(count, int) and is_int(count) and count >= 0}

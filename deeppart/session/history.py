@@ -87,7 +87,7 @@ class StepHistory:
                 expected="a step that has not been committed",
                 where=f"step {step}, {self._root}",
                 todo=("" if self._restored else "call restore(state) before the loop, and ")
-                + "continue to count from the restored step; or give the job a directory of its own. To go back on "
+                + f"continue with step {self.following()}; or give the job a directory of its own. To go back on "
                 "purpose, end the job, remove newer steps with `deeppart prune --after` (and --local, for the copies "
                 "on nodes), and start it again",
             )

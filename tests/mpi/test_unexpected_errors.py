@@ -329,7 +329,7 @@ def test_an_exchange_begins_on_all_ranks_or_on_none(run_on: Any, shared_path: Pa
 
 def one_round_behind(comm: Any, directory: Path) -> tuple[list[list[str]], int | None]:
     """Rank 1 has told that it reports on step 2, and then does not: what it says of step 3 is not for step 2."""
-    failed = []
+    failed: list[list[str]] = []
     with on_nodes(comm, directory) as ck, pytest.MonkeyPatch.context() as patch:
         ck.checkpoint(state(1), 1).wait()
         let_fail(patch, complete, "commit_round", comm.rank == 1, MemoryError("none left"))

@@ -32,6 +32,7 @@ from deeppart.comm.sockets.channel import CollectiveMessages, Link, SocketComm
 from deeppart.comm.sockets.doors import Doors
 from deeppart.comm.sockets.transport import Transport
 from deeppart.comm.waiting import finish
+from deeppart.config.job import scheduled_job
 from deeppart.errors import CommError, PeerTimeoutError, say
 
 T = TypeVar("T")
@@ -117,10 +118,11 @@ class Meeting:
         self.error = error
 
     def _sealed(self, key: str, text: bytes) -> bytes:
-        """What to leave under a key. The key is in the tag: a card of one rank is none of another's."""
+        """What to leave under a key, which is in the tag: a card of one rank is none of another's."""
         if self._secret is None:
             return text
-        message = b"deeppart meeting\0" + key.encode() + b"\0" + text
+        job = f"{scheduled_job()}\0{self._size}\0{key}\0"  # a card of another job with the same secret is none of this
+        message = b"deeppart meeting\0" + job.encode() + text
         return hmac.digest(self._secret, message, "sha256").hex().encode() + text
 
     def _leave(self, store: Store, key: str, text: bytes) -> None:
@@ -134,7 +136,7 @@ class Meeting:
         if hmac.compare_digest(found, self._sealed(key, text)):
             try:
                 return read(text)
-            except (ValueError, TypeError, RecursionError):
+            except (ValueError, TypeError, OverflowError, RecursionError):
                 reason = "it cannot be read"
         line = f"skipped {key} in the store where ranks meet: {reason}"
         if line not in self.skipped:

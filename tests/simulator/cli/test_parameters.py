@@ -79,6 +79,8 @@ WAYS: dict[str, dict[str, Any]] = {
         "--ranks": ("8", "32"),
         "--step-time": ("1s", "7s"),
         "--mtbf-factor": ("1", "0.1"),
+        "--preemption": ("1h", "2h"),
+        "--notice": (("--preemption", "1h"), ("--preemption", "1h", "--notice", "10min")),
         "--config": FILE,
         "--restart-mode": ("job", "in-process"),
     },

@@ -41,6 +41,7 @@ COMMANDS |= {
     "goodput": ("goodput", "--state", "mlperf-70b", "--machine", "p4d", "--ranks", "64"),
 }
 HEADINGS = dict.fromkeys(COMMANDS, EVERYTHING) | {
+    "campaign": [each for each in EVERYTHING if each != "Advice"],
     "compare": ["Side by side", "One checkpoint", "The jobs"],
     "restart": ["After one failure", "Share of the time"],
     "goodput": ["Blocked time and goodput"],

@@ -87,16 +87,14 @@ def test_steps_of_earlier_runs_are_taken_and_none_of_them_is_the_last(beside: An
     refusal = history.refusal_of(10)
     assert isinstance(refusal, StepExistsError) and refusal.summary == "step 10 is already in the directory"
     assert refusal.where == f"step 10, {tmp_path / 'ckpt (5, 10)'}"
-    assert str(refusal.todo).startswith(
-        "call restore(state) before the loop, and continue to count from the restored step"
-    )
+    assert str(refusal.todo).startswith("call restore(state) before the loop, and continue with step")
 
 
 def test_after_a_restore_nobody_is_told_to_restore(beside: Any) -> None:
     history = beside(5, 10)
     history.went_on_from(5)
     assert history.last() == 5 and taken(history, range(12)) == [5, 10]
-    assert str(history.refusal_of(10).todo).startswith("continue to count from the restored step")
+    assert str(history.refusal_of(10).todo).startswith("continue with step")
 
 
 def test_a_restored_step_is_taken_even_where_only_nodes_have_it(beside: Any) -> None:
@@ -234,7 +232,7 @@ def test_training_that_begins_anew_beside_what_is_there(tmp_path: Path) -> None:
             second.checkpoint({"a": 1}, 1).wait()
         assert "Call restore(state) before the loop" in str(caught[0].message) and len(caught) == 1
         second.checkpoint({"a": 2}, 2).wait()
-        with pytest.raises(StepExistsError, match="continue to count from"):
+        with pytest.raises(StepExistsError, match="continue with step"):
             second.checkpoint({"a": 5}, 5)
     with (
         deeppart.Checkpointer(settings) as third,

@@ -109,11 +109,6 @@ def restored_suspect(ck: deeppart.Checkpointer, memory: Path) -> None:
     assert ck.restore(live) == 2 and difference(state(2), live) is None
 
 
-def restored_nothing(ck: deeppart.Checkpointer, memory: Path) -> None:
-    (memory / "p" / f"step-000000000001-{'a' * 32}-000000").mkdir()
-    assert ck.restore(state(0)) is None
-
-
 #: What there is to warn of when step 3 is saved: how it comes to that, settings, the kind of warning and its text. All
 #: but the last two are known before, and what a restore warns of is raised by the call after it.
 WARNED: dict[str, tuple[Callable[..., None], dict[str, Any], type[DeeppartWarning], str]] = {

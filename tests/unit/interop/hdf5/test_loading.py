@@ -107,7 +107,8 @@ def test_states_of_scripts(tmp_path: Path) -> None:
     with deeppart.Checkpointer(persistent_dir=tmp_path / "again") as ck:
         ck.restore(live)
     expected = script_values.state(1)
-    assert bits(live["values"]) == bits(expected["values"])
+    found = {key: live["values"][key] for key in expected["values"]}  # an archive has no order of keys
+    assert bits(found) == bits(expected["values"])
     assert bits(live["in place"]["deque"]) == bits(expected["in place"]["deque"])
 
 
