@@ -39,7 +39,6 @@ from torchtitan.tools import filesystem
 RNG = "rng"
 #: Where torchtitan's own manager writes the model alone, at the end: beside the folder of the checkpoints.
 EXPORTS = "-export"
-_Way = Literal["strict", "rank0", "drop"]
 
 
 class CheckpointManager(BaseCheckpointManager):
@@ -71,7 +70,9 @@ class CheckpointManager(BaseCheckpointManager):
     class Config(BaseCheckpointManager.Config):
         """torchtitan's options for checkpoints, and one more."""
 
-        per_rank: _Way | dict[str, _Way] = field(default_factory=dict)
+        per_rank: Literal["strict", "rank0", "drop"] | dict[str, Literal["strict", "rank0", "drop"]] = field(
+            default_factory=dict
+        )
         """What becomes of leaves of each rank on another number of ranks, as in ``Checkpointer.restore``. What it does
         not name: random generators begin anew, and all else that differs between ranks is an error."""
 
