@@ -231,6 +231,7 @@ def test_an_error_that_ends_a_thread_ends_every_wait(
     """Giving up fails, too: what is in flight has failed, the next calls say why, and another session begins."""
     settings = config(memory, capture="lazy", keep={"persistent": 1})
     thread, cause = stage.replace("_", "deeppart-", 1), f"{kind.__name__}: in {GIVES_UP[stage]}"
+    before = set(threading.enumerate())  # of other tests
     failing_once(monkeypatch, [stage, GIVES_UP[stage]], kind)
     with deeppart.Checkpointer(settings) as ck:
         pending = ck.checkpoint(state(1), 1)
@@ -245,7 +246,7 @@ def test_an_error_that_ends_a_thread_ends_every_wait(
                 call()
             assert caught.value.found == cause and thread in str(caught.value.where)
         assert difference(state(7), live) is None
-    assert not [each.name for each in threading.enumerate() if each.name.startswith("deeppart-")]
+    assert not [each.name for each in set(threading.enumerate()) - before if each.name.startswith("deeppart-")]
     with deeppart.Checkpointer(settings) as ck:
         ck.checkpoint(state(3), 3).wait(timeout=200)
 
