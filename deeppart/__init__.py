@@ -16,6 +16,7 @@ import atexit
 import os
 import sys
 import time
+import traceback
 from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
@@ -250,7 +251,8 @@ def _show_uncaught(kind: type[BaseException], error: BaseException, trace: Trace
             time.sleep(_HEAD_START_S)  # a launcher ends the others as soon as one rank ends
             return
         cut_traceback(error)
-        trace = error.__traceback__
+        sys.stderr.write("".join(traceback.format_exception(error)))  # at once, since other ranks print there, too
+        return
     sys.__excepthook__(kind, error, trace)
 
 

@@ -341,8 +341,8 @@ def _linked(frames: list[TracebackType]) -> TracebackType | None:
 
 
 def say(text: str) -> None:
-    """Print a line that everybody should see, and that is no warning."""
-    print(f"deeppart: {text}", file=sys.stderr)  # noqa: T201
+    """Print a line that everybody should see, and that is no warning; at once, since other ranks print there, too."""
+    sys.stderr.write(f"deeppart: {text}\n")
 
 
 def warn_now(text: str, category: type[DeeppartWarning]) -> None:
