@@ -55,10 +55,9 @@ def commit_round(
     verdict: bytes | None = None
     if texts is not None:
         reports = [json.loads(text) for text in texts]
-        others = rank_names([rank for rank, (about, _) in enumerate(reports) if about != what])
-        is_one = all(about == what for about, _ in reports)
-        result = astuple(_decide([report for _, report in reports], commit)) if is_one else None
-        verdict = json.dumps([what, others, result]).encode()
+        others = [rank for rank, (about, _) in enumerate(reports) if about != what]
+        result = None if others else astuple(_decide([report for _, report in reports], commit))
+        verdict = json.dumps([what, rank_names(others), result]).encode()
     about, others, result = json.loads((yield from comm.broadcast(verdict)))
     if result is None or about != what:
         raise CommError(
