@@ -215,6 +215,8 @@ class Config(_Origin):
         check_choice("status", self.status, ("node", "rank", "none"))
         for name in ("metrics_file", "events_file"):
             object.__setattr__(self, name, check_file(name, getattr(self, name)))
+        if self.events_file is not None and self.events_file == self.metrics_file:
+            raise refusal("events_file", self.events_file, "another file than metrics_file")
         check_choice("permissions", self.permissions, access.PERMISSIONS)
         check_choice("protection", self.protection, ("best", "strict"))
         check_compression(self.compression)

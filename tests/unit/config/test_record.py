@@ -183,3 +183,8 @@ class Spelt(enum.StrEnum):
 def test_equal_values_of_other_types_are_no_difference(one: dict[str, Any], other: dict[str, Any]) -> None:
     """One rank may have a setting from its arguments, another from the environment."""
     assert Config(**one).shared_settings() == Config(**other).shared_settings() != Config().shared_settings()
+
+
+def test_metrics_and_events_go_to_two_files() -> None:
+    with pytest.raises(ConfigError, match="another file than metrics_file"):
+        Config(metrics_file="a", events_file="a")
