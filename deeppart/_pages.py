@@ -11,9 +11,6 @@ def fresh_pages(nbytes: int) -> mmap.mmap:
     device. No page is there before it is used.
 
     Private: shared anonymous memory gets no huge pages and counts as another kind of memory.
-
-    Raises:
-        OSError: the system has no more memory.
     """
     pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):

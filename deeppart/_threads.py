@@ -7,14 +7,7 @@ from collections.abc import Callable
 
 
 def start_thread(run: Callable[[], object], name: str, failed: Callable[[BaseException], object]) -> threading.Thread:
-    """Run something on a daemon thread.
-
-    Args:
-        failed: called on the thread if an error ends it, of whatever kind: who waits for the thread has to hear of it.
-
-    Raises:
-        RuntimeError: there can be no more threads, or the process ends.
-    """
+    """Run something on a daemon thread."""
 
     def body() -> None:
         try:

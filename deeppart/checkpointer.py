@@ -332,11 +332,7 @@ class Checkpointer:
 
     @collection_paused()
     def _look(self, step: int | None) -> Looked | None:
-        """What :meth:`restore` would restore on this rank, without its bytes (collective); None if there is nothing.
-
-        Raises:
-            RestoreError, RemoteRankError, PeerTimeoutError, FormatError: as of :meth:`restore`.
-        """
+        """What :meth:`restore` would restore on this rank, without its bytes (collective); None if there is nothing."""
         self._refuse_if_closed("restore")
         raise_together(self._comm, self._unfinished(), "restore", self.config.timeout)
         self._saver.restored()
@@ -344,11 +340,7 @@ class Checkpointer:
 
     @collection_paused()
     def _restore_looked(self, state: Any, looked: Looked, per_rank: PerRank, asked: Asked) -> None:
-        """Restore what was looked at, and is not looked for again (collective).
-
-        Raises:
-            StateError, RestoreError, PerRankError, RemoteRankError, PeerTimeoutError: as of :meth:`restore`.
-        """
+        """Restore what was looked at, and is not looked for again (collective)."""
         self._refuse_if_closed("restore")
         with raised_later(self._ledger.note):
             self._bring_back(state, looked, Ways(per_rank), asked, None)

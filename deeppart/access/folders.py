@@ -50,14 +50,7 @@ class Folder:
         return self._fd
 
     def open(self, name: str, flags: int = os.O_RDONLY, *, over: bool = True) -> int:
-        """Open a regular file that is there.
-
-        Args:
-            over: true if it will be written over, where ``flags`` would let it be.
-
-        Raises:
-            FileNotFoundError, OSError: as ``open(2)``. NotRegularError, ForeignAccessError: it is not used.
-        """
+        """Open a regular file that is there."""
         try:
             with storage_operation("open", self.path / name):
                 descriptor = os.open(name, flags & ~(os.O_CREAT | os.O_TRUNC) | FILE, dir_fd=self._fd)
@@ -78,11 +71,7 @@ class Folder:
         return descriptor
 
     def create(self, name: str, flags: int = os.O_RDWR) -> int:
-        """Make a file, empty, under a name that is free.
-
-        Raises:
-            FileExistsError, OSError: as ``open(2)``.
-        """
+        """Make a file, empty, under a name that is free."""
         mode = self.rules.file_mode & self._most()
         with storage_operation("open", self.path / name):
             descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL | FILE, mode, dir_fd=self._fd)
@@ -190,14 +179,7 @@ class Folder:
 
 
 def open_folder(path: Path, otherwise: Rules = READING) -> Folder:
-    """Open a directory by the rules that hold there.
-
-    Args:
-        otherwise: the rules where none were set.
-
-    Raises:
-        ForeignAccessError: others could decide what is in it. OSError: it is not there, or not a directory.
-    """
+    """Open a directory by the rules that hold there."""
     with storage_operation("open", path):
         return with_room(lambda: _open_folder(path, otherwise))
 

@@ -19,12 +19,7 @@ from deeppart.access.room import with_room
 
 
 def open_foreign(path: Path | str) -> int:
-    """Open a regular file for reading, whoever it belongs to, by way of links too.
-
-    Raises:
-        FileNotFoundError, OSError: as ``open(2)``. NotRegularError: a directory, a device, a FIFO or a socket; it is
-            not opened, and nobody is waited for.
-    """
+    """Open a regular file for reading, whoever it belongs to, by way of links too."""
     return with_room(lambda: _open(path))
 
 
@@ -40,20 +35,12 @@ def _open(path: Path | str) -> int:
 
 
 def is_foreign_directory(path: Path | str) -> bool:
-    """True if a path leads to a directory, by way of links too.
-
-    Raises:
-        OSError: it leads nowhere, or that cannot be told.
-    """
+    """True if a path leads to a directory, by way of links too."""
     with storage_operation("stat", path):
         return stat.S_ISDIR(os.stat(path).st_mode)
 
 
 def names_in_foreign(path: Path | str) -> list[str]:
-    """The names of the entries of a directory, whoever it belongs to.
-
-    Raises:
-        OSError: as ``listdir``.
-    """
+    """The names of the entries of a directory, whoever it belongs to."""
     with storage_operation("listdir", path):
         return os.listdir(path)

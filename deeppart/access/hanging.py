@@ -57,11 +57,7 @@ def storage_operation(name: str, path: Path | str) -> Iterator[None]:
 
 
 def call(name: str, path: Path | str, /, *arguments: Any, **options: Any) -> Any:
-    """``os.<name>(*arguments, **options)``, known to be under way on ``path`` meanwhile.
-
-    Raises:
-        OSError: as it does.
-    """
+    """``os.<name>(*arguments, **options)``, known to be under way on ``path`` meanwhile."""
     with storage_operation(name, path):
         return getattr(os, name)(*arguments, **options)
 

@@ -42,12 +42,7 @@ def create(path: Path, flags: int = os.O_RDWR) -> int:
 
 
 def open_found(path: Path) -> int:
-    """A file that is read because it lies in the working directory, not because somebody has named it.
-
-    Raises:
-        ForeignAccessError: others own the file or the directory, or may write to one of them.
-        OSError: it is gone, or a symbolic link.
-    """
+    """A file that is read because it lies in the working directory, not because somebody has named it."""
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         refuse(str(path.absolute().parent), planted(status_of(directory, who()), who()))
@@ -70,11 +65,7 @@ def lstat(path: Path | str) -> os.stat_result:
 
 
 def exists(path: Path | str) -> bool:
-    """True if anything has that name, even a link to nothing.
-
-    Raises:
-        OSError: that cannot be told.
-    """
+    """True if anything has that name, even a link to nothing."""
     try:
         lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -83,11 +74,7 @@ def exists(path: Path | str) -> bool:
 
 
 def is_directory(path: Path) -> bool:
-    """True if it exists and is a directory, not a link to one.
-
-    Raises:
-        OSError: that cannot be told.
-    """
+    """True if it exists and is a directory, not a link to one."""
     try:
         return stat.S_ISDIR(lstat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -95,11 +82,7 @@ def is_directory(path: Path) -> bool:
 
 
 def names_in(path: Path) -> list[str]:
-    """The names of the entries of a directory.
-
-    Raises:
-        OSError: as ``listdir``, and for what :func:`open_folder` raises it.
-    """
+    """The names of the entries of a directory."""
     with open_folder(path) as folder:
         return folder.names()
 
@@ -111,11 +94,7 @@ def directories_in(path: Path) -> list[str]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a directory in one that is there, if it is not there yet, and make its entry durable.
-
-    Raises:
-        OSError: it cannot be made; the directory above is not there.
-    """
+    """Make a directory in one that is there, if it is not there yet, and make its entry durable."""
     try:
         open_folder(path).close()
     except FileNotFoundError:

@@ -64,9 +64,6 @@ def make_directory(path: Path, rules: Rules) -> None:
     """Make a directory to be guarded, with its parents, and make their entries durable; one that is there is checked.
 
     One of a node's that was made before it was to be private is made so.
-
-    Raises:
-        ForeignAccessError: others could decide what is in it. OSError: it cannot be made.
     """
     with storage_operation("mkdir", path):
         _make_directory(path, rules)
@@ -99,12 +96,7 @@ class _Way:
             close_descriptor(descriptor)
 
     def follow(self, path: str, *, make: bool, last_is_ours: bool) -> None:
-        """Go to an absolute path, through directories that others cannot exchange; links that are as good are followed.
-
-        Args:
-            make: directories that are missing.
-            last_is_ours: nothing but a directory is accepted for the last component.
-        """
+        """Go to an absolute path through directories and links that others cannot exchange."""
         ahead = components(path)
         while ahead:
             here = status_of(self.fd, self._who)

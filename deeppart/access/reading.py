@@ -34,15 +34,8 @@ def most_open() -> int:
 class ReadFile:
     """A regular file to be read; threads may share it.
 
-    Args:
-        path: the file.
-        foreign: it is of a checkpoint of others: :mod:`deeppart.access.foreign`.
-
     Attributes:
         status: of the file when it was opened first.
-
-    Raises:
-        OSError: as ``open(2)`` and ``fstat(2)``. NotRegularError, ForeignAccessError: it is not used.
     """
 
     def __init__(self, path: str, *, foreign: bool = False) -> None:
@@ -60,11 +53,7 @@ class ReadFile:
 
     @contextmanager
     def descriptor(self) -> Iterator[int]:
-        """The descriptor, which stays open inside.
-
-        Raises:
-            OSError: it cannot be opened again; ``ESTALE`` if another file has its name now.
-        """
+        """The descriptor, which stays open inside."""
         with self._opening:
             if not _recent.begin(self):
                 self._open_again()

@@ -24,11 +24,7 @@ def give_way(close_idle: Callable[[], bool]) -> None:
 
 
 def with_room(do: Callable[[], T]) -> T:
-    """What this returns; if there are no more descriptors, room is made, and it is tried again.
-
-    Raises:
-        OSError: as it does.
-    """
+    """What this returns; if there are no more descriptors, room is made, and it is tried again."""
     while True:
         try:
             return do()

@@ -73,12 +73,6 @@ class CadenceReport:
 class Decider:
     """Rank 0's part: no ranks, no clock.
 
-    Args:
-        levels: that are on.
-        nodes: of this run.
-        runs: earlier ones.
-        flush_share: of the time, that the persistent level may be written to.
-
     Attributes:
         report: the cadence in use; None while too little is known.
     """
@@ -93,12 +87,7 @@ class Decider:
     _since: dict[str, int] = field(default_factory=dict)
 
     def decide(self, now: float, *, room: bool) -> tuple[frozenset[str], int]:
-        """The levels that this call goes to, and the number of calls until the next look.
-
-        Args:
-            now: seconds, monotonic.
-            room: true if the pipeline can take a checkpoint without waiting.
-        """
+        """The levels that this call goes to, and the number of calls until the next look."""
         for level in self.meter.take_failures():
             self._since[level] = max(self._since.get(level, 0), 10**9)  # to be tried again with the next
         if self._made_at is None:
@@ -149,16 +138,7 @@ def _alike(costs: Sequence[LevelCost], others: Sequence[LevelCost]) -> bool:
 
 
 class AutoCadence:
-    """One per rank.
-
-    Args:
-        comm: channel of the training thread.
-        every: level -> 0 where it is off.
-        nodes: of this run.
-        history: on rank 0.
-        timeout: seconds to wait for other ranks.
-        flush_share: of the time, that the persistent level may be written to.
-    """
+    """One per rank."""
 
     def __init__(
         self,
@@ -188,16 +168,7 @@ class AutoCadence:
         return None if self._decider is None else self._decider.report
 
     def due(self, step: int, *, room: bool, working: bool, force: bool) -> frozenset[str]:
-        """Levels to which a call goes; none for most (collective).
-
-        Args:
-            room: true if this rank's pipeline can take a checkpoint without waiting.
-            working: true if its background has something to do.
-            force: true if a checkpoint must be made, at all levels.
-
-        Raises:
-            PeerTimeoutError: a rank did not make the call.
-        """
+        """Levels to which a call goes; none for most (collective)."""
         self._last = (step, False)
         if self._decider is not None:
             self._decider.meter.entered(time.monotonic(), working=working)

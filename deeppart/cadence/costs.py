@@ -39,11 +39,7 @@ class CostMeter:
         self._left: tuple[float, bool] | None = None
 
     def entered(self, now: float, *, working: bool) -> None:
-        """A call begins.
-
-        Args:
-            working: true if the background has something to do.
-        """
+        """A call begins."""
         if self._left is not None and self._left[1] == working:
             self._steps[working].append(now - self._left[0])
         self._left = None
@@ -87,13 +83,7 @@ class CostMeter:
         return frozenset(name for report in reports for name, level in report.levels.items() if level.state == FAILED)
 
     def costs(self, levels: Collection[str], rates: Mapping[str, float], flush_share: float = 1.0) -> list[LevelCost]:
-        """The cost of each level: medians over the last checkpoints.
-
-        Args:
-            levels: that are on.
-            rates: level -> failures per second that need it.
-            flush_share: of the time, that the persistent level may be written to.
-        """
+        """The cost of each level: medians over the last checkpoints."""
         blocked = [report.blocked_s - report.waited_s + report.held_s for report in self._reports]
         call_s = max(median(blocked) if blocked else 0.0, _LEAST_COST_S)
         found: list[LevelCost] = []

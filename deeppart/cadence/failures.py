@@ -55,13 +55,7 @@ def guessed_rates(nodes: int) -> dict[str, float]:
 
 
 def failure_rates(nodes: int, levels: Collection[str], runs: Sequence[Run] = ()) -> dict[str, float]:
-    """Failures per second that need each level.
-
-    Args:
-        nodes: of this run.
-        levels: that are on. The next higher one also gets the failures of an absent one.
-        runs: that have ended.
-    """
+    """Failures per second that need each level."""
     guess = guessed_rates(nodes)
     total = sum(guess.values())
     failed = Counter(_class_of(run.needed) for run in runs if run.failed)

@@ -27,11 +27,6 @@ _MOST_BYTES = 1 << 20
 class History:
     """The record of earlier runs and of this one.
 
-    Args:
-        root: the persistent directory.
-        session: of this run.
-        nodes: of this run.
-
     Attributes:
         runs: that have ended, oldest first.
         problem: the reason why the file could not be read or written, or None.
@@ -104,11 +99,7 @@ class History:
 
 
 def _checked(record: dict[str, Any]) -> dict[str, Any]:
-    """A record whose times are on the calendar.
-
-    Raises:
-        ValueError, TypeError: one is not.
-    """
+    """A record whose times are on the calendar."""
     for name in ("began", "seen", "ended"):
         if record[name] is not None:
             seconds_of(record[name])

@@ -40,12 +40,7 @@ def show_contents(
     stats: bool,
     as_json: bool,
 ) -> int:
-    """Print the content of a checkpoint; returns the exit code.
-
-    Args:
-        flat: one line per leaf.
-        stats: with statistics of the elements of each.
-    """
+    """Print the content of a checkpoint; returns the exit code."""
     if stats:
         with progress_bar(console(), shown=not as_json) as progress:
             task = progress.add_task("", total=None)

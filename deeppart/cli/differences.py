@@ -52,11 +52,7 @@ def show_differences(
     *,
     as_json: bool,
 ) -> int:
-    """Compare two checkpoints and print how they differ; returns the exit code, as diff(1) has it.
-
-    Args:
-        tolerances: relative and absolute, as far as they were given.
-    """
+    """Compare two checkpoints and print how they differ; returns the exit code, as diff(1) has it."""
     rtol, atol = tolerances
     tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
     try:

@@ -26,16 +26,7 @@ _MOST_JSON_ELEMENTS = 10_000_000
 
 
 def show_leaves(directory: Path, key: str, step: int | None, rank: int, signing: Signing | None, *, form: str) -> int:
-    """Print what is at a path; returns the exit code.
-
-    Args:
-        form: "text", "full", "json", "npy" or "raw".
-
-    Raises:
-        click.UsageError: bytes are asked for of something that is not one tensor or array.
-        UnsupportedLeafError: numpy has no such elements.
-        StateError: too many elements for JSON.
-    """
+    """Print what is at a path; returns the exit code."""
     require_directory(directory)
     found = read_single(directory, key, step, rank, signing)
     if form in ("npy", "raw"):

@@ -79,20 +79,12 @@ def place_argument(name: str, metavar: str) -> Callable[[F], F]:
 
 
 def step_option(what: str) -> Callable[[F], F]:
-    """``--step STEP``, as ``step``.
-
-    Args:
-        what: the help text.
-    """
+    """``--step STEP``, as ``step``."""
     return click.option("--step", type=click.IntRange(min=0), help=what, shell_complete=complete_step)
 
 
 def rank_option(what: str, default: int | None = None) -> Callable[[F], F]:
-    """``--rank R``, as ``rank``.
-
-    Args:
-        what: the help text.
-    """
+    """``--rank R``, as ``rank``."""
     return click.option("--rank", metavar="R", type=click.IntRange(min=0), default=default, help=what)
 
 
@@ -115,11 +107,7 @@ def sign_key_option(function: F) -> F:
 
 
 def local_option(purpose: str) -> Callable[[F], F]:
-    """``--local DIR``, any number of times, as ``local_dirs``.
-
-    Args:
-        purpose: the purpose of the directories: the middle of the help text.
-    """
+    """``--local DIR``, any number of times, as ``local_dirs``."""
     return click.option(
         "--local",
         "local_dirs",

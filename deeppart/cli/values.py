@@ -38,11 +38,7 @@ def json_value(value: Any) -> Any:
 
 
 def value_text(value: Any, form: str | None = None) -> str:
-    """A small value on one line, at most so long as people read.
-
-    Args:
-        form: what it is the data of, such as a deque; None if of nothing.
-    """
+    """A small value on one line, at most so long as people read."""
     if run_kind(value) is not None:
         return cut(describe_leaf_value(value, _RUN_CHARACTERS, what=f"a {form}" if form else ""), most=_UNLIMITED)
     return cut(_as_text(value))

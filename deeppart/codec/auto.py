@@ -70,12 +70,7 @@ class _Dtype:
 
 
 class AutoCompression:
-    """Measures, and says what to encode. Threads may share it.
-
-    Args:
-        threads: chunks that are encoded at a time.
-        spare: true if there are processors for them that nobody else needs.
-    """
+    """Measures, and says what to encode. Threads may share it."""
 
     def __init__(self, threads: int, *, spare: bool = True) -> None:
         self._threads = threads

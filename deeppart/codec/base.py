@@ -34,26 +34,11 @@ class Codec(Protocol):
     def name(self) -> str: ...
 
     def encode(self, raw: memoryview, room: memoryview | None = None) -> memoryview | bytes:
-        """Encode ``raw`` (bytes, contiguous). The result may be longer than ``raw`` or share its memory.
-
-        Args:
-            raw: the chunk's bytes.
-            room: buffer of at least ``raw.nbytes + ROOM_BYTES`` bytes that the result may lie in.
-        """
+        """Encode ``raw`` (bytes, contiguous). The result may be longer than ``raw`` or share its memory."""
         ...
 
     def decode(self, encoded: memoryview, raw_length: int, into: memoryview | None = None) -> memoryview | bytes:
-        """Decode into exactly ``raw_length`` bytes.
-
-        Args:
-            encoded: the result of ``encode``.
-            raw_length: bytes of the chunk.
-            into: writable memory of ``raw_length`` bytes for the result; without it, the result may share the memory of
-                ``encoded``.
-
-        Raises:
-            CorruptFileError: ``encoded`` is not an encoding of exactly ``raw_length`` bytes.
-        """
+        """Decode into exactly ``raw_length`` bytes."""
         ...
 
 

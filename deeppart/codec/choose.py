@@ -24,15 +24,7 @@ _OTHER_LEVEL = 1
 
 
 class Chooser:
-    """Encodes chunks; never changes once made, so threads may share one.
-
-    Args:
-        compression: ``"none"``, ``"tensor"``, ``"zstd"`` (level 3) or ``"zstd:LEVEL"``.
-        only: dtype tags that are encoded, None for all. Others are stored raw.
-
-    Raises:
-        ConfigError: any other value.
-    """
+    """Encodes chunks; never changes once made, so threads may share one."""
 
     def __init__(self, compression: str, only: Collection[str] | None = None) -> None:
         self.compression = compression
@@ -46,13 +38,7 @@ class Chooser:
         return tensor_codec(dtype) if self._zstd is None else self._zstd
 
     def encode_chunk(self, raw: memoryview, dtype: str = "", room: memoryview | None = None) -> EncodedChunk:
-        """Encode one chunk; a chunk stored raw shares the memory of ``raw``.
-
-        Args:
-            raw: the chunk's bytes, contiguous.
-            dtype: tag of what they are; "" if mixed.
-            room: buffer of at least ``raw.nbytes + ROOM_BYTES`` bytes that the result may lie in.
-        """
+        """Encode one chunk; a chunk stored raw shares the memory of ``raw``."""
         codec = self.codec_for(dtype)
         encoded = raw if codec is None else codec.encode(raw, room)
         if codec is None or len(encoded) >= raw.nbytes:

@@ -84,12 +84,7 @@ def word_type(nbytes: int) -> type[np.unsignedinteger]:
 
 
 def split(elements: Plane, layout: PlaneLayout, planes: list[Plane]) -> None:
-    """Take elements apart.
-
-    Args:
-        elements: unsigned integers of ``layout.item_bytes`` bytes.
-        planes: written to; one per entry of ``layout.plane_words``, with as many elements.
-    """
+    """Take elements apart."""
     size = min(len(elements), BLOCK_ELEMENTS)
     top = SCRATCH.take("top", size, np.uint16)
     byte = SCRATCH.take("byte", size, np.uint8)
@@ -176,10 +171,6 @@ def fold(plane: Bytes, out: Bytes) -> None:
 
     The sign of second moments, of positive weights and of counters is always 0; this saves it at a tenth of what
     entropy coding the plane costs.
-
-    Args:
-        plane: all below ``FOLDABLE_BELOW``.
-        out: of ``folded_bytes(len(plane))`` bytes, written to.
     """
     eighth = len(plane) // _FOLD_BYTES * 8
     out[: 7 * eighth] = plane[: 7 * eighth]

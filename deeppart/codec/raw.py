@@ -22,11 +22,7 @@ class RawCodec:
         return raw
 
     def decode(self, encoded: memoryview, raw_length: int, into: memoryview | None = None) -> memoryview:
-        """Return ``encoded`` itself, or a copy in ``into``.
-
-        Raises:
-            CorruptFileError: the lengths (bytes) differ.
-        """
+        """Return ``encoded`` itself, or a copy in ``into``."""
         if encoded.nbytes != raw_length:
             raise CorruptFileError(
                 "a chunk stored raw has another length than its table says",

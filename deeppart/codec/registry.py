@@ -18,11 +18,7 @@ CODECS: Mapping[int, Codec] = MappingProxyType({codec.codec_id: codec for codec 
 
 
 def codec_by_id(codec_id: int, *, where: str | None = None) -> Codec:
-    """Return the codec with this id.
-
-    Raises:
-        NewerFormatError: this version has no such codec; ``where`` names the chunk in the message.
-    """
+    """Return the codec with this id."""
     codec = CODECS.get(codec_id)
     if codec is None:
         known = ", ".join(f"{codec.codec_id} ({codec.name})" for codec in CODECS.values())

@@ -70,11 +70,7 @@ _PLANE = struct.Struct("<BHBI")  # method, three bytes of zeros, stored length
 
 @dataclass(frozen=True)
 class TensorCodec:
-    """Planes.
-
-    Args:
-        dtype: tag of what is encoded, one of ``PLANE_DTYPES``; decoding does not look at it.
-    """
+    """Planes."""
 
     dtype: str = "float32"
 
@@ -82,12 +78,7 @@ class TensorCodec:
     name: ClassVar[str] = "tensor"
 
     def encode(self, raw: memoryview, room: memoryview | None = None) -> memoryview:
-        """Take ``raw`` apart and store its planes; numpy and zstd release the GIL.
-
-        Args:
-            raw: bytes of elements of ``dtype``; bytes left over at the end are stored as they are.
-            room: buffer for the result, at least ``raw.nbytes + ROOM_BYTES`` bytes; None takes new memory.
-        """
+        """Take ``raw`` apart and store its planes; numpy and zstd release the GIL."""
         out = np.frombuffer(room, np.uint8) if room is not None else np.empty(raw.nbytes + ROOM_BYTES, np.uint8)
         if self.dtype in _INTEGERS:
             layout = LAYOUTS[_INTEGERS[self.dtype]]
@@ -99,11 +90,7 @@ class TensorCodec:
         return out[: _store(raw, layout, methods, coders, out)].data
 
     def decode(self, encoded: memoryview, raw_length: int, into: memoryview | None = None) -> memoryview:
-        """Put the elements together again, in ``into`` or in fresh memory.
-
-        Raises:
-            CorruptFileError: not the planes of exactly ``raw_length`` bytes.
-        """
+        """Put the elements together again, in ``into`` or in fresh memory."""
         layout, stored, tail = _read_head(encoded, raw_length)
         count = raw_length // layout.item_bytes
         words = layout.plane_words

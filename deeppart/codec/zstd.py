@@ -25,11 +25,7 @@ else:
 
 @dataclass(frozen=True)
 class ZstdCodec:
-    """Zstandard.
-
-    Args:
-        level: -7 (fast) to 22 (small); only encoding looks at it.
-    """
+    """Zstandard."""
 
     level: int = DEFAULT_LEVEL
 
@@ -44,11 +40,7 @@ class ZstdCodec:
         return zstandard.ZstdCompressor(level=self.level, write_content_size=True).compress(raw)
 
     def decode(self, encoded: memoryview, raw_length: int, into: memoryview | None = None) -> memoryview | bytes:
-        """Decompress one frame into exactly ``raw_length`` bytes; releases the GIL.
-
-        Raises:
-            CorruptFileError: not one whole frame, bytes behind the frame, or another content size.
-        """
+        """Decompress one frame into exactly ``raw_length`` bytes; releases the GIL."""
         return read_frame(encoded, raw_length, into)
 
 
@@ -65,12 +57,6 @@ def read_frame(encoded: memoryview, raw_length: int, into: memoryview | None = N
 
     The frame's own claim of its content size is compared with ``raw_length`` before any memory is taken, and the
     decompressor gets no more memory than that: a decompression bomb ends here.
-
-    Args:
-        into: writable memory of ``raw_length`` bytes for the result; None takes fresh memory.
-
-    Raises:
-        CorruptFileError: not one whole frame, bytes behind the frame, or another content size.
     """
     check_frame(encoded, raw_length)
     try:
@@ -95,11 +81,7 @@ def read_frame(encoded: memoryview, raw_length: int, into: memoryview | None = N
 
 
 def check_frame(encoded: memoryview, raw_length: int) -> None:
-    """See that this is one whole frame, nothing behind it, of so many bytes by its header; nothing is decompressed.
-
-    Raises:
-        CorruptFileError: it is not, or has another content size, or asks for a dictionary.
-    """
+    """See that this is one whole frame, nothing behind it, of so many bytes by its header; nothing is decompressed."""
     try:
         parameters = zstandard.get_frame_parameters(encoded)
         claimed, whole = parameters.content_size, zstd.get_frame_size(encoded)

@@ -22,21 +22,7 @@ __all__ = ["Comm", "Operation", "SingleComm", "connect", "finish", "rank_names"]
 
 
 def connect(comm: Any, timeout: float) -> Comm:
-    """The communicator to use: the caller's, or the one that fits what has started this process.
-
-    Args:
-        comm: an ``mpi4py.MPI.Comm``, a process group of ``torch.distributed``, an object that already is a
-            :class:`deeppart.comm.base.Comm`, or None. None: COMM_WORLD where a launcher of MPI started the process;
-            the ranks that meet at MASTER_ADDR where torchrun or srun did; those of ``torch.distributed`` where it is
-            initialized; or one process.
-        timeout: seconds to wait for the other ranks to connect.
-
-    Raises:
-        LaunchError: a launcher started several processes, but nothing connects them: each would train
-            and save for itself.
-        CommError: they cannot reach each other.
-        PeerTimeoutError: other ranks did not connect in time.
-    """
+    """The communicator to use: the caller's, or the one that fits what has started this process."""
     if comm is None:
         return _launched(launch(), timeout)
     if hasattr(comm, "receive_into"):
@@ -84,9 +70,6 @@ def _world(launched: Launch) -> MPI.Comm | None:
     """The communicator of all processes, where MPI connects them.
 
     Process managers that srun uses for MPI are not all known here: where nothing else is told, MPI is tried.
-
-    Raises:
-        LaunchError: a launcher of MPI has started them, and MPI does not connect them.
     """
     is_tried = launched.launcher == "srun" and launched.place is None
     if not (launched.by_mpi or is_tried) or importlib.util.find_spec("mpi4py") is None:

@@ -35,16 +35,7 @@ class Agreement:
 
 
 def agree(comm: Comm, fields: Mapping[str, int], flags: Mapping[str, int], what: str, timeout: float) -> Agreement:
-    """Compare fields and combine flags over all ranks with one reduction of ``2 * fields + flags`` integers.
-
-    Args:
-        fields: name -> value in [0, 2**63); the same names in the same order on every rank.
-        flags: name -> small non-negative value.
-        timeout: seconds.
-
-    Raises:
-        PeerTimeoutError: not every rank made the call in time.
-    """
+    """Compare fields and combine flags over all ranks with one reduction of ``2 * fields + flags`` integers."""
     values = np.array(list(fields.values()), dtype=np.int64)
     vector = np.concatenate([values, -values, np.array(list(flags.values()), dtype=np.int64)])
     most = finish(comm, comm.maximum(vector), what, timeout)
@@ -55,11 +46,7 @@ def agree(comm: Comm, fields: Mapping[str, int], flags: Mapping[str, int], what:
 
 
 def unequal(comm: Comm, digests: npt.NDArray[np.int64], what: str, timeout: float) -> npt.NDArray[np.bool_]:
-    """The places of the digests that are not the same on all ranks (collective); every rank passes as many.
-
-    Raises:
-        PeerTimeoutError: not every rank made the call in time.
-    """
+    """The places of the digests that are not the same on all ranks (collective); every rank passes as many."""
     most = finish(comm, comm.maximum(np.concatenate([digests, -digests])), what, timeout)
     found: npt.NDArray[np.bool_] = most[: len(digests)] != -most[len(digests) :]
     return found
@@ -72,16 +59,7 @@ def raise_together(
     timeout: float,
     todo: str = _TODO,
 ) -> None:
-    """End a collective call with an error on every rank if it failed on any.
-
-    Args:
-        error: this rank's error, or None.
-        todo: the advice for the other ranks.
-
-    Raises:
-        DeeppartError: this rank's own error, if it has one.
-        RemoteRankError: otherwise, if another rank has one; the message quotes each.
-    """
+    """End a collective call with an error on every rank if it failed on any."""
     mine = "" if error is None else str(error)
     texts = finish(comm, comm.allgather(mine.encode(errors="backslashreplace")), what, timeout)
     failed = {rank: text.decode(errors="replace") for rank, text in enumerate(texts) if text}
@@ -97,20 +75,7 @@ def raise_together(
 
 
 def together(comm: Comm, do: Callable[[], T], failed: str, within: tuple[str, float], todo: str | None = None) -> T:
-    """Do something on each rank, and go on when it was done on all (collective).
-
-    Args:
-        do: not collective itself.
-        failed: the summary for an error that is not one of the library's.
-        within: the call of which this is a part, and its timeout in seconds.
-        todo: the advice for the other ranks; None: that of :func:`raise_together`.
-
-    Returns:
-        What ``do`` returned.
-
-    Raises:
-        DeeppartError: what ``do`` raised here. RemoteRankError: it raised on another rank.
-    """
+    """Do something on each rank, and go on when it was done on all (collective)."""
     error: DeeppartError | None = None
     try:
         done = do()

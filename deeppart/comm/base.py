@@ -91,12 +91,6 @@ class Comm(Protocol):
 class RunningOperation(Generic[T]):
     """An operation on its way to its end, one look after another.
 
-    Args:
-        comm: the channel it runs on.
-        operation: the operation to finish.
-        what: the name of the operation, for the error: "checkpoint(step=100)".
-        timeout: seconds.
-
     Attributes:
         result: the result of the operation, once :meth:`advance` has said that it is finished.
         moved: true if the last :meth:`advance` got further.
@@ -112,15 +106,7 @@ class RunningOperation(Generic[T]):
         self.moved = False
 
     def advance(self, waited_s: float) -> bool:
-        """Go on as far as possible without waiting; True when finished.
-
-        Args:
-            waited_s: seconds since the operation began, or last got further.
-
-        Raises:
-            PeerTimeoutError: not all ranks took part in time; the error names those not heard of.
-            CommError: the channel broke earlier.
-        """
+        """Go on as far as possible without waiting; True when finished."""
         if self._comm.broken is not None:
             raise CommError(
                 f"{self._what}: this job's ranks can no longer communicate with each other",

@@ -39,17 +39,7 @@ class CommitMayStandError(DeeppartError):
 def commit_round(
     comm: Comm, what: str, report: PartRecord | str | None, commit: Commit | None
 ) -> Operation[RoundResult]:
-    """All ranks report to rank 0; if all succeeded it commits; all learn the verdict.
-
-    Args:
-        what: the attempt that the round is about, the same on all ranks.
-        report: this rank's part, or what went wrong; None where there is nothing to say of what went well.
-        commit: what rank 0 does with all records, in rank order; None if the level needs no commit. May raise
-            :class:`CommitMayStandError`.
-
-    Raises:
-        CommError: the ranks are in rounds about different attempts; nothing is committed.
-    """
+    """All ranks report to rank 0; if all succeeded it commits; all learn the verdict."""
     document = astuple(report) if isinstance(report, PartRecord) else report
     texts = yield from comm.gather(json.dumps([what, document]).encode())
     verdict: bytes | None = None

@@ -22,11 +22,7 @@ _BULK_S = 5e-3
 
 
 class Driver:
-    """One per rank and session.
-
-    Args:
-        timeout: seconds to wait for other ranks, from the last time they got further.
-    """
+    """One per rank and session."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -34,11 +30,7 @@ class Driver:
         self._rounds: list[ForegroundRound[Any]] = []
 
     def drive(self, channel: Comm, operation: Operation[T], what: str) -> T:
-        """Bring an exchange to its end; called by background threads.
-
-        Raises:
-            PeerTimeoutError: nobody got any further for as long as the timeout. CommError: the channel broke earlier.
-        """
+        """Bring an exchange to its end; called by background threads."""
         try:
             return self._drive(channel, operation, what)
         except BaseException as error:
@@ -70,12 +62,7 @@ class Driver:
         return min((waiting.waited_s for waiting in list(self._rounds)), default=0.0)
 
     def poll(self, patience_s: float = 0.0) -> None:
-        """Advance what is queued, of all sessions; called by the training thread.
-
-        Args:
-            patience_s: seconds to go on while there is anything of this session: a commit round takes several
-                exchanges. Whatever it is, goes on for up to :data:`_BULK_S` as long as data is moving.
-        """
+        """Advance what is queued, of all sessions; called by the training thread."""
         now = time.monotonic()
         deadline, bulk_deadline = now + patience_s, now + max(patience_s, _BULK_S)
         while True:

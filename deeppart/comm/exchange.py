@@ -18,12 +18,6 @@ def exchange(comm: Comm, messages: Sequence[bytes]) -> Operation[list[bytes]]:
 
     Messages go straight from one to the other: ``2 * (size - 1)`` on each rank, of which those without a body are 8
     bytes long.
-
-    Args:
-        messages: by the rank that each is for.
-
-    Returns:
-        By the rank that each is from.
     """
     found = [b""] * comm.size
     found[comm.rank] = messages[comm.rank]

@@ -32,9 +32,6 @@ def channel_of_job(timeout: float = TIMEOUT_S) -> Comm:
 
     It is made anew in a process that was forked, and where the launcher's data have changed. One that is broken stays
     so: a rank alone cannot make another one.
-
-    Raises:
-        DeeppartError: as of :func:`deeppart.comm.connect`.
     """
     global _made
     with _lock:
@@ -49,11 +46,7 @@ def channel_of_job(timeout: float = TIMEOUT_S) -> Comm:
 
 
 def own_channel_of_job(timeout: float = TIMEOUT_S) -> Comm:
-    """A channel beside it, for what is under way while others exchange something (collective).
-
-    Raises:
-        DeeppartError: as of :func:`deeppart.comm.connect`.
-    """
+    """A channel beside it, for what is under way while others exchange something (collective)."""
     comm = channel_of_job(timeout)
     return finish(comm, comm.channel(), "opening a channel", timeout)
 

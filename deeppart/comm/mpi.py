@@ -32,9 +32,6 @@ MESSAGE_BYTES = 256 << 20
 class MpiComm:
     """One channel over a duplicated MPI communicator.
 
-    Args:
-        comm: a communicator that only this object uses.
-
     Attributes:
         lent, calls, sent, received: see :class:`deeppart.comm.pool.Pooled`.
     """
@@ -187,11 +184,7 @@ class _Starts:
 
 
 def connected(comm: MPI.Comm) -> Operation[MpiComm]:
-    """A channel that nobody else uses, between the ranks of the caller's communicator (collective).
-
-    Raises:
-        CommError: MPI has no more communicators, or too many channels have been lost.
-    """
+    """A channel that nobody else uses, between the ranks of the caller's communicator (collective)."""
     starts: Any = comm.Get_attr(_starts_key())
     if starts is None:
         starts = _Starts(comm)
@@ -281,9 +274,6 @@ def before_finalize(call: Callable[[], None]) -> None:
     By an attribute of ``COMM_SELF``: MPI 4.1, section 11.2.4, "Allowing User Functions at MPI Finalization". And before
     it, where a script calls ``MPI.Finalize()``: an MPICH 5.0.2 in which other threads are in MPI when its
     ``MPI_Finalize`` begins aborts at its end now and then ("pthread_mutex_destroy: Device or resource busy").
-
-    Args:
-        call: has nothing left to do when it is called again. Always the same one.
     """
     if MPI.Is_initialized() and not MPI.Is_finalized():
         _hook(call)

@@ -63,13 +63,7 @@ C = TypeVar("C", bound=Pooled)
 
 
 class Offer:
-    """The offer of one rank in the agreement at a start.
-
-    Args:
-        most: to be combined by maximum over all ranks, in place.
-        total: to be combined by addition, in place.
-        offered: places of the channels that this rank would use again.
-    """
+    """The offer of one rank in the agreement at a start."""
 
     def __init__(self, most: Int64s, total: Int64s, offered: frozenset[int]) -> None:
         self.most, self.total, self.offered = most, total, offered
@@ -102,11 +96,7 @@ class Pool(Generic[C]):
         return Offer(most.reshape(-1), total, frozenset(offered))
 
     def agreed(self, offer: Offer) -> Lease[C]:
-        """The channels on which the ranks have agreed, once the offer holds the combined numbers.
-
-        Raises:
-            CommError: on all ranks: too many channels have been lost.
-        """
+        """The channels on which the ranks have agreed, once the offer holds the combined numbers."""
         most = offer.most.reshape(1 + PLACES, 6)
         name, lost = int(most[0, 0]), int(most[0, 1])
         usable: list[C] = []
@@ -158,12 +148,6 @@ class Lease(Generic[C]):
     """The channels that a session may have: those that all ranks are done with, then new ones.
 
     Every rank takes and adds in the same order.
-
-    Args:
-        pool: the pool from which they come.
-        usable: channels to use again; this session has them.
-        free: places for new ones.
-        name: of new ones.
     """
 
     def __init__(self, pool: Pool[C], usable: Sequence[C], free: Sequence[int], name: int) -> None:

@@ -30,12 +30,6 @@ class ForegroundRound(Generic[T]):
     Its timeout counts the time in which the training thread looks in: at most :data:`LONGEST_GAP_S` from one look to
     the next. Training that stays away for an hour has not waited for anyone.
 
-    Args:
-        comm: the channel it runs on.
-        operation: a commit round, or another exchange of the background.
-        what: the name of the operation, for the error.
-        timeout: seconds.
-
     Attributes:
         finished: set once it has come to its end; then either ``error`` says why it failed, or there is a ``result``.
     """

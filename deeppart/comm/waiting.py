@@ -24,17 +24,7 @@ NOTICE_S = 30.0
 
 
 def finish(comm: Comm, operation: Operation[T], what: str, timeout: float, *, background: bool = False) -> T:
-    """Drive an operation to its end and return its result.
-
-    Args:
-        what: the name of the operation, for the error: "checkpoint(step=100)".
-        timeout: seconds.
-        background: this is not the training thread: leave the processor to it while waiting.
-
-    Raises:
-        PeerTimeoutError: not all ranks took part in time; the error names those not heard of.
-        CommError: the channel broke earlier.
-    """
+    """Drive an operation to its end and return its result."""
     began = time.monotonic()
     drive = RunningOperation(comm, operation, what, timeout)
     polling, sleep_s = not background, SLEEP_FIRST_S

@@ -15,14 +15,7 @@ LAST_STEP = 10**18
 
 
 def check_step(step: Any, call: str) -> int:
-    """A step as a plain int.
-
-    Args:
-        call: how the call looks, for messages: "checkpoint(state, step)".
-
-    Raises:
-        TypeError: not a whole number. ValueError: out of bounds.
-    """
+    """A step as a plain int."""
     try:
         number = operator.index(step)
     except TypeError:
@@ -33,14 +26,7 @@ def check_step(step: Any, call: str) -> int:
 
 
 def check_state(state: Any, what: str) -> None:
-    """See that a call was given a state.
-
-    Args:
-        what: "checkpoint", "prepare" or "restore".
-
-    Raises:
-        TypeError: the name of a directory.
-    """
+    """See that a call was given a state."""
     if isinstance(state, (str, os.PathLike)):
         name = os.fspath(state)
         place = "it is filled in place; " if what == "restore" else ""
@@ -52,14 +38,7 @@ def check_state(state: Any, what: str) -> None:
 
 
 def refuse_in_fork(process: int, rank: int) -> None:
-    """See that a call comes from the process that made the checkpointer.
-
-    Args:
-        process: its number.
-
-    Raises:
-        CheckpointError: a process that was forked from it: it has none of the threads, and is no rank.
-    """
+    """See that a call comes from the process that made the checkpointer."""
     if process != os.getpid():
         raise CheckpointError(
             f"called in a process that was forked from rank {rank}, such as a worker of a data loader",
@@ -84,12 +63,7 @@ def _hint(value: Any) -> str:
 
 
 def resolve_config(config: Any, settings: dict[str, Any]) -> Config:
-    """The configuration that a :class:`deeppart.Checkpointer` is made with.
-
-    Raises:
-        TypeError: a config and single settings.
-        ConfigError: something else than a :class:`deeppart.Config`; a setting that does not exist.
-    """
+    """The configuration that a :class:`deeppart.Checkpointer` is made with."""
     if config is not None and not isinstance(config, Config):
         raise _no_config(config)
     if config is not None and settings:

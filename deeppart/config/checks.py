@@ -86,12 +86,7 @@ def check_globs(name: str, value: object) -> tuple[str, ...]:
 
 
 def check_positive(name: str, value: object, *, optional: bool = False, zero: bool = False) -> None:
-    """A finite number above 0.
-
-    Args:
-        optional: None will do, too.
-        zero: so will 0.
-    """
+    """A finite number above 0."""
     if value is None and optional:
         return
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and value <= sys.float_info.max
@@ -106,11 +101,7 @@ def check_compression(value: object) -> None:
 
 
 def refuse_url(name: str, path: str | os.PathLike[str]) -> None:
-    """See that a path is none of an object store: it would be a directory ``s3:`` of the working directory.
-
-    Raises:
-        ConfigError: it begins with ``scheme://``, of which ``pathlib`` leaves one slash.
-    """
+    """See that a path is none of an object store: it would be a directory ``s3:`` of the working directory."""
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(path)):
         raise ConfigError(
             f"{name} is a URL, and not a path",

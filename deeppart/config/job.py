@@ -12,11 +12,7 @@ from deeppart.errors import ConfigError
 
 
 def expand_directory(template: str, *, node: str, rank: int, job: str) -> Path:
-    """Fill in ``{node}``, ``{rank}``, ``{job}``, ``$VARIABLES`` and ``~``; returns an absolute path.
-
-    Raises:
-        ConfigError: a variable is not set; or it is a URL.
-    """
+    """Fill in ``{node}``, ``{rank}``, ``{job}``, ``$VARIABLES`` and ``~``; returns an absolute path."""
     text = template.replace("{node}", node).replace("{rank}", str(rank)).replace("{job}", job)
     expanded = os.path.expanduser(os.path.expandvars(text))
     if "$" in expanded:

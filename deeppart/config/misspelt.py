@@ -14,12 +14,7 @@ T = TypeVar("T")
 
 
 def no_such_setting(name: str, known: Collection[str], where: str | None = None) -> ConfigError:
-    """The refusal of a setting that does not exist.
-
-    Args:
-        known: the settings that there are.
-        where: the source of the key; None for an argument.
-    """
+    """The refusal of a setting that does not exist."""
     close = difflib.get_close_matches(name.lower(), known, 1)
     todo = f"write {close[0]}=..." if close else "remove it; docs/configuration.md describes all settings"
     expected = f"one of {', '.join(sorted(known))}"

@@ -32,14 +32,7 @@ _MAKE = "(umask 077 && head -c 32 /dev/urandom > FILE)"
 
 
 def configured(known: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The settings of the file and of the environment, which wins; and setting -> file, for those of the file.
-
-    Args:
-        known: the settings that there are.
-
-    Raises:
-        ConfigError: a setting that does not exist, or a value that cannot be read.
-    """
+    """The settings of the file and of the environment, which wins; and setting -> file, for those of the file."""
     file, environment = _found_file(), _read_environment(os.environ)
     for source, values in ((CONFIG_FILE, file), (f"{ENVIRONMENT_PREFIX}* environment variables", environment)):
         for name in sorted(values.keys() - known):
@@ -59,11 +52,7 @@ def shows_all_frames() -> bool:
 
 
 def secret_of_ranks() -> bytes | None:
-    """The secret by which ranks without MPI know each other, if a file is named.
-
-    Raises:
-        ConfigError: as of :func:`read_secret`.
-    """
+    """The secret by which ranks without MPI know each other, if a file is named."""
     name = os.environ.get(SECRET_FILE_VARIABLE)
     return read_secret(Path(name).absolute()) if name else None
 
@@ -93,12 +82,7 @@ def _read_file(path: Path, descriptor: int | None = None) -> dict[str, Any]:
 
 
 def read_toml(path: Path, descriptor: int | None = None) -> dict[str, Any]:
-    """The content of a TOML file; of the one that is open already, where a descriptor is given.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is no TOML, has a number that Python refuses to read, or is too long or too deeply nested.
-    """
+    """The content of a TOML file; of the one that is open already, where a descriptor is given."""
     with open(path if descriptor is None else descriptor, "rb") as file:
         data = file.read(_MOST_TOML_BYTES + 1)
     if len(data) > _MOST_TOML_BYTES:
@@ -175,11 +159,7 @@ def _read_size(text: str) -> float:
 
 
 def kappa_of(machine: object) -> float:
-    """Bytes that a rank copies in the time that one more tensor takes, by a machine file.
-
-    Raises:
-        ConfigError: there is no such file, or it does not say.
-    """
+    """Bytes that a rank copies in the time that one more tensor takes, by a machine file."""
     if not isinstance(machine, (str, os.PathLike)):
         raise refusal("machine", machine, "the name of a file that `deeppart-sim calibrate` has written")
     path = Path(machine)
@@ -193,15 +173,7 @@ def kappa_of(machine: object) -> float:
 
 
 def read_secret(path: Path) -> bytes:
-    """The content of a key file, in which nobody else can have had a hand.
-
-    Args:
-        path: absolute.
-
-    Raises:
-        ConfigError: it is missing, too short or too long, not regular, owned by another user, or others may read it or
-            put another one in its place.
-    """
+    """The content of a key file, in which nobody else can have had a hand."""
     try:
         with access.open_folder(path.parent, _WAY) as folder:
             descriptor = folder.open(path.name)

@@ -34,12 +34,7 @@ def comparable(value: object) -> str:
 
 
 def show_settings(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-    """Directory, cadence and what is kept, then all that is not as by default; levels that are off are left out.
-
-    Args:
-        settings: name -> value, checked.
-        defaults: name -> what it is where nothing is said.
-    """
+    """Directory, cadence and what is kept, then all that is not as by default; levels that are off are left out."""
     off = _levels_off(settings)
     lines = []
     for name, value in settings.items():

@@ -54,18 +54,7 @@ class Ended:
 
 
 def run_agent(ranks: int, command: Sequence[str], grace_s: float, **options: Any) -> Ended:
-    """Run the ranks of this node until they end.
-
-    Args:
-        ranks: how many.
-        command: of each.
-        grace_s: seconds that they have for a checkpoint if the agent is told to end.
-        options: of torchrun's agent, beside these: the run, how nodes meet, signals.
-
-    Raises:
-        LaunchError: there is no such command.
-        OSError: this node cannot start it: it has no room for files, or for processes.
-    """
+    """Run the ranks of this node until they end."""
     config = LaunchConfig(
         nproc_per_node=ranks,
         max_restarts=0,
@@ -148,13 +137,7 @@ def _read(path: Path) -> bytes:
 
 
 def end_those_left(run_id: str, number: signal.Signals, grace_s: float) -> None:
-    """End ranks that the agent has lost: a signal came while it was starting them, or several came while it waited.
-
-    Args:
-        run_id: of their run.
-        number: the signal that they are told by; they may listen to no other one.
-        grace_s: seconds that they have for a checkpoint, until they are killed.
-    """
+    """End ranks that the agent has lost: a signal came while it was starting them, or several came while it waited."""
     send(ranks_of(run_id), number)
     until_s = time.monotonic() + grace_s
     while left := ranks_of(run_id):

@@ -32,11 +32,7 @@ class Trained(Protocol):
 
 
 class StepTimes:
-    """How long this rank's micro-batches took, by kind: sums of what has not been taken into a profile yet.
-
-    Args:
-        nodes, ranks: of the job.
-    """
+    """How long this rank's micro-batches took, by kind: sums of what has not been taken into a profile yet."""
 
     def __init__(self, nodes: int, ranks: int) -> None:
         self._nodes, self._ranks = nodes, ranks
@@ -64,14 +60,7 @@ class StepTimes:
 
 
 class Autoscale:
-    """What a loader's batch is changed to, decided by rank 0 and told to all.
-
-    Args:
-        bounds: of the batch.
-        ranks: who trains.
-        every: steps from one decision to the next.
-        directory: where rank 0 writes the profile, for ``deeppart advise``; None: nowhere.
-    """
+    """What a loader's batch is changed to, decided by rank 0 and told to all."""
 
     def __init__(self, bounds: Bounds, ranks: Ranks, every: int, directory: Path | None) -> None:
         self.bounds, self._ranks, self._every, self._directory = bounds, ranks, every, directory
@@ -82,15 +71,7 @@ class Autoscale:
         self._steps = 0
 
     def after_step(self, now: Batch, trained: Trained | None) -> Batch | None:
-        """Count a step; at every so-many-th one, decide (collective).
-
-        Args:
-            now: the batch.
-            trained: None, or nothing known of its noise: only the times are taken.
-
-        Returns:
-            another batch, the same on every rank; None to leave it as it is.
-        """
+        """Count a step; at every so-many-th one, decide (collective)."""
         self._steps += 1
         if self._steps % self._every:
             return None
@@ -136,11 +117,7 @@ class Autoscale:
 
 
 def check_every(steps: int) -> None:
-    """Refuse what is no number of steps.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Refuse what is no number of steps."""
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ConfigError("impossible value for every", expected="an integer >= 1", found=repr(steps))
 
@@ -148,18 +125,7 @@ def check_every(steps: int) -> None:
 def bounds_of(
     base: Batch, ranks: int, most: int, local: tuple[int | None, int | None] | None, *, accumulate: bool
 ) -> Bounds:
-    """What a batch may be, of what a user asks for.
-
-    Args:
-        base: that the training was tuned for.
-        ranks: of the job.
-        most: samples of all ranks together.
-        local: least and most samples of a micro-batch of a rank; None for no bound.
-        accumulate: true if a step may have several micro-batches.
-
-    Raises:
-        ConfigError: no batch fits.
-    """
+    """What a batch may be, of what a user asks for."""
     least_local, most_local = local or (None, None)
     least_local = 1 if least_local is None else least_local
     most_local = max(1, -(-most // ranks)) if most_local is None else most_local

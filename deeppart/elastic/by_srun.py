@@ -67,15 +67,6 @@ class BySrun:
 
     A node is lost once its agent has not ended by itself: it could not be started, was killed, or Slurm has given the
     node up. It is not used again.
-
-    Args:
-        command: of each rank.
-        grace_s: seconds that ranks have for a checkpoint.
-        allocation: of this job.
-        most: ranks of the job; a node is given its share of these, and no more when there are fewer nodes.
-
-    Raises:
-        LaunchError: Slurm does not answer; or GPUs are not given by the node.
     """
 
     def __init__(self, command: Sequence[str], grace_s: float, allocation: Allocation, most: int) -> None:
@@ -90,11 +81,7 @@ class BySrun:
         self._told: signal.Signals | None = None
 
     def nodes(self) -> tuple[str, ...]:
-        """Those that Slurm has not taken back, and that are not lost.
-
-        Raises:
-            LaunchError: Slurm does not answer.
-        """
+        """Those that Slurm has not taken back, and that are not lost."""
         lines = _ask("squeue", "--noheader", f"--jobs={self._job}", "--format=%A %N").splitlines()
         # The number of the last job of an array is that of the array, too.
         now = [words[1] for words in map(str.split, lines) if len(words) == 2 and words[0] == self._job]
@@ -105,11 +92,7 @@ class BySrun:
         return self._per_node * len(self.nodes())
 
     def run(self, ranks: int) -> Ended:
-        """As of :class:`.launching.Launcher` (in the main thread: signals to this process go to all agents).
-
-        Raises:
-            LaunchError: Slurm does not answer, or there is no node, or no such command there.
-        """
+        """As of :class:`.launching.Launcher` (in the main thread: signals to this process go to all agents)."""
         # First: another thread may send at once, and nobody is to tell the ranks of the run before.
         self._run, self._tells, self._told = "", False, None
         for _ in range(_TRIES):
@@ -233,11 +216,7 @@ class BySrun:
 
 
 def _refuse_gpus(job: str, nodes: int) -> None:
-    """Of jobs in which every step would fail, as if all nodes were lost, or would have some of a node's GPUs.
-
-    Raises:
-        LaunchError: this is one.
-    """
+    """Of jobs in which every step would fail, as if all nodes were lost, or would have some of a node's GPUs."""
     names = (*_OF_ALL, *_OF_TASKS) if nodes > 1 else _OF_TASKS
     if given := [f"{name}={os.environ[name]}" for name in names if os.environ.get(name)]:
         raise LaunchError(
@@ -261,11 +240,7 @@ def _address(node: str) -> str:
 
 
 def _ask(*command: str, check: bool = True) -> str:
-    """What a command of Slurm says.
-
-    Raises:
-        LaunchError: it does not answer; or it fails, which some may.
-    """
+    """What a command of Slurm says."""
     until_s = time.monotonic() + _AGAIN_S
     try:
         while True:

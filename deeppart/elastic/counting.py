@@ -17,11 +17,6 @@ def settle(dataset: ShardedDataset[Any], ranks: Ranks) -> None:
     """Once for a data set (collective): afterwards its lengths are known, and the same on all ranks.
 
     Each of R ranks counts every R-th shard. All of them raise if one does.
-
-    Raises:
-        ConfigError: there are fewer lanes than ranks.
-        RanksDisagreeError: the lists of shards, or what was said of them, differ.
-        RemoteRankError: another rank could not read a shard; here what the reader raises is raised.
     """
     if dataset.agreed:
         return
@@ -52,11 +47,7 @@ def settle(dataset: ShardedDataset[Any], ranks: Ranks) -> None:
 
 
 def check_lanes(dataset: ShardedDataset[Any], ranks: int) -> None:
-    """Refuse fewer lanes than ranks.
-
-    Raises:
-        ConfigError: there are.
-    """
+    """Refuse fewer lanes than ranks."""
     if dataset.lanes < ranks:
         raise ConfigError(
             "there are fewer lanes than ranks",

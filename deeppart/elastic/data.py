@@ -64,11 +64,7 @@ class MapStyle:
         return self.sampler.length
 
     def settle(self, ranks: Ranks, name: str) -> int:
-        """See :class:`Data`.
-
-        Raises:
-            ConfigError: the data set has changed its length.
-        """
+        """See :class:`Data`."""
         if (length := len(self.reading)) != self.sampler.length:
             raise ConfigError(
                 "the data set has changed its length",
@@ -84,11 +80,7 @@ class MapStyle:
         return {}
 
     def take(self, state: Mapping[str, Any], name: str) -> None:
-        """See :class:`Data`; :func:`deeppart.elastic.place.from_state` compares the rest.
-
-        Raises:
-            RestoreError: the checkpoint was made with shards.
-        """
+        """See :class:`Data`; :func:`deeppart.elastic.place.from_state` compares the rest."""
         if "shards" in state:
             raise _other_kind(name, "shards", "samples by their number")
 
@@ -113,12 +105,7 @@ class Sharded:
         return self._dataset.samples
 
     def settle(self, ranks: Ranks, name: str) -> int:
-        """See :class:`Data`.
-
-        Raises:
-            RestoreError: the shards have other lengths than when the checkpoint was made.
-            DeeppartError: as of :func:`deeppart.elastic.counting.settle`.
-        """
+        """See :class:`Data`."""
         settle(self._dataset, ranks)
         assert self._dataset.samples is not None
         if self._expected is not None:
@@ -141,11 +128,7 @@ class Sharded:
         }
 
     def take(self, state: Mapping[str, Any], name: str) -> None:
-        """See :class:`Data`.
-
-        Raises:
-            RestoreError: the checkpoint was made with other shards, or without.
-        """
+        """See :class:`Data`."""
         if "shards" not in state:
             raise _other_kind(name, "samples by their number", "shards")
         saved = state["shards"]
@@ -185,12 +168,7 @@ class Sharded:
 def data_of(
     dataset: Dataset[Any] | ShardedDataset[Any], *, seed: int, ranks: Ranks, shuffle: bool, drop_last: bool
 ) -> Data:
-    """What a loader needs of a data set.
-
-    Raises:
-        ConfigError: it is an iterable data set, of which nothing is known; there are fewer lanes than ranks; the seed
-            is no integer.
-    """
+    """What a loader needs of a data set."""
     seed = _integer(seed)
     if isinstance(dataset, ShardedDataset):
         check_lanes(dataset, ranks.size)

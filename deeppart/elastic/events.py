@@ -14,16 +14,7 @@ from .agent import name_code
 
 
 class Events:
-    """Tells each event to whoever wants to know. May be used by several threads.
-
-    Args:
-        say: gets a line for people, without its end; None for nobody.
-        log: file to which a line of JSON is added; None for none. When it cannot be written any more, that is told.
-        print_json: gets that line, too; None for nobody.
-
-    Raises:
-        OSError: nothing can be added to the file.
-    """
+    """Tells each event to whoever wants to know. May be used by several threads."""
 
     def __init__(
         self,
@@ -42,12 +33,7 @@ class Events:
         return time.monotonic() - self._began
 
     def tell(self, event: str, **values: Any) -> None:
-        """Something has happened.
-
-        Args:
-            event: ``start``, ``change``, ``told``, ``note``, ``ended``, ``end``.
-            values: of it; those that are None are left out.
-        """
+        """Something has happened."""
         passed_s = self.passed_s
         known = {name: value for name, value in values.items() if value is not None}
         if self._say is not None:

@@ -106,11 +106,6 @@ class GradientNorms:
 
     Guarded by nothing: hooks run in the backward pass, their continuations before it ends, each with a bucket of its
     own.
-
-    Args:
-        optimizer: by whose groups norms are summed, and whose second moments precondition them if it is an Adam.
-        group: of processes.
-        preconditioned: as Adam's steps are.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup, *, preconditioned: bool) -> None:
@@ -178,11 +173,7 @@ class GradientNorms:
         return exchanged.then(after)
 
     def finish(self, device: torch.device) -> Measured | None:
-        """The step's gradients are complete: bring their norms together (collective); None if there is nothing new.
-
-        Args:
-            device: of the gradients.
-        """
+        """The step's gradients are complete: bring their norms together (collective); None if there is nothing new."""
         step = self.step
         if step is None:
             return None
@@ -220,11 +211,7 @@ class GradientNorms:
             each.clear()
 
     def restored(self, turn: int) -> None:
-        """The training goes on from another place: what was before is no step before.
-
-        Args:
-            turn: one that grows with the steps made: short sessions would look at the same few parts again and again.
-        """
+        """The training goes on from another place: what was before is no step before."""
         self.turn = turn
         self.forget()
         self._last_size = 0

@@ -61,11 +61,7 @@ class Lanes:
     count: int
 
     def spots(self, first: int, end: int, start: int = 0, count: int | None = None) -> list[Spot]:
-        """Samples of a step that has the places from ``first`` to ``end``, exclusively.
-
-        Args:
-            start, count: which ones of them, lane by lane; by default all.
-        """
+        """Samples of a step that has the places from ``first`` to ``end``, exclusively."""
         places = np.arange(first, end)
         chosen = np.argsort(places % self.count, kind="stable")[start : None if count is None else start + count]
         lanes, depths = places[chosen] % self.count, places[chosen] // self.count
@@ -80,11 +76,5 @@ class Lanes:
 
 
 def laid(lengths: Int64s, count: int, order: Int64s) -> Lanes:
-    """Lay shards into lanes.
-
-    Args:
-        lengths: samples of each shard: int64[shards], of one shard at least.
-        count: of lanes; there are no more of them than shards.
-        order: numbers of the shards, in the order of the pass.
-    """
+    """Lay shards into lanes."""
     return Lanes(order, np.cumsum(lengths[order]), min(count, len(lengths)))

@@ -100,12 +100,7 @@ class Launcher(Protocol):
 
 
 class OnThisHost:
-    """All ranks on this host, started by torchrun's agent in this process.
-
-    Args:
-        command: of each rank.
-        grace_s: seconds that they have for a checkpoint if this process is told to end.
-    """
+    """All ranks on this host, started by torchrun's agent in this process."""
 
     def __init__(self, command: Sequence[str], grace_s: float) -> None:
         self._command, self._grace_s = command, grace_s
@@ -120,11 +115,7 @@ class OnThisHost:
         return None
 
     def run(self, ranks: int) -> Ended:
-        """As of :class:`Launcher`.
-
-        Raises:
-            LaunchError: the ranks cannot be started.
-        """
+        """As of :class:`Launcher`."""
         self._run_id = uuid.uuid4().hex
         store = _store()
         told = signal.SIGTERM

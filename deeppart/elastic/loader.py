@@ -267,10 +267,6 @@ class ElasticDataLoader:
         A loop that is left by ``break`` or by an error of the training is over; one that the data set has failed is
         not: the next loop begins with the step that could not be loaded. (Within a batch of another loader, as of a
         validation, each loop is a pass of its own.)
-
-        Raises:
-            ConfigError: the data set has changed its length; a loop over this loader is under way; its place was
-                changed within the loop.
         """
         in_loop = self._enter()
         outer, share = self._progress.loader, None

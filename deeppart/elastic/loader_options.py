@@ -14,11 +14,7 @@ _OWN = ("sampler", "batch_sampler", "shuffle", "batch_size", "drop_last")
 
 
 def refuse_own(options: Mapping[str, Any]) -> None:
-    """Refuse what the elastic loader decides itself.
-
-    Raises:
-        ConfigError: an option of that kind is there.
-    """
+    """Refuse what the elastic loader decides itself."""
     for name in _OWN:
         if name in options:
             raise ConfigError(

@@ -129,11 +129,7 @@ def exit_code(ended: Ended) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the ranks of this node.
-
-    Args:
-        arguments: an :class:`Assignment`, and the command of each rank.
-    """
+    """Run the ranks of this node."""
     os.environ.pop("SLURM_EXIT_ERROR", None)  # for the srun of this process, and not for those of ranks
     assignment = Assignment(**json.loads(arguments[0]))
     passing = _Passing(assignment.run, assignment.grace_s)

@@ -66,13 +66,7 @@ class Norms:
 
 
 def of_two_steps(before: Sequence[float], now: Sequence[float], of_mean: Sequence[float], scale: float) -> Norms:
-    """Two steps one after the other taken for two ranks: what one rank alone can have, with the bias of the step.
-
-    Args:
-        before, now: squared norms of the two, by group.
-        of_mean: of the mean of the two.
-        scale: of each.
-    """
+    """Two steps one after the other taken for two ranks: what one rank alone can have, with the bias of the step."""
     mean = tuple((a + b) / 2 for a, b in zip(before, now, strict=True))
     return Norms(mean, tuple(of_mean), 2, 2 * scale)
 

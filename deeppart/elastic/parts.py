@@ -89,10 +89,6 @@ class Turn:
 
         With that, the sum over ranks estimates what one rank would find of the whole tensor, without bias where all of
         them look at the same, or at what is alike on average.
-
-        Args:
-            elements: of the tensor.
-            number: of the tensor, another one for each of the model's.
         """
         if elements < LEAST_OF_TENSOR:
             return (WHOLE, 1.0) if (self.number + number) % self.ranks == self.rank else None

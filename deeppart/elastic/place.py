@@ -58,12 +58,7 @@ class Place:
 
 
 def to_state(place: Place, asked: Batch, seed: int, length: int | None, *, shuffle: bool) -> dict[str, Any]:
-    """Small values for a checkpoint.
-
-    Args:
-        asked: the batch that the loader was made with.
-        length: of the data set; None as long as nobody has counted.
-    """
+    """Small values for a checkpoint."""
     return {
         "epoch": place.epoch,
         "passes": place.passes,
@@ -80,16 +75,7 @@ def to_state(place: Place, asked: Batch, seed: int, length: int | None, *, shuff
 def from_state(
     state: Mapping[str, Any], asked: Batch, length: int | None, *, shuffle: bool, name: str
 ) -> tuple[Place, int]:
-    """The place and the seed of a checkpoint.
-
-    Args:
-        asked: the batch that the loader is made with now; if it is another one than then, it holds.
-        length: of the data set now; None as long as nobody has counted.
-        name: of the loader, for messages.
-
-    Raises:
-        RestoreError: the data set has another length, or another order, so that samples would be left out or had twice.
-    """
+    """The place and the seed of a checkpoint."""
     if None not in (state["length"], length) and state["length"] != length:
         raise RestoreError(
             "the data set has another length than when the checkpoint was made",

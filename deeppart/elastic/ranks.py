@@ -48,11 +48,7 @@ class OfJob:
         self.rank, self.size = comm.rank, comm.size
 
     def gather(self, value: Any, what: str) -> list[Any]:
-        """As of :class:`Ranks`.
-
-        Raises:
-            PeerTimeoutError: a rank did not come in time.
-        """
+        """As of :class:`Ranks`."""
         if self.size == 1:
             return [value]
         data = json.dumps(value).encode()

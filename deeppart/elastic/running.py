@@ -51,15 +51,7 @@ class Options:
 
 
 class ElasticRun:
-    """One job, to its end.
-
-    Args:
-        options: of the job.
-        wanted: how many ranks it is to have.
-        least: ranks that it goes on with.
-        launcher: starts them.
-        events: are told what happens.
-    """
+    """One job, to its end."""
 
     def __init__(self, options: Options, wanted: Wanted, least: int, launcher: Launcher, events: Events) -> None:
         self._options, self._wanted, self._least = options, wanted, least
@@ -70,17 +62,7 @@ class ElasticRun:
         self._newest: StepKey | None = None
 
     def run(self, before: Signals | None = None) -> int:
-        """Start ranks until they are done.
-
-        Args:
-            before: has noted signals that came before this call; then nothing is started.
-
-        Returns:
-            the exit code: 0; that of being told, if a signal has come.
-
-        Raises:
-            LaunchError: the ranks fail again and again, without a new checkpoint; or too few nodes are left.
-        """
+        """Start ranks until they are done."""
         with ended_by_signals():
             try:
                 if before is not None and before.received is not None:
@@ -119,11 +101,7 @@ class ElasticRun:
             wanted = now
 
     def _ranks(self, wanted: int) -> int:
-        """How many there are to be, and can be.
-
-        Raises:
-            LaunchError: fewer than are allowed.
-        """
+        """How many there are to be, and can be."""
         ranks, room = max(self._least, wanted - self._lost), self._launcher.room()
         if room is None or room >= ranks:
             return ranks
@@ -180,11 +158,7 @@ class ElasticRun:
                     until_s = float("inf")
 
     def _count(self, ended: Ended, ranks: int, newest: StepKey | None) -> None:
-        """A failure: of how many in a row?
-
-        Raises:
-            LaunchError: of too many.
-        """
+        """A failure: of how many in a row?"""
         there = self._options.checkpoints
         self._failures = 1 if newest != self._newest else self._failures + 1
         self._newest = newest

@@ -85,9 +85,6 @@ class ShardSampler(ElasticSampler):
 
     Its length is that of :attr:`ElasticSampler.length`, which is set when all shards' lengths are known.
 
-    Args:
-        dataset: the shards.
-
     Attributes:
         lanes: of the pass under way.
     """

@@ -20,11 +20,7 @@ _MOST_BYTES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Numbers of ranks that are allowed.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Numbers of ranks that are allowed."""
 
     least: int
     most: int
@@ -38,11 +34,7 @@ class Range:
             )
 
     def checked(self, ranks: int, where: str) -> int:
-        """The number, if it is in the range.
-
-        Raises:
-            ConfigError: it is not.
-        """
+        """The number, if it is in the range."""
         if not self.least <= ranks <= self.most:
             raise ConfigError(
                 "a number of ranks is out of range",
@@ -56,9 +48,6 @@ class Range:
 
 def read_schedule(text: str, allowed: Range) -> tuple[tuple[float, int], ...]:
     """``0:2,60s:4`` -> ((0.0, 2), (60.0, 4)): seconds since the beginning, and ranks from then on.
-
-    Raises:
-        ConfigError: it cannot be read, does not go forward in time, or asks for a number that is not allowed.
 
     Example:
         >>> from deeppart.elastic.schedule import Range, read_schedule
@@ -83,17 +72,7 @@ def read_schedule(text: str, allowed: Range) -> tuple[tuple[float, int], ...]:
 
 
 class Wanted:
-    """The number of ranks that is wanted now: what was said last, by the schedule or in the file.
-
-    Args:
-        allowed: numbers.
-        schedule: as of :func:`read_schedule`.
-        file: with a number, which somebody writes; None for none. What cannot be read, or is out of range, is ignored,
-            and told once: a job does not end for it.
-
-    Raises:
-        ConfigError: there is something else in the place of the file.
-    """
+    """The number of ranks that is wanted now: what was said last, by the schedule or in the file."""
 
     def __init__(self, allowed: Range, schedule: Sequence[tuple[float, int]], file: Path | None) -> None:
         self._allowed, self._schedule, self._file = allowed, list(schedule), file
@@ -108,11 +87,7 @@ class Wanted:
         self.look(0.0)
 
     def look(self, passed_s: float) -> int:
-        """Look at both.
-
-        Args:
-            passed_s: seconds since the beginning.
-        """
+        """Look at both."""
         while self._schedule and self._schedule[0][0] <= passed_s:
             self.now = self._schedule.pop(0)[1]
         text = self._read()

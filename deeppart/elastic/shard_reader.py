@@ -49,11 +49,6 @@ class ShardReader(Dataset[Any]):
     """Reads what it is asked for; it goes on where the lane is, if that is before it in the same shard.
 
     Each process has its own: children that are forked share no open file, and copies have none open.
-
-    Args:
-        open_shard: see :class:`deeppart.elastic.ShardedDataset`.
-        open_at: or None.
-        name: by what a shard is known, for messages.
     """
 
     def __init__(
@@ -76,11 +71,7 @@ class ShardReader(Dataset[Any]):
         return [self[each] for each in wanted]
 
     def __getitem__(self, wanted: Wanted) -> Any:
-        """A sample.
-
-        Raises:
-            ConfigError: the shard has another length than was said.
-        """
+        """A sample."""
         if os.getpid() != self._process:
             self._of_parent.append(self._lanes)  # what is done at their end is the parent's to do
             self._lanes, self._process = {}, os.getpid()

@@ -45,11 +45,6 @@ class Alike:
     """Gradients of a bucket whose squared norms are taken together, of a part of each.
 
     Most parts are so small that calling for each of them would be what costs.
-
-    Args:
-        scaling: what they are divided by; None for as they are.
-        counts: how often what is found counts.
-        keeps: that, from one call to the next: moments do not change between them, and are far from caches.
     """
 
     def __init__(self, scaling: Scaling | None, counts: float = 1.0, *, keeps: bool = False) -> None:
@@ -60,12 +55,7 @@ class Alike:
         self._kept: list[torch.Tensor] | None = None
 
     def add(self, place: int, part: Part, moments: torch.Tensor | None = None) -> None:
-        """One more.
-
-        Args:
-            place: of the gradient, among the bucket's.
-            moments: second ones, of the gradient's shape; not needed without scaling.
-        """
+        """One more."""
         self._looked.append((place, part))
         if self._scaling is not None:
             assert moments is not None
@@ -107,13 +97,7 @@ def squared_norm(gradient: torch.Tensor, part: Part = WHOLE) -> torch.Tensor:
 def preconditioned_squared_norm(
     gradient: torch.Tensor, moments: torch.Tensor, options: Mapping[str, Any], steps: int, part: Part = WHOLE
 ) -> torch.Tensor:
-    """The same of a gradient as an Adam scales it; as it is where the moments say little yet.
-
-    Args:
-        moments: second ones, of the gradient's shape.
-        options: of the group of parameters.
-        steps: that the optimizer has made.
-    """
+    """The same of a gradient as an Adam scales it; as it is where the moments say little yet."""
     alone = Alike(Scaling.of(options, steps))
     alone.add(0, part, moments)
     return alone.squared_norm([gradient])

@@ -80,11 +80,7 @@ class Share:
 
 
 def check_ranks(batch: Batch, ranks: int) -> None:
-    """Refuse a step that has fewer samples than there are ranks.
-
-    Raises:
-        ConfigError: it has.
-    """
+    """Refuse a step that has fewer samples than there are ranks."""
     if batch.size < ranks:
         raise ConfigError(
             "a step has fewer samples than there are ranks",

@@ -15,25 +15,14 @@ _MARKS = (_TENSOR, _OBJECT, _TUPLE)
 
 
 def take_apart(states: Any, where: str) -> dict[str, Any]:
-    """Tensors of a state dict as a list, and all else as a text.
-
-    Args:
-        where: what it is, for errors.
-
-    Raises:
-        UnsupportedLeafError: it holds an object of a class that is not known.
-    """
+    """Tensors of a state dict as a list, and all else as a text."""
     tensors: list[torch.Tensor] = []
     outline = _outlined(states, tensors, where)
     return {"tensors": tensors, "rest": pack(outline, where)}
 
 
 def put_together(file: dict[str, Any], where: str) -> Any:
-    """Inverse of :func:`take_apart`. Makes objects of known classes only.
-
-    Raises:
-        CorruptFileError: the text is none that :func:`take_apart` makes.
-    """
+    """Inverse of :func:`take_apart`. Makes objects of known classes only."""
     outline = unpack(file["rest"], where)
     try:
         return _filled(outline, file["tensors"])

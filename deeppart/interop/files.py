@@ -45,9 +45,6 @@ class Readable(Protocol):
 class HeldBytes:
     """Bytes that are in memory, read as if they were a file.
 
-    Args:
-        data: the bytes. path: where they come from, for messages.
-
     Attributes:
         path: as given. size: how many.
     """
@@ -69,16 +66,9 @@ class HeldBytes:
 class ForeignFile:
     """A regular file of a foreign checkpoint. A context manager.
 
-    Args:
-        path: the file.
-
     Attributes:
         path: as given.
         size: length in bytes, when it was opened.
-
-    Raises:
-        CorruptFileError: it is a directory, a device, a FIFO or a socket.
-        StorageError: it is not there, or cannot be opened; ``errno`` says why.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -101,12 +91,7 @@ class ForeignFile:
         return buffer
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` from ``offset``.
-
-        Raises:
-            CorruptFileError: the file ends before that.
-            StorageError: the operating system refused.
-        """
+        """Fill ``buffer`` from ``offset``."""
         check_range(self, offset, buffer.nbytes)
         rest = buffer.cast("B")
         while rest:
@@ -138,11 +123,7 @@ class ForeignFile:
 
 
 def check_range(file: Readable, offset: int, length: int) -> None:
-    """See that there are so many bytes, before any memory is taken for them.
-
-    Raises:
-        CorruptFileError: there are not.
-    """
+    """See that there are so many bytes, before any memory is taken for them."""
     if offset < 0 or length < 0 or offset + length > file.size:
         raise _too_short(file, offset + length, file.size)
 
@@ -158,12 +139,7 @@ def _too_short(file: Readable, needed: int, found: int) -> CorruptFileError:
 
 
 def read_small(path: Path, limit_bytes: int) -> bytes:
-    """All of a small file, such as an index.
-
-    Raises:
-        FileNotFoundError: there is none.
-        CorruptFileError: it is longer than ``limit_bytes``, or no file. StorageError: it cannot be read.
-    """
+    """All of a small file, such as an index."""
     try:
         return _read_small(path, limit_bytes)
     except StorageError as error:
@@ -185,11 +161,7 @@ def _read_small(path: Path, limit_bytes: int) -> bytes:
 
 
 def names_in(path: Path) -> list[str]:
-    """The names of the entries of a directory, sorted.
-
-    Raises:
-        StorageError: it cannot be listed.
-    """
+    """The names of the entries of a directory, sorted."""
     try:
         return sorted(access.names_in_foreign(path))
     except OSError as error:
@@ -208,11 +180,7 @@ def is_plain_name(name: Any) -> bool:
 
 
 def is_directory(path: Path) -> bool:
-    """True for a directory, False for anything else that is there.
-
-    Raises:
-        RestoreError: nothing is. StorageError: that cannot be told.
-    """
+    """True for a directory, False for anything else that is there."""
     try:
         return access.is_foreign_directory(path)
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -26,11 +26,7 @@ _GZIP_LEVEL = 1
 
 
 def form_of(out: Path) -> str:
-    """The format that a name asks for.
-
-    Raises:
-        ConfigError: it asks for none that is known.
-    """
+    """The format that a name asks for."""
     form = ENDINGS.get(out.suffix.lower())
     if form is None:
         raise ConfigError(
@@ -43,17 +39,7 @@ def form_of(out: Path) -> str:
 
 
 def writer_for(form: str, out: Path, max_shard_bytes: int | None = None, compression: str = "none") -> Writer:
-    """What writes a format.
-
-    Args:
-        form: one of :data:`FORMATS`.
-        out: the archive to make: of safetensors a file if its name ends so, otherwise a directory.
-        max_shard_bytes: bytes of tensors in a file of a directory, at most; None for the usual.
-        compression: one of :data:`COMPRESSIONS`.
-
-    Raises:
-        ConfigError: the format has no such option.
-    """
+    """What writes a format."""
     one_file = form in ("hdf5", "torch") or (form == "safetensors" and out.suffix.lower() == _SUFFIX)
     if max_shard_bytes is not None and one_file:
         raise ConfigError(

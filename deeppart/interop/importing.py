@@ -154,11 +154,7 @@ def _config(directory: str | os.PathLike[str], sign_key_file: KeyFiles) -> Confi
 
 
 def _free_step(session: Session, step: int | None) -> int:
-    """The number of the step to make.
-
-    Raises:
-        StateError: it has to be named. StepExistsError: it is taken.
-    """
+    """The number of the step to make."""
     if step is None and session.committed:
         raise StateError(
             "the directory has steps already: the one to be made needs a number",
@@ -230,12 +226,7 @@ def _commit(session: Session, attempt: Attempt, document: PartDocument, summary:
 
 
 class _Leaves:
-    """The bytes of leaves, from the files that they are in.
-
-    Args:
-        agreed: the state, taken apart.
-        opened: where the bytes of its tensors are.
-    """
+    """The bytes of leaves, from the files that they are in."""
 
     def __init__(self, agreed: Agreed, opened: Opened) -> None:
         self._flat: FlatState = agreed.flat

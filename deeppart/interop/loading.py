@@ -56,25 +56,12 @@ def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) 
 def open_foreign(
     path: Path, closing: ExitStack, keys: str | Sequence[str] | None = None, form: str | None = None
 ) -> Opened:
-    """Open a checkpoint; tensors are not read yet.
-
-    Args:
-        closing: closes the files.
-        keys: as of :func:`load`.
-        form: one of :data:`READERS`; None to find out.
-
-    Raises:
-        RestoreError, FormatError, UnsupportedLeafError, StorageError: as of :func:`load`.
-    """
+    """Open a checkpoint; tensors are not read yet."""
     return READERS[form or recognize(path)](path, closing, keys)
 
 
 def recognize(path: Path) -> str:
-    """What a path leads to: one of :data:`READERS`.
-
-    Raises:
-        RestoreError: none of them, or nothing. StorageError: it cannot be read.
-    """
+    """What a path leads to: one of :data:`READERS`."""
     if is_directory(path):
         names = names_in(path)
         if METADATA_NAME in names:

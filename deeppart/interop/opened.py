@@ -43,33 +43,16 @@ class Source(Protocol):
         ...
 
     def read_into(self, start: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` with the bytes from ``start``; fastest from the first to the last, each once.
-
-        Raises:
-            CorruptFileError: they are damaged, or not there. StorageError: they cannot be read.
-        """
+        """Fill ``buffer`` with the bytes from ``start``; fastest from the first to the last, each once."""
         ...
 
     def check(self) -> None:
-        """Read the bytes that have a checksum, if it has not been compared: where only some of them were read.
-
-        Raises:
-            CorruptFileError, StorageError: as of :meth:`read_into`.
-        """
+        """Read the bytes that have a checksum, if it has not been compared: where only some of them were read."""
         ...
 
 
 class FileSpan:
-    """Bytes that lie in a row in a file.
-
-    Args:
-        file: which one.
-        offset: of the first byte in it.
-        nbytes: how many.
-        crc: CRC-32 of all of them, which is compared when they are read from the first to the last; None if none is
-            known.
-        name: for messages.
-    """
+    """Bytes that lie in a row in a file."""
 
     def __init__(self, file: Readable, offset: int, nbytes: int, crc: int | None = None, name: str = "") -> None:
         self.nbytes = nbytes
@@ -127,11 +110,7 @@ class Opened:
     _filled: set[int] = field(default_factory=set)
 
     def choose(self, keys: str | Sequence[str] | None, where: str) -> None:
-        """Keep what globs over paths cover, as :func:`deeppart.load` takes them; None for everything.
-
-        Raises:
-            StructureMismatchError: nothing matches. UnsupportedLeafError: as of :func:`check_tree`.
-        """
+        """Keep what globs over paths cover, as :func:`deeppart.load` takes them; None for everything."""
         if keys is None:
             return
         check_tree(self.state, where)
@@ -152,11 +131,7 @@ class Opened:
         self.sources = {address: source for address, source in self.sources.items() if address in left}
 
     def check(self) -> None:
-        """See that every checksum of a storage in the state has been compared.
-
-        Raises:
-            CorruptFileError: one does not hold. StorageError: a file cannot be read.
-        """
+        """See that every checksum of a storage in the state has been compared."""
         for source in self.sources.values():
             source.check()
 
@@ -219,9 +194,6 @@ def check_tree(state: Any, where: str) -> None:
 
     Some hundred bytes of a pickle are enough for more paths than can be counted off: a list that stands twice in one
     that stands twice in a third, and so on.
-
-    Raises:
-        UnsupportedLeafError: a container is in itself; or containers are nested too deeply, or stand in so many places.
     """
     places: dict[int, int] = {}
     objects, under_way = 0, {id(state)}

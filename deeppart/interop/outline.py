@@ -72,12 +72,7 @@ class Outline:
 
 
 def outline(content: Content) -> Outline:
-    """Make it.
-
-    Raises:
-        StateError: a leaf or value has no counterpart in torch; the message names it.
-        FormatError, StorageError: components of a tensor cannot be read.
-    """
+    """Make it."""
     made, checkpoint = Outline(), content.checkpoint
     whole: set[int] = set()
     _look(content, content.tree, made, whole, inside=False)

@@ -12,17 +12,7 @@ from deeppart.state.tree.per_rank import PerRank
 
 
 class Saving:
-    """Checkpoints of one training, whichever library runs its loop.
-
-    Args:
-        checkpointer: one that stays open after the training; or settings, or None for those of the environment and
-            ``deeppart.toml``, for one that is opened at first use and closed by :meth:`end`.
-        every: training steps from one call of ``checkpoint()`` to the next.
-        sigterm: end the training with a last checkpoint when SIGTERM comes.
-
-    Raises:
-        ConfigError: ``every`` is no number of steps.
-    """
+    """Checkpoints of one training, whichever library runs its loop."""
 
     def __init__(self, checkpointer: Checkpointer | Config | None, every: int, *, sigterm: bool) -> None:
         if type(every) is not int or every < 1:

@@ -16,11 +16,7 @@ _DTYPES = {np.dtype(name).newbyteorder("<").str: name for name in _NAMES}
 
 
 def torch_dtype_name(content: Content, leaf: int) -> str:
-    """The name of the dtype of torch that has the elements of a leaf.
-
-    Raises:
-        StateError: there is none; the message names the leaf.
-    """
+    """The name of the dtype of torch that has the elements of a leaf."""
     kind = content.types[leaf]
     if kind.kind == "torch":
         return kind.dtype

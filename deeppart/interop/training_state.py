@@ -73,22 +73,12 @@ def pack(value: Any, where: str) -> str:
 
     Takes dicts, lists, tuples, tensors, arrays and small values; what derives from a dict or a tuple comes back as a
     plain one. The text is JSON, arrays in base64: for kilobytes, not for weights.
-
-    Args:
-        where: what the value is, for errors.
-
-    Raises:
-        UnsupportedLeafError: it holds something that has no exact encoding.
     """
     return json.dumps(_packed(value, where), separators=(",", ":"))
 
 
 def unpack(text: str, where: str) -> Any:
-    """Inverse of :func:`pack`. Executes nothing.
-
-    Raises:
-        CorruptFileError: the text is none that :func:`pack` makes.
-    """
+    """Inverse of :func:`pack`. Executes nothing."""
     try:
         return _unpacked(json.loads(text), where)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:

@@ -27,9 +27,6 @@ _TIME = re.compile(r"[0-9]{4}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-6][0
 def run_records(document: Any) -> list[dict[str, Any]]:
     """The runs in a document, oldest first, each with session, began, nodes, seen, ended and restored.
 
-    Raises:
-        ValueError, KeyError, TypeError: this is not what the library has written.
-
     Example:
         >>> run_records({"format": "deeppart-runs", "version": 1, "runs": []})
         []

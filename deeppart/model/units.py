@@ -40,29 +40,17 @@ SECONDS_WORDS = 'a time, such as 0.02, "20 ms", "3 h" or "5 years"'
 
 
 def read_bytes(value: object) -> float:
-    """Bytes from a number or a text.
-
-    Raises:
-        ValueError: it is neither; the message says what is expected.
-    """
+    """Bytes from a number or a text."""
     return _read(value, _BYTES, BYTES_WORDS)
 
 
 def read_rate(value: object) -> float:
-    """Bytes per second from a number or a text.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Bytes per second from a number or a text."""
     return _read(value.strip().removesuffix("/s") if isinstance(value, str) else value, _BYTES, RATE_WORDS)
 
 
 def read_seconds(value: object) -> float:
-    """Seconds from a number or a text.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Seconds from a number or a text."""
     return _read(value, _SECONDS, SECONDS_WORDS)
 
 

@@ -41,16 +41,7 @@ class Protection:
 
 
 def protect(config: Config, nodes: Nodes, names: tuple[str, ...], shared: tuple[tuple[int, int], ...]) -> Protection:
-    """Resolve the levels that protect against the loss of nodes.
-
-    Args:
-        names: of the nodes, for messages.
-        shared: pairs of nodes whose ``local_dir`` is one and the same directory.
-
-    Raises:
-        ConfigError: nodes share a ``local_dir``, which more nodes would not fix; or, with ``protection = "strict"``,
-            the nodes cannot give what was asked for. The message says what they can give.
-    """
+    """Resolve the levels that protect against the loss of nodes."""
     every = _auto_levels(config) if isinstance(config.every, str) else dict(config.every)
     useful = len(nodes) >= 2 and not shared
     every.setdefault(Level.PARTNER, every[Level.LOCAL] if useful else 0)

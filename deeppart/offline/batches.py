@@ -59,14 +59,7 @@ def repeats(checkpoint: OpenCheckpoint, leaf: int) -> StateError | None:
 def read_sound(
     checkpoint: OpenCheckpoint, leaves: set[int]
 ) -> tuple[dict[int, Array], dict[int, FormatError | StorageError]]:
-    """Read leaves, and pass over those of which a byte is damaged or missing.
-
-    Returns:
-        Leaf number -> array; and leaf number -> why it cannot be read.
-
-    Raises:
-        StorageError: a job has removed the step meanwhile.
-    """
+    """Read leaves, and pass over those of which a byte is damaged or missing."""
     try:
         checkpoint.check(leaves)
         arrays = checkpoint.read(leaves)

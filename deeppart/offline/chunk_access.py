@@ -18,13 +18,7 @@ from deeppart.storage.mapped import lies_in_memory
 
 
 class ChunkAccess:
-    """The chunks of a part.
-
-    Args:
-        reader: of the part.
-        source: its file.
-        may_share: false if only memory of our own will do: who forges a file can change it between check and use.
-    """
+    """The chunks of a part."""
 
     def __init__(self, reader: PartReader, source: FileSource, *, may_share: bool) -> None:
         self._reader = reader
@@ -43,11 +37,7 @@ class ChunkAccess:
                 self._memory = None
 
     def check(self, chunk: int) -> None:
-        """See that a chunk is what was saved.
-
-        Raises:
-            FormatError: it is damaged. StorageError: it cannot be read.
-        """
+        """See that a chunk is what was saved."""
         lying = self._lying(chunk)
         if lying is None:
             lying = self._room(chunk)
@@ -59,11 +49,7 @@ class ChunkAccess:
         self._reader.check_chunk(chunk, lying)
 
     def data(self, chunk: int) -> Bytes:
-        """The raw bytes of a chunk that was checked, until the next call.
-
-        Raises:
-            FormatError: it is damaged now. StorageError: it cannot be read.
-        """
+        """The raw bytes of a chunk that was checked, until the next call."""
         lying = self._lying(chunk)
         if lying is None:
             lying = self._reader.read_chunk(chunk, self._room(chunk))

@@ -59,14 +59,7 @@ def bits(octets: Bytes, kind: LeafType) -> npt.NDArray[Any]:
 
 
 def numbers(octets: Bytes, kind: LeafType) -> Numbers | None:
-    """Some elements as numbers of the same value, with room for arithmetic; None if they are no numbers (texts, times).
-
-    Args:
-        octets: their bytes.
-
-    Returns:
-        bool, an integer type, float64, complex128, or one of numpy's long types where the elements are.
-    """
+    """Elements as numbers with room for arithmetic; None if they are no numbers (texts, times)."""
     if kind.kind == "numpy" and np.dtype(kind.dtype).kind not in "biufc":
         return None
     found = in_numpy(octets, kind)
@@ -98,11 +91,7 @@ def in_numpy(octets: Bytes, kind: LeafType) -> Numbers:
 
 
 def as_numpy(array: Array, kind: LeafType) -> Numbers:
-    """A leaf as numpy's array of its shape, converted as :func:`in_numpy` says.
-
-    Raises:
-        UnsupportedLeafError: its elements are two numbers to a byte, in no order that is fixed.
-    """
+    """A leaf as numpy's array of its shape, converted as :func:`in_numpy` says."""
     if kind.dtype == _HALVES:
         raise UnsupportedLeafError(
             "numpy has no elements of two numbers",

@@ -52,20 +52,7 @@ class Chosen:
 
 
 def with_checkpoint(root: Path, step: int | None, use: Callable[[Chosen], T], signing: Signing | None) -> T:
-    """Do something with a committed step; with the next newest, if the newest was asked for and a job removes it.
-
-    Args:
-        root: the persistent directory.
-        step: which one; None for the newest whose manifest is sound.
-        use: gets the step; may be called again, with another one.
-        signing: the keys; the manifest must be signed with one of them. None: not checked.
-
-    Raises:
-        RestoreError: no such checkpoint.
-        FormatError: its manifest is damaged.
-        StorageError: from ``use``.
-        ConfigError: ``root`` is a URL.
-    """
+    """Do something with a committed step; with the next newest, if the newest was asked for and a job removes it."""
     refuse_url("the checkpoint directory", root)
     step = None if step is None else check_step(step, "load(path, step)")
     with access.guarded(root, access.READING):
@@ -87,18 +74,7 @@ def _with_checkpoint(root: Path, step: int | None, use: Callable[[Chosen], T], s
 
 
 def find_step(root: Path, step: int | None, signing: Signing | None) -> tuple[CommittedStep, tuple[str, ...]]:
-    """A committed step, or the newest that has a sound manifest. Of several commits of one step, the last.
-
-    Returns:
-        The step, and a line about each newer one that cannot be used, where the newest was asked for.
-
-    Args:
-        signing: the keys; the manifest must be signed with one of them. None: not checked.
-
-    Raises:
-        RestoreError: there is none; the reasons are listed.
-        FormatError, StorageError: the step asked for has a damaged manifest.
-    """
+    """A committed step, or the newest that has a sound manifest. Of several commits of one step, the last."""
     if not root.is_dir():
         _check_place(root)
         raise no_such_directory(root)

@@ -100,23 +100,11 @@ def _load(chosen: Chosen, keys: str | Sequence[str] | None, rank: int, signing: 
 class OpenCheckpoint:
     """A committed checkpoint whose part files are open, as one of its ranks saved it.
 
-    Args:
-        files: closes them.
-        directory: of the step.
-        manifest: of the step.
-        rank: whose per-rank leaves and values are meant.
-        signing: the keys; the parts must be signed with one of them. None: not checked.
-
     Attributes:
         manifest, directory, rank: as given.
         structure: the state's nesting.
         target: types and values as that rank has saved them.
         has_own: true if some of it is one rank's, of which other ranks may have saved something else.
-
-    Raises:
-        RestoreError: no such rank.
-        FormatError: a part's header, footer or index is damaged.
-        StorageError: a file cannot be read.
     """
 
     def __init__(
@@ -168,12 +156,7 @@ class OpenCheckpoint:
         self._sharded = dict(enumerate(tensors, start=len(self._of_ranks[rank].types)))
 
     def as_rank(self, rank: int) -> OpenCheckpoint:
-        """The same open files, as another rank saved them.
-
-        Raises:
-            RestoreError: no such rank.
-            CorruptFileError: a value of that rank cannot be decoded.
-        """
+        """The same open files, as another rank saved them."""
         self._check_rank(rank)
         other = copy.copy(self)
         other._look_as(rank)
@@ -197,18 +180,11 @@ class OpenCheckpoint:
         """The part of the tree that globs cover, and the numbers of the leaves in it.
 
         Of a run of which only some items are covered, only these are left among the values of the target.
-
-        Raises:
-            StructureMismatchError: nothing matches.
         """
         return select(self.structure, self.target.values, patterns)
 
     def check(self, leaves: set[int]) -> None:
-        """See that the parts hold every byte of these leaves exactly once, before any is read.
-
-        Raises:
-            CorruptFileError: they do not.
-        """
+        """See that the parts hold every byte of these leaves exactly once, before any is read."""
         leaves = self._with_owners(leaves) - set(self.structure.aliases)
         for leaf in leaves & self._sharded.keys():
             check_bytes(self._sharded[leaf], self._own_spans, self._where)
@@ -221,15 +197,7 @@ class OpenCheckpoint:
         check_cover(self.target.types, leaves & own, [mine], f"{self._where}, part {self.rank}")
 
     def read(self, leaves: set[int]) -> dict[int, Array]:
-        """New arrays on the CPU, with every chunk's digest checked; reads no chunk that holds none of these leaves.
-
-        Returns:
-            Leaf number -> tensor or array; with those whose memory one of them shares, as views of these.
-
-        Raises:
-            FormatError: a chunk is damaged.
-            StorageError: a file cannot be read.
-        """
+        """New arrays on the CPU, with every chunk's digest checked; reads no chunk that holds none of these leaves."""
         self.target.dropped = frozenset(set(range(len(self.structure.types))) - self._with_owners(leaves))
         arrays = self.target.arrays()
         scatter = Scatter({leaf: array for leaf, array in arrays.items() if leaf not in self._sharded})
@@ -260,13 +228,6 @@ class OpenCheckpoint:
 
         The digests of all of these chunks are checked before anything is written
         (:mod:`deeppart.offline.chunk_access`).
-
-        Args:
-            wanted: number of a leaf -> what to fill.
-
-        Raises:
-            FormatError: a chunk is damaged, or the parts do not hold every byte of a leaf exactly once.
-            StorageError: a file cannot be read.
         """
         self.check(set(wanted))
         views = {leaf for leaf in wanted if leaf in self.structure.aliases}
@@ -309,15 +270,7 @@ class OpenCheckpoint:
         return WholeTensor(kind, readable(path), sources, None, len(self._readers))
 
     def stream(self, leaf: int) -> Iterator[memoryview] | None:
-        """The bytes of a leaf in C order, with every chunk's digest checked; each piece is good until the next one.
-
-        Returns:
-            None if they cannot be had in a row: the leaf is sharded, or a view of another.
-
-        Raises:
-            FormatError: a chunk is damaged.
-            StorageError: a file cannot be read.
-        """
+        """The bytes of a leaf in C order, with every chunk's digest checked; each piece is good until the next one."""
         if leaf in self.structure.aliases or leaf in self._sharded:
             return None
         ranks = [self.rank] if self.structure.per_rank[leaf] else range(len(self._readers))
@@ -370,15 +323,7 @@ def _open_part(
 
 
 def target_of(structure: Structure, own: OwnDocument, in_parts: list[Any], where: str) -> Target:
-    """What one rank had, of its structure.
-
-    Args:
-        own: the document of that rank.
-        in_parts: what it had of the values in parts of the state.
-
-    Raises:
-        CorruptFileError: a value cannot be decoded.
-    """
+    """What one rank had, of its structure."""
     values = decode_values(structure, where)
     for index, value in own.values.items():
         values[index] = value

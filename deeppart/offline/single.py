@@ -74,22 +74,7 @@ class _Place:
 
 
 def read_single(root: Path, key: str, step: int | None = None, rank: int = 0, signing: Signing | None = None) -> Found:
-    """Read what is at one path.
-
-    Args:
-        root: the persistent directory.
-        key: a path, of a leaf, a value or a container, or a glob that matches one leaf or value.
-        step: which one; None for the newest whose manifest is sound.
-        rank: whose values to take for what each rank saved for itself.
-        signing: the keys; it must be signed with one of them. None: not checked.
-
-    Raises:
-        RestoreError: no such checkpoint, or no such rank.
-        FormatError: a file that is needed is damaged.
-        StructureMismatchError: nothing, or more than one thing, is called so.
-        StateError: more than 256 MiB of leaves are below the path.
-        StorageError: a file cannot be read.
-    """
+    """Read what is at one path."""
 
     def use(chosen: Chosen) -> Found:
         with ExitStack() as files:

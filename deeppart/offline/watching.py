@@ -133,14 +133,7 @@ class JobView:
 
 
 def look_at_job(root: Path, now_s: float) -> JobView:
-    """The job that took a directory last.
-
-    Args:
-        now_s: the moment, seconds since 1970.
-
-    Raises:
-        RestoreError: there is no such directory. StorageError: it cannot be read.
-    """
+    """The job that took a directory last."""
     require_directory(root)
     owner = read_owner(root)
     written = sessions_with_status(root)

@@ -177,11 +177,7 @@ class PartHeader:
     version: int = 1
 
     def encode(self) -> bytes:
-        """Return the header block, 4096 bytes.
-
-        Raises:
-            FormatError: a field is out of the format's limits.
-        """
+        """Return the header block, 4096 bytes."""
         wrong = bad_attempt(self.attempt, self.rank)
         if wrong is not None:
             raise FormatError("a part cannot be written for this checkpoint", found=wrong)
@@ -202,12 +198,7 @@ class PartHeader:
 
     @classmethod
     def decode(cls, data: bytes | memoryview, *, where: str) -> PartHeader:
-        """Read and check a header block of 4096 bytes.
-
-        Raises:
-            NewerFormatError: a sound header of a later format version.
-            CorruptFileError: anything else that is not a header this library writes.
-        """
+        """Read and check a header block of 4096 bytes."""
         block = bytes(data)
         magic, version, length, lineage, session, sequence, step, rank, world_size = _HEADER.unpack_from(block)
         if magic != HEADER_MAGIC:
@@ -262,11 +253,7 @@ class PartFooter:
 
     @classmethod
     def decode(cls, data: bytes | memoryview, *, file_length: int, where: str) -> PartFooter:
-        """Read and check a footer of 64 bytes against the actual length of the file.
-
-        Raises:
-            CorruptFileError: magic, digest or a length does not hold; a truncated file ends here.
-        """
+        """Read and check a footer of 64 bytes against the actual length of the file."""
         block = bytes(data)
         magic, index_offset, index_length, length, index_digest, reserved = _FOOTER.unpack_from(block)
         if magic != FOOTER_MAGIC:
@@ -296,11 +283,7 @@ class PartFooter:
 
 
 def check_digest(what: str, body: bytes | memoryview, digest: bytes | memoryview, *, where: str) -> None:
-    """Compare ``body`` with its xxh3 digest: 64 bits when ``digest`` has 8 bytes, else 128.
-
-    Raises:
-        CorruptFileError: they differ.
-    """
+    """Compare ``body`` with its xxh3 digest: 64 bits when ``digest`` has 8 bytes, else 128."""
     expected = bytes(digest)
     found = xxhash.xxh3_64_digest(body) if len(expected) == _DIGEST64_BYTES else xxhash.xxh3_128_digest(body)
     if found != expected:

@@ -61,19 +61,7 @@ class PartIndex:
 
     @classmethod
     def decode(cls, data: bytes, *, payload_end: int, header_digest: bytes, where: str, version: int = 1) -> PartIndex:
-        """Read and check an index whose digest has been checked; the arrays are read-only views of ``data``.
-
-        Args:
-            data: all bytes of the index, at least 64.
-            payload_end: offset in the file (bytes) where the index begins.
-            header_digest: the last 8 bytes of the file's header.
-            where: the file, for messages.
-            version: of the format, as the header says; version 1 has no bases, version 3 has strong digests and a tag.
-
-        Raises:
-            CorruptFileError: a count, bound or value does not hold.
-            NewerFormatError: a codec or flag that this version does not know.
-        """
+        """Read and check an index whose digest has been checked; the arrays are read-only views of ``data``."""
         magic, n_chunks, n_spans, n_meta, raw_bytes, tied_to, n_bases, reserved = _HEAD.unpack_from(data)
         if magic != INDEX_MAGIC or reserved != bytes(12) or (n_bases and version == 1):
             raise corrupt("the index has no valid head", expected=repr(INDEX_MAGIC), found=repr(magic), where=where)
@@ -111,11 +99,7 @@ class PartIndex:
         return index
 
     def check(self, *, payload_end: int, where: str) -> None:
-        """Check both tables against each other and against the payload; see the module's invariants.
-
-        Raises:
-            CorruptFileError, NewerFormatError: as for :meth:`decode`; the message names the first bad row.
-        """
+        """Check both tables against each other and against the payload; see the module's invariants."""
         _check_limits(len(self.chunks), len(self.spans), len(self.meta), len(self.bases), self.raw_bytes, where)
         _check_chunk_values(self.chunks, where)
         _check_bases(self.chunks, self.bases, where)

@@ -12,13 +12,7 @@ from typing import Any, NoReturn
 
 
 def parse_json(data: bytes | memoryview) -> Any:
-    """The value of a UTF-8 JSON text (RFC 8259).
-
-    Raises:
-        ValueError: it is no such text, has a number that float64 or Python's limit of digits cannot hold, or has a key
-            twice in one object.
-        RecursionError: it is nested too deeply.
-    """
+    """The value of a UTF-8 JSON text (RFC 8259)."""
     text = bytes(data).decode("utf-8")
     return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float, object_pairs_hook=_no_repeats)
 

@@ -48,15 +48,7 @@ class _Mapping:
 
 
 def map_file(descriptor: int, offset: int, nbytes: int, flags: int, protection: int) -> memoryview:
-    """So many bytes of a file as memory, read-only for who gets it; stays valid when the file is closed.
-
-    Args:
-        offset: a multiple of the page size.
-        flags, protection: those of ``mmap(2)``.
-
-    Raises:
-        OSError: the operating system refused; ``EINVAL`` if the file is shorter: an access would end the process.
-    """
+    """So many bytes of a file as memory, read-only for who gets it; stays valid when the file is closed."""
     if not 0 < nbytes <= os.fstat(descriptor).st_size - offset:
         raise OSError(errno.EINVAL, "the file is shorter than what was to be mapped")
     memory: npt.NDArray[np.uint8] = np.asarray(_Mapping(descriptor, offset, nbytes, flags, protection))

@@ -139,11 +139,7 @@ class NodeFooter:
 
     @classmethod
     def decode(cls, data: bytes | memoryview, *, file_length: int, where: str) -> NodeFooter:
-        """Read and check a footer of 64 bytes against the actual length of the file.
-
-        Raises:
-            CorruptFileError: magic, digest or a length does not hold; a truncated file ends here.
-        """
+        """Read and check a footer of 64 bytes against the actual length of the file."""
         block = bytes(data)
         magic, offset, length, whole, digest, reserved = _FOOTER.unpack_from(block)
         if magic != NODE_FOOTER_MAGIC:
@@ -171,11 +167,7 @@ class NodeFooter:
         return cls(offset, length, whole, digest)
 
     def check_length(self, world_size: int, where: str) -> None:
-        """Before memory is taken for the table: it cannot have more rows than there are ranks.
-
-        Raises:
-            CorruptFileError: it is longer.
-        """
+        """Before memory is taken for the table: it cannot have more rows than there are ranks."""
         most = TABLE_HEAD_BYTES + world_size * _ROW.size
         if self.table_length > most:
             found = f"{self.table_length} bytes"
@@ -202,11 +194,7 @@ class NodeTable:
         return -(-self.sections[-1].end // TABLE_ALIGNMENT) * TABLE_ALIGNMENT
 
     def section(self, rank: int, where: str) -> Section:
-        """The section of a rank.
-
-        Raises:
-            CorruptFileError: there is none.
-        """
+        """The section of a rank."""
         for each in self.sections:
             if each.rank == rank:
                 return each
@@ -224,11 +212,7 @@ class NodeTable:
         return _ROW.unpack_from(data, TABLE_HEAD_BYTES)[0], _HEAD.unpack_from(data)[2]
 
     def encode(self) -> bytes:
-        """Return table and footer, which stand at :attr:`offset` in the file.
-
-        Raises:
-            FormatError: a reader would refuse it.
-        """
+        """Return table and footer, which stand at :attr:`offset` in the file."""
         where = f"{node_file_name(self.first, self.world_size)}, being written"
         try:
             data = _HEAD.pack(TABLE_MAGIC, NODE_FILE_VERSION, self.world_size, len(self.sections), bytes(40))
@@ -246,17 +230,7 @@ class NodeTable:
     def decode(
         cls, data: bytes | memoryview, footer: NodeFooter, first: int, world_size: int, *, where: str
     ) -> NodeTable:
-        """Read and check a table.
-
-        Args:
-            data: as many bytes as the footer says.
-            footer: of the file, checked.
-            first, world_size: of the file's name.
-
-        Raises:
-            NewerFormatError: a sound table of a later version.
-            CorruptFileError: anything else that is not a table this library writes.
-        """
+        """Read and check a table."""
         table = bytes(data)
         check_digest("table of a node file", table, footer.table_digest, where=where)
         magic, version, ranks, count, reserved = _HEAD.unpack_from(table)

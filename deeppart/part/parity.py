@@ -69,15 +69,7 @@ def stripes_of(identity: ParityIdentity) -> Stripes:
 
 
 class ParityWriter:
-    """Writes one parity file, front to back: ``add_row`` for each row, then ``finish``.
-
-    Args:
-        sink: takes the bytes; its errors pass through unchanged.
-        identity: whose share this is.
-
-    Raises:
-        FormatError: the identity is outside the format's limits.
-    """
+    """Writes one parity file, front to back: ``add_row`` for each row, then ``finish``."""
 
     def __init__(self, sink: Sink, identity: ParityIdentity) -> None:
         wrong = _bad_identity(identity)
@@ -107,16 +99,7 @@ class ParityWriter:
     def add_row(
         self, blocks: Sequence[npt.NDArray[np.uint8]], digests: npt.NDArray[np.uint8], *, in_place: bool = False
     ) -> None:
-        """Append the next row.
-
-        Args:
-            blocks: m blocks of the row's length.
-            digests: of all blocks of each one's stripe, shape (m, k + m, 16). Needed at :meth:`finish`, not before.
-            in_place: the blocks are what :meth:`row_memory` gave.
-
-        Raises:
-            FormatError: another number or length.
-        """
+        """Append the next row."""
         stripes, row = self._stripes, len(self._digests)
         expected = (stripes.tolerate, stripes.members, DIGEST_BYTES)
         lengths = [block.nbytes for block in blocks]
@@ -135,11 +118,7 @@ class ParityWriter:
         self._digests.append(digests)
 
     def finish(self) -> str:
-        """Write index and footer; returns the index's xxh3-128, 32 hex digits.
-
-        Raises:
-            FormatError: rows are missing.
-        """
+        """Write index and footer; returns the index's xxh3-128, 32 hex digits."""
         if len(self._digests) != self._stripes.rows or self._finished:
             raise FormatError(
                 "a parity file was finished too early, or twice",
@@ -161,19 +140,11 @@ class ParityWriter:
 class ParityReader:
     """An open parity file; exists only once header, footer and index have been checked completely.
 
-    Args:
-        source: the bytes; stays open as long as blocks are read.
-        where: names the file in messages.
-
     Attributes:
         identity: which set, and whose share.
         stripes: the layout.
         digests: of all blocks of the stripes that blocks are kept of: array (rows, m, k + m, 16) of uint8.
         index_digest: xxh3-128 of the index, 32 hex digits.
-
-    Raises:
-        CorruptFileError: the file is damaged. NewerFormatError: a newer version wrote it. StorageError: it cannot be
-            read.
     """
 
     def __init__(self, source: ByteSource, *, where: str) -> None:
@@ -211,11 +182,7 @@ class ParityReader:
         self.digests: DigestTable = np.frombuffer(table, dtype=np.uint8).reshape(shape)
 
     def read_block(self, row: int, index: int, memory: npt.NDArray[np.uint8]) -> bool:
-        """Read a block into memory of its length; returns whether its digest holds.
-
-        Raises:
-            StorageError: it cannot be read. CorruptFileError: the file has become shorter.
-        """
+        """Read a block into memory of its length; returns whether its digest holds."""
         self._source.read_into(self.offset(row, index), memory.data)
         return self.block_is_good(row, index, memory)
 
@@ -229,15 +196,7 @@ class ParityReader:
         return bool(xxhash.xxh3_128_digest(memory.data) == expected)
 
     def verify(self, *, pace: Callable[[int], None] = lambda nbytes: None) -> None:
-        """Read every block and check its digest.
-
-        Args:
-            pace: called before every read with its number of bytes; may wait, or raise to give up.
-
-        Raises:
-            CorruptFileError: a digest does not hold; the first one is named.
-            StorageError: the file cannot be read.
-        """
+        """Read every block and check its digest."""
         memory = np.empty(self.stripes.block_bytes, dtype=np.uint8)
         for row in range(self.stripes.rows):
             for index in range(self.stripes.tolerate):

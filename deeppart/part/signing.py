@@ -37,14 +37,7 @@ _UNSIGNED = (
 
 
 class Signing:
-    """Signs with the first of its keys, and accepts what is signed with any of them.
-
-    Args:
-        secrets: contents of key files, :data:`LEAST_SECRET_BYTES` to :data:`MOST_SECRET_BYTES` bytes each; one or more.
-
-    Raises:
-        ValueError: no secret, or one of another length.
-    """
+    """Signs with the first of its keys, and accepts what is signed with any of them."""
 
     __slots__ = ("_keys",)
 
@@ -70,16 +63,7 @@ class Signing:
         return any(hmac.compare_digest(tag, _tag(key, purpose, pieces)) for key in self._keys)
 
     def check(self, tag: bytes | None, purpose: bytes, *pieces: bytes | memoryview, what: str, where: str) -> None:
-        """See that one of the keys has made a tag.
-
-        Args:
-            tag: None where there is none.
-            what: names what is signed, such as ``"the manifest of step 100"``.
-            where: the file.
-
-        Raises:
-            SignatureError: there is none, or it was made with another key.
-        """
+        """See that one of the keys has made a tag."""
         expected = "a signature by a key of `sign_key_file`"
         if tag is None:
             raise SignatureError(f"{what} is not signed", expected=expected, where=where, todo=_UNSIGNED)
@@ -107,11 +91,7 @@ def strong_digest(encoded: bytes | memoryview) -> bytes:
 
 
 def check_strong_digest(encoded: bytes | memoryview, expected: bytes, *, where: str) -> None:
-    """Compare a chunk's encoded bytes with what stands in a signed index.
-
-    Raises:
-        SignatureError: they are other bytes, though their XXH3 digest holds.
-    """
+    """Compare a chunk's encoded bytes with what stands in a signed index."""
     if strong_digest(encoded) != expected:
         raise SignatureError(
             "the strong digest of a chunk does not hold: it was changed by someone who made its other digest right",

@@ -62,11 +62,6 @@ class FileSource:
 
     A context manager; it also closes the files it has opened beside its own. Offsets are those in the section.
 
-    Args:
-        path: the file; or the section, as :mod:`deeppart.part.node_file` names it.
-        section: where the section lies, if the table of the node file is not to be asked; then ``path`` is that of the
-            node file.
-
     Attributes:
         path: as given.
         file_path: the path of the file, which the section is in.
@@ -74,12 +69,6 @@ class FileSource:
         written: when the file was last written to, in seconds since 1970.
         identity: device, inode, and offset of the section in the file: 0 for a file as a whole.
         section: the row of the table; None for a file as a whole.
-
-    Raises:
-        StorageError: the file cannot be opened or read, ``errno`` says why; or others could have had a hand in it.
-        CorruptFileError: it is a symbolic link, a directory, a device, a FIFO or a socket; or a node file that is
-            damaged, or has no such section.
-        NewerFormatError: a node file of a later version.
     """
 
     def __init__(self, path: str | os.PathLike[str], section: Section | None = None) -> None:
@@ -111,12 +100,7 @@ class FileSource:
         self._file_identity = status.st_dev, status.st_ino, status.st_size
 
     def read_at(self, offset: int, length: int) -> memoryview:
-        """Return exactly ``length`` bytes from ``offset``.
-
-        Raises:
-            CorruptFileError: the file ends before that.
-            StorageError: the operating system refused the read.
-        """
+        """Return exactly ``length`` bytes from ``offset``."""
         self._check_range(offset, length)
         buffer = np.empty(length, dtype=np.uint8).data  # bytearray would write zeros first
         self.read_into(offset, buffer)
@@ -138,11 +122,7 @@ class FileSource:
             offset += count
 
     def has_its_name(self) -> bool:
-        """True if the file that was opened still has its name and its length; asks the file system.
-
-        Raises:
-            StorageError: it does not say.
-        """
+        """True if the file that was opened still has its name and its length; asks the file system."""
         try:
             status = access.lstat(self.file_path)
         except (FileNotFoundError, NotADirectoryError):
@@ -156,18 +136,11 @@ class FileSource:
 
         Only for files that lie in memory anyway: elsewhere a read error would be a SIGBUS. A private mapping that could
         be written to, and never is: MPICH's broadcasts fail on pages that are write-protected.
-
-        Raises:
-            StorageError: the operating system refused.
         """
         return self._map(mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE, start, stop)
 
     def viewed(self) -> memoryview:
-        """All of it as memory, as :meth:`mapped`, not to be sent by MPI: no memory is set aside for it.
-
-        Raises:
-            StorageError: the operating system refused.
-        """
+        """All of it as memory, as :meth:`mapped`, not to be sent by MPI: no memory is set aside for it."""
         return self._map(mmap.MAP_SHARED, mmap.PROT_READ, 0, self.size)
 
     def _map(self, flags: int, protection: int, start: int, stop: int) -> memoryview:
@@ -180,11 +153,7 @@ class FileSource:
             raise self._storage_error("cannot map a part file", error) from error
 
     def beside(self, name: str) -> FileSource:
-        """The file ``name`` in the same directory, opened once.
-
-        Raises:
-            StorageError, CorruptFileError: as for this one.
-        """
+        """The file ``name`` in the same directory, opened once."""
         with self._opening:
             if name not in self._beside:
                 self._beside[name] = FileSource(os.path.join(os.path.dirname(self.file_path), name))
@@ -223,15 +192,7 @@ class FileSource:
 
 
 def read_table(source: ByteSource, place: SectionPath) -> NodeTable:
-    """The table of a node file.
-
-    Args:
-        source: the whole file.
-        place: of any section in it.
-
-    Raises:
-        CorruptFileError, NewerFormatError: the file is damaged, or of a later version. StorageError: it cannot be read.
-    """
+    """The table of a node file."""
     return _table(source, place.file, (place.first, place.world_size))
 
 
@@ -253,12 +214,7 @@ def _table(source: ByteSource, where: str, name: tuple[int, int] | None) -> Node
 
 
 class MemorySource:
-    """A part that lies in memory.
-
-    Args:
-        data: the bytes of the whole file; not copied.
-        name: stands for the path in messages.
-    """
+    """A part that lies in memory."""
 
     def __init__(self, data: bytes | bytearray | memoryview, name: str = "part in memory") -> None:
         self._data = memoryview(data).cast("B").toreadonly()
@@ -266,11 +222,7 @@ class MemorySource:
         self.size = self._data.nbytes
 
     def read_at(self, offset: int, length: int) -> memoryview:
-        """Return ``length`` bytes from ``offset`` without copying them.
-
-        Raises:
-            CorruptFileError: the memory ends before that.
-        """
+        """Return ``length`` bytes from ``offset`` without copying them."""
         if offset < 0 or length < 0 or offset + length > self.size:
             raise corrupt(
                 "the part ends before the bytes that were asked for",
@@ -289,9 +241,5 @@ class MemorySource:
         return self._data[start:stop]
 
     def beside(self, name: str) -> ByteSource:
-        """There is no other.
-
-        Raises:
-            CorruptFileError: always.
-        """
+        """There is no other."""
         raise corrupt("a part in memory has no other files beside it", expected=name, where=self.name)

@@ -31,11 +31,7 @@ _TODO = "treat every step of that session as suspect; remove the file when none 
 
 
 def encode_suspicion(suspicion: Suspicion) -> bytes:
-    """Return the bytes of the record.
-
-    Raises:
-        FormatError: a field is out of limits.
-    """
+    """Return the bytes of the record."""
     document = {
         "lineage": suspicion.lineage,
         "session": suspicion.session,
@@ -62,16 +58,7 @@ def encode_suspicion(suspicion: Suspicion) -> bytes:
 
 
 def decode_suspicion(data: bytes, *, where: str) -> Suspicion:
-    """Check the bytes of a record and return what they say.
-
-    Args:
-        data: the whole file.
-        where: names the file in messages.
-
-    Raises:
-        CorruptFileError: digest, length or a field does not hold.
-        NewerFormatError: it was written by a newer version.
-    """
+    """Check the bytes of a record and return what they say."""
     try:
         document = json.loads(_sealed_body(data, where))
     except (ValueError, RecursionError) as error:

@@ -70,12 +70,7 @@ class PartSummary:
     strong: npt.NDArray[np.uint8] = field(default_factory=lambda: NO_STRONG)
 
     def record(self, attempt: Attempt, rank: int, on_node: PartSummary | None = None, file: str = "") -> PartRecord:
-        """Return what the manifest says of this part.
-
-        Args:
-            on_node: the file on the node's storage, if there is one.
-            file: the name of the file, if it is not one of its own.
-        """
+        """Return what the manifest says of this part."""
         name = file or fmt.part_file_name(rank, attempt.world_size)
         node_digest = "" if on_node is None or on_node.index_digest == self.index_digest else on_node.index_digest
         digests = (self.digest, self.index_digest, node_digest)
@@ -114,18 +109,7 @@ def most_part_bytes(
 
 
 class PartWriter:
-    """Writes the part of ``rank`` for ``attempt``: ``add_chunk`` for each chunk in raw-stream order, then ``finish``.
-
-    Args:
-        sink: takes the bytes; its errors pass through unchanged.
-        attempt: the checkpoint this part belongs to.
-        rank: the rank whose share this is.
-        refers: true if chunks may lie in other files; the part is then one of format version 2.
-        signing: the key to sign with, which makes it a part of version 3; None for no signature.
-
-    Raises:
-        FormatError: ``attempt`` or ``rank`` is outside the format's limits.
-    """
+    """Writes a part: ``add_chunk`` for each chunk in raw-stream order, then ``finish``."""
 
     def __init__(
         self, sink: Sink, attempt: Attempt, rank: int, *, refers: bool = False, signing: Signing | None = None
@@ -147,15 +131,6 @@ class PartWriter:
         """Append the next chunk of the raw stream.
 
         Hashing releases the GIL, and so should the sink. Measured, one core, stored raw in chunks of 4 MiB: 8 GB/s.
-
-        Args:
-            raw: the chunk's bytes, contiguous, 1 to 64 MiB.
-            encoded: the same bytes encoded (see ``codec.Chooser``); for a chunk stored raw, ``data`` is ``raw``.
-            dtype: tag for what the bytes are, such as ``"float32"``; at most 16 of ``A-Z a-z 0-9 _ .``; empty if mixed.
-            flags: ``FLAG_PER_RANK`` or 0.
-
-        Raises:
-            FormatError: a length is outside the format's limits.
         """
         digest = encoded.digest or xxhash.xxh3_128_digest(encoded.data)
         raw_digest = encoded.raw_digest
@@ -168,11 +143,7 @@ class PartWriter:
         return self.add_encoded(raw.nbytes, hashed, dtype=dtype, flags=flags)
 
     def add_encoded(self, raw_length: int, encoded: EncodedChunk, *, dtype: str = "", flags: int = 0) -> ChunkPlace:
-        """Append a chunk whose raw bytes are not at hand: :meth:`add_chunk` for one with both digests.
-
-        Raises:
-            FormatError: a length is outside the format's limits, or a digest is missing.
-        """
+        """Append a chunk whose raw bytes are not at hand: :meth:`add_chunk` for one with both digests."""
         data = memoryview(encoded.data).cast("B")
         place = ChunkPlace(self._offset, replace(encoded, data=b""), data.nbytes)
         row = self._row(raw_length, place, dtype, flags)
@@ -181,11 +152,7 @@ class PartWriter:
         return place
 
     def add_reference(self, raw_length: int, place: ChunkPlace, *, dtype: str = "", flags: int = 0) -> ChunkPlace:
-        """Add the next chunk of the raw stream, which lies in a base.
-
-        Raises:
-            FormatError: a length is outside the format's limits, a digest is missing, or the part must not refer.
-        """
+        """Add the next chunk of the raw stream, which lies in a base."""
         self._check_usable()
         if place.base is None or not self._refers:
             raise FormatError("a chunk cannot be referred to", found="no base, or format version 1", where=self._where)
@@ -199,11 +166,7 @@ class PartWriter:
             self._strong += place.encoded.strong_digest or b""
 
     def _row(self, raw_length: int, place: ChunkPlace, dtype: str, flags: int) -> bytes:
-        """A row of the chunk table.
-
-        Raises:
-            FormatError: the format has no such chunk.
-        """
+        """A row of the chunk table."""
         encoded, tag = place.encoded, dtype.encode("ascii", "replace")
         wrong = _bad_chunk(raw_length, place.nbytes, encoded.codec_id, flags, tag)
         if encoded.digest is None or encoded.raw_digest is None:
@@ -217,15 +180,7 @@ class PartWriter:
         return _CHUNK_ROW.pack(*sizes, encoded.codec_id, flags, base, tag, *digests)
 
     def finish(self, spans: Table, meta: bytes) -> PartSummary:
-        """Write index and footer. Everything the reader would refuse is refused here, before it is written.
-
-        Args:
-            spans: array of SPAN_DTYPE: what the raw stream consists of, in its order.
-            meta: UTF-8 JSON document, at most 256 MiB; not interpreted.
-
-        Raises:
-            FormatError: the spans do not fill the raw stream, overlap, or a limit is exceeded.
-        """
+        """Write index and footer. Everything the reader would refuse is refused here, before it is written."""
         self._check_usable()
         if spans.dtype != SPAN_DTYPE or spans.ndim != 1:
             raise FormatError("spans must be a one-dimensional array of SPAN_DTYPE", found=str(spans.dtype))

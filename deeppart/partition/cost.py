@@ -30,11 +30,7 @@ LARGEST_TOTAL = 2**62
 
 
 def whole_kappa(kappa: float) -> int:
-    """kappa as whole bytes, rounded to the nearest, so that all arithmetic on the line is exact.
-
-    Raises:
-        ConfigError: kappa is negative, not finite, or not a number.
-    """
+    """kappa as whole bytes, rounded to the nearest, so that all arithmetic on the line is exact."""
     try:
         good = math.isfinite(kappa) and 0 <= kappa < LARGEST_TOTAL
     except TypeError:

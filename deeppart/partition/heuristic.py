@@ -58,16 +58,7 @@ _DEEPEST = 32
 
 
 def cut(line: CostLine, load: IntArray, *, structure: bool = True) -> Cuts:
-    """Cut a line among ranks; see the module's docstring for the rule and what it guarantees.
-
-    Args:
-        line: the leaves of a replica set, at least one.
-        load: int64[ranks], cost that each rank of the set carries already.
-        structure: False leaves rule 1 out: cuts fall where the balance alone wants them.
-
-    Returns:
-        Cuts with ``leaf`` and ``offset`` int64[ranks + 1].
-    """
+    """Cut a line among ranks; see the module's docstring for the rule and what it guarantees."""
     capacity = fill(load, line.total)
     target = np.zeros(len(capacity) + 1, dtype=np.int64)
     np.cumsum(capacity, out=target[1:])

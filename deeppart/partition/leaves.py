@@ -154,11 +154,7 @@ class Leaves:
 
 
 def check_replicas(replicas: tuple[int, ...], ranks: int, where: str) -> IntArray:
-    """A replica set as an array.
-
-    Raises:
-        StateError: empty, not strictly ascending, or not among ``range(ranks)``.
-    """
+    """A replica set as an array."""
     members = np.asarray(replicas)
     ok = members.ndim == 1 and members.size > 0 and members.dtype.kind == "i"
     ok = ok and 0 <= int(members[0]) and int(members[-1]) < ranks and bool((members[1:] > members[:-1]).all())

@@ -12,13 +12,6 @@ def fill(load: IntArray, amount: int) -> IntArray:
 
     No other division leaves a lower maximum, and with a level of ``(amount + what the filled ranks carry) / filled
     ranks`` no filled rank ends above that rounded up.
-
-    Args:
-        load: int64[n], n >= 1, what each rank carries, >= 0.
-        amount: the amount to divide, >= 0. ``amount + load.sum()`` must be below 2**62.
-
-    Returns:
-        int64[n], >= 0, summing to exactly ``amount``; the indivisible rest goes to the first of the filled ranks.
     """
     low, high = int(load.min()), int(load.max())
     if low == high:  # the ordinary case: nobody carries anything, or all the same

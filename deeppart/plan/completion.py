@@ -113,14 +113,7 @@ def cost_per_call_s(levels: Sequence[Costs], every: Sequence[int]) -> float:
 
 
 def expected_s(levels: Sequence[Costs], back: Comebacks, training_s: float, every: Sequence[int]) -> float:
-    """The time expected to pass from one call to the next, with all that is done again; infinite if nothing gets done.
-
-    Args:
-        levels: cheapest first.
-        back: as of :func:`comebacks`.
-        training_s: from the end of a call to the beginning of the next one.
-        every: level -> at every how many-th call; fastest where each is a multiple of the one before.
-    """
+    """Expected time from one call to the next, rework included; infinite if nothing gets done."""
     period_s = training_s + cost_per_call_s(levels, every)
     if not back.rate:
         return period_s
@@ -167,11 +160,7 @@ def _grown(levels: Sequence[Costs], back: Comebacks, training_s: float, every: S
 
 
 def _nested(ends: list[float], highest: Sequence[float], every: Sequence[int]) -> float:
-    """The x of a whole pattern, whose multiples are multiples of each other, or nearly so for how large they are.
-
-    Args:
-        ends: the x of a stretch, and then of ever larger blocks, by the level up to which its last call goes.
-    """
+    """The x of a whole pattern, whose multiples are multiples of each other, or nearly so for how large they are."""
     for level in range(1, len(ends)):
         count = every[level] / every[level - 1] - 1
         rest = sum(highest[level:])
@@ -182,11 +171,7 @@ def _nested(ends: list[float], highest: Sequence[float], every: Sequence[int]) -
 
 
 def _walked(growth: Callable[[tuple[int, ...]], float], highest: Sequence[float], every: Sequence[int]) -> float:
-    """The x of a call, on average over a pattern of any multiples; of a very long one, over the first calls.
-
-    Args:
-        growth: x of a stretch whose call goes to these levels.
-    """
+    """The x of a call, on average over a pattern of any multiples; of a very long one, over the first calls."""
     number = min(math.lcm(*every), MOST_WALKED)
     growths: dict[tuple[int, ...], float] = {}
     since = [0.0] * len(every)  # S of each level, in b of the beginning

@@ -181,13 +181,7 @@ def daly(cost_s: float, mtbf_s: float) -> float:
 
 
 def waste(levels: Sequence[LevelCost], period_s: float, every: Sequence[int]) -> Waste:
-    """The cost of a cadence, as shares of the whole time, by the model above.
-
-    Args:
-        levels: cheapest first.
-        period_s: from one call to the next.
-        every: n per level.
-    """
+    """The cost of a cadence, as shares of the whole time, by the model above."""
     return _waste(levels, comebacks(levels), period_s, every)
 
 
@@ -203,16 +197,7 @@ def _waste(levels: Sequence[LevelCost], back: Comebacks, period_s: float, every:
 
 
 def best(levels: Sequence[LevelCost], least_period_s: float = 0.0) -> Cadence:
-    """The cadence that wastes least.
-
-    Args:
-        levels: cheapest first, at least one. One that is best left out is written at every
-            :data:`deeppart.plan.multiples.MOST_EVERY`-th call.
-        least_period_s: least time between calls, such as a training step.
-
-    Raises:
-        ConfigError: no level, or no failures at all: then any checkpoint is one too many.
-    """
+    """The cadence that wastes least."""
     if not any(level.failures_per_s for level in levels):
         raise ConfigError(
             "there is no best cadence without failures",
@@ -273,12 +258,7 @@ def _interval(cost_s: float, rate: float) -> float:
 
 
 class _Search:
-    """Compares cadences; each with the period that suits it.
-
-    Args:
-        levels: cheapest first.
-        least_period_s: least time between calls.
-    """
+    """Compares cadences; each with the period that suits it."""
 
     def __init__(self, levels: Sequence[LevelCost], least_period_s: float) -> None:
         self._levels, self._back, self.least_period_s = levels, comebacks(levels), least_period_s
@@ -303,11 +283,7 @@ class _Search:
             best = better
 
     def _best_among(self, candidates: Collection[tuple[int, ...]], longer: float) -> Cadence:
-        """The best of some.
-
-        Args:
-            longer: the factor by which their periods may be expected to be longer than to first order.
-        """
+        """The best of some."""
         ranked = sorted(candidates, key=lambda every: (self._taken_at(every, longer), every))
         return min(map(self._at_best_period, ranked[:_REFINED]), key=_preference)
 

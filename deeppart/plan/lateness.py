@@ -72,11 +72,6 @@ def late_s(levels: Sequence[Late], every: Sequence[int], period_s: float) -> lis
     A latency counts from the beginning of the call, and what the call costs is in the stretch that ends with it. A call
     that goes to both is complete enough when either is. And a call is as good as complete when a later one is, as where
     calls to a slow level come between those to a quick one.
-
-    Args:
-        levels: cheapest first.
-        every: level -> at every how many-th call.
-        period_s: from one call to the next.
     """
     nested = all(n % m == 0 for m, n in pairwise(every))
     ascending = all(one.latency_s <= other.latency_s for one, other in pairwise(levels))
@@ -139,14 +134,6 @@ def factor(
     """How many times as long everything takes, as if each level were complete with the end of its call.
 
     Infinite if nothing gets done.
-
-    Args:
-        levels: cheapest first.
-        every: level -> at every how many-th call.
-        period_s: from one call to the next.
-        rate: of all failures, per second, above 0.
-        highest: the F of each level.
-        grown: the x of a stretch, on average, where nothing is late.
     """
     late = late_s(levels, every, period_s)
     if not any(late):
@@ -188,11 +175,7 @@ def _passed(
 
 
 def _reach(stretched: float, highest: Sequence[float], back: Sequence[int]) -> list[float]:
-    """By level F S, on average over all calls: all of them together are what b has more than 1 / r + V.
-
-    Args:
-        stretched: how many times that b is.
-    """
+    """By level F S, on average over all calls: all of them together are what b has more than 1 / r + V."""
     weights = [share * (n - 1) for share, n in zip(highest, back, strict=True)]
     whole = sum(weights)
     return [(stretched - 1) * weight / whole if whole else 0.0 for weight in weights]
@@ -220,12 +203,7 @@ def _never_complete(
 
 
 def lost_in_a_row(strikes: Sequence[tuple[float, float]], between_s: float) -> float:
-    """How many calls the newest complete one is further back than without failures, on average.
-
-    Args:
-        strikes: failures per second, and for how many seconds after a call these still end it.
-        between_s: from one call to the next.
-    """
+    """How many calls the newest complete one is further back than without failures, on average."""
     under_way = max(for_s for _, for_s in strikes) / between_s
     counted = min(math.ceil(under_way), _MOST_COUNTED)
     each_s = between_s * under_way / counted if under_way > _MOST_COUNTED else between_s

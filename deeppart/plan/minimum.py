@@ -14,10 +14,6 @@ def least_of(function: Callable[[float], float], low: float, guess: float, close
 
     Brent's method (Algorithms for Minimization without Derivatives, 1973, chapter 5): parabolas through the lowest
     points, and golden sections where these lead nowhere, as where the function is infinite.
-
-    Args:
-        guess: where to begin.
-        close: how close to the place is enough.
     """
     low, high = _bracket(function, low, max(guess, low))
     best = second = third = low + _GOLDEN * (high - low)

@@ -66,21 +66,6 @@ def restore_state(
 
     Where it is refused, the parts are dropped: whoever keeps the error, or its traceback, would keep their memory with
     it, which may be locked.
-
-    Args:
-        live: the live state of this rank, and what is asked for.
-        replicated: as ``Config.replicated``; of it, where ranks have parts of one state.
-        known: a step whose documents all ranks have taken in already; used if it is this one.
-
-    Returns:
-        What was done on this rank, what rank 0 is to tell the user, and the paths of per-rank leaves. None, on all
-        ranks, where more is needed than was read: nothing has been changed, and the step is to be read whole.
-
-    Raises:
-        StateError: the state does not match the checkpoint; nothing has been changed. Raised where it happens, and as
-            RemoteRankError on the other ranks. Or a function of the caller has failed, when all else was restored.
-        PerRankError: per-rank leaves, another world size, and nothing but "strict" for some of them.
-        SourcesFailedError: bytes of the step cannot be had any more where they were read.
     """
     try:
         return _restore_state(ranks, recovered, live, ways, Replication(replicated), known)
@@ -231,11 +216,7 @@ class _Restoring:
             raise SourcesFailedError(failed, has_begun=has_begun)
 
     def _bring(self, arrays: dict[int, Array], matched: Matched, mapped: Mapped) -> Failure | None:
-        """Fill arrays by leaf number: those that are replicated on all ranks, the others on their own.
-
-        Returns:
-            What went wrong on this rank; the others do not know yet.
-        """
+        """Fill arrays by leaf number: those that are replicated on all ranks, the others on their own."""
         own = {index: array for index, array in arrays.items() if index in mapped.own_leaves}
         shared = {index: array for index, array in arrays.items() if index not in own}
         failure = self._distributor.shared(Scatter(shared))

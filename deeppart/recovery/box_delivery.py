@@ -65,11 +65,6 @@ class BoxDelivery:
 
     A rank that cannot read or write something goes on to the end, with bytes of no use if need be, as in
     :class:`~deeppart.recovery.distribute.Distributor`.
-
-    Args:
-        ranks: between which.
-        recovered: the step, with what this rank has read of it.
-        tables: what all ranks know of its parts.
     """
 
     def __init__(self, ranks: Ranks, recovered: Recovered, tables: Tables) -> None:
@@ -78,11 +73,7 @@ class BoxDelivery:
         self._attempts = Attempts()
 
     def bring(self, scatter: BoxScatter) -> Failure | None:
-        """Fill the boxes that this rank wants.
-
-        Returns:
-            What went wrong on this rank first; None if nothing did.
-        """
+        """Fill the boxes that this rank wants."""
         what = f"restore of step {self._recovered.attempt.step}, boxes of sharded tensors"
         orders: list[list[_Order]] = [[] for _ in range(self._ranks.comm.size)]
         with copiers(self._ranks.threads) as copy:

@@ -80,11 +80,6 @@ class Distributor:
 
     A rank that cannot write or read something goes on to the end, since others wait for what it passes on, with bytes
     of no use if need be. The methods return what went wrong first, for all ranks to be told; None if nothing did.
-
-    Args:
-        ranks: between which.
-        recovered: the step, with what this rank has read of it.
-        tables: what all ranks know of its parts.
     """
 
     def __init__(self, ranks: Ranks, recovered: Recovered, tables: Tables) -> None:
@@ -98,11 +93,7 @@ class Distributor:
         return failure or self._unread(lambda part: scatter, per_rank=False)
 
     def own(self, scatter: Scatter, skipped: Callable[[int], frozenset[int]]) -> Failure | None:
-        """Give every rank the per-rank leaves of the part it saved itself; the world is as large as at the save.
-
-        Args:
-            skipped: number of a part -> leaves of it that nobody gets in this way; the same on all ranks.
-        """
+        """Give every rank the per-rank leaves of the part it saved itself; the world is as large as at the save."""
         left_out = {index.part: skipped(index.part) for index in self._tables.indexes}
         items = (
             item
@@ -113,11 +104,7 @@ class Distributor:
         return failure or self._unread(lambda part: scatter if part == self._ranks.rank else None, per_rank=True)
 
     def all_own(self, parts: Iterable[int], scatters: Callable[[int], Scatter]) -> Failure | None:
-        """Give every rank the per-rank leaves of some parts.
-
-        Args:
-            scatters: part number -> where its leaves go.
-        """
+        """Give every rank the per-rank leaves of some parts."""
         asked = set(parts)
         items = (
             _Item(index, chunk, scatters(index.part))
@@ -274,11 +261,7 @@ class Attempts:
         return lambda: self.result(do, part)
 
     def result(self, do: Callable[[], T], part: int | None = None) -> T | None:
-        """What this returns; None if it fails, or something has failed before.
-
-        Args:
-            part: whose source is read, if any.
-        """
+        """What this returns; None if it fails, or something has failed before."""
         if self.failure is None:
             try:
                 return do()

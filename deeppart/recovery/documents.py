@@ -39,14 +39,7 @@ class Documents:
 
 
 def share_documents(ranks: Ranks, recovered: Recovered, text: bytes) -> Documents:
-    """All documents on all ranks; those of parts other than 0 only if any leaf or value is per rank (collective).
-
-    Args:
-        text: the document of part 0, which all ranks have.
-
-    Raises:
-        CorruptFileError: a document is damaged. Whatever is raised on one rank is raised on all.
-    """
+    """All documents on all ranks; those of parts other than 0 only if any leaf or value is per rank (collective)."""
     what = f"restore of step {recovered.attempt.step}, documents"
     within = what, ranks.timeout
     first, structure, complete = together(ranks.comm, lambda: _decoded_first(text, what), _FAILED, within)

@@ -36,18 +36,7 @@ def take_inventory(
     *,
     straightens: bool | None = None,
 ) -> Inventory:
-    """List what every node and the persistent level hold (collective); the same result on every rank.
-
-    Args:
-        local: this rank's ``local_dir`` if it is the one to list it, otherwise None.
-        run: drives an operation on ``comm``, named by a text, to its end.
-        straightens: files in wrong places on nodes are renamed first, in ``local`` by this rank if it is the one
-            to do it; nothing else may use that meanwhile. None: nothing is put right anywhere.
-
-    Raises:
-        PeerTimeoutError, RemoteRankError: from the other ranks.
-        RestoreError: some rank may not open the files that there are. Raised on all ranks.
-    """
+    """List what every node and the persistent level hold (collective); the same result on every rank."""
     what = "taking inventory"
     stock: NodeContents | None = None
     renamed: list[str] = []
@@ -89,11 +78,7 @@ def take_inventory(
 
 
 def _take_stock(local: Path | None, lineage: str, signing: Signing | None, refused: list[str]) -> NodeContents:
-    """The files on this node; none if another rank lists them, or if that fails, which the other ranks are told.
-
-    Args:
-        refused: gets a line if this process may not open more files.
-    """
+    """The files on this node; none if another rank lists them, or if that fails, which the other ranks are told."""
     if local is None:
         return NodeContents()
     try:
@@ -115,11 +100,7 @@ def _straightened(stock: NodeContents) -> list[str]:
 def _list_committed(
     persistent: PersistentLevel, refused: list[str]
 ) -> tuple[list[Any], list[str], list[str], list[tuple[int, str]]]:
-    """(committed checkpoints, lines about steps never completed, lines about damaged ones, these and why)
-
-    Args:
-        refused: gets a line if this process may not open more files.
-    """
+    """(committed checkpoints, lines about steps never completed, lines about damaged ones, these and why)"""
     try:
         found, problems = read_manifests(persistent.root, persistent.signing)
     except Exception as error:  # of whatever kind: the other ranks wait for this list

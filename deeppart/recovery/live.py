@@ -22,14 +22,7 @@ from deeppart.state.tree.state_dicts import is_optimizer
 
 
 def flatten_live(state: Any, excluded: Sequence[str] = (), *, is_filled: bool = True) -> FlatState:
-    """Take a live state apart, to be filled; whatever its objects raise becomes a StateError.
-
-    Args:
-        excluded: globs of what is in no checkpoint. It is part of the live state, for objects that want to be given
-            all of theirs, unless it is nothing that could be stored.
-        is_filled: False where there is nothing to restore. Objects of the caller are not asked for their states then:
-            that may change them. (torch's own ``get_state_dict`` makes a step of an optimizer that has made none.)
-    """
+    """Take a live state apart, to be filled; whatever its objects raise becomes a StateError."""
     options: dict[str, Any] = {"live": True} if is_filled else {"live": True, "may_ask": _is_of_torch}
     try:
         with collection_paused():
@@ -52,11 +45,7 @@ def _is_of_torch(item: Any) -> bool:
 
 
 def refusal_of_state(flat: FlatState, is_left_out: Callable[[Path], bool] | None = None) -> DeeppartError | None:
-    """The reason why a state cannot be saved, if there is nothing to restore: found now, not at the first save.
-
-    Args:
-        is_left_out: true for paths of what is in no checkpoint; None: nothing is left out.
-    """
+    """The reason why a state cannot be saved, if there is nothing to restore: found now, not at the first save."""
     try:
         for unmade in flat.unmade:
             if is_left_out is None or not is_left_out(unmade.path):

@@ -111,9 +111,6 @@ class LoadedPart:
     def pieces(self) -> Iterator[memoryview | bytes]:
         """The bytes of the whole file, in order; those that are not here as they are there are read once more, and
         checked.
-
-        Raises:
-            FormatError, StorageError: they cannot be had again, or may have changed meanwhile.
         """
         head, tail = self.reader.frame()
         yield head
@@ -155,19 +152,7 @@ def problem_of(file: FileSource, ask_digests: Callable[[], Problem]) -> Problem:
 
 
 class OpenedPart:
-    """A part whose header, footer and index are sound.
-
-    Args:
-        source: the bytes.
-        read: which part, and where from.
-        attempt: which checkpoint it must belong to.
-        signing: the keys; it must be signed with one of them. None: not checked.
-        rank: whose portion of it is loaded; None: of the one who reads it first, which is all of it mostly.
-
-    Raises:
-        FormatError: it is damaged or not the part wanted.
-        StorageError: it cannot be read.
-    """
+    """A part whose header, footer and index are sound."""
 
     def __init__(
         self,
@@ -222,17 +207,7 @@ class OpenedPart:
         return np.where(chosen[mine], self._reader.chunks["raw_length"][mine], 0).astype(np.int64)
 
     def load(self, room: Bytes, threads: int, chosen: Chosen | None = None) -> LoadedPart:
-        """Bring it into memory and check every chunk.
-
-        Args:
-            room: buffer of :meth:`room_bytes` bytes for what of the raw stream is chosen.
-            threads: that take part; at least :data:`LEAST_THREADS` do.
-            chosen: by number of a chunk, whether it is read; None: all are.
-
-        Raises:
-            FormatError: it is damaged.
-            StorageError: it cannot be read.
-        """
+        """Bring it into memory and check every chunk."""
         chunks = self._reader.chunks
         mapped = self._source.mapped(self._start, self._stop) if self._in_place else None
         if self._pinned is not None:
@@ -286,22 +261,13 @@ def load_part(
     signing: Signing | None,
     threads: int = LEAST_THREADS,
 ) -> LoadedPart:
-    """Bring one part into memory of its own and check every chunk.
-
-    Raises:
-        FormatError: it is damaged or not the part wanted.
-        StorageError: it cannot be read.
-    """
+    """Bring one part into memory of its own and check every chunk."""
     opened = OpenedPart(source, read, attempt, signing)
     return opened.load(np.empty(opened.room_bytes(), dtype=np.uint8), threads)
 
 
 def sound_pieces(path: Path) -> Iterator[memoryview]:
-    """The bytes of a part file that has been read and checked completely before.
-
-    Raises:
-        FormatError, StorageError: it is damaged, cannot be read, or has changed between the two.
-    """
+    """The bytes of a part file that has been read and checked completely before."""
     with FileSource(path) as source:
         expected, found = PartReader(source, where=str(path)).verify(), xxhash.xxh3_128()
         for offset in range(0, source.size, _BLOCK_BYTES):

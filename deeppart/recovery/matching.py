@@ -92,11 +92,7 @@ class Places:
 def find_places(
     saved: SavedStep, flat: FlatState, ranks: Ranks, what: str, declared: Callable[[Path], bool] = lambda path: False
 ) -> Places:
-    """Find out who has a place for what (collective).
-
-    Args:
-        declared: true for a path at which ``replicated`` says that ranks have parts of one state.
-    """
+    """Find out who has a place for what (collective)."""
     shared = saved.documents.structure
     arrays = _in_common(len(shared.types), saved.first_whole, len(saved.wholes.tensors))
     values = _in_common(len(shared.values), saved.first_value, len(saved.wholes.values))
@@ -127,29 +123,14 @@ def _in_common(shared: int, first: int, added: int) -> npt.NDArray[np.int64]:
 
 
 def check_step(saved: SavedStep, indexes: Sequence[PartIndexView], ways: Ways, size: int) -> None:
-    """See that a step can be restored on so many ranks, whatever their live state is.
-
-    Raises:
-        PerRankError: per-rank leaves, another world size, and nothing but "strict" for some of them.
-        CorruptFileError: the parts' tables do not fit the structure.
-    """
+    """See that a step can be restored on so many ranks, whatever their live state is."""
     if not saved.same_world and (strict := saved.own_ways(ways).refused()):
         raise strict_error(strict, saved.attempt.world_size, size, saved.attempt.step)
     check_spans(saved, indexes)
 
 
 def match(saved: SavedStep, flat: FlatState, places: Places, ways: Ways, rank: int, *, cast: bool = False) -> Matched:
-    """Match the live state of a rank with a step that was checked; touches nothing.
-
-    Args:
-        flat: the live state, taken apart.
-        places: as of :func:`find_places`.
-        rank: this one.
-        cast: floating-point leaves may have another dtype here.
-
-    Raises:
-        StateError: the state does not match the checkpoint, or cannot be written to.
-    """
+    """Match the live state of a rank with a step that was checked; touches nothing."""
     own = saved.own_ways(ways)
     matched = Matched(saved, flat, _target(saved, own, rank), own, rank)
     target, sharded = matched.target, frozenset(saved.tensors())
@@ -191,12 +172,6 @@ def _untie_from(matched: Matched, gone: Set[int]) -> Matched:
     Of several names the first has the bytes then, and the others are tied to it. What is a part of a leaf, or of one
     that was the rank's own, is copied from memory for that leaf, which is brought beside the live one: of what is not
     asked for, nothing else changes.
-
-    Returns:
-        The same, with the leaves of this rank's own that are to be brought beside.
-
-    Raises:
-        StructureMismatchError: the leaf was each rank's own, and there are not as many ranks.
     """
     saved, target = matched.saved, matched.target
     aliases, kept = target.structure.aliases, dict(target.structure.aliases)

@@ -38,14 +38,7 @@ Outermost = Collection[IdKey] | None
 
 
 class NarrowReading:
-    """What of a step is asked for, as one rank sees it before anything is read.
-
-    Args:
-        live: the live state of this rank.
-        request: what the caller asks for; the same on all ranks.
-        outermost: as of :func:`~deeppart.recovery.narrowing.outermost_keys`.
-        alike: no other rank has a place for anything that this one has none for.
-    """
+    """What of a step is asked for, as one rank sees it before anything is read."""
 
     def __init__(self, live: Node, request: Request, outermost: Outermost, *, alike: bool = False) -> None:
         self._live, self._request, self._outermost, self._alike = live, request, outermost, alike
@@ -59,11 +52,7 @@ class NarrowReading:
     def choose(
         self, comm: Comm, leader: int, attempt: Attempt, readers: Mapping[int, PartReader], run: Run
     ) -> dict[int, Chosen]:
-        """Which chunks to read of the parts that this rank has opened; all of those not named (collective).
-
-        Args:
-            leader: the rank that has opened part 0, whose document all parts share.
-        """
+        """Which chunks to read of the parts that this rank has opened; all of those not named (collective)."""
         what = f"step {attempt.step}, structure"
         text = b""
         if comm.rank == leader and 0 in readers and self._is_less(readers[0]):
@@ -125,14 +114,7 @@ class NarrowReading:
     def _leaves(
         self, saved: SavedNode, live: Node | None, path: Path, is_asked: bool, *, whole: bool
     ) -> Iterator[SavedArray | SavedSharded]:
-        """The leaves that are asked for below a place.
-
-        Args:
-            live: what is there in the live state, if anything.
-            path: as the live state calls it.
-            is_asked: ``keys`` cover the place, or what contains it.
-            whole: as of :mod:`deeppart.state.restore.choosing`: nothing that the live state lacks is left out.
-        """
+        """The leaves that are asked for below a place."""
         request = self._request
         if path and request.excludes(path):
             return
@@ -175,11 +157,7 @@ class NarrowReading:
 
 
 def chunks_of(reader: PartReader, asked: npt.NDArray[np.bool_]) -> Chosen:
-    """By number, whether a chunk of a part has bytes of any leaf that is asked for.
-
-    Args:
-        asked: by number of a leaf.
-    """
+    """By number, whether a chunk of a part has bytes of any leaf that is asked for."""
     spans = reader.spans[asked[reader.spans["leaf"]] & (reader.spans["length"] > 0)]
     starts = reader.raw_starts.astype(np.int64)
     first = np.searchsorted(starts, spans["raw_offset"].astype(np.int64), side="right") - 1

@@ -44,15 +44,7 @@ class LiveState:
 
 
 def look_at_live(state: Any, asked: Asked, comm: Comm, timeout: float, *, is_filled: bool = True) -> LiveState:
-    """Take the live state of each rank apart (collective).
-
-    Args:
-        is_filled: False, on all ranks, where there is nothing to restore.
-
-    Raises:
-        StateError: it could not be filled, or saved.
-        RemoteRankError, PeerTimeoutError: from the other ranks.
-    """
+    """Take the live state of each rank apart (collective)."""
     excluded = asked.request.settings
     what = "looking at the live state failed", ("restore", timeout)
     flat = together(comm, lambda: flatten_live(state, excluded, is_filled=is_filled), *what)
@@ -91,9 +83,6 @@ def narrowed(
     """A step less what is not asked for, with the names of the live state; and what was chosen, unless it is all.
 
     Of what each rank has saved for itself, this is what has a place here: see :func:`with_own_of_all`.
-
-    Raises:
-        StructureMismatchError: as of :func:`~deeppart.state.restore.choosing.choose`.
     """
     tree = saved.structure.tree
     if not needs_choice(tree, flat.root, request, outermost):
@@ -125,10 +114,6 @@ def with_own_of_all(saved: SavedStep, whole: SavedStep, comm: Comm, what: str, t
 
     Live states may have other names, and lack other things; but the old ranks' leaves are brought by all together. As
     many ranks as have saved it need no such thing: each has its own.
-
-    Args:
-        saved: what is restored here.
-        whole: the same before anything was left out of it.
     """
     if whole.same_world or not whole.any_own:
         return saved

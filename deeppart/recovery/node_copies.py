@@ -89,11 +89,7 @@ class NodeCopy:
         return None
 
     def stretch(self, start: int, stop: int) -> Bytes:
-        """Some of the bytes of the part that are here, brought into this process.
-
-        Raises:
-            StorageError: they are not in memory any more, and cannot be read.
-        """
+        """Some of the bytes of the part that are here, brought into this process."""
         piece = self.raw[start - self.raw_start : stop - self.raw_start]
         bring_pages(piece, self.file.path)
         return piece
@@ -103,9 +99,6 @@ class NodeCopy:
 
         The kernel copies them from the same memory, and no page of it has to be put in place in this process: of a
         tmpfs, whose pages are small, this takes three quarters of the time (docs/benchmarks.md).
-
-        Raises:
-            StorageError, CorruptFileError: they are not in memory any more, and cannot be read.
         """
         self.file.read_into(self.first + start - self.raw_start, target.data)
 
@@ -130,11 +123,7 @@ class NodeCopies:
 
 
 def find_copies(ranks: Ranks, recovered: Recovered, places: Mapping[Holding, Place]) -> NodeCopies:
-    """Map what the mates of this rank have read (collective).
-
-    Args:
-        places: of all that can be used where it lies; the same on all ranks.
-    """
+    """Map what the mates of this rank have read (collective)."""
     node_of, mine = ranks.node_of, dict[Holding, NodeCopy]()
     holdings = [(read.part, reader) for read in recovered.reads for reader in read.readers]
     lacking = np.array([each not in places for each in holdings], dtype=np.int64)

@@ -78,15 +78,7 @@ def bring_old_leaves(distributor: Distributor, old: OldLeaves) -> Failure | None
 
 
 def map_old_leaves(matched: Matched, old: OldLeaves, rank: int, size: int) -> Mapped:
-    """Ask what this rank gets, and make it what the target expects; the live state is not touched.
-
-    Args:
-        old: as :func:`memory_for_old_leaves` gave it, filled; where it is [], nothing is mapped.
-
-    Raises:
-        StateError: the caller's function failed.
-        LeafMismatchError: what it returned does not fit.
-    """
+    """Ask what this rank gets, and make it what the target expects; the live state is not touched."""
     if not old:
         return Mapped({}, matched.saved.own_leaves)
     try:
@@ -138,11 +130,7 @@ class _Mapping:
         return old[0]
 
     def _ask_for_object(self, way: Way, path: Path, form: Form, old: list[Any]) -> Any:
-        """The data of an object, such as a deque, of which the caller's function gets those that the old ranks had.
-
-        Raises:
-            LeafMismatchError: it returned neither such an object nor data of one.
-        """
+        """The data of an object, such as a deque, of which the caller's function gets those that the old ranks had."""
         if not callable(way):
             return old[0]
 
@@ -197,11 +185,7 @@ class _Mapping:
             )
 
     def _asked_apart(self) -> list[OwnTree]:
-        """The mapped items that are apart; where rank 0's is meant for all, what rank 0 lacks stays as it is here.
-
-        Raises:
-            StructureMismatchError: only some of one is asked for, or it has another name here.
-        """
+        """The mapped items that are apart; where rank 0's is meant for all, what rank 0 lacks stays as it is here."""
         asked = [each for each in self._saved.apart if exact(each.path) in self._own.apart]
         if divided := [each.path for each in asked if exact(each.path) in self._saved.divided_apart]:
             raise StructureMismatchError(

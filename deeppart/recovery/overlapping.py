@@ -44,11 +44,7 @@ class ToFill:
 
 
 def arrays_to_fill(matched: Matched) -> ToFill:
-    """Take what is to be filled, and see which live leaves of it share memory in other ways than was saved.
-
-    Raises:
-        StructureMismatchError: what was saved as memory of its own is part of another leaf.
-    """
+    """Take what is to be filled, and see which live leaves of it share memory in other ways than was saved."""
     target = matched.target
     arrays = target.arrays()
     live = {index: arrays[index] for index in target.live if index in arrays}
@@ -159,10 +155,6 @@ def memory_alone(matched: Matched, to_fill: ToFill, replicated: list[int]) -> di
 def check_conflicts(matched: Matched, to_fill: ToFill, mapped: Mapped) -> None:
     """See whether the leaves that were brought alone can all be had at once, and make tensors; the live ones are as
     before.
-
-    Raises:
-        StructureMismatchError: one would be overwritten by another.
-        CorruptFileError: components do not make the tensor that they are saved for.
     """
     wanted = to_fill.alone | {index: value for index, value in mapped.arrays.items() if index in to_fill.alone}
     check_composites(matched.target, wanted)

@@ -37,19 +37,11 @@ class Ranks:
         return self.comm.rank
 
     def finish(self, operation: Operation[T], what: str) -> T:
-        """Drive an operation to its end and return its result.
-
-        Raises:
-            PeerTimeoutError, CommError: as of :func:`deeppart.comm.finish`.
-        """
+        """Drive an operation to its end and return its result."""
         return finish(self.comm, operation, what, self.timeout)
 
     def share(self, head: Any, payload: Iterable[bytes], what: str) -> list[tuple[Any, bytes]]:
-        """Give all ranks something in JSON, and bytes that it describes (collective); by rank, in one exchange.
-
-        Raises:
-            PeerTimeoutError, CommError: as of :meth:`finish`.
-        """
+        """Give all ranks something in JSON, and bytes that it describes (collective); by rank, in one exchange."""
         text = json.dumps(head).encode()
         message = b"".join((len(text).to_bytes(_LENGTH_BYTES, "little"), text, *payload))
         told = []

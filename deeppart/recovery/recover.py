@@ -99,26 +99,7 @@ def recover(
     narrow: NarrowReading | None = None,
     use: Callable[[Recovered], None] | None = None,
 ) -> tuple[Recovered | None, tuple[str, ...]]:
-    """Read the newest recoverable step into memory, and use it (collective).
-
-    Args:
-        step: only this step; None for the newest.
-        staging: memory to read into.
-        arena: memory for blocks on their way.
-        signing: the keys; parts must be signed with one of them. None: not checked.
-        threads: that read, check and decode a part.
-        narrow: leaves out chunks that are not asked for; None: all are read.
-        use: as of :func:`read_candidate`.
-
-    Returns:
-        What was recovered, and a line for every decision and everything passed over on the way. None when no attempt
-        is complete at any level, no manifest is damaged, and all nodes could be listed and read: there never was a
-        checkpoint, or all of its storage is gone.
-
-    Raises:
-        RestoreError: a complete checkpoint, or the one asked for, cannot be recovered; or there may be one where
-            something could not be read; or some rank may not open more files. The reasons are listed.
-    """
+    """Read the newest recoverable step into memory, and use it (collective)."""
 
     def run(operation: Operation[Any], what: str) -> Any:
         return finish(comm, operation, f"restore of {what}", timeout)
@@ -168,23 +149,7 @@ def read_candidate(
     narrow: NarrowReading | None = None,
     use: Callable[[Recovered], None] | None = None,
 ) -> tuple[Recovered | None, list[str]]:
-    """Read parts, falling back from bad sources; None if a part has no good one (collective).
-
-    Args:
-        run: drives an operation on ``comm``, named by a text, to its end.
-        signing: the keys; parts must be signed with one of them. None: not checked.
-        wanted: which parts to read, each by one rank. None: all, which ranks share where some would read more.
-        threads: that read, check and decode a part.
-        narrow: of all parts, leaves out chunks that are not asked for; None: none are.
-        use: what is done with what was read; called again, with what other sources give, if it raises
-            SourcesFailedError.
-
-    Returns:
-        What was read, and a line for every decision.
-
-    Raises:
-        RestoreError: no source is left of a part of which the live state holds bytes already.
-    """
+    """Read parts, falling back from bad sources; None if a part has no good one (collective)."""
     label = f"step {candidate.attempt.step}"
     lines: list[str] = []
     has_begun = False
@@ -244,14 +209,7 @@ def _half_filled(rank: int, label: str, lines: list[str]) -> RestoreError:
 def gather_failures(
     comm: Comm, failures: list[SourceFailure], what: str, run: Run, shortage: str = ""
 ) -> list[SourceFailure]:
-    """Everyone's, on every rank.
-
-    Args:
-        shortage: why this rank may not open more files, where that may be why a part failed on another one.
-
-    Raises:
-        RestoreError: some rank may not open more files, which no other source and no older step mends.
-    """
+    """Everyone's, on every rank."""
     message = [(part, location.rank, location.path, reason, lacks) for part, location, reason, lacks in failures]
     texts = [json.loads(text) for text in run(comm.allgather(json.dumps([message, shortage]).encode()), what)]
     told = [(rank, each) for rank, (sent, _) in enumerate(texts) for each in sent]
@@ -279,11 +237,7 @@ def _read_mine(
     threads: int,
     chosen_of: Callable[[Mapping[int, OpenedPart]], dict[int, Chosen]],
 ) -> tuple[dict[int, LoadedPart], dict[int, Bytes], list[SourceFailure]]:
-    """Read this rank's parts; also memory for those that it will get by a rebuild, and failures.
-
-    Args:
-        chosen_of: which chunks to read of the parts that could be opened; of parts not named, all. Collective.
-    """
+    """Read this rank's parts; also memory for those that it will get by a rebuild, and failures."""
     assigned = [read for read in reads if rank in read.readers]
     opened: dict[int, OpenedPart] = {}
     mine: dict[int, LoadedPart] = {}
@@ -321,11 +275,7 @@ def failure_of(read: Read, rank: int, error: Exception) -> SourceFailure:
 def _rooms(
     assigned: list[Read], opened: dict[int, OpenedPart], chosen: dict[int, Chosen], staging: Staging
 ) -> dict[int, Bytes]:
-    """Staging memory for every part that takes some: part -> its buffer.
-
-    Raises:
-        MemoryError: there is not so much.
-    """
+    """Staging memory for every part that takes some: part -> its buffer."""
     lengths: dict[int, int] = {}
     for read in assigned:
         if read.source.rebuild is not None:
@@ -352,11 +302,7 @@ def _rebuild_mine(
     signing: Signing | None,
     threads: int,
 ) -> tuple[dict[int, LoadedPart], list[SourceFailure], str]:
-    """Rebuild what has no copy left (collective).
-
-    Returns:
-        This rank's parts, its failures, and why it may not open more files, if it met that: others may have had enough.
-    """
+    """Rebuild what has no copy left (collective)."""
     wanted = [Wanted(read.part, read.reader, read.source.rebuild) for read in reads if read.source.rebuild]
     try:
         rebuilt = run(rebuild_parts(comm, wanted, space, arena, careful=careful), what)

@@ -16,11 +16,7 @@ from deeppart.state.tree.paths import Path, id_key, id_keys, readable
 
 
 def report_of(matched: Matched, loaded_bytes: int, saved_bytes: int) -> RestoreReport:
-    """The report of a restore that has ended.
-
-    Args:
-        loaded_bytes, saved_bytes: of the step, by all ranks together: raw bytes.
-    """
+    """The report of a restore that has ended."""
     target, choice = matched.target, matched.choice
     placed = list(walk_tree(target.structure.tree, ()))
     names = {node.index: readable(path) for path, node in placed if isinstance(node, SavedArray)}
@@ -56,11 +52,7 @@ def to_cast(matched: Matched, arrays: Mapping[int, Array]) -> Iterator[tuple[Arr
 
 
 def call_back(matched: Matched, asked: Asked) -> None:
-    """Call the functions of the caller.
-
-    Raises:
-        StateError: one of them has failed.
-    """
+    """Call the functions of the caller."""
     choice = matched.choice
     if choice is None:
         return

@@ -94,11 +94,7 @@ class SavedStep:
         return dict(enumerate(self.wholes.values.values(), start=self.first_value))
 
     def part_rules(self, declared: Callable[[Path], bool]) -> PartRules:
-        """What a live dict may lack.
-
-        Args:
-            declared: true for a path at which ``replicated`` says that ranks have parts of one state.
-        """
+        """What a live dict may lack."""
         wholes, shared = self.wholes, self.documents.structure
         paths = {exact(path) for _, tree in wholes.parts for path, _ in walk_tree(tree.node, tree.path)}
         arrays = {number for number, key in enumerate(wholes.tensors, start=self.first_whole) if key in paths}
@@ -209,11 +205,7 @@ def saved_step(attempt: Attempt, documents: Documents, rank: int, size: int) -> 
 
 
 def check_spans(saved: SavedStep, indexes: Sequence[PartIndexView]) -> None:
-    """The parts' spans cover every leaf, once, and lie where the leaves are.
-
-    Raises:
-        CorruptFileError: they do not.
-    """
+    """The parts' spans cover every leaf, once, and lie where the leaves are."""
     shared, where = saved.documents.structure, f"step {saved.attempt.step}"
     spans = [index.spans[index.spans["table"] == SHARED_TABLE] for index in indexes]
     wanted = {i for i in range(len(shared.types)) if i not in shared.aliases}

@@ -39,15 +39,7 @@ Drive = Callable[[Operation[Any]], Any]
 
 
 class Healer:
-    """One rank's share of healing one step.
-
-    Args:
-        comm: a channel that nothing else uses meanwhile.
-        drive: drives operations on it.
-        node_levels: the levels on this node's storage.
-        limit: bandwidth limit of what leaves this rank, or None.
-        arena: memory for blocks on their way.
-    """
+    """One rank's share of healing one step."""
 
     def __init__(
         self, comm: Comm, drive: Drive, node_levels: Mapping[str, NodeLevel], limit: RateLimit | None, arena: Arena
@@ -62,18 +54,7 @@ class Healer:
         inventory: Inventory,
         release: Callable[[], None],
     ) -> None:
-        """Do all of it (collective).
-
-        Args:
-            candidates: the step, as it was found, and as the plan was made of it.
-            inventory: of all steps.
-            memory: the parts that this rank has read; of no use any more once ``release`` is called.
-            release: called when they have been written.
-
-        Raises:
-            CheckpointError: something of it failed, on any rank; what was done before that stays.
-            CommError: from the exchange.
-        """
+        """Do all of it (collective)."""
         attempt = candidates[0].attempt
         needed = self._needed(candidates, inventory, range(attempt.world_size))
 
@@ -167,9 +148,6 @@ class Healer:
         """Write parts that are in memory (collective where there are any).
 
         The place of one may be taken by the only file of another one: it is written when all ranks have written those.
-
-        Returns:
-            Files of this node that are still needed where they are, and what went wrong with some of the parts.
         """
         if not writes:
             return needed, None
@@ -297,11 +275,7 @@ def _in_the_way(path: str) -> StorageError:
 def healing_for(
     protection: Protection, recovered: Recovered, inventory: Inventory, damaged: Collection[Location] = ()
 ) -> Healing:
-    """The copies and parity that a step that has been read lacks; nothing if no redundant level is on.
-
-    Args:
-        damaged: files that do not count.
-    """
+    """The copies and parity that a step that has been read lacks; nothing if no redundant level is on."""
     parity = [
         (inventory.node_of[rank], each)
         for rank, files in enumerate(inventory.parity)
@@ -329,13 +303,6 @@ def heal_recovered(
     """Do what is planned, or what is planned instead where a file that it reads turns out damaged (collective).
 
     Parts of which there is no sound file any more are left alone, and named when all else is done.
-
-    Args:
-        release: called when the parts in memory are of no use any more.
-
-    Raises:
-        CheckpointError: something of it failed, on any rank; what was done before that stays.
-        CommError: from the exchange.
     """
     damaged: set[Location] = set()
     found = recovered.candidate

@@ -110,15 +110,7 @@ class _Over(Exception):
 
 
 class Scrubber:
-    """The scrubbing thread of a rank.
-
-    Args:
-        comm: a channel of its own.
-        pipeline: knows which checkpoints are complete, and drives operations.
-        ground: the files that this rank reads, and how fast.
-        protection, node_levels, persistent: the levels to repair, and those to repair from.
-        limit: bandwidth limit of what leaves this rank, or None.
-    """
+    """The scrubbing thread of a rank."""
 
     def __init__(
         self,

@@ -16,10 +16,6 @@ def read_ahead(items: Iterator[T], workers: Workers) -> Generator[T, None, None]
 
     What the iterator raises comes out where its item would. Close the generator if not all are taken: it waits for the
     one that is being made, which may be reading into memory.
-
-    Args:
-        items: is used on the thread of ``workers`` alone.
-        workers: one thread.
     """
     following = workers.submit(next, items, _END)
     try:

@@ -21,11 +21,6 @@ class WriteBehind:
 
     All of it has been written when the block is left without an error. What the other sink raises comes out of a later
     call, or at the end. Memory: two blocks of 8 MiB, aligned to pages.
-
-    Args:
-        sink: takes the blocks, one at a time. Not to be used otherwise meanwhile.
-        workers: the thread. It must be there already: at the end of the process, when the last checkpoint is
-            completed, Python from 3.12 on starts no more.
     """
 
     def __init__(self, sink: Sink, workers: Workers) -> None:

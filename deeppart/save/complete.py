@@ -39,18 +39,7 @@ from deeppart.storage.owner import DirectoryOwner
 
 
 class Completer:
-    """Ends levels, for the threads of one rank.
-
-    Args:
-        channels: level name -> channel for its exchanges.
-        storage: the storage for this rank's parts.
-        incremental: learns what the next checkpoint may refer to.
-        retention: removes what is no longer kept on nodes.
-        removals: what is being removed from the persistent level.
-        driver, ledger: of the pipeline.
-        may_go: given a job, a level that is complete, and steps that are not wanted on nodes any more, those that are
-            not needed there either.
-    """
+    """Ends levels, for the threads of one rank."""
 
     def __init__(
         self,

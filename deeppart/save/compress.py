@@ -74,14 +74,7 @@ class Processors:
 
 
 class Compressing:
-    """Encodes the parts of one rank.
-
-    Args:
-        compression: the setting.
-        processors: the processors for that.
-        prepare: called first in each thread that encodes.
-        signing: the key to sign parts with, or None.
-    """
+    """Encodes the parts of one rank."""
 
     def __init__(
         self,
@@ -120,15 +113,7 @@ class Compressing:
         return PartEncoding(level, chooser, self._encoders, reasons, self._signing)
 
     def completed(self, part: PartEncoding, nbytes: int, raw_bytes: int, busy_s: float, seconds: float) -> None:
-        """A part was completed.
-
-        Args:
-            part: how it was encoded.
-            nbytes: of its file.
-            raw_bytes: length of the file's chunks before encoding.
-            busy_s: seconds of writing it and making it durable.
-            seconds: all that it took, encoding included.
-        """
+        """A part was completed."""
         if self._auto is None:
             return
         for dtype, tally in part.tallies.items():

@@ -12,15 +12,7 @@ _MOST_TOLD = 8
 
 
 def raise_disagreement(comm: Comm, what: str, timeout: float) -> NoReturn:
-    """Say on every rank what each of them has called (collective); to be called once they know that it differs.
-
-    Args:
-        what: this rank's call, as messages show it.
-        timeout: seconds to wait for the others.
-
-    Raises:
-        RanksDisagreeError: always. PeerTimeoutError: a rank does not tell its call.
-    """
+    """Say on every rank what each of them has called (collective); to be called once they know that it differs."""
     texts = finish(comm, comm.allgather(what.encode()), what, timeout)
     calls = [text.decode(errors="replace") for text in texts]
     found = ", ".join(f"rank {rank}: {theirs}" for rank, theirs in enumerate(calls[:_MOST_TOLD]))

@@ -42,12 +42,7 @@ class Chunk:
 
 
 class Encoders:
-    """Threads that encode.
-
-    Args:
-        threads: how many; 0 where no chooser encodes anything and nothing is signed.
-        prepare: called first in each of them.
-    """
+    """Threads that encode."""
 
     def __init__(self, threads: int, prepare: Callable[[], None] = lambda: None) -> None:
         self.most_ahead = threads + 1

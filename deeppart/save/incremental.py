@@ -19,11 +19,6 @@ class Incremental:
     """Remembers where the chunks of one rank's last complete parts lie.
 
     Threads may share one: each level is written by one thread.
-
-    Args:
-        rank: this rank.
-        on: true if unchanged chunks are referred to at all.
-        levels: at which they may be.
     """
 
     def __init__(
@@ -34,11 +29,7 @@ class Incremental:
         self._copied: frozenset[str] = frozenset()
 
     def digests(self, staged: Staged, due: Collection[str]) -> list[bytes] | None:
-        """Digests of a share's chunks, if a sample of them tells that some have not changed; None if not.
-
-        Args:
-            due: levels that the share goes to.
-        """
+        """Digests of a share's chunks, if a sample of them tells that some have not changed; None if not."""
         known = [each for level, each in self._holdings.items() if each is not None and level in due]
         return raw_digests(staged.data.data, staged.layout.chunks, known)
 
@@ -60,12 +51,7 @@ class Incremental:
         return Unchanged(digests, kept, names)
 
     def completed(self, level: str, directory: Path, attempt: Attempt, summary: PartSummary) -> None:
-        """A level of a step is complete on all ranks: the next part there may refer to this rank's.
-
-        Args:
-            directory: of the step, at that level.
-            summary: of the part; for the partner level, of the one that was copied.
-        """
+        """A level of a step is complete on all ranks: the next part there may refer to this rank's."""
         if not self._on or level not in self._levels:
             return
         if level == Level.PARTNER:

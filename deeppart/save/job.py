@@ -29,11 +29,7 @@ from deeppart.storage.files import DurableFile
 
 
 class Progress:
-    """The levels of a checkpoint that are reported and settled. Thread-safe.
-
-    Args:
-        due: levels it goes to.
-    """
+    """The levels of a checkpoint that are reported and settled. Thread-safe."""
 
     def __init__(self, due: Iterable[str]) -> None:
         self._lock = threading.Lock()
@@ -42,11 +38,7 @@ class Progress:
         self._complete: set[str] = set()  # guarded by the lock
 
     def needs(self, level: str | None = None) -> bool:
-        """True if any level may still need files of the checkpoint on nodes.
-
-        Args:
-            level: not counted: it asks.
-        """
+        """True if any level may still need files of the checkpoint on nodes."""
         with self._lock:
             return bool(self._open - self._complete - {level})
 
@@ -158,11 +150,7 @@ class Job:
         failure: DeeppartError | None,
         deferred: DeferredCopy | None,
     ) -> Job:
-        """A checkpoint that has been captured, or could not be.
-
-        Args:
-            staged: the share in staging memory; None if it could not be captured.
-        """
+        """A checkpoint that has been captured, or could not be."""
         readers = (Reader.STORE, Reader.FLUSH) if Level.PERSISTENT in due else (Reader.STORE,)
         layout, document = (None, None) if staged is None else (staged.layout, staged.document)
         lease = StagingLease(staged, readers)
@@ -179,21 +167,13 @@ class Job:
         return None if self.local is None else self.local.relay.summary
 
     def description(self) -> tuple[ShareLayout, PartDocument]:
-        """Layout and document of the captured share.
-
-        Raises:
-            CheckpointError: none was captured.
-        """
+        """Layout and document of the captured share."""
         if self.layout is None or self.document is None:
             raise CheckpointError("there is no share to write")
         return self.layout, self.document
 
     def check_capture(self) -> None:
-        """Before a part gets its name.
-
-        Raises:
-            CheckpointError: what was captured in the background has turned out to be wrong.
-        """
+        """Before a part gets its name."""
         error = None if self.deferred is None else self.deferred.look_again()
         if error is not None:
             raise error

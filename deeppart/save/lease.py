@@ -29,12 +29,7 @@ class Reader(Enum):
 
 
 class StagingLease(Generic[T]):
-    """Thread-safe.
-
-    Args:
-        memory: the memory to read; None for none.
-        readers: the readers that may.
-    """
+    """Thread-safe."""
 
     def __init__(self, memory: T | None, readers: Iterable[Reader]) -> None:
         self._lock = threading.Lock()

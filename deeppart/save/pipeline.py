@@ -66,16 +66,6 @@ _ROOM_PATIENCE = 0.25
 class Pipeline:
     """The background threads of one rank.
 
-    Args:
-        channels: level name -> channel for its exchanges, for the levels that are on.
-        storage: the storage for this rank's parts.
-        compressing: encodes chunks; closed here.
-        incremental: knows which chunks need not be written.
-        retention: removes what is no longer kept.
-        protector: does the redundant levels.
-        ledger: of the session.
-        config: ``timeout``, and whether shares may arrive with copies that are still to be made.
-
     Attributes:
         failure: why nothing is saved any more on this rank: an error has ended a thread. None as long as all is well.
     """

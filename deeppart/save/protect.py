@@ -27,14 +27,7 @@ Drive = Callable[[Operation[list[DurableFile]]], list[DurableFile]]
 
 
 class Protector:
-    """The redundant levels of one rank.
-
-    Args:
-        rank: this rank.
-        protection: which nodes protect each other.
-        node_levels: the levels on this node's storage.
-        limit: bandwidth limit of what leaves this rank, or None.
-    """
+    """The redundant levels of one rank."""
 
     def __init__(
         self, rank: int, protection: Protection, node_levels: Mapping[str, NodeLevel], limit: RateLimit | None
@@ -46,12 +39,7 @@ class Protector:
         self._arena = Arena()
 
     def protect(self, stored: Stored, level: str, comm: Comm, drive: Drive) -> list[Path]:
-        """Do this rank's share of a redundant level; returns the files it stored, durable and named.
-
-        Raises:
-            StorageError, CorruptFileError: a file could not be read or written, or has changed. Nothing of this rank's
-                is left. CommError: from the exchange.
-        """
+        """Do this rank's share of a redundant level; returns the files it stored, durable and named."""
         adopted: list[Path] = []
         copies = level == Level.PARTNER
         begin = partial(self._copy, comm, stored, adopted) if copies else partial(self._encode, comm, stored)

@@ -30,15 +30,7 @@ class SourceLostError(StorageError):
 
 
 class Relay:
-    """A sink that passes everything on to a file, and lets it be read from the start meanwhile.
-
-    Args:
-        file: being written; not yet committed. Committing it, or giving it up, is up to the caller.
-        bases: index digest -> the file in which chunks of it lie.
-
-    Raises:
-        StorageError: the file, or a base, cannot be opened for reading.
-    """
+    """A sink that passes everything on to a file, and lets it be read from the start meanwhile."""
 
     def __init__(self, file: DurableFile, bases: Mapping[str, Path] = MappingProxyType({})) -> None:
         self._file = file
@@ -72,11 +64,7 @@ class Relay:
             self._changed.notify_all()
 
     def chunk(self, number: int) -> ChunkPlace:
-        """The place of chunk ``number``, after waiting until it has been written.
-
-        Raises:
-            SourceLostError: the file was not completed.
-        """
+        """The place of chunk ``number``, after waiting until it has been written."""
         with self._changed:
             self._wait(lambda: number < len(self._chunks))
             if self._failed or number >= len(self._chunks):
@@ -107,14 +95,7 @@ class Relay:
             self._wait(lambda: False)
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Read from ``offset``, waiting until the buffer can be filled or the file is complete.
-
-        Returns:
-            Number of bytes read; 0 at the end of the file.
-
-        Raises:
-            SourceLostError: the file was not completed, or cannot be read.
-        """
+        """Read from ``offset``, waiting until the buffer can be filled or the file is complete."""
         with self._changed:
             self._wait(lambda: self._written >= offset + len(buffer))
             if self._failed:
@@ -123,11 +104,7 @@ class Relay:
         return self._read(offset, buffer)
 
     def read_chunk(self, place: ChunkPlace, buffer: memoryview) -> None:
-        """Read the bytes of a chunk that :meth:`chunk` has told of.
-
-        Raises:
-            SourceLostError: they cannot be read.
-        """
+        """Read the bytes of a chunk that :meth:`chunk` has told of."""
         base = _OWN if place.base is None else place.base.index_digest
         if self._read(place.offset, buffer, base) != len(buffer):
             raise SourceLostError("the part file to copy is shorter than it was", where=str(self._file.path))

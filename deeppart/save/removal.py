@@ -19,13 +19,7 @@ from deeppart.storage.appending import NO_SPACE
 
 
 class Removals:
-    """What is to be removed, and whether it is gone. Thread-safe.
-
-    Args:
-        retention: knows what `keep` wants, and removes the rest.
-        ledger: of the pipeline.
-        patience_s: how long who needs the space waits; other ranks wait for that one meanwhile.
-    """
+    """What is to be removed, and whether it is gone. Thread-safe."""
 
     def __init__(self, retention: Retention, ledger: Ledger, patience_s: float) -> None:
         self._retention, self._ledger, self._patience_s = retention, ledger, patience_s
@@ -64,15 +58,7 @@ class Removals:
         return self._retention.removed_count
 
     def made_room(self, error: StorageError, before: int) -> bool:
-        """After an error: if it is that there is no space, wait for what is being removed.
-
-        Args:
-            before: :meth:`removed_count`, before the space was asked for.
-
-        Returns:
-            True if it was, and anything has been removed since, or may have been: on other ranks, which do not know, if
-            any step has been committed.
-        """
+        """After an error: if it is that there is no space, wait for what is being removed."""
         if error.errno not in NO_SPACE:
             return False
         with self._changed:
@@ -81,11 +67,7 @@ class Removals:
 
 
 def report_refusals(job: Job, level: str, ledger: Ledger, remove: Callable[[], list[str] | None]) -> None:
-    """Remove old steps after a commit. A refusal is reported and does not undo the commit.
-
-    Args:
-        remove: does it, and returns lines to tell the user, if there are any.
-    """
+    """Remove old steps after a commit. A refusal is reported and does not undo the commit."""
     try:
         for notice in remove() or ():
             ledger.note(notice, KeepNotice)

@@ -31,17 +31,7 @@ from deeppart.storage.persistent import PersistentLevel
 
 
 class Retention:
-    """Keeps count of the steps of all levels, for the background threads of a rank.
-
-    Args:
-        node_levels: the levels on this node, if this rank is the one to tidy its directory up, otherwise {}.
-        persistent: the persistent level on rank 0, otherwise None.
-        keep: level name -> how many committed steps stay; 0 keeps all.
-        every: level name -> 0 where the level is off: what earlier runs left there then goes with the local level.
-        earlier: level name -> what was there when this session started; it goes when a newer step is committed, on the
-            persistent level by what ``keep`` says.
-        owner: of the persistent directory, on rank 0.
-    """
+    """Keeps count of the steps of all levels, for the background threads of a rank."""
 
     def __init__(
         self,
@@ -82,12 +72,7 @@ class Retention:
                 self._failed[level].discard(key)
 
     def abandon(self, level: str, key: StepKey, files: Iterable[Path], *, in_doubt: bool = False) -> None:
-        """A step failed at a level: this rank's files go now, the rest of the step with the next commit of any level.
-
-        Args:
-            files: the files that this rank wrote for that step there; they may or may not exist.
-            in_doubt: other ranks may have heard that it is complete.
-        """
+        """A step failed at a level: remove this rank's files; the rest goes with the next commit of any level."""
         for file in files:
             with contextlib.suppress(OSError):
                 access.remove(file)
@@ -101,13 +86,6 @@ class Retention:
         """A step is complete at a level: retire what ``keep`` no longer wants on nodes.
 
         On the persistent level :meth:`remove_old` has to follow, on the rank that has :attr:`removes`.
-
-        Args:
-            retire: given steps whose files on nodes are not wanted, those that are not needed either. Asked when it is
-                this call's turn: both levels come here, and the last one must not act on what was before the other.
-
-        Raises:
-            StorageError: a removal was refused. The commit stands.
         """
         with self._lock:
             if level != Level.PERSISTENT:
@@ -127,14 +105,7 @@ class Retention:
         return self._removed_count
 
     def remove_old(self, newest: StepKey) -> list[str]:
-        """A step is committed: remove what ``keep`` no longer wants from the persistent level.
-
-        Returns:
-            Lines about committed steps that turn out not to be restorable; each is told once.
-
-        Raises:
-            StorageError: a removal was refused. The commit stands.
-        """
+        """A step is committed: remove what ``keep`` no longer wants from the persistent level."""
         persistent, keeping = self._persistent, self._keeping
         if persistent is None or keeping is None:
             return []

@@ -51,15 +51,7 @@ _FLAGS = ("error", "holds", "fresh", "busy", "lacks", "extended", *_RANK0_FLAGS)
 
 
 class Saver:
-    """The foreground of a save. Used by the training thread alone.
-
-    Args:
-        comm: channel of the training thread.
-        config: the job's configuration.
-        staging: memory for the share; reused by restores.
-        record: puts on record, on rank 0, what has been found at a turn, and step, about earlier checkpoints.
-        quiet: the user is told nothing of what is found.
-    """
+    """The foreground of a save. Used by the training thread alone."""
 
     def __init__(
         self,
@@ -105,19 +97,7 @@ class Saver:
         return flat
 
     def agree(self, call: Call, flattened: FlatState | DeeppartError, *, busy: bool) -> Agreed | None:
-        """Compare the call and the state across ranks (collective); None if any rank is busy.
-
-        Args:
-            flattened: as :meth:`flatten` returned it, or why this rank cannot take part.
-            busy: an earlier checkpoint of this rank leaves no room for another.
-
-        Raises:
-            RanksDisagreeError: ranks name different steps.
-            StructureMismatchError: ranks hold different structures.
-            StateError: ``exclude`` leaves nothing on any rank.
-            DeeppartError: this rank's own error; RemoteRankError for another's.
-            PeerTimeoutError: a rank did not make the call.
-        """
+        """Compare the call and the state across ranks (collective); None if any rank is busy."""
         what = call.name
         error = flattened if isinstance(flattened, DeeppartError) else None
         owned: Mapping[int, torch.Tensor] = {}
@@ -175,21 +155,13 @@ class Saver:
         return self._pinned
 
     def describe(self, agreed: Agreed) -> tuple[ShareLayout, PartDocument]:
-        """This rank's share, and the description of its bytes, of which none is copied (local).
-
-        Raises:
-            CheckpointError: there is no plan.
-        """
+        """This rank's share, and the description of its bytes, of which none is copied (local)."""
         if isinstance(self._share, str):
             raise CheckpointError("this rank's share could not be planned", found=self._share)
         return self._share, self._document(agreed)
 
     def capture(self, agreed: Agreed) -> CapturedShare:
-        """Copy this rank's share into staging memory (local).
-
-        Raises:
-            MemoryError: staging memory cannot be reserved. CheckpointError: there is no plan.
-        """
+        """Copy this rank's share into staging memory (local)."""
         flat, layout = agreed.flat, agreed.layout
         share, document = self.describe(agreed)
         staged = self._staging.reserve(share.nbytes, pinned=self._pinned)
@@ -225,11 +197,7 @@ class Saver:
             )
 
     def let_go(self, agreed: Agreed | None) -> None:
-        """Forget the state, so that nothing of it is kept alive between checkpoints.
-
-        Args:
-            agreed: as :meth:`agree` returned it; None if it did not.
-        """
+        """Forget the state, so that nothing of it is kept alive between checkpoints."""
         if agreed is not None and agreed.trailing is not None and not agreed.trailing.begun:
             agreed.trailing.drop()  # no capture was begun
         self._template.clear()
@@ -262,14 +230,7 @@ class Saver:
         return self._template.cuts is not None and bool(self._template.cuts.mine)
 
     def _recut(self, flat: FlatState, what: str) -> tuple[FlatState, tuple[int, int]]:
-        """The ranks' structures differ, or did: agree where to cut them, from scratch (collective).
-
-        Returns:
-            The state, cut, and how much of it is rank 0's now: not what is below a cut.
-
-        Raises:
-            StructureMismatchError: on every rank; they differ where they may not.
-        """
+        """The ranks' structures differ, or did: agree where to cut them, from scratch (collective)."""
         if self._has_own_cuts():
             flat = self._template.cut(self._cuts(frozenset()))
         found = reconcile(self._comm, flat.root, self._classifier.replication, what, self._timeout)
@@ -322,14 +283,7 @@ class Saver:
     def _renew(
         self, call: Call, flat: FlatState, rank0: tuple[int, int], shards: Differing, *, fresh: bool
     ) -> tuple[Divergence, ...]:
-        """Something about the state is new: classify again, and plan again. A call that is refused is no turn.
-
-        Args:
-            shards: those found to differ.
-
-        Returns:
-            Leaves that have come to differ between ranks.
-        """
+        """Something about the state is new: classify again, and plan again. A call that is refused is no turn."""
         what, within = call.name, (call.name, self._timeout)
         found = self._classifier.classify(flat, call.turn, call.step, fresh, what)
         if fresh:
@@ -386,14 +340,6 @@ class Saver:
         """See that every rank is in the same call of ``restore`` (collective).
 
         By the same reduction as :meth:`agree`, so that ranks which are in different calls find that out.
-
-        Args:
-            ways: what becomes of per-rank leaves.
-            asked: a digest of what else the caller has asked for.
-
-        Raises:
-            RanksDisagreeError: ranks make different calls.
-            PeerTimeoutError: a rank did not make the call.
         """
         levels = hash_json([str(ways), step is None])
         fields = {"call": _RESTORE, "step": step or 0, "turn": asked, "levels": levels, **dict.fromkeys(DIGESTS, 0)}

@@ -60,14 +60,7 @@ class _Begun:
 
 
 class SectionWriter:
-    """Writes one rank's parts into the files of its node. Used by one thread.
-
-    Args:
-        writer: writes parts.
-        storage: its persistent level knows the ranks of this node.
-        channel: of the persistent level.
-        driver: drives exchanges on it.
-    """
+    """Writes one rank's parts into the files of its node. Used by one thread."""
 
     def __init__(self, writer: ShareWriter, storage: RankStorage, channel: Comm, driver: Driver) -> None:
         self._writer, self._storage, self._channel, self._driver = writer, storage, channel, driver
@@ -76,12 +69,7 @@ class SectionWriter:
         self._over: Attempt | None = None
 
     def write(self, job: Job, opened: Opened) -> Written:
-        """Write this rank's part into its section; the lowest rank of the node completes the file (collective).
-
-        Raises:
-            RemoteRankError: another rank could not. StorageError, CorruptFileError, CheckpointError: this one could
-                not, as of :meth:`deeppart.save.write.ShareWriter.write_persistent`. CommError: from the exchange.
-        """
+        """Write this rank's part into its section; the lowest rank of the node completes the file (collective)."""
         try:
             with ExitStack() as undo:
                 written = self._write(job, opened, undo)
@@ -151,12 +139,7 @@ class SectionWriter:
         return NodeTable(self._mates[0], attempt.world_size, tuple(sections))
 
     def _exchange(self, job: Job, said: bytes | DeeppartError, what: str, *, is_last: bool = False) -> list[bytes]:
-        """Tell all ranks, and hear from all (collective).
-
-        Raises:
-            DeeppartError: what this rank has said. RemoteRankError: another one has failed. CommError: from the
-                exchange, which is over.
-        """
+        """Tell all ranks, and hear from all (collective)."""
         if isinstance(said, DeeppartError):
             message = _FAILED + str(said)[:_MOST_TOLD_CHARS].encode(errors="replace")
         else:

@@ -57,13 +57,7 @@ class Holders:
 
 
 def find_holders(comm: Comm, flat: FlatState, layout: StateLayout, within: tuple[str, float]) -> Holders:
-    """Find out who else holds this rank's shards (collective).
-
-    Raises:
-        StructureMismatchError: the shards of a tensor overlap, lack elements, or are of tensors of different types; or
-            a part of the state shares memory with what is none; on the rank that has found it, and as RemoteRankError
-            on the others.
-    """
+    """Find out who else holds this rank's shards (collective)."""
     what, timeout = within
     keepers = [hash63(_key(leaf).encode()) % comm.size for leaf in flat.sharded]
     ties = _ties(flat, layout)

@@ -59,17 +59,7 @@ def plan_share(
     all_tell: bool,
     holders: Holders | None = None,
 ) -> ShareLayout | str:
-    """Plan the share of this rank. Every rank computes the same plan; only the sizes of per-rank leaves are exchanged.
-
-    Args:
-        kappa: cost of a leaf, in bytes; None for the usual one.
-        within: what this is a part of, and its timeout in seconds.
-        all_tell: on all ranks: their structures are cut apart, so that sizes are exchanged whatever a rank has.
-        holders: of this rank's shards; None on all ranks if no tensor is sharded.
-
-    Returns:
-        The share, or why it cannot be planned on this rank. The others go on, and hear of it in the commit rounds.
-    """
+    """Plan the share of this rank: all ranks compute the same plan and exchange sizes of per-rank leaves only."""
     leaves, types = _leaves(layout, flat, holders, comm.size), layout.types
     kappa_bytes = _kappa(comm, leaves, types, kappa, within, holders)
     carried = np.zeros(comm.size, dtype=np.int64)

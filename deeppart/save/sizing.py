@@ -32,15 +32,6 @@ def size_share(comm: Comm, config: Config, state: Any) -> ShareSize:
 
     Nothing of what is found goes into the first checkpoint's account of what was compared when, and the user is told
     nothing of it: between the two, the state may change. So that compares all of it once more.
-
-    Args:
-        comm: channel of the training thread.
-
-    Returns:
-        0 bytes where no share can be planned: the checkpoint will say why.
-
-    Raises:
-        StateError, StructureMismatchError, RanksDisagreeError, RemoteRankError, PeerTimeoutError: as ``checkpoint()``.
     """
     saver = Saver(comm, config, Staging(), lambda turn, step, diverged: None, quiet=True)
     agreed = None

@@ -32,14 +32,7 @@ class Stage:
 
 
 class Stages:
-    """Threads, one for each stage, that take what they are given from a queue each.
-
-    Args:
-        stages: in order; what is given to the first is passed on by its ``work``.
-        prepare: called first in each thread.
-        ended: called by each thread that does no more, with the name of its stage.
-        failed: called before that by a thread that an error ends, with its name: what it was given is never done.
-    """
+    """Threads, one for each stage, that take what they are given from a queue each."""
 
     def __init__(
         self,

@@ -35,12 +35,6 @@ def suspicion_of(attempt: Attempt, diverged: Sequence[Divergence]) -> Suspicion 
 class SuspicionWriter:
     """Writes records, each at once: the checkpoint that has found them may never be complete, and whoever is told of it
     may end the job.
-
-    Args:
-        root: the persistent directory.
-        job: a checkpoint of the session that has them written.
-        timeout: seconds that a record may take before it is left to the background.
-        ledger: hears of what cannot be written.
     """
 
     def __init__(self, root: Path, job: Attempt, timeout: float, ledger: Ledger) -> None:

@@ -82,11 +82,7 @@ def write_part(
     rank: int,
     unchanged: Unchanged = Unchanged(),
 ) -> PartSummary:
-    """Encode a share chunk by chunk into a file (not yet committed).
-
-    Raises:
-        StorageError: the file's level refused.
-    """
+    """Encode a share chunk by chunk into a file (not yet committed)."""
     data = staged.data.data
 
     def chunks() -> Iterator[Chunk]:
@@ -110,17 +106,7 @@ def recode_part(
     behind: Workers,
     references: Mapping[int, ChunkPlace] = MappingProxyType({}),
 ) -> PartSummary:
-    """Write a part file again for another level, while it is being written: chunks stored raw in it are encoded.
-
-    Args:
-        behind: writes what is ready, meanwhile.
-        references: chunks that lie beside the new file already.
-
-    Raises:
-        SourceLostError: the source was not completed, or cannot be read.
-        CorruptFileError: a chunk of it is not what was written.
-        StorageError: the file's level refused.
-    """
+    """Write a part file again for another level, while it is being written: chunks stored raw in it are encoded."""
     chunks = _stored_chunks(relay, layout, encoding.encoders.most_ahead + 1, references)
     with WriteBehind(sink, behind) as ahead:
         return write_chunks(chunks, layout, document, ahead, encoding, attempt, rank, refers=bool(references))
@@ -137,14 +123,7 @@ def write_chunks(
     *,
     refers: bool = False,
 ) -> PartSummary:
-    """Encode chunks into a file (not yet committed), in the order of the layout.
-
-    Args:
-        refers: some of them lie in other files.
-
-    Raises:
-        StorageError: the file's level refused. Or what taking the chunks raised.
-    """
+    """Encode chunks into a file (not yet committed), in the order of the layout."""
     signing = encoding.signing
     writer = PartWriter(sink, attempt, rank, refers=refers, signing=signing)
     running = encoding.encoders.run(chunks, encoding.chooser, encoding.watch, signed=signing is not None)
@@ -191,18 +170,7 @@ def _stored_chunks(
 
 
 def copy_part(relay: Relay, sink: Sink, behind: Workers) -> str:
-    """Copy a part file to another level as it is being written.
-
-    Args:
-        behind: writes what has been read, meanwhile.
-
-    Returns:
-        xxh3-128 of what was copied, 32 hex digits: to be compared with what was written before the copy is committed.
-
-    Raises:
-        SourceLostError: the source was not completed, or cannot be read.
-        StorageError: the file's level refused.
-    """
+    """Copy a part file to another level as it is being written."""
     digest = xxhash.xxh3_128()
     offset = 0
     with WriteBehind(sink, behind) as ahead:
@@ -214,11 +182,7 @@ def copy_part(relay: Relay, sink: Sink, behind: Workers) -> str:
 
 
 def check_copy(found: str, summary: PartSummary, where: str) -> None:
-    """Check that a copy is what was written.
-
-    Raises:
-        CorruptFileError: the source has changed since; the copy must not be committed.
-    """
+    """Check that a copy is what was written."""
     if found != summary.digest:
         raise CorruptFileError(
             "a local part file changed between being written and being copied",

@@ -76,12 +76,7 @@ class Holdings:
 
 
 def raw_digests(data: memoryview, chunks: Sequence[ChunkPlan], known: Iterable[Holdings]) -> list[bytes] | None:
-    """The digest of every chunk; None if those of a sample are held nowhere.
-
-    Args:
-        data: the raw stream.
-        known: the chunks that levels have; without any, nothing is digested.
-    """
+    """The digest of every chunk; None if those of a sample are held nowhere."""
     held = [each.places for each in known]
 
     def digest(chunk: ChunkPlan) -> bytes:
@@ -100,12 +95,7 @@ def _spread(count: int) -> list[int]:
 def choose(
     digests: Sequence[bytes], chunks: Sequence[ChunkPlan], holdings: Holdings, allowed: frozenset[str] | None = None
 ) -> dict[int, ChunkPlace]:
-    """The chunks that refer to a base: number of the chunk -> its place.
-
-    Args:
-        digests: of the raw bytes, chunk by chunk.
-        allowed: index digests of the bases that may be used; None for all.
-    """
+    """The chunks that refer to a base: number of the chunk -> its place."""
     found: dict[int, ChunkPlace] = {}
     live: dict[BaseRecord, int] = {}
     for number, (digest, chunk) in enumerate(zip(digests, chunks, strict=True)):
@@ -132,12 +122,7 @@ def _files(bases: Sequence[BaseRecord], live: Mapping[BaseRecord, int], chunks: 
 def link_bases(
     references: Mapping[int, ChunkPlace], holdings: Holdings, directory: Path
 ) -> tuple[dict[int, ChunkPlace], dict[str, Path]]:
-    """Give the bases a name in another step's directory.
-
-    Returns:
-        The references whose bases are there now, and the names: index digest -> path. File systems without hard links,
-        and a base that somebody has removed, leave some out: those chunks are written again.
-    """
+    """Give the bases a name in another step's directory."""
     names: dict[str, Path] = {}
     for base in {place.base for place in references.values() if place.base is not None}:
         name = directory / base_file_name(holdings.rank, holdings.world_size, base.index_digest)

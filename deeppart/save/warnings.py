@@ -49,11 +49,7 @@ def _is_numpys(state: Any) -> bool:
 
 
 class Warnings:
-    """Tells the user, each thing once. Used by the training thread alone.
-
-    Args:
-        quiet: nothing is told: nothing is going to be saved.
-    """
+    """Tells the user, each thing once. Used by the training thread alone."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -63,11 +59,7 @@ class Warnings:
     def patterns(
         self, comm: Comm, setting: str, patterns: Sequence[str], matched: Collection[str], what: str, timeout: float
     ) -> None:
-        """Say once which patterns of a setting match nothing on any rank (collective where there are patterns).
-
-        Args:
-            matched: those that have matched something on this rank.
-        """
+        """Say once which patterns of a setting match nothing on any rank (collective where there are patterns)."""
         if setting in self._told_patterns or self._quiet or not patterns:
             return
         self._told_patterns.add(setting)
@@ -83,11 +75,7 @@ class Warnings:
         self._naming.news(names)
 
     def differences(self, found: Classified, noticed: Sequence[str], root: Node, what: str) -> None:
-        """Warn of leaves that turn out to differ between ranks; random generators, which are known to, are no news.
-
-        Args:
-            root: the state.
-        """
+        """Warn of leaves that turn out to differ between ranks; random generators, which are known to, are no news."""
         if self._quiet:
             return
         own = [name for name in (*noticed, *found.per_rank) if not _PARAMETER_NAMES.search(name)]

@@ -34,13 +34,7 @@ def lower_priority() -> None:
 
 
 class Workers:
-    """A few threads that take calls from one queue. What they cannot do any more fails: nothing waits for it in vain.
-
-    Args:
-        threads: how many.
-        name: of the threads.
-        prepare: called first in each of them. Their niceness is, at first, that of the thread that makes them.
-    """
+    """Threads that take calls from one queue; after ``close``, calls that are left fail."""
 
     def __init__(self, threads: int, name: str, prepare: Callable[[], None] = lambda: None) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()

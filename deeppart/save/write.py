@@ -46,15 +46,7 @@ T = TypeVar("T")
 
 
 class ShareWriter:
-    """Writes the shares of one rank.
-
-    Args:
-        storage: the storage for its parts.
-        compressing: encodes chunks.
-        incremental: knows which chunks need not be written.
-        behind: writes to the persistent level what has been read from the local one.
-        removals: what is being removed from the persistent level.
-    """
+    """Writes the shares of one rank."""
 
     def __init__(
         self,
@@ -76,14 +68,7 @@ class ShareWriter:
         return self._incremental.digests(staged, job.due)
 
     def open_local(self, job: Job, level: NodeLevel, digests: Sequence[bytes] | None) -> LocalPart:
-        """Begin the local part file.
-
-        Args:
-            digests: of :meth:`prepare`.
-
-        Raises:
-            StorageError: the level refused.
-        """
+        """Begin the local part file."""
         layout, _ = job.description()
         encoding = self._compressing.begin(Level.LOCAL, layout)
         file = level.open_part(job.attempt, self._storage.rank)
@@ -96,11 +81,7 @@ class ShareWriter:
             raise
 
     def write_local(self, job: Job, part: LocalPart) -> Written:
-        """Write and name the local part file; what was written of it is removed if that fails.
-
-        Raises:
-            StorageError: the level refused.
-        """
+        """Write and name the local part file; what was written of it is removed if that fails."""
         began = time.monotonic()
         try:
             staged = job.lease.memory
@@ -135,15 +116,7 @@ class ShareWriter:
         job.pending.note_level(part.level, RUNNING, nbytes=summary.nbytes, referenced_bytes=summary.referenced_bytes)
 
     def write_persistent(self, job: Job, opened: Opened, open_part: Callable[[], Appending] | None = None) -> Written:
-        """Copy the local part, or write from staging memory; again after an error that may pass.
-
-        Args:
-            open_part: begins what the part goes into, each time; None for a file of its own.
-
-        Raises:
-            StorageError: the level refused, every time. CorruptFileError: the local part has changed, and the share is
-                not in memory any more. Or why there is no share.
-        """
+        """Copy the local part, or write from staging memory; again after an error that may pass."""
         if opened.failure is not None:
             raise opened.failure
         if open_part is None:
@@ -151,11 +124,7 @@ class ShareWriter:
         return self.tried_again(job, lambda: self._write_persistent_once(job, opened, open_part))
 
     def tried_again(self, job: Job, work: Callable[[], T]) -> T:
-        """Do something at the persistent level; again after an error that may pass, and where room is made for it.
-
-        Raises:
-            StorageError: the level refused, every time. Or what ``work`` raises.
-        """
+        """Do something at the persistent level; again after an error that may pass, and where room is made for it."""
         for pause_s in (*RETRY_PAUSES_S, None):
             before = self._removals.removed_count()
             try:
@@ -189,11 +158,7 @@ class ShareWriter:
     def _fill(
         self, job: Job, opened: Opened, file: Appending, encoding: PartEncoding, unchanged: Unchanged
     ) -> tuple[PartSummary, tuple[str, ...]]:
-        """From the local part if that works out, otherwise from staging memory if it is still there.
-
-        Returns:
-            What was written, and remarks on how.
-        """
+        """From the local part if that works out, otherwise from staging memory if it is still there."""
         if opened.local is not None:
             try:
                 return self._follow(job, opened.local, file, encoding, unchanged)

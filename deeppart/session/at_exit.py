@@ -36,11 +36,7 @@ _numbers = itertools.count()
 
 
 def close_at_the_end(checkpointer: Closable, background: leave.Background) -> None:
-    """See that a checkpointer is closed when the process ends, or MPI is finalized in it.
-
-    Args:
-        background: its running parts.
-    """
+    """See that a checkpointer is closed when the process ends, or MPI is finalized in it."""
     number = next(_numbers)
     _open[number], _backgrounds[number] = checkpointer, background
     atexit.unregister(finish)

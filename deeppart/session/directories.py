@@ -36,14 +36,7 @@ def guard_directories(config: Config, persistent: Path, local: str) -> access.Gu
 def open_levels(
     rank: int, config: Config, topology: Topology, handshake: Handshake, signing: Signing | None, *, parity: bool
 ) -> tuple[dict[str, NodeLevel], dict[str, set[StepKey]]]:
-    """This rank's view of both directories, and the steps on its node.
-
-    Args:
-        parity: there will be parity: its library must be there.
-
-    Raises:
-        StorageError: the persistent directory is another one than that of rank 0, or the node's cannot be used.
-    """
+    """This rank's view of both directories, and the steps on its node."""
     node = topology.names[rank]
     persistent = expand_directory(config.persistent_dir, node=node, rank=rank, job=job_name())
     if read_lineage(persistent) != handshake.lineage:

@@ -50,11 +50,7 @@ class Handshake:
 def take_persistent(
     comm: Comm, config: Config, directory: str, within: tuple[str, float]
 ) -> tuple[DirectoryOwner | None, Handshake]:
-    """Rank 0 takes the directory and tells the others what it is (collective); the owner is None elsewhere.
-
-    Args:
-        within: the call of which this is a part, and its timeout in seconds.
-    """
+    """Rank 0 takes the directory and tells the others what it is (collective); the owner is None elsewhere."""
     what, timeout = within
     owner: DirectoryOwner | None = None
 

@@ -25,11 +25,7 @@ def heal_redundancy(
     recovered: Recovered,
     inventory: Inventory,
 ) -> tuple[str, ...]:
-    """Submit what a restored step lacks to the pipeline.
-
-    Returns:
-        Lines about it, for the explanation of the restore.
-    """
+    """Submit what a restored step lacks to the pipeline."""
     attempt, lines = recovered.attempt, list[str]()
     step = attempt.step
     healing = healing_for(session.protection, recovered, inventory)

@@ -37,12 +37,7 @@ class StepRows:
 
 
 class StepHistory:
-    """The steps that are taken, and the last one. Used by the training thread alone.
-
-    Args:
-        session: its committed steps are taken.
-        recent: checkpoints that are not finished yet, or not yet reported; shared with whoever finishes them.
-    """
+    """The steps that are taken, and the last one. Used by the training thread alone."""
 
     def __init__(self, session: Session, recent: list[Pending]) -> None:
         self._root, self._rank = session.persistent.root, session.comm.rank

@@ -39,12 +39,7 @@ _left: list[Background] = []
 
 
 class Background:
-    """The running parts of a checkpointer, and how to end them.
-
-    Args:
-        session, pipeline, scrubber, preparation: of the checkpointer.
-        recent: its checkpoints whose failures nobody has been told of; it goes on changing the list.
-    """
+    """The running parts of a checkpointer, and how to end them."""
 
     def __init__(
         self,
@@ -119,12 +114,7 @@ class Background:
             self._giving_back.release()
 
     def leave(self, *, after_error: bool = False) -> None:
-        """Let it come to its end by itself; returns at once. In a forked process there is nothing of it.
-
-        Args:
-            after_error: an exception is on its way, which the caller is told of. Without one, nobody but this tells
-                what becomes of the last checkpoint.
-        """
+        """Let it come to its end by itself; returns at once. In a forked process there is nothing of it."""
         if self._process != os.getpid():
             return
         self._after_error = after_error
@@ -174,11 +164,7 @@ def _tell_failure(error: BaseException) -> None:
 
 
 def pipeline_full(step: int, waited_s: float, *, removing: bool) -> CheckpointError:
-    """The error of a call for which there was no room.
-
-    Args:
-        removing: old steps are being removed.
-    """
+    """The error of a call for which there was no room."""
     old = ["old steps are being removed from persistent_dir"] if removing else []
     return CheckpointError(
         f"checkpoint(step={step}): an earlier checkpoint is still being written",

@@ -40,15 +40,6 @@ def look_at(session: Session, step: int | None, staging: Staging, arena: Arena) 
 
     The first of the sources that a restore would take are asked for their documents. If one of them is damaged, or has
     to be rebuilt, the step is recovered as a restore does it, with all of its bytes.
-
-    Args:
-        staging, arena: memory to recover it, where that is needed.
-
-    Returns:
-        What there is; None if there is no step.
-
-    Raises:
-        RestoreError, RemoteRankError, PeerTimeoutError, FormatError: as of ``restore``.
     """
     comm, timeout = session.comm, session.config.timeout
     ranks = Ranks(comm, session.topology.node_of, timeout, session.processors.waiting)

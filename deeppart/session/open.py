@@ -42,11 +42,7 @@ _REFUSAL_PATIENCE_S = 30.0
 
 
 def configuration_of(config: Config | None, settings: dict[str, Any], comm: Any) -> Config:
-    """The configuration that a checkpointer is made with; where it is refused, the other ranks hear of it.
-
-    Raises:
-        TypeError, ConfigError: as of :func:`deeppart.config.arguments.resolve_config`.
-    """
+    """The configuration that a checkpointer is made with; where it is refused, the other ranks hear of it."""
     try:
         return resolve_config(config, settings)
     except (DeeppartError, TypeError) as error:
@@ -66,16 +62,7 @@ def _tell_refusal(error: Exception, comm: Any) -> None:
 
 
 def open_session(config: Config, comm: Any) -> Session:
-    """Connect the ranks and open the directories (collective).
-
-    Args:
-        comm: see :func:`deeppart.comm.connect`.
-
-    Raises:
-        LaunchError, ConfigError, StorageError, DirectoryInUseError: what is wrong, on the rank that sees it.
-        RemoteRankError: on the others.
-        PeerTimeoutError: a rank did not take part.
-    """
+    """Connect the ranks and open the directories (collective)."""
     main = connect(comm, config.timeout)
     with ExitStack() as taken:
         taken.callback(main.give_back)

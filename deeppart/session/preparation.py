@@ -25,12 +25,7 @@ _PATIENCE_S = 5.0
 
 
 class Preparation:
-    """Prepares memory and files of one rank. Used by the training thread, until whoever ends the session closes it.
-
-    Args:
-        session: the run.
-        staging: its staging memory, which is given back with this.
-    """
+    """Prepares memory and files of one rank. Used by the training thread, until whoever ends the session closes it."""
 
     def __init__(self, session: Session, staging: Staging) -> None:
         self._session, self._staging = session, staging
@@ -46,9 +41,6 @@ class Preparation:
         """Reserve memory for a share, and begin with the rest; returns at once, unless the memory is pinned.
 
         Nothing is begun while what was begun before hangs, nor where no thread can be started.
-
-        Raises:
-            MemoryError: it cannot be reserved.
         """
         self._end()
         if self._thread is not None:

@@ -26,11 +26,7 @@ from deeppart.telemetry.status_files import StatusFile
 
 
 def telemetry_files(config: Config, node: str, rank: int) -> dict[str, Path]:
-    """``metrics_file`` and ``events_file``, filled in, as far as they are set.
-
-    Raises:
-        ConfigError: a variable is not set; or a file holds something else than what is written there.
-    """
+    """``metrics_file`` and ``events_file``, filled in, as far as they are set."""
     found = {}
     for name, begins in (("metrics_file", prometheus.BEGINS), ("events_file", events.BEGINS)):
         template = getattr(config, name)

@@ -32,11 +32,7 @@ def tell_suspects(session: Session, attempt: Attempt) -> tuple[str, ...]:
 def tell_restored(
     session: Session, attempt: Attempt, inventory: Inventory, notices: Sequence[DeeppartWarning], *, named: bool
 ) -> None:
-    """Warn of what did not get where it was perhaps meant to be, and of newer steps than the restored one.
-
-    Args:
-        named: the caller has said which step; newer steps that cannot be used are then no news.
-    """
+    """Warn of what did not get where it was perhaps meant to be, and of newer steps than the restored one."""
     if session.comm.rank:
         return
     for notice in notices:

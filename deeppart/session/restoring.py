@@ -57,19 +57,7 @@ def restore_step(
     *,
     required: bool = False,
 ) -> tuple[Restored | None, tuple[str, ...]]:
-    """Bring a step back (collective).
-
-    Args:
-        which: only this step; None for the newest. Or what a look has found.
-        memory: to read into, and for blocks on their way.
-        required: it is an error if there is no checkpoint.
-
-    Returns:
-        What was restored, None if there is no checkpoint; and a line for every decision on the way.
-
-    Raises:
-        RestoreError, StateError, PerRankError, RemoteRankError, PeerTimeoutError: as of ``Checkpointer.restore``.
-    """
+    """Bring a step back (collective)."""
     comm, timeout = session.comm, session.config.timeout
     known = which.saved if isinstance(which, Looked) else None
     step = which.saved.attempt.step if isinstance(which, Looked) else which

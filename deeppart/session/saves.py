@@ -28,15 +28,6 @@ _ROOM_SHARE = 0.8
 class Saves:
     """Makes the checkpoints of a session. Used by the training thread alone.
 
-    Args:
-        session: whose.
-        saver: compares the state with those of the other ranks, and copies this rank's share of it.
-        pipeline: takes it from there.
-        preparation: is told of shares that come.
-        auto: says what is due, instead of ``every``; or None.
-        steps: which are taken.
-        recent: checkpoints that are not finished yet, or not yet reported.
-
     Attributes:
         sequence: number of the next checkpoint in this session.
         failures: how many levels of earlier checkpoints have failed, of those that were reported.
@@ -57,12 +48,7 @@ class Saves:
         self.sequence = self.failures = 0
 
     def save(self, state: Any, step: int, *, force: bool) -> Pending | None:
-        """Save a state (collective); None if nothing was due and nothing was looked at.
-
-        Raises:
-            StateError, StepExistsError, CheckpointError, RanksDisagreeError, RemoteRankError, PeerTimeoutError: as of
-                ``Checkpointer.checkpoint``.
-        """
+        """Save a state (collective); None if nothing was due and nothing was looked at."""
         began = time.monotonic()
         due = self._due(step, force=force)
         if self._auto is not None and not due:
@@ -95,11 +81,7 @@ class Saves:
         return pending
 
     def warn(self, step: int) -> None:
-        """Say all that there is to say before a call changes anything: where warnings are errors, it ends here.
-
-        Raises:
-            DeeppartWarning: the same call again goes on.
-        """
+        """Say all that there is to say before a call changes anything: where warnings are errors, it ends here."""
         if self._steps.refusal_of(step) is None:  # which says more
             with raised_later(self._pipeline.ledger.note):
                 self._steps.warn_not_restored(step)

@@ -11,14 +11,7 @@ from deeppart.session.record import Session
 
 
 def take_stock(session: Session, timeout: float) -> Inventory:
-    """List what lies on nodes and on the persistent level (collective).
-
-    Args:
-        timeout: seconds for each exchange.
-
-    Raises:
-        RemoteRankError, PeerTimeoutError: from the other ranks.
-    """
+    """List what lies on nodes and on the persistent level (collective)."""
     rank, directories = session.comm.rank, session.topology.directories
     inventory = take_inventory(
         session.comm,

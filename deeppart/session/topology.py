@@ -126,11 +126,7 @@ def _version_text(library: str) -> str:
 
 
 def _share(mine: list[str], all_processors: tuple[list[str], ...]) -> int:
-    """This rank's share of the processors that it may use; 0 where ranks have to share one.
-
-    Args:
-        mine: host, and a mask of its processors that this rank may use. all_processors: those of all ranks.
-    """
+    """This rank's share of the processors that it may use; 0 where ranks have to share one."""
     host, usable = mine[0], int(mine[1], 16)
     sharing = sum(other == host and int(mask, 16) & usable != 0 for other, mask in all_processors)
     return usable.bit_count() // max(1, sharing)

@@ -102,11 +102,7 @@ class OfJob:
         self._said: list[bytes] | None = None
 
     def ask(self, mine: bool) -> bool:
-        """As of :class:`Agreement`.
-
-        Raises:
-            PeerTimeoutError: a rank did not come in time.
-        """
+        """As of :class:`Agreement`."""
         self.finish()
         answer = self._said is not None and b"\1" in self._said
         self._operation, self._said = self._comm.allgather(b"\1" if mine or answer else b"\0"), None
@@ -116,11 +112,7 @@ class OfJob:
         return answer
 
     def agree(self, mine: bool) -> bool:
-        """As of :class:`Agreement`.
-
-        Raises:
-            PeerTimeoutError: a rank did not come in time.
-        """
+        """As of :class:`Agreement`."""
         self.finish()
         said = finish(self._comm, self._comm.allgather(b"\1" if mine else b"\0"), _WHAT, TIMEOUT_S)
         return b"\1" in said

@@ -70,16 +70,8 @@ class Signals:
     A handler of Python that was there before is called, after the signal is noted; or it is left out (``chained``).
     Several objects may be put back in any order.
 
-    Args:
-        numbers: of the signals.
-        chained: call the handlers that were there before; such as are not Python's are refused. Otherwise these signals
-            are for this object alone until they are put back.
-
     Attributes:
         received: the signal that came last, or None.
-
-    Raises:
-        ConfigError: there is no such signal, or none that a process can note.
     """
 
     def __init__(self, numbers: Sequence[signal.Signals], *, chained: bool = True) -> None:
@@ -89,12 +81,7 @@ class Signals:
         self._process = -1
 
     def listen(self) -> None:
-        """Install the handlers; a second call does nothing.
-
-        Raises:
-            ConfigError: this is not the main thread; or a handler is there that is not Python's, and could not be put
-                back.
-        """
+        """Install the handlers; a second call does nothing."""
         if self._watch is not None or not self._numbers:
             return
         names = ", ".join(number.name for number in self._numbers)
@@ -223,10 +210,6 @@ class WatchedFile:
 
     A file that an earlier job was told by says nothing to this one, whatever the clocks of the machines say. What
     cannot be looked at counts as unchanged: the training goes on.
-
-    Args:
-        path: of the file; None watches nothing.
-        every_s: seconds between looks.
     """
 
     def __init__(self, path: Path | None, every_s: float = LOOK_EVERY_S) -> None:

@@ -30,12 +30,7 @@ _NOT_THIS_WAY = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.E
 
 
 def rename_new(temporary: Path, path: Path) -> None:
-    """Rename a file, in the same directory, to a name that nothing has.
-
-    Raises:
-        FileExistsError: something has the name; the file keeps its old one.
-        OSError: the operating system refused.
-    """
+    """Rename a file, in the same directory, to a name that nothing has."""
     for way in (rename_noreplace, link_new):
         try:
             way(temporary, path)
@@ -47,20 +42,12 @@ def rename_new(temporary: Path, path: Path) -> None:
 
 
 def rename_noreplace(source: Path, target: Path) -> None:
-    """``renameat2(2)`` with ``RENAME_NOREPLACE``.
-
-    Raises:
-        OSError: as the system call; ``ENOSYS`` where the C library does not have it.
-    """
+    """``renameat2(2)`` with ``RENAME_NOREPLACE``."""
     _renameat2(source, target, _RENAME_NOREPLACE)
 
 
 def exchange_names(one: Path, other: Path) -> None:
-    """``renameat2(2)`` with ``RENAME_EXCHANGE``: each of two files gets the other one's name, at once.
-
-    Raises:
-        OSError: as the system call; ``ENOSYS`` where the C library does not have it.
-    """
+    """``renameat2(2)`` with ``RENAME_EXCHANGE``: each of two files gets the other one's name, at once."""
     _renameat2(one, other, _RENAME_EXCHANGE)
 
 

@@ -32,11 +32,7 @@ Over = Literal["nothing", "damaged", "anything"]
 
 
 def make_directory(path: Path, rules: access.Rules) -> None:
-    """Create a directory and its parents, and make their entries durable; one that is there is checked.
-
-    Raises:
-        StorageError: it cannot be created, is a file, or others own it or can write to it.
-    """
+    """Create a directory and its parents, and make their entries durable; one that is there is checked."""
     try:
         access.make_directory(path, rules)
     except OSError as error:
@@ -267,11 +263,7 @@ def _are_alike(path: Path, other: Path) -> bool:
 
 
 def fill(file: DurableFile, pieces: Iterable[memoryview | bytes]) -> None:
-    """Write all of a file and give it its name; it appears complete, or not at all.
-
-    Raises:
-        StorageError: the operating system refused. Or what taking the pieces raised.
-    """
+    """Write all of a file and give it its name; it appears complete, or not at all."""
     try:
         for piece in pieces:
             file.write(piece)

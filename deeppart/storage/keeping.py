@@ -29,14 +29,7 @@ from deeppart.storage.steps import MANIFEST_NAME, list_steps, step_directory
 
 
 class Keeping:
-    """Counts the committed steps of a persistent directory, for the session that owns it.
-
-    Args:
-        root: the directory.
-        keep: how many committed steps stay; 0 keeps all.
-        earlier: step directories found when the session started.
-        signing: the keys; a step must be signed with one of them to count. None: not checked.
-    """
+    """Counts the committed steps of a persistent directory, for the session that owns it."""
 
     def __init__(self, root: Path, keep: int, earlier: Collection[StepKey], signing: Signing | None = None) -> None:
         self._root, self._keep, self._signing = root, keep, signing
@@ -56,15 +49,7 @@ class Keeping:
         self._own.append(key)
 
     def removable(self, abandoned: Collection[StepKey]) -> set[StepKey]:
-        """The steps that may be removed now that a newer step is committed.
-
-        Args:
-            abandoned: steps of this session that failed. Those that have a manifest after all stay until there are
-                enough that count without them.
-
-        Raises:
-            StorageError: the directory cannot be read.
-        """
+        """The steps that may be removed now that a newer step is committed."""
         listed = list_steps(self._root)
         present = set(committed_among(listed, self._root))
         # A removal that was refused half-way has taken the manifest.

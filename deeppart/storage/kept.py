@@ -33,9 +33,6 @@ def kept_path(path: Path) -> Path:
 class Kept:
     """Keeps what lies in a place, if asked to; a context manager around what may put another file there.
 
-    Args:
-        path: the place.
-
     Attributes:
         name: the second name of what lay there; None where there is none.
     """
@@ -45,11 +42,7 @@ class Kept:
         self.name: Path | None = None
 
     def keep(self) -> None:
-        """Give what lies there a second name; a second call does nothing.
-
-        Raises:
-            StorageError: that cannot be done: nothing must be written over it.
-        """
+        """Give what lies there a second name; a second call does nothing."""
         if self.name is not None:
             return
         name = kept_path(self._path)

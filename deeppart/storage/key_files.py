@@ -14,12 +14,7 @@ KeyFiles = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
 
 
 def read_key_files(files: KeyFiles) -> Signing | None:
-    """The keys of ``sign_key_file``; None without any.
-
-    Raises:
-        ConfigError: a file is missing, too short or too long, not regular, owned by another user, or others may read it
-            or put another one in its place.
-    """
+    """The keys of ``sign_key_file``; None without any."""
     if files is None:
         return None
     paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)

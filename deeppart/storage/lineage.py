@@ -106,14 +106,7 @@ class Lineage:
 
 
 def take_lineage(directory: Path, lock_fd: int) -> Lineage:
-    """The directory's lineage, made on first use; of several jobs that make it at once, all get that of one of them.
-
-    Args:
-        lock_fd: the open lock file, with what the last job has written there.
-
-    Raises:
-        StorageError, CorruptFileError: the record cannot be read or made.
-    """
+    """The directory's lineage, made on first use; of several jobs that make it at once, all get that of one of them."""
     found, before, damage = _read_if_sound(directory), _noted_place(lock_fd), ""
     noted = before.lineage if before is not None else ""
     name = found
@@ -129,11 +122,7 @@ def take_lineage(directory: Path, lock_fd: int) -> Lineage:
 
 
 def is_copy(directory: Path) -> bool:
-    """True if a directory is a copy that no job has used yet: what lies on nodes is the original's.
-
-    Raises:
-        CorruptFileError, StorageError: its record cannot be read.
-    """
+    """True if a directory is a copy that no job has used yet: what lies on nodes is the original's."""
     name = read_lineage(directory)
     if name is None:
         return False
@@ -285,12 +274,7 @@ def _make(directory: Path, noted: str = "") -> tuple[str, str]:
 
 
 def read_lineage(directory: Path) -> str | None:
-    """The lineage recorded in a directory, or None where there is no record.
-
-    Raises:
-        CorruptFileError: the record cannot be read.
-        StorageError: the operating system refused.
-    """
+    """The lineage recorded in a directory, or None where there is no record."""
     path = directory / LINEAGE_NAME
     try:
         lineage = parse_json(read_file(path, SMALL_FILE_BYTES))["lineage"]

@@ -34,16 +34,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class LockedFile:
-    """A file as memory, whose pages stay once they have been brought.
-
-    Args:
-        path: for messages.
-        memory: a mapping of a stretch of it, as :meth:`deeppart.part.FileSource.mapped` gives it.
-        start: of the stretch.
-
-    Raises:
-        OSError, AttributeError: it cannot be locked, or this C library cannot.
-    """
+    """A file as memory, whose pages stay once they have been brought."""
 
     def __init__(self, path: str, memory: memoryview, start: int) -> None:
         self.memory = memory
@@ -52,11 +43,7 @@ class LockedFile:
         _call(_LIBC.mlock2, self._address, memory.nbytes, _MLOCK_ONFAULT)
 
     def bring(self, offset: int, length: int) -> None:
-        """Read so many bytes of the file into memory, if they are not there yet: some of the stretch.
-
-        Raises:
-            StorageError: they cannot be read.
-        """
+        """Read so many bytes of the file into memory, if they are not there yet: some of the stretch."""
         try:
             _populate(self._address + offset - self._start, length)
         except OSError as error:
@@ -64,15 +51,7 @@ class LockedFile:
 
 
 def bring_pages(memory: npt.NDArray[np.uint8], path: str) -> None:
-    """Put the pages of a mapped file in place at once, where they are not yet: one by one takes three times as long.
-
-    Args:
-        memory: some of the mapping.
-        path: of the file, for messages.
-
-    Raises:
-        StorageError: they cannot be read, where an access would end the process.
-    """
+    """Put the pages of a mapped file in place at once, where they are not yet: one by one takes three times as long."""
     if not memory.nbytes:
         return
     try:

@@ -40,16 +40,7 @@ class CommittedStep:
 
 
 def read_manifest(root: Path, key: StepKey, signing: Signing | None) -> Manifest:
-    """The manifest of a committed step.
-
-    Args:
-        signing: it must be signed with one of these keys; None: not checked.
-
-    Raises:
-        FileNotFoundError: the step is not committed; its manifest is not there.
-        SignatureError: it is not signed with one of the keys.
-        FormatError, StorageError: the manifest is damaged or cannot be read.
-    """
+    """The manifest of a committed step."""
     path = step_directory(root, key) / MANIFEST_NAME
     manifest = decode_manifest(read_file(path, MANIFEST_LIMIT_BYTES), where=str(path), signing=signing)
     if not key.may_hold(manifest.attempt):
@@ -68,14 +59,7 @@ def _describe(key: StepKey) -> str:
 
 
 def read_manifests(root: Path, signing: Signing | None) -> tuple[list[CommittedStep], dict[StepKey, str]]:
-    """Every committed step, oldest first, and the reason for each step directory that is not a sound checkpoint.
-
-    Args:
-        signing: as for :func:`read_manifest`.
-
-    Raises:
-        StorageError: the root cannot be listed; or this process may not open more files.
-    """
+    """Every committed step, oldest first, and the reason for each step directory that is not a sound checkpoint."""
     found: list[CommittedStep] = []
     problems: dict[StepKey, str] = {}
     for key, directory in list_steps(root).items():
@@ -96,20 +80,12 @@ def unusable(problems: Mapping[StepKey, str]) -> dict[StepKey, str]:
 
 
 def committed_steps(root: Path) -> list[StepKey]:
-    """Steps with a manifest, ascending, without reading them.
-
-    Raises:
-        StorageError: the root cannot be listed.
-    """
+    """Steps with a manifest, ascending, without reading them."""
     return committed_among(list_steps(root), root)
 
 
 def committed_among(listed: Mapping[StepKey, Path], root: Path) -> list[StepKey]:
-    """Those of the step directories of a root that have a manifest, in their order.
-
-    Raises:
-        StorageError: one of them cannot be looked into.
-    """
+    """Those of the step directories of a root that have a manifest, in their order."""
     try:
         return [key for key, directory in listed.items() if access.exists(directory / MANIFEST_NAME)]
     except OSError as error:

@@ -81,15 +81,7 @@ os.register_at_fork(after_in_child=_kept.after_fork)
 
 
 def file_memory(descriptor: int, start: int, length: int) -> npt.NDArray[np.uint8] | None:
-    """Memory that is a stretch of a file: what is written there is in the file.
-
-    Args:
-        descriptor: of the file, open for reading and writing.
-        start, length: bytes; not beyond the file's end.
-
-    Returns:
-        uint8, ``length`` long; None where the file does not lie in memory, not all of it, or cannot be mapped.
-    """
+    """Memory that is a stretch of a file: what is written there is in the file."""
     try:
         status = os.fstat(descriptor)
         if not 0 < start + length <= status.st_size or not _is_whole(status):
@@ -108,11 +100,7 @@ def file_memory(descriptor: int, start: int, length: int) -> npt.NDArray[np.uint
 
 
 def bytes_in_memory(descriptor: int) -> int:
-    """Length of a file whose pages are all there, on a file system in memory; 0 of any other.
-
-    Raises:
-        OSError: it cannot be looked at.
-    """
+    """Length of a file whose pages are all there, on a file system in memory; 0 of any other."""
     status = os.fstat(descriptor)
     return status.st_size if _is_whole(status) and _is_memory(status.st_dev) else 0
 

@@ -52,19 +52,7 @@ def node_root(directory: Path, lineage: str, level: str) -> Path:
 
 
 class NodeLevel:
-    """One level on this node's storage.
-
-    Args:
-        directory: the node-local directory of this rank.
-        lineage: 32 hex digits of the persistent directory's lineage.
-        name: "local", "partner" or "parity".
-        session: 32 hex digits of this run of the job.
-        permissions: as ``Config.permissions``.
-        signing: the keys; what is read must be signed with one of them. None: not checked.
-
-    Raises:
-        StorageError: the directory cannot be created or written, or others could write to it too.
-    """
+    """One level on this node's storage."""
 
     def __init__(
         self,
@@ -99,14 +87,7 @@ class NodeLevel:
         return step_directory(self.root, attempt.key) / part_file_name(rank, attempt.world_size)
 
     def open_part(self, attempt: Attempt, rank: int, *, mend: bool = False) -> DurableFile:
-        """Begin a part file.
-
-        Args:
-            mend: true if it may replace a damaged one.
-
-        Raises:
-            StorageError: it cannot be created.
-        """
+        """Begin a part file."""
         return self._open(self.part_path(attempt, rank), mend)
 
     def open_base(self, attempt: Attempt, name: str, *, mend: bool = False) -> DurableFile:
@@ -114,14 +95,7 @@ class NodeLevel:
         return self._open(step_directory(self.root, attempt.key) / name, mend)
 
     def adopt_bases(self, attempt: Attempt, names: Iterable[str]) -> list[Path]:
-        """Give files that lie here, in other steps of this session, a name beside a part that refers to them.
-
-        Returns:
-            The names that were made.
-
-        Raises:
-            StorageError: one of them is not here, or cannot be looked for. No name was made.
-        """
+        """Give files that lie here, in other steps of this session, a name beside a part that refers to them."""
         directory = step_directory(self.root, attempt.key)
         made: list[Path] = []
         for name in names:
@@ -189,19 +163,11 @@ class NodeLevel:
         return give_back(spares_directory(self._directory / folder, self._session) for folder in NODE_FOLDERS.values())
 
     def steps(self) -> set[StepKey]:
-        """Steps that have anything here.
-
-        Raises:
-            StorageError: the directory cannot be read.
-        """
+        """Steps that have anything here."""
         return set(list_steps(self.root))
 
     def retire(self, keys: set[StepKey]) -> None:
-        """Remove steps from this node; the files of this session's newest are kept for its next checkpoint.
-
-        Raises:
-            StorageError: a removal was refused; the others are still tried.
-        """
+        """Remove steps from this node; the files of this session's newest are kept for its next checkpoint."""
         own = [key for key in keys if key.session == self._session]
         if own:
             set_aside(step_directory(self.root, max(own, key=lambda key: key.sequence)), self._spares)
@@ -273,14 +239,7 @@ class NodeContents:
 
 
 def take_stock(directory: Path, lineage: str, signing: Signing | None) -> NodeContents:
-    """Open every file of a lineage on a node, of all levels. What is wrong becomes a line.
-
-    Args:
-        signing: parts must be signed with one of these keys; None: not checked.
-
-    Raises:
-        StorageError: this process may not open more files, which says nothing about these.
-    """
+    """Open every file of a lineage on a node, of all levels. What is wrong becomes a line."""
     found = NodeContents()
     with access.guarded(directory, access.READING):  # a job's own rules, below it, come first
         for level in NODE_FOLDERS:
@@ -363,11 +322,7 @@ def _is_in_place(path: Path, attempt: Attempt, key: StepKey, name: str) -> bool:
 
 
 def stored_part(path: Path, level: str, signing: Signing | None) -> StoredPart:
-    """Check a part file's header, footer and index, that its bases are there, and with keys its signature.
-
-    Raises:
-        FormatError, StorageError: it is not a sound part, or a base of it is not there.
-    """
+    """Check a part file's header, footer and index, that its bases are there, and with keys its signature."""
     with FileSource(path) as source:
         reader = PartReader(source, where=str(path), signing=signing)
         bases: tuple[str, ...] = ()
@@ -381,23 +336,14 @@ def stored_part(path: Path, level: str, signing: Signing | None) -> StoredPart:
 
 
 def stored_parity(path: Path) -> StoredParity:
-    """Check a parity file's header, footer and index.
-
-    Raises:
-        FormatError, StorageError: it is not a sound parity file.
-    """
+    """Check a parity file's header, footer and index."""
     with FileSource(path) as source:
         reader = ParityReader(source, where=str(path))
         return StoredParity(reader.identity, str(path), source.size)
 
 
 def file_problem(path: Path, signing: Signing | None, pace: Callable[[int], None]) -> str | None:
-    """Read all of a part, base or parity file; what is wrong with it, or None.
-
-    Args:
-        signing: keys for parts; None: not checked. Bases are covered by the parts that refer to them.
-        pace: told of the bytes of every piece.
-    """
+    """Read all of a part, base or parity file; what is wrong with it, or None."""
     try:
         with FileSource(path) as source:
             if is_parity_file_name(path.name):

@@ -46,15 +46,6 @@ _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTS
 class DirectoryOwner:
     """Holds a persistent directory for one job (rank 0 only).
 
-    Args:
-        directory: created if missing.
-        who: the text for a second job: job name, host, process.
-        permissions: as ``Config.permissions``.
-
-    Raises:
-        DirectoryInUseError: a running job has it.
-        StorageError: the directory cannot be created or written, or others could write to it too.
-
     Attributes:
         directory: as given.
         session: 32 hex digits that name this run of the job.
@@ -148,12 +139,7 @@ class DirectoryOwner:
             return {}
 
     def check(self) -> None:
-        """Raise if another job has taken the directory over since.
-
-        Raises:
-            DirectoryInUseError: naming it.
-            StorageError: the lock file is gone or cannot be read.
-        """
+        """Raise if another job has taken the directory over since."""
         owner, _ = self._read()
         if owner.get("session") != self.session:
             raise DirectoryInUseError(
@@ -180,11 +166,7 @@ class DirectoryOwner:
         return False
 
     def check_commit(self, key: StepKey) -> None:
-        """After a commit: see that it stands. It does not if another job took the directory over before it was there.
-
-        Raises:
-            DirectoryInUseError: it does not stand; naming that job.
-        """
+        """After a commit: check that no other job took the directory over before."""
         try:
             self.check()
         except DirectoryInUseError:
@@ -246,11 +228,7 @@ def _holders(path: Path) -> list[str]:
 
 
 def open_lock_file(path: Path) -> int:
-    """Open the lock file for reading and writing; it is made if there is none.
-
-    Raises:
-        OSError: the operating system refused, or it is not a file of this user's own.
-    """
+    """Open the lock file for reading and writing; it is made if there is none."""
     for _ in range(_LOOKS):
         with contextlib.suppress(FileNotFoundError):
             return access.open_file(path, os.O_RDWR)
@@ -284,9 +262,6 @@ def _newest_commits(root: Path) -> dict[str, int]:
     """Session -> the last of its checkpoints that is committed, by sequence. A session commits in that order.
 
     An overtaken session finds here which of its commits its successor knows of, and goes on from.
-
-    Raises:
-        StorageError: the directory cannot be listed.
     """
     newest: dict[str, int] = {}
     for key in sorted(committed_steps(root), reverse=True):

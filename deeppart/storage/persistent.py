@@ -21,15 +21,7 @@ from deeppart.storage.steps import MANIFEST_NAME, remove_steps, step_directory
 
 
 class PersistentLevel:
-    """Step directories with manifests under ``persistent_dir``.
-
-    Args:
-        directory: the same directory on every rank.
-        limit: bandwidth limit of this rank's writes, or None.
-        signing: the keys to sign with, and to check what is read; None for neither.
-        mates: the ranks of this rank's node, ascending, if their parts go into one node file; () if each part is a file
-            of its own.
-    """
+    """Step directories with manifests under ``persistent_dir``."""
 
     name: str = Level.PERSISTENT
 
@@ -77,11 +69,7 @@ class PersistentLevel:
         return SectionFile(self.part_path(attempt, rank), room, limit=self._limit)
 
     def _check_mounted(self) -> None:
-        """Refuse to write if the file system is not mounted (any more): nothing must get into the empty mount point.
-
-        Raises:
-            StorageError: the lineage record is not there.
-        """
+        """Refuse to write if the file system is not mounted (any more): nothing must get into the empty mount point."""
         try:
             access.lstat(self.root / LINEAGE_NAME)
         except OSError as error:
@@ -91,22 +79,11 @@ class PersistentLevel:
             ) from error
 
     def commit(self, key: StepKey, manifest: bytes) -> None:
-        """Make a step a checkpoint: its manifest appears, complete and durable, or not at all.
-
-        Args:
-            manifest: as :func:`deeppart.part.encode_manifest` gives it.
-
-        Raises:
-            StorageError: the manifest cannot be written, or there is one.
-        """
+        """Make a step a checkpoint: its manifest appears, complete and durable, or not at all."""
         create_file(step_directory(self.root, key) / MANIFEST_NAME, manifest)
 
     def withdraw(self, key: StepKey) -> None:
-        """Take a commit of this session back.
-
-        Raises:
-            StorageError: the manifest cannot be removed.
-        """
+        """Take a commit of this session back."""
         path = step_directory(self.root, key) / MANIFEST_NAME
         try:
             access.remove(path)
@@ -122,9 +99,5 @@ class PersistentLevel:
             return True
 
     def remove(self, keys: set[StepKey]) -> None:
-        """Remove steps.
-
-        Raises:
-            StorageError: a removal was refused; the others are still tried.
-        """
+        """Remove steps."""
         remove_steps(self.root, keys)

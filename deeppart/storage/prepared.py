@@ -26,17 +26,7 @@ def unfinished_directory(spares: Path) -> Path:
 
 
 def make_spare(spares: Path, name: str, nbytes: int, is_wanted: Callable[[], bool]) -> bool:
-    """Make a file of zeros among the recycled ones, and map it; from any thread.
-
-    Args:
-        spares: directory of recycled files.
-        name: of the file; no other process makes one of this name.
-        nbytes: its length.
-        is_wanted: asked before each few MiB; False ends it.
-
-    Returns:
-        Whether it is there. Not on storage, where it would save nothing, nor where there is no room for it.
-    """
+    """Make a file of zeros among the recycled ones, and map it; from any thread."""
     path = unfinished_directory(spares) / name
     try:
         access.make_folder(path.parent)
@@ -76,9 +66,6 @@ def give_back(directories: Iterable[Path]) -> bool:
     """Remove the recycled files that nobody has taken, and those that are being made; True if there were any.
 
     Where space is short, what might be written over later must not keep from what is to be written now.
-
-    Args:
-        directories: of recycled files.
     """
     found = False
     for spares in directories:

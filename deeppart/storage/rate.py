@@ -10,13 +10,7 @@ from deeppart.plan.limit import BURST_S
 
 
 class RateLimit:
-    """Lets ``bytes_per_s`` through on average, with bursts of at most ``burst_s`` seconds' worth.
-
-    Args:
-        bytes_per_s: the limit, above 0.
-        burst_s: how much unused allowance is kept, in seconds.
-        clock, sleep: seconds; passed in by tests.
-    """
+    """Lets ``bytes_per_s`` through on average, with bursts of at most ``burst_s`` seconds' worth."""
 
     def __init__(
         self,

@@ -50,11 +50,7 @@ def reduced_runs(root: Path) -> list[ReducedRun]:
 
 
 def note_protection(root: Path, session: str, lines: tuple[str, ...]) -> bool:
-    """Note how a run begins; whether it is the first with all that was asked for after one with less.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
+    """Note how a run begins; whether it is the first with all that was asked for after one with less."""
     runs = reduced_runs(root)
     recovered = bool(runs and runs[-1].lines and not lines)
     if lines or recovered:

@@ -41,17 +41,7 @@ class Room:
 
 
 class SectionFile(Appending):
-    """A section of a node file, written by the rank whose part it is.
-
-    Args:
-        path: of the section, for messages.
-        room: where it lies. The file is there already.
-        limit: bandwidth limit to obey, or None.
-
-    Raises:
-        StorageError: the operating system refuses; the file is not the one that was made; or, from :meth:`write`, the
-            part does not fit into its room.
-    """
+    """A section of a node file, written by the rank whose part it is."""
 
     def __init__(self, path: Path, room: Room, *, limit: RateLimit | None = None) -> None:
         super().__init__(path, room.temporary, direct=True, limit=limit)
@@ -130,14 +120,7 @@ class SectionFile(Appending):
 
 
 def complete(file: DurableFile, table: NodeTable) -> None:
-    """Put the table behind the sections of a node file, make it durable and give it its name.
-
-    Args:
-        file: made by this rank. Nobody else writes to it any more.
-
-    Raises:
-        FormatError: the table is not one that a reader would take. StorageError: the operating system refused.
-    """
+    """Put the table behind the sections of a node file, make it durable and give it its name."""
     try:
         data = table.encode()
         file.skip(table.offset - file.nbytes)

@@ -19,20 +19,12 @@ UNUSABLE = (OSError, StorageError, FormatError, ValueError, KeyError, TypeError,
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a small file durably and atomically, in place of what has the name.
-
-    Raises:
-        StorageError: the operating system refused.
-    """
+    """Write a small file durably and atomically, in place of what has the name."""
     fill(DurableFile(path, over="anything"), [data])
 
 
 def create_file(path: Path, data: bytes) -> None:
-    """Write a small file durably and atomically, in a directory that is there, if nothing has the name.
-
-    Raises:
-        StorageError: the operating system refused; ``EEXIST`` if something has the name.
-    """
+    """Write a small file durably and atomically, in a directory that is there, if nothing has the name."""
     fill(DurableFile(path, make_parent=False), [data])
 
 
@@ -40,9 +32,6 @@ def put_file(path: Path, data: bytes) -> None:
     """Write a small file atomically, in place of what has the name, in a directory that is there.
 
     Not durably: for what is worth nothing after the machine has gone down. Nothing waits for a disk.
-
-    Raises:
-        StorageError: the operating system refused.
     """
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}-{os.urandom(4).hex()}")
     try:
@@ -55,11 +44,7 @@ def put_file(path: Path, data: bytes) -> None:
 
 
 def append_line(path: Path, data: bytes) -> None:
-    """Add bytes to the end of a file of this user, by one write; it is made if there is none.
-
-    Raises:
-        StorageError: the operating system refused, or others could have put the file there.
-    """
+    """Add bytes to the end of a file of this user, by one write; it is made if there is none."""
     try:
         with access.open_folder(path.parent, access.Rules()) as folder:
             try:
@@ -81,13 +66,7 @@ def _write(descriptor: int, data: bytes, path: Path) -> None:
 
 
 def read_file(path: Path, limit_bytes: int) -> bytes:
-    """Read a small regular file.
-
-    Raises:
-        FileNotFoundError: there is none.
-        StorageError: it cannot be read.
-        CorruptFileError: it is longer than ``limit_bytes`` or not a regular file.
-    """
+    """Read a small regular file."""
     try:
         with os.fdopen(access.open_file(path), "rb") as file, storage_operation("read", path):
             length = os.fstat(file.fileno()).st_size

@@ -59,28 +59,17 @@ def list_steps(root: Path) -> dict[StepKey, Path]:
 
     What is a link, or a file, is never gone into. Where anybody may make directories (sticky bit), those of other users
     do not count: :func:`foreign_steps`.
-
-    Raises:
-        StorageError: the directory cannot be read.
     """
     return own_and_foreign_steps(root)[0]
 
 
 def foreign_steps(root: Path) -> list[Path]:
-    """Directories with names of steps that are not used because of their owner, where anybody may make directories.
-
-    Raises:
-        StorageError: the directory cannot be read.
-    """
+    """Directories with names of steps that are not used because of their owner, where anybody may make directories."""
     return own_and_foreign_steps(root)[1]
 
 
 def own_and_foreign_steps(root: Path) -> tuple[dict[StepKey, Path], list[Path]]:
-    """The results of :func:`list_steps` and :func:`foreign_steps`, from one listing of the directory.
-
-    Raises:
-        StorageError: the directory cannot be read.
-    """
+    """The results of :func:`list_steps` and :func:`foreign_steps`, from one listing of the directory."""
     named, foreign = _named_like_steps(root)
     own = {key: directory for key, directory in named.items() if key not in foreign}
     return own, [named[key] for key in sorted(foreign)]
@@ -117,11 +106,7 @@ def _is_foreign(directory: Path) -> bool:
 
 
 def remove_steps(root: Path, keys: Collection[StepKey]) -> None:
-    """Remove step directories; see :func:`remove_step`.
-
-    Raises:
-        StorageError: a removal was refused; the others are still tried.
-    """
+    """Remove step directories; see :func:`remove_step`."""
     first: StorageError | None = None
     for key in sorted(keys):
         try:
@@ -138,9 +123,6 @@ def remove_step(path: Path) -> None:
     Parts go before the bases that they refer to: who looks on meanwhile can tell this from damage
     (:mod:`deeppart.storage.retired`). Only files that this library names are removed; others, and a directory holding
     them, stay.
-
-    Raises:
-        StorageError: the operating system refused.
     """
     try:
         with access.open_folder(path) as folder:

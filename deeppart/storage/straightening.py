@@ -23,14 +23,7 @@ from deeppart.storage.steps import step_directory
 
 
 def straighten(found: NodeContents) -> list[str]:
-    """Rename sound files that lie in wrong places, into the directory of their step where there is one.
-
-    Args:
-        found: the files on this node; other ranks of the node do not rename files meanwhile.
-
-    Returns:
-        A line about each that was renamed. Whoever wants to know what lies where has to look again.
-    """
+    """Rename sound files that lie in wrong places, into the directory of their step where there is one."""
     wanted, settled = _places(found)
     directories = {path.parent for path in (*wanted, *wanted.values())}
     lines: list[str] = []

@@ -42,12 +42,7 @@ class Suspicions:
 
 
 def write_suspicion(root: Path, suspicion: Suspicion) -> None:
-    """Put a record into a persistent directory, durably.
-
-    Raises:
-        StorageError: the operating system refused.
-        FormatError: it cannot be a record.
-    """
+    """Put a record into a persistent directory, durably."""
     create_file(root / _name(suspicion), encode_suspicion(suspicion))
 
 

@@ -20,11 +20,7 @@ def timestamp(seconds: float) -> str:
 
 
 def seconds_of(text: str) -> float:
-    """Seconds since 1970.
-
-    Raises:
-        ValueError, TypeError: this is no such text.
-    """
+    """Seconds since 1970."""
     return datetime.strptime(text, _FORMAT).replace(tzinfo=UTC).timestamp()
 
 

@@ -41,11 +41,7 @@ class Origin:
         return self.line("started", **about, nodes=status.nodes, reduced=list(status.reduced))
 
     def checkpoint(self, report: Report, began_s: float) -> bytes:
-        """A checkpoint is over.
-
-        Args:
-            began_s: when ``checkpoint()`` returned, seconds since 1970.
-        """
+        """A checkpoint is over."""
         levels = {name: level for name, level in report.levels.items() if level.state != OFF}
         return self.line("checkpoint", began=timestamp(began_s), **asdict(replace(report, levels=levels)))
 

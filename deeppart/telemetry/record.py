@@ -170,14 +170,7 @@ def encode_status(status: RankStatus) -> bytes:
 
 
 def decode_status(data: bytes, where: str) -> RankStatus:
-    """Inverse of :func:`encode_status`; keys that it does not know are passed over.
-
-    Args:
-        where: the file, for messages.
-
-    Raises:
-        CorruptFileError: it is not one. NewerFormatError: of a later version.
-    """
+    """Inverse of :func:`encode_status`; keys that it does not know are passed over."""
     try:
         document = parse_json(data)
         if type(document) is not dict or document.get("format") != _FORMAT or type(document.get("version")) is not int:
@@ -207,11 +200,7 @@ def _check(status: RankStatus) -> None:
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:
-    """A value of a type, made of what JSON has.
-
-    Raises:
-        ValueError: it is of another type.
-    """
+    """A value of a type, made of what JSON has."""
     arguments = typing.get_args(kind)
     if isinstance(kind, types.UnionType):
         return None if value is None else _read(arguments[0], value, where)

@@ -121,14 +121,7 @@ class Source(Protocol):
 
 
 class Recorder:
-    """Of one rank. The methods are for the training thread, and return at once; but :meth:`close`.
-
-    Args:
-        facts: of this rank.
-        outputs: without any there is no thread.
-        source: of what changes.
-        prepare: called first in the thread.
-    """
+    """Of one rank. The methods are for the training thread, and return at once; but :meth:`close`."""
 
     def __init__(self, facts: Facts, outputs: Outputs, source: Source, prepare: Callable[[], None]) -> None:
         self._facts, self._outputs, self._source, self._prepare = facts, outputs, source, prepare
@@ -162,12 +155,7 @@ class Recorder:
             self._news.put(partial(self._note_restored, step, seconds))
 
     def close(self, *, failed: bool, patience_s: float = _PATIENCE_S) -> None:
-        """Write for the last time; a second call does nothing.
-
-        Args:
-            failed: true if an exception ends the session.
-            patience_s: how long that is waited for.
-        """
+        """Write for the last time; a second call does nothing."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._news.put(partial(self._end, failed))

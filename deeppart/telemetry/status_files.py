@@ -46,13 +46,7 @@ def _file_name(rank: int) -> str:
 
 
 class StatusFile:
-    """The status file of one rank, as its writer has it.
-
-    Args:
-        root: the persistent directory.
-        session: of the writer, 32 hex digits.
-        rank: of the writer.
-    """
+    """The status file of one rank, as its writer has it."""
 
     def __init__(self, root: Path, session: str, rank: int) -> None:
         self._root, self._folder = root, status_folder(root, session)
@@ -63,9 +57,6 @@ class StatusFile:
         """Put a status in place of the one before; nothing where the folder has been removed since.
 
         Another session has done that, which took the directory over: the next commit says so.
-
-        Raises:
-            StorageError: the operating system refused.
         """
         if not self._made:
             try:
@@ -89,12 +80,7 @@ class StatusFile:
 
 
 def remove_earlier(root: Path, owner: DirectoryOwner) -> None:
-    """Remove the status files of all sessions but that of the owner, as far as the system lets us; raises nothing.
-
-    Args:
-        owner: of the directory, which may have been overtaken. A session makes its folder after it has taken the
-            directory: what was there before a look at the lock record that still names this session is older.
-    """
+    """Remove the status files of all sessions but that of the owner, as far as the system lets us; raises nothing."""
     with contextlib.suppress(OSError, StorageError):
         found = [name for name in access.names_in(root) if _session_of(name) not in (None, owner.session)]
         if found:
@@ -133,11 +119,7 @@ class Statuses:
 
 
 def sessions_with_status(root: Path) -> tuple[str, ...]:
-    """The sessions that have status files in a directory, in no order.
-
-    Raises:
-        StorageError: the directory cannot be listed.
-    """
+    """The sessions that have status files in a directory, in no order."""
     try:
         found = map(_session_of, access.names_in(root))
         return tuple(session for session in found if session is not None)

@@ -15,11 +15,7 @@ _MOST_ERRORS = 5
 
 
 class Sums:
-    """Adds reports up. Used by one thread.
-
-    Args:
-        levels: that are on.
-    """
+    """Adds reports up. Used by one thread."""
 
     def __init__(self, levels: Sequence[str]) -> None:
         self.totals = Totals()
@@ -27,11 +23,7 @@ class Sums:
         self.errors: tuple[ErrorStatus, ...] = ()
 
     def add(self, report: Report, began_s: float) -> None:
-        """Count a checkpoint that is over; its levels for themselves: :meth:`add_level`.
-
-        Args:
-            began_s: when ``checkpoint()`` returned, seconds since 1970.
-        """
+        """Count a checkpoint that is over; its levels for themselves: :meth:`add_level`."""
         old, skipped = self.totals, any(level.state == SKIPPED for level in report.levels.values())
         stages = {**old.stages_s}
         for stage, seconds in report.stages_s.items():

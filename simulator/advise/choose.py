@@ -203,18 +203,7 @@ def advise(
     wanted: Wanted = ANYTHING,
     scheduling: Scheduling = _UNDISTURBED,
 ) -> Advice:
-    """Compare all candidates for a job.
-
-    Args:
-        job: its levels and compression are what is looked for; the rest is kept.
-        step_s: length of a training step: calls are whole steps apart.
-        wanted: what is given of its levels and compression.
-        scheduling: its preemptions count, with their notice.
-
-    Raises:
-        ConfigError: the machine has no failures, none of the candidates survives all of them, what they keep is more
-            than there is room for, or nothing gets done with any of them.
-    """
+    """Compare all candidates for a job."""
     if math.isinf(scheduling.preemption_s):
         need_failures(job.machine, Size(job.ranks, job.nodes))
     choices, less_often, too_large = list[Choice](), list[Choice](), dict[str, str]()

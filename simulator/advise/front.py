@@ -57,11 +57,7 @@ T = TypeVar("T", bound=Weighed)
 
 
 def loss_of(choice: Weighed, least_restart: float) -> float:
-    """The share of the time that another choice could give back.
-
-    Args:
-        least_restart: the share that coming back takes with the choice that comes back fastest.
-    """
+    """The share of the time that another choice could give back."""
     return choice.waste.total - least_restart
 
 

@@ -7,12 +7,7 @@ from ..timing.stages import Job
 
 
 def what_if(machine: Machine, nodes: int, spares: int = 0) -> list[str]:
-    """A sentence if the machine has fewer nodes than that, since the result is then one of a machine that is not there.
-
-    Args:
-        nodes: of the largest job.
-        spares: nodes beside them.
-    """
+    """A sentence if the machine has fewer nodes than that: the result is hypothetical."""
     if nodes + spares <= machine.nodes:
         return []
     needed = f"{nodes:,} nodes" + (f" and {spares:,} spare ones" if spares else "")

@@ -36,15 +36,7 @@ def side_of(
     step_s: float = 0.0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Side:
-    """A job with what is advised for it.
-
-    Args:
-        wanted: what is given of its levels and compression.
-        step_s: length of a training step; 0 if it is not known.
-
-    Raises:
-        ConfigError: nothing survives all failures.
-    """
+    """A job with what is advised for it."""
     if not has_failures(job):
         times = times_of(job, job.shares())
         return Side(label, job, None, times.blocked_s, times.complete())

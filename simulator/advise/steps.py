@@ -14,12 +14,7 @@ _ROUNDING = 1e-9
 
 
 def in_steps(costs: Sequence[LevelCost], cadence: Cadence, step_s: float) -> Cadence:
-    """The cadence near by whose calls are whole steps of training apart, the better of the two.
-
-    Args:
-        costs: of its levels, cheapest first.
-        step_s: length of a training step; 0 for a cadence that stays as it is.
-    """
+    """The cadence near by whose calls are whole steps of training apart, the better of the two."""
     if not step_s > 0:
         return cadence
     every = [cadence.every[cost.name] for cost in costs]

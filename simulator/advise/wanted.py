@@ -50,11 +50,7 @@ class Wanted:
                 yield job
 
     def kept(self, costs: Sequence[LevelCost], cadence: Cadence) -> Cadence:
-        """A cadence with the levels that are given, where it leaves them out: as often as the next one above them.
-
-        Args:
-            costs: of its levels, cheapest first.
-        """
+        """A cadence with the levels that are given, where it leaves them out: as often as the next one above them."""
         given = {Level.PARTNER} if self.partner else set()
         given |= {Level.PARITY} if self.parity else set()
         every, above = dict(cadence.every), 1

@@ -60,11 +60,7 @@ class Bill:
 
 
 def item(machine: Machine, what: str, node_hours: float, *, busy: bool) -> Item:
-    """What so many node-hours cost.
-
-    Args:
-        busy: true if nodes train in them.
-    """
+    """What so many node-hours cost."""
     power, price = machine.power, machine.price
     watts = power.busy if busy or math.isinf(power.waiting) else power.waiting
     kwh = None if math.isinf(watts) else node_hours * watts / 1000
@@ -81,16 +77,7 @@ def _money(node_hours: float, per_hour: float, kwh: float | None, per_kwh: float
 def bill(
     machine: Machine, nodes: int, seconds: float, shares: Mapping[str, float], busy: Iterable[str] = (), spares: int = 0
 ) -> Bill:
-    """The bill of a run.
-
-    Args:
-        machine: with prices and power.
-        nodes: of the job.
-        seconds: how long it runs.
-        shares: where its time goes, as shares that add up to 1.
-        busy: of these, in which nodes train; ``USEFUL`` is one anyway.
-        spares: nodes beside them, which wait.
-    """
+    """The bill of a run."""
     hours = nodes * seconds / HOUR_S
     training = {USEFUL, *busy}
     items = [item(machine, what, share * hours, busy=what in training) for what, share in shares.items()]

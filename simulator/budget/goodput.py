@@ -57,10 +57,6 @@ class Row:
 def lost_share(blocked_s: float, period_s: float) -> float:
     """The share of the time in which training waits.
 
-    Args:
-        blocked_s: of each call.
-        period_s: of training from the end of one call to the next.
-
     Example:
         >>> lost_share(1.0, period_s=9.0)
         0.1
@@ -74,9 +70,6 @@ def ways_of(job: Job) -> list[Way]:
 
     Whole tensors are written as fast as this library writes: DCP's own serialization is not in it, so that these are
     lower bounds.
-
-    Args:
-        job: with its levels and its capture; the strategy is replaced.
     """
     straight = replace(
         job, protection=Protection(local=False, partner=False), compression="none", capture="eager", files="rank"
@@ -103,13 +96,7 @@ def rows_of(
     ways: Sequence[Way],
     days: float,
 ) -> list[Row]:
-    """The table: for each period the times that are asked about, and those of the ways among them.
-
-    Args:
-        machine: with prices and power.
-        nodes: of the job.
-        days: in which the cost arises.
-    """
+    """The table: for each period the times that are asked about, and those of the ways among them."""
     asked = [Way("", seconds) for seconds in blocked_s]
     found = []
     for period_s in sorted(set(periods_s)):

@@ -68,12 +68,7 @@ class Space:
 
 
 def steps_kept(every: Mapping[str, int], keep: Mapping[str, int] = DEFAULT_KEEP) -> dict[str, int]:
-    """Level -> most steps on it at a time, the one that is being written among them.
-
-    Args:
-        every: level -> at every how many-th call; levels that are off are left out, or have 0 or ``MOST_EVERY``.
-        keep: level -> how many steps stay there; 0 keeps all.
-    """
+    """Level -> most steps on it at a time, the one that is being written among them."""
     on = {level: every[level] for level in LEVELS if 0 < every.get(level, 0) < MOST_EVERY}
     kept = {level: keep[level] or _ALL for level in on}
     found = {level: count + 1 for level, count in kept.items()}
@@ -88,12 +83,7 @@ def steps_kept(every: Mapping[str, int], keep: Mapping[str, int] = DEFAULT_KEEP)
 
 
 def space_of(world: SizedJob, every: Mapping[str, int], keep: Mapping[str, int] = DEFAULT_KEEP) -> Space:
-    """The space of a job with a cadence.
-
-    Args:
-        world: the job, on its nodes.
-        every, keep: as of :func:`steps_kept`.
-    """
+    """The space of a job with a cadence."""
     machine, steps = world.job.machine, steps_kept(every, keep)
     per_node = by_node(world.times.encoded, world.job.ranks_per_node).sum(axis=1)
     most = float(per_node.max()) / max(1.0, float(per_node.sum()))

@@ -27,12 +27,6 @@ class Background:
     Attributes:
         file_system: shared with other jobs.
         stored: the checkpoints that are complete on a level, in any order.
-
-    Args:
-        env: of the run.
-        cadences: how many checkpoints each level keeps.
-        result: what is counted here.
-        bytes_per_s: of the file system, all jobs together.
     """
 
     def __init__(self, env: simpy.Environment, cadences: Cadences, result: RunResult, bytes_per_s: float) -> None:

@@ -107,12 +107,7 @@ class Passed:
 
 
 class Calm:
-    """A row of calls, from the first one until the last one's background is over.
-
-    Args:
-        pace: of training.
-        calls: at least one.
-    """
+    """A row of calls, from the first one until the last one's background is over."""
 
     def __init__(self, pace: Pace, calls: Iterable[Call]) -> None:
         self._pace = pace

@@ -51,27 +51,14 @@ class Rows:
 
 
 def again(rate: float, undisturbed_s: float) -> float:
-    """The probability that the next failure comes before everything is rebuilt.
-
-    Args:
-        rate: of all failures, per second.
-        undisturbed_s: to come back and to rebuild, where nothing strikes meanwhile.
-    """
+    """The probability that the next failure comes before everything is rebuilt."""
     return -math.expm1(-rate * undisturbed_s)
 
 
 def share_beyond(
     level: str, struck: Sequence[int], nodes: int, rows: Rows, protection: Protection, domain_nodes: int
 ) -> float:
-    """The share of failures striking these nodes that a level on the nodes does not survive, though it would alone.
-
-    Args:
-        level: partner or parity.
-        struck: nodes of the failure, one at least.
-        nodes: of the job.
-        rows: how failures follow one another.
-        domain_nodes: nodes that share a switch or rack; 0 where that is not known.
-    """
+    """The share of failures striking these nodes that a level on the nodes does not survive, though it would alone."""
     places = placement(tuple(range(nodes)), protection, domain_nodes)
     these, usual = (_concerned(places, level, each, protection.parity_tolerate) for each in (struck, struck[:1]))
     return _share_of_rows(these, usual, rows)
@@ -171,12 +158,7 @@ def _concerned(places: Placement, level: str, struck: Sequence[int], tolerate: i
 
 @lru_cache(maxsize=4096)
 def _share_of_rows(these: _Ring | _Groups, usual: _Ring | _Groups, rows: Rows) -> float:
-    """The share of failures that find all whole, and are not survived.
-
-    Args:
-        these: what they concern.
-        usual: what the others of their rows do, which are of single nodes mostly.
-    """
+    """The share of failures that find all whole, and are not survived."""
     if rows.again >= 1:  # nothing is ever rebuilt
         return 1.0
     longest = 1 if not rows.again else min(_LONGEST, 2 + math.ceil(math.log(_LEAST) / math.log(rows.again)))

@@ -19,12 +19,6 @@ def pieces_s(restart: Restart, ranks: int, kinds: Iterable[str], *, cold: bool =
     A scheduler that starts a job again gives it other nodes for those that are lost: of the time to replace one, only
     what is longer than that comes on top.
 
-    Args:
-        restart: of the machine.
-        ranks: of the job that comes back.
-        kinds: classes of the failures since training last ran.
-        cold: true if the job waited for a node to be repaired, on which nothing has been started.
-
     Example:
         >>> from deeppart_simulator.campaign.comeback import pieces_s
         >>> from deeppart_simulator.machine.record import Restart

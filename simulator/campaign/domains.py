@@ -19,10 +19,6 @@ from .survival import Placement, placement
 def domain_nodes(failures: Failures, nodes: int, protection: Protection) -> int:
     """Nodes of a group of the kind that is kept apart; 0 where nodes do not fail in groups.
 
-    Args:
-        nodes: of the job.
-        protection: of its checkpoints.
-
     Example:
         >>> from deeppart_simulator.campaign.domains import domain_nodes
         >>> from deeppart_simulator.machine.record import Failures, Group

@@ -19,13 +19,7 @@ _FAILURE_S, _NODE_S, _LOST_S = 0.5e-3, 2e-6, 75e-6
 
 
 def effort_s(planned: Planned, cadences: Cadences, failures: int | None = None) -> float:
-    """Seconds that one run takes to simulate, to within a factor of a few.
-
-    Args:
-        planned: the job.
-        cadences: how often it checkpoints, and for how long.
-        failures: how many, of a trace; those that are drawn if None.
-    """
+    """Seconds that one run takes to simulate, to within a factor of a few."""
     levels = sum(1 / count for count in cadences.every.values() if count)
     world = planned.on(planned.nodes)
     apart_s = cadences.period_s + world.blocked_s

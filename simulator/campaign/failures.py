@@ -62,11 +62,7 @@ def rates_per_s(failures: Failures, size: Size) -> dict[str, float]:
 
 
 def need_failures(machine: Machine, size: Size) -> None:
-    """Refuse to look for a cadence where nothing fails.
-
-    Raises:
-        ConfigError: the machine has no failures.
-    """
+    """Refuse to look for a cadence where nothing fails."""
     if not any(rates_per_s(machine.failures, size).values()):
         raise ConfigError(
             "there is no best cadence without failures: each checkpoint is one too many",

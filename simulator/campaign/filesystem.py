@@ -30,11 +30,7 @@ class Transfer:
 
 
 class SharedBandwidth:
-    """Everyone gets an equal part, up to their own limit.
-
-    Args:
-        bytes_per_s: of all together.
-    """
+    """Everyone gets an equal part, up to their own limit."""
 
     def __init__(self, env: simpy.Environment, bytes_per_s: float) -> None:
         self._env = env

@@ -22,17 +22,7 @@ from .failures import Failure, Size
 def failures_from(
     path: Path, size: Size, system: str | None = None, wall_s: float | None = None
 ) -> tuple[Failure, ...]:
-    """The failures of a job that runs through a trace from its beginning.
-
-    Args:
-        size: of the job.
-        system: of LANL's, where the file has several.
-        wall_s: length of the run.
-
-    Raises:
-        ConfigError: the file cannot be read, a line is impossible, or the job has more nodes than the file tells of, or
-            runs for longer.
-    """
+    """The failures of a job that runs through a trace from its beginning."""
     trace = read_trace(path, nodes=size.nodes, system=system)
     _check_size(trace, size, path)
     if wall_s is not None and 0 < trace.observation.seconds < wall_s:

@@ -15,10 +15,6 @@ from .survival import PLACES, place_of
 class JobNodes:
     """The nodes of a job.
 
-    Args:
-        places: nodes at full size.
-        spares: that are ready beside them.
-
     Attributes:
         used: nodes of the job, in the order of their places. Each has a number of its own, from which
             :func:`~deeppart_simulator.campaign.survival.place_of` tells its place.

@@ -141,11 +141,7 @@ class SizedJob:
 
 
 class Planned:
-    """A job, on any number of nodes up to its own.
-
-    Args:
-        job: at full size.
-    """
+    """A job, on any number of nodes up to its own."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -161,11 +157,7 @@ class Planned:
         return other
 
     def on(self, nodes: int) -> SizedJob:
-        """The job on so many nodes.
-
-        Raises:
-            ConfigError: its layout does not fit them.
-        """
+        """The job on so many nodes."""
         if nodes not in self._worlds:
             self._worlds[nodes] = self._make(nodes)
         return self._worlds[nodes]

@@ -15,15 +15,7 @@ _sequence = attrgetter("sequence")
 
 
 def retire(stored: Sequence[Stored], keep: Mapping[str, int]) -> list[Stored]:
-    """Take from each level the checkpoints that are older than its newest ``keep``.
-
-    Args:
-        stored: all checkpoints; ``levels`` of those that are too old is changed in place.
-        keep: level -> how many steps stay there; 0 keeps all.
-
-    Returns:
-        Those that are still on a level, in the order given.
-    """
+    """Take from each level the checkpoints that are older than its newest ``keep``."""
     on = dict.fromkeys(keep, 0)
     # One pass, newest first: campaigns ask at every level that is complete.
     for each in sorted(stored, key=_sequence, reverse=True):

@@ -49,15 +49,7 @@ def run(
     trace: tuple[Failure, ...] | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> RunResult:
-    """One run.
-
-    Args:
-        planned: the job, on any number of nodes.
-        cadences: how often it checkpoints, and what it does without a node.
-        seed: of everything that is random.
-        trace: failures instead of drawn ones.
-        progress: told the share of the run that is simulated, now and then.
-    """
+    """One run."""
     simulation = _Run(planned, cadences, seed, trace)
     wall_s = cadences.wall_s
     for tick in range(1, _TICKS + 1):

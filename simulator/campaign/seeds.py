@@ -44,16 +44,7 @@ def run_seeds(
     *,
     processes: int = 1,
 ) -> list[RunResult]:
-    """One run per seed, in their order: the same results whatever the number of processes.
-
-    Args:
-        planned, cadences, trace: as :func:`deeppart_simulator.campaign.run.run` takes them.
-        progress: told how many runs are simulated, with parts of those under way.
-        processes: at a time; with 1 it is this one.
-
-    Raises:
-        DeeppartError: a process died, or memory was short.
-    """
+    """One run per seed, in their order: the same results whatever the number of processes."""
     processes = min(processes, len(seeds))
     try:
         if processes <= 1:

@@ -81,12 +81,7 @@ class Placement:
 
 @lru_cache(maxsize=64)
 def placement(nodes: tuple[int, ...], protection: Protection, domain_nodes: int) -> Placement:
-    """The places of copies and parity, as the library chooses them.
-
-    Args:
-        nodes: of the world.
-        domain_nodes: nodes that share a switch or rack; 0 where that is not known.
-    """
+    """The places of copies and parity, as the library chooses them."""
     standing = tuple(node % PLACES for node in nodes)
     if standing != nodes:  # whoever stands there
         return placement(standing, protection, domain_nodes)
@@ -105,12 +100,7 @@ def placement(nodes: tuple[int, ...], protection: Protection, domain_nodes: int)
 def recover(
     stored: Iterable[Stored], world: Sequence[int], protection: Protection, domain_nodes: int = 0
 ) -> Recovery | None:
-    """The newest checkpoint that can be had, and from where; None where there is none.
-
-    Args:
-        stored: all checkpoints that were complete on some level.
-        world: nodes of the job that restarts.
-    """
+    """The newest checkpoint that can be had, and from where; None where there is none."""
     checkpoints = {each.sequence: each for each in stored if each.levels}
     here = set(world)
     gone = {number: _gone(each, here) for number, each in checkpoints.items()}

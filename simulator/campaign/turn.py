@@ -16,11 +16,6 @@ from .scheduling import PREEMPTION, TIME_LIMIT, Scheduling
 class Turn:
     """The job's turn: from its leaving the queue to its end.
 
-    Args:
-        everyone: places of all nodes of the job.
-        tell: called when the job is told that it will end.
-        end: called when it ends, unless it has left before.
-
     Attributes:
         told: what will end it, since it was told; None before.
         running: false while it waits in the queue.

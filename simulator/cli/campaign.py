@@ -199,11 +199,7 @@ def _cadences(
 
 
 def _advice(job: Job, wanted: Wanted, every: str | None, levels: str | None, scheduling: Scheduling) -> Advice:
-    """What is advised for a job.
-
-    Raises:
-        ConfigError: a cadence was given, too.
-    """
+    """What is advised for a job."""
     if every is not None or levels is not None:
         raise ConfigError(
             "--advised and a cadence",
@@ -247,11 +243,7 @@ def _read_levels(text: str, on: list[str]) -> dict[str, int]:
 
 
 def _one_seed(common: Common, seeds: int) -> int:
-    """With a trace and no other jobs on the file system nothing is random: one run says it all.
-
-    Raises:
-        ConfigError: more are asked for.
-    """
+    """With a trace and no other jobs on the file system nothing is random: one run says it all."""
     why = "with --trace, and no other jobs on the file system ([persistent] others), nothing is random"
     if given("seeds") and seeds > 1:
         raise no_effect("--seeds", why)
@@ -277,11 +269,7 @@ def _at_a_time(
     *,
     anyway: bool,
 ) -> int:
-    """Runs that are simulated at a time.
-
-    Raises:
-        ConfigError: nobody would wait so long.
-    """
+    """Runs that are simulated at a time."""
     if jobs is not None and jobs > seeds:
         raise no_effect("--jobs", f"it is more than the {seeds} runs that there are", "take fewer, or more --seeds")
     seconds = seeds * effort_s(planned, cadences, None if trace is None else len(trace))

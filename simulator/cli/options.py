@@ -66,22 +66,14 @@ class Common(Output):
     seed: int
 
     def read_state(self) -> State:
-        """The state that --state and --from describe.
-
-        Raises:
-            ConfigError: impossible.
-        """
+        """The state that --state and --from describe."""
         if self.source is None:
             return read_state(self.state)
         text = "" if self.state == DEFAULT_STATE else self.state
         return read_external(self.source, text)
 
     def read_machine(self) -> Machine:
-        """The machine.
-
-        Raises:
-            ConfigError: impossible.
-        """
+        """The machine."""
         return read_machine(self.machine)
 
 
@@ -213,11 +205,7 @@ def _job_options(function: F, otherwise: Callable[[str], str]) -> F:
 
 
 def wanted_of(options: Mapping[str, Any]) -> Wanted:
-    """The levels and the compression that the options ask for.
-
-    Raises:
-        ConfigError: impossible, or options of which one leaves nothing for another.
-    """
+    """The levels and the compression that the options ask for."""
     parity = None if options.get("parity") is None else read_parity(options["parity"])
     wanted = Wanted(options.get("local"), options.get("partner"), parity, options.get("compression"))
     if wanted.local is False:
@@ -231,11 +219,7 @@ def wanted_of(options: Mapping[str, Any]) -> Wanted:
 
 
 def make_job(state: State, machine: Machine, ranks: int, options: Mapping[str, Any]) -> Job:
-    """The job that the options describe.
-
-    Raises:
-        ConfigError: impossible.
-    """
+    """The job that the options describe."""
     wanted = wanted_of(options)
     limit = options.get("flush_bandwidth")
     if limit is not None and given("flush_share"):
@@ -276,11 +260,7 @@ def one_node_job(machine: Machine) -> Job:
 
 
 def read_flush(text: str) -> float:
-    """Bytes per second of a node, from ``--flush-bandwidth``.
-
-    Raises:
-        ConfigError: it cannot be read, or no flush would ever end at it.
-    """
+    """Bytes per second of a node, from ``--flush-bandwidth``."""
     found = read_quantity(read_rate, text, "--flush-bandwidth")
     if not LEAST_RATE <= found < math.inf:
         raise ConfigError(
@@ -291,14 +271,7 @@ def read_flush(text: str) -> float:
 
 
 def read_time(text: str, name: str) -> float:
-    """Seconds, above 0.
-
-    Args:
-        name: of the option.
-
-    Raises:
-        ConfigError: it cannot be read, or is not a time that passes.
-    """
+    """Seconds, above 0."""
     found = read_quantity(read_seconds, text, name)
     if not 0 < found < math.inf:
         expected = SECONDS_WORDS + ", above 0"
@@ -307,25 +280,13 @@ def read_time(text: str, name: str) -> float:
 
 
 def refuse_seed(common: Common) -> None:
-    """Refuse --seed where nothing is random but the campaign of a page.
-
-    Raises:
-        ConfigError: it is given, and no page is asked for.
-    """
+    """Refuse --seed where nothing is random but the campaign of a page."""
     if given("seed") and common.report_path is None:
         raise no_effect("--seed", "only the campaign of --report has random numbers")
 
 
 def read_quantity(read: Callable[[object], float], text: str, name: str) -> float:
-    """A rate, a time: with its unit.
-
-    Args:
-        read: of :mod:`deeppart.model.units`.
-        name: of the option.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """A rate, a time: with its unit."""
     try:
         return read(text)
     except ValueError as error:
@@ -333,11 +294,7 @@ def read_quantity(read: Callable[[object], float], text: str, name: str) -> floa
 
 
 def read_parity(text: str) -> tuple[int, int]:
-    """(nodes of a group, how many may be lost) from ``8`` or ``8/2``.
-
-    Raises:
-        ConfigError: something else.
-    """
+    """(nodes of a group, how many may be lost) from ``8`` or ``8/2``."""
     group, _, tolerate = text.partition("/")
     whole = all(word.isascii() and word.isdigit() and len(word) < 4 for word in (group, tolerate or "1"))
     if not whole or not 2 <= int(group) <= MOST_PARITY_NODES:
@@ -351,11 +308,7 @@ def read_parity(text: str) -> tuple[int, int]:
 
 
 def counts(text: str, name: str) -> list[int]:
-    """Whole numbers from ``1,4,64``.
-
-    Raises:
-        ConfigError: something else.
-    """
+    """Whole numbers from ``1,4,64``."""
     found = [word.strip() for word in text.split(",")]
     whole = all(word.isascii() and word.isdigit() and len(word) <= len(str(MOST_RANKS)) for word in found)
     if not whole or not all(1 <= int(word) <= MOST_RANKS for word in found):

@@ -52,23 +52,13 @@ class OneOf(click.Choice[str]):
 
 
 def given(name: str) -> bool:
-    """True if an option of the command that runs was given, not left to its default.
-
-    Args:
-        name: of the command's argument.
-    """
+    """True if an option of the command that runs was given, not left to its default."""
     source = click.get_current_context().get_parameter_source(name)
     return source not in (None, ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
 
 
 def no_effect(option: str, why: str, todo: str | None = None) -> ConfigError:
-    """The refusal of an option that would change nothing.
-
-    Args:
-        option: as it is written.
-        why: it changes nothing.
-        todo: what to do; to leave it out, if that is all.
-    """
+    """The refusal of an option that would change nothing."""
     return ConfigError(
         f"{option} would change nothing", expected=why, found=f"{option} is given", where=option,
         todo=todo or "leave it out",

@@ -46,15 +46,7 @@ class Happenings:
     scheduling: Scheduling
 
     def failures(self, size: Size, wall_s: float) -> tuple[Failure, ...] | None:
-        """Those of the trace that strike the job; None without one.
-
-        Args:
-            size: of the job.
-            wall_s: how long it runs.
-
-        Raises:
-            ConfigError: it cannot be read, does not fit the job, or leaves an option without effect.
-        """
+        """Those of the trace that strike the job; None without one."""
         if self.trace is None and self.system is not None:
             raise no_effect("--system", "it is about --trace")
         found = None if self.trace is None else failures_from(self.trace, size, self.system, wall_s)
@@ -141,11 +133,7 @@ def system_option(function: Any) -> Any:
 
 
 def read_waits(text: str) -> Waits:
-    """Times in the queue, from ``--queue``.
-
-    Raises:
-        ConfigError: it is no time and no trace with such times.
-    """
+    """Times in the queue, from ``--queue``."""
     if text.startswith(_EXPONENTIAL):
         return Waits(read_time(text.removeprefix(_EXPONENTIAL), "--queue"), exponential=True)
     if not Path(text).is_file():

@@ -134,11 +134,7 @@ class Application:
         return self._between("sqr", batch, epoch), self._between("var", batch, epoch)
 
     def times(self, placement: Placement, local_batch: int) -> Times:
-        """Times of a micro-batch.
-
-        Raises:
-            ConfigError: the batch is outside of what was measured.
-        """
+        """Times of a micro-batch."""
         key = _rotated(placement), local_batch
         found = self._known.get(key)
         if found is None:
@@ -220,9 +216,6 @@ def divided(batch: int, gpus: int, application: Application) -> tuple[int, int]:
 
 def read_application(archive: Archive, name: str) -> Application:
     """The application of that name.
-
-    Raises:
-        ConfigError: a table is missing, or says nothing.
 
     Example:
         >>> from deeppart_simulator.cluster.applications import read_application

@@ -58,11 +58,7 @@ class JobResult:
 
 
 def run(cluster: Cluster, policy: Policy, requests: Sequence[Request]) -> list[JobResult]:
-    """Every job to its end.
-
-    Raises:
-        ConfigError: a job will never be done.
-    """
+    """Every job to its end."""
     jobs = [Job(request, policy.batch(request)) for request in requests]
     held: dict[str, Allocation] = {}
     now_s = 0.0

@@ -33,10 +33,6 @@ class Request:
 class Job:
     """A job under way.
 
-    Args:
-        request: what was submitted.
-        batch: that it keeps; None if it chooses the one with most goodput, from what it measures.
-
     Attributes:
         epoch: that it is in.
         placement: GPUs on each of its nodes; empty while it waits.
@@ -85,11 +81,7 @@ class Job:
         self._started = True
 
     def advance(self, now_s: float, seconds: float) -> None:
-        """Train for some time.
-
-        Args:
-            now_s: the beginning of it.
-        """
+        """Train for some time."""
         if not self.placement or self.finished_s is not None:
             return
         waits = min(self._waits_s, seconds)

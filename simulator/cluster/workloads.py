@@ -12,12 +12,6 @@ from .traces.archive import Archive
 def read_workload(archive: Archive, name: str, known: dict[str, Application]) -> list[Request]:
     """The jobs of a table, in its order.
 
-    Args:
-        known: applications that were read already; others are added.
-
-    Raises:
-        ConfigError: the table says nothing, or an application was not measured.
-
     Example:
         >>> from deeppart_simulator.cluster.traces.archive import Archive
         >>> from deeppart_simulator.cluster.workloads import read_workload

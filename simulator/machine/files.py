@@ -71,12 +71,7 @@ def preset_names() -> tuple[str, ...]:
 
 
 def read_machine(name: str) -> Machine:
-    """A preset by name, or a file by path.
-
-    Raises:
-        ConfigError: there is neither; or the file cannot be read, or has an unknown key or an impossible value. The
-            message names the file and the key, and says what is possible.
-    """
+    """A preset by name, or a file by path."""
     if name in preset_names():
         return _machine(_preset(name), f"preset {name}")
     path = Path(name)

@@ -10,11 +10,7 @@ _LONGEST_CURRENCY = 8
 
 
 def read_watts(value: object) -> float:
-    """Watts from ``2500`` or ``"2.5 kW"``; NaN for another unit.
-
-    Raises:
-        ValueError: neither a number nor a text that begins with one.
-    """
+    """Watts from ``2500`` or ``"2.5 kW"``; NaN for another unit."""
     if isinstance(value, str):
         number, _, unit = value.strip().partition(" ")
         return float(number) * _WATTS.get(unit, math.nan)
@@ -24,11 +20,7 @@ def read_watts(value: object) -> float:
 
 
 def read_currency(value: object) -> str:
-    """A currency: a short word or sign, which tables print behind numbers.
-
-    Raises:
-        ValueError: something else.
-    """
+    """A currency: a short word or sign, which tables print behind numbers."""
     if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_CURRENCY:
         raise ValueError("a currency")
     if not value.isprintable() or set(value) & set(" []"):

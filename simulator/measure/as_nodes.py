@@ -15,12 +15,6 @@ def as_nodes(machine: Machine, nodes: int, lost: str | None = None) -> Machine:
 
     Each of them has its part of the memory and of the local storage, whether or not the others use theirs: that is what
     nodes are. The file system is one for all, and one node alone has what one rank has of it.
-
-    Args:
-        machine: the host, calibrated for so many ranks.
-        nodes: how many.
-        lost: the level from which a restore reads the parts of a node that is lost, beside everybody's own; None for
-            none. Copies are read by the node that has them, after its own part, when the others are done with theirs.
     """
     crowding = machine.crowding(nodes)
     memory, local, network, persistent = machine.memory, machine.local, machine.network, machine.persistent

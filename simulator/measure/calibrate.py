@@ -63,16 +63,7 @@ def calibrate(
     quick: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Machine:
-    """Measure this machine; it is taken for a machine of one node.
-
-    Args:
-        name: of the result.
-        ranks_per_node: that will share the node.
-        directories: of the node's storage and of the file system.
-
-    Raises:
-        ConfigError: no mpirun. DeeppartError: measuring failed.
-    """
+    """Measure this machine; it is taken for a machine of one node."""
     measured = _Measuring(directories, quick)
     progress("one rank alone")
     alone = together = measured.on(1, DTYPES)
@@ -296,12 +287,7 @@ def machine_from(
 
 
 def _memory(fits: _Fits, together: Measured, hash_rate: float) -> Memory:
-    """Planning, copies and restores.
-
-    Args:
-        together: what the ranks have measured of lazy calls.
-        hash_rate: bytes that a thread digests per second.
-    """
+    """Planning, copies and restores."""
     node, ranks, crowding = fits.node, fits.ranks, fits.crowding
     copy, node_copy = fits.copies
     begin, together_leaf, together_large = fits.node_plan

@@ -53,11 +53,7 @@ class Encoded:
 
 
 def as_encoded(machine: Machine, encoded: Encoded) -> Machine:
-    """The machine with codecs as fast as they were within a checkpoint, and with the time of its commit.
-
-    Args:
-        machine: with codecs as they are in a loop. What was found for float32 holds for the others.
-    """
+    """The machine with codecs as fast as they were within a checkpoint, and with the time of its commit."""
     if "float32" not in machine.codecs:
         return machine
     tensors = encoded.share_tensors * encoded.ranks

@@ -39,9 +39,6 @@ def after(measured: Mapping[str, Sequence[float]], end: str, begin: str) -> floa
 def fit(samples: Sequence[Sample], what: str, *, tensors: bool = True) -> tuple[float, float, float]:
     """(constant in s, s per byte of a share, s per tensor of a share) of a stage.
 
-    Args:
-        tensors: false where they make no difference.
-
     On a machine that is busy otherwise the fit may leave nothing for bytes, as if they moved in no time. Then all of
     the time of the largest share is put down to its bytes: a rate that was reached for sure.
     """
@@ -74,11 +71,7 @@ def fit_planning(samples: Sequence[Sample]) -> tuple[float, float, float]:
 
 
 def bytes_and_tensors(samples: Sequence[Sample], what: str, least: float = 0.0) -> tuple[float, float]:
-    """(s per byte of a share, s per tensor of a share) of what takes no time as such.
-
-    Args:
-        least: s per byte, at least. Tensors are given what is left beside it.
-    """
+    """(s per byte of a share, s per tensor of a share) of what takes no time as such."""
     rows = [(0.0, each.share_bytes, each.share_tensors) for each in samples]
     known_s = [least * each.share_bytes for each in samples]
     _, per_byte, per_tensor = _least_squares([each.seconds[what] for each in samples], rows, known_s)
@@ -93,11 +86,7 @@ def constant_and_tensors(samples: Sequence[Sample], what: str) -> tuple[float, f
 
 
 def bytes_beside(samples: Sequence[Sample], what: str, known_s: Sequence[float]) -> float:
-    """s per byte of a share of a stage whose other parts are known; at least a quarter of all that was measured.
-
-    Args:
-        known_s: of each sample, what the model has for it beside bytes.
-    """
+    """s per byte of a share of a stage whose other parts are known; at least a quarter of all that was measured."""
     weighed = [
         (each.share_bytes / each.seconds[what], known / each.seconds[what])
         for each, known in zip(samples, known_s, strict=True)
@@ -115,11 +104,7 @@ def rate(seconds_per_byte: float, ranks: int = 1) -> float:
 def _least_squares(
     seconds: Sequence[float], rows: Sequence[tuple[float, float, float]], known_s: Sequence[float] = ()
 ) -> tuple[float, float, float]:
-    """The parts of each column.
-
-    Args:
-        known_s: of the seconds, what is none of these.
-    """
+    """The parts of each column."""
     from scipy.optimize import nnls
 
     target = np.maximum(np.array(seconds), 1e-9)

@@ -16,11 +16,6 @@ def guards_s(
 ) -> tuple[float, float]:
     """Seconds of a lazy call as such, and for each tensor, beside planning and beside what a copy takes as such: the
     model has these apart.
-
-    Args:
-        late: the lazy checkpoints, with few and with many tensors, all large.
-        samples: eager ones.
-        shares: of the lazy ones.
     """
     constant, per_tensor, per_large = fit_planning(samples)
     known_s = constant + fit(samples, "capture")[0]
@@ -46,11 +41,6 @@ def late_copies(
 
     What the lazy checkpoints take longer from the end of the call until they are on the node is the copy. Its bytes are
     taken to be no faster than in an eager one.
-
-    Args:
-        late: the lazy checkpoints, of as many bytes with few and with many tensors.
-        samples: eager ones.
-        shares: of the lazy ones.
     """
     constant, per_byte, per_tensor = fit(samples, "local")
     _, copied, copied_tensor = fit(samples, "capture")

@@ -14,14 +14,7 @@ _UNKNOWN = Network(bandwidth=1e10, latency=2e-6)
 
 
 def between_ranks(pieces: Mapping[str, Any], samples: Sequence[Sample], crowding: float, file_s: float) -> Network:
-    """The network of a host.
-
-    Args:
-        pieces: of :func:`deeppart.cli.calibrate.pieces.measure_pieces`.
-        samples: ``partner``, ``parity`` and ``rebuild``; none with one rank.
-        crowding: how many times as long computing takes where the ranks share cores.
-        file_s: what a file takes on the node's storage.
-    """
+    """The network of a host."""
     found = pieces["network"]
     # Encoding by itself is ten times as fast as what parity takes with digests and messages.
     parity = min(_UNKNOWN.parity, pieces["parity"])

@@ -48,20 +48,7 @@ def measure(
     *,
     sessions: int = 1,
 ) -> dict[str, Any]:
-    """Run checkpoints on so many ranks.
-
-    Args:
-        dtypes: that the codec is measured on; with any, other single operations are measured too.
-        sessions: how often all is done. How fast memory is copied depends on where it lies, and it lies elsewhere in
-            the next session of the same checkpoints: from 11 to 18 ms for the same 128 MiB on 2 ranks.
-
-    Returns:
-        ``saves``: per save, name -> seconds per round, of all sessions; ``pieces``: see
-        ``deeppart.cli.calibrate.pieces``.
-
-    Raises:
-        ConfigError: there is no mpirun for more than one rank. DeeppartError: the ranks failed.
-    """
+    """Run checkpoints on so many ranks."""
     with _sigterm_raises(), _directory(directories.local) as scratch, _directory(directories.persistent) as kept:
         file = scratch / "tasks.json"
         tasks = Tasks(tuple(saves) * sessions, str(scratch), str(kept), tuple(dtypes))

@@ -183,18 +183,7 @@ def validate(
     kinds: Collection[str] = (),
     progress: Callable[[str], None] = lambda text: None,
 ) -> Validation:
-    """Run and compare.
-
-    Args:
-        machine_for: number of ranks -> this machine, calibrated for so many on the node; asked before every pass.
-        layout: of the states.
-        passes: how often all is done.
-        kinds: of checkpoints, in words; all if there are none.
-
-    Raises:
-        ConfigError: no mpirun; a layout that does not fit, or that cannot be measured; kinds that are not there, or
-            need more ranks. DeeppartError: the ranks failed.
-    """
+    """Run and compare."""
     shards = {count: shards_of(layout, count) for count in ranks}
     rounds, sessions = QUICK_ROUNDS if quick else ROUNDS
     cases = cases_of(kinds, quick=quick)
@@ -225,11 +214,7 @@ def validate(
 
 
 def cases_of(kinds: Collection[str], *, quick: bool) -> tuple[Case, ...]:
-    """The cases of some kinds, or all.
-
-    Raises:
-        ConfigError: there is no such kind.
-    """
+    """The cases of some kinds, or all."""
     cases = QUICK_CASES if quick else CASES
     known = dict.fromkeys(case.kind for case in cases)
     if unknown := [kind for kind in kinds if kind not in known]:
@@ -249,11 +234,7 @@ def _shared(case: Case) -> bool:
 
 
 def shards_of(layout: Layout, ranks: int) -> int:
-    """Among how many ranks a layout divides each of the tensors that are measured.
-
-    Raises:
-        ConfigError: it does not fit, or is not one of fsdp, hsdp=N and tp=N.
-    """
+    """Among how many ranks a layout divides each of the tensors that are measured."""
     grid = layout.at(ranks)
     if grid.stages > 1 or grid.expert > 1 or grid.optimizer_sharded or (grid.shards > 1 and grid.tensor > 1):
         raise ConfigError(
@@ -296,16 +277,7 @@ def _spread(rounds: Sequence[float]) -> float:
 def predict(
     machine: Machine, ranks: int, task: SaveTask, layout: Layout = REPLICATED, *, alone_s: float = 0.0
 ) -> dict[str, float]:
-    """The simulator's prediction for such checkpoints, in seconds.
-
-    Args:
-        machine: this one, calibrated for so many ranks.
-        alone_s: of the same training without a checkpoint.
-
-    Returns:
-        ``blocked``, the levels, ``restore`` and ``trained``, as :func:`deeppart.cli.calibrate.saves.measure_save`
-        measures them.
-    """
+    """The simulator's prediction for such checkpoints, in seconds."""
     state = replace(read_state(f"tensors-{task.tensors}x{task.nbytes // task.tensors // 4 * 4}"), layout=layout)
     job = Job(
         state=state,

@@ -51,12 +51,7 @@ def label_of(number: int, choice: Choice) -> str:
 
 
 def losses(axes: Axes, parts: Sequence[tuple[float, float, float]], words: Sequence[str]) -> None:
-    """Stacked bars of shares of the time, and words at their ends.
-
-    Args:
-        parts: for each row: writing, doing again, coming back slower.
-        words: for each row.
-    """
+    """Stacked bars of shares of the time, and words at their ends."""
     left = [0.0] * len(parts)
     for place, (_, _, colour) in enumerate(PARTS):
         widths = [max(0.0, each[place]) for each in parts]

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def bill_html(bill: Bill, name: str) -> str:
-    """The chart and the table.
-
-    Args:
-        name: of the chart, which no other one of the page has.
-    """
+    """The chart and the table."""
     found = [each for each in bill.items if each.what != USEFUL and each.node_hours]
     return (figure(bill_chart(bill, name, found)) if found else "") + table(bill_rows(bill))
 

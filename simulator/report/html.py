@@ -11,11 +11,7 @@ from .style import STYLE
 
 
 def document(title: str, body: str, command: str = "") -> str:
-    """The whole page.
-
-    Args:
-        command: that made it; "" if that is not known.
-    """
+    """The whole page."""
     made = f"<p>Made by</p><pre>{escape(command)}</pre>" if command else ""
     return (
         "<!DOCTYPE html>\n<html lang=en><head><meta charset=utf-8>"
@@ -43,13 +39,7 @@ def facts(items: Iterable[tuple[str, str]]) -> str:
 
 
 def table(rows: Iterable[Sequence[str]], marked: Collection[int] = (), *, stacked: bool = False) -> str:
-    """A table, in a box that scrolls if it is wider than the page.
-
-    Args:
-        rows: the first one is its head.
-        marked: numbers of the rows below the head that stand out.
-        stacked: true for few rows with many columns: on a narrow screen each row becomes a list.
-    """
+    """A table, in a box that scrolls if it is wider than the page."""
     head, *body = [list(row) for row in rows]
     kinds = [_is_text(column) for column in zip(*body, strict=True)] or [False] * len(head)
     lines = "".join(

@@ -30,12 +30,7 @@ _COLOURS = {
 
 
 def timeline_html(groups: Sequence[Group], end_s: float | None = None) -> str:
-    """The drawing; bars may overlap within a lane, later ones are narrower then.
-
-    Args:
-        groups: nodes that do the same.
-        end_s: of the axis; that of the last bar if left out.
-    """
+    """The drawing; bars may overlap within a lane, later ones are narrower then."""
     bars = [bar for group in groups for bar in group.bars]
     last_s = end_s or max((bar.end_s for bar in bars), default=1.0)
     lanes = [lane for lane in LANES if any(bar.lane == lane for bar in bars)]

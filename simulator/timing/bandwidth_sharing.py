@@ -13,16 +13,7 @@ FloatArray = NDArray[np.float64]
 
 
 def finish_times(amounts: FloatArray, each: float, together: float) -> FloatArray:
-    """The time at which each of several transfers ends that begin together.
-
-    Args:
-        amounts: float64[groups, members], bytes; every row shares a bandwidth of its own.
-        each: most bytes per second of one member.
-        together: bytes per second of a row.
-
-    Returns:
-        float64[groups, members], seconds; 0 where there is nothing to transfer.
-    """
+    """The time at which each of several transfers ends that begin together."""
     order = np.argsort(amounts, axis=1, kind="stable")
     ascending = np.take_along_axis(amounts, order, axis=1)
     steps = np.diff(ascending, axis=1, prepend=0.0)
@@ -37,11 +28,7 @@ def finish_times(amounts: FloatArray, each: float, together: float) -> FloatArra
 
 
 def finish_times_of_all(amounts: FloatArray, each: float, together: float, all_rows: float) -> FloatArray:
-    """The same, where the rows share a bandwidth with one another, too, in equal parts.
-
-    Args:
-        all_rows: bytes per second of all of them.
-    """
+    """The same, where the rows share a bandwidth with one another, too, in equal parts."""
     times = finish_times(amounts, each, together)
     slowest, everything = float(times.max()), float(amounts.sum()) / all_rows
     return times * (everything / slowest) if slowest and everything > slowest else times

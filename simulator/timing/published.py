@@ -80,12 +80,7 @@ def figures() -> list[Figure]:
 
 
 def torch_save_s(machine: Machine, state: State, ranks: int, width: int, *, persistent: bool) -> float:
-    """Seconds of ``torch.save`` by rank 0.
-
-    Args:
-        width: ranks of a node.
-        persistent: true to the file system, false to the node's storage.
-    """
+    """Seconds of ``torch.save`` by rank 0."""
     job = Job(state, machine, ranks, width, TORCH_SAVE, protection=Protection(persistent=persistent))
     return times_of(job, state.shares(ranks, TORCH_SAVE, 0)).blocked_s
 

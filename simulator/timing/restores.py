@@ -23,14 +23,7 @@ _FEW = 1 << 22
 
 
 def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int | None = None) -> float:
-    """Seconds from the planner's choice until the state is live on all ranks.
-
-    Args:
-        job: the job that restarts.
-        shares: of the state among its ranks.
-        parts: level -> nodes of the job that saved, whose parts come from there.
-        saved_nodes: how many that were; as many as there are now if left out.
-    """
+    """Seconds from the planner's choice until the state is live on all ranks."""
     nodes = job.nodes if saved_nodes is None else saved_nodes
     ratio, _ = codec_of(job, shares)
     total = float(shares.nbytes.sum()) * ratio
@@ -64,12 +57,6 @@ def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int 
 def _most_fetched(idle: int, lost: float, each: float, share: float) -> float:
     """Bytes that the node reads from the file system that reads most there: nodes that have no part of their own read
     what is lost, until they have as much as the others; then all do (deeppart/plan/restart/reading.py).
-
-    Args:
-        idle: nodes without a part of their own; none where fewer nodes come back than are well.
-        lost: bytes that are to be read there.
-        each: bytes of a node's part.
-        share: of all bytes, that of each node that comes back.
     """
     if idle <= 0:
         return max(0.0, share - each)
@@ -85,11 +72,6 @@ def _begin_s(job: Job) -> float:
 def distribute_s(job: Job, *, encoded: bool = False) -> float:
     """Seconds for bytes that one rank has read to reach all ranks that hold them: over the network once per node, and
     copied by every rank.
-
-    Args:
-        encoded: the ranks of a node do not find what another one of them has read in a file that is in memory, as they
-            find raw parts: it is sent from rank to rank. Large tensors are received where they belong: leaves count as
-            a whole, though their spans decide, of which a small state on many ranks has smaller ones.
     """
     needed, passed, copies = np.zeros(job.ranks), np.zeros(job.ranks), np.zeros(job.ranks)
     for groups in job.state.on(job.ranks):
@@ -114,11 +96,7 @@ def distribute_s(job: Job, *, encoded: bool = False) -> float:
 
 
 def _members_on_node(ranks: IntArray, ranks_per_node: int) -> IntArray:
-    """Of each rank of some sets, how many of its set are on its node: with tensor parallelism, it may be the only one.
-
-    Args:
-        ranks: int64[sets, members].
-    """
+    """For each rank of some sets, how many of its set are on its node."""
     if 1 in (ranks.shape[1], ranks_per_node):
         return np.ones_like(ranks)
     nodes = ranks // ranks_per_node

@@ -68,15 +68,7 @@ def study(
     compressions: Sequence[str],
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Point]:
-    """All combinations, ranks ascending.
-
-    Args:
-        job: the state, the machine and the levels; its ranks, strategy and compression are replaced.
-        progress: told what comes next.
-
-    Raises:
-        ConfigError: an unknown strategy or compression; the layout does not fit.
-    """
+    """All combinations, ranks ascending."""
     _check(strategies, STRATEGIES, "--strategy")
     _check(compressions, COMPRESSIONS, "--compression")
     counts = sorted(set(ranks))

@@ -16,11 +16,7 @@ from .bandwidth_sharing import FloatArray, finish_times
 
 
 def device_copies_s(machine: Machine, nbytes: FloatArray) -> FloatArray:
-    """Seconds that each rank takes to copy bytes from its device to memory that is not pinned.
-
-    Args:
-        nbytes: float64[nodes, ranks of a node].
-    """
+    """Seconds that each rank takes to copy bytes from its device to memory that is not pinned."""
     serialize = machine.serialize
     if np.isinf(serialize.copy) and np.isinf(serialize.node_copy):
         return np.zeros_like(nbytes)
@@ -28,11 +24,7 @@ def device_copies_s(machine: Machine, nbytes: FloatArray) -> FloatArray:
 
 
 def streams_s(machine: Machine, nbytes: FloatArray, tensors: FloatArray) -> FloatArray:
-    """Seconds of each rank's stream: its copies, its bytes and its tensors, one after the other.
-
-    Args:
-        nbytes, tensors: float64[nodes, ranks of a node]; ranks with nothing have no stream.
-    """
+    """Seconds of each rank's stream: its copies, its bytes and its tensors, one after the other."""
     serialize = machine.serialize
     streams = np.count_nonzero(tensors, axis=1)
     crowding = np.array([machine.crowding(max(1, int(count))) for count in streams])[:, None]

@@ -127,14 +127,7 @@ class Job:
 
 
 def times_of(job: Job, shares: Shares) -> Times:
-    """Seconds of every stage of one checkpoint of a job.
-
-    Args:
-        shares: of the job's state among its ranks.
-
-    Raises:
-        ConfigError: the job has fewer nodes than a parity group.
-    """
+    """Seconds of every stage of one checkpoint of a job."""
     if job.strategy == TORCH_SAVE:
         return _torch_save(job, shares)
     machine, protection = job.machine, job.protection
@@ -190,10 +183,6 @@ def times_of(job: Job, shares: Shares) -> Times:
 def _deferred(job: Job, handled: FloatArray, copying: FloatArray) -> tuple[float, FloatArray]:
     """(Seconds of a lazy call, seconds of each rank's copies after it): small tensors are copied at once, and each of
     the others gets a guard.
-
-    Args:
-        handled: tensors of each rank, by processes that share cores.
-        copying: seconds in which the bytes of everything are copied at once.
     """
     tensors = np.concatenate([groups.leaves.nbytes for groups in job.state.on(job.ranks)])
     small = tensors <= SMALL_LEAF_BYTES
@@ -206,11 +195,7 @@ def _deferred(job: Job, handled: FloatArray, copying: FloatArray) -> tuple[float
 
 
 def _cores_s(job: Job, raw: FloatArray, encoded: FloatArray, ratio: float, encode_rate: float) -> FloatArray:
-    """Seconds that the cores of each node need for all its ranks do until their chunks are written, if they encode.
-
-    Args:
-        ratio, encode_rate: of :func:`codec_of`.
-    """
+    """Seconds that the cores of each node need for all its ranks do until their chunks are written, if they encode."""
     if math.isinf(encode_rate):
         return np.zeros_like(raw)
     machine, protection = job.machine, job.protection
@@ -383,11 +368,7 @@ def _persistent(job: Job, encoded: FloatArray) -> FloatArray:
 
 
 def files_created(job: Job, encoded: FloatArray) -> int:
-    """Files that a checkpoint creates on the file system, without the manifest.
-
-    Args:
-        encoded: bytes of the parts, [node, rank on it].
-    """
+    """Files that a checkpoint creates on the file system, without the manifest."""
     return int(np.count_nonzero(encoded if job.files == "rank" else encoded.any(axis=1)))
 
 

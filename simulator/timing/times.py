@@ -92,11 +92,7 @@ class Times:
         return {"plan": self.plan} | {name: float(times.max(initial=0.0)) for name, times in found.items()}
 
     def complete(self, *, overlapped: bool = True, flushed: bool = True) -> dict[str, float]:
-        """Level -> seconds from the call until it is complete on all ranks; levels that are off are left out.
-
-        Args:
-            flushed: true if all is in one call; false for copies and parity of calls without a flush.
-        """
+        """Level -> seconds from the call until it is complete on all ranks; levels that are off are left out."""
         took = self.stages()
         if self.waits:  # the storage takes bytes while others are serialized
             to = {Level.LOCAL: self.local, Level.PERSISTENT: self.persistent}

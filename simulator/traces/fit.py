@@ -68,11 +68,7 @@ class Fit:
 
 
 def fit(trace: Trace, assumed: Assumed | None = None) -> Fit:
-    """Rates, shape and correlation of a trace.
-
-    Raises:
-        ValueError: nothing says for how long, or how many nodes were watched; the message says what to give.
-    """
+    """Rates, shape and correlation of a trace."""
     given = assumed or Assumed()
     trace = _watched(trace, given)
     window_s = max(trace.observation.resolution_s, WINDOW_S) if given.window_s is None else given.window_s
@@ -165,11 +161,7 @@ def _by_runs(trace: Trace, kind: str) -> bool:
 
 
 def failures_toml(found: Fit, source: str) -> str:
-    """The table ``[failures]`` of a machine file, with what each number is from.
-
-    Args:
-        source: name of the trace, for a remark.
-    """
+    """The table ``[failures]`` of a machine file, with what each number is from."""
     lines = ["[failures]", f"# from {source!r}, {found.trace.format}; in brackets 95 % bounds"]
     for kind in FAILURES:
         if kind not in found.rates:

@@ -44,14 +44,7 @@ class _Line:
 
 
 def read_lanl(path: Path, system: str | None = None) -> Trace:
-    """The failures of one system in a file.
-
-    Args:
-        system: its number; may be left out if the file has one only.
-
-    Raises:
-        ConfigError: it cannot be read, a line is impossible, or the file has several systems, or not this one.
-    """
+    """The failures of one system in a file."""
     last, counts, lines, unnumbered = datetime.min, Counter[str](), list[_Line](), 0  # noqa: DTZ901 - no zone here
     try:
         for number, row in _rows(path):

@@ -19,9 +19,6 @@ NONE = "None assigned"
 def node_names(text: str) -> tuple[str, ...]:
     """The names in a list, in its order; none for a job that never had nodes.
 
-    Raises:
-        ValueError: no such list, or one of more than 2**20 nodes; the message says what is expected.
-
     Example:
         >>> node_names("node[008-010,1],login1")
         ('node008', 'node009', 'node010', 'node1', 'login1')

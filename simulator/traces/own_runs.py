@@ -30,14 +30,7 @@ def is_own_runs(beginning: str) -> bool:
 
 
 def read_own_runs(path: Path) -> Trace:
-    """The runs of a directory.
-
-    Args:
-        path: of the file, or of the persistent directory with it.
-
-    Raises:
-        ConfigError: it cannot be read, or is not such a file; or no run has ended yet.
-    """
+    """The runs of a directory."""
     path = path / HISTORY_NAME if path.is_dir() else path
     try:
         with path.open("rb") as file:

@@ -33,11 +33,7 @@ def is_philly(beginning: str) -> bool:
 
 
 def read_philly(path: Path) -> Trace:
-    """The attempts of all jobs in a file.
-
-    Raises:
-        ConfigError: it cannot be read, or an entry is impossible.
-    """
+    """The attempts of all jobs in a file."""
     log, skipped = JobLog(), 0
     try:
         with path.open(encoding="utf-8-sig") as file:

@@ -37,14 +37,7 @@ def is_plain(beginning: str) -> bool:
 
 
 def read_plain(path: Path, nodes: int | None = None) -> Trace:
-    """The failures in a file.
-
-    Args:
-        nodes: of the job, where there is one: higher numbers are refused.
-
-    Raises:
-        ConfigError: the file cannot be read, or a line is impossible; the message names the line.
-    """
+    """The failures in a file."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return _read(enumerate(file, start=1), path, nodes)

@@ -39,11 +39,6 @@ class Rate:
 def rate(events: int, exposure_s: float, dispersion: float = 1.0, confidence: float = CONFIDENCE) -> Rate:
     """The rate at which something happens.
 
-    Args:
-        events: how many there were, 0 or more.
-        exposure_s: above 0.
-        dispersion: variance of counts over that of Poisson.
-
     Example:
         >>> found = rate(0, 100.0)
         >>> found.mtbf_s, round(found.low_s, 1), found.high_s

@@ -16,15 +16,7 @@ _BEGINNING = 4096
 
 
 def read_trace(path: Path, *, nodes: int | None = None, system: str | None = None) -> Trace:
-    """A trace.
-
-    Args:
-        nodes: of the job, for a table whose numbers of nodes are to be checked.
-        system: of LANL's, where the file has several.
-
-    Raises:
-        ConfigError: the file cannot be read, or is in no known format, or a line is impossible.
-    """
+    """A trace."""
     found = format_of(path)
     if system is not None and found != lanl.NAME:
         raise ConfigError(
@@ -41,11 +33,7 @@ def read_trace(path: Path, *, nodes: int | None = None, system: str | None = Non
 
 
 def format_of(path: Path) -> str:
-    """The format of a file, by its beginning, or that of a directory.
-
-    Raises:
-        ConfigError: the file cannot be read, or is in no known format.
-    """
+    """The format of a file, by its beginning, or that of a directory."""
     if path.is_dir():
         return own_runs.NAME
     try:

@@ -11,12 +11,7 @@ _MOST_SHOWN = 60
 
 
 def refusal(path: Path, line: int, found: str, expected: str, column: str | None = None) -> ConfigError:
-    """The error for one line.
-
-    Args:
-        line: from 1.
-        column: name of the column, where it is about one.
-    """
+    """The error for one line."""
     return ConfigError(
         "a line of the trace is impossible",
         expected=expected,

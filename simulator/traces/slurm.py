@@ -55,11 +55,7 @@ def is_slurm(first_line: str) -> bool:
 
 
 def read_slurm(path: Path) -> Trace:
-    """The jobs in a file.
-
-    Raises:
-        ConfigError: it cannot be read, or a line is impossible.
-    """
+    """The jobs in a file."""
     log = JobLog()
     lines = Counter[str]()
     try:

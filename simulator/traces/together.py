@@ -18,9 +18,6 @@ def merged(trace: Trace, window_s: float) -> Trace:
 
     Of several jobs that name the same node it is that node's failure, once. Different nodes are a group; more than half
     of all nodes are the system.
-
-    Args:
-        window_s: from the first failure of a group to its last.
     """
     nodes = [event for event in trace.events if event.kind == "node"]
     others = [event for event in trace.events if event.kind != "node"]

@@ -74,11 +74,7 @@ class Shape:
 
 
 def fit_shape(classes: Sequence[Times], confidence: float = CONFIDENCE) -> Shape | None:
-    """The shape that all classes have in common; None with fewer than three failures.
-
-    Raises:
-        ValueError: a time of a failure is not above 0.
-    """
+    """The shape that all classes have in common; None with fewer than three failures."""
     from scipy.optimize import brentq, minimize_scalar
     from scipy.special import chdtrc, chdtri
 

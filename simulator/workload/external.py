@@ -33,15 +33,7 @@ _DEEPEST = 200
 
 
 def read_external(source: Path, text: str) -> State:
-    """The state of a checkpoint directory or of a Python file.
-
-    Args:
-        source: a directory; or a file, with ``:FUNCTION`` or without.
-        text: ``+OPTIMIZER`` (for modules only) and ``@LAYOUT``, or "".
-
-    Raises:
-        ConfigError: nothing can be read there, or the text does not fit it.
-    """
+    """The state of a checkpoint directory or of a Python file."""
     path, _, function = str(source).partition(".py:")
     file = Path(f"{path}.py") if function else source
     if file.suffix == ".py":

@@ -165,11 +165,7 @@ def boxes_at(form: Form, kind: Kind, shard: int, place: int) -> list[Box]:
 
 
 class ByAspect:
-    """The leaves of a state by aspect: sorted once, for every number of ranks.
-
-    Args:
-        tensors: all leaves.
-    """
+    """The leaves of a state by aspect: sorted once, for every number of ranks."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._tensors = tuple(tensors)
@@ -183,11 +179,7 @@ class ByAspect:
         self._numbers = {aspect: np.array(found, dtype=np.int64) for aspect, found in numbers.items()}
 
     def by_kind(self, grid: RankGrid, layers: int, experts: int) -> dict[Kind, dict[Aspect, IntArray]]:
-        """Kind -> aspect -> the numbers of the leaves that a layout divides alike.
-
-        Args:
-            layers, experts: of the model.
-        """
+        """Kind -> aspect -> the numbers of the leaves that a layout divides alike."""
         found: dict[Kind, dict[Aspect, IntArray]] = {}
         for aspect, numbers in self._numbers.items():
             stages = grid.stages_of(self._layers[numbers], layers)
@@ -210,13 +202,7 @@ class ByAspect:
 def groups_of(
     state: ByAspect, grid: RankGrid, layers: int, experts: int, known: dict[object, Held]
 ) -> Iterator[Groups]:
-    """All sets of ranks, and what they hold.
-
-    Args:
-        state: its leaves.
-        layers, experts: of the model.
-        known: what was held on other numbers of ranks; added to.
-    """
+    """All sets of ranks, and what they hold."""
     for kind, aspects in state.by_kind(grid, layers, experts).items():
         forms = state.forms(aspects.values())
         ranks = grid.ranks_of(kind.stage, kind.expert, kind.shards, divided=kind.tensor > 1)
@@ -274,11 +260,7 @@ def _pieces(length: int, ranks: int) -> set[int]:
 
 
 def _held(tensors: Sequence[Tensor], forms: Sequence[Form], sizes: dict[Form, _Sizes]) -> Held:
-    """Boxes of these sizes; they stand for those at any place.
-
-    Args:
-        forms: of the tensors.
-    """
+    """Boxes of these sizes; they stand for those at any place."""
     specs: list[LeafSpec] = []
     pieces: list[tuple[int, int]] = []
     by_dtype: dict[str, int] = {}

@@ -39,11 +39,7 @@ class Layout:
     optimizer_sharded: bool = False
 
     def at(self, ranks: int, where: str = "--ranks") -> RankGrid:
-        """The layout on so many ranks.
-
-        Raises:
-            ConfigError: the number of ranks is not a multiple of what the layout needs.
-        """
+        """The layout on so many ranks."""
         block = self.tensor * self.pipeline
         data, rest = divmod(ranks, block)
         shards = data if self.sharded == 0 else self.sharded
@@ -100,17 +96,7 @@ class RankGrid:
         return found
 
     def ranks_of(self, stage: int, expert: int | None, shards: int, *, divided: bool) -> IntArray:
-        """Ranks that divide leaves, and those that hold the same.
-
-        Args:
-            stage: of the pipeline.
-            expert: which of the expert-parallel ranks; None for leaves outside experts.
-            shards: data-parallel ranks that divide the leaves, next to each other; 1 for none.
-            divided: by tensor parallelism.
-
-        Returns:
-            int64[shards, tensor-parallel ranks that divide, members], members ascending.
-        """
+        """Ranks that divide leaves, and those that hold the same."""
         first = stage * self.data * self.tensor
         ranks: IntArray = np.arange(first, first + self.data * self.tensor, dtype=np.int64)
         ranks = ranks.reshape(self.data, self.tensor)
@@ -123,11 +109,7 @@ class RankGrid:
 
 
 def read_layout(text: str, where: str = "--state") -> Layout:
-    """A layout from ``tp=8,pp=4,zero1``.
-
-    Raises:
-        ConfigError: an unknown key or an impossible number.
-    """
+    """A layout from ``tp=8,pp=4,zero1``."""
     found: dict[str, int] = {}
     for item in text.split(","):
         key, separator, value = item.strip().partition("=")

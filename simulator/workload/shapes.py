@@ -189,11 +189,7 @@ FAMILIES = ("bert-LAYERSxHIDDENxVOCABULARY", "gpt-LAYERSxHIDDENxVOCABULARY", "te
 
 
 def model_named(name: str) -> Model:
-    """A preset, or a member of a family: ``bert-48x2048x30522``, ``tensors-100000x4KiB`` (of 4-byte elements).
-
-    Raises:
-        ConfigError: no such model.
-    """
+    """A preset, or a member of a family: ``bert-48x2048x30522``, ``tensors-100000x4KiB`` (of 4-byte elements)."""
     if name in PRESETS:
         build, layers, experts, source = PRESETS[name]
         return Model(name, tuple(build()), layers, experts, source)

@@ -73,11 +73,7 @@ class State:
         return sum(tensor.elements for tensor in self.tensors if not tensor.optimizer)
 
     def on(self, ranks: int) -> tuple[Groups, ...]:
-        """The leaves of each group of ranks, smaller groups first: in this order they are partitioned.
-
-        Raises:
-            ConfigError: the layout does not fit that number of ranks.
-        """
+        """The leaves of each group of ranks, smaller groups first: in this order they are partitioned."""
         if ranks not in self._known:
             grid = self.layout.at(ranks)
             groups = list(groups_of(self._by_aspect(), grid, self.layers, self.experts, self._held))
@@ -92,19 +88,11 @@ class State:
         return self._sorted[0]
 
     def shares(self, ranks: int, strategy: str = "deeppart", kappa: float | None = None) -> Shares:
-        """Share the state out with the library's partitioner.
-
-        Raises:
-            ConfigError: the layout does not fit, or no such strategy.
-        """
+        """Share the state out with the library's partitioner."""
         return share_out(self.on(ranks), ranks, strategy, self._kappa(ranks, kappa))
 
     def spans(self, ranks: int, strategy: str = "deeppart", kappa: float | None = None) -> list[list[PlannedSpan]]:
-        """What each rank saves, span by span; for few ranks.
-
-        Raises:
-            ConfigError: the layout does not fit, or no such strategy.
-        """
+        """What each rank saves, span by span; for few ranks."""
         return spans_of(self.on(ranks), ranks, strategy, self._kappa(ranks, kappa))
 
     def _kappa(self, ranks: int, kappa: float | None) -> int:
@@ -112,15 +100,7 @@ class State:
 
 
 def read_state(text: str, model: Model | None = None, dtype: str | None = None) -> State:
-    """A state from ``MODEL[:DTYPE][+OPTIMIZER][@LAYOUT]``, or a whole workload such as ``mlperf-8b``.
-
-    Args:
-        model: of an external source; then MODEL must be left out.
-        dtype: of the model's parameters, if the text names none.
-
-    Raises:
-        ConfigError: no such model, dtype, optimizer or layout.
-    """
+    """A state from ``MODEL[:DTYPE][+OPTIMIZER][@LAYOUT]``, or a whole workload such as ``mlperf-8b``."""
     if model is None and text in WORKLOADS:
         workload = WORKLOADS[text]
         return replace(read_state(workload.specification, workload.model()), name=text)

@@ -33,7 +33,7 @@ MEANT: dict[str, set[str]] = {
     # what other processes have open, in /proc; mounts; what the caller named instead of a directory, for the message
     "storage": {"os.stat", "glob", "iterdir", "read_text", "is_file", "is_dir", "os.listdir", "open"},
     "session": {"is_dir"},
-    # objects of an HDF5 or zip archive that is open; scratch folders of a trainer; the caller's directory of checkpoints
+    # objects of an HDF5 or zip archive that is open; scratch folders; the caller's directory
     "interop": {"open", "exists", "tempfile", "write_text", "touch", "glob"},
     # a part, by its number; the directory that the caller named
     "offline": {"open", "is_dir", "stat", "is_file", "iterdir"},

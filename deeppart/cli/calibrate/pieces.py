@@ -44,21 +44,7 @@ _SMALL_TENSORS, _SMALL_ELEMENTS = 8192, 64
 
 
 def measure_pieces(comm: Comm, dtypes: Sequence[str], directory: Path) -> dict[str, Any]:
-    """Time each operation (collective).
-
-    Args:
-        dtypes: that the codec is timed on.
-        directory: on the node's storage, for a file of ``torch.save``, which stays there.
-
-    Returns:
-        ``codec``: dtype -> ratio, and bytes per second of one thread on random normals, which weights are like;
-        ``copy``, ``hash``, ``parity``: bytes per second of one thread; all of them read from memory and not from a
-        cache, as a job that has just trained finds them, and by the time that the thread had a processor: what other
-        programs took of it does not count; ``copy`` is what the others are to be compared with; ``serialize``: of
-        ``torch.save`` through the page cache, bytes per second, and seconds of one more tensor, or None with more than
-        one rank; ``network``: bytes per second that each rank passes on to the next while all do, and the latency of a
-        message in seconds, or None with one rank.
-    """
+    """Time each operation (collective)."""
     memory = _in_memory()
     return {
         "codec": {dtype: _codec(dtype) for dtype in dtypes},

@@ -39,18 +39,7 @@ _MATRIX = 256
 
 
 def measure_save(comm: Comm, task: SaveTask, local_dir: Path, persistent_dir: Path) -> dict[str, list[float]]:
-    """Checkpoint a state again and again (collective).
-
-    Args:
-        local_dir: a directory of this task's own, on the node's storage; not used without a local level.
-        persistent_dir: another, on the file system.
-
-    Returns:
-        For each of MEASURED a number per round that counts: seconds of the slowest rank, for the levels until they
-        were complete, counted from the call; ``work``: of processors, from the end of the call until all levels were
-        complete; ``alone`` and ``trained``: the same training without a checkpoint, and with one before; 0 for what
-        does not apply.
-    """
+    """Checkpoint a state again and again (collective)."""
     state = _state(task, comm.rank)
     config = _config(task, local_dir, persistent_dir)
     found: dict[str, list[float]] = {name: [] for name in MEASURED}

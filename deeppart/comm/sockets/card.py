@@ -22,9 +22,6 @@ _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 class Card:
     """How a rank is reached. Nothing in it is secret.
 
-    Raises:
-        ValueError: an address or a key that is none.
-
     Attributes:
         address: of its socket for messages, as ZeroMQ writes it: ``tcp://10.0.0.1:41233``.
         bulk_address: of that for long ones.
@@ -57,11 +54,7 @@ class Card:
 
     @classmethod
     def decode(cls, data: bytes) -> Card:
-        """From what :meth:`encode` has made.
-
-        Raises:
-            ValueError, TypeError: it is something else.
-        """
+        """From what :meth:`encode` has made."""
         return cls(**json.loads(data))
 
 
@@ -85,11 +78,7 @@ def host_name() -> str:
 
 
 def address_towards(host: str, port: int) -> str:
-    """The address of this machine from which another one is reached: nothing is sent.
-
-    Raises:
-        OSError: it cannot be reached, or has no address.
-    """
+    """The address of this machine from which another one is reached: nothing is sent."""
     family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(place)

@@ -21,12 +21,7 @@ _MESSAGES_OF_ONE = 64
 
 
 class SocketComm:
-    """One channel.
-
-    Args:
-        link: what the channels of a session share.
-        number: of the channel; all ranks count alike.
-    """
+    """One channel."""
 
     def __init__(self, link: Link, number: int) -> None:
         self.rank, self.size, self.threads = link.rank, link.size, True
@@ -113,12 +108,7 @@ class SocketComm:
 
 
 class Link:
-    """What the channels of a session share: the transport, which is closed when all of them have been given back.
-
-    Args:
-        transport: which knows the ranks.
-        rank, size: this rank and the number of ranks.
-    """
+    """What the channels of a session share: the transport, which is closed when all of them have been given back."""
 
     def __init__(self, transport: Transport, rank: int, size: int) -> None:
         self.transport, self.rank, self.size = transport, rank, size

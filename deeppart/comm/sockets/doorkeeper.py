@@ -28,15 +28,7 @@ _WELCOME, _NOT_NOW = b"200", b"300"
 
 
 class Doorkeeper:
-    """Answers for one context. Nobody is let in before the ranks are known.
-
-    Args:
-        context: of the sockets; the thread ends with it.
-        secret: from which passwords are derived; nobody else knows it.
-
-    Raises:
-        zmq.ZMQError: no socket is to be had.
-    """
+    """Answers for one context. Nobody is let in before the ranks are known."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], secret: bytes) -> None:
         self._secret = secret

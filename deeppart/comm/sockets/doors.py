@@ -31,18 +31,10 @@ _BACKLOG = 4096
 class Doors:
     """Of one rank in one session.
 
-    Args:
-        interface: the address of this machine, or the name of the interface, on which others reach it.
-        start, call: see :class:`Card`.
-        silence_s: after so long a host that says nothing is taken for gone.
-
     Attributes:
         card: how others reach this rank.
         doorkeeper: decides who may connect.
         messages, pieces: the two sockets that others connect to.
-
-    Raises:
-        CommError: there is no such interface, or no socket to be had.
     """
 
     def __init__(self, interface: str, start: int, call: str, silence_s: float) -> None:

@@ -71,12 +71,6 @@ class Store(Protocol):
 class Meeting:
     """One rank's side of a start. Its thread talks to the store, whose calls cannot be bounded.
 
-    Args:
-        open_store: connects to the store; called once, in the thread.
-        rank, size: this rank and the number of ranks.
-        card: this rank's.
-        secret: that the ranks share; None: whatever is in the store is believed.
-
     Attributes:
         roster: version, and the cards in rank order; None as long as there is none with this rank's card.
         is_given_up: rank 0 has given up the start that this is, and is in a later one.
@@ -261,16 +255,7 @@ class Place:
 
 
 def meet(place: Place, timeout: float, secret: bytes | None = None) -> SocketComm:
-    """A channel between all ranks that meet at a place (collective). The first start of one rank is that of all.
-
-    Args:
-        timeout: seconds to wait for the others; and after which a host that says nothing is taken for gone.
-        secret: by which they know each other, the same on all; None for none.
-
-    Raises:
-        CommError: the store cannot be reached, or the ranks cannot reach each other.
-        PeerTimeoutError: not all ranks came in time, or this start has been given up by rank 0.
-    """
+    """A channel between all ranks that meet at a place (collective). The first start of one rank is that of all."""
     arrivals = Arrivals(place.rank, place.size)
     with _lock:
         in_turn = _turns.setdefault(place.name, threading.Lock())
@@ -334,11 +319,7 @@ def _connected(place: Place, arrivals: Arrivals, silence_s: float, secret: bytes
 
 
 def _check_hosts(cards: Sequence[Card]) -> None:
-    """Addresses that other hosts can reach.
-
-    Raises:
-        CommError: ranks are on several hosts, and some have an address that is good on their own alone.
-    """
+    """Addresses that other hosts can reach."""
     if len({card.host for card in cards}) == 1:
         return
     alone = [rank for rank, card in enumerate(cards) if card.address.startswith(("tcp://127.", "tcp://[::1]"))]

@@ -46,11 +46,7 @@ def _system_call() -> Callable[..., Any] | None:
 
 
 def read_memory(pid: int, address: int, target: npt.NDArray[np.uint8]) -> None:
-    """Fill contiguous memory from that of another process, without the interpreter's lock.
-
-    Raises:
-        OSError: it may not be read, or is not there.
-    """
+    """Fill contiguous memory from that of another process, without the interpreter's lock."""
     call, done = _system_call(), 0
     if call is None:
         raise OSError(f"no process_vm_readv to read the memory of process {pid} with")

@@ -51,9 +51,6 @@ class _Peer:
 class Peers:
     """Of one rank in one session. Whoever calls has the lock of the transport.
 
-    Args:
-        doors: the sockets of this rank.
-
     Attributes:
         own_rank: this one; -1 before the ranks have met.
         cards: of all ranks.
@@ -72,11 +69,7 @@ class Peers:
         self.ended: set[int] = set()
 
     def know(self, cards: Sequence[Card], own_rank: int, version: int) -> set[int]:
-        """Who they are, from now on; see :meth:`deeppart.comm.sockets.transport.Transport.know`.
-
-        Returns:
-            The ranks in whose place another one has come.
-        """
+        """Who they are, from now on; see :meth:`deeppart.comm.sockets.transport.Transport.know`."""
         changed = {rank for rank, (old, new) in enumerate(zip(self.cards, cards, strict=False)) if old != new}
         for rank in changed:
             if (peer := self._peers.pop(rank, None)) is not None:
@@ -153,11 +146,7 @@ class Peers:
             self.say(Kind.GONE, rank)
 
     def look_after(self, now: float) -> None:
-        """See who has ended the session, and who is gone.
-
-        Args:
-            now: of a monotonic clock, in seconds.
-        """
+        """See who has ended the session, and who is gone."""
         for rank, peer in list(self._peers.items()):
             self._listen(rank, peer)
             while has_something(peer.monitor):

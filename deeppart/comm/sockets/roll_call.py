@@ -12,9 +12,6 @@ class RollCall:
 
     A row has the number of the operation that each rank waits in, or 0; the larger number holds. What is new is passed
     on, so that all hear of all, though each rank talks to a few.
-
-    Args:
-        size: the number of ranks.
     """
 
     def __init__(self, size: int) -> None:

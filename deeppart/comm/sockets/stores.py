@@ -22,11 +22,7 @@ _connected: dict[tuple[str, int, int, int], Any] = {}
 
 
 def at_environment(launch: Launch, timeout: float) -> Place:
-    """The store at MASTER_ADDR and MASTER_PORT; rank 0 serves it, unless torchrun does.
-
-    Raises:
-        LaunchError: torch was built without it.
-    """
+    """The store at MASTER_ADDR and MASTER_PORT; rank 0 serves it, unless torchrun does."""
     distributed = _torch_distributed()
     assert launch.place is not None
     host, port = launch.place
@@ -55,11 +51,7 @@ def at_environment(launch: Launch, timeout: float) -> Place:
 
 
 def at_group(group: Any) -> Place:
-    """The store of a process group of ``torch.distributed``; of the default group for None.
-
-    Raises:
-        LaunchError: this process is not in the group, or the group has no store.
-    """
+    """The store of a process group of ``torch.distributed``; of the default group for None."""
     distributed = _torch_distributed()
     rank = distributed.get_rank(group)
     if rank < 0:

@@ -53,9 +53,6 @@ _CLOSING_MS = 1000
 class Transport:
     """Of one rank in one session.
 
-    Args:
-        doors: its sockets, which are closed with it.
-
     Attributes:
         card: how others reach this rank.
     """
@@ -81,16 +78,7 @@ class Transport:
         self._finalizer.atexit = False
 
     def know(self, cards: Sequence[Card], rank: int, version: int) -> None:
-        """The ranks have met: who they are, in rank order. May be called again, if another one has come in one's place.
-
-        Args:
-            cards: of all ranks.
-            rank: this one.
-            version: of the cards; what others say of those that were here before is nothing any more.
-
-        Raises:
-            ValueError: a key that is none.
-        """
+        """The peers, in rank order, once they have met; again if one was replaced."""
         keys = [z85.decode(card.public_key) for card in cards]
         with self._lock:
             self._busy -= self._peers.know(cards, rank, version)
@@ -180,11 +168,7 @@ class Transport:
             self._peers.put(source, packed(Kind.READY, key), keeper.password(source) + keeper.proof_key(source))
 
     def _check(self, other: int) -> None:
-        """Whether there is any sense in waiting.
-
-        Raises:
-            CommError: there is none.
-        """
+        """Whether there is any sense in waiting."""
         if self._peers.gone:
             raise CommError(
                 f"{rank_names(self._peers.gone)} of this job: gone",
@@ -225,11 +209,7 @@ class Transport:
                 del self._early[place]
 
     def progress(self) -> bool:
-        """Take in what has come, and send on, without waiting. Another thread that is at it does it for this one.
-
-        Returns:
-            True if all that has come has been taken in.
-        """
+        """Take in what has come, and send on, without waiting. Another thread that is at it does it for this one."""
         if not self._lock.acquire(blocking=False):
             return False
         try:

@@ -36,11 +36,7 @@ class Messages(Protocol):
 
 
 def maximum(messages: Messages, values: Int64s) -> Operation[Int64s]:
-    """Element-wise maximum over all ranks.
-
-    Raises:
-        CommError: another rank has another number of values.
-    """
+    """Element-wise maximum over all ranks."""
     rank, size, found = messages.rank, messages.size, values.astype(np.int64)
     for number, distance in enumerate(_distances(size)):
         sending = messages.send((rank + distance) % size, number, found.tobytes())

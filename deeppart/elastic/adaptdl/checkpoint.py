@@ -34,14 +34,7 @@ _found: dict[str, int | None] = {}
 
 
 class State:
-    """Something that is saved with all others by :func:`save_all_states`, and comes back by :func:`load_state`.
-
-    Args:
-        name: that no other state has.
-
-    Raises:
-        UsageError: one has it.
-    """
+    """Something that is saved with all others by :func:`save_all_states`, and comes back by :func:`load_state`."""
 
     def __init__(self, name: str) -> None:
         if name in _states:
@@ -76,14 +69,7 @@ class TreeState(State):
 
 
 def save_all_states() -> str | None:
-    """Make a checkpoint of all states (collective), complete when this returns.
-
-    Returns:
-        the directory, on replica 0; None elsewhere, and where no directory is set.
-
-    Raises:
-        CheckpointError: it is not complete; and whatever else a checkpoint raises.
-    """
+    """Make a checkpoint of all states (collective), complete when this returns."""
     for name in [name for name, state in _states.items() if state.outdated()]:
         del _states[name]
     for state in _states.values():
@@ -127,14 +113,7 @@ def _from_replica_0(data: bytes) -> bytes:
 
 
 def load_state(state: State) -> bool:
-    """Bring a state back, if there is a checkpoint that has it; each replica reads it for itself.
-
-    Returns:
-        whether there is.
-
-    Raises:
-        FormatError: it is damaged; and whatever else :func:`deeppart.load` raises.
-    """
+    """Bring a state back, if there is a checkpoint that has it; each replica reads it for itself."""
     path = env.checkpoint_path()
     step = None if path is None else _step(path)
     if path is None or step is None:

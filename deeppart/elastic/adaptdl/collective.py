@@ -22,16 +22,7 @@ def initialize(
     *,
     store: dist.Store | None = None,
 ) -> None:
-    """Connect all replicas (collective).
-
-    Args:
-        master_addr, master_port: of replica 0, and a free port there; by default the environment's.
-        replica_rank, num_replicas: by default the environment's.
-        store: at which they meet, instead of there.
-
-    Raises:
-        UsageError: they are connected already.
-    """
+    """Connect all replicas (collective)."""
     global _reducer
     if _reducer is not None:
         raise UsageError("the replicas are connected already", todo="call initialize(), or init_process_group(), once")
@@ -50,40 +41,24 @@ def initialized() -> bool:
 
 
 def teardown() -> None:
-    """Wait for all replicas, and disconnect (collective).
-
-    Raises:
-        UsageError: they are not connected.
-    """
+    """Wait for all replicas, and disconnect (collective)."""
     global _reducer
     _connected().allreduce(0)
     _reducer = None
 
 
 def allreduce(value: Any, reduce_fn: Callable[[Any, Any], Any] = default_reduce_fn) -> Any:
-    """The values of all replicas, reduced (collective); by default their sum.
-
-    Raises:
-        UsageError: they are not connected.
-    """
+    """The values of all replicas, reduced (collective); by default their sum."""
     return _connected().allreduce(value, reduce_fn)
 
 
 def allreduce_async(value: Any, reduce_fn: Callable[[Any, Any], Any] = default_reduce_fn) -> Future:
-    """Begin a reduction (collective).
-
-    Raises:
-        UsageError: they are not connected.
-    """
+    """Begin a reduction (collective)."""
     return _connected().allreduce_async(value, reduce_fn)
 
 
 def broadcast(value: Any) -> Any:
-    """What replica 0 gives (collective).
-
-    Raises:
-        UsageError: they are not connected.
-    """
+    """What replica 0 gives (collective)."""
     return _connected().broadcast(value)
 
 

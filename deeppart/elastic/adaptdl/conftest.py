@@ -18,9 +18,6 @@ def elastic_multiprocessing(function: Callable[..., Any]) -> Callable[..., None]
 
     Every replica is forked from this process, with AdaptDL's variables set; all runs share a checkpoint directory.
 
-    Raises:
-        AssertionError: a replica fails, or they return different numbers.
-
     Example:
         >>> from deeppart.elastic.adaptdl.conftest import elastic_multiprocessing
         >>> @elastic_multiprocessing

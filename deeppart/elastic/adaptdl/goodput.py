@@ -39,12 +39,7 @@ class GradParams(NamedTuple):
 
 
 class GoodputFunction:
-    """Useful samples per second of a job of some size with some batch.
-
-    Args:
-        perf_params, grad_params: as of :class:`PerfParams` and :class:`GradParams`.
-        init_batch_size: that efficiency is counted against.
-    """
+    """Useful samples per second of a job of some size with some batch."""
 
     def __init__(self, perf_params: Sequence[float], grad_params: Sequence[float], init_batch_size: int) -> None:
         self._perf_params, self._grad_params = PerfParams(*perf_params), GradParams(*grad_params)
@@ -55,11 +50,7 @@ class GoodputFunction:
         return self.evaluate(num_nodes, num_replicas, atomic_bsz, accum_steps)
 
     def evaluate(self, num_nodes: Any, num_replicas: Any, atomic_bsz: Any, accum_steps: Any) -> Any:
-        """The goodput.
-
-        Raises:
-            UsageError: the batch is smaller than the first one.
-        """
+        """The goodput."""
         batch = num_replicas * atomic_bsz * (accum_steps + 1)
         if not np.all(self._init_batch_size <= batch):
             raise UsageError(
@@ -93,12 +84,6 @@ class GoodputFunction:
 
         Every replica has as many samples as the others. One alone only has more than the first batch if it accumulates:
         the noise of gradients comes from the differences of at least two of them.
-
-        Returns:
-            goodput, samples of a micro-batch of a replica, micro-batches beside the last one.
-
-        Raises:
-            UsageError: the bounds are impossible.
         """
         first, most = self._init_batch_size, max_batch_size or self._init_batch_size
         if most < first or not np.all((np.less_equal(1, num_nodes)) & np.less_equal(num_nodes, num_replicas)):
@@ -125,11 +110,7 @@ class GoodputFunction:
 def fit_perf_params(
     num_nodes: Any, num_replicas: Any, atomic_bsz: Any, accum_step_time: Any, optim_step_time: Any
 ) -> PerfParams:
-    """The parameters whose times are nearest to those measured: arrays of one length, times in seconds.
-
-    Raises:
-        ConfigError: scipy is missing.
-    """
+    """The parameters whose times are nearest to those measured: arrays of one length, times in seconds."""
     columns = (np.atleast_1d(each) for each in (num_nodes, num_replicas, atomic_bsz, optim_step_time, accum_step_time))
     measured = [
         Measured(int(nodes), int(replicas), int(local), float(step_s), float(alone_s))

@@ -41,16 +41,6 @@ class Reducer:
     """Reductions over torch's gloo. All replicas call them, and ask for their results, in the same order.
 
     What is sent is pickled, and unpickled by all: replicas trust each other, as all ranks of a job do.
-
-    Args:
-        rank: of this replica.
-        replicas: how many there are.
-        root_host, root_port: where replica 0 serves a store at which they meet. With port 0 they meet where the
-            launcher says.
-        store: at which they meet, instead.
-
-    Raises:
-        torch.distributed.DistError: not all came.
     """
 
     def __init__(

@@ -82,12 +82,6 @@ def divide(plans: Sequence[Sequence[WriteItem]], notes: Sequence[RankNotes], *, 
     """Divide the items of all ranks.
 
     An item of several ranks that have different tensors under its name is written whole, by the lowest.
-
-    Args:
-        plans: the items that each rank has.
-        notes: of each rank.
-        by_node: of the ranks of a node that have an item, the lowest writes all that the node writes of it; what is
-            balanced are nodes.
     """
     held = _held(plans, notes)
     places = _places(notes, by_node)

@@ -59,9 +59,6 @@ class EncodingStream:
     """A file to write to, which writes frames to another one. Closing it closes that one, too.
 
     Not a class of ``io``: those write what is left even when they are thrown away after an error.
-
-    Args:
-        output: has ``write``, ``flush`` and ``close``.
     """
 
     def __init__(self, output: Any) -> None:
@@ -158,16 +155,7 @@ def _codec_of(dtype: str) -> Codec:
 
 
 def decoded_frames(read: Callable[[int], bytes], where: str | None = None) -> Iterator[memoryview | bytes]:
-    """The raw bytes of each frame.
-
-    Args:
-        read: gives at most so many bytes, and none at the end only.
-        where: for errors.
-
-    Raises:
-        CorruptFileError: the stream is damaged, ends early, or goes on behind its end.
-        NewerFormatError: it has a codec that is not known.
-    """
+    """The raw bytes of each frame."""
     total = 0
     while True:
         head = _exactly(read, _HEAD_BYTES, where)
@@ -197,12 +185,7 @@ def decoded_frames(read: Callable[[int], bytes], where: str | None = None) -> It
 
 
 def decoded(data: Any, most_bytes: int, where: str) -> bytes:
-    """All raw bytes of a stream.
-
-    Raises:
-        CorruptFileError: as :func:`decoded_frames`; or there are more than ``most_bytes``.
-        NewerFormatError: as there.
-    """
+    """All raw bytes of a stream."""
     found = bytearray()
     for raw in decoded_frames(io.BytesIO(data).read, where):
         if len(found) + len(raw) > most_bytes:
@@ -212,11 +195,7 @@ def decoded(data: Any, most_bytes: int, where: str) -> bytes:
 
 
 class DecodingStream(io.RawIOBase):
-    """A file to read from, which reads frames from another one.
-
-    Args:
-        source: has ``read``.
-    """
+    """A file to read from, which reads frames from another one."""
 
     def __init__(self, source: IO[bytes]) -> None:
         super().__init__()
@@ -228,11 +207,7 @@ class DecodingStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read some bytes into memory; returns how many, 0 at the end.
-
-        Raises:
-            CorruptFileError, NewerFormatError: as :func:`decoded_frames`.
-        """
+        """Read some bytes into memory; returns how many, 0 at the end."""
         target = memoryview(buffer).cast("B")
         if not self._rest.nbytes:
             self._rest = memoryview(next(self._frames, b"")).cast("B")

@@ -49,16 +49,7 @@ class Destination(NamedTuple):
 def destinations(
     planner: LoadPlanner, items: Sequence[ReadItem], dtype_of: Callable[[str], torch.dtype], *, may_refuse: bool
 ) -> list[Destination]:
-    """Ask a planner where it puts the tensors of a plan.
-
-    Args:
-        dtype_of: the stored dtype, by name.
-        may_refuse: who fills the tensors sees by itself whether those that share memory get different bytes.
-
-    Raises:
-        LeafMismatchError: a tensor does not fit what is read, or cannot be written to.
-        FreedMemoryError: its memory was freed.
-    """
+    """Ask a planner where it puts the tensors of a plan."""
     given = [planner.resolve_tensor(item) for item in items]
     for item, tensor in zip(items, given, strict=True):
         _check(item, tensor, dtype_of(item.storage_index.fqn))

@@ -72,11 +72,7 @@ def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) 
 
 
 def choose(metadata: DcpMetadata, keys: str | Sequence[str] | None, where: str) -> list[str]:
-    """The names of what globs over paths cover, sorted; None for all.
-
-    Raises:
-        StructureMismatchError: that is nothing.
-    """
+    """The names of what globs over paths cover, sorted; None for all."""
     names = sorted(metadata.tensors.keys() | metadata.values.keys())
     chosen = [name for name in names if _is_chosen(path_of(metadata, name), keys)]
     if keys is not None and not chosen:
@@ -174,11 +170,7 @@ def read_value(files: Files, place: Place, name: str) -> Any:
 
 
 def new_tensor(stored: StoredTensor, name: str) -> torch.Tensor:
-    """Memory for a tensor, which nobody has touched.
-
-    Raises:
-        UnsupportedLeafError, CorruptFileError: there are no such tensors. RestoreError: there is not so much memory.
-    """
+    """Memory for a tensor, which nobody has touched."""
     kind = LeafType("torch", dtype_name(stored.dtype, name), stored.shape)
     kind.check(name)
     for box, place in stored.chunks:
@@ -252,9 +244,6 @@ def nested_of(files: Files, metadata: DcpMetadata, chosen: Sequence[tuple[str, A
     """What was chosen, nested as it stood.
 
     If that is of an optimizer its state alone, the groups say which of its keys were numbers, and are left out again.
-
-    Args:
-        chosen: names and what they stand for.
     """
     items = [(path_of(metadata, name), item) for name, item in chosen]
     places = {path[: path.index("state")] for path, _ in items if "state" in path}
@@ -275,11 +264,7 @@ def nested_of(files: Files, metadata: DcpMetadata, chosen: Sequence[tuple[str, A
 
 
 def nested(items: Iterable[tuple[Keys, Any]]) -> Any:
-    """Dicts and lists of items and their paths.
-
-    Raises:
-        FormatError: one path leads into what stands at another.
-    """
+    """Dicts and lists of items and their paths."""
     root: dict[str | int, Any] = {}
     for path, item in items:
         node = root

@@ -101,13 +101,7 @@ class DcpMetadata:
 
 
 def read_metadata(directory: Path) -> DcpMetadata:
-    """What a DCP directory says that it holds.
-
-    Raises:
-        RestoreError: it is none.
-        CorruptFileError: its metadata is damaged, or is something else.
-        StorageError: it cannot be read.
-    """
+    """What a DCP directory says that it holds."""
     path = directory / METADATA_NAME
     try:
         data = read_small(path, _LIMIT_BYTES)
@@ -122,11 +116,7 @@ def read_metadata(directory: Path) -> DcpMetadata:
 
 
 def decode_metadata(data: bytes, where: str) -> DcpMetadata:
-    """The same, from the bytes of the file.
-
-    Raises:
-        CorruptFileError: damaged, or something else.
-    """
+    """The same, from the bytes of the file."""
     try:
         found = _Reader(data, where).load()
         return _checked(found, where)
@@ -238,11 +228,7 @@ class _Reader(pickle._Unpickler):
 
 
 def _checked(found: Any, where: str) -> DcpMetadata:
-    """What the records say, in records of ours.
-
-    Raises:
-        CorruptFileError: naming what makes no sense. Or anything, where they are not what they should be.
-    """
+    """What the records say, in records of ours."""
     _expect_kind(found, "Metadata")
     places = _places(found.part("storage_data"))
     tensors: dict[str, StoredTensor] = {}

@@ -64,12 +64,7 @@ class Named(NamedTuple):
 
 
 def named(state: Mapping[Any, Any]) -> Named:
-    """A state that is given to ``dcp.async_save``.
-
-    Raises:
-        StructureMismatchError: two items have one name.
-        UnsupportedLeafError: DCP would pickle an object that has a state of its own.
-    """
+    """A state that is given to ``dcp.async_save``."""
     items: list[Item] = []
     tree = _dict(state, (), items)
     _check_names(items)
@@ -77,15 +72,7 @@ def named(state: Mapping[Any, Any]) -> Named:
 
 
 def nested(flat: Mapping[str, Any], paths: Mapping[str, Keys]) -> Named:
-    """A state that a planner of DCP has taken apart.
-
-    Args:
-        flat: by name.
-        paths: where each stood; what is not named stands in the outermost dict.
-
-    Raises:
-        StructureMismatchError: one path leads into what stands at another.
-    """
+    """A state that a planner of DCP has taken apart."""
     items: list[Item] = []
     root = _Inner()
     for name, value in flat.items():
@@ -178,11 +165,7 @@ def _check_names(items: Collection[Item]) -> None:
 
 
 def by_name(items: Iterable[Item], where: str) -> dict[str, Item]:
-    """Items by DCP's names.
-
-    Raises:
-        StructureMismatchError: two have one name.
-    """
+    """Items by DCP's names."""
     found: dict[str, Item] = {}
     for item in items:
         name = item.name
@@ -202,11 +185,7 @@ def _same_name(path: Keys, where: str = "") -> StructureMismatchError:
 
 
 def step_of(checkpoint_id: object) -> int:
-    """The step that a ``checkpoint_id`` means: a number, or a name that ends in one ("ckpt/step_100").
-
-    Raises:
-        ConfigError: it ends in none.
-    """
+    """The step that a ``checkpoint_id`` means: a number, or a name that ends in one ("ckpt/step_100")."""
     text: Any = checkpoint_id
     if isinstance(text, (str, os.PathLike)):
         digits = re.search(r"[0-9]+\Z", PurePath(os.fspath(text)).name)

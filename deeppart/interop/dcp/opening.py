@@ -19,16 +19,7 @@ from deeppart.state.tree.leaves import Bytes, flat_bytes, is_flat
 
 
 def open_dcp(path: Path, closing: ExitStack, keys: str | Sequence[str] | None = None) -> Opened:
-    """Open it; values are read, tensors are not yet.
-
-    Args:
-        closing: closes the files.
-        keys: globs over paths as of :func:`deeppart.load`; None for everything.
-
-    Raises:
-        RestoreError, FormatError, UnsupportedLeafError, StructureMismatchError, StorageError: as of
-            :func:`deeppart.interop.dcp.load`.
-    """
+    """Open it; values are read, tensors are not yet."""
     metadata = read_metadata(path)
     files = Files(path, closing)
     sources: dict[int, Source] = {}
@@ -53,14 +44,7 @@ def open_dcp(path: Path, closing: ExitStack, keys: str | Sequence[str] | None = 
 
 
 class _Pieces:
-    """The bytes of a tensor: of one piece, or of rows, straight from the files; otherwise of all of it, put together.
-
-    Args:
-        files: of the directory.
-        stored: the tensor.
-        name: of it.
-        nbytes: of it.
-    """
+    """The bytes of a tensor: one piece or rows straight from the files, otherwise assembled."""
 
     def __init__(self, files: Files, stored: StoredTensor, name: str, nbytes: int) -> None:
         self.nbytes = nbytes

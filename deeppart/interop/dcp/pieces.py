@@ -12,13 +12,7 @@ from deeppart.model.boxes import Box
 
 
 class Pieces(torch.Tensor):
-    """Says what it has by torch's protocol for checkpoints (:mod:`deeppart.state.tree.sharded`).
-
-    Args:
-        shape: of the whole tensor.
-        boxes: of this rank's pieces.
-        tensors: the pieces, in the same order.
-    """
+    """Says what it has by torch's protocol for checkpoints (:mod:`deeppart.state.tree.sharded`)."""
 
     _whole: tuple[int, ...]
     _boxes: tuple[Box, ...]

@@ -111,12 +111,7 @@ class OwnPlans:
             return name, found
 
     def end(self, name: str, found: Mapping[str, OwnPlan], key: str, own: OwnPlan) -> None:
-        """A save has succeeded.
-
-        Args:
-            name, found: as of :meth:`begin`.
-            key: of what all have saved. own: what this rank has.
-        """
+        """A save has succeeded."""
         with self._lock:
             self._entries.pop(name, None)
             self._entries.update((each, known) for each, known in found.items() if each in self._entries)
@@ -139,16 +134,7 @@ GLOBAL: _Newest[GlobalPlan] = _Newest()
 
 
 def recall(plans: Sequence[SavePlan], same_as: Sequence[Sequence[str]], digests: Sequence[str]) -> list[SavePlan]:
-    """The plans of all ranks, with those that were not sent again.
-
-    Args:
-        plans: as they came.
-        same_as: of each rank, the keys under which what it has not sent is known; () of one that has sent it.
-        digests: of the plan of each.
-
-    Raises:
-        StateError: what a rank refers to is not known here.
-    """
+    """The plans of all ranks, with those that were not sent again."""
     found: list[SavePlan] = []
     for rank, (plan, keys, digest) in enumerate(zip(plans, same_as, digests, strict=True)):
         entries = (entry for key in keys if (entry := GLOBAL.get(key)) is not None)

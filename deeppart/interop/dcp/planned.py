@@ -23,11 +23,7 @@ from deeppart.model.boxes import Box
 
 
 def decides_nothing(planner: SavePlanner | None) -> bool:
-    """True if a planner saves all of a state, as it is: DCP's own, and the one of this library.
-
-    Raises:
-        ConfigError: it leaves dicts whole.
-    """
+    """True if a planner saves all of a state, as it is: DCP's own, and the one of this library."""
     if planner is None:
         return True
     if type(planner) not in (DefaultSavePlanner, BalancedSavePlanner):
@@ -48,16 +44,7 @@ def state_of(planner: SavePlanner) -> Named:
 
 
 def planned_part(planner: SavePlanner, state: Mapping[str, Any], group: Any, *, alone: bool) -> Named:
-    """This rank's part of a state, planned as ``dcp.save`` would (collective).
-
-    Args:
-        group: of the ranks; None for all.
-        alone: this process saves for itself.
-
-    Raises:
-        CheckpointError: it cannot be planned, on some rank; on all of them.
-        UnsupportedLeafError: as of :func:`part_of`.
-    """
+    """This rank's part of a state, planned as ``dcp.save`` would (collective)."""
     ranks = _DistWrapper(group, not alone and dist.is_available() and dist.is_initialized(), 0)
 
     def local() -> SavePlan:
@@ -77,11 +64,7 @@ def planned_part(planner: SavePlanner, state: Mapping[str, Any], group: Any, *, 
 
 
 def part_of(plan: SavePlan, planner: SavePlanner) -> Named:
-    """What a plan has for this rank.
-
-    Raises:
-        UnsupportedLeafError: the planner gives something only as a pickle.
-    """
+    """What a plan has for this rank."""
     paths: Mapping[str, Keys] = getattr(planner, "mappings", None) or {}
     tensors: dict[str, tuple[tuple[int, ...], list[Box], list[torch.Tensor]]] = {}
     flat: dict[str, Any] = {}

@@ -170,11 +170,7 @@ class Snapshots:
 
 
 def _template(path: str) -> tuple[Path, str]:
-    """The directory above, and the template of a name.
-
-    Raises:
-        ConfigError: impossible.
-    """
+    """The directory above, and the template of a name."""
     parent, _, name = path.rstrip("/").rpartition("/")
     fault = ""
     try:

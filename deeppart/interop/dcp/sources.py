@@ -52,12 +52,7 @@ class Source(Protocol):
         ...
 
     def bring(self, wanted: WantedByName, compounds: Sequence[str], use: Use) -> None:
-        """Fill what is asked for of the step that was looked at.
-
-        Args:
-            compounds: names of what has leaves in it, but is no tensor to DCP.
-            use: gets these by name, before anything is changed. If it raises, nothing is.
-        """
+        """Fill what is asked for of the step that was looked at."""
         ...
 
     def refuse(self, error: DeeppartError) -> NoReturn:
@@ -69,9 +64,6 @@ class SessionSource:
     """A job's session: every step that its levels have, from the cheapest source that is left. Calls are collective.
 
     What each rank had saved for itself it gets back; on another number of ranks, all get that of rank 0.
-
-    Args:
-        checkpointer: the session.
     """
 
     def __init__(self, checkpointer: Checkpointer) -> None:
@@ -81,20 +73,12 @@ class SessionSource:
         self._stored: Stored | None = None
 
     def newest(self) -> int | None:
-        """The newest step that can be recovered; None if there is no checkpoint.
-
-        Raises:
-            RestoreError: there are some, and none can be. RemoteRankError, PeerTimeoutError: from the other ranks.
-        """
+        """The newest step that can be recovered; None if there is no checkpoint."""
         found = self._checkpointer._look(None)
         return None if found is None else found.saved.attempt.step
 
     def look(self, step: int | None) -> Stored:
-        """What a step holds, or the newest that can be recovered.
-
-        Raises:
-            RestoreError: there is none. FormatError, RemoteRankError, PeerTimeoutError: as of ``restore``.
-        """
+        """What a step holds, or the newest that can be recovered."""
         self._stored = self._step = None
         found = self._checkpointer._look(step)
         if found is None:
@@ -107,13 +91,6 @@ class SessionSource:
         """Fill what is asked for, once every byte of it was checked.
 
         What is no tensor to DCP comes first: a step is restored as a whole, or not at all, but these are two restores.
-
-        Args:
-            compounds: the same on all ranks.
-
-        Raises:
-            RestoreError, StateError, FormatError, RemoteRankError, PeerTimeoutError: as of ``restore``; nothing was
-                changed, unless it says otherwise.
         """
         stored, _ = self._looked()
         self._checkpointer._raise_together(None)  # whoever refuses says so here
@@ -155,12 +132,7 @@ class SessionSource:
         later: list[tuple[torch.Tensor, Wanted]],
         is_owner: bool,
     ) -> torch.Tensor:
-        """What stands in the live state for a leaf.
-
-        Args:
-            later: gets what is to be copied from it afterwards.
-            is_owner: another leaf that is wanted is a view of it.
-        """
+        """What stands in the live state for a leaf."""
         item, leaf = entry.item, entry.leaf
         assert item.shape is not None and item.dtype is not None and leaf is not None
         into = whole(parts, item)
@@ -200,16 +172,7 @@ class SessionSource:
 
 
 class DirectorySource:
-    """The persistent directory of a job, or of one that is over: each process reads by itself the chunks that it needs.
-
-    Args:
-        directory: the persistent directory.
-        rank: whose values are taken of what each rank saved for itself.
-        sign_key_file: as of :func:`deeppart.load`.
-
-    Raises:
-        ConfigError: a key file is not used.
-    """
+    """A persistent directory: each process reads by itself the chunks that it needs."""
 
     ranks: int | None = None
 
@@ -218,11 +181,7 @@ class DirectorySource:
         self._looked: tuple[Chosen, Stored] | None = None
 
     def newest(self) -> int | None:
-        """The newest committed step whose manifest is sound; None if there is no checkpoint.
-
-        Raises:
-            RestoreError: there are some, and none is sound. StorageError: the directory cannot be read.
-        """
+        """The newest committed step whose manifest is sound; None if there is no checkpoint."""
         with access.guarded(self._root, access.READING):
             if not committed_steps(self._root):
                 return None
@@ -230,11 +189,7 @@ class DirectorySource:
         return found.manifest.attempt.step
 
     def look(self, step: int | None) -> Stored:
-        """What a committed step holds, or the newest whose manifest is sound.
-
-        Raises:
-            RestoreError: there is none. FormatError: it is damaged. StorageError: it cannot be read.
-        """
+        """What a committed step holds, or the newest whose manifest is sound."""
 
         def use(chosen: Chosen) -> tuple[Chosen, Stored]:
             with ExitStack() as files:
@@ -247,12 +202,7 @@ class DirectorySource:
         return stored
 
     def bring(self, wanted: WantedByName, compounds: Sequence[str], use: Use) -> None:
-        """Fill what is asked for, once all of it was read and checked.
-
-        Raises:
-            FormatError: it is damaged. StorageError: it cannot be read. Nothing was changed, unless a file has changed
-                between being checked and being used.
-        """
+        """Fill what is asked for, once all of it was read and checked."""
         if self._looked is None:
             raise CheckpointError("DCP reads before it has asked what there is", todo="load by dcp.load")
         chosen, stored = self._looked

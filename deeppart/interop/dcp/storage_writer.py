@@ -272,12 +272,7 @@ class StorageWriter(TorchStorageWriter):
         return self.checkpointer._next_step() if checkpoint_id is None else step_of(checkpoint_id)
 
     def _wait(self, pending: Pending, *, told: bool) -> None:
-        """Until the save is complete where the caller wants it.
-
-        Args:
-            told: the caller hears of a failure. Nobody may ever look at what an ``async_save`` returns: there, the next
-                save or the end of the session tells, too.
-        """
+        """Until the save is complete where the caller wants it."""
         if not pending.levels:
             why = "on_busy='skip' dropped it" if pending.skipped else "it was due at no level"
             raise CheckpointError(f"step {pending.step} was not saved: {why}", todo="see `every` and `on_busy`")

@@ -65,17 +65,10 @@ class Wanted(NamedTuple):
 class Stored:
     """A step.
 
-    Args:
-        target: the saved structure, and its values as one rank had them.
-        where: the step, for errors.
-
     Attributes:
         target: as given.
         tree: the saved nesting, with the caller's own classes where they are registered.
         entries: by DCP's names.
-
-    Raises:
-        StructureMismatchError: its outermost container is no dict, or two items have one name.
     """
 
     def __init__(self, target: Target, where: str) -> None:
@@ -101,11 +94,7 @@ class Stored:
         return build(self.target, arrays, node)
 
     def refuse_to_build(self, name: str) -> None:
-        """See that something that is no tensor to DCP can be made without a live one.
-
-        Raises:
-            UnsupportedLeafError: there is a tensor of a subclass in it.
-        """
+        """See that something that is no tensor to DCP can be made without a live one."""
         entry = self.entries[name]
         found = None if entry.node is None else _subclass_in(entry.node)
         if found is not None:
@@ -180,9 +169,6 @@ def live_tree(tree: SavedNode, live: Mapping[int, Any]) -> dict[str, Any]:
     """A live state that has a place for some leaves of a saved one, and for nothing else.
 
     Places of lists that come before one that is wanted hold None.
-
-    Args:
-        live: by leaf number.
     """
     found: dict[str, Any] | None = _live(tree, live)
     return _least(tree) if found is None else found

@@ -37,11 +37,7 @@ from deeppart.state.tree.paths import readable
 
 
 class DcpWriter:
-    """Writes DCP directories.
-
-    Args:
-        max_shard_bytes: a new data file is begun when one has so many bytes; None for one file.
-    """
+    """Writes DCP directories."""
 
     form = "dcp"
     is_directory = True
@@ -100,11 +96,7 @@ class DcpWriter:
 
 
 def _flat(state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Items by the names that DCP gives them, and where each stands.
-
-    Raises:
-        StateError: it has no such names.
-    """
+    """Items by the names that DCP gives them, and where each stands."""
     if not isinstance(state, dict):
         raise StateError(
             "DCP saves dicts, and the state is none",

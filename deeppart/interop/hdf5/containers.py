@@ -54,12 +54,7 @@ def first_refused(state: Any) -> Refused | None:
 
 
 def key_of(said: Attribute, name: str, kind: Attribute, where: str) -> Any:
-    """The key of what has a name in a group.
-
-    Args:
-        said: its attribute ``key``.
-        kind: the attribute ``type`` of the group.
-    """
+    """The key of what has a name in a group."""
     if said is not None:
         key = decode_value(parse_json(str(said).encode()), where)
         hash(key)
@@ -78,15 +73,7 @@ def in_order(names: list[bytes], said: Attribute) -> list[bytes]:
 
 
 def container_of(kind: str, name: Attribute, form: Attribute, items: dict[Any, Any], where: str) -> Any:
-    """A container, a tensor that is made of others, or an object.
-
-    Args:
-        kind, name, form: attributes of the group; the form in JSON.
-        items: what is in it.
-
-    Raises:
-        CorruptFileError: nothing can be made of them.
-    """
+    """A container, a tensor that is made of others, or an object."""
     if (refused := first_refused(list(items.values()))) is not None and (kind not in TABLE_MAKERS or form):
         return refused
     if kind in ("list", "tuple"):
@@ -128,15 +115,7 @@ def _object_of(form: str, data: Any, where: str) -> Any:
 def value_of(
     read: Callable[[h5py.h5d.DatasetID], Any], dataset: h5py.h5d.DatasetID, said: dict[str, Attribute], where: str
 ) -> Any:
-    """A small value.
-
-    Args:
-        read: gives what a data set holds.
-        said: its attributes.
-
-    Raises:
-        CorruptFileError: the attributes do not say what it is.
-    """
+    """A small value."""
     kind = str(said["type"])
     if dataset.get_space().get_simple_extent_type() == h5py.h5s.NULL:
         found: Any = None

@@ -41,12 +41,7 @@ _NUMPY += [f"{order}c16" for order in "><"]
 
 
 class Elements:
-    """What may be read of a file's data sets.
-
-    Args:
-        file: the file, for bytes that lie in a row in it.
-        where: its path.
-    """
+    """What may be read of a file's data sets."""
 
     def __init__(self, file: ForeignFile, where: str) -> None:
         self._file, self._where = file, where
@@ -55,11 +50,7 @@ class Elements:
         self._slab: tuple[int, int, memoryview] | None = None
 
     def check(self, dataset: h5py.h5d.DatasetID, name: str) -> None:
-        """See that all elements are in the file, and not more of them than its length allows; to be asked once of each.
-
-        Raises:
-            UnsupportedLeafError: they are elsewhere, or behind a filter that is not known. CorruptFileError: too many.
-        """
+        """Check that all elements are in the file, and no more of them than its length allows."""
         plist = dataset.get_create_plist()
         if plist.get_layout() == h5py.h5d.VIRTUAL or plist.get_external_count():
             raise UnsupportedLeafError(
@@ -176,14 +167,7 @@ class _Slabs:
 
 
 def type_of(dataset: h5py.h5d.DatasetID, said: str | None, where: str) -> LeafType:
-    """The type of the leaf that a data set is.
-
-    Args:
-        said: its attribute ``type`` in an archive of ``deeppart export``; None in a file of others.
-
-    Raises:
-        UnsupportedLeafError: a leaf has no such elements. CorruptFileError: the attribute says something else.
-    """
+    """The type of the leaf that a data set is."""
     stored, shape = dataset.get_type(), tuple(map(int, dataset.shape or ()))
     if said is not None:
         library, _, dtype = said.partition(".")

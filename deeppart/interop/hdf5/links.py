@@ -48,12 +48,7 @@ def typed(where: str) -> Iterator[None]:
 
 
 class Links:
-    """The links of one file.
-
-    Args:
-        file: it.
-        where: its path.
-    """
+    """The links of one file."""
 
     def __init__(self, file: h5py.h5f.FileID, where: str) -> None:
         self._root = h5py.h5g.open(file, b"/")
@@ -73,12 +68,7 @@ class Links:
         return names
 
     def target(self, group: h5py.h5g.GroupID, name: bytes) -> h5py.h5d.DatasetID | h5py.h5g.GroupID | None:
-        """What a link leads to; None where a soft one leads nowhere.
-
-        Raises:
-            UnsupportedLeafError: out of the file, or to what is neither a group nor a data set.
-            CorruptFileError: from soft link to soft link without an end.
-        """
+        """What a link leads to; None where a soft one leads nowhere."""
         found = self._follow(group, name, [_MOST_SOFT])
         if found is None or isinstance(found, (h5py.h5d.DatasetID, h5py.h5g.GroupID)):
             return found

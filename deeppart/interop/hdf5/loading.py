@@ -55,15 +55,7 @@ def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) 
 
 
 def open_hdf5(path: Path, closing: ExitStack, keys: str | Sequence[str] | None = None) -> Opened:
-    """Open one; no elements are read but those of small values, and of tensors that are made of others.
-
-    Args:
-        closing: closes the file.
-        keys: as of :func:`load`.
-
-    Raises:
-        CorruptFileError, UnsupportedLeafError, StorageError: as of :func:`load`.
-    """
+    """Open one; no elements are read but those of small values, and of tensors that are made of others."""
     where = str(path)
     foreign = closing.enter_context(ForeignFile(path))
     descriptor = closing.enter_context(foreign.descriptor())

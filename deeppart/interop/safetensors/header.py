@@ -83,11 +83,7 @@ class Header:
 
 
 def check_length(prefix: bytes, file_bytes: int, where: str) -> int:
-    """Length of the header, of a file that begins with these bytes.
-
-    Raises:
-        CorruptFileError: the file is none of safetensors.
-    """
+    """Length of the header, of a file that begins with these bytes."""
     length = int.from_bytes(prefix, "little")
     most = min(MOST_HEADER_BYTES, file_bytes - LENGTH_BYTES)
     if len(prefix) < LENGTH_BYTES or not 2 <= length <= most:
@@ -101,15 +97,7 @@ def check_length(prefix: bytes, file_bytes: int, where: str) -> int:
 
 
 def decode_header(data: bytes, payload_bytes: int, where: str) -> Header:
-    """A header, checked.
-
-    Args:
-        data: its bytes, without the length.
-        payload_bytes: how many bytes come after it in the file.
-
-    Raises:
-        CorruptFileError: it is damaged, or contradicts the file.
-    """
+    """A header, checked."""
     try:
         if not data.startswith(b"{"):
             raise ValueError(f"begins with {data[:8]!r}")
@@ -175,14 +163,7 @@ def _check_places(entries: Mapping[str, Entry], offset: int, payload_bytes: int)
 def encode_header(
     tensors: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]
 ) -> tuple[bytes, int]:
-    """The first bytes of a file, and the number of those that come after them.
-
-    Args:
-        tensors: name, dtype (as torch calls it), shape, bytes; in the order in which their bytes are written.
-
-    Raises:
-        ValueError: it would be longer than readers accept.
-    """
+    """The first bytes of a file, and the number of those that come after them."""
     document: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     offset = 0
     for name, dtype, shape, nbytes in tensors:

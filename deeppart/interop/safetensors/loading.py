@@ -50,15 +50,7 @@ def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) 
 
 
 def open_safetensors(path: Path, closing: ExitStack, keys: str | Sequence[str] | None = None) -> Opened:
-    """Open them; nothing but headers is read.
-
-    Args:
-        closing: closes the files.
-        keys: as of :func:`load`.
-
-    Raises:
-        RestoreError, CorruptFileError, StorageError: as of :func:`load`.
-    """
+    """Open them; nothing but headers is read."""
     placed: dict[str, str] | None = None
     if is_directory(path):
         folder, names = path, names_in(path)
@@ -111,11 +103,7 @@ def _open_files(folder: Path, files: Sequence[str], placed: Mapping[str, str] | 
 
 
 def read_header(file: ForeignFile) -> Header:
-    """The header of an open file.
-
-    Raises:
-        CorruptFileError: damaged, or not of safetensors. StorageError: it cannot be read.
-    """
+    """The header of an open file."""
     prefix = bytes(file.read_at(0, min(LENGTH_BYTES, file.size)))
     length = check_length(prefix, file.size, file.path)
     data = bytes(file.read_at(LENGTH_BYTES, length))

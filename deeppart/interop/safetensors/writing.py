@@ -37,12 +37,7 @@ class _Tensor:
 
 
 class SafetensorsWriter:
-    """Writes safetensors.
-
-    Args:
-        max_shard_bytes: what a directory is made of are files of at most so many bytes of tensors, or of one tensor.
-            None: one file, no directory.
-    """
+    """Writes safetensors."""
 
     form = "safetensors"
 

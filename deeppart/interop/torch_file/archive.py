@@ -75,17 +75,8 @@ class _Section(io.RawIOBase):
 class Archive:
     """The records of a file, or of a stretch of one.
 
-    Args:
-        file: open.
-        offset, nbytes: of the stretch; all of the file if left out.
-        where: for messages.
-
     Attributes:
         records: by name, without the folder that all are in.
-
-    Raises:
-        CorruptFileError: it is no such archive, or is damaged.
-        UnsupportedLeafError: it is TorchScript, which is a program.
     """
 
     def __init__(self, file: Readable, offset: int = 0, nbytes: int | None = None, where: str = "") -> None:
@@ -114,11 +105,7 @@ class Archive:
             raise self._corrupt(f"records {short(', '.join(sorted(self.records)))}, and none named {PICKLE}")
 
     def read(self, name: str, most_bytes: int) -> bytes:
-        """A small record.
-
-        Raises:
-            CorruptFileError: there is none, or it is damaged or longer than ``most_bytes``.
-        """
+        """A small record."""
         record = self.records.get(name)
         if record is None or record.nbytes > most_bytes:
             raise self._corrupt(f"{name}: {'none' if record is None else f'{record.nbytes} bytes'}")
@@ -128,11 +115,7 @@ class Archive:
         return data
 
     def check(self) -> None:
-        """See that every record has the bytes of which its CRC-32 is.
-
-        Raises:
-            CorruptFileError: one does not.
-        """
+        """See that every record has the bytes of which its CRC-32 is."""
         for name, record in self.records.items():
             found = 0
             for start in range(0, record.nbytes, _PIECE_BYTES):

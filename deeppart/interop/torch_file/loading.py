@@ -61,15 +61,7 @@ def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) 
 
 
 def open_torch_file(path: Path, closing: ExitStack, keys: str | Sequence[str] | None = None) -> Opened:
-    """Open one; tensors are not read yet.
-
-    Args:
-        closing: closes the file.
-        keys: as of :func:`load`.
-
-    Raises:
-        CorruptFileError, UnsupportedLeafError, StorageError: as of :func:`load`.
-    """
+    """Open one; tensors are not read yet."""
     file = closing.enter_context(ForeignFile(path))
     state, sources, remarks = None, dict[int, Source](), tuple[str, ...]()
     if bytes(file.read_at(0, min(len(ZIP_MAGIC), file.size))) != ZIP_MAGIC:
@@ -92,15 +84,7 @@ def _in_memory(why: str) -> str:
 
 
 def open_archive(archive: Archive) -> tuple[Any, dict[int, Source]] | None:
-    """What an archive holds, with tensors of which nothing is read; and the sources of their storages.
-
-    Returns:
-        None where torch has to read it: there are tensors in it that are not plain, or that stand elsewhere than in
-        dicts, lists and tuples.
-
-    Raises:
-        CorruptFileError, UnsupportedLeafError: as of :func:`load`.
-    """
+    """What an archive holds, with tensors of which nothing is read; and the sources of their storages."""
     data = archive.read(PICKLE, MOST_PICKLE_BYTES)
     order = archive.read("byteorder", 8).decode("ascii", "replace") if "byteorder" in archive.records else "little"
     if not set(_REBUILDS.findall(data)) <= _PLAIN or order != sys.byteorder:
@@ -155,22 +139,14 @@ class _Storages:
         return self._made[key]
 
     def check(self) -> None:
-        """See that they are as long as they were.
-
-        Raises:
-            ValueError: torch has made one longer, for a tensor that reaches beyond it.
-        """
+        """See that they are as long as they were."""
         for key, storage in self._made.items():
             record = self._archive.records[f"data/{key}"]
             if storage._untyped_storage.nbytes() != record.nbytes:
                 raise ValueError(f"a tensor reaches beyond the {record.nbytes} bytes of storage {short(key)}")
 
     def are_all_in(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """True if each storage with bytes is that of one of these tensors, all plain.
-
-        Raises:
-            ValueError: a tensor has elements of which there are no bytes: it would hold what was in memory before.
-        """
+        """True if each storage with bytes is that of one of these tensors, all plain."""
         found = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         if any(tensor.numel() and tensor.untyped_storage().data_ptr() not in self.sources for tensor in tensors):
             raise ValueError("a tensor of which no record has the bytes")
@@ -178,11 +154,7 @@ class _Storages:
 
 
 def _read_by_torch(file: ForeignFile, *, is_old: bool = False) -> Any:
-    """All of a file, in memory.
-
-    Raises:
-        UnsupportedLeafError: of an older format, and this torch does not read it safely.
-    """
+    """All of a file, in memory."""
     release = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
     if is_old and release < _SAFE_FOR_OLD_FILES:
         raise UnsupportedLeafError(
@@ -218,11 +190,7 @@ def _typed(where: str) -> Iterator[None]:
 
 
 def told_by_torch(error: Exception, lines: int | None = 1) -> str:
-    """What torch says, on one line and without the bold type that it has for terminals.
-
-    Args:
-        lines: how many of the first ones; None for all.
-    """
+    """What torch says, on one line and without the bold type that it has for terminals."""
     return short("\n".join(_TERMINAL.sub("", str(error)).split("\n")[:lines]))
 
 

@@ -52,11 +52,7 @@ class TorchWriter:
 
 
 class Leaves:
-    """Where the elements of stand-ins are.
-
-    Args:
-        content: what is exported. made: with the stand-ins.
-    """
+    """Where the elements of stand-ins are."""
 
     def __init__(self, content: Content, made: Outline) -> None:
         self.content, self._made = content, made
@@ -145,15 +141,7 @@ class _Pickler(pickle.Pickler):
 def write_archive(
     stream: Stream, state: Any, leaves: Leaves, told: Callable[[int, int], None] = lambda done, total: None
 ) -> None:
-    """Write an archive with a state in it.
-
-    Args:
-        state: with stand-ins. leaves: where their elements are.
-        told: bytes done, and in all.
-
-    Raises:
-        FormatError: a leaf is damaged. StorageError: it cannot be read, or the archive not written.
-    """
+    """Write an archive with a state in it."""
     data = io.BytesIO()
     pickler = _Pickler(data, leaves)
     pickler.dump(state)

@@ -7,9 +7,5 @@ __all__ = ["ReedSolomon", "check_available"]
 
 
 def check_available() -> None:
-    """Find out at start-up rather than at the first use.
-
-    Raises:
-        ConfigError: the library that computes parity is not installed.
-    """
+    """Find out at start-up rather than at the first use."""
     library()

@@ -22,11 +22,7 @@ _SYSTEM_NAMES = ("isal",)
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """ISA-L, loaded. Its functions release the GIL while they run.
-
-    Raises:
-        ConfigError: it is not there.
-    """
+    """ISA-L, loaded. Its functions release the GIL while they run."""
     tried = []
     # To look for a library of the system starts processes, such as a compiler: only where none is bundled.
     for name in itertools.chain(_bundled(), filter(None, map(ctypes.util.find_library, _SYSTEM_NAMES))):

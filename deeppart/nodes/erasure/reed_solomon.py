@@ -24,16 +24,7 @@ _MOST_BLOCK_BYTES = 2**31 - 1
 
 
 class ReedSolomon:
-    """A code of k blocks of data and m blocks of parity. Threads may share one.
-
-    Args:
-        data: k, at least 1.
-        parity: m, at least 1; k + m at most 255.
-
-    Raises:
-        ValueError: another number of blocks.
-        ConfigError: ISA-L is not installed.
-    """
+    """A code of k blocks of data and m blocks of parity. Threads may share one."""
 
     def __init__(self, data: int, parity: int) -> None:
         if data < 1 or parity < 1 or data + parity > _MOST_BLOCKS:
@@ -48,15 +39,7 @@ class ReedSolomon:
         self._solving = functools.lru_cache(maxsize=256)(self._solve)
 
     def encode(self, data: Sequence[Bytes], parity: Sequence[Bytes]) -> None:
-        """Compute all blocks of parity. Releases the GIL.
-
-        Args:
-            data: k blocks of one length.
-            parity: m blocks of that length; overwritten.
-
-        Raises:
-            ValueError: another number of blocks, or blocks of different lengths.
-        """
+        """Compute all blocks of parity. Releases the GIL."""
         self._check(len(data) == self.data and len(parity) == self.parity, data, parity)
         if self.parity == 1:
             _exclusive_or(data, parity[0])
@@ -66,17 +49,7 @@ class ReedSolomon:
     def rebuild(
         self, blocks: Sequence[Bytes], rows: Sequence[int], wanted: Sequence[int], out: Sequence[Bytes]
     ) -> None:
-        """Compute any blocks from any k others. Releases the GIL.
-
-        Args:
-            blocks: k blocks of one length.
-            rows: which ones they are: 0 to k - 1 are data, k to k + m - 1 parity; no two the same.
-            wanted: which ones to compute.
-            out: one block for each of them; overwritten.
-
-        Raises:
-            ValueError: another number of blocks, or blocks of different lengths.
-        """
+        """Compute any blocks from any k others. Releases the GIL."""
         right = len(blocks) == len(rows) == len(set(rows)) == self.data and len(wanted) == len(out)
         self._check(right and all(0 <= row < self.data + self.parity for row in (*rows, *wanted)), blocks, out)
         if self.parity == len(wanted) == 1 and wanted[0] not in rows:

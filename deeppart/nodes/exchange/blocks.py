@@ -17,12 +17,6 @@ class Blocks:
 
     On a tmpfs, reading a block by ``pread`` costs as much as sending it; mapping costs nearly nothing. The mapping is
     one that could be written to, and never is: networks register memory for writing, whatever it is used for.
-
-    Args:
-        path: the file.
-
-    Raises:
-        StorageError: it cannot be opened. CorruptFileError: it is not a regular file.
     """
 
     def __init__(self, path: str) -> None:
@@ -33,11 +27,7 @@ class Blocks:
                 self._fd = access.open_file(path, os.O_RDWR, over=False)
 
     def get(self, offset: int, length: int, memory: Bytes) -> Bytes:
-        """The bytes from ``offset``, in ``memory`` or where they lie; not to be written to.
-
-        Raises:
-            StorageError: they cannot be read. CorruptFileError: the file ends before that.
-        """
+        """The bytes from ``offset``, in ``memory`` or where they lie; not to be written to."""
         there = file_memory(self._fd, offset, length) if self._fd >= 0 and length else None
         if there is not None:
             return there

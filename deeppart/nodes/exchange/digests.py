@@ -15,11 +15,7 @@ _SENDER_TAG, _KEEPER_TAG = 3, 4
 
 
 class BlockDigests:
-    """Of all rows. The members tell each other theirs at the end: a message for each row takes longer than encoding it.
-
-    Args:
-        place: of this member in the set.
-    """
+    """Digests of all rows, exchanged at the end: a message for each row takes longer than encoding it."""
 
     def __init__(self, which: ParitySet, stripes: Stripes, place: int) -> None:
         self._which, self._stripes, self._place = which, stripes, place

@@ -32,11 +32,7 @@ class Arena:
         self._lent = False
 
     def reserve(self, lengths: Sequence[int]) -> None:
-        """See that pieces of these lengths can be cut.
-
-        Raises:
-            OSError, MemoryError: the operating system has no memory for them.
-        """
+        """See that pieces of these lengths can be cut."""
         size = sum(map(_whole_pages, lengths))
         if size and (self._lent or size > self._memory.size):
             self._memory = np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8)
@@ -57,12 +53,6 @@ class Arena:
 def reserve_together(comm: Comm, arena: Arena, lengths: Sequence[int]) -> Operation[None]:
     """Every rank has the memory that it needs in an exchange, or none begins it (collective): nobody waits for one that
     cannot take part.
-
-    Args:
-        lengths: of the pieces that this rank is going to cut; none where it only looks on.
-
-    Raises:
-        NoExchangeMemoryError: this rank, or another one, has not; raised on all.
     """
     problem: Exception | None = None
     try:
@@ -80,14 +70,7 @@ def reserve_together(comm: Comm, arena: Arena, lengths: Sequence[int]) -> Operat
 
 
 def begin_together(comm: Comm, begin: Callable[[], Operation[T]]) -> Operation[T]:
-    """An exchange that all ranks begin, or none (collective).
-
-    Args:
-        begin: prepares it.
-
-    Raises:
-        CheckpointError: this rank, or another one, could not prepare it; raised on all.
-    """
+    """An exchange that all ranks begin, or none (collective)."""
     problem: Exception | None = None
     try:
         operation = begin()

@@ -69,18 +69,7 @@ def encode_set(
     arena: Arena,
     limit: RateLimit | None,
 ) -> Operation[DurableFile]:
-    """Take part in encoding one set, as the member that this rank is.
-
-    Args:
-        mine: this member's part; None where it has none.
-        open_parity: begins the file for this member's share.
-
-    Returns:
-        This member's parity file, complete and not yet committed.
-
-    Raises:
-        StorageError, CorruptFileError: a file could not be read or written. What was written is given up.
-    """
+    """Take part in encoding one set, as the member that this rank is."""
     place = which.place_of(comm.rank)
     members = yield from _introduce(comm, which, mine)
     blocks = block_bytes_for(len(members))
@@ -105,19 +94,7 @@ def encode_sets(
     arena: Arena,
     limit: RateLimit | None,
 ) -> Operation[list[DurableFile]]:
-    """Take part in encoding several sets, in an order that all ranks share.
-
-    Args:
-        sets: each with this member's part in it.
-
-    Returns:
-        This rank's parity files, complete and not yet committed.
-
-    Raises:
-        StorageError, CorruptFileError: as of :func:`encode_set`, after the last set; nothing of this rank's is left.
-        CheckpointError: the same on another rank, whose data is in the parity of this one; or some rank has not the
-            memory.
-    """
+    """Take part in encoding several sets, in an order that all ranks share."""
     yield from reserve_together(comm, arena, max((_lengths(which) for which, _ in sets), key=sum, default=[]))
     files: list[DurableFile] = []
     problem: DeeppartError | None = None
@@ -246,11 +223,7 @@ class _Encoding:
         self._compare()
 
     def result(self) -> DurableFile:
-        """The file, finished.
-
-        Raises:
-            DeeppartError: the first thing that went wrong.
-        """
+        """The file, finished."""
         if not self._problems and self._writer is not None:
             try:
                 self._writer.finish()

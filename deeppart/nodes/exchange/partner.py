@@ -79,20 +79,7 @@ def exchange_copies(
     arena: Arena,
     limit: RateLimit | None,
 ) -> Operation[list[DurableFile]]:
-    """Send and receive part files side by side, each in the order given.
-
-    Args:
-        sends, receives: in the order of one list that all ranks share.
-        open_copy: begins the file for a part, and sees that its bases are there.
-
-    Returns:
-        The files received, complete and not yet committed, in order.
-
-    Raises:
-        StorageError, CorruptFileError: a file could not be read, or written, or has changed. What was received of the
-            others is given up.
-        CheckpointError: some rank has not the memory; on every rank.
-    """
+    """Send and receive part files side by side, each in the order given."""
     lengths = [BLOCK_BYTES] * (2 * _IN_FLIGHT)
     yield from reserve_together(comm, arena, lengths)
     pieces = arena.cut(lengths)

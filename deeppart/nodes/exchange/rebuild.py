@@ -48,16 +48,7 @@ class Rebuilt:
 def rebuild_parts(
     comm: Comm, wanted: Sequence[Wanted], memory: Mapping[int, Bytes], arena: Arena, *, careful: bool
 ) -> Operation[Rebuilt]:
-    """Rebuild parts (collective; every rank gives the same ``wanted``).
-
-    Args:
-        memory: part -> :func:`padded_bytes` of memory, for the parts that this rank gets.
-        careful: find out first which blocks are good; otherwise the files are taken for good.
-
-    Returns:
-        What became of them. The bytes of those that are not refused are in ``memory`` and are still to be checked as a
-        part.
-    """
+    """Rebuild parts (collective; every rank gives the same ``wanted``)."""
     yield from reserve_together(
         comm, arena, max((_lengths(each.rebuild.identity) for each in wanted), key=sum, default=[])
     )
@@ -116,9 +107,6 @@ class _Moving:
 
     No ranks wait for each other in a circle: each begins the steps in their order, and what it receives for one before
     anything can be sent to it; it is at most :data:`_WINDOW` steps ahead of the one that it waits for.
-
-    Args:
-        memory: for the parts that this rank gets.
     """
 
     def __init__(
@@ -145,11 +133,7 @@ class _Moving:
         self._arena.give_back()
 
     def _start(self, step: Step, slot: int, pieces: list[Bytes]) -> _Flight:
-        """Send what this rank has for a step, and ask for what it gets.
-
-        Args:
-            pieces: a stripe of memory.
-        """
+        """Send what this rank has for a step, and ask for what it gets."""
         me, length = self._comm.rank, self._stripes.length(step.row)
         blocks: list[Bytes] = []
         moves: list[Operation[None]] = []

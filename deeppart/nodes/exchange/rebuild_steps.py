@@ -106,12 +106,7 @@ def padded_bytes(identity: ParityIdentity) -> int:
 
 
 def plan_steps(entry: ParitySetFiles, wanted: Sequence[Wanted]) -> tuple[list[Step], dict[int, str]]:
-    """The way to compute every block of parts of one set.
-
-    Returns:
-        The steps, in the order in which all ranks go through them; and part -> the reason why it cannot be computed,
-        for those of which nothing is.
-    """
+    """The way to compute every block of parts of one set."""
     k = entry.stripes.data_blocks
     failures: dict[int, str] = {}
     found: list[tuple[int, list[Input], list[Result]]] = []
@@ -137,12 +132,7 @@ def plan_steps(entry: ParitySetFiles, wanted: Sequence[Wanted]) -> tuple[list[St
 def _shared_out(
     row: int, sound: list[Input], results: tuple[Result, ...], k: int, moved: tuple[Counter[int], Counter[int]]
 ) -> Step:
-    """A step of which those do most who have done least.
-
-    Args:
-        sound: the blocks of which to choose k.
-        moved: blocks that each rank has sent, and received, in the steps before; this one's are added.
-    """
+    """A step of which those do most who have done least."""
     sent, received = moved
     inputs = sorted(sound, key=lambda each: -1 if each.holder is None else sent[each.holder])[:k]
     having = sorted({each.holder for each in inputs if each.holder is not None})

@@ -134,11 +134,7 @@ class SetFiles:
             source.close()
 
     def get(self, entry: ParitySetFiles, kind: str, piece: BlockFile, row: int, index: int, memory: Bytes) -> Bytes:
-        """Block ``index`` of a row, in ``memory`` or where it lies; behind the end of a part there are zeros.
-
-        Raises:
-            StorageError, FormatError: it cannot be read.
-        """
+        """Block ``index`` of a row, in ``memory`` or where it lies; behind the end of a part there are zeros."""
         return self._noting(lambda: self._get(entry, kind, piece, row, index, memory))
 
     def _get(self, entry: ParitySetFiles, kind: str, piece: BlockFile, row: int, index: int, memory: Bytes) -> Bytes:

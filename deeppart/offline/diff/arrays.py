@@ -48,12 +48,7 @@ class _Comparing:
         self._worst: tuple[int, Any, Any] | None = None
 
     def take(self, octets_a: Bytes, octets_b: Bytes, places: npt.NDArray[np.int64], before: int) -> None:
-        """Take in those elements of a piece that differ in a bit.
-
-        Args:
-            places: their numbers in the piece.
-            before: how many elements come before the piece.
-        """
+        """Take in those elements of a piece that differ in a bit."""
         self._unlike += len(places)
         x, y = numbers(octets_a, self._kind), numbers(octets_b, self._kind)
         if x is None or y is None:

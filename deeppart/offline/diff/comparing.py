@@ -36,21 +36,6 @@ def compare(
 
     All bytes of both are read and checked: chunks with equal digests too, because a digest in an index says what was
     saved, and not what is there now. At most 256 MiB of leaves, or the largest of each, are in memory at a time.
-
-    Args:
-        a, b: the persistent directories, which may be one.
-        steps: which step of each; None for the newest.
-        keys: globs over leaf paths as in :func:`deeppart.load`; empty for everything.
-        rank: whose per-rank leaves are compared; None for those of every rank.
-        tolerance: of numbers; None: bit for bit.
-        signing: the keys; both must be signed with one of them. None: not checked.
-        progress: is told bytes done and bytes in all, as far as that is known, now and then.
-
-    Raises:
-        RestoreError: no such checkpoint, or no such rank.
-        FormatError: a manifest, or the header, footer or index of a part, is damaged.
-        StructureMismatchError: ``keys`` match nothing in either.
-        StorageError: a file cannot be read.
     """
 
     def with_a(chosen_a: Chosen) -> Diff:
@@ -138,11 +123,7 @@ class _Comparing:
 
 
 def _trees(a: Side, b: Side, keys: Sequence[str], *, first: bool) -> tuple[SavedNode, SavedNode] | None:
-    """The parts of both trees that the globs cover; None if they cover nothing of either.
-
-    Raises:
-        StructureMismatchError: they cover nothing of either, of the first rank that is looked at.
-    """
+    """The parts of both trees that the globs cover; None if they cover nothing of either."""
     trees: list[SavedNode | None] = []
     refusal: StructureMismatchError | None = None
     for side in (a, b):

@@ -83,12 +83,7 @@ class Pair:
 
 
 class Side:
-    """One of the two checkpoints, as one rank saved it.
-
-    Args:
-        checkpoint: open.
-        rank: which rank is looked at. If there were not so many, only what no rank has saved for itself is there.
-    """
+    """One of the two checkpoints, as one rank saved it."""
 
     def __init__(self, checkpoint: OpenCheckpoint, rank: int) -> None:
         self._lacks_rank = rank >= checkpoint.manifest.attempt.world_size
@@ -125,9 +120,6 @@ class Side:
 class Walk:
     """The walk over both trees, once for each rank whose own leaves are compared.
 
-    Args:
-        tolerance: of numbers; None: bit for bit.
-
     Attributes:
         differences: those that need no reading.
         pairs: the leaves to be read, of the rank that was walked last.
@@ -149,12 +141,7 @@ class Walk:
         self._shared: tuple[set[int], set[int]] = (set(), set())
 
     def walk(self, a: Side, b: Side, trees: tuple[SavedNode, SavedNode], rank: int) -> None:
-        """Compare two trees, and add to what was found before.
-
-        Args:
-            trees: of a and b, as far as they are asked for.
-            rank: whose.
-        """
+        """Compare two trees, and add to what was found before."""
         self.pairs, self._rank, self._a, self._b = [], rank, a, b
         if self._first is None:
             self._first = (a, trees[0]), (b, trees[1])

@@ -20,11 +20,7 @@ ARCHIVE_VERSION = 1
 
 
 class Hdf5Writer:
-    """Writes HDF5.
-
-    Args:
-        filter: what data sets are compressed with; None for contiguous ones.
-    """
+    """Writes HDF5."""
 
     form = "hdf5"
     is_directory = False
@@ -49,11 +45,7 @@ class _Archive:
         self._values = self._own_values = 0
 
     def write(self, path: Path, out: Path) -> Totals:
-        """Write all of it.
-
-        Args:
-            path: of an empty file. out: what it will be called, for messages.
-        """
+        """Write all of it."""
         types = self._checkpoint.target.types
         total = sum(types[leaf].nbytes for leaf in self._leaves)
         try:

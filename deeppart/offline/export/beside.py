@@ -66,18 +66,10 @@ class _Appending(Appending):
 class BesideFile:
     """A file, which is removed when the block is left without :meth:`finish`.
 
-    Args:
-        folder: where it will be.
-        name: the name that it will have there.
-        out: the same as a path, for messages.
-
     Attributes:
         out: as given.
         fd: the file, open for writing.
         path: leads to the file that was made here, whatever others call by its name meanwhile.
-
-    Raises:
-        StorageError: it cannot be made.
     """
 
     def __init__(self, folder: access.Folder, name: str, out: Path) -> None:
@@ -91,11 +83,7 @@ class BesideFile:
 
     @contextmanager
     def stream(self) -> Iterator[Stream]:
-        """What is written to it inside goes to the device around the page cache, on another thread; to be used once.
-
-        Raises:
-            StorageError: the operating system refused.
-        """
+        """What is written to it inside goes to the device around the page cache, on another thread; to be used once."""
         workers = Workers(1, "deeppart-behind")
         try:
             appending = _Appending(self.out, self.out, self.fd)
@@ -131,9 +119,6 @@ class BesideFile:
 class BesideFolder:
     """A directory of files, likewise. One that it takes the place of is removed afterwards.
 
-    Args:
-        folder, name, out: as of :class:`BesideFile`.
-
     Attributes:
         out: as given.
         path: leads to the directory that was made here.
@@ -168,11 +153,7 @@ class BesideFolder:
             raise storage_error("cannot make the archive durable", error, self.out) from error
 
     def _set_aside(self) -> str:
-        """Give the directory that has the name another one; "" if there is none.
-
-        Raises:
-            StorageError: there are other things in it than what an export makes.
-        """
+        """Give the directory that has the name another one; "" if there is none."""
         if not self._folder.has(self._final):
             return ""
         with self._folder.enter(self._final) as there:

@@ -35,15 +35,7 @@ class Writer(Protocol):
     is_directory: bool
 
     def write(self, content: Content, beside: Any, told: Progress) -> Totals:
-        """Write all of it into what becomes the file or directory when this returns.
-
-        Args:
-            beside: a :class:`BesideFolder` if it is a directory, else a :class:`BesideFile`.
-
-        Raises:
-            StateError: the format has nothing like something in it. FormatError: a file is damaged.
-            StorageError: a file cannot be read or written.
-        """
+        """Write all of it into what becomes the file or directory when this returns."""
         ...
 
 
@@ -95,26 +87,6 @@ def export(
 
     Every byte is checked as it is read, in the files of older checkpoints too where the step refers to those. At most
     256 MiB of leaves, or one leaf, are in memory at a time.
-
-    Args:
-        root: the persistent directory.
-        out: the archive to make.
-        writer: of the format; None for HDF5.
-        step: which one; None for the newest whose manifest is sound.
-        keys: globs over leaf paths, as :func:`deeppart.load` takes them; None for everything.
-        inner: path of a container: only its content is written, as if it were the state. None for all of the state.
-        rank: whose values to take for leaves that each rank saved for itself.
-        overwrite: replace a file of that name, or a directory that an export has made.
-        progress: is told bytes done and bytes in all, now and then.
-        sign_key_file: as :func:`deeppart.load` takes it.
-
-    Raises:
-        RestoreError: no such checkpoint, or no such rank.
-        FormatError: a file that is needed is damaged.
-        StateError: the format has nothing like something in the state.
-        StructureMismatchError: ``keys`` match nothing, or there is no container ``inner``.
-        StorageError: a file cannot be read or written, or there is one of that name; or ``out`` is within a step of
-            ``root``.
     """
     out = Path(out)
     made_by: Writer = Hdf5Writer() if writer is None else writer

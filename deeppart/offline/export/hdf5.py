@@ -55,12 +55,7 @@ def type_name(kind: LeafType) -> str:
 
 
 def link_name(key: Any, taken: set[str]) -> str:
-    """A name for what lies under a key: the key's text, with ``~`` and ``/`` escaped as in RFC 6901.
-
-    Args:
-        key: any dict key, list index or field name.
-        taken: names in the same group that are not free; the new one is added.
-    """
+    """A name for what lies under a key: the key's text, with ``~`` and ``/`` escaped as in RFC 6901."""
     text = component(key)
     if not text.isprintable():  # HDF5 ends a name at NUL, and takes no lone surrogates
         text = text.encode("unicode_escape").decode("ascii")

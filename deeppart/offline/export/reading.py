@@ -45,20 +45,10 @@ class Totals:
 class Content:
     """The part of a checkpoint that globs cover, below one of its containers.
 
-    Args:
-        checkpoint: open.
-        keys: the globs; None for everything.
-        inner: path of the container whose content is exported, as people write it; None for all of the state.
-        suspect: lines about leaves that are.
-
     Attributes:
         checkpoint, suspect: as given.
         tree: what is exported.
         leaves: numbers of the leaves in it.
-
-    Raises:
-        StructureMismatchError: nothing matches, or there is no such container.
-        CorruptFileError: the parts do not hold every byte of it exactly once.
     """
 
     def __init__(
@@ -81,21 +71,13 @@ class Content:
         return self.checkpoint.target.types
 
     def totals(self, values: int, own_values: int, remarks: Sequence[str] = (), files: int = 1) -> Totals:
-        """The sizes of it.
-
-        Args:
-            values: how many there are. own_values: how many of them are one rank's.
-        """
+        """The sizes of it."""
         own = self.checkpoint.structure.per_rank[sorted(self.leaves)].sum() if self.leaves else 0
         nbytes = sum(self.types[leaf].nbytes for leaf in self.leaves)
         return Totals(len(self.leaves), values, int(own) + own_values, nbytes, tuple(remarks), files)
 
     def refuse_repeats(self) -> None:
-        """Refuse what is small in the checkpoint because its elements lie at one address, and would be large elsewhere.
-
-        Raises:
-            StateError: naming the leaf.
-        """
+        """Refuse expanded tensors, which are small here and would be large elsewhere."""
         for leaf in sorted(self.leaves & self.checkpoint.structure.aliases.keys()):
             if (refusal := repeats(self.checkpoint, leaf)) is not None:
                 raise refusal
@@ -109,11 +91,7 @@ class Content:
         return same_type and alias.strides == contiguous_strides(self.types[leaf].shape)
 
     def read(self, order: Sequence[int]) -> Iterator[tuple[int, Array]]:
-        """Leaves in an order, checked; some MiB of them are in memory at a time, or one that is larger.
-
-        Raises:
-            FormatError: a chunk is damaged. StorageError: a file cannot be read.
-        """
+        """Leaves in an order, checked; some MiB of them are in memory at a time, or one that is larger."""
         batch: list[int] = []
         room = BATCH_BYTES
         for leaf in order:
@@ -135,9 +113,6 @@ class Content:
 
         Large ones come as their chunks are read, so that none is in memory as a whole unless it is sharded, or a view
         of another.
-
-        Raises:
-            FormatError: a chunk is damaged. StorageError: a file cannot be read.
         """
         small: list[int] = []
         room = BATCH_BYTES

@@ -44,13 +44,6 @@ def choose_steps(
     """The steps to verify: one step, every step directory, or by default the newest commit, sound or not.
 
     Of a step that there are several attempts at, all of them.
-
-    Args:
-        signing: the keys; they must be signed with one of them. None: not checked.
-
-    Raises:
-        RestoreError: there is no such step.
-        StorageError: the directory cannot be read.
     """
     require_directory(root)
     for _ in range(MOST_LOOKS):

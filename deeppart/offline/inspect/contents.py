@@ -45,19 +45,7 @@ from deeppart.storage.suspects import read_suspicions
 def read_contents(
     root: Path, step: int | None = None, keys: Sequence[str] = (), signing: Signing | None = None
 ) -> Contents:
-    """Describe a committed checkpoint.
-
-    Args:
-        step: which one; None for the newest whose manifest is sound.
-        keys: globs over leaf paths as in :func:`deeppart.load`; empty for everything.
-        signing: the keys; it must be signed with one of them. None: not checked.
-
-    Raises:
-        RestoreError: no such checkpoint.
-        FormatError: its manifest is damaged, or newer.
-        StructureMismatchError: ``keys`` match nothing.
-        StorageError: the directory cannot be read.
-    """
+    """Describe a committed checkpoint."""
     require_directory(root)
     for _ in range(MOST_LOOKS):
         found, passed_over = find_step(root, step, signing)
@@ -132,11 +120,7 @@ class _Describing:
         return holdings
 
     def node(self, saved: SavedNode, path: KeyPath, covered: bool = False) -> Node | None:
-        """The saved node at a path, without what the globs leave out; None if that is all of it.
-
-        Args:
-            covered: true if a container above it is.
-        """
+        """The saved node at a path, without what the globs leave out; None if that is all of it."""
         text, is_leaf = readable(path), isinstance(saved, (SavedArray, SavedSharded, SavedValue))
         if not covered and (is_leaf or path):
             container = not isinstance(saved, (SavedArray, SavedSharded))

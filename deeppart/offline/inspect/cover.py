@@ -23,15 +23,7 @@ GAP, EXTRA = "gap", "extra"
 
 
 def find_faults(sizes: npt.NDArray[np.uint64], spans: Iterable[npt.NDArray[np.void]]) -> list[Fault]:
-    """Compare spans with the leaves they should cover.
-
-    Args:
-        sizes: bytes of each leaf that the spans must cover, by leaf number; 0 for leaves that need none.
-        spans: span tables, of whatever table column.
-
-    Returns:
-        Every gap and every byte too many, by leaf and position; [] if each leaf is covered exactly once.
-    """
+    """Compare spans with the leaves they should cover."""
     tables = list(spans)
     empty = np.zeros(0, dtype=np.uint64)
     leaf, start, length = (

@@ -61,14 +61,7 @@ class PersistentStep:
 
 
 def examine(root: Path, signing: Signing | None = None) -> list[PersistentStep]:
-    """Every step directory of a persistent directory, by ascending step, less what is retired meanwhile.
-
-    Args:
-        signing: the keys; manifests and parts must be signed with one of them. None: not checked.
-
-    Raises:
-        StorageError: the directory cannot be listed.
-    """
+    """Every step directory of a persistent directory, by ascending step, less what is retired meanwhile."""
     found: dict[StepKey, PersistentStep | None] = {}
     for _ in range(MOST_LOOKS):
         new = list_steps(root).keys() - found.keys()
@@ -85,11 +78,7 @@ def _order(entry: PersistentStep) -> tuple[int, bool, str, int]:
 
 
 def examine_step(root: Path, key: StepKey, signing: Signing | None = None) -> PersistentStep | None:
-    """One step directory: its manifest is read, and every part is looked at (:mod:`deeppart.storage.completeness`).
-
-    Returns:
-        What is there; None if a running job has retired it meanwhile.
-    """
+    """One step directory: its manifest is read, and every part is looked at (:mod:`deeppart.storage.completeness`)."""
     directory = step_directory(root, key)
     entry = _look_at(root, directory, key, signing)
     if entry.state == UNFINISHED_STATE:

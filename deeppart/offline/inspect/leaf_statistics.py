@@ -38,11 +38,7 @@ class Statistics:
     _found: dict[_Owner, tuple[LeafType, Gathering]] = field(default_factory=dict)
 
     def of(self, leaf: Leaf, rank: int | None = None) -> Stats | None:
-        """Statistics of a leaf; of what one rank has saved for itself, or else of all ranks' together.
-
-        Returns:
-            None if it has no numbers, if ranks have other types of numbers, or if not all of it can be read.
-        """
+        """Statistics of a leaf; of what one rank has saved for itself, or else of all ranks' together."""
         ranks = [rank] if rank is not None else [None] if leaf.per_rank is None else list(leaf.per_rank)
         found = [self._found.get((leaf.key, each)) for each in ranks]
         known = [each for each in found if each is not None]
@@ -60,12 +56,6 @@ def read_statistics(
     """:func:`~deeppart.offline.inspect.contents.read_contents`, and statistics of all leaves in it.
 
     At most 256 MiB of leaves, or one leaf, are in memory at a time.
-
-    Args:
-        progress: is told bytes done and bytes in all, now and then.
-
-    Raises:
-        as :func:`~deeppart.offline.inspect.contents.read_contents`.
     """
     for look in range(MOST_LOOKS):
         contents = read_contents(root, step, keys, signing)

@@ -111,17 +111,7 @@ class Listing:
 
 
 def list_directory(root: Path, local_dirs: Sequence[Path] = (), signing: Signing | None = None) -> Listing:
-    """Look at a persistent directory and at node-local ones that belong to it.
-
-    Args:
-        local_dirs: values of ``local_dir`` on the nodes, as seen from here.
-        signing: the keys; manifests and parts must be signed with one of them. None: not checked.
-
-    Raises:
-        RestoreError: there is no such directory.
-        StorageError: it cannot be read.
-        FormatError: its lineage record is damaged, and ``local_dirs`` need it.
-    """
+    """Look at a persistent directory and at node-local ones that belong to it."""
     require_directory(root)
     lineage, problems = _lineage(root, needed=bool(local_dirs))
     stocks = []
@@ -145,12 +135,7 @@ def list_directory(root: Path, local_dirs: Sequence[Path] = (), signing: Signing
 
 
 def require_directory(root: Path) -> None:
-    """Refuse what is no directory, and point to the right one where a step's own directory was given.
-
-    Raises:
-        RestoreError: nothing of that name, or a step directory.
-        StorageError: a file.
-    """
+    """Refuse what is no directory, and point to the right one where a step's own directory was given."""
     try:
         is_directory = stat.S_ISDIR(root.stat().st_mode)
     except FileNotFoundError as error:

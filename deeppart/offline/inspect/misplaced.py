@@ -50,24 +50,13 @@ class _Found:
 
 
 class Misplaced:
-    """Finds what lies in wrong places.
-
-    Args:
-        reach: the files within reach, and what their places require.
-    """
+    """Finds what lies in wrong places."""
 
     def __init__(self, reach: Reach) -> None:
         self._reach = reach
 
     def straighten(self, damaged: Sequence[Path]) -> list[tuple[Path, Path]]:
-        """Give files their own names.
-
-        Args:
-            damaged: files of the persistent level, or sections: what lies there may belong elsewhere.
-
-        Returns:
-            (own place, where it lay) of each that was renamed.
-        """
+        """Give files their own names."""
         files = dict.fromkeys(file_of(path) for path in damaged)
         for step in self._reach.steps.values():
             files.update(dict.fromkeys(kept_in(step.directory)))
@@ -81,11 +70,7 @@ class Misplaced:
         return moved
 
     def must_stay(self, path: Path) -> bool:
-        """True if what lies in a place belongs elsewhere, in part at least, and there is no other sound file of it.
-
-        Raises:
-            StorageError: it cannot be looked at.
-        """
+        """True if what lies in a place belongs elsewhere, in part at least, and there is no other sound file of it."""
         try:
             if not access.exists(path):
                 return False
@@ -159,11 +144,7 @@ def _base(name: str) -> tuple[int, int, str]:
 
 
 def _stated(file: Path) -> list[_Found]:
-    """The parts of a file, as its index or its table states them; one at least.
-
-    Raises:
-        FormatError, StorageError: it is not sound there, or cannot be read.
-    """
+    """The parts of a file, as its index or its table states them; one at least."""
     if parse_node_file_name(_proper_name(file)) is None:
         with FileSource(file) as source:
             reader = PartReader(source, where=str(file))

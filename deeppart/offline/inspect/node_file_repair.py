@@ -66,17 +66,6 @@ class DamagedNodeFile:
         """Write the file anew, in place of the damaged one, if that repairs anything.
 
         Memory: what ``elsewhere`` takes.
-
-        Args:
-            keep: called before the file is replaced by one that lacks bytes of it: keeps it under another name, or
-                raises.
-
-        Returns:
-            rank -> what became of its section, of those that were damaged.
-
-        Raises:
-            StorageError: it cannot be written; or nothing can be read, now, of a section that has no copy, and the file
-                stays. CorruptFileError: a file changed while it was read.
         """
         old = self._table()
         outcomes, sections = dict[int, Outcome](), list[Section]()
@@ -130,11 +119,7 @@ class DamagedNodeFile:
         return found if found is not None and found != told and self._is_sound(record, found) else None
 
     def _look_for(self, record: PartRecord) -> Section | None:
-        """The place of a section, by its header, without the table.
-
-        Raises:
-            StorageError: it is not found, and may be where nothing can be read now.
-        """
+        """The place of a section, by its header, without the table."""
         refused: StorageError | None = None
         try:
             with FileSource(self.path) as source:
@@ -175,11 +160,7 @@ class DamagedNodeFile:
     def _replace(
         self, file: DurableFile, record: PartRecord, old: Section | None, elsewhere: Elsewhere
     ) -> tuple[Outcome, bool]:
-        """Append a sound copy of a part; or, where there is none, its section as far as it can be read.
-
-        Returns:
-            What became of it; and False if some bytes of the section are not in the new file, as they cannot be read.
-        """
+        """Append a sound copy of a part; or, where there is none, its section as far as it can be read."""
         try:
             pieces, source = elsewhere(record)
         except (FormatError, StorageError) as error:
@@ -195,11 +176,7 @@ class DamagedNodeFile:
             _write(file, _pieces(source), digest)
 
     def _take_over(self, file: DurableFile, section: Section) -> bool:
-        """Append a section as far as it can be read, and zeros for the rest; False if there is such a rest.
-
-        Raises:
-            StorageError: nothing of it can be read.
-        """
+        """Append a section as far as it can be read, and zeros for the rest; False if there is such a rest."""
         with FileSource(self.path) as source:
             reading = _Reading(source)
             for offset in range(section.offset, min(section.end, source.size), _BLOCK_BYTES):
@@ -222,11 +199,7 @@ class _Reading:
         self.refused: StorageError | None = None
 
     def pieces(self, start: int, stop: int) -> Iterator[memoryview | bytes]:
-        """A stretch, in halves where it cannot be read as a whole; these are a second try, too.
-
-        Raises:
-            StorageError: nothing could be read yet, and much has been tried.
-        """
+        """A stretch, in halves where it cannot be read as a whole; these are a second try, too."""
         try:
             piece = self._source.read_at(start, stop - start)
         except StorageError as error:
@@ -256,14 +229,7 @@ def _pieces(source: FileSource) -> Iterator[memoryview]:
 
 
 def _write(file: DurableFile, pieces: Iterable[memoryview | bytes], digest: str | None) -> None:
-    """Append a part.
-
-    Args:
-        digest: that it must have; None for any.
-
-    Raises:
-        CorruptFileError: it is not what was checked before. StorageError: it cannot be written.
-    """
+    """Append a part."""
     whole = xxhash.xxh3_128()
     for piece in pieces:
         whole.update(piece)

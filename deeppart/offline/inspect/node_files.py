@@ -59,11 +59,7 @@ class NodeFiles:
 
 
 def lineage_on_nodes(root: Path) -> str:
-    """The lineage of a checkpoint directory, which says what on nodes belongs to it.
-
-    Raises:
-        FormatError: it has no lineage record, or one that is damaged, or is a copy. StorageError: that cannot be read.
-    """
+    """The lineage of a checkpoint directory, which says what on nodes belongs to it."""
     lineage = read_lineage(root)
     if lineage is None:
         raise FormatError(
@@ -104,13 +100,7 @@ def verify_nodes(
     step: int | None = None,
     advance: Advance = lambda nbytes: None,
 ) -> NodeFiles:
-    """Read everything that a lineage has under node-local directories.
-
-    Args:
-        signing: the keys; parts must be signed with one of them. None: not checked.
-        step: only this one; None for all.
-        advance: told of every few bytes done.
-    """
+    """Read everything that a lineage has under node-local directories."""
     stocks, damage, remarks, unread = [], [], [], []
     files = nbytes = 0
     for directory in directories:

@@ -64,16 +64,7 @@ def read_owner(root: Path) -> Owner | None:
 
 @contextmanager
 def hold_directory(root: Path, *, without_lock: bool = False) -> Iterator[None]:
-    """Keep jobs out of a directory while something in it is changed.
-
-    Args:
-        root: an existing persistent directory.
-        without_lock: go on where the file system has no locks; a lock that a job holds is respected all the same.
-
-    Raises:
-        DirectoryInUseError: a running job has it.
-        StorageError: the directory is not writable, or has no locks and ``without_lock`` is not set.
-    """
+    """Keep jobs out of a directory while something in it is changed."""
     try:
         descriptor = open_lock_file(root / LOCK_NAME)
     except OSError as error:

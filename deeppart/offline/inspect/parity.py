@@ -26,12 +26,7 @@ _Digests = list[list[bytes]]
 
 
 def shares_of_other_bytes(parity: Sequence[StoredParity], parts: Sequence[StoredPart]) -> dict[Path, str]:
-    """Parity files that were computed of other bytes than parts have, with what is wrong.
-
-    Args:
-        parity: files that are sound in themselves.
-        parts: likewise; those that are the parts of a share are read once more.
-    """
+    """Parity files that were computed of other bytes than parts have, with what is wrong."""
     found: dict[Path, str] = {}
     known: dict[tuple[ParityIdentity, int], _Digests | None] = {}
     for share in parity:

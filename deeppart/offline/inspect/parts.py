@@ -38,17 +38,9 @@ class OpenPart:
 class StepFiles:
     """A committed step: its manifest, its structure, and its parts on demand.
 
-    Args:
-        directory: the step's directory.
-        manifest: of the step.
-        signing: the keys; the parts must be signed with one of them. None: not checked.
-
     Attributes:
         directory, manifest: as given.
         structure: the decoded structure document.
-
-    Raises:
-        FormatError: the structure document cannot be read.
     """
 
     def __init__(self, directory: Path, manifest: Manifest, signing: Signing | None) -> None:
@@ -57,12 +49,7 @@ class StepFiles:
 
     @contextmanager
     def open(self, rank: int) -> Iterator[OpenPart]:
-        """Open the part of a rank.
-
-        Raises:
-            FormatError: it is damaged or not the one the manifest names.
-            StorageError: it is missing or cannot be read.
-        """
+        """Open the part of a rank."""
         record = self.manifest.parts[rank]
         path = self.directory / record.file
         with FileSource(path) as source:

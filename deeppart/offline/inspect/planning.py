@@ -51,12 +51,7 @@ def plan_here(
     step: int | None,
     signing: Signing | None = None,
 ) -> RestorePlan:
-    """Plan with directories that this one process sees; each of ``local_dirs`` counts as a node.
-
-    Args:
-        ranks: of the job that would restore; None for as many as saved the step. They are spread over the nodes evenly.
-        signing: the keys; manifests and parts must be signed with one of them. None: not checked.
-    """
+    """Plan with directories that this one process sees; each of ``local_dirs`` counts as a node."""
     stocks = [take_stock(directory, lineage, signing) for directory in local_dirs]
     inventory = _take(SingleComm(), (0,), None, root, lineage, 60.0, signing)
     problems = (*inventory.damaged, *inventory.problems, *(line for stock in stocks for line in stock.problems))
@@ -85,11 +80,7 @@ def plan_together(
     step: int | None,
     signing: Signing | None = None,
 ) -> RestorePlan:
-    """Plan on the nodes themselves, one process per rank or per node (collective).
-
-    Args:
-        local_dir: this process' node-local directory if it is the one to list it.
-    """
+    """Plan on the nodes themselves, one process per rank or per node (collective)."""
     inventory = _take(comm, node_of, local_dir, root, lineage, timeout, signing)
     looks, plan, texts = _Looks(signing), None, b""
     if comm.rank == 0:
@@ -168,11 +159,7 @@ def _plan(inventory: Inventory, size: int, step: int | None, look: Look) -> Rest
 
 
 def _without_missing(candidate: Candidate, size: int, look: Look) -> tuple[Candidate | int, list[str]]:
-    """A step without files of the persistent level that a restore would find missing or damaged, and what they are.
-
-    Returns:
-        The step; or the number of a part that is left without a source.
-    """
+    """A step without files of the persistent level that a restore would find missing or damaged, and what they are."""
     problems: list[str] = []
     while True:
         bad = []

@@ -108,17 +108,7 @@ class PruneResult:
 def plan_prune(
     root: Path, selection: Selection, local_dirs: Sequence[Path] = (), signing: Signing | None = None
 ) -> PrunePlan:
-    """Find what a selection means for a directory; changes nothing.
-
-    Args:
-        local_dirs: node-local directories, from which the same steps are removed.
-        signing: the keys; steps must be signed with one of them to count as complete. None: not checked.
-
-    Raises:
-        RestoreError: there is no such directory.
-        CheckpointError: no complete checkpoint would be left.
-        StorageError, FormatError: a directory, or the lineage record that ``local_dirs`` need, cannot be read.
-    """
+    """Find what a selection means for a directory; changes nothing."""
     require_directory(root)
     steps = examine(root, signing)
     uncounted = _uncounted(root, steps)

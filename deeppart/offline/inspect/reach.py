@@ -45,18 +45,9 @@ _TIMEOUT_S = 3600.0
 class Reach:
     """Sound files of one persistent directory and of node-local directories that belong to it.
 
-    Args:
-        root: the persistent directory.
-        nodes: the files on nodes, with the damaged ones.
-        damaged: files on the persistent level that are damaged or missing.
-        signing: the keys; a copy must be signed with one of them to be used. None: not checked.
-
     Attributes:
         steps, manifests: of what is committed, by key and by attempt.
         bad: paths of files that are damaged; what has been repaired is taken out.
-
-    Raises:
-        StorageError: the directory cannot be read.
     """
 
     def __init__(self, root: Path, nodes: NodeFiles, damaged: Sequence[Path], signing: Signing | None) -> None:
@@ -144,15 +135,7 @@ class Reach:
         return [name for name, file in files if access.exists(file) and not are_one(path, file)]
 
     def get(self, attempt: Attempt, rank: int, path: Path, wanted: frozenset[str]) -> tuple[LoadedPart, Source]:
-        """A sound copy of a part, in memory.
-
-        Args:
-            path: the file that is to be repaired.
-            wanted: digests of the indexes that it may have; empty for any.
-
-        Raises:
-            CorruptFileError: there is none.
-        """
+        """A sound copy of a part, in memory."""
         finding = self._files.findings(attempt)[rank]
         tried = list(finding.remarks)
         than = "" if self.is_persistent(path) else " than copies and parity here"

@@ -35,12 +35,7 @@ def is_base(path: Path) -> bool:
 
 
 class Results:
-    """Looks at repaired files.
-
-    Args:
-        reach: says what a place requires.
-        signing: the keys; parts must be signed with one of them. None: not checked.
-    """
+    """Looks at repaired files."""
 
     def __init__(self, reach: Reach, signing: Signing | None) -> None:
         self._reach, self._signing = reach, signing

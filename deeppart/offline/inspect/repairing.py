@@ -61,17 +61,7 @@ class Repaired:
 
 
 class Repairer:
-    """Repairs files of one persistent directory and of node-local directories that belong to it.
-
-    Args:
-        root: the persistent directory.
-        nodes: the files on nodes, with the damaged ones.
-        damaged: files on the persistent level that are damaged or missing.
-        signing: the keys; a copy must be signed with one of them to be used. None: not checked.
-
-    Raises:
-        StorageError: the directory cannot be read.
-    """
+    """Repairs files of one persistent directory and of node-local directories that belong to it."""
 
     def __init__(self, root: Path, nodes: NodeFiles, damaged: Sequence[Path], signing: Signing | None = None) -> None:
         self._nodes, self._signing = nodes, signing
@@ -202,11 +192,7 @@ class Repairer:
         return _told(source)
 
     def _repair_bases(self, path: Path, attempt: Attempt, rank: int, wanted: frozenset[str]) -> str | None:
-        """Put in place again what a part refers to; None if that is not all that is wrong with it, or is nowhere.
-
-        Args:
-            attempt, rank, wanted: the part that must lie there, and the digests of indexes that it may have.
-        """
+        """Put in place again what a part refers to; None if that is not all that is wrong with it, or is nowhere."""
         signing = self._signing
         try:
             with FileSource(path) as source:
@@ -224,11 +210,7 @@ class Repairer:
         return ", ".join(sources) if sound else None
 
     def _repair_base(self, path: Path, rank: int, world_size: int, index_digest: str) -> str:
-        """Find the same file anywhere else.
-
-        Raises:
-            CorruptFileError: there is no sound one.
-        """
+        """Find the same file anywhere else."""
         tried = []
         for other in self._reach.same_files(path, rank, world_size, index_digest):
             try:
@@ -247,11 +229,7 @@ class Repairer:
         )
 
     def _write(self, path: Path, part: LoadedPart, digest: str | None) -> None:
-        """Put a part in place.
-
-        Raises:
-            CorruptFileError: it is not what the manifest names after all. StorageError: it cannot be written.
-        """
+        """Put a part in place."""
 
         def pieces() -> Iterator[memoryview | bytes]:
             whole = xxhash.xxh3_128()

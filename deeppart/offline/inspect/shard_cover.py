@@ -18,11 +18,7 @@ _NOTHING = Structure(SavedApart(), (), np.zeros(0, dtype=np.bool_))
 
 
 class ShardCover:
-    """Takes in part after part.
-
-    Args:
-        where: the step's directory, for errors.
-    """
+    """Takes in part after part."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -40,11 +36,7 @@ class ShardCover:
         return found.shard_leaves()
 
     def faults(self, parts: int) -> Iterator[tuple[str, str]]:
-        """Name of each tensor that is not whole, and why.
-
-        Args:
-            parts: how many there should be; what the others held is not known.
-        """
+        """Name of each tensor that is not whole, and why."""
         ranks = range(parts)
         try:
             wholes = gather_wholes([self._of_ranks.get(rank, _NOTHING) for rank in ranks], (), self._where)

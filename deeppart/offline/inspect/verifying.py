@@ -128,9 +128,6 @@ def verify(subject: Subject, advance: Advance = lambda nbytes: None) -> VerifyRe
     """Read and check all of one step. Raises nothing: whatever is wrong is in the verdict.
 
     Memory: the indexes of all parts, and one chunk.
-
-    Args:
-        advance: told of every few bytes done, ``subject.nbytes`` in all.
     """
     manifest = subject.manifest
     if manifest is None:

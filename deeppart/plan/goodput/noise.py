@@ -62,10 +62,6 @@ def gain(sqr: float, var: float, scale: Any) -> Any:
     """What a step whose batch is so many times as large is worth: (var + sqr) / (var / scale + sqr), of AdaScale.
 
     1 where both are 0.
-
-    Args:
-        sqr, var: as of :class:`GradientNoise`.
-        scale: a number or an array.
     """
     below = var / np.asarray(scale, dtype=float) + sqr
     return np.where(below > 0, (var + sqr) / np.where(below > 0, below, 1.0), 1.0)

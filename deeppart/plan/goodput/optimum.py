@@ -88,9 +88,6 @@ def best_steps(goodput: Goodput, nodes: Ints, ranks: Ints, bounds: Bounds) -> St
 
     One rank that has more than the first batch accumulates: the noise of gradients is estimated from the differences of
     at least two of them (Pollux, section 3.1).
-
-    Args:
-        nodes, ranks: arrays of one dimension.
     """
     ranks = np.asarray(ranks, dtype=np.int64)
     least = np.minimum(np.maximum(bounds.batch, bounds.least_local * ranks), bounds.most_batch)

@@ -51,9 +51,6 @@ def partner_nodes(nodes: Nodes) -> tuple[int, ...]:
     Every node has one partner and is the partner of one node. With nodes ordered by domain, the partner is as many
     places further as the largest domain has nodes: then it is in another domain, unless that domain has more than
     half of all nodes.
-
-    Raises:
-        ValueError: fewer than two nodes.
     """
     if len(nodes) < 2:
         raise ValueError("a partner needs a second node")
@@ -69,9 +66,6 @@ def parity_groups(nodes: Nodes, group_size: int) -> tuple[tuple[int, ...], ...]:
     """Divide the nodes into groups of at least ``group_size``; what is left over is spread over the groups.
 
     Group sizes differ by at most one. The nodes of one domain are dealt to different groups as far as possible.
-
-    Raises:
-        ValueError: fewer nodes than ``group_size``.
     """
     if len(nodes) < group_size:
         raise ValueError(f"{len(nodes)} nodes cannot make a group of {group_size}")

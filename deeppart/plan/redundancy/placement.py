@@ -47,11 +47,7 @@ class ParitySet:
     tolerate: int
 
     def place_of(self, rank: int) -> int:
-        """The place of a rank among the members.
-
-        Raises:
-            ValueError: it is not a member.
-        """
+        """The place of a rank among the members."""
         for place, member in enumerate(self.members):
             if member.rank == rank:
                 return place
@@ -64,14 +60,7 @@ def own_parts(nodes: Nodes) -> tuple[tuple[tuple[int, int], ...], ...]:
 
 
 def partner_copies(nodes: Nodes, parts: Sequence[Sequence[tuple[int, int]]] | None = None) -> tuple[Copy, ...]:
-    """A copy of every part on its node's partner, by ascending part; receiving is spread over the partner's ranks.
-
-    Args:
-        parts: per node, (part, rank that reads it); None for every rank's own.
-
-    Raises:
-        ValueError: fewer than two nodes.
-    """
+    """A copy of every part on its node's partner, by ascending part; receiving is spread over the partner's ranks."""
     partners = partner_nodes(nodes)
     copies = []
     for node, held in enumerate(own_parts(nodes) if parts is None else parts):
@@ -90,14 +79,6 @@ def parity_sets(
 
     A node with fewer parts than others takes part in all sets all the same: every node of a group stores an equal
     share of the parity and does an equal share of the work.
-
-    Args:
-        group_size: nodes per group, at least; see :func:`deeppart.plan.redundancy.node_groups.parity_groups`.
-        tolerate: nodes of each group that may be lost, less than ``group_size``.
-        parts: as for :func:`partner_copies`.
-
-    Raises:
-        ValueError: fewer nodes than ``group_size``, or an impossible ``tolerate``.
     """
     if not 1 <= tolerate < group_size:
         raise ValueError(f"of {group_size} nodes, 1 to {group_size - 1} can be lost, not {tolerate}")

@@ -105,12 +105,7 @@ class Stripes:
         return max(0, min(self.length(row), part_bytes - self.start(row, block)))
 
     def can_rebuild(self, lost: int, data: Collection[int], parity: Collection[int]) -> bool:
-        """True if a member's part can be computed.
-
-        Args:
-            data: members whose parts are there (parts of length 0 always are).
-            parity: members whose parity is there.
-        """
+        """True if a member's part can be computed."""
         k = self.data_blocks
         for block in range(k):
             stripe = self.stripe_of(lost, block)

@@ -121,12 +121,6 @@ def plan_healing(
     """Compare what there is with what should be.
 
     Parts that refer to other files are not encoded: parity would give back the part, and not those files.
-
-    Args:
-        candidate: the step, with its sound sources; a part without any is left alone.
-        readers: part -> the rank that has it in memory, at least for those that no node has.
-        parity: (node, file) of the parity that is there.
-        bases: part -> names of the files in which chunks of it lie, of those in memory.
     """
     node_of = {rank: node for node, ranks in enumerate(wish.nodes.ranks) for rank in ranks}
     same_world = candidate.attempt.world_size == len(node_of)

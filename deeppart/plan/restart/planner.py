@@ -73,14 +73,7 @@ class Outlook:
 
 
 def survey(inventory: Inventory, step: int | None = None) -> Outlook:
-    """Find every recoverable attempt.
-
-    Args:
-        step: only this one; None for all.
-
-    Returns:
-        Candidates by descending step. Of several attempts at one step committed ones come first, the later first.
-    """
+    """Find every recoverable attempt."""
     files = FilesByAttempt(inventory)
     candidates: list[Candidate] = []
     rejected: list[tuple[int, str]] = []

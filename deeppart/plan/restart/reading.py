@@ -54,11 +54,7 @@ class Read:
         return tuple(each.reader for each in self.portions) or (self.reader,)
 
     def chunks(self, raw_starts: Sequence[int]) -> dict[int, range]:
-        """The chunks that each reader reads: together all of them, and every one once.
-
-        Args:
-            raw_starts: where each chunk begins in the raw bytes, ascending, and their end: one more than chunks.
-        """
+        """The chunks that each reader reads: together all of them, and every one once."""
         count, raw_bytes = len(raw_starts) - 1, raw_starts[-1]
         if not self.portions:
             return {self.reader: range(count)}
@@ -73,12 +69,6 @@ def assign(candidate: Candidate, ranks: int, *, whole: bool = False) -> tuple[Re
     Each goes to the least loaded of the ranks that reach it. Where that leaves some with more to read than others, they
     hand over the ends of parts, so that none of the ranks that reach the same parts reads more than its share of them
     and 32 MiB.
-
-    Args:
-        whole: no part is divided.
-
-    Returns:
-        One read per part, in part order.
     """
     reads = _whole(candidate, ranks)
     return reads if whole else _divided(reads, ranks)

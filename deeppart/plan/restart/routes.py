@@ -30,12 +30,7 @@ class Hop:
 
 
 class Routes:
-    """The ways of all chunks, as one rank sees them.
-
-    Args:
-        node_of: node number of each rank; nodes are numbered from 0 without gaps.
-        rank: which one.
-    """
+    """The ways of all chunks, as one rank sees them."""
 
     def __init__(self, node_of: Sequence[int], rank: int) -> None:
         self._rank, self._node, self._node_of = rank, node_of[rank], node_of
@@ -43,16 +38,7 @@ class Routes:
         self._place = self._ranks[self._node].index(rank)
 
     def hop(self, reader: int, number: int, *, seen: bool) -> Hop | None:
-        """This rank's place on the way of a chunk.
-
-        Args:
-            reader: the rank that has read it.
-            number: of the chunk in the order that all ranks follow.
-            seen: the ranks of the reader's node have it already, where it lies in their memory.
-
-        Returns:
-            None if it neither comes nor goes.
-        """
+        """This rank's place on the way of a chunk."""
         root = self._node_of[reader]
         at_home = root == self._node
         head = reader if at_home else self._head(self._node, number)

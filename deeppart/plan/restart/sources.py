@@ -141,11 +141,7 @@ class _Encoded:
 
 
 class FilesByAttempt:
-    """The files of all nodes, by attempt.
-
-    Args:
-        inventory: the files found.
-    """
+    """The files of all nodes, by attempt."""
 
     def __init__(self, inventory: Inventory) -> None:
         self.everyone = tuple(range(len(inventory.node_of)))
@@ -279,11 +275,7 @@ def _settle(
 
 
 def _agreeing(files: Sequence[_Placed], encoded: set[str]) -> frozenset[str]:
-    """Digests of indexes of the same bytes, where no manifest names them; none if something contradicts them.
-
-    Args:
-        encoded: the files from which parity was computed. They decide between files, and between sets of parity.
-    """
+    """Digests of indexes of the same bytes, where no manifest names them; none if something contradicts them."""
     contents: dict[str, set[str]] = {}
     for each in files:
         contents.setdefault(each.file.content_digest or each.file.index_digest, set()).add(each.file.index_digest)

@@ -13,9 +13,6 @@ def fault_of_cover(boxes: Sequence[Box], shape: tuple[int, ...]) -> str:
 
     Shards lie in a grid nearly always: then looking at the cuts of each dimension is enough. Otherwise every box is
     compared with those that begin before it ends, along the dimension in which they begin at most places.
-
-    Args:
-        boxes: different ones, none of them empty, all within the tensor.
     """
     total = sum(box.elements for box in boxes)
     if total == math.prod(shape) and _is_grid(boxes, shape):

@@ -44,16 +44,7 @@ class Verdict:
 
 
 def judge(path: str, claims: Mapping[int, Claim]) -> dict[int, Verdict] | str:
-    """Bring together what ranks hold of one tensor.
-
-    Args:
-        path: of the tensor.
-        claims: rank -> what it says; at least one.
-
-    Returns:
-        rank -> verdict; or what is wrong, for people: ranks that call different tensors by one name, a shard that lies
-        outside, two that overlap, elements that no rank has.
-    """
+    """Bring together what ranks hold of one tensor."""
     ranks = sorted(claims)
     first = claims[ranks[0]]
     for rank in ranks:

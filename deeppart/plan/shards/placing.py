@@ -38,12 +38,7 @@ class Placed(NamedTuple):
 
 
 def place_boxes(shape: Sequence[int], splits: Sequence[Sequence[Split]]) -> list[Placed]:
-    """The boxes of a tensor that one rank has, without empty ones.
-
-    Args:
-        shape: of the tensor.
-        splits: for each of its dimensions, those of the mesh that split it, in the order in which they do.
-    """
+    """The boxes of a tensor that one rank has, without empty ones."""
     along = [_placed_runs(length, each) for length, each in zip(shape, splits, strict=True)]
     found = []
     for runs in itertools.product(*along):

@@ -22,22 +22,12 @@ def in_order(shards: Sequence[tuple[str, Box]]) -> list[int]:
 
 
 def share_set(leaves: Sequence[LeafSpec] | Leaves, kappa: int, carried: IntArray, strategy: str = "deeppart") -> Plan:
-    """The plan of one set of ranks, for what they hold alike.
-
-    Args:
-        leaves: what they hold; shards :func:`in_order`.
-        kappa: cost of a span in bytes.
-        carried: int64[ranks of the set], cost of what each has been given by smaller sets.
-    """
+    """The plan of one set of ranks, for what they hold alike."""
     return partition(leaves, len(carried), kappa, strategy, carried)
 
 
 def least_usual_kappa(held: Iterable[tuple[int, int]]) -> int:
-    """The cost of a span where none is given, and tensors are sharded: the least of what is usual on each rank.
-
-    Args:
-        held: bytes and number of the leaves that a rank plans for, of every rank: what all hold, and its shards.
-    """
+    """The cost of a span where none is given, and tensors are sharded: the least of what is usual on each rank."""
     return min((usual_kappa_of(nbytes, leaves) for nbytes, leaves in held), default=DEFAULT_KAPPA_BYTES)
 
 

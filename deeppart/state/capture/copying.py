@@ -69,12 +69,6 @@ class CapturePlan:
     and unlike torch's own copy it can be told to bypass the caches (docs/benchmarks.md). The memory is held, and
     whether it is still there is asked in the same breath: between that question and the copy, no other thread can get
     the interpreter to free it.
-
-    Args:
-        layout: this rank's share.
-        types: type of each leaf.
-        arrays: the state's tensors and arrays by leaf number.
-        staged: buffer of ``layout.nbytes`` bytes.
     """
 
     def __init__(
@@ -113,18 +107,7 @@ class CapturePlan:
         return self._place == (staged.data_ptr(), staged.numel())
 
     def copy(self, flat: FlatState, later: Collection[int] = ()) -> list[HostCopy | CallCopy]:
-        """Copy the leaves' current bytes; returns when they are in staging memory, except those of ``later``.
-
-        Args:
-            flat: a state whose leaves are of the types and in the memory order that the plan was made for.
-            later: leaves not to copy now.
-
-        Returns:
-            The copies not made. Nothing in them depends on the tensors; who makes them has to hold the memory.
-
-        Raises:
-            FreedMemoryError: memory of a leaf was freed or replaced since the state was taken apart.
-        """
+        """Copy the leaves' current bytes; returns when they are in staging memory, except those of ``later``."""
         arrays, memory = flat.data, flat.memory
         now = [leaf for leaf in self._leaves if leaf not in later] if later else self._leaves
         _check_places(flat, now)

@@ -84,12 +84,7 @@ class Guard:
 
 
 class Samples:
-    """Some bytes of what is to be copied, to be looked for in the copies.
-
-    Args:
-        copies: the copies to make.
-        turn: decides the places.
-    """
+    """Some bytes of what is to be copied, to be looked for in the copies."""
 
     def __init__(self, copies: Sequence[HostCopy], turn: int) -> None:
         sampled = [copy for copy in copies if copy.length >= SAMPLED_BYTES]
@@ -113,15 +108,6 @@ class Samples:
 
 class DeferredCopy:
     """Work that several threads can share.
-
-    Args:
-        copies: the copies to make.
-        guards: leaf number -> what must not change.
-        sample: a fingerprint of elements on devices of what must not change.
-        turn: decides which bytes are sampled.
-        where: for messages.
-        timeout: seconds that anyone waits for copies in the hands of another thread.
-        trailing: further reading to do while nothing changes.
 
     Attributes:
         held_s: seconds for which others were held back.

@@ -59,15 +59,7 @@ def lay_out(
     own: Sequence[tuple[int, int, int]],
     trained: Collection[int] = (),
 ) -> ShareLayout:
-    """Lay a share's spans end to end.
-
-    Args:
-        types: type of every leaf, by leaf number.
-        shared: (leaf, start, length) of what the plan gives this rank of the replicated leaves.
-        own: the same of leaves that not all ranks share: all of what this rank alone has, and what the plan gives it of
-            shards that other ranks hold, too.
-        trained: numbers of leaves that are known to change at every step.
-    """
+    """Lay a share's spans end to end."""
     rows = [(SHARED, *span) for span in shared]
     rows += [(OWN, *span) for span in own]
 

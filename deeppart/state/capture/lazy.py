@@ -33,11 +33,7 @@ _SAMPLED_ON_DEVICES = 16
 
 
 class LazyCapture:
-    """Keeps what it knows of a state's leaves from one checkpoint to the next.
-
-    Args:
-        timeout: seconds that anyone waits for copies in the hands of another thread.
-    """
+    """Keeps what it knows of a state's leaves from one checkpoint to the next."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -67,11 +63,7 @@ class LazyCapture:
     def later(
         self, flat: FlatState, types: Sequence[LeafType], owned: Mapping[int, torch.Tensor]
     ) -> dict[int, torch.Tensor]:
-        """The leaves of the share that can wait, with the tensor that an optimizer has of each.
-
-        Args:
-            owned: the result of :meth:`owned`.
-        """
+        """The leaves of the share that can wait, with the tensor that an optimizer has of each."""
         self._tell()
         found: dict[int, torch.Tensor] = {}
         others: list[int] = []
@@ -96,14 +88,7 @@ class LazyCapture:
         where: str,
         trailing: TrailingSlices | None = None,
     ) -> DeferredCopy:
-        """The copies that are left, to be made in the background.
-
-        Args:
-            later: the result of :meth:`later`. copies: the copies that the capture plan left.
-            turn: decides which elements are sampled.
-            where: for messages.
-            trailing: further reading to do in the background.
-        """
+        """The copies that are left, to be made in the background."""
         counters = self._owners.counters
         guards = {leaf: _guard(flat, leaf, owner, counters.get(flat.pointers[leaf])) for leaf, owner in later.items()}
         on_devices = tuple(leaf for leaf in sorted(later) if _is_on_device(flat.data[leaf]))[:_SAMPLED_ON_DEVICES]
@@ -152,11 +137,7 @@ class LazyCapture:
 
 
 def _guard(flat: FlatState, leaf: int, owner: torch.Tensor, counter: torch.Tensor | None) -> Guard:
-    """An object that holds a leaf's memory, and notices writes to it.
-
-    Args:
-        counter: the sharded tensor of which the owner is a shard: it alone counts writes that are made by way of it.
-    """
+    """An object that holds a leaf's memory, and notices writes to it."""
     data, memory = flat.data[leaf], flat.memory
     is_other = isinstance(data, torch.Tensor) and data is not owner
     alias = data.detach() if is_other else owner.detach()

@@ -37,11 +37,7 @@ class Staging:
         return self._tensor.numel()
 
     def reserve(self, nbytes: int, *, pinned: bool = False) -> torch.Tensor:
-        """A uint8 tensor of exactly ``nbytes``, reused if it is large enough. Earlier contents are lost.
-
-        Raises:
-            MemoryError: the operating system has no more memory.
-        """
+        """A uint8 tensor of exactly ``nbytes``, reused if it is large enough. Earlier contents are lost."""
         if nbytes > self.nbytes or (pinned and not self._pinned):
             self.release()  # give the old one back first: never hold both
             self._tensor = _allocate(nbytes, pinned)
@@ -52,9 +48,6 @@ class Staging:
         """Have the system give all pages of what is reserved; bytes touched. From any thread, whatever is in them.
 
         A share that is copied meanwhile finds those pages that are there, and gets the others as it would without.
-
-        Args:
-            is_wanted: asked before each piece of :data:`TOUCH_BYTES`; False ends it.
         """
         tensor = self._tensor  # is not unmapped as long as it is held here
         start, end = tensor.data_ptr(), tensor.data_ptr() + tensor.numel()

@@ -60,11 +60,6 @@ class Classified:
 class Classifier:
     """Keeps the layout of the state a job saves, and compares it across ranks.
 
-    Args:
-        comm: channel of the training thread.
-        setting: Config.replicated: "auto", "all", "none", "verify" or "parts", or glob -> one of them or "rank0".
-        timeout: seconds for each exchange.
-
     Attributes:
         calls: the checkpoints of this session, as far as they were noted.
         extended: true if readers before structure version 5 do not know something in the state.
@@ -89,11 +84,7 @@ class Classifier:
 
     @property
     def known(self) -> StateLayout:
-        """The layout of the state that :meth:`prepare` took in last.
-
-        Raises:
-            RuntimeError: there was none yet.
-        """
+        """The layout of the state that :meth:`prepare` took in last."""
         if self.layout is None:
             raise RuntimeError("no state was taken in yet")
         return self.layout
@@ -116,11 +107,7 @@ class Classifier:
             self.layout.comparison.cache.forget()
 
     def prepare(self, flat: FlatState) -> bool:
-        """Take in the state to save (local). Returns whether its structure is new to this rank.
-
-        Raises:
-            UnsupportedLeafError: a value cannot be stored.
-        """
+        """Take in the state to save (local). Returns whether its structure is new to this rank."""
         self.values = [encode_value(x.value, "") if type(x.value) in _SCALARS else _encode(x) for x in flat.values]
         self.extended = flat.extended or any(is_extended_value(each) for each in self.values if type(each) is list)
         if self.layout is not None and self.layout.stands_for(flat, self.replication):
@@ -133,13 +120,7 @@ class Classifier:
     def digests(
         self, flat: FlatState, turn: int, *, fresh: bool, owned: Mapping[int, torch.Tensor] | None = None
     ) -> dict[str, int]:
-        """The fields this rank brings into the checkpoint's reduction.
-
-        Args:
-            turn: decides what is compared of leaves that are compared in turn.
-            fresh: everything is going to be compared in full anyway.
-            owned: as of :meth:`Comparison.digests`.
-        """
+        """The fields this rank brings into the checkpoint's reduction."""
         layout = self.layout
         fields = dict.fromkeys(DIGESTS, 0)
         if layout is None:
@@ -163,15 +144,7 @@ class Classifier:
     def alike(
         self, turn: int, flat: FlatState, owned: Mapping[int, torch.Tensor], *, unread_alike: bool
     ) -> TrailingSlices | None:
-        """All that was compared at a turn was the same on all ranks, what trailed the turn before included.
-
-        Args:
-            owned: as given to :meth:`digests`.
-            unread_alike: so were the leaves that needed no reading. If not, nothing is known of some ranks' leaves.
-
-        Returns:
-            What is to be read for this turn after the call, to be compared at the next one.
-        """
+        """All that was compared at a turn was the same on all ranks, what trailed the turn before included."""
         layout = self.layout
         if layout is None or not self._compares:
             return None
@@ -212,12 +185,6 @@ class Classifier:
 
         Where leaves have come to differ that were alike before, all that count as replicated are compared in full: what
         has hit one may have hit others, where nothing was compared this time.
-
-        Args:
-            fresh: true if the structure is new on some rank: everything is then compared in full.
-
-        Raises:
-            LeafMismatchError: ``replicated="all"`` and leaves differ in shape or dtype.
         """
         layout = self.known
         behind = self._compare_trailing(layout, fresh, what)
@@ -253,15 +220,7 @@ class Classifier:
         return found
 
     def _compare_trailing(self, layout: StateLayout, fresh: bool, what: str) -> Flags | None:
-        """Compare what trailed the turn before, leaf by leaf (collective).
-
-        Args:
-            fresh: the structure is another one than then: leaves are found again by their paths.
-
-        Returns:
-            The leaves that differed, or None if there were none. Without an outcome on some rank there are none, but
-            all has to be compared in full instead.
-        """
+        """Compare what trailed the turn before, leaf by leaf (collective)."""
         trailing = self._trailing
         if trailing is None:
             return None
@@ -325,9 +284,6 @@ class Classifier:
         """The new differences, with the ranks and the checkpoints that they concern (collective).
 
         A leaf of another type than before is news of its own, unless checkpoints are suspect for it.
-
-        Args:
-            differed: leaves that have differed since they were last compared, if only for a while.
         """
         layout = self.known
         turns, retyped = known

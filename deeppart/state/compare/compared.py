@@ -44,11 +44,7 @@ class Interval:
 
 
 class ComparedRecord:
-    """Keeps account for the leaves of one structure; the same on every rank.
-
-    Args:
-        leaves: how many.
-    """
+    """Keeps account for the leaves of one structure; the same on every rank."""
 
     def __init__(self, leaves: int) -> None:
         self._full = np.full(leaves, NEVER, dtype=np.int64)
@@ -170,13 +166,7 @@ class Calls:
 def compared_earlier(
     turns: _Int64s, skipped: npt.NDArray[np.bool_], now: int, calls: Calls
 ) -> tuple[ComparedEarlier, ...]:
-    """For the manifest: the leaves that were not compared in full at the turn of the checkpoint, by step.
-
-    Args:
-        turns: of each leaf, when it was last compared.
-        skipped: of each leaf, whether it is not replicated.
-        now: the checkpoint's turn.
-    """
+    """For the manifest: the leaves that were not compared in full at the turn of the checkpoint, by step."""
     groups: dict[int | None, list[list[int]]] = {}
     earlier = np.flatnonzero((turns != now) & ~skipped)
     steps = {turn: calls.step(turn) for turn in np.unique(turns[earlier]).tolist()}

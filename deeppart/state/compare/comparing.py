@@ -53,15 +53,7 @@ class KnowsTrained(Protocol):
 
 
 class Comparison:
-    """Compares leaves of a state that are held to be replicated.
-
-    Args:
-        numbers: the leaves to compare, ascending.
-        flat: the state; later ones have the same structure and types.
-        types: type of every leaf of the state, by leaf number.
-        always: those of them that are read in full at every checkpoint, whatever is known of them.
-        cache: digests known from before.
-    """
+    """Compares leaves of a state that are held to be replicated."""
 
     def __init__(
         self,
@@ -90,14 +82,7 @@ class Comparison:
     def digests(
         self, flat: FlatState, turn: int, watch: KnowsTrained | None, owned: Mapping[int, torch.Tensor] | None = None
     ) -> dict[str, int]:
-        """One digest per name in :data:`COMPARED`, of all the leaves together, and one as :data:`UNREAD`.
-
-        Args:
-            turn: decides what is compared of the leaves that are compared in turn.
-            watch: knows which leaves are trained; None if nobody does.
-            owned: address -> tensor, of what is not going to change before an optimizer's next step; such leaves trail.
-                None if nothing is read after the call.
-        """
+        """One digest per name in :data:`COMPARED`, of all the leaves together, and one as :data:`UNREAD`."""
         ways = self._ways_of(flat, watch, owned or {})
         if not np.array_equal(ways, self._own_ways):
             self._own_ways = ways

@@ -63,11 +63,7 @@ class Divergence:
 def find_groups(
     flat: FlatState, leaves: Sequence[int], gather: Callable[[bytes], list[bytes]]
 ) -> list[tuple[tuple[int, ...], ...]]:
-    """The groups of ranks that have the same bytes of each leaf (collective); leaves must be the same on every rank.
-
-    Args:
-        gather: a message of this rank -> the messages of all ranks.
-    """
+    """The groups of ranks that have the same bytes of each leaf (collective); leaves must be the same on every rank."""
     mine = [f"{leaf_type(flat.data[leaf])} {full_digest(flat.data[leaf])}" for leaf in leaves[:MOST_NAMED]]
     found: list[tuple[tuple[int, ...], ...]] = []
     everyone = [json.loads(text) for text in gather(json.dumps(mine).encode())] if mine else []
@@ -95,14 +91,7 @@ def describe(
 def suspect_intervals(
     layout: StateLayout, news: Flags, least: npt.NDArray[np.int64], calls: Calls, now: tuple[int, int]
 ) -> dict[int, Interval | None]:
-    """Leaves that were alike and are not -> the checkpoints that are suspect for them, ascending.
-
-    Args:
-        news: leaves that are found to differ for the first time; of those that are tied, the owner.
-        least: of each leaf, twice the turn at which it was last found alike, and 1 more if its type is the same.
-        calls: the checkpoints of this job.
-        now: turn and step.
-    """
+    """Leaves that were alike and are not -> the checkpoints that are suspect for them, ascending."""
     found: dict[int, Interval | None] = {}
     intervals: dict[int, Interval | None] = {}
     # What is tied to another leaf may have a longer history than that one: it may have been tied just now.

@@ -30,11 +30,7 @@ class EarlierLeaves:
                 self._leaves[leaf.path] = kind, int(known[leaf.index])
 
     def known(self, layout: StateLayout, fresh: bool) -> tuple[npt.NDArray[np.int64], Flags]:
-        """For each leaf the turn at which all of it was last found alike on all ranks; and whether its type is new.
-
-        Args:
-            fresh: true if the structure is new on some rank.
-        """
+        """For each leaf the turn at which all of it was last found alike on all ranks; and whether its type is new."""
         known, per_rank = _turns(layout), layout.per_rank[layout.owners()]
         retyped = np.zeros(len(layout.types), dtype=np.bool_)
         for leaf, kind in zip(layout.arrays, layout.types, strict=True) if fresh else ():

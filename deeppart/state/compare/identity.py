@@ -16,11 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 
 class TensorIdentity:
-    """The identity of a tensor object and its storage.
-
-    Args:
-        tensor: strided, with a storage.
-    """
+    """The identity of a tensor object and its storage."""
 
     __slots__ = ("_id", "_storage")
 

@@ -79,9 +79,6 @@ class OwnedTensors:
     """The large tensors that only a known optimizer changes.
 
     Most checkpoints find an optimizer with the very tensors of the last one: then the small ones are not looked at.
-
-    Args:
-        least_bytes: tensors of at most this many bytes are of no interest.
     """
 
     def __init__(self, least_bytes: int) -> None:
@@ -137,9 +134,6 @@ def holds_alone(owner: torch.Tensor | None, nbytes: int, held_bytes: int) -> boo
     """True if an optimizer's tensor has all of a leaf at its address, in a storage that nobody else has.
 
     Parameters may be views of one flat buffer: who writes to that advances a version counter that nobody here knows of.
-
-    Args:
-        nbytes: of the leaf. held_bytes: of its storage.
     """
     return owner is not None and owner.numel() * owner.element_size() >= nbytes >= held_bytes
 

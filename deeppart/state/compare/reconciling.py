@@ -66,14 +66,7 @@ class Reconciled:
 
 
 def reconcile(comm: Comm, root: Node, replication: Replication, what: str, timeout: float) -> Reconciled:
-    """Find where the ranks' states are to be cut (collective).
-
-    Args:
-        root: this rank's state, cut only where rank 0's holds for all.
-
-    Raises:
-        StructureMismatchError: on every rank; they differ where they may not.
-    """
+    """Find where the ranks' states are to be cut (collective)."""
     mine = _describe(root)
     reference = json.loads(finish(comm, comm.broadcast(json.dumps(mine).encode()), what, timeout))
     found = list(_differences(reference, mine, (), replication))

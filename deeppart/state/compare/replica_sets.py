@@ -101,12 +101,7 @@ class ReplicaSets:
         replication: Replication,
         what: str,
     ) -> None:
-        """Take in which shards are held by whom.
-
-        Args:
-            held: the ranks that hold shards alike, two at least -> this rank's leaves, in the order of all of them.
-            replication: which shards are read in full every time, and which are trusted to be alike.
-        """
+        """Take in which shards are held by whom."""
         mine = [[list(ranks), len(leaves)] for ranks, leaves in sorted(held.items()) if ranks[0] == self.comm.rank]
         told = finish(self.comm, self.comm.allgather(json.dumps(mine).encode()), what, self.timeout)
         every = sorted((tuple(ranks), count) for text in told for ranks, count in json.loads(text))
@@ -133,12 +128,7 @@ class ReplicaSets:
     def compare(
         self, flat: FlatState, calls: Calls, now: tuple[int, int], watch: TrainingWatch | None, what: str
     ) -> Differing:
-        """Compare what is due at a turn; all bytes of a set, if its ranks differ in anything.
-
-        Args:
-            calls: the checkpoints of this session.
-            now: turn and step.
-        """
+        """Compare what is due at a turn; all bytes of a set, if its ranks differ in anything."""
         trained = None if watch is None else _Trained(watch.trained())
         told = np.full((2, 2, len(self._lengths)), _NOTHING, dtype=np.int64)
         for each in self._sets:

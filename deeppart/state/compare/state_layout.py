@@ -106,11 +106,7 @@ class StateLayout:
         return found
 
     def take_strictness(self, strictness: npt.NDArray[np.int64]) -> bool:
-        """Treat the leaves that all ranks share as the strictest rank does.
-
-        Returns:
-            Whether leaves that share memory with these here have to be treated more strictly for it.
-        """
+        """Treat the leaves that all ranks share as the strictest rank does."""
         shared, asked = self.shared[0], self.own_modes.copy()
         asked[:shared] = np.array(_STRICTNESS)[strictness]
         self.modes = _of_groups(asked, self.own_groups, shared)

@@ -29,14 +29,7 @@ _BATCH_BYTES = 1 << 20
 
 
 class TrailingSlices:
-    """One turn's slices of some leaves. Threads share the work; the outcome is for the training thread.
-
-    Args:
-        turns: the leaves.
-        turn: which slice of them.
-        flat: the state.
-        owned: address -> the optimizer's tensor, of each of the leaves.
-    """
+    """One turn's slices of some leaves. Threads share the work; the outcome is for the training thread."""
 
     def __init__(self, turns: Turns, turn: int, flat: FlatState, owned: Mapping[int, torch.Tensor]) -> None:
         self.turn = turn

@@ -67,11 +67,7 @@ class _Watched:
 
 
 class TrainingWatch:
-    """Watches all optimizers of the process.
-
-    Args:
-        least_bytes: tensors of at most this many bytes are of no interest.
-    """
+    """Watches all optimizers of the process."""
 
     def __init__(self, least_bytes: int) -> None:
         self._least_bytes = least_bytes

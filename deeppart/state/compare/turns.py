@@ -37,24 +37,14 @@ _STRIDE = 38
 
 
 class Turns:
-    """Compares leaves in turn.
-
-    Args:
-        numbers: leaf numbers, ascending; each lies without gaps in host memory and has at least ``TURNS`` words.
-        types: type of every leaf of the state, by leaf number.
-    """
+    """Compares leaves in turn."""
 
     def __init__(self, numbers: Sequence[int], types: Sequence[LeafType]) -> None:
         self.numbers = np.array(numbers, dtype=np.int64)
         self._lengths = np.array([types[number].nbytes for number in numbers], dtype=np.int64)
 
     def digests(self, pointers: Sequence[int], turn: int) -> Digests:
-        """One fingerprint per leaf, of what is compared at a turn.
-
-        Args:
-            pointers: address of every leaf of the state, by leaf number. The leaves must be alive.
-            turn: which; what is compared repeats after :data:`TURNS` of them, but for the single words.
-        """
+        """One fingerprint per leaf, of what is compared at a turn."""
         if not len(self.numbers):
             return np.zeros(0, dtype=np.int64)
         starts = np.array(pointers, dtype=np.int64)[self.numbers]
@@ -68,13 +58,7 @@ class Turns:
         return _digests(octets, starts - first + begins, starts - first + ends, words)
 
     def digests_carefully(self, starts: Digests, turn: int, first: int, last: int) -> Digests | None:
-        """The same of some of the leaves, whose memory may be freed meanwhile; None if some of it is not mapped.
-
-        Args:
-            starts: address of each of the leaves that this was made for, in order.
-            turn: as of :meth:`digests`.
-            first, last: the range among them.
-        """
+        """The same of some of the leaves, whose memory may be freed meanwhile; None if some of it is not mapped."""
         starts = starts[first:last]
         words = gather_memory((starts[:, None] + self._places(turn)[first:last]).reshape(-1), _WORD_BYTES)
         begins, ends = (each[first:last] for each in self._slices(turn))

@@ -64,11 +64,7 @@ class OwnSharded:
     shards: dict[int, tuple[tuple[int, tuple[int, ...], bool], ...]] = field(default_factory=dict)
 
     def in_row(self, first: int) -> list[LeafType]:
-        """The whole types, which are numbered from ``first`` on.
-
-        Raises:
-            ValueError: they are not.
-        """
+        """The whole types, which are numbered from ``first`` on."""
         if sorted(self.whole) != list(range(first, first + len(self.whole))):
             raise ValueError("sharded tensors that stand apart are not numbered in a row")
         return [self.whole[number] for number in sorted(self.whole)]
@@ -76,17 +72,7 @@ class OwnSharded:
     def placed(
         self, whole: Sequence[LeafType], types: dict[int, LeafType], first: int, trees: Sequence[OwnTree]
     ) -> dict[int, tuple[SavedShard, ...]]:
-        """The shards with their boxes.
-
-        Args:
-            whole: type of each sharded tensor.
-            types: of the rank's own leaves.
-            first: shards are numbered from here on.
-            trees: the rank's own, whose leaves are no shards.
-
-        Raises:
-            ValueError, KeyError, IndexError: a shard does not fit its tensor, or a leaf is two things.
-        """
+        """The shards with their boxes."""
         found: dict[int, tuple[SavedShard, ...]] = {}
         used = [leaf for tree in trees for leaf in leaves_of(tree.node)]
         for number, shards in self.shards.items():
@@ -109,11 +95,7 @@ def leaves_of(node: SavedNode) -> Iterator[int]:
 
 
 def encode_own(flat: FlatState, first: tuple[int, int]) -> list[Any]:
-    """The JSON form of what stands apart on this rank.
-
-    Args:
-        first: to be added to the numbers of arrays and of values.
-    """
+    """The JSON form of what stands apart on this rank."""
     return [
         [encode_path(each.path), each.place, encode_tree(each.node, first), *([1] if each.part else [])]
         for each in flat.apart
@@ -124,14 +106,7 @@ def encode_own(flat: FlatState, first: tuple[int, int]) -> list[Any]:
 def decode_own(
     documents: Sequence[Any], leaves: set[int], values: set[int], sharded: set[int], where: str
 ) -> tuple[OwnTree, ...]:
-    """Inverse of :func:`encode_own`.
-
-    Args:
-        leaves, values, sharded: numbers that the part's document describes, of shards only in ``sharded``.
-
-    Raises:
-        ValueError, KeyError, TypeError, IndexError, CorruptFileError: not one of its encodings.
-    """
+    """Inverse of :func:`encode_own`."""
     trees = []
     most = max(values, default=-1) + 1
     named: tuple[list[int], list[int], list[int]] = ([], [], [])
@@ -162,19 +137,7 @@ def of_rank(
     sharded: OwnSharded,
     where: str,
 ) -> Structure:
-    """The structure of one rank's state.
-
-    Args:
-        structure: the structure that all ranks share.
-        trees: the trees that are apart on the rank.
-        types: of the rank's own leaves; those of ``trees`` follow the shared ones in number.
-        values: numbers of the rank's own values, likewise.
-        aliases: leaves of ``trees`` that share memory.
-        sharded: the rank's shards, and the sharded tensors of ``trees``.
-
-    Raises:
-        CorruptFileError: the two do not fit.
-    """
+    """The structure of one rank's state."""
     if not structure.has_apart:
         return structure
     shared, shared_values = len(structure.types), len(structure.values)
@@ -218,14 +181,7 @@ def without_apart(structure: Structure, trees: Sequence[OwnTree]) -> Structure:
 
 
 def insert(root: SavedNode, trees: Sequence[OwnTree], *, whole: bool) -> SavedNode:
-    """A shared tree with what stands apart in its places.
-
-    Args:
-        whole: every mark in the tree has to be replaced.
-
-    Raises:
-        ValueError: a tree has no place, or a mark no tree.
-    """
+    """A shared tree with what stands apart in its places."""
     return _insert(root, [(tree.path, tree) for tree in trees], whole)
 
 

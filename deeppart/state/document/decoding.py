@@ -58,12 +58,7 @@ _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 
 
 def decode_structure(document: Any, where: str) -> Structure:
-    """Read a structure document that came from a file.
-
-    Raises:
-        NewerFormatError: written by a newer library.
-        CorruptFileError: anything that :func:`encode_structure` would not write.
-    """
+    """Read a structure document that came from a file."""
     try:
         with collection_paused():
             return _decode_structure(document, where)
@@ -138,14 +133,7 @@ class Numbers:
 
 
 def decode_tree(document: Any, values: int, where: str) -> tuple[SavedNode, Numbers]:
-    """Read a tree that stands apart; returns it and the numbers of the leaves that it names.
-
-    Args:
-        values: value numbers are below this.
-
-    Raises:
-        ValueError, KeyError, TypeError, IndexError: not one that :func:`encode_tree` makes.
-    """
+    """Read a tree that stands apart; returns it and the numbers of the leaves that it names."""
     seen = Numbers(values)
     return _decode_node(document, seen, where), seen
 
@@ -259,11 +247,7 @@ def _decode_items(documents: list[Any], seen: Numbers, where: str) -> tuple[Save
 
 
 def decode_type(encoded: Any, where: str) -> LeafType:
-    """Read ``[kind, dtype, shape]`` of a sharded tensor.
-
-    Raises:
-        ValueError, TypeError: it is none. CorruptFileError: of a type that this library does not know.
-    """
+    """Read ``[kind, dtype, shape]`` of a sharded tensor."""
     kind, dtype, shape = _list(encoded)
     if kind != "torch":
         raise ValueError(f"a sharded tensor of kind {short(kind)}")
@@ -271,11 +255,7 @@ def decode_type(encoded: Any, where: str) -> LeafType:
 
 
 def checked_type(kind: Any, dtype: Any, shape: Any, where: str) -> LeafType:
-    """The type of a leaf, as it is written.
-
-    Raises:
-        TypeError, CorruptFileError: it is none.
-    """
+    """The type of a leaf, as it is written."""
     try:
         return _known_type(kind, dtype, *shape)
     except CorruptFileError:
@@ -293,9 +273,6 @@ def _known_type(kind: Any, dtype: Any, *shape: Any) -> LeafType:
 def decode_shards(encoded: Any) -> tuple[tuple[int, tuple[int, ...], bool], ...]:
     """Read ``[[leaf, offset], ...]``: which leaf a shard is, and where it begins in its tensor; and behind these a 1 if
     other ranks had other bytes for the same shard.
-
-    Raises:
-        ValueError, TypeError: it is none.
     """
     found = []
     for leaf, offset, *own in map(_list, _list(encoded)):
@@ -306,11 +283,7 @@ def decode_shards(encoded: Any) -> tuple[tuple[int, tuple[int, ...], bool], ...]
 
 
 def decode_alias(encoded: Any) -> Alias:
-    """Read ``[owner, offset, strides]``.
-
-    Raises:
-        ValueError, TypeError: it is none.
-    """
+    """Read ``[owner, offset, strides]``."""
     owner, offset, strides = encoded
     return Alias(_count(owner), _count(offset), tuple(_count(stride) for stride in _list(strides)))
 
@@ -323,11 +296,7 @@ def _decode_metadata(document: Any, where: str) -> dict[str, dict[str, Any]] | N
 
 
 def decode_path(encoded: list[Encoded], where: str) -> Path:
-    """Inverse of :func:`encode_path`.
-
-    Raises:
-        CorruptFileError: not one of its encodings.
-    """
+    """Inverse of :func:`encode_path`."""
     return tuple(decode_value(key, where) for key in encoded)
 
 
@@ -336,9 +305,6 @@ def check_nesting(tree: SavedNode) -> None:
 
     What walks the tree later may then do so by recursion, and write out its paths: a single long key above many leaves
     would make far more text of a small file.
-
-    Raises:
-        ValueError: naming the limit.
     """
     total = 0
     rest: list[tuple[SavedNode, int, int]] = [(tree, 0, 0)]
@@ -359,14 +325,7 @@ def check_nesting(tree: SavedNode) -> None:
 
 
 def check_aliases(types: Sequence[LeafType] | Mapping[int, LeafType], aliases: Mapping[int, Alias]) -> None:
-    """See that all of each alias lies within its owner, whose bytes it is a view of.
-
-    Args:
-        types: of every leaf, as one rank saved it.
-
-    Raises:
-        ValueError, IndexError, KeyError: naming the leaf.
-    """
+    """See that all of each alias lies within its owner, whose bytes it is a view of."""
     for index, alias in aliases.items():
         kind, owner = types[index], types[alias.owner]
         steps = zip(kind.shape, alias.strides, strict=True)

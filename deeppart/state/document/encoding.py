@@ -41,11 +41,7 @@ CODES = {
 
 
 def encode_tree(root: Node, first: tuple[int, int] = (0, 0)) -> Any:
-    """The JSON form of a live tree.
-
-    Args:
-        first: to be added to the numbers of arrays and of values; sharded tensors have the same number in files.
-    """
+    """The JSON form of a live tree."""
     if isinstance(root, ArrayLeaf):
         return ["a", root.index + first[0]]
     if isinstance(root, ValueLeaf):
@@ -127,13 +123,7 @@ def encode_structure(
     has_composites: bool = False,
     extended: bool = False,
 ) -> dict[str, Any]:
-    """The structure document; ``tree`` comes from :func:`encode_tree`, ``rank0`` from :func:`encode_path`.
-
-    Args:
-        sharded: whole type of each sharded tensor that all ranks share.
-        has_composites: true if the state has tensors that are made of others.
-        extended: true if readers before version 5 do not know something in the state of some rank.
-    """
+    """The structure document; ``tree`` comes from :func:`encode_tree`, ``rank0`` from :func:`encode_path`."""
     leaves = []
     for index, (kind, own) in enumerate(zip(types, per_rank.tolist(), strict=True)):
         entry: list[Any] = [kind.kind, kind.dtype, list(kind.shape), int(own)]

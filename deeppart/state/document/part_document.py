@@ -81,11 +81,7 @@ class OwnShards:
 
 
 def own_shards(flat: FlatState, apart: Collection[int]) -> OwnShards | None:
-    """What this rank has of sharded tensors.
-
-    Args:
-        apart: shards that other ranks hold, too, but with other bytes.
-    """
+    """What this rank has of sharded tensors."""
     if not flat.sharded:
         return None
     shards = [
@@ -219,14 +215,7 @@ class OwnDocument:
     sharded: OwnSharded = field(default_factory=OwnSharded)
 
     def check(self, structure: Structure, where: str) -> Structure:
-        """Refuse a document that names other leaves or values than the structure calls per rank.
-
-        Returns:
-            As :meth:`complete`.
-
-        Raises:
-            CorruptFileError: naming the place.
-        """
+        """Refuse a document that names other leaves or values than the structure calls per rank."""
         shared, shared_values = len(structure.types), len(structure.values)
         leaves = set(np.flatnonzero(structure.per_rank).tolist())
         values = set(np.flatnonzero(structure.per_rank_values).tolist())
@@ -251,11 +240,7 @@ class OwnDocument:
         return self.complete(structure, where)
 
     def complete(self, structure: Structure, where: str) -> Structure:
-        """The structure of this rank's state: what all ranks share, and what stands apart on this one.
-
-        Raises:
-            CorruptFileError: the two do not fit.
-        """
+        """The structure of this rank's state: what all ranks share, and what stands apart on this one."""
         return of_rank(structure, self.trees, self.types, self.values, self.aliases, self.sharded, where)
 
     def all_types(self, structure: Structure) -> list[LeafType]:
@@ -264,14 +249,7 @@ class OwnDocument:
 
 
 def decode_meta(meta: bytes, where: str, *, with_structure: bool = True) -> OwnDocument:
-    """Read a part's JSON document.
-
-    Args:
-        with_structure: true if the structure in rank 0's part is wanted too.
-
-    Raises:
-        CorruptFileError: not one that :meth:`PartDocument.meta` makes.
-    """
+    """Read a part's JSON document."""
     with collection_paused():
         return _decode_meta(meta, where, with_structure)
 
@@ -308,9 +286,6 @@ def saved_outermost(meta: bytes) -> list[Key]:
     """The keys of the outermost dict in the structure of rank 0's document; [] if that is no dict.
 
     Nothing else of it is decoded or checked.
-
-    Raises:
-        ValueError, KeyError, TypeError, IndexError, RecursionError: not one that :meth:`PartDocument.meta` makes.
     """
     code, *rest = parse_json(meta)["structure"]["tree"]
     return [decode_value(key, "outermost keys") for key in rest[0]] if code in _DICT_CODES else []

@@ -108,11 +108,7 @@ class Wholes:
         return [value.of(-1 if rank is None else rank) for value in self.values.values()]
 
     def check(self, where: str) -> None:
-        """See that the shards of each tensor are all of it, and do not overlap.
-
-        Raises:
-            CorruptFileError: they are not.
-        """
+        """See that the shards of each tensor are all of it, and do not overlap."""
         for tensor in self.tensors.values():
             if fault := fault_of_cover([box for box in tensor.boxes() if box.elements], tensor.kind.shape):
                 raise CorruptFileError(
@@ -125,15 +121,7 @@ class Wholes:
 
 
 def gather_wholes(of_ranks: Sequence[Structure], own: OwnItems, where: str) -> Wholes:
-    """Bring the shards of all parts together.
-
-    Args:
-        of_ranks: the structure of each part's rank.
-        own: of each, what stands apart on it, and its own values by number.
-
-    Raises:
-        CorruptFileError: parts call tensors of different types by one path.
-    """
+    """Bring the shards of all parts together."""
     gathering = _Gathering(where)
     for part, structure in enumerate(of_ranks):
         gathering.take(part, structure)
@@ -230,13 +218,7 @@ def _is_all_of(alias: Alias, box: Box, owner: Box) -> bool:
 
 
 def with_wholes(base: Structure, wholes: Wholes) -> Structure:
-    """A structure with whole tensors in place of sharded ones, and with all parts of the state.
-
-    Args:
-        base: what one rank had, or what all ranks share.
-        wholes: all sharded tensors and values in parts; numbered behind the leaves and values of ``base``. The values
-            are to be filled in: :meth:`Wholes.contents`.
-    """
+    """A structure with whole tensors in place of sharded ones, and with all parts of the state."""
     if not wholes.tensors and not wholes.parts:
         return base
     first, values = len(base.types), len(wholes.values)

@@ -29,12 +29,6 @@ storage_address, _LENGTH_OF = torch.UntypedStorage.data_ptr, torch.UntypedStorag
 class HeldMemory:
     """The memory of a state's leaves, from when this was made on.
 
-    Args:
-        data: tensors and arrays by leaf number.
-
-    Raises:
-        RuntimeError: a tensor has no storage.
-
     Attributes:
         holders: by leaf number.
         pointers: address of each leaf's first element, in a holder that was held before it was asked for.
@@ -69,11 +63,7 @@ class HeldMemory:
                 self.arrays.append(leaf)
 
     def lacking(self, needed: npt.NDArray[np.int64]) -> list[int]:
-        """Leaves that do not lie within their memory.
-
-        Args:
-            needed: bytes from the first element's address to the end of the last, by leaf number.
-        """
+        """Leaves that do not lie within their memory."""
         below = np.asarray(self.pointers, dtype=np.int64) - np.asarray(self.bases, dtype=np.int64)
         outside = (below < 0) | (below + needed > np.asarray(self.lengths, dtype=np.int64))
         lacking: list[int] = np.flatnonzero(outside & (needed > 0)).tolist()
@@ -110,22 +100,14 @@ def without_memory(alias: torch.Tensor) -> torch.Tensor:
 
 
 class Extents:
-    """The extents of leaves in memory: computed once, except for leaves that are not contiguous.
-
-    Args:
-        data: tensors and arrays by leaf number.
-    """
+    """The extents of leaves in memory: computed once, except for leaves that are not contiguous."""
 
     def __init__(self, data: Sequence[Any]) -> None:
         self._needed = np.fromiter(map(_reach, data), dtype=np.int64, count=len(data))
         self._ragged = [i for i, item in enumerate(data) if isinstance(item, torch.Tensor) and not item.is_contiguous()]
 
     def of(self, data: Sequence[Any]) -> npt.NDArray[np.int64]:
-        """Bytes from each leaf's first element to the end of its last one; 0 for leaves without elements.
-
-        Args:
-            data: leaves of the same shapes and dtypes as those that this was made of.
-        """
+        """Bytes from each leaf's first element to the end of its last one; 0 for leaves without elements."""
         for leaf in self._ragged:
             self._needed[leaf] = _reach(data[leaf])
         return self._needed
@@ -146,9 +128,6 @@ def array_lacks_memory(found: npt.NDArray[Any]) -> tuple[int, int] | None:
 
     That is an array whose memory was resized away under its views, or a tensor that has been given other memory since
     ``numpy()``. What came by way of a buffer, dlpack or an address cannot be told.
-
-    Returns:
-        Bytes expected and bytes there, or None if nothing is known to be lacking.
     """
     if found.base is None or not found.size:
         return None

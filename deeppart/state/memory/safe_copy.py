@@ -32,11 +32,7 @@ if _writev is not None:
 
 
 def copy_memory(target: int, source: int, length: int) -> bool:
-    """Copy bytes between addresses of this process; False if the source is not (all) mapped.
-
-    Args:
-        target: of memory that stays.
-    """
+    """Copy bytes between addresses of this process; False if the source is not (all) mapped."""
     return _gather(target, np.array([[source, length]], dtype=np.int64))
 
 

@@ -80,12 +80,7 @@ def _advice(saved: SavedNode, live: Node, path: Path) -> str | None:
 def renaming(
     saved: SavedNode, live: Node, types: Sequence[LeafType], data: Sequence[Array], path: Path = ()
 ) -> str | None:
-    """The ``rename`` that makes the saved names of a dict the live ones, shape by shape; None where there is none.
-
-    Args:
-        types: of the saved arrays, by number.
-        data: the live arrays, by number.
-    """
+    """The ``rename`` that makes the saved names of a dict the live ones, shape by shape; None where there is none."""
     theirs, mine = _as_dict(saved), _as_dict(live)
     if theirs is None or mine is None:
         return None
@@ -181,9 +176,6 @@ def unreached_optimizers(saved: SavedNode, live: Node, values: Sequence[Any], pa
 
     The dict is not the optimizer's. If that has stepped, their tensors are the same; what is created in the dict stays
     there, and so do settings such as the learning rate.
-
-    Args:
-        values: the saved values, by number.
     """
     theirs, mine = inside(saved), live
     if not isinstance(theirs, SavedBranch) or not isinstance(mine, Branch) or mine.kind == "object":

@@ -59,11 +59,7 @@ class Wanted(NamedTuple):
 
 
 class BoxScatter:
-    """Writes what parts hold of tensors into the boxes that are wanted of them.
-
-    Args:
-        wanted: number of a leaf -> the tensor, and the arrays to fill with boxes of it.
-    """
+    """Writes what parts hold of tensors into the boxes that are wanted of them."""
 
     def __init__(self, wanted: Mapping[int, tuple[WholeTensor, Sequence[LiveBox]]]) -> None:
         self._wants: dict[int, dict[int, list[Wanted]]] = {}
@@ -92,26 +88,12 @@ class BoxScatter:
         return [want for want in self._wants.get(part, {}).get(piece.leaf, ()) if want.has_any_of(piece)]
 
     def write(self, part: int, piece: LeafPiece, data: Bytes) -> None:
-        """Put what a chunk holds of a leaf where it is wanted.
-
-        Args:
-            data: the chunk.
-
-        Raises:
-            FreedMemoryError: memory was freed or replaced since this was made.
-        """
+        """Put what a chunk holds of a leaf where it is wanted."""
         for want in self.wants_of(part, piece):
             self.fill(want, piece, data[piece.at : piece.at + piece.length])
 
     def fill(self, want: Wanted, piece: LeafPiece, held: Bytes) -> None:
-        """Put what one array wants of a piece into it.
-
-        Args:
-            held: the bytes of the piece.
-
-        Raises:
-            FreedMemoryError: memory was freed or replaced since this was made.
-        """
+        """Put what one array wants of a piece into it."""
         self._check_place(want.place)
         for patch in want.of(piece):
             self._writers[want.place].write(patch, cut_patch(held, patch, want.itemsize))
@@ -119,9 +101,6 @@ class BoxScatter:
     def fill_packed(self, want: Wanted, piece: LeafPiece, data: Bytes, at: int) -> int:
         """The same from elements that were packed one patch after the other, from byte ``at`` on; returns where those
         end.
-
-        Raises:
-            FreedMemoryError: memory was freed or replaced since this was made.
         """
         self._check_place(want.place)
         for patch in want.of(piece):
@@ -137,9 +116,6 @@ class BoxScatter:
 
 class OwnSpans:
     """The rows of a part's span table that are of its rank's own leaves.
-
-    Args:
-        spans: the part's span table.
 
     Attributes:
         in_a_row: leaf -> its bytes, of those of which the part has the first bytes, and each once.
@@ -169,14 +145,7 @@ class OwnSpans:
 
 
 def check_bytes(tensor: WholeTensor, spans: Sequence[OwnSpans], where: str) -> None:
-    """Check that the parts together hold every byte of each box of a tensor exactly once.
-
-    Args:
-        spans: of each part.
-
-    Raises:
-        CorruptFileError: they do not.
-    """
+    """Check that the parts together hold every byte of each box of a tensor exactly once."""
     by_box: dict[tuple[Box, int], list[ShardSource]] = {}
     for source in tensor.sources:
         by_box.setdefault((source.box, -1), []).append(source)

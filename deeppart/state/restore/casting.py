@@ -29,11 +29,7 @@ def can_cast(saved: LeafType, live: LeafType) -> bool:
 
 
 def cast_into(pairs: Iterable[tuple[Any, Array]]) -> None:
-    """Write restored arrays into live ones of another precision.
-
-    Args:
-        pairs: the live array, and what it gets.
-    """
+    """Write restored arrays into live ones of another precision."""
     for live, restored in pairs:
         if isinstance(live, torch.Tensor):
             with torch.no_grad():

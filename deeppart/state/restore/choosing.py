@@ -85,17 +85,7 @@ def _has_other_names(saved: SavedNode, live: Node) -> bool:
 def choose(
     saved: SavedNode, live: Node, values: Sequence[Any], request: Request, outermost: Collection[IdKey] | None
 ) -> Choice:
-    """Choose; nothing is touched.
-
-    Args:
-        values: the saved values, by number.
-        outermost: keys of the outermost dict that the live states of any ranks have; tensors and objects under others
-            are not asked for. None where everything is, or ``keys`` say what.
-
-    Raises:
-        StructureMismatchError: nothing is asked for, a rule of ``rename`` meets nothing or gives two items one name, or
-            the live state lacks something and ``unexpected`` is "error".
-    """
+    """Choose; nothing is touched."""
     walk = _Choosing(values, request, outermost)
     walk.found.tree = walk.node(saved, live, (), _At((), request.keys is None))
     walk.check(saved, live)
@@ -300,11 +290,7 @@ class _Choosing:
         return True
 
     def check(self, saved: SavedNode, live: Node) -> None:
-        """To be asked at the end of the walk over these.
-
-        Raises:
-            StructureMismatchError: as of :func:`choose`.
-        """
+        """To be asked at the end of the walk over these."""
         request, found = self._request, self.found
         if not self._any_asked:
             raise no_such_keys(request, saved, live)

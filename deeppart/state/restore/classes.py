@@ -34,10 +34,6 @@ _MAY_HOLD = CONTAINERS | _GROUPS | {slice}
 def resolve(target: Target, flat: FlatState) -> None:
     """Put the members of the script's own enums in the place of what a file has of them, in values and in keys; and
     find the class of each dataclass. Changes nothing live.
-
-    Raises:
-        StructureMismatchError: a class is not known.
-        LeafMismatchError: an enum has no such member any more.
     """
     if target.structure.extended:
         _know(target, (*known_classes(), *_live_classes(flat.root)))
@@ -46,14 +42,7 @@ def resolve(target: Target, flat: FlatState) -> None:
 
 
 def resolve_registered(target: Target, tree: SavedNode) -> SavedNode:
-    """The same where there is no live state; what was not registered stays as the file has it.
-
-    Returns:
-        The tree, with members of enums among its keys.
-
-    Raises:
-        LeafMismatchError: an enum has no such member any more.
-    """
+    """The same where there is no live state; what was not registered stays as the file has it."""
     if not target.structure.extended or not known_classes():
         return tree
     _know(target, known_classes())
@@ -128,12 +117,7 @@ def _check_form(form: Form, data: SavedNode, target: Target, path: Path) -> None
 
 
 def _check_fields(form: Form, kind: type, attributes: Sequence[Any], path: Path, *, chosen: bool) -> None:
-    """The class must have the fields that it had, and take the other attributes.
-
-    Args:
-        attributes: what an object gets, under the names that it has here.
-        chosen: what is left out (``strict=False``) is not among them, and what stays as it is here is.
-    """
+    """The class must have the fields that it had, and take the other attributes."""
     saved, mine = form.about[2], field_names(kind)
     gone = [name for name in saved if name not in mine and not (chosen and name not in attributes)]
     lost = list(dict.fromkeys([*gone, *(name for name in attributes if not takes(kind, name))]))

@@ -39,18 +39,7 @@ _FIXED = ("shape", "dtype", "axis", "ragged_dim", CONTEXT)
 def match_rebuilt(
     saved: SavedBranch, live: Branch, target: Target, flat: FlatState, path: Path, *, movable: bool
 ) -> dict[int, int]:
-    """See that a live sparse, quantized or jagged tensor can get a saved one of its kind; touches nothing.
-
-    Args:
-        movable: another tensor may be put in its place.
-
-    Returns:
-        Number of a live leaf -> number of the saved one whose bytes are copied there; {} if the tensor is replaced.
-
-    Raises:
-        LeafMismatchError: it differs in more than the number of its elements.
-        StructureMismatchError: another tensor has to take its place, and cannot.
-    """
+    """See that a live sparse, quantized or jagged tensor can get a saved one of its kind; touches nothing."""
     if is_dropped(saved, target):
         return {}
     check_values(saved, live, target, path)
@@ -80,11 +69,7 @@ def match_rebuilt(
 
 
 def check_values(saved: SavedBranch, live: Branch, target: Target, path: Path) -> None:
-    """A live tensor must have the saved one's shape, and what else is not to change.
-
-    Raises:
-        LeafMismatchError: it has not.
-    """
+    """A live tensor must have the saved one's shape, and what else is not to change."""
     for key, child, inner in zip(saved.keys, saved.children, live.children, strict=True):
         if key in _FIXED and isinstance(child, SavedValue) and isinstance(inner, ValueLeaf):
             value = target.values[child.index]
@@ -101,11 +86,7 @@ def is_dropped(saved: SavedBranch, target: Target) -> bool:
 
 
 def check_created(saved: SavedNode, path: Path) -> None:
-    """Refuse to create what only its own class could make.
-
-    Raises:
-        StructureMismatchError: there is a subclass in what the live state lacks.
-    """
+    """Refuse to create what only its own class could make."""
     if not isinstance(saved, SavedBranch):
         return
     if saved.kind == SUBCLASS:
@@ -120,12 +101,7 @@ def check_created(saved: SavedNode, path: Path) -> None:
 
 
 def check_unmade(saved: SavedArray, live: UnmadeLeaf, target: Target, path: Path, *, movable: bool) -> None:
-    """See that a tensor can be created in place of a live one on the meta device.
-
-    Raises:
-        LeafMismatchError: it has another type.
-        StructureMismatchError: no other tensor can be put there.
-    """
+    """See that a tensor can be created in place of a live one on the meta device."""
     expected = target.types[saved.index]
     if saved.index not in target.dropped and expected != live.kind:
         raise _differs(path, "", expected, live.kind)
@@ -172,11 +148,7 @@ def leaves_to_check(target: Target) -> set[int]:
 
 
 def rebuilt(target: Target, arrays: dict[int, Array], saved: SavedBranch) -> Any:
-    """A saved sparse, quantized or jagged tensor on the CPU.
-
-    Raises:
-        CorruptFileError: its components do not make one.
-    """
+    """A saved sparse, quantized or jagged tensor on the CPU."""
     items: dict[str, Any] = {}
     for key, child in zip(saved.keys, saved.children, strict=True):
         if isinstance(child, SavedArray):
@@ -187,15 +159,7 @@ def rebuilt(target: Target, arrays: dict[int, Array], saved: SavedBranch) -> Any
 
 
 def settle(kind: str, live: Any, made: Any, offsets: dict[int, torch.Tensor]) -> tuple[Any, bool]:
-    """Copy a new tensor into the live one, if that is possible.
-
-    Args:
-        offsets: those of jagged tensors that are on the live one's device already; takes more.
-
-    Returns:
-        The live one, or the new one to put in its place; and whether anything but elements has changed: who holds the
-        tensor by another object has to be told.
-    """
+    """Copy a new tensor into the live one, if that is possible."""
     with torch.no_grad():
         if kind in (QUANTIZED, CHANNELS):
             same = kind == QUANTIZED and _same_parameters(live, made)

@@ -75,11 +75,7 @@ def both_plain(saved: SavedNode, live: Node, values: list[Any]) -> bool:
 
 
 def is_cut(saved: SavedBranch, live: Branch, *, is_record: bool) -> bool:
-    """True if a live container loses what the checkpoint lacks, as all runs do: a list, or a dict of small values.
-
-    Args:
-        is_record: the keys of a dict are names that code asks for: of the state itself, or of an object's data.
-    """
+    """True if a live container loses what the checkpoint lacks, as all runs do: a list, or a dict of small values."""
     if saved.kind == "list":
         return not any(has_object(child, forms=False) for child in live.children[len(saved.children) :])
     return saved.kind in DICTS and (saved.kind == "counter" or not is_record) and _is_plain(live)

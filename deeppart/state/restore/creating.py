@@ -21,14 +21,7 @@ from deeppart.state.tree.state_dicts import is_optimizer
 
 
 def create_sharded(target: Target, flat: FlatState, sharded: frozenset[int]) -> None:
-    """Make what the live state lacks; puts it into ``target.created``.
-
-    Args:
-        sharded: numbers of the leaves that are sharded tensors of the step.
-
-    Raises:
-        StructureMismatchError: how it is to be split is not known.
-    """
+    """Make what the live state lacks; puts it into ``target.created``."""
     if not flat.sharded:
         return
     optimizers = dict(_optimizers(flat.root, ()))

@@ -35,11 +35,7 @@ def _first_that_is_no_value(node: SavedNode | Node, path: Path) -> tuple[Path, S
 
 
 def describe_node(node: SavedNode | Node, value: Any) -> str:
-    """What stands at a place, for people.
-
-    Args:
-        value: of a small value, or a container of them, if it is one.
-    """
+    """What stands at a place, for people."""
     if isinstance(node, UnmadeLeaf):
         return f"{node.kind} on the meta device"
     if isinstance(node, (SavedBranch, Branch)) and is_composite(node):

@@ -87,14 +87,7 @@ def lacking_leaves(saved: SavedNode, live: Node, rules: PartRules) -> LeafNumber
 def without_leaves(
     saved: SavedNode, live: Node, rules: PartRules, elsewhere: LeafNumbers
 ) -> tuple[SavedNode, LeafNumbers]:
-    """A saved tree less the items of which the live state lacks the key, and other ranks have all that is in them.
-
-    Args:
-        elsewhere: what other ranks have a place for.
-
-    Returns:
-        The tree, and what is not in it any more.
-    """
+    """A saved tree less the items of which the live state lacks the key, and other ranks have all that is in them."""
     gone = LeafNumbers()
     return _Pruning(rules, gone, elsewhere).node(saved, live, ()), gone
 
@@ -107,12 +100,6 @@ def without_unplaced(
     How these would be split, nothing says. The state of an optimizer stays: it is split as its parameters are. So does
     everything where the live state has no sharded tensor at all: whole tensors can be made. And what a module lacks, or
     a dict of other sharded tensors, is an error, as it is without shards.
-
-    Args:
-        sharded: numbers of the leaves that are sharded tensors.
-
-    Returns:
-        The tree, the numbers of the leaves that are not in it any more, and the paths of the items.
     """
     if not sharded or not _has_shards(live):
         return saved, frozenset(), ()

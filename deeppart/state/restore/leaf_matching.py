@@ -57,12 +57,7 @@ _OF_ANOTHER_TYPE = "; a module can be converted once it is restored, module.to(d
 
 
 def find_targets(target: Target, flat: FlatState) -> None:
-    """Match the saved structure with the live state and fill in ``target.live``. Changes nothing live.
-
-    Raises:
-        StructureMismatchError: the live state has other containers, or keys and leaves the checkpoint lacks.
-        LeafMismatchError: a leaf's kind, shape or dtype differs.
-    """
+    """Match the saved structure with the live state and fill in ``target.live``. Changes nothing live."""
     resolve(target, flat)
     matching = _Matching(target, flat)
     with collection_paused():

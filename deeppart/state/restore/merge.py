@@ -83,14 +83,7 @@ def _view(owner: Array, kind: LeafType, offset: int, strides: tuple[int, ...]) -
 
 
 def check_composites(target: Target, arrays: Mapping[int, Array]) -> None:
-    """See that tensors that are made of others can be made, before anything live is touched.
-
-    Args:
-        arrays: those of :func:`~deeppart.state.restore.composites.leaves_to_check` that are here, filled.
-
-    Raises:
-        CorruptFileError: the components of one do not make it.
-    """
+    """See that tensors that are made of others can be made, before anything live is touched."""
     known = dict(arrays)
     for node in composites_of(target.structure.tree):
         numbers = [child.index for child in node.children if isinstance(child, SavedArray)]
@@ -104,11 +97,7 @@ def check_composites(target: Target, arrays: Mapping[int, Array]) -> None:
 
 
 def put(target: Target, arrays: dict[int, Array], flat: FlatState) -> Any:
-    """Put everything restored into the live containers and objects; returns the root (new only if it is a tuple).
-
-    Raises:
-        StateError: an object's ``load_state_dict`` refused.
-    """
+    """Put everything restored into the live containers and objects; returns the root (new only if it is a tuple)."""
     return _Putting(target, arrays, flat).node(target.structure.tree, flat.root, (), copy=False)
 
 
@@ -116,9 +105,6 @@ def build(target: Target, arrays: dict[int, Array], node: SavedNode) -> Any:
     """Build what was saved, without a live counterpart: objects become what their ``state_dict()`` returned.
 
     Subclasses of tensors become dicts of what they are made of: only their class could make them.
-
-    Raises:
-        CorruptFileError: the components of a tensor do not make one.
     """
     if isinstance(node, SavedArray):
         return DROPPED if node.index in target.dropped else arrays[node.index]
@@ -363,11 +349,6 @@ def _undo_casts(
 
     It also makes new containers, and of a text it makes another one. A state_dict() of another form is the object's
     affair.
-
-    Args:
-        before: the state that it had. What was live has the dtype that it is to have.
-        is_cast: true of a parameter that has another dtype than in the checkpoint: for what is created, torch's is
-            right then.
     """
     if not isinstance(state_dict, dict) or not state_dict.keys() >= {"state", "param_groups"}:
         return

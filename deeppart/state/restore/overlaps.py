@@ -78,12 +78,7 @@ def _device(data: Array) -> str:
 
 
 def conflicting(live: Mapping[int, Array], wanted: Mapping[int, Array]) -> list[int]:
-    """Numbers of the leaves that would not hold what is wanted if all were written. The live ones are as before then.
-
-    Args:
-        live: leaves that share memory.
-        wanted: the bytes to write to each of them.
-    """
+    """Leaves that would not hold their saved bytes if all were written; live bytes are unchanged."""
     before = {number: _copy(data) for number, data in live.items()}
     try:
         for number, data in live.items():

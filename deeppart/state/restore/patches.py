@@ -33,13 +33,7 @@ class Patch(NamedTuple):
 
 
 def patches(source: Box, start: int, length: int, itemsize: int, target: Box) -> Iterator[Patch]:
-    """What bytes ``[start, start + length)`` of a box, in C order, have of another box of the same tensor.
-
-    Args:
-        source: the box that the bytes are of.
-        itemsize: bytes of an element; ``start`` and ``length`` are multiples of it.
-        target: the box that is wanted.
-    """
+    """What bytes ``[start, start + length)`` of a box, in C order, have of another box of the same tensor."""
     wanted = source.common(target)
     if wanted is None:
         return

@@ -87,11 +87,7 @@ class Request:
         return 0 if self.is_default else xxhash.xxh3_64_intdigest(repr(self).encode("utf-8", "backslashreplace")) >> 1
 
     def renamed(self, path: Path, key: Key) -> tuple[Key, int | None]:
-        """What a saved key is called here, and the number of the rule that says so.
-
-        Args:
-            path: of the dict, as it is called here.
-        """
+        """What a saved key is called here, and the number of the rule that says so."""
         if type(key) is str:
             for number, (pattern, name) in enumerate(self.rules):
                 if (match := matched(pattern, path, key)) is not None:
@@ -164,11 +160,7 @@ def asked_of(
     on_missing: OnMissing | None,
     on_unexpected: OnUnexpected | None,
 ) -> Asked:
-    """The request that a caller of ``restore`` makes by these arguments.
-
-    Raises:
-        ConfigError: one of them is impossible.
-    """
+    """The request that a caller of ``restore`` makes by these arguments."""
     for name, flag in (("strict", strict), ("cast", cast)):
         if not isinstance(flag, bool):
             raise _impossible(name, "True or False", flag)

@@ -30,12 +30,7 @@ class LeafPiece(NamedTuple):
 
 
 def chunk_pieces(spans: npt.NDArray[np.void], raw_starts: npt.NDArray[np.uint64]) -> list[list[LeafPiece]]:
-    """The pieces of leaves in each chunk of a part.
-
-    Args:
-        spans: the part's span table.
-        raw_starts: first byte of each chunk in the raw stream, and its end (chunks + 1 values).
-    """
+    """The pieces of leaves in each chunk of a part."""
     pieces: list[list[LeafPiece]] = [[] for _ in range(len(raw_starts) - 1)]
     bounds = raw_starts.tolist()
     chunk = 0
@@ -53,11 +48,7 @@ def chunk_pieces(spans: npt.NDArray[np.void], raw_starts: npt.NDArray[np.uint64]
 
 
 class Scatter:
-    """Writes bytes into arrays.
-
-    Args:
-        arrays: leaf number -> the array to fill; leaves not listed are passed over.
-    """
+    """Writes bytes into arrays."""
 
     def __init__(self, arrays: dict[int, Array]) -> None:
         self._arrays = arrays
@@ -72,11 +63,7 @@ class Scatter:
         return leaf in self._arrays
 
     def direct(self, pieces: list[LeafPiece]) -> Bytes | None:
-        """Memory into which a chunk of one piece may be received as it is; None if it must go through :meth:`write`.
-
-        Raises:
-            FreedMemoryError: the leaf's memory was freed or replaced since this was made.
-        """
+        """Memory into which a chunk of one piece may be received as it is; None if it must go through :meth:`write`."""
         if len(pieces) != 1 or not self.wants(pieces[0].leaf):
             return None
         piece = pieces[0]
@@ -87,11 +74,7 @@ class Scatter:
         return flat_bytes(self._arrays[piece.leaf])[piece.start : piece.start + piece.length]
 
     def write(self, pieces: list[LeafPiece], data: Bytes) -> None:
-        """Put a chunk's bytes where they belong.
-
-        Raises:
-            FreedMemoryError: a leaf's memory was freed or replaced since this was made.
-        """
+        """Put a chunk's bytes where they belong."""
         wanted = [piece for piece in pieces if piece.leaf in self._places]
         places = list(map(self._places.__getitem__, (piece.leaf for piece in wanted)))
         self._check_places(places)
@@ -168,15 +151,6 @@ def check_places(
     A span of the rank's own table is of a leaf that each rank saved for itself, and lies in chunks that are marked as
     such; a span of the shared table is not, and does not. An alias has no spans. No element is cut in two, neither by a
     span nor by the end of a chunk.
-
-    Args:
-        own_types: of the leaves that the part's rank saved for itself.
-        spans: the part's span table.
-        raw_starts: first byte of each chunk in the raw stream, and its end (chunks + 1 values).
-        per_rank: per chunk, whether it is marked as holding bytes of this rank alone.
-
-    Raises:
-        CorruptFileError: naming a leaf number.
     """
     leaf, begins = spans["leaf"].astype(np.int64), spans["raw_offset"]
     if len(leaf) and int(leaf.max()) >= len(structure.types):
@@ -211,14 +185,7 @@ def check_places(
 
 
 def check_cover(types: list[LeafType], wanted: set[int], spans: list[npt.NDArray[np.void]], where: str) -> None:
-    """Check that the parts together hold every byte of every wanted leaf exactly once.
-
-    Args:
-        spans: span tables of all parts, shared leaves only.
-
-    Raises:
-        CorruptFileError: naming a leaf number.
-    """
+    """Check that the parts together hold every byte of every wanted leaf exactly once."""
     table = (
         np.concatenate(spans) if spans else np.zeros(0, dtype=[("leaf", "<u4"), ("start", "<u8"), ("length", "<u8")])
     )

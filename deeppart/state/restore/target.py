@@ -100,12 +100,7 @@ class Target:
         return [index for index in range(len(self.types)) if index not in aliases and index not in dropped]
 
     def untie_shards(self) -> None:
-        """What the live state has shards of is no view of another leaf, nor one of it: each is filled for itself.
-
-        Raises:
-            StructureMismatchError: the one was saved as a part of the other, or in another order of elements: it has no
-                bytes of its own.
-        """
+        """What the live state has shards of is no view of another leaf, nor one of it: each is filled for itself."""
         apart = self.sharded.keys() | self.created.keys()
         aliases = self.structure.aliases
         kept = {index: alias for index, alias in aliases.items() if index not in apart and alias.owner not in apart}

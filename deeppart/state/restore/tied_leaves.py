@@ -14,11 +14,7 @@ from deeppart.state.tree.paths import readable
 
 
 def check_ties(target: Target, flat: FlatState, places: dict[int, int]) -> None:
-    """Live leaves that share memory must have been saved sharing it in the same way: else one overwrites the other.
-
-    Args:
-        places: number of a live leaf -> number of the saved leaf that goes there.
-    """
+    """Live leaves that share memory must have been saved sharing it in the same way: else one overwrites the other."""
     found = [places.get(index) for index in range(len(flat.data))]
     saved_types = [None if saved is None or saved in target.casts else target.types[saved] for saved in found]
     types = [kind or leaf_type(data) for kind, data in zip(saved_types, flat.data, strict=True)]

@@ -23,9 +23,6 @@ _BOTH_KINDS = (
 def unmet_globs(request: Request, saved: SavedNode, live: Node, others: Iterable[Path]) -> list[str]:
     """Those of ``keys`` and ``exclude`` that cover nothing in the checkpoint or in the live state, and what is like
     them.
-
-    Args:
-        others: paths of what is in the checkpoint, and not in its tree.
     """
     left = dict.fromkeys((*(request.keys or ()), *request.exclude))
     for glob in request.settings:
@@ -59,12 +56,7 @@ def _covers_any(glob: str, paths: Iterable[str]) -> bool:
 
 
 def no_such_names(patterns: Sequence[str], saved: SavedNode) -> StructureMismatchError:
-    """The refusal of rules of ``rename`` that match no name in the checkpoint.
-
-    Args:
-        patterns: of the rules.
-        saved: the tree of the checkpoint, under its own names.
-    """
+    """The refusal of rules of ``rename`` that match no name in the checkpoint."""
     error = StructureMismatchError(
         "a rule of rename matches nothing in the checkpoint", found=", ".join(patterns), todo=_BOTH_KINDS
     )

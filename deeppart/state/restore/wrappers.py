@@ -15,11 +15,7 @@ _WORDS = frozenset({"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_
 
 
 def aligned(saved: Sequence[Key], live: Sequence[Key], *, whole: bool) -> dict[str, str]:
-    """Saved names -> live names of one dict, where they differ by wrappers alone; {} where they do not.
-
-    Args:
-        whole: every name must have a counterpart. Otherwise, more of them than without this.
-    """
+    """Saved names -> live names of one dict, where they differ by wrappers alone; {} where they do not."""
     if not saved or not live:
         return {}
     common = len(set(saved) & set(live))

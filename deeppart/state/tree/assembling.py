@@ -23,11 +23,7 @@ _INDEX_DTYPES = (torch.int64, torch.int32)
 
 
 def assemble(kind: str, items: dict[str, Any]) -> Any:
-    """Make a tensor of its components, of which it shares the memory where torch can; of a subclass a dict of them.
-
-    Raises:
-        CorruptFileError: they do not make one.
-    """
+    """Make a tensor of its components, of which it shares the memory where torch can; of a subclass a dict of them."""
     try:
         return _MAKERS[kind](**items)
     except (RuntimeError, ValueError, TypeError, KeyError, IndexError, OverflowError) as error:

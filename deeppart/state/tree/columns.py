@@ -80,14 +80,7 @@ _NUMBER_FORMS = {**_INT_FORMS, "f8": "d"}
 
 
 def encode_column(items: Sequence[Any], *, keys: bool = False) -> Encoded:
-    """The items as one column.
-
-    Args:
-        keys: they are keys of dicts.
-
-    Raises:
-        UnsupportedLeafError: an item has no exact encoding.
-    """
+    """The items as one column."""
     kinds = set(map(type, items))
     if len(kinds) == 1:
         packed = _pack(items, kinds.pop(), keys)
@@ -202,14 +195,7 @@ def _text(data: bytes) -> str:
 
 
 def decode_column(column: Any, where: str, room: int = _MOST_COLUMNS) -> list[Any]:
-    """Inverse of :func:`encode_column`. What it makes takes memory in proportion to the column's own.
-
-    Args:
-        room: how many columns may be inside each other.
-
-    Raises:
-        KeyError, ValueError, TypeError, CorruptFileError: not an encoding that this module makes.
-    """
+    """Inverse of :func:`encode_column`. What it makes takes memory in proportion to the column's own."""
     if type(column) is not list:
         raise TypeError(f"a column that is {short(column)}")
     if room < 0:
@@ -225,11 +211,7 @@ def decode_column(column: Any, where: str, room: int = _MOST_COLUMNS) -> list[An
 
 
 def make_table(kind: str, keys: Sequence[Any], items: Sequence[Any]) -> dict[Any, Any]:
-    """A dict of a kind, from a file.
-
-    Raises:
-        KeyError, ValueError, TypeError: there is no such kind, or the keys are not those of a dict.
-    """
+    """A dict of a kind, from a file."""
     made: dict[Any, Any] = TABLE_MAKERS[kind](zip(keys, items, strict=True))
     if len(made) != len(keys):
         raise ValueError("dict keys are repeated")

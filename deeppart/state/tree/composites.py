@@ -72,14 +72,7 @@ class Parts:
 
 
 def take_apart(tensor: torch.Tensor, where: str) -> Parts | None:
-    """The components of a tensor; None if it is plain, or of a kind that cannot be stored.
-
-    Args:
-        where: its path, for errors.
-
-    Raises:
-        UnsupportedLeafError: its class says of it what cannot be stored.
-    """
+    """The components of a tensor; None if it is plain, or of a kind that cannot be stored."""
     if type(tensor) in _PLAIN:
         if tensor.is_meta:
             return None

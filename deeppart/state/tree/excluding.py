@@ -12,9 +12,6 @@ from deeppart.state.tree.patterns import covers, may_match_below
 class Excluded:
     """Decides what is left out.
 
-    Args:
-        patterns: globs over paths.
-
     Attributes:
         patterns: the same.
         used: those that have matched something.
@@ -36,11 +33,7 @@ class Excluded:
         return any(may_match_below(readable(path), pattern) for pattern in self.patterns)
 
     def refuse(self, path: Path, what: str) -> None:
-        """See that something that cannot be left out alone is not covered.
-
-        Raises:
-            UnsupportedLeafError: it is.
-        """
+        """See that something that cannot be left out alone is not covered."""
         if self.covers(path):
             raise UnsupportedLeafError(
                 f"exclude covers {what}, which cannot be left out alone",

@@ -57,11 +57,6 @@ class SmallLeaves:
     This runs for every small leaf at every checkpoint, while training waits. What lies flat in host memory is therefore
     hashed where it lies, by address, without touching the tensor; the rest is packed into reused memory, by one call
     per device.
-
-    Args:
-        numbers: leaf numbers, all of at most :data:`SMALL_LEAF_BYTES`.
-        arrays: every tensor and array of the state, by leaf number.
-        types: type of every leaf of the state, by leaf number.
     """
 
     def __init__(self, numbers: Sequence[int], arrays: Sequence[Any], types: Sequence[LeafType]) -> None:
@@ -81,11 +76,7 @@ class SmallLeaves:
             self._numpy.append((np.empty(types[number].nbytes, dtype=np.uint8), number))
 
     def digest(self, arrays: Sequence[Any], pointers: Sequence[int]) -> int:
-        """One fingerprint of all the leaves together.
-
-        Args:
-            arrays, pointers: the state's leaves and their addresses, by leaf number; types as at construction.
-        """
+        """One fingerprint of all the leaves together."""
         hasher = xxhash.xxh3_64()
         for octets in self._octets(pointers):
             hasher.update(octets)
@@ -157,10 +148,6 @@ class Sampler:
     This too runs while training waits, and costs mostly the visits to memory that nothing else has touched lately. So
     the samples of a leaf that lies flat in host memory are taken at few places, some neighbours at each, and all leaves
     are sampled by one gather over addresses, which numpy does in a tenth of the time that a view of each takes.
-
-    Args:
-        numbers: leaf numbers.
-        arrays: every tensor and array of the state, by leaf number.
     """
 
     def __init__(self, numbers: Sequence[int], arrays: Sequence[Any]) -> None:
@@ -174,12 +161,7 @@ class Sampler:
             self._groups.append((itemsize, np.array(group, dtype=np.int64), np.array(lengths, dtype=np.int64)))
 
     def digest(self, arrays: Sequence[Any], pointers: Sequence[int], turn: int) -> int:
-        """One fingerprint of all samples.
-
-        Args:
-            arrays, pointers: the state's leaves and their addresses, by leaf number; types as at construction.
-            turn: decides the positions.
-        """
+        """One fingerprint of all samples."""
         hasher = xxhash.xxh3_64()
         for _, rows in self._gather(pointers, turn):
             hasher.update(rows.data)

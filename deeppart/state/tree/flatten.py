@@ -63,19 +63,7 @@ def flatten(
     cuts: ApartRules | None = None,
     may_ask: Callable[[Any], bool] = lambda item: True,
 ) -> FlatState:
-    """Take a state apart; calls ``state_dict()`` of objects that have it, exactly once each.
-
-    Args:
-        live: the leaves are to be written to: a lazily conjugated or negated tensor stays the live one. Otherwise its
-            leaf holds a copy of the elements as they read.
-        state_dicts: id of an object -> what its ``state_dict()`` has returned already.
-        cuts: the places to cut at; None for none.
-        may_ask: False for objects whose ``state_dict()`` is not to be called: nothing stands in them.
-
-    Raises:
-        UnsupportedLeafError: something in the state cannot be stored; the message names its path and type.
-        FreedMemoryError: a leaf lies in memory that was freed, or that is too small.
-    """
+    """Take a state apart; calls ``state_dict()`` of objects that have it, exactly once each."""
     walk = _Walk(live, state_dicts or {}, cuts, may_ask)
     try:
         walk.flat.root = walk.node(state, ())
@@ -88,15 +76,7 @@ def flatten(
 
 
 def hold_memory(flat: FlatState, extents: Extents) -> None:
-    """Keep what the leaves lie in from being freed, and see that all of them lies there; sets the addresses.
-
-    Args:
-        extents: of leaves of the same types.
-
-    Raises:
-        FreedMemoryError: a leaf lies in memory that was freed, or that is too small.
-        RuntimeError: a tensor has no memory of its own kind.
-    """
+    """Keep what the leaves lie in from being freed, and see that all of them lies there; sets the addresses."""
     flat.memory = HeldMemory(flat.data)
     flat.pointers = flat.memory.pointers
     needed = extents.of(flat.data)
@@ -315,11 +295,7 @@ class _Walk:
             raise
 
     def _encoded(self, key: Key, path: Path) -> str:
-        """A key as text that tells it from every other key.
-
-        Raises:
-            UnsupportedLeafError: it cannot be stored; the message names the dict's path and the key's type.
-        """
+        """A key as text that tells it from every other key."""
         encoded = encode_key(key, f"{readable(path)}, a dict key")
         self.flat.extended |= is_extended(encoded)
         return json.dumps(encoded)

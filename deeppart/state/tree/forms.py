@@ -97,15 +97,7 @@ def form_of(item: Any) -> Form | None:
 
 
 def data_of(item: Any, form: Form, where: Callable[[], str]) -> Any:
-    """The data of an object.
-
-    Args:
-        where: says where it is, for errors.
-
-    Raises:
-        UnsupportedLeafError: it is of a dataclass that has more to it than attributes.
-        StateError: ``to`` of a registered type raised something.
-    """
+    """The data of an object."""
     if form.kind == DEQUE:
         return list(item)
     if form.kind == REGISTERED:
@@ -118,11 +110,7 @@ def data_of(item: Any, form: Form, where: Callable[[], str]) -> Any:
 
 
 def put(item: Any, form: Form, data: Any, where: Callable[[], str]) -> Any:
-    """Give a live object the data of another one of its form; returns it, or the object to put in its place.
-
-    Raises:
-        StateError: a function of a registered type refused.
-    """
+    """Give a live object the data of another one of its form; returns it, or the object to put in its place."""
     if form.kind == DEQUE:
         item.clear()
         item.extend(data)
@@ -152,15 +140,7 @@ def remade(item: Any, form: Form, data: Any, where: Callable[[], str]) -> Any:
 
 
 def make(form: Form, data: Any, kind: type | None, where: Callable[[], str]) -> Any:
-    """A new object.
-
-    Args:
-        kind: the class of a dataclass; None for a stand-in.
-
-    Raises:
-        StateError: ``from_`` of a registered type refused.
-        CorruptFileError: what a file has is no data of such an object.
-    """
+    """A new object."""
     if form.kind == REGISTERED:
         known = registered_as(form.about[0])
         if known is None or known.make is None:

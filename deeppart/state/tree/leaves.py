@@ -88,11 +88,7 @@ class LeafType:
         return f"{prefix}{self.dtype}{list(self.shape)}"
 
     def check(self, where: str) -> None:
-        """Refuse a type read from a file that this library does not know.
-
-        Raises:
-            CorruptFileError: unknown kind or dtype, or an impossible shape.
-        """
+        """Refuse a type read from a file that this library does not know."""
         try:
             good = _is_possible_shape(self.shape, self._known_itemsize())
         except (KeyError, ValueError, TypeError):
@@ -107,11 +103,7 @@ class LeafType:
             )
 
     def _known_itemsize(self) -> int:
-        """Bytes per element of a type that a file names.
-
-        Raises:
-            KeyError, ValueError, TypeError: there is no such type, or its elements are longer than a chunk may be.
-        """
+        """Bytes per element of a type that a file names."""
         if self.kind == "torch":
             return TORCH_DTYPES[self.dtype].itemsize
         itemsize = plain_dtype(self.dtype).itemsize
@@ -146,11 +138,7 @@ def _torch_type(dtype: torch.dtype, shape: torch.Size) -> LeafType:
 
 
 def dtype_name(dtype: torch.dtype, where: str) -> str:
-    """The name by which files call a dtype.
-
-    Raises:
-        UnsupportedLeafError: it cannot be stored.
-    """
+    """The name by which files call a dtype."""
     if dtype not in _NAMES:
         raise UnsupportedLeafError(
             f"the state holds a tensor of dtype {dtype}, which this version cannot store",
@@ -168,11 +156,7 @@ def has_type(data: Array, kind: LeafType) -> bool:
 
 
 def check_tensor(tensor: torch.Tensor, where: str) -> None:
-    """Refuse tensor kinds whose elements are not simply its dense storage.
-
-    Raises:
-        UnsupportedLeafError: naming the path, the kind and what to do.
-    """
+    """Refuse tensor kinds whose elements are not simply its dense storage."""
     kind, todo = "", ""
     if torch.nn.parameter.is_lazy(tensor):
         kind = f"an {type(tensor).__name__}, which has no shape yet"
@@ -205,12 +189,7 @@ def check_tensor(tensor: torch.Tensor, where: str) -> None:
 
 
 def check_array(array: npt.NDArray[Any], where: str) -> None:
-    """Refuse numpy arrays whose elements are not plain bytes.
-
-    Raises:
-        UnsupportedLeafError: object, structured or zero-width dtypes, elements larger than a chunk may be, and
-            subclasses of ndarray.
-    """
+    """Refuse numpy arrays whose elements are not plain bytes."""
     sound = array.dtype.kind in _NUMPY_KINDS and array.dtype.itemsize > 0
     if type(array) is not np.ndarray or not sound:
         raise UnsupportedLeafError(
@@ -245,11 +224,7 @@ def overlaps_itself(data: Array) -> bool:
 
 
 def new_array(kind: LeafType) -> Array:
-    """A fresh, uninitialized CPU tensor or array of this type.
-
-    Raises:
-        RestoreError: there is not so much memory.
-    """
+    """A fresh, uninitialized CPU tensor or array of this type."""
     try:
         if kind.kind == "torch":
             # By way of bytes: torch warns of some dtypes where it makes a tensor of them.
@@ -292,10 +267,6 @@ class HostMemory:
     """Bytes of this process from an address on, for numpy to read and write. Nothing is read but what is indexed.
 
     Unlike ``Tensor.numpy()`` this leaves no mark on a tensor: a storage that numpy has seen can never be resized again.
-
-    Args:
-        start, nbytes: the range.
-        keep: the owner of the memory; it lives as long as an array made from this.
     """
 
     def __init__(self, start: int, nbytes: int, keep: object = None) -> None:
@@ -319,9 +290,6 @@ def rectangles(shape: tuple[int, ...], start: int, stop: int) -> list[tuple[tupl
     """Cut the C-order element range ``[start, stop)`` of an array into boxes that basic indexing can reach.
 
     Lets a part of a non-contiguous array be copied without making all of it contiguous first.
-
-    Returns:
-        (index, elements) pairs in C order; at most ``2 * len(shape) - 1`` of them, 1 for a 0-dim array.
     """
     if start >= stop:
         return []

@@ -22,11 +22,7 @@ class Naming:
         self._counts: Counter[str] = Counter()
 
     def news(self, names: Sequence[str]) -> list[str]:
-        """Those of the names that were not said yet; many that differ in numbers only as one glob pattern.
-
-        Args:
-            names: paths as :func:`deeppart.state.tree.paths.readable` gives them.
-        """
+        """Those of the names that were not said yet; many that differ in numbers only as one glob pattern."""
         new = [name for name in dict.fromkeys(names) if name not in self._said and pattern_of(name) not in self._said]
         counts = Counter(map(pattern_of, new))
         self._counts.update(counts)

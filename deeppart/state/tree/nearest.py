@@ -18,12 +18,7 @@ _WILDCARD = re.compile(r"[*?\[]")
 
 
 def nearest_paths(wanted: str, paths: Iterable[str]) -> list[str]:
-    """At most three paths that are spelt like one that is not there, the most alike first; or those with its last key.
-
-    Args:
-        wanted: a path.
-        paths: those that there are.
-    """
+    """At most three paths spelt like a missing one, most similar first; or those with its last key."""
     known = list(dict.fromkeys(paths))
     near = difflib.get_close_matches(wanted, known, _MOST_TOLD) if len(known) <= _MOST_COMPARED else []
     return near or [path for path in known if path.endswith(f"/{wanted.rpartition('/')[2]}")][:_MOST_TOLD]
@@ -33,10 +28,6 @@ def nearest_globs(glob: str, paths: Iterable[str]) -> list[str]:
     """At most three globs that cover something, and are spelt like one that does not, the most alike first.
 
     What stands before the first wildcard is spelt as paths begin, what stands behind the last one as they end.
-
-    Args:
-        glob: one, or a path, as :func:`deeppart.state.tree.patterns.covers` takes it.
-        paths: those of leaves; what contains them need not be among them.
     """
     known = list(dict.fromkeys(prefix for path in paths for prefix in _prefixes(path)))
     # What others call a.b.c is a key of that name, and a path a/b/c of ours.

@@ -29,11 +29,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def note_tensor(flat: FlatState, tensor: torch.Tensor, path: Path, *, live: bool) -> torch.Tensor:
-    """Check a tensor and add its type and address to a flat state; returns the tensor to read (or write, if live).
-
-    Raises:
-        UnsupportedLeafError: it cannot be stored.
-    """
+    """Check a tensor and add its type and address to a flat state; returns the tensor to read (or write, if live)."""
     if not is_plain(tensor):
         check_tensor(tensor, readable(path))
     return noted(flat, tensor, live=live)
@@ -50,11 +46,7 @@ def noted(flat: FlatState, tensor: torch.Tensor, *, live: bool) -> torch.Tensor:
 
 
 def note_shards(flat: FlatState, leaf: ShardedLeaf, shards: Shards, *, live: bool) -> None:
-    """Add what this rank has of a sharded tensor to a flat state, behind all that is there.
-
-    Raises:
-        UnsupportedLeafError: a local tensor cannot be stored.
-    """
+    """Add what this rank has of a sharded tensor to a flat state, behind all that is there."""
     leaf.first = len(flat.arrays)
     for box, tensor in zip(shards.boxes, shards.tensors, strict=True):
         flat.tokens += (SHARDED, str(box))

@@ -22,9 +22,6 @@ def covers(path: str, patterns: Iterable[str], *, container: bool = True) -> boo
     """True if any of the globs covers what is at a readable path, and everything below that if it is a container.
 
     False of what only lies below a container that is covered: whoever walks a tree asks at every container.
-
-    Args:
-        container: true if a container is there, or may be on another rank; otherwise ``/*`` has no special meaning.
     """
     return any(
         fnmatch.fnmatchcase(path, pattern)

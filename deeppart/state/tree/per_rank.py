@@ -26,11 +26,7 @@ _MOST_NAMES = 10
 
 
 class Ways:
-    """Decides how each per-rank leaf is treated.
-
-    Args:
-        per_rank: as of ``Checkpointer.restore``.
-    """
+    """Decides how each per-rank leaf is treated."""
 
     def __init__(self, per_rank: PerRank) -> None:
         self._rules = in_order(per_rank)
@@ -73,12 +69,7 @@ def _is_way(way: object) -> bool:
 
 
 def strict_error(suggested: Mapping[str, str], saved_by: int, ranks: int, step: int) -> PerRankError:
-    """That there are per-rank leaves, and nothing says what is to be done with them.
-
-    Args:
-        suggested: paths of the leaves, and the way that may be meant.
-        saved_by, ranks: number of ranks that saved the step, and that restore it.
-    """
+    """That there are per-rank leaves, and nothing says what is to be done with them."""
     return PerRankError(
         f"the checkpoint holds leaves of each of its {saved_by} ranks, "
         f"but {ranks} {'ranks restore' if ranks != 1 else 'rank restores'} it",
@@ -107,12 +98,7 @@ def _table(suggested: Mapping[str, str]) -> dict[str, str]:
 
 
 def dropped_notice(names: Sequence[str], saved_by: int, ranks: int, step: int) -> str:
-    """A notice of the leaves that a restore has left alone.
-
-    Args:
-        names: paths of the leaves.
-        saved_by, ranks: as of :func:`strict_error`.
-    """
+    """A notice of the leaves that a restore has left alone."""
     return (
         f"restored step {step} of {saved_by} ranks on {ranks} without what each rank had for itself "
         f'(per_rank: "drop"): {_listed(names)}. What the live state had there stays as it was; where it had nothing, '

@@ -40,11 +40,7 @@ _by_name: dict[str, Registered] = {}
 
 
 def add(made: Registered) -> None:
-    """Take in a type.
-
-    Raises:
-        ConfigError: it was registered before, or its name was.
-    """
+    """Take in a type."""
     global _by_type, _by_name
     with _LOCK:
         before = _by_type.get(made.kind) or _by_name.get(made.name)

@@ -19,9 +19,6 @@ PARTS = "parts"
 class Replication:
     """Decides how leaves are treated.
 
-    Args:
-        setting: ``Config.replicated``: a mode for all leaves, or glob -> mode.
-
     Attributes:
         uniform: the mode of all leaves; None if it depends on the path. "auto" stands for "parts", too.
         used: patterns that have matched something.

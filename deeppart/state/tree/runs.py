@@ -150,14 +150,7 @@ def paths_inside(value: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def encode_leaf_value(value: Any, where: str) -> Encoded:
-    """Encode what a value leaf holds. What is returned does not change when the container does.
-
-    Args:
-        where: the leaf's path, for the error.
-
-    Raises:
-        UnsupportedLeafError: an item has no exact encoding; the message names its path.
-    """
+    """Encode what a value leaf holds. What is returned does not change when the container does."""
     kind = type(value)
     if kind not in CONTAINERS:
         return encode_value(value, where)
@@ -198,13 +191,7 @@ def same_leaf_value(one: Any, other: Any) -> bool:
 
 
 def describe_leaf_value(value: Any, room: int = 50, most: int = 4, what: str = "") -> str:
-    """The content of a leaf in at most 80 characters: of a run the first items, none of them cut unless it is alone.
-
-    Args:
-        room: characters for the items of a run.
-        most: so many of them at most.
-        what: what the run is, if its kind does not say it: a deque.
-    """
+    """The content of a leaf in at most 80 characters: of a run the first items, none of them cut unless it is alone."""
     kind = run_kind(value)
     if kind is None:
         return describe_value(value)
@@ -225,11 +212,7 @@ def _short_kind(container: Any) -> str:
 
 
 def decode_leaf_value(encoded: Encoded, where: str) -> Any:
-    """Inverse of :func:`encode_leaf_value`.
-
-    Raises:
-        CorruptFileError: not an encoding that this module makes.
-    """
+    """Inverse of :func:`encode_leaf_value`."""
     if type(encoded) in _PLAIN:
         return encoded
     if not isinstance(encoded, list) or encoded[:1] != [_TAG]:

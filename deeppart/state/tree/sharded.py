@@ -67,14 +67,7 @@ def is_sharded(item: Any) -> bool:
 
 
 def read_shards(item: Any, path: str) -> Shards:
-    """What this rank has of a tensor that :func:`is_sharded`.
-
-    Args:
-        path: where it stands in the state, for errors.
-
-    Raises:
-        UnsupportedLeafError: its ranks hold partial sums, or it says of itself what cannot be.
-    """
+    """What this rank has of a tensor that :func:`is_sharded`."""
     try:
         if _is_dtensor(item):
             found = _of_dtensor(item, path)
@@ -100,12 +93,7 @@ def read_shards(item: Any, path: str) -> Shards:
 def shards_again(
     item: Any, shape: tuple[int, ...], boxes: Sequence[Box], layout: Layout | None
 ) -> tuple[torch.Tensor, ...] | None:
-    """The local tensors of a sharded tensor that takes the place of another; None if it is split in another way.
-
-    Args:
-        item: of the same class as the other one.
-        shape, boxes, layout: of the other one.
-    """
+    """The local tensors of a sharded tensor that takes the place of another; None if it is split in another way."""
     if layout is not None:
         local = item._local_tensor
         if item._spec is layout.spec or _layout_key(item) == layout.key:

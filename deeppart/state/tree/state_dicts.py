@@ -51,14 +51,7 @@ def is_optimizer(item: Any) -> TypeGuard[torch.optim.Optimizer]:
 
 
 def state_dict_of(item: Any, where: Callable[[], str]) -> Any:
-    """``item.state_dict()``.
-
-    Args:
-        where: gives the path of the object, for the error.
-
-    Raises:
-        StateError: it raised something.
-    """
+    """``item.state_dict()``."""
     try:
         return _state(item)
     except DeeppartError:

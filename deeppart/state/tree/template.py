@@ -62,9 +62,6 @@ class Template:
         """Like :func:`deeppart.state.tree.flatten.flatten`; its result is valid until the next call or :meth:`clear`.
 
         When the structure is that of the last call, ``tokens``, ``types`` and ``orders`` are the same objects as then.
-
-        Raises:
-            UnsupportedLeafError: something in the state cannot be stored; the message names its path and type.
         """
         try:
             if self._fill is not None and self._flat is not None:

@@ -70,14 +70,7 @@ def is_value_type(kind: type) -> bool:
 
 
 def encode_value(value: Any, where: str) -> Encoded:
-    """Encode one small value.
-
-    Args:
-        where: the value's path, for the error.
-
-    Raises:
-        UnsupportedLeafError: the type has no exact encoding.
-    """
+    """Encode one small value."""
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -121,11 +114,7 @@ def encode_value(value: Any, where: str) -> Encoded:
 
 
 def encode_key(key: Any, where: str) -> Encoded:
-    """Encode one dict key, or what is inside a value: any small value or a tuple of them.
-
-    Raises:
-        UnsupportedLeafError: it has no exact encoding, or is a key by its identity alone.
-    """
+    """Encode one dict key, or what is inside a value: any small value or a tuple of them."""
     kind = type(key)
     if kind is tuple:
         return ["tuple", [encode_key(item, where) for item in key]]
@@ -144,11 +133,7 @@ def is_extended(encoded: Encoded) -> bool:
 
 
 def decode_value(encoded: Encoded, where: str) -> Any:
-    """Inverse of :func:`encode_value` and :func:`encode_key`.
-
-    Raises:
-        CorruptFileError: not an encoding that this module makes.
-    """
+    """Inverse of :func:`encode_value` and :func:`encode_key`."""
     try:
         return _decode_list(encoded, where) if isinstance(encoded, list) else _plain(encoded)
     except _UNDECODABLE as error:
@@ -219,9 +204,6 @@ def plain_dtype(text: str) -> np.dtype[Any]:
     """The numpy dtype that a file names, of a plain kind.
 
     numpy would understand far more, Python source of tuples among it: only what is written as ``dtype.str`` gets there.
-
-    Raises:
-        ValueError, TypeError: no such dtype.
     """
     if _NUMPY_DTYPE.fullmatch(text) is None:
         raise ValueError(f"numpy dtype {short(text)}")

@@ -13,10 +13,6 @@ Floats = npt.NDArray[np.float64]
 def divide(costs: Sequence[Floats], gpus: int) -> list[int]:
     """How many each job gets.
 
-    Args:
-        costs: of each job, with 0, 1... GPUs; infinity where it may not have so many.
-        gpus: that there are.
-
     Example:
         >>> import numpy as np
         >>> from deeppart_simulator.cluster.policies.dividing import divide

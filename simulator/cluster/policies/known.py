@@ -12,13 +12,7 @@ POLICIES = ("fifo", "tiresias", "optimus", "pollux")
 
 
 def policy_of(name: str, nodes: int, per_node: int, restart_s: float) -> Policy:
-    """A policy for a cluster.
-
-    Args:
-        name: of :data:`POLICIES`.
-        nodes, per_node: of the cluster, and GPUs of each.
-        restart_s: that a restart costs, which Pollux weighs.
-    """
+    """A policy for a cluster."""
     found: dict[str, Policy] = {
         "fifo": Fifo(nodes, per_node),
         "tiresias": Tiresias(nodes, per_node),

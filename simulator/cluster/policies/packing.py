@@ -8,9 +8,6 @@ from .policy import Allocation
 class Packing:
     """Who has which GPUs while they are shared out.
 
-    Args:
-        nodes, per_node: of the cluster, and GPUs of each.
-
     Example:
         >>> from deeppart_simulator.cluster.policies.packing import Packing
         >>> packing = Packing(nodes=2, per_node=4)
@@ -25,12 +22,7 @@ class Packing:
         self._spread = [0] * nodes
 
     def place(self, gpus: int, scattered: int = 2) -> Allocation | None:
-        """Where so many GPUs would be; None if nowhere.
-
-        Args:
-            gpus: of one job.
-            scattered: nodes that it may be on beyond as few as can be.
-        """
+        """Where so many GPUs would be; None if nowhere."""
         if gpus <= self._per_node:
             enough = [(free, node) for node, free in enumerate(self._free) if free >= gpus]
             if enough:

@@ -19,22 +19,12 @@ class Policy(Protocol):
         ...
 
     def share(self, now_s: float, jobs: Sequence[Job], held: Mapping[str, Allocation]) -> dict[str, Allocation]:
-        """The GPUs of each job from now on.
-
-        Args:
-            now_s: from the beginning.
-            jobs: that are submitted and not done, in the order of the workload.
-            held: what those of them have that have any.
-        """
+        """The GPUs of each job from now on."""
         ...
 
 
 class KeepsBatch:
-    """What policies have in common under which jobs keep the batches of their users.
-
-    Args:
-        nodes, per_node: of the cluster, and GPUs of each.
-    """
+    """What policies have in common under which jobs keep the batches of their users."""
 
     def __init__(self, nodes: int, per_node: int) -> None:
         self._nodes, self._per_node = nodes, per_node
@@ -45,13 +35,7 @@ class KeepsBatch:
 
 
 class Free:
-    """GPUs that nobody has.
-
-    Args:
-        nodes: of the cluster.
-        per_node: GPUs of each.
-        held: what jobs have.
-    """
+    """GPUs that nobody has."""
 
     def __init__(self, nodes: int, per_node: int, held: Mapping[str, Allocation]) -> None:
         self._left = [per_node] * nodes

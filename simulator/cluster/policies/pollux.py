@@ -51,12 +51,7 @@ class _Wish:
 
 
 class Pollux:
-    """Sizes, places and batches for the most goodput.
-
-    Args:
-        nodes, per_node: of the cluster, and GPUs of each.
-        restart_s: that a restart is taken to cost.
-    """
+    """Sizes, places and batches for the most goodput."""
 
     def __init__(self, nodes: int, per_node: int, restart_s: float = RESTART_S) -> None:
         self._nodes, self._per_node, self._restart_s = nodes, per_node, restart_s

@@ -16,11 +16,7 @@ _THRESHOLD_S = 16 * 3600.0
 
 
 class Tiresias(KeepsBatch):
-    """Two queues by attained service.
-
-    Args:
-        nodes, per_node: of the cluster, and GPUs of each.
-    """
+    """Two queues by attained service."""
 
     def __init__(self, nodes: int, per_node: int) -> None:
         super().__init__(nodes, per_node)

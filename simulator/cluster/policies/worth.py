@@ -20,12 +20,6 @@ _LEAST = 1e-3
 class Worth:
     """What sizes are worth to one job.
 
-    Args:
-        goodput: of it; None before its first step: then it is in proportion to the GPUs.
-        bounds: of its batch.
-        most: GPUs that it may have.
-        per_node: GPUs of a node.
-
     Example:
         >>> from deeppart_simulator.cluster.policies.worth import Worth
         >>> from deeppart.plan.goodput import Bounds
@@ -42,13 +36,7 @@ class Worth:
         self._learn(-(-gpus // per_node), gpus)
 
     def cost(self, nodes: int, gpus: int, fair: int, factor: float = 1.0) -> float:
-        """What the job contributes to the sum that is to be small.
-
-        Args:
-            nodes, gpus: that it has.
-            fair: GPUs of a fair share.
-            factor: by which a restart makes it less.
-        """
+        """What the job contributes to the sum that is to be small."""
         return 1 / (self._goodput_of(nodes, gpus) / self._fair(fair) / self._per_node * factor + _LEAST)
 
     def costs(self, fair: int, factor: float) -> Floats:

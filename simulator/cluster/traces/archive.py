@@ -28,12 +28,6 @@ _MOST_BYTES = 64 << 20
 class Archive:
     """The tables of a trace.
 
-    Args:
-        where: a folder, a zip archive, or "adaptdl" for the one that comes with the simulator.
-
-    Raises:
-        ConfigError: there is none.
-
     Example:
         >>> from deeppart_simulator.cluster.traces.archive import Archive
         >>> archive = Archive("adaptdl")
@@ -54,11 +48,7 @@ class Archive:
             self.names = tuple(sorted(name for name in self._zip.namelist() if name.endswith(".csv")))
 
     def workloads(self, name: str) -> list[str]:
-        """The workloads of a folder, or the one of that name.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """The workloads of a folder, or the one of that name."""
         wanted = name.removesuffix(".csv").rstrip("/")
         found = [each for each in self.names if each == f"{wanted}.csv" or each.rpartition("/")[0] == wanted]
         folders = sorted({each.rpartition("/")[0] for each in self.names if not each.startswith("traces/")})
@@ -70,11 +60,7 @@ class Archive:
         return found
 
     def table(self, name: str) -> list[Mapping[str, str]]:
-        """The rows of a table.
-
-        Raises:
-            ConfigError: there is none, or it is no table.
-        """
+        """The rows of a table."""
         if name not in self.names:
             raise ConfigError("a trace lacks a table", expected=name, found="no such file", where=self.name)
         try:

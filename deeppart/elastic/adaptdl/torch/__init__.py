@@ -30,13 +30,7 @@ __all__ = [
 def init_process_group(
     backend: str, init_method: str | None = None, world_size: int | None = None, rank: int | None = None
 ) -> None:
-    """Connect all replicas, for torch.distributed and for :mod:`deeppart.elastic.adaptdl.collective` (collective).
-
-    Args:
-        backend: "gloo" or "nccl".
-        init_method: ``tcp://HOST:PORT`` of replica 0; by default what the environment or the launcher says.
-        world_size, rank: by default the environment's or the launcher's.
-    """
+    """Connect all replicas, for torch.distributed and for :mod:`deeppart.elastic.adaptdl.collective` (collective)."""
     rank = env.replica_rank() if rank is None else rank
     size = env.num_replicas() if world_size is None else world_size
     host, port = env.master_addr(), env.master_port()

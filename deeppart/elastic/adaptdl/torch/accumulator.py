@@ -23,9 +23,6 @@ class Accumulator(Sums):
 
     Values are whatever can be added up. Accumulators are made in the same order on every replica, and not within a loop
     over a data loader. A block that was over before a restart finds the same values again.
-
-    Args:
-        *args, **kwargs: values to begin with, as of ``dict``.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

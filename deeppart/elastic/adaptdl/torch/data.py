@@ -35,10 +35,6 @@ class ElasticSampler(Sampler[int]):
 
     All replicas have the same number: some samples come twice if it does not divide. Use
     :class:`deeppart.elastic.ElasticSampler` for every sample once.
-
-    Args:
-        dataset: with a length.
-        shuffle: a new order in each epoch, and in each pass over the data within it.
     """
 
     def __init__(self, dataset: Any, shuffle: bool = True) -> None:
@@ -70,11 +66,7 @@ class ElasticSampler(Sampler[int]):
 
 
 class AdaptiveDataLoaderMixin:
-    """What loops over a loader may ask it.
-
-    Args:
-        batch_size: samples of a step, all replicas together.
-    """
+    """What loops over a loader may ask it."""
 
     def __init__(self, batch_size: int) -> None:
         self._elastic = AdaptiveDataLoaderHelper(batch_size)
@@ -121,15 +113,6 @@ class AdaptiveDataLoader(DataLoader[Any], AdaptiveDataLoaderMixin):
 
     With :meth:`autoscale_batch_size` a loop lasts until the training has made as much progress as by one pass over the
     data with the first batch, which may be several passes.
-
-    Args:
-        dataset: with a length.
-        batch_size: samples of a step.
-        shuffle: a new order in each epoch.
-        **kwargs: of DataLoader, but for ``sampler`` and ``batch_sampler``.
-
-    Raises:
-        UsageError: those are given, or an iterable data set; made within a loop over a loader.
     """
 
     def __init__(self, dataset: Any, batch_size: int = 1, shuffle: bool = False, **kwargs: Any) -> None:

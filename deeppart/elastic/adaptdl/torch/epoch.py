@@ -32,11 +32,7 @@ _state: _EpochState | None = None
 
 
 def remaining_epochs_until(epoch: int) -> Iterator[int]:
-    """The epochs that are not over yet, up to ``epoch``, exclusively; one that is left early is over, too.
-
-    Raises:
-        UsageError: a loop over epochs is under way already.
-    """
+    """The epochs that are not over yet, up to ``epoch``, exclusively; one that is left early is over, too."""
     state = _epoch_state()
     if state.current is not None:
         raise UsageError("a loop over epochs begins in another one", found=f"epoch {state.current} is under way")

@@ -26,15 +26,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class GradientNoiseScale:
-    """Averages of |G|^2 and of the variance, by group of parameters; they are saved with the optimizer's state.
-
-    Args:
-        adp: the model that is trained; its ``require_backward_grad_sync`` is False while gradients are accumulated.
-        optimizer: of its parameters.
-        mp_scaler: a GradScaler, if one is used.
-        num_replicas: by default those of torch.distributed.
-        accum_scale: samples of a micro-batch of all replicas, by those of the first batch.
-    """
+    """Averages of |G|^2 and of the variance, by group of parameters; they are saved with the optimizer's state."""
 
     def __init__(
         self,

@@ -8,11 +8,7 @@ from ..errors import UsageError
 
 
 class AdaptiveBPTTIterator:
-    """Refuses to be made: there is nothing left that it could iterate over.
-
-    Raises:
-        UsageError: always.
-    """
+    """Refuses to be made: there is nothing left that it could iterate over."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise UsageError(

@@ -25,14 +25,7 @@ from .epoch import current_epoch, finished_epochs
 
 
 class AdaptiveDataLoaderHelper:
-    """What a data loader of any kind needs to be elastic; :class:`AdaptiveDataLoaderMixin` has one.
-
-    Args:
-        batch_size: samples of a step, all replicas together.
-
-    Raises:
-        UsageError: made within a loop over a loader.
-    """
+    """What a data loader of any kind needs to be elastic; :class:`AdaptiveDataLoaderMixin` has one."""
 
     #: Epoch -> loops over loaders that were begun in it, whatever the loader.
     _position: ClassVar[collections.Counter[int | None]] = collections.Counter()
@@ -77,11 +70,7 @@ class AdaptiveDataLoaderHelper:
 
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
-        """The loop: every iteration over a loader is within it.
-
-        Raises:
-            UsageError: another loop is under way.
-        """
+        """The loop: every iteration over a loader is within it."""
         if AdaptiveDataLoaderHelper._current is not None:
             raise UsageError("a loop over a data loader begins in another one", todo="end the outer loop first")
         epoch, state = current_epoch(), self._state
@@ -103,11 +92,7 @@ class AdaptiveDataLoaderHelper:
         return self._skips
 
     def check_length(self, length: int) -> None:
-        """Note the length of the data set.
-
-        Raises:
-            UsageError: in the middle of a loop, it had another one before the job was started again.
-        """
+        """Note the length of the data set."""
         if self._state.current_index and self._state.length not in (None, length):
             raise UsageError(
                 "the data set has another length than when the checkpoint was made",
@@ -163,16 +148,7 @@ class AdaptiveDataLoaderHelper:
         local_bsz_bounds: tuple[int | None, int | None] | None = None,
         gradient_accumulation: bool = False,
     ) -> None:
-        """Let the batch follow what the training measures of itself.
-
-        Args:
-            max_batch_size: samples of a step at most.
-            local_bsz_bounds: least and most samples of a micro-batch of a replica; None for no bound.
-            gradient_accumulation: true if a step may have several micro-batches.
-
-        Raises:
-            UsageError: the first batch is beyond a bound.
-        """
+        """Let the batch follow what the training measures of itself."""
         least, most = local_bsz_bounds or (None, None)
         whole = isinstance(max_batch_size, int) and max_batch_size >= self.batch_size
         if not whole or (least or 0) > self.batch_size or (most is not None and most < self.batch_size):
@@ -210,14 +186,7 @@ class AdaptiveDataLoaderHelper:
 
     @contextlib.contextmanager
     def profile(self, commit: bool) -> Iterator[None]:
-        """One iteration (collective). If any replica was told to end in the one before, all save and end here.
-
-        Args:
-            commit: true if its time counts.
-
-        Raises:
-            SystemExit: with 143.
-        """
+        """One iteration (collective). If any replica was told to end in the one before, all save and end here."""
         listen()
         if self._to_end is not None and self._to_end.result():
             if env.checkpoint_path() is None and env.replica_rank() == 0:

@@ -24,17 +24,7 @@ from .scaling_rules import AdamScale, AdaScale, ScalingRuleBase
 
 
 class AdaptiveDataParallel(DistributedDataParallel):
-    """A model that is saved and comes back with its optimizer, and whose learning rate follows the batch.
-
-    Args:
-        model: on its device.
-        optimizer: of its parameters; its ``step`` and ``zero_grad`` become the rule's.
-        lr_scheduler: of the optimizer; is saved, too.
-        mp_scaler: a GradScaler, if one is used; is saved, too.
-        scaling_rule: by default :class:`AdamScale` for Adam, AdamW and RMSprop, else :class:`AdaScale`.
-        name: that no other model has.
-        **kwargs: of DistributedDataParallel.
-    """
+    """A model that is saved and comes back with its optimizer, and whose learning rate follows the batch."""
 
     def __init__(
         self,

@@ -29,21 +29,11 @@ class ScalingRuleBase:
         self._original_step: Any = None
 
     def scale_lr(self, scale: float) -> Any:
-        """Factors of the learning rate, one for all or one for each group.
-
-        Args:
-            scale: samples of the step, by those of the first batch.
-        """
+        """Factors of the learning rate, one for all or one for each group."""
         raise NotImplementedError
 
     def initialize(self, adp: Any, optimizer: torch.optim.Optimizer, patch_optimizer: bool = False) -> None:
-        """Work for a model and its optimizer.
-
-        Args:
-            adp: an :class:`AdaptiveDataParallel`.
-            optimizer: of its parameters.
-            patch_optimizer: replace its ``step`` and ``zero_grad``.
-        """
+        """Work for a model and its optimizer."""
         self.adp, self._optimizer, self._original_step = adp, optimizer, optimizer.step
         if not patch_optimizer:
             return
@@ -65,11 +55,7 @@ class ScalingRuleBase:
             self.adp.gns.reset_accumulation(*args, **kwargs)
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """Make a step with the scaled rate, unless gradients are accumulated.
-
-        Raises:
-            UsageError: the rule belongs to no model.
-        """
+        """Make a step with the scaled rate, unless gradients are accumulated."""
         if self.adp is None:
             raise UsageError("a scaling rule belongs to no model", todo="give it to AdaptiveDataParallel")
         if not self.adp.require_backward_grad_sync:
@@ -125,23 +111,14 @@ class SqrtScale(ScalingRuleBase):
 
 
 class LEGWScale(ScalingRuleBase):
-    """The square root of the scale, after a linear warm-up of ``scale`` times as many epochs (You et al., 2019).
-
-    Args:
-        base_warmup_epochs: at scale 1.
-        data_size: samples of the data set.
-    """
+    """The square root of the scale, after a linear warm-up of ``scale`` times as many epochs (You et al., 2019)."""
 
     def __init__(self, base_warmup_epochs: float, data_size: int) -> None:
         super().__init__()
         self._base_warmup_epochs, self._data_size = base_warmup_epochs, data_size
 
     def scale_lr(self, scale: float) -> Any:
-        """The root, or the part of it that the warm-up has come to.
-
-        Raises:
-            UsageError: outside of a loop over a data loader.
-        """
+        """The root, or the part of it that the warm-up has come to."""
         loader = current_dataloader()
         if loader is None:
             raise UsageError("a step is made outside of a loop over a data loader")
