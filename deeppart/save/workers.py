@@ -34,7 +34,7 @@ def lower_priority() -> None:
 
 
 class Workers:
-    """Threads that take calls from one queue; after ``close``, calls that are left fail."""
+    """Threads that take calls from one queue; calls that are left when they end fail."""
 
     def __init__(self, threads: int, name: str, prepare: Callable[[], None] = lambda: None) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
