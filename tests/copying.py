@@ -14,6 +14,5 @@ def copy_as_original(source: Path, target: Path) -> Path:
     shutil.copytree(source, target, ignore=shutil.ignore_patterns(LOCK_NAME))
     for path in target.rglob(LINEAGE_NAME):
         record = json.loads(path.read_bytes())
-        record.pop("home", None)
-        path.write_text(json.dumps(record))
+        path.write_text(json.dumps({"lineage": record["lineage"]}))
     return target

@@ -46,9 +46,7 @@ def tell_foreign(directory: Path) -> None:
 
 
 def tell_lineage(directory: Path, owner: DirectoryOwner | None) -> None:
-    """On rank 0: the record of the lineage was damaged; or what lies on nodes belongs to another directory, of which
-    this one is a copy.
-    """
+    """On rank 0: the record of the lineage was damaged, or the directory is a copy: parts on nodes may not be used."""
     if owner is not None and owner.damage:
         warn_caller(
             f"{directory / LINEAGE_NAME} could not be read ({owner.damage}) and has been written anew, with lineage "
@@ -56,12 +54,11 @@ def tell_lineage(directory: Path, owner: DirectoryOwner | None) -> None:
             DeeppartWarning,
         )
     if owner is not None and owner.copy_of:
-        former = f", nor are those below {owner.former}, which it had before it was copied over" if owner.former else ""
         warn_caller(
             f"{directory} is a copy of a checkpoint directory, or was restored from a backup. There is nothing to do: "
-            f"its steps can be restored, and from now on it has another lineage, {owner.lineage}. Parts on nodes that "
-            f"lie below {owner.copy_of} are not used{former}. If it replaces the original and you want to use these "
-            "parts, end the job, put that lineage back into deeppart.json and remove .deeppart.lock",
+            f"its steps can be restored, and its lineage is {owner.lineage}. Parts on nodes below {owner.copy_of} are "
+            "the original's and are not used. If this directory replaces the original and you want to use these parts, "
+            f'end the job, write {{"lineage": "{owner.copy_of}"}} to deeppart.json and remove .deeppart.lock',
             DeeppartWarning,
         )
 

@@ -1,27 +1,14 @@
 """The lineage: the name by which what lies on nodes is known to belong to a persistent directory.
 
-It stands in ``deeppart.json``, and so a copy of the directory (``cp -r``, a backup that was brought back) has it too:
-two jobs would take each other's parts on nodes for their own. A copy is told by the *place* that whoever takes the
-directory leaves in the lock file:
-
-- The lineage noted there is another one: the record was copied over that of this directory (``cp -r original/* here``
-  into an older copy, say).
-- At the noted path there is another directory of this lineage: it is the original, and this a copy. Unless this one
-  has the place's own inode number: then it was moved, and a copy was put where it had been.
-- Its record was changed at another time (``st_ctime``, which nobody can set), and the directory has another inode
-  number, or both files have, or they are on another file system, where the numbers may happen to be the same.
-
-Less than that changes when the record alone is brought back, by ``chmod``, and on file systems that give out inode
-numbers as they like. Where no place is noted, the *home* that stands in the record itself tells: the directory in which
-it was made, whose inode number no other directory of its file system has for as long as it is there.
-
-A copy gets a lineage of its own. A record that cannot be read is written anew, with the lineage that the lock file
-notes; where that notes none, or the record is gone, with a new one.
+It stands in ``deeppart.json``, with the inode number of the directory it was made for, its path and its file system. In
+a directory with another number, or another path on another file system, it is a copy (``cp -r``, a backup that was
+restored), which gets a lineage of its own: two jobs must not take each other's parts on nodes. The lock file notes the
+same, for a record that is damaged or was copied over. A record that names no directory, as somebody may have written
+it, is taken as it is.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -30,6 +17,9 @@ import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import xxhash
 
 from deeppart import access
 from deeppart.errors import CorruptFileError, StorageError
@@ -37,8 +27,7 @@ from deeppart.part import is_hex32
 from deeppart.part.format import short
 from deeppart.part.json_text import parse_json
 from deeppart.storage.files import DurableFile, fill
-from deeppart.storage.refusals import storage_error
-from deeppart.storage.small_files import UNUSABLE, create_file, read_file
+from deeppart.storage.small_files import create_file, read_file
 from deeppart.storage.timestamps import now
 
 LINEAGE_NAME = "deeppart.json"
@@ -47,43 +36,59 @@ LOCK_NAME = ".deeppart.lock"
 SMALL_FILE_BYTES = 64 << 10
 #: A record that another job has claimed and is about to fill is looked at so often, with so long in between.
 _LOOKS, _PAUSE_S = 5, 0.02
+#: Key of the note in the lock file.
+NOTE = "lineage"
 
 
 @dataclass(frozen=True, slots=True)
-class DirectoryIdentity:
-    """The place of the files of a directory; a copy is recognized by it.
+class Record:
+    """A lineage, and the directory that has it.
 
     Attributes:
+        name: 32 hex digits.
+        directory: inode number; 0 if none is recorded.
+        filesystem: ``f_fsid``; some file systems have another one on each node.
         path: of the directory, without links.
-        lock, record: inode numbers of the lock file and of the lineage record.
-        changed_ns: when the record's status last changed.
-        filesystem: ``f_fsid``, which two of one kind do not share; 0 where there is none.
-        directory: inode number; 0 from versions that did not note it.
-        lineage: that the directory had; "" from versions that did not note it.
     """
 
-    path: str
-    lock: int
-    record: int
-    changed_ns: int
-    filesystem: int
-    directory: int = 0
-    lineage: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Home:
-    """The directory in which a record was made, as it says itself.
-
-    Attributes:
-        path: without links; "" from versions that did not note it.
-        directory: inode number; 0 from versions that did not note it.
-        filesystem: ``f_fsid``; 0 where there is none.
-    """
-
-    path: str = ""
+    name: str
     directory: int = 0
     filesystem: int = 0
+    path: str = ""
+
+    @classmethod
+    def of(cls, directory: Path, name: str) -> Record:
+        """That of a directory as it is now."""
+        with access.open_folder(directory) as folder:
+            number, filesystem = os.fstat(folder.fd).st_ino, os.fstatvfs(folder.fd).f_fsid
+        return cls(name, number, filesystem, os.path.realpath(directory))
+
+    @classmethod
+    def parse(cls, document: Any) -> Record:
+        """Raises KeyError, TypeError or ValueError if it is not one, or has changed."""
+        name, directory = document["lineage"], document.get("directory", 0)
+        if not is_hex32(name):
+            raise ValueError(f"lineage {short(name)}")
+        if directory == 0:
+            return cls(name)
+        found = cls(name, directory, document["filesystem"], document["path"])
+        if document["digest"] != found.document()["digest"]:
+            raise ValueError("the digest does not hold")
+        return found
+
+    def document(self) -> dict[str, Any]:
+        """For JSON; the digest is the xxh3-64 of the other values, joined by colons."""
+        values = {"lineage": self.name, "directory": self.directory, "filesystem": self.filesystem, "path": self.path}
+        text = ":".join(map(str, values.values())).encode(errors="surrogateescape")
+        return {**values, "digest": xxhash.xxh3_64_hexdigest(text)}
+
+    def is_of(self, directory: Path) -> bool:
+        """True unless a directory is another one than that which was recorded."""
+        if not self.directory:
+            return True
+        here = Record.of(directory, self.name)
+        same = self.filesystem == here.filesystem or self.path == here.path
+        return self.directory == here.directory and same
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,202 +96,103 @@ class Lineage:
     """The name of a directory.
 
     Attributes:
-        name: 32 hex digits.
-        place: for the lock file.
-        copy_of: the lineage that the directory had, of which it is a copy; "" if it is none.
-        former: the one that it had before a record was copied over its own; "" if none was.
+        record: for the lock file.
+        copy_of: the lineage of the directory of which this one is a copy; "" if it is none.
         damage: what was wrong with the record, which has been written anew; "" if nothing was.
     """
 
-    name: str
-    place: DirectoryIdentity
+    record: Record
     copy_of: str = ""
-    former: str = ""
     damage: str = ""
 
 
 def take_lineage(directory: Path, lock_fd: int) -> Lineage:
-    """The directory's lineage, made on first use; of several jobs that make it at once, all get that of one of them."""
-    found, before, damage = _read_if_sound(directory), _noted_place(lock_fd), ""
-    noted = before.lineage if before is not None else ""
-    name = found
-    if name is None:
-        name, damage = _make(directory, noted)
-    here = _place(directory, lock_fd, name)
-    if name not in (found, noted) or not _is_copy(directory, name, before, here):
-        return Lineage(name, here, damage=damage)
-    _write_over(directory, copy_of=name)
-    own = _read_if_sound(directory) or _make(directory)[0]
-    former = before.lineage if before is not None and before.lineage != name else ""
-    return Lineage(own, _place(directory, lock_fd, own), name, former, damage)
+    """The directory's lineage, made on first use; of several jobs that make it at once, all get that of one of them.
+
+    ``lock_fd`` is the open lock file, with what the last job has written there.
+    """
+    noted, damage = _noted(directory, lock_fd), ""
+    try:
+        found = _read_or_make(directory)
+    except CorruptFileError as error:
+        if not stat.S_ISREG(access.lstat(directory / LINEAGE_NAME).st_mode):
+            raise
+        found, damage = None, error.found or error.summary
+    copied = found is not None and not found.is_of(directory)
+    name = noted or (found.name if found is not None and not copied else uuid.uuid4().hex)
+    here = Record.of(directory, name)
+    if found != here:
+        copy_of = {"copy_of": found.name} if found is not None and copied else {}
+        file = DurableFile(directory / LINEAGE_NAME, make_parent=False, over="anything")
+        fill(file, [_encoded(here, copy_of)])
+    copy_of = found.name if found is not None and name != found.name else ""
+    return Lineage(here, copy_of, damage)
 
 
 def is_copy(directory: Path) -> bool:
     """True if a directory is a copy that no job has used yet: what lies on nodes is the original's."""
-    name = read_lineage(directory)
-    if name is None:
-        return False
+    record = _read(directory)
+    return record is not None and not record.is_of(directory) and _noted_in(directory) is None
+
+
+def read_lineage(directory: Path) -> str | None:
+    """The lineage of a directory, or None where there is no record."""
+    record = _read(directory)
+    return None if record is None else _noted_in(directory) or record.name
+
+
+def _noted_in(directory: Path) -> str | None:
     try:
         descriptor = access.open_file(directory / LOCK_NAME)
-    except OSError:  # the copy has none, or it is for its owner alone
-        return _is_away_from_home(directory, name)
+    except OSError:  # there is none, or it is for its owner alone
+        return None
     try:
-        return _is_copy(directory, name, _noted_place(descriptor), _place(directory, descriptor, name))
+        return _noted(directory, descriptor)
     finally:
         os.close(descriptor)
 
 
-def _place(directory: Path, lock_fd: int, name: str) -> DirectoryIdentity:
-    path = directory / LINEAGE_NAME
+def _noted(directory: Path, lock_fd: int) -> str | None:
+    """The lineage that the last job in this directory has noted; None if it is not known."""
     try:
-        record, folder = access.lstat(path), _folder(directory)[1]
-        lock, filesystem = os.fstat(lock_fd).st_ino, os.fstatvfs(lock_fd).f_fsid
-    except OSError as error:
-        raise storage_error("persistent_dir has lost its lineage record", error, path) from error
-    return DirectoryIdentity(
-        os.path.realpath(directory), lock, record.st_ino, record.st_ctime_ns, filesystem, folder, name
-    )
-
-
-def _folder(directory: Path) -> tuple[int, int, int]:
-    """Device, inode number and ``f_fsid`` of a directory."""
-    with access.open_folder(directory) as folder:
-        status = os.fstat(folder.fd)
-        return status.st_dev, status.st_ino, os.fstatvfs(folder.fd).f_fsid
-
-
-def _noted_place(lock_fd: int) -> DirectoryIdentity | None:
-    """The place that the last job has noted; None if it cannot be understood."""
-    try:
-        place = DirectoryIdentity(**parse_json(os.pread(lock_fd, SMALL_FILE_BYTES, 0))["place"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        record = Record.parse(parse_json(os.pread(lock_fd, SMALL_FILE_BYTES, 0))[NOTE])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    texts = place.path, place.lineage
-    numbers = place.lock, place.record, place.changed_ns, place.filesystem, place.directory
-    sound = all(type(each) is str for each in texts) and all(type(each) is int for each in numbers)
-    return place if sound and _is_whole(place.path) else None
+    return record.name if record.directory and record.is_of(directory) else None
 
 
-def _home(directory: Path) -> Home:
+def _encoded(record: Record, more: dict[str, str]) -> bytes:
+    document = {"format": "deeppart", "version": 2, "created": now(), **more, **record.document()}
+    return json.dumps(document, indent=1).encode() + b"\n"
+
+
+def _read_or_make(directory: Path) -> Record:
     try:
-        record = parse_json(read_file(directory / LINEAGE_NAME, SMALL_FILE_BYTES))
-        home = Home(record["home"], record.get("home_directory", 0), record.get("home_filesystem", 0))
-    except UNUSABLE:
-        return Home()
-    sound = type(home.path) is str and all(type(each) is int for each in (home.directory, home.filesystem))
-    return home if sound and _is_whole(home.path) else Home()
-
-
-def _is_whole(path: str) -> bool:
-    """True if a path is noted as a whole, so that it does not lead elsewhere from another place."""
-    return os.path.isabs(path) and path == os.path.normpath(path)
-
-
-def _is_copy(directory: Path, name: str, before: DirectoryIdentity | None, here: DirectoryIdentity) -> bool:
-    if before is None:  # the first start was not over, or the lock file is not the one that belongs here
-        return _is_away_from_home(directory, name)
-    if before.lineage and before.lineage != name:
-        return True
-    if before.changed_ns == here.changed_ns:
-        return False
-    if _is_another(name, before.path, directory):
-        stayed = before.directory == here.directory if before.directory else before.lock == here.lock
-        return not (stayed and before.filesystem == here.filesystem != 0)
-    if before.filesystem != here.filesystem or 0 != before.directory != here.directory:
-        return True
-    return before.lock != here.lock and before.record != here.record
-
-
-def _is_away_from_home(directory: Path, name: str) -> bool:
-    """True if a directory is a copy according to its record alone."""
-    home = _home(directory)
-    try:
-        _, number, filesystem = _folder(directory)
-    except OSError:
-        return False  # whoever needs it will say what is wrong
-    if home.directory and home.directory != number:
-        return True
-    if home.directory and home.filesystem and filesystem:
-        return home.filesystem != filesystem
-    return _is_another(name, home.path, directory)
-
-
-def _is_another(name: str, path: str, directory: Path) -> bool:
-    """True if there is another directory of this lineage at a path.
-
-    What has one record is one directory, seen in two ways; unless the record has several names (``cp -al``).
-    """
-    elsewhere = Path(path)
-    if not path or path == os.path.realpath(directory):
-        return False
-    try:
-        if read_lineage(elsewhere) != name:
-            return False
-        theirs, ours = (access.lstat(each / LINEAGE_NAME) for each in (elsewhere, directory))
-        if ours.st_nlink > 1 and theirs.st_ino == ours.st_ino:
-            return _folder(elsewhere)[:2] != _folder(directory)[:2]
-    except (OSError, ValueError, CorruptFileError, StorageError):
-        return False
-    return (theirs.st_ino, theirs.st_ctime_ns) != (ours.st_ino, ours.st_ctime_ns)
-
-
-def _record(directory: Path, **more: str) -> bytes:
-    record: dict[str, str | int] = {"format": "deeppart", "version": 1, "lineage": uuid.uuid4().hex, "created": now()}
-    record |= more
-    _, number, filesystem = _folder(directory)
-    record |= {"home": os.path.realpath(directory), "home_directory": number, "home_filesystem": filesystem}
-    return json.dumps(record, indent=1).encode() + b"\n"
-
-
-def _write_over(directory: Path, **more: str) -> None:
-    fill(DurableFile(directory / LINEAGE_NAME, make_parent=False, over="anything"), [_record(directory, **more)])
-
-
-def _read_if_sound(directory: Path) -> str | None:
-    with contextlib.suppress(CorruptFileError):  # perhaps claimed by another job; the last look tells
-        return read_lineage(directory)
-    return None
-
-
-def _make(directory: Path, noted: str = "") -> tuple[str, str]:
-    """Make a record where none can be read; the lineage in it, and what was wrong with the one that was there."""
-    path, damage = directory / LINEAGE_NAME, ""
-    try:
-        create_file(path, _record(directory))
+        create_file(directory / LINEAGE_NAME, _encoded(Record.of(directory, uuid.uuid4().hex), {}))
     except StorageError as error:
         if error.errno != errno.EEXIST:
             raise
-    for _ in range(_LOOKS):  # another job may have claimed it, and be about to fill it
-        if found := _read_if_sound(directory):
-            return found, ""
+    for look in range(_LOOKS):
+        try:
+            if (found := _read(directory)) is not None:
+                return found
+        except CorruptFileError:  # perhaps claimed by another job, which is about to fill it
+            if look == _LOOKS - 1:
+                raise
         time.sleep(_PAUSE_S)
-    try:
-        found = read_lineage(directory)
-    except CorruptFileError as error:
-        if not stat.S_ISREG(access.lstat(path).st_mode):
-            raise
-        damage = error.found or error.summary
-        _write_over(directory, **({"lineage": noted} if is_hex32(noted) else {}))
-        found = read_lineage(directory)
-    if found is None:
-        raise StorageError("persistent_dir has lost its lineage record", where=str(path))
-    return found, damage
+    raise StorageError("persistent_dir has lost its lineage record", where=str(directory / LINEAGE_NAME))
 
 
-def read_lineage(directory: Path) -> str | None:
-    """The lineage recorded in a directory, or None where there is no record."""
+def _read(directory: Path) -> Record | None:
     path = directory / LINEAGE_NAME
     try:
-        lineage = parse_json(read_file(path, SMALL_FILE_BYTES))["lineage"]
-        if not is_hex32(lineage):
-            raise ValueError(f"lineage {short(lineage)}")
+        return Record.parse(parse_json(read_file(path, SMALL_FILE_BYTES)))
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptFileError(
             "the directory's lineage record cannot be read",
             found=f"{type(error).__name__}: {error}",
             where=str(path),
             todo="start a job there: it writes the record anew; committed steps stay as they are",
         ) from error
-    return str(lineage)

@@ -17,7 +17,6 @@ import stat
 import time
 import uuid
 import weakref
-from dataclasses import asdict
 from pathlib import Path
 
 from deeppart import access
@@ -27,7 +26,7 @@ from deeppart.errors import CorruptFileError, DirectoryInUseError, StorageError
 from deeppart.model import StepKey
 from deeppart.part.json_text import parse_json
 from deeppart.storage.files import make_directory
-from deeppart.storage.lineage import LOCK_NAME, SMALL_FILE_BYTES, take_lineage
+from deeppart.storage.lineage import LOCK_NAME, NOTE, SMALL_FILE_BYTES, take_lineage
 from deeppart.storage.manifests import committed_steps
 from deeppart.storage.refusals import storage_error
 from deeppart.storage.small_files import read_file
@@ -51,7 +50,6 @@ class DirectoryOwner:
         session: 32 hex digits that name this run of the job.
         lineage: 32 hex digits that name the directory.
         copy_of: the lineage of the directory that this one turned out to be a copy of; "" if it is none.
-        former: the lineage that it had before a copy's record took the place of its own; "" if none did.
         damage: what was wrong with the record of the lineage, which has been written anew; "" if nothing was.
         clock: gives the times of commits.
     """
@@ -73,12 +71,10 @@ class DirectoryOwner:
             if permissions == PERMISSIONS[0]:
                 self._keep_others_from_locking()
             lineage = take_lineage(directory, self._fd)
-            self.lineage, self.copy_of, self.former = lineage.name, lineage.copy_of, lineage.former
-            self.damage = lineage.damage
-            owner = {"session": self.session, "who": who, "since": now(), "place": asdict(lineage.place)}
+            self.lineage, self.copy_of, self.damage = lineage.record.name, lineage.copy_of, lineage.damage
+            owner = {"session": self.session, "who": who, "since": now(), NOTE: lineage.record.document()}
             owner["found"] = _newest_commits(directory)
             # All of one length: of two jobs that write at once, where there are no locks, the last one has written it.
-            # Never empty in between: whoever copies the directory meanwhile would have no place to be told by.
             with storage_operation("write", self._path):
                 os.ftruncate(self._fd, os.pwrite(self._fd, json.dumps(owner).encode().ljust(_RECORD_BYTES), 0))
                 os.fsync(self._fd)

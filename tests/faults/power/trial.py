@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 import shutil
 import tempfile
 import warnings
@@ -230,11 +231,11 @@ def _judge(plan: Plan, tree: dict[str, bytes | None], told: int | None, base: Pa
 
 
 def _same_place(persistent: Path) -> None:
-    """Files keep paths and inodes when the power fails; what is noted of them would have this taken for a copy."""
-    for name, key in ((LOCK_NAME, b'"place"'), (LINEAGE_NAME, b'"home"')):
+    """Files keep their directory's inode when the power fails; by another one this would be taken for a copy."""
+    for name in (LOCK_NAME, LINEAGE_NAME):
         path = persistent / name
         if path.exists():
-            path.write_bytes(path.read_bytes().replace(key, key.swapcase()))
+            path.write_bytes(re.sub(rb'"directory": \d+', b'"directory": 0', path.read_bytes()))
 
 
 def _restore(plan: Plan, ck: Any, step: int | None, problem: Any) -> int | None:

@@ -85,6 +85,7 @@ def test_another_directory_than_that_of_rank_0_is_refused(handshake: Handshake, 
         (tmp_path / "ckpt" / "deeppart.json").unlink()
         if found is not None:
             (tmp_path / "ckpt" / "deeppart.json").write_bytes((tmp_path / "other" / "deeppart.json").read_bytes())
+            (tmp_path / "ckpt" / ".deeppart.lock").unlink()
         assert read_lineage(tmp_path / "ckpt") == found
         with pytest.raises(StorageError, match="not the same directory on every rank") as caught:
             open_them(handshake, local_dir="local")

@@ -74,8 +74,8 @@ def test_a_copied_directory_is_told_with_both_names(tmp_path: Path) -> None:
     assert category is DeeppartWarning and text.startswith(f"{tmp_path / 'b'} is a copy of a checkpoint directory")
     assert (
         "There is nothing to do" in text
-        and f"lineage, {copy.lineage}. Parts" in text
-        and f"below {original.lineage} are not used. If" in text
+        and f"its lineage is {copy.lineage}. Parts" in text
+        and f"below {original.lineage} are the original's and are not used. If" in text
     )
     again = DirectoryOwner(tmp_path / "b", "me")
     again.close()
@@ -91,7 +91,7 @@ def test_a_record_that_was_copied_over_its_own(tmp_path: Path) -> None:
     owner = DirectoryOwner(tmp_path / "b", "me")
     owner.close()
     ((_, text),) = told(tell_lineage, tmp_path / "b", owner)
-    assert f"below {owners['a'].lineage} are not used, nor are those below {owners['b'].lineage}" in text
+    assert f"its lineage is {owners['b'].lineage}. Parts on nodes below {owners['a'].lineage} are" in text
 
 
 def test_the_other_ranks_own_nothing_and_tell_nothing(tmp_path: Path) -> None:
