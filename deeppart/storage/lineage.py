@@ -125,8 +125,8 @@ def take_lineage(directory: Path, lock_fd: int) -> Lineage:
         copy_of = {"copy_of": found.name} if found is not None and copied else {}
         file = DurableFile(directory / LINEAGE_NAME, make_parent=False, over="anything")
         fill(file, [_encoded(here, copy_of)])
-    copy_of = found.name if found is not None and name != found.name else ""
-    return Lineage(here, copy_of, damage)
+    original = found.name if found is not None and name != found.name else ""
+    return Lineage(here, original, damage)
 
 
 def is_copy(directory: Path) -> bool:
