@@ -23,7 +23,7 @@ from deeppart.comm import SingleComm
 from deeppart.config import Config
 from deeppart.config.arguments import check_step
 from deeppart.errors import DirectoryInUseError, StateError
-from deeppart.interop.loading import open_foreign
+from deeppart.interop.formats import open_foreign
 from deeppart.interop.opened import Opened, Source, address_of, check_tree
 from deeppart.model import Attempt, Manifest
 from deeppart.model.version import LIBRARY

@@ -113,21 +113,9 @@ class Opened:
         """Keep what globs over paths cover, as :func:`deeppart.load` takes them; None for everything."""
         if keys is None:
             return
-        check_tree(self.state, where)
-        patterns = [keys] if isinstance(keys, str) else list(keys)
-        chosen = _chosen(self.state, (), patterns)
-        if chosen is _NOTHING:
-            known = list(map(readable, _paths(self.state, ())))
-            near = dict.fromkeys(other for glob in patterns for other in nearest_globs(glob, known))
-            raise StructureMismatchError(
-                "nothing in the checkpoint matches the keys asked for",
-                expected=f"globs over paths such as {', '.join(near or known[:4])}",
-                found=short(keys),
-                where=where,
-            )
-        self.state = chosen
+        self.state = chosen_part(self.state, keys, where)
         # The memory of the others may be given to something else, which would be taken for them.
-        left = set(map(address_of, tensors_in(chosen)))
+        left = set(map(address_of, tensors_in(self.state)))
         self.sources = {address: source for address, source in self.sources.items() if address in left}
 
     def check(self) -> None:
@@ -252,6 +240,23 @@ def _no_tree(what: str, where: str) -> UnsupportedLeafError:
 
 
 _NOTHING = object()
+
+
+def chosen_part(state: Any, keys: str | Sequence[str], where: str) -> Any:
+    """What globs over paths cover of a nested state."""
+    check_tree(state, where)
+    patterns = [keys] if isinstance(keys, str) else list(keys)
+    chosen = _chosen(state, (), patterns)
+    if chosen is _NOTHING:
+        known = list(map(readable, _paths(state, ())))
+        near = dict.fromkeys(other for glob in patterns for other in nearest_globs(glob, known))
+        raise StructureMismatchError(
+            "nothing in the checkpoint matches the keys asked for",
+            expected=f"globs over paths such as {', '.join(near or known[:4])}",
+            found=short(keys),
+            where=where,
+        )
+    return chosen
 
 
 def _chosen(item: Any, path: tuple[Any, ...], patterns: list[str]) -> Any:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from deeppart.errors import ConfigError
-from deeppart.interop.formats import FORMATS, SOURCES, form_of, writer_for
-from deeppart.interop.loading import READERS
+from deeppart.interop.formats import FORMATS, form_of, writer_for
 
 
 def test_names_ask_for_formats() -> None:
@@ -34,7 +33,3 @@ def test_options_that_a_format_does_not_have() -> None:
         with pytest.raises(ConfigError, match="no compression"):
             writer_for(form, Path("x"), None, "gzip")
     assert writer_for("dcp", Path("x"), 100).is_directory
-
-
-def test_the_sources_are_what_can_be_read() -> None:
-    assert set(SOURCES) == READERS.keys()

@@ -12,8 +12,8 @@ import torch.distributed.checkpoint as dcp
 import deeppart
 from deeppart.errors import CorruptFileError, RestoreError, StructureMismatchError
 from deeppart.interop import load
-from deeppart.interop.loading import recognize
-from deeppart.interop.safetensors.header import encode_header
+from deeppart.interop.formats import recognize
+from deeppart.interop.safetensors import encode_header
 from deeppart.testing.states import difference
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from deeppart.errors import StateError
-from deeppart.interop.tensors import arrays_remark, torch_dtype, torch_dtype_name
+from deeppart.interop.outline import arrays_remark, torch_dtype_name
 from deeppart.offline.export import export
 from deeppart.offline.export.beside import BesideFile
 from deeppart.offline.export.reading import Content, Progress, Totals
@@ -26,8 +26,7 @@ class Looks:
         self.found: dict[str, Any] = {}
         for leaf in content.leaves:
             try:
-                self.found[paths[leaf][0]] = torch_dtype(content, leaf)
-                assert str(self.found[paths[leaf][0]]) == f"torch.{torch_dtype_name(content, leaf)}"
+                self.found[paths[leaf][0]] = getattr(torch, torch_dtype_name(content, leaf))
             except StateError as error:
                 self.found[paths[leaf][0]] = error.where
         self.remark = arrays_remark(content)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 
-from deeppart.interop.dcp.calls import AsyncSave, Save, calling_async_save, calling_save
+from deeppart.interop.dcp.storage_writer import AsyncSave, Save, calling_async_save, calling_save
 
 
 class Looking(FileSystemWriter):

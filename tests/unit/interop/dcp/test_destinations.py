@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 from torch.testing._internal.two_tensor import TwoTensor
 
 from deeppart.errors import DeeppartError, FreedMemoryError, LeafMismatchError
-from deeppart.interop.dcp.destinations import Destination, destinations, hand_over
+from deeppart.interop.dcp.storage_reader import Destination, destinations, hand_over
 from deeppart.model.boxes import Box
 
 

@@ -111,7 +111,7 @@ def test_keys(tmp_path: Path) -> None:
         load(tmp_path, ["step", "state/0/exp_avg"]),
         {"state": {"0": {"exp_avg": saved["state"]["0"]["exp_avg"]}}, "step": 7},
     )
-    with pytest.raises(StructureMismatchError, match="nothing in the DCP checkpoint matches"):
+    with pytest.raises(StructureMismatchError, match="nothing in the checkpoint matches"):
         load(tmp_path, "modle/*")
 
 

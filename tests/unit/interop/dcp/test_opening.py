@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from deeppart.errors import CorruptFileError, DeeppartError
 from deeppart.interop.dcp import load
-from deeppart.interop.dcp.opening import open_dcp
+from deeppart.interop.dcp.loading import open_dcp
 from deeppart.testing.states import difference
 from tests.unit.interop.making import training
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 import deeppart
-from deeppart.interop.dcp.pieces import Pieces
+from deeppart.interop.dcp.stored import Pieces
 from deeppart.model.boxes import Box
 
 

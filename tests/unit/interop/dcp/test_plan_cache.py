@@ -15,7 +15,7 @@ from torch.distributed.checkpoint import SavePlanner
 from deeppart.errors import StateError
 from deeppart.interop.dcp import BalancedSavePlanner, load
 from deeppart.interop.dcp import planner as planner_module
-from deeppart.interop.dcp.plan_cache import GLOBAL, OWN, OwnPlans
+from deeppart.interop.dcp.planner import GLOBAL, OWN, OwnPlans
 from tests.unit.interop.dcp.stepping import save_as_ranks
 from tests.unit.sharded_states import same
 

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint import DefaultSavePlanner, SavePlanner
 
 from deeppart.errors import CheckpointError, ConfigError, UnsupportedLeafError
 from deeppart.interop.dcp import BalancedSavePlanner
-from deeppart.interop.dcp.planned import decides_nothing, part_of, planned_part, state_of
+from deeppart.interop.dcp.storage_writer import decides_nothing, part_of, planned_part, state_of
 
 
 class Filtering(DefaultSavePlanner):

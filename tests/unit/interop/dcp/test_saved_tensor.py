@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from deeppart.interop.dcp.saved_tensor import find_tensor
+from deeppart.interop.dcp.codec_stream import find_tensor
 from deeppart.state.tree.leaves import TORCH_DTYPES
 
 

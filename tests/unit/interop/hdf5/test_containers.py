@@ -9,7 +9,7 @@ import pytest
 
 import deeppart
 from deeppart.errors import CorruptFileError, StateError
-from deeppart.interop.hdf5.containers import Refused, container_of, first_refused, in_order, key_of
+from deeppart.interop.hdf5 import Refused, container_of, first_refused, in_order, key_of
 
 REFUSED = Refused(CorruptFileError("no"))
 

@@ -14,8 +14,8 @@ import torch
 
 from deeppart.errors import CorruptFileError, DeeppartError, UnsupportedLeafError
 from deeppart.interop.hdf5 import load
-from deeppart.interop.hdf5.elements import _MOST_CHUNK_BYTES
-from deeppart.interop.hdf5.loading import open_hdf5
+from deeppart.interop.hdf5 import _MOST_CHUNK_BYTES
+from deeppart.interop.hdf5 import open_hdf5
 from tests.unit.interop.hdf5.making import made
 
 NUMBERS: dict[str, torch.dtype | None] = {
@@ -62,7 +62,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_bytes_in_any_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, slab: int) -> None:
     shape, chunks = SHAPES[name]
-    monkeypatch.setattr("deeppart.interop.hdf5.elements._SLAB_BYTES", slab)
+    monkeypatch.setattr("deeppart.interop.hdf5._SLAB_BYTES", slab)
     array = np.random.default_rng(1).integers(0, 1 << 40, shape)
     options = {"chunks": chunks, "compression": "gzip", "shuffle": True}
     path = made(tmp_path / "x.h5", lambda f: f.create_dataset("x", data=array, **options))
@@ -81,15 +81,13 @@ def test_bytes_in_any_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, na
 
 
 def test_rows_are_read_one_by_one_where_their_chunks_are_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deeppart.interop.hdf5.elements._MOST_CHUNK_BYTES", 4096)
-    monkeypatch.setattr("deeppart.interop.hdf5.elements._SLAB_BYTES", 1024)
+    monkeypatch.setattr("deeppart.interop.hdf5._MOST_CHUNK_BYTES", 4096)
+    monkeypatch.setattr("deeppart.interop.hdf5._SLAB_BYTES", 1024)
     array = np.arange(64 * 600, dtype="<i4").reshape(64, 600)
     path = made(tmp_path / "x.h5", lambda f: f.create_dataset("x", data=array, chunks=(16, 8), compression="lzf"))
     lengths: list[int] = []
     empty = np.empty
-    monkeypatch.setattr(
-        "deeppart.interop.hdf5.elements.np.empty", lambda n, dtype: lengths.append(n) or empty(n, dtype)
-    )
+    monkeypatch.setattr("deeppart.interop.hdf5.np.empty", lambda n, dtype: lengths.append(n) or empty(n, dtype))
     with ExitStack() as closing:
         opened = open_hdf5(path, closing, "x")
         (source,) = [each for each in opened.sources.values() if each.nbytes == array.nbytes]

@@ -89,7 +89,7 @@ def test_many_names_of_groups_come_to_an_end(tmp_path: Path, monkeypatch: pytest
             group["a"] = group["b"] = below
             group = below
 
-    monkeypatch.setattr("deeppart.interop.hdf5.loading._MOST_LINKS", 5000)
+    monkeypatch.setattr("deeppart.interop.hdf5._MOST_LINKS", 5000)
     with pytest.raises(CorruptFileError, match="too many links"):
         load(made(tmp_path / "x.h5", fill))
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeppart.errors import CorruptFileError
-from deeppart.interop.safetensors.header import check_length, decode_header, encode_header
+from deeppart.interop.safetensors import check_length, decode_header, encode_header
 
 F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 

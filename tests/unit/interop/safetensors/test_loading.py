@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from deeppart.errors import CorruptFileError, DeeppartError, RestoreError, StructureMismatchError
 from deeppart.interop.safetensors import load
-from deeppart.interop.safetensors.header import NAMES
+from deeppart.interop.safetensors import NAMES
 from deeppart.testing.states import difference
 from tests.unit.interop.making import bits
 

@@ -13,8 +13,8 @@ import torch
 import deeppart
 from deeppart.errors import CorruptFileError, StateError, StorageError, UnsupportedLeafError
 from deeppart.interop.safetensors import load
-from deeppart.interop.safetensors.header import NAMES
-from deeppart.interop.safetensors.writing import SafetensorsWriter
+from deeppart.interop.safetensors import NAMES
+from deeppart.interop.safetensors import SafetensorsWriter
 from deeppart.offline.export import export
 from deeppart.testing.states import difference
 from tests.tensor_kinds import coo, two

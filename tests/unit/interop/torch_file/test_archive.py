@@ -13,7 +13,7 @@ import torch
 
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
 from deeppart.interop.files import ForeignFile
-from deeppart.interop.torch_file.archive import PICKLE, Archive
+from deeppart.interop.torch_file import PICKLE, Archive
 
 
 def archive(path: Path, offset: int = 0, nbytes: int | None = None) -> Archive:
