@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import SavePlan
 
-from deeppart.interop.dcp.storage_writer import MOST_STAGED, Answer, Staged, StagedSaves, answered, mark_among
 from deeppart.interop.dcp.names import Item
+from deeppart.interop.dcp.storage_writer import MOST_STAGED, Answer, Staged, StagedSaves, answered, mark_among
 from deeppart.pending import Pending
 
 

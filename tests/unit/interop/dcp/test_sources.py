@@ -11,8 +11,7 @@ import torch
 
 import deeppart
 from deeppart.errors import CheckpointError, RestoreError, StateError
-from deeppart.interop.dcp.stored import DirectorySource, SessionSource, Source
-from deeppart.interop.dcp.stored import Wanted
+from deeppart.interop.dcp.stored import DirectorySource, SessionSource, Source, Wanted
 from deeppart.model.boxes import Box
 
 

@@ -13,9 +13,7 @@ import pytest
 import torch
 
 from deeppart.errors import CorruptFileError, DeeppartError, UnsupportedLeafError
-from deeppart.interop.hdf5 import load
-from deeppart.interop.hdf5 import _MOST_CHUNK_BYTES
-from deeppart.interop.hdf5 import open_hdf5
+from deeppart.interop.hdf5 import _MOST_CHUNK_BYTES, load, open_hdf5
 from tests.unit.interop.hdf5.making import made
 
 NUMBERS: dict[str, torch.dtype | None] = {

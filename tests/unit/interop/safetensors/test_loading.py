@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from deeppart.errors import CorruptFileError, DeeppartError, RestoreError, StructureMismatchError
-from deeppart.interop.safetensors import load
-from deeppart.interop.safetensors import NAMES
+from deeppart.interop.safetensors import NAMES, load
 from deeppart.testing.states import difference
 from tests.unit.interop.making import bits
 

@@ -12,9 +12,7 @@ import torch
 
 import deeppart
 from deeppart.errors import CorruptFileError, StateError, StorageError, UnsupportedLeafError
-from deeppart.interop.safetensors import load
-from deeppart.interop.safetensors import NAMES
-from deeppart.interop.safetensors import SafetensorsWriter
+from deeppart.interop.safetensors import NAMES, SafetensorsWriter, load
 from deeppart.offline.export import export
 from deeppart.testing.states import difference
 from tests.tensor_kinds import coo, two

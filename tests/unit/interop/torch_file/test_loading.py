@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from deeppart.errors import CorruptFileError, DeeppartError, StorageError, StructureMismatchError, UnsupportedLeafError
-from deeppart.interop.torch_file import load
-from deeppart.interop.torch_file import refusal, told_by_torch
+from deeppart.interop.torch_file import load, refusal, told_by_torch
 from deeppart.state.tree.leaves import TORCH_DTYPES
 from deeppart.testing.states import difference
 from tests.tensor_kinds import coo, csr, quantized

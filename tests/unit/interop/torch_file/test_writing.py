@@ -20,8 +20,7 @@ from hypothesis import HealthCheck, given, settings
 import deeppart
 from deeppart.errors import CorruptFileError, StateError, StorageError
 from deeppart.interop.dcp.writing import DcpWriter
-from deeppart.interop.torch_file import load
-from deeppart.interop.torch_file import TorchWriter
+from deeppart.interop.torch_file import TorchWriter, load
 from deeppart.offline.export import export
 from deeppart.offline.export import reading as reading_module
 from deeppart.state.tree.leaves import TORCH_DTYPES
