@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from deeppart import Config, KeyFiles
 from deeppart._gc import collection_paused
 from deeppart.codec import Chooser
 from deeppart.comm import SingleComm
-from deeppart.config import Config
 from deeppart.config.arguments import check_step
 from deeppart.errors import DirectoryInUseError, StateError
 from deeppart.interop.formats import open_foreign
@@ -45,7 +45,6 @@ from deeppart.state.document.part_document import PartDocument
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.leaves import Array, Bytes, LeafType, flat_bytes, is_flat, leaf_type, new_array
 from deeppart.state.tree.paths import readable
-from deeppart.storage.key_files import KeyFiles
 
 Progress = Callable[[int, int], None]
 

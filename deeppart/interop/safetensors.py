@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
+from deeppart import __version__
 from deeppart.errors import CorruptFileError, RestoreError, StateError, UnsupportedLeafError
 from deeppart.interop.files import ForeignFile, is_directory, is_plain_name, names_in, read_small
 from deeppart.interop.formats import INDEX_SUFFIX, SUFFIX
 from deeppart.interop.opened import FileSpan, Opened, Source, address_of
 from deeppart.interop.outline import arrays_remark, some, torch_dtype_name
-from deeppart.model.version import VERSION
 from deeppart.offline.export.beside import BesideFile, BesideFolder
 from deeppart.offline.export.reading import Content, Progress, Totals
 from deeppart.part.format import short
@@ -327,7 +327,7 @@ class SafetensorsWriter:
         content.refuse_repeats()
         names = _Names(content)
         tensors, ties = names.tensors()
-        about = {"library": f"deeppart {VERSION}", "step": str(content.checkpoint.manifest.attempt.step)}
+        about = {"library": f"deeppart {__version__}", "step": str(content.checkpoint.manifest.attempt.step)}
         # A text that is the name of a tensor would say that what it stands under is another name of it.
         metadata = {FORMAT: "pt"} | {key: text for key, text in about.items() if not names.has(text)}
         notes = ties | ({VALUES: json.dumps(names.values)} if names.values else {})

@@ -138,11 +138,7 @@ class BalancedSavePlanner(DefaultSavePlanner):
         return replace(plan, planner_data=_Message(plan.planner_data, self._notes(plan), self._digest))
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """What each rank writes.
-
-        Raises:
-            StateError: a rank refers to a plan of an earlier save that is not known here.
-        """
+        """What each rank writes."""
         messages: list[_Message] = [plan.planner_data for plan in all_plans]
         key = xxhash.xxh3_128_hexdigest("\n".join(each.digest for each in messages).encode()) if self._caches else ""
         known = GLOBAL.get(key) if self._caches else None

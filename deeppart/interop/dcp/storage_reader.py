@@ -14,7 +14,7 @@ from torch.distributed.checkpoint import StorageReader as TorchStorageReader
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 from torch.futures import Future
 
-from deeppart.checkpointer import Checkpointer
+from deeppart import Checkpointer, KeyFiles
 from deeppart.errors import ConfigError, DeeppartError, LeafMismatchError, StructureMismatchError, as_error
 from deeppart.interop.dcp.names import step_of
 from deeppart.interop.dcp.storage_writer import StorageWriter, describe
@@ -24,7 +24,6 @@ from deeppart.state.document.ties import extent
 from deeppart.state.memory.held import freed_memory
 from deeppart.state.tree.leaves import overlaps_itself
 from deeppart.state.tree.noting import is_plain
-from deeppart.storage.key_files import KeyFiles
 
 
 class StorageReader(TorchStorageReader):
@@ -99,11 +98,7 @@ class StorageReader(TorchStorageReader):
         return StorageWriter.validate_checkpoint_id(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | int | None = None) -> None:
-        """The next load is of this step.
-
-        Raises:
-            ConfigError: it names none.
-        """
+        """The next load is of this step."""
         self._step = None if checkpoint_id is None else step_of(checkpoint_id)
 
     def read_metadata(self, *args: Any, **options: Any) -> Metadata:
@@ -120,20 +115,12 @@ class StorageReader(TorchStorageReader):
         return found
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **options: Any) -> None:
-        """Nothing to set up.
-
-        Raises:
-            RestoreError: there is no such checkpoint. FormatError, StorageError, CommError: it cannot be read.
-        """
+        """Nothing to set up."""
         if self._failure is not None:
             raise self._failure
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """What all ranks must read together is told.
-
-        Raises:
-            UnsupportedLeafError: the planner asks for a tensor that only its class could make.
-        """
+        """What all ranks must read together is told."""
         names = sorted(item.storage_index.fqn for item in plan.items if item.type is LoadItemType.BYTE_IO)
         compounds = [name for name in names if self._known(name).node is not None]
         for name in compounds:
@@ -142,11 +129,7 @@ class StorageReader(TorchStorageReader):
         return plan if self._source.ranks is None else replace(plan, storage_data=compounds)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """See that all ranks of the session take part, and tell them what all of them read.
-
-        Raises:
-            ConfigError: others do.
-        """
+        """See that all ranks of the session take part, and tell them what all of them read."""
         if self._source.ranks is None:
             return plans
         if len(plans) != self._source.ranks:
@@ -160,12 +143,7 @@ class StorageReader(TorchStorageReader):
         return [replace(plan, storage_data=everywhere) for plan in plans]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what a plan asks for, check it, and put it into the planner's tensors.
-
-        Raises:
-            StateError: a tensor of the planner does not fit. RestoreError, FormatError, StorageError, CommError: it
-                cannot be read. No tensor was changed then, unless the error says so.
-        """
+        """Read what a plan asks for, check it, and put it into the planner's tensors."""
         tensors = [item for item in plan.items if item.type is not LoadItemType.BYTE_IO]
         values = [item for item in plan.items if item.type is LoadItemType.BYTE_IO]
         together = self._source.ranks is not None

@@ -33,16 +33,17 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.futures import Future
 
-from deeppart.checkpointer import Checkpointer
+from deeppart import Checkpointer, Pending
 from deeppart.comm import SingleComm
 from deeppart.errors import CheckpointError, ConfigError, UnsupportedLeafError, as_error
-from deeppart.interop.dcp.names import Item, Keys, Named, named, of_plan, step_of
+from deeppart.interop.dcp.metadata import Keys
+from deeppart.interop.dcp.names import Item, Named, named, of_plan, step_of
 from deeppart.interop.dcp.planner import BalancedSavePlanner
 from deeppart.interop.dcp.stored import Pieces
-from deeppart.interop.refusal import Refused
+from deeppart.interop.saving import Refused
 from deeppart.model import LEVELS
 from deeppart.model.boxes import Box
-from deeppart.pending import FAILED, Pending
+from deeppart.pending import FAILED
 
 _PAUSE_S = 5e-3
 #: The state that a save goes on with once it is staged has one item, whose name begins so.
@@ -185,32 +186,20 @@ class StorageWriter(TorchStorageWriter):
         return True
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | int | None = None) -> None:
-        """The next save is of this step.
-
-        Raises:
-            ConfigError: it names none.
-        """
+        """The next save is of this step."""
         if checkpoint_id is not None:
             step_of(checkpoint_id)
         self._saving.given = checkpoint_id
 
     def storage_meta(self) -> None:
-        """Nothing for planners. A save begins here.
-
-        Raises:
-            ConfigError: it is of another process group.
-        """
+        """Nothing for planners. A save begins here."""
         saving = self._saving
         call = calling_save() or Save(process_group=self._group)
         saving.checkpoint_id, saving.given, saving.mark = saving.given, None, mark_among(call.keys)
         self._check_ranks(call.process_group)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """See that DCP saves as this writer can.
-
-        Raises:
-            ConfigError: it does not.
-        """
+        """See that DCP saves as this writer can."""
         self._check_call(kwargs.get("use_collectives", True))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -219,11 +208,7 @@ class StorageWriter(TorchStorageWriter):
         return plan if mark is None else replace(plan, storage_data=self._staged.told(mark))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """See that all ranks of the session take part.
-
-        Raises:
-            ConfigError: others do.
-        """
+        """See that all ranks of the session take part."""
         size = self.checkpointer.world_size
         if len(plans) != size:
             raise ConfigError(
@@ -235,13 +220,7 @@ class StorageWriter(TorchStorageWriter):
         return answered(plans)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Save, or see a staged save to its end; returns when it is complete at the level asked for.
-
-        Raises:
-            CheckpointError: it is not.
-            ConfigError: the save is of something else than what was staged.
-            StateError, StepExistsError, RemoteRankError, PeerTimeoutError: as of ``Checkpointer.checkpoint``.
-        """
+        """Save, or see a staged save to its end; returns when it is complete at the level asked for."""
         saving = self._saving
         mark = saving.mark or mark_among(getattr(planner, "state_dict", None) or ())
         if mark is None:

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 
-from deeppart import access
-from deeppart.checkpointer import Checkpointer
+from deeppart import Checkpointer, KeyFiles, access
 from deeppart.errors import (
     CheckpointError,
     DeeppartError,
@@ -23,7 +22,8 @@ from deeppart.errors import (
     UnsupportedLeafError,
     as_error,
 )
-from deeppart.interop.dcp.names import Item, Keys, by_name, is_one, walk_values
+from deeppart.interop.dcp.metadata import Keys
+from deeppart.interop.dcp.names import Item, by_name, is_one, walk_values
 from deeppart.model.boxes import Box
 from deeppart.offline.find import Chosen, find_step, with_checkpoint
 from deeppart.offline.load import OpenCheckpoint, target_of
@@ -52,7 +52,7 @@ from deeppart.state.tree.leaves import TORCH_DTYPES, Array
 from deeppart.state.tree.noting import is_plain
 from deeppart.state.tree.paths import Path as KeyPath
 from deeppart.state.tree.paths import readable
-from deeppart.storage.key_files import KeyFiles, read_key_files
+from deeppart.storage.key_files import read_key_files
 from deeppart.storage.manifests import committed_steps
 
 #: What the live state has is restored, and nothing else.
