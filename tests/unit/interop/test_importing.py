@@ -35,7 +35,7 @@ from deeppart.offline.export.hdf5 import Filter
 from deeppart.testing.states import difference
 from tests.tensor_kinds import coo, quantized
 from tests.unit.cli_support import call_json
-from tests.unit.interop.dcp.test_opening import COLUMNS, in_pieces
+from tests.unit.interop.dcp.test_loading import COLUMNS, in_pieces
 from tests.unit.interop.making import saved, training
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

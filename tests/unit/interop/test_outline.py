@@ -1,4 +1,4 @@
-"""The outline of a state: stand-ins of any size, and what torch would not read again."""
+"""What writers need of a state: stand-ins of any size, dtypes of torch, and what torch would not read again."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import deeppart
-from deeppart.errors import UnsupportedLeafError
-from deeppart.interop.outline import EMPTY_BYTES, Outline, outline
+from deeppart.errors import StateError, UnsupportedLeafError
+from deeppart.interop.outline import EMPTY_BYTES, Outline, arrays_remark, outline, torch_dtype_name
 from deeppart.offline.export import export
 from deeppart.offline.export.beside import BesideFile
 from deeppart.offline.export.reading import Content, Progress, Totals
@@ -116,3 +117,32 @@ def test_containers_stay_what_they_are(tmp_path: Path) -> None:
     assert found.state["c"] == Counter("aab") and type(found.state["c"]) is Counter
     assert found.state["t"] == ((1,), torch.Size([2])) and type(found.state["t"][1]) is torch.Size
     assert found.state["d"] == {(1, "x"): 2.5} and not found.remarks
+
+
+class Looks:
+    """A writer that looks at the content, and writes nothing."""
+
+    form, is_directory = "none", False
+
+    def write(self, content: Content, beside: BesideFile, told: Progress) -> Totals:
+        paths = content.checkpoint.structure.array_paths()
+        self.found: dict[str, Any] = {}
+        for leaf in content.leaves:
+            try:
+                self.found[paths[leaf][0]] = getattr(torch, torch_dtype_name(content, leaf))
+            except StateError as error:
+                self.found[paths[leaf][0]] = error.where
+        self.remark = arrays_remark(content)
+        return content.totals(0, 0)
+
+
+def test_dtypes_of_numpy(tmp_path: Path) -> None:
+    kinds = ["?", "u1", "<u2", ">i4", "<i8", ">f2", "f8", "c8", ">c16", "g", "S3", "<U1", "<M8[s]"]
+    state = {kind: np.zeros(2, dtype=kind) for kind in kinds} | {"torch": torch.ones(1, dtype=torch.bfloat16)}
+    looks = Looks()
+    export(saved(tmp_path / "ckpt", state), tmp_path / "x", looks)
+    none = {kind: f"path {kind}" for kind in ("g", "S3", "<U1", "<M8[s]")}
+    assert {kind: found for kind, found in looks.found.items() if isinstance(found, str)} == none
+    assert looks.found[">i4"] is torch.int32 and looks.found[">c16"] is torch.complex128
+    assert looks.found["torch"] is torch.bfloat16
+    assert len(looks.remark) == 1 and "and 9 more" in looks.remark[0]

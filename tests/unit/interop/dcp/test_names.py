@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint import DefaultSavePlanner
 
-from deeppart.errors import ConfigError, StructureMismatchError, UnsupportedLeafError
+from deeppart.errors import ConfigError, StructureMismatchError
 from deeppart.interop.dcp.names import named, of_plan, step_of
 
 
@@ -56,12 +56,6 @@ def test_both_ways_lead_to_one_tree() -> None:
 def test_two_items_of_one_name_are_refused(twice: dict[Any, Any]) -> None:
     with pytest.raises(StructureMismatchError, match=r"by one name, (1|a\.)"):
         named(twice)
-
-
-def test_an_object_inside_is_refused() -> None:
-    with pytest.raises(UnsupportedLeafError, match="pickle a Linear") as caught:
-        named({"model": {"inner": torch.nn.Linear(1, 1)}})
-    assert "model/inner" in str(caught.value)
 
 
 @pytest.mark.parametrize("given", [[1, {}, 2], [{}, torch.ones(1)], [{1}, {}], [[{}], (1, 2)], [1, 2, {"a": {}}]])
