@@ -112,7 +112,7 @@ def open_hdf5(path: Path, closing: ExitStack, keys: str | Sequence[str] | None =
     with typed(where):
         walk = _Walk(foreign, file, where)
         state = walk.state()
-    opened = Opened("hdf5", state, walk.sources, 1, closing, walk.remarks())
+    opened = Opened("hdf5", state, walk.sources, 1, walk.remarks())
     opened.choose(keys, where)
     if (refused := first_refused(opened.state)) is not None:
         raise refused.error

@@ -11,8 +11,7 @@ import argparse
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -90,24 +89,15 @@ class FileSpan:
 
 @dataclass(slots=True)
 class Opened:
-    """A foreign checkpoint.
-
-    Attributes:
-        form: what it is: "safetensors", "torch" or "dcp".
-        state: nested dicts, lists and whatever else is in it.
-        sources: address of a storage of a tensor in it -> where its bytes are. Those of other tensors are there.
-        files: how many it consists of.
-        remarks: lines about what was not read as it stands, or takes more memory than usual.
-        closing: closes the files.
-    """
+    """A foreign checkpoint: its format, nested dicts, lists and whatever else is in it, and of how many files it is."""
 
     form: str
     state: Any
+    #: Address of a storage of a tensor in the state -> where its bytes are. Those of other tensors are there.
     sources: Mapping[int, Source]
     files: int
-    closing: ExitStack
+    #: Lines about what was not read as it stands, or takes more memory than usual.
     remarks: tuple[str, ...] = ()
-    _filled: set[int] = field(default_factory=set)
 
     def choose(self, keys: str | Sequence[str] | None, where: str) -> None:
         """Keep what globs over paths cover, as :func:`deeppart.load` takes them; None for everything."""

@@ -146,7 +146,7 @@ def _open_files(folder: Path, files: Sequence[str], placed: Mapping[str, str] | 
             todo="a file is of another release of the model: fetch all of them again",
         )
     _add_noted(state, notes, str(folder))
-    return Opened("safetensors", state, sources, len(files), closing)
+    return Opened("safetensors", state, sources, len(files))
 
 
 def read_header(file: ForeignFile) -> Header:

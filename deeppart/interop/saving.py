@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import Any, NoReturn
 
 from deeppart import Checkpointer, Config, Pending, PerRank
-from deeppart.errors import ConfigError, DeeppartError
+from deeppart.errors import ConfigError, DeeppartError, as_error
 from deeppart.state.tree.per_rank import in_order
 from deeppart.stopping.agreement import Agreement, Alone, agreement_of_torch
 from deeppart.stopping.notices import Signals
@@ -158,7 +158,7 @@ class Saving:
             closing.__exit__(*((None, None, None) if error is None else (type(error), error, error.__traceback__)))
 
 
-class Refused:
+class _Refused:
     """Stands for a state that cannot be made: raises when it is looked at, which ends the call on all ranks."""
 
     def __init__(self, error: DeeppartError) -> None:
@@ -177,8 +177,11 @@ def or_refusal(make: Callable[[], Any]) -> Any:
     """A state to be saved; or, where this rank cannot make it, one of which all ranks hear why."""
     try:
         return make()
-    except DeeppartError as error:
-        return Refused(error)
+    except Exception as error:  # of whatever the state is made of: the other ranks wait in checkpoint()
+        refusal = as_error(error, "looking at the state failed")
+        if refusal is not error:
+            refusal.__cause__ = error
+        return _Refused(refusal)
 
 
 class StopSignal:

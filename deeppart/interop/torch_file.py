@@ -97,7 +97,8 @@ def open_torch_file(path: Path, closing: ExitStack, keys: str | Sequence[str] | 
     file = closing.enter_context(ForeignFile(path))
     state, sources, remarks = None, dict[int, Source](), tuple[str, ...]()
     if bytes(file.read_at(0, min(len(ZIP_MAGIC), file.size))) != ZIP_MAGIC:
-        state, remarks = _read_by_torch(file, is_old=True), (_in_memory("of an older format"),)
+        _check_release(file)
+        state, remarks = _read_whole(file), (_in_memory("of an older format"),)
     else:
         archive = Archive(file)
         found = open_archive(archive)
@@ -105,8 +106,8 @@ def open_torch_file(path: Path, closing: ExitStack, keys: str | Sequence[str] | 
             state, sources = found
         else:
             archive.check()
-            state, remarks = _read_by_torch(file), (_in_memory(_OTHERS),)
-    opened = Opened("torch", state, sources, 1, closing, remarks)
+            state, remarks = _read_whole(file), (_in_memory(_OTHERS),)
+    opened = Opened("torch", state, sources, 1, remarks)
     opened.choose(keys, str(path))
     return opened
 
@@ -183,20 +184,27 @@ class _Storages:
         return self.sources.keys() <= found
 
 
-def _read_by_torch(file: ForeignFile, *, is_old: bool = False) -> Any:
-    """All of a file, in memory."""
+def _check_release(file: ForeignFile) -> None:
     release = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
-    if is_old and release < _SAFE_FOR_OLD_FILES:
+    if release < _SAFE_FOR_OLD_FILES:
         raise UnsupportedLeafError(
             "a file that torch wrote before its release 1.6 is read safely from torch 2.6 on",
             found=f"torch {torch.__version__}",
             where=file.path,
             todo="take a newer torch; or load it by torch if you trust the file, and save it again",
         )
+
+
+def _read_whole(file: ForeignFile) -> Any:
+    return read_by_torch(file.read_at(0, file.size), file.path)
+
+
+def read_by_torch(data: bytes | memoryview, where: str) -> Any:
+    """What ``torch.save`` has written, all of it in memory; checksums are not compared."""
     # A sparse tensor whose indices lead nowhere would make torch's kernels read other memory.
-    with _typed(file.path), torch.sparse.check_sparse_tensor_invariants(), warnings.catch_warnings():
+    with _typed(where), torch.sparse.check_sparse_tensor_invariants(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.load(io.BytesIO(file.read_at(0, file.size)), map_location="cpu", weights_only=True)
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
 @contextmanager
@@ -207,33 +215,29 @@ def _typed(where: str) -> Iterator[None]:
     except DeeppartError:
         raise
     except pickle.UnpicklingError as error:
-        if "operand" not in str(error):
-            raise refusal(error, where) from error
-        raise CorruptFileError("this is no file of torch.save, or a damaged one", where=where) from error
+        if "operand" in str(error):
+            raise CorruptFileError("this is no file of torch.save, or a damaged one", where=where) from error
+        named = _NAMED.search(str(error))
+        raise UnsupportedLeafError(
+            "a file holds something that only unpickling could make, which might execute anything",
+            expected="tensors, numbers, texts and containers of them",
+            found=named[1] if named else _told_by_torch(error, lines=1),
+            where=where,
+            todo="load it by torch if you trust the file, and save what is wanted as plain values: a model's "
+            "state_dict(); of a DCP checkpoint, it can be left out (keys=)",
+        ) from error
     except Exception as error:  # of whatever kind: a damaged file raises anything
         raise CorruptFileError(
             "a file of torch.save cannot be read",
-            found=f"{type(error).__name__}: {told_by_torch(error, lines=None)}",
+            found=f"{type(error).__name__}: {_told_by_torch(error)}",
             where=where,
             todo="it is damaged, or no file of torch.save",
         ) from error
 
 
-def told_by_torch(error: Exception, lines: int | None = 1) -> str:
+def _told_by_torch(error: Exception, lines: int | None = None) -> str:
     """What torch says, on one line and without the bold type that it has for terminals."""
     return short("\n".join(_TERMINAL.sub("", str(error)).split("\n")[:lines]))
-
-
-def refusal(error: pickle.UnpicklingError, where: str) -> UnsupportedLeafError:
-    """The error that says what a pickle would have called."""
-    named = _NAMED.search(str(error))
-    return UnsupportedLeafError(
-        "a file holds something that only unpickling could make, which might execute anything",
-        expected="tensors, numbers, texts and containers of them",
-        found=named[1] if named else told_by_torch(error),
-        where=where,
-        todo="load it by torch if you trust the file, and save what is wanted as plain values: a model's state_dict()",
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import pickle  # for its errors alone
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,13 +12,13 @@ from typing import Any
 import torch
 import zstandard
 
-from deeppart.errors import CorruptFileError, DeeppartError, UnsupportedLeafError
+from deeppart.errors import CorruptFileError, UnsupportedLeafError
 from deeppart.interop.dcp.codec_stream import DESCRIPTOR, decoded
 from deeppart.interop.dcp.metadata import DcpMetadata, Keys, Place, StoredTensor, read_metadata
 from deeppart.interop.dcp.names import GROUPS, nested
 from deeppart.interop.files import ForeignFile, HeldBytes
 from deeppart.interop.opened import PIECE_BYTES, Opened, Source, address_of, chosen_part
-from deeppart.interop.torch_file import Archive, open_archive, refusal, told_by_torch
+from deeppart.interop.torch_file import Archive, open_archive, read_by_torch
 from deeppart.model.boxes import Box
 from deeppart.part.format import short
 from deeppart.state.tree.leaves import Bytes, LeafType, dtype_name, flat_bytes, is_flat, new_array
@@ -73,13 +72,8 @@ def open_dcp(path: Path, closing: ExitStack, keys: str | Sequence[str] | None = 
             sources[address_of(tensor)] = _Pieces(files, stored, name, tensor.nbytes)
         items.append((name, tensor))
     places = {place.file for stored in metadata.tensors.values() for _, place in stored.chunks}
-    return Opened(
-        "dcp",
-        _nested_state(files, metadata, items),
-        sources,
-        len(places | {each.file for each in metadata.values.values()}),
-        closing,
-    )
+    places |= {each.file for each in metadata.values.values()}
+    return Opened("dcp", _nested_state(files, metadata, items), sources, len(places))
 
 
 def _choose(metadata: DcpMetadata, keys: str | Sequence[str] | None, where: str) -> list[str]:
@@ -140,17 +134,17 @@ class Files:
             self._open[place.file] = self._closing.enter_context(ForeignFile(self._directory / place.file))
         return self._open[place.file]
 
-    def read(self, place: Place, most_bytes: int, name: str) -> io.BytesIO:
+    def read(self, place: Place, most_bytes: int, name: str) -> bytes | memoryview:
         """The bytes at a place, as they were before anything was done to them."""
+        where = f"{self._directory / place.file}, {name}"
         if place.length > most_bytes:
             raise CorruptFileError(
                 "a piece of a DCP checkpoint is longer than what it holds",
                 expected=f"at most {most_bytes} bytes",
                 found=f"{place.length} bytes",
-                where=f"{self._directory / place.file}, {name}",
+                where=where,
             )
-        where = f"{self._directory / place.file}, {name}"
-        data: Any = self.file_of(place).read_at(place.offset, place.length)
+        data: bytes | memoryview = self.file_of(place).read_at(place.offset, place.length)
         for transform in reversed(place.transforms):
             if transform not in _TRANSFORMS:
                 raise UnsupportedLeafError(
@@ -161,7 +155,7 @@ class Files:
                     todo="load it by dcp.load with a FileSystemReader that has the extension registered",
                 )
             data = _TRANSFORMS[transform](data, most_bytes, where)
-        return io.BytesIO(data)
+        return data
 
 
 def _decompressed(data: Any, most_bytes: int, where: str) -> bytes:
@@ -232,30 +226,14 @@ def read_tensor(files: Files, stored: StoredTensor, name: str) -> torch.Tensor:
     return found
 
 
-def _unpacked(data: io.BytesIO, where: str) -> Any:
+def _unpacked(data: bytes | memoryview, where: str) -> Any:
     """What ``torch.save`` has written; nothing that it names is called but what ``weights_only`` allows.
 
     Its archive has a checksum of every record, at which ``torch.load`` does not look; nor whether records are
     compressed, or lie over each other, so that a few bytes would become many.
     """
-    try:
-        Archive(HeldBytes(data.getbuffer(), where)).check()
-        return torch.load(data, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise UnsupportedLeafError(
-            "a value of a DCP checkpoint is of a kind that only unpickling could make, which might execute anything",
-            found=refusal(error, where).found,
-            where=where,
-            todo="leave it out (keys=), or load it by torch if you trust the file, and save it as plain values",
-        ) from error
-    except DeeppartError:
-        raise
-    except Exception as error:  # of whatever kind: a damaged file raises anything
-        raise CorruptFileError(
-            "a piece of a DCP checkpoint cannot be read",
-            found=f"{type(error).__name__}: {told_by_torch(error, lines=None)}",
-            where=where,
-        ) from error
+    Archive(HeldBytes(memoryview(data), where)).check()
+    return read_by_torch(data, where)
 
 
 class _Pieces:

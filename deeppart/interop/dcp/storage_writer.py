@@ -35,12 +35,12 @@ from torch.futures import Future
 
 from deeppart import Checkpointer, Pending
 from deeppart.comm import SingleComm
-from deeppart.errors import CheckpointError, ConfigError, UnsupportedLeafError, as_error
+from deeppart.errors import CheckpointError, ConfigError, UnsupportedLeafError
 from deeppart.interop.dcp.metadata import Keys
 from deeppart.interop.dcp.names import Item, Named, named, of_plan, step_of
 from deeppart.interop.dcp.planner import BalancedSavePlanner
 from deeppart.interop.dcp.stored import Pieces
-from deeppart.interop.saving import Refused
+from deeppart.interop.saving import or_refusal
 from deeppart.model import LEVELS
 from deeppart.model.boxes import Box
 from deeppart.pending import FAILED
@@ -256,17 +256,17 @@ class StorageWriter(TorchStorageWriter):
 
     def _begin(self, looked: Callable[[], Named], step: int) -> Staged:
         """Copy this rank's share (collective); what goes wrong here alone is raised on all ranks."""
-        found: Named | None = None
-        state: Any
-        try:
+        items: tuple[Item, ...] = ()
+
+        def tree() -> Any:
+            nonlocal items
             found = looked()
-            state = found.tree
-        except Exception as error:  # of the caller's objects and planner: the other ranks wait in checkpoint()
-            state = Refused(as_error(error, "looking at the state failed"))
-        pending = self.checkpointer.checkpoint(state, step, force=step == self._last)
-        assert found is not None, "a state that is refused raises"
+            items = found.items
+            return found.tree
+
+        pending = self.checkpointer.checkpoint(or_refusal(tree), step, force=step == self._last)
         self._last = step
-        return Staged(pending, found.items)
+        return Staged(pending, items)
 
     def _step(self, checkpoint_id: Any) -> int:
         return self.checkpointer._next_step() if checkpoint_id is None else step_of(checkpoint_id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import zlib
-from contextlib import ExitStack
 from pathlib import Path
 
 import h5py
@@ -171,11 +170,11 @@ def test_globs_choose(tmp_path: Path) -> None:
         ("5/1", {5: [4]}),
         (None, state),
     ):
-        opened = Opened("torch", state, {}, 1, ExitStack())
+        opened = Opened("torch", state, {}, 1)
         opened.choose(keys, "here")
         assert difference(expected, opened.state) is None
     with pytest.raises(StructureMismatchError, match="m/a"):
-        Opened("torch", state, {}, 1, ExitStack()).choose("x", "here")
+        Opened("torch", state, {}, 1).choose("x", "here")
 
 
 def paired(times: int, innermost: object) -> list[object]:
@@ -201,7 +200,7 @@ def test_what_is_no_tree_is_refused_by_name(state: object) -> None:
     with pytest.raises(UnsupportedLeafError, match="no tree"):
         check_tree(state, "here")
     with pytest.raises(UnsupportedLeafError, match="no tree"):
-        Opened("torch", state, {}, 1, ExitStack()).choose("x", "here")
+        Opened("torch", state, {}, 1).choose("x", "here")
     inside: list[object] = []
     inside.append({"x": (inside,)})
     with pytest.raises(UnsupportedLeafError, match="in itself"):
@@ -216,6 +215,6 @@ def test_the_memory_of_what_was_not_chosen_belongs_to_nothing(tmp_path: Path) ->
     (tmp_path / "x").write_bytes(bytes(10))
     with ForeignFile(tmp_path / "x") as file:
         sources = {address_of(each): FileSpan(file, 0, 10) for each in state.values()}
-        opened = Opened("torch", state, sources, 1, ExitStack())
+        opened = Opened("torch", state, sources, 1)
         opened.choose("b", "here")
         assert opened.sources.keys() == {address_of(state["b"])}
