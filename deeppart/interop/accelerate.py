@@ -15,10 +15,8 @@ from deeppart.interop.training_state import own_generator, pack, rng_state, set_
 
 require("accelerate", "1.10", "deeppart.interop.accelerate")
 
-from accelerate.utils import DistributedType
-
-#: Where a model is in one process, or the same on every rank.
-_PLAIN = frozenset(each for each in DistributedType if each.name == "NO" or each.name.startswith("MULTI_"))
+#: Distributions in which a model is in one process, or the same on every rank.
+_PLAIN = {"NO", *(f"MULTI_{kind}" for kind in ("CPU", "GPU", "NPU", "MLU", "SDAA", "MUSA", "XPU", "HPU"))}
 
 
 class DeeppartAccelerate:
@@ -47,7 +45,7 @@ class DeeppartAccelerate:
         kind = accelerator.distributed_type
         refuse(
             "this distribution of Accelerate is not supported",
-            [(kind not in _PLAIN, str(kind))],
+            [(kind.name not in _PLAIN, str(kind))],
             expected="one process, or DDP",
             todo="for sharded models, put model and optimizer into a state of your own: see docs/quickstart.md",
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -113,18 +113,14 @@ class Opened:
         for source in self.sources.values():
             source.check()
 
-    def load(self, told: Callable[[int, int], None] = lambda done, total: None) -> Any:
+    def load(self) -> Any:
         """The state, with every tensor in memory."""
         arrays = arrays_in(self.state)
         wanted = {address: array for array in arrays if (address := address_of(array)) in self.sources}
-        total, done = sum(self.sources[address].nbytes for address in wanted), 0
         for address, array in wanted.items():
             source, memory = self.sources[address], _memory_of(array)
             for start in range(0, source.nbytes, PIECE_BYTES):
-                piece = memory[start : min(start + PIECE_BYTES, source.nbytes)]
-                source.read_into(start, piece)
-                done += piece.nbytes
-                told(done, total)
+                source.read_into(start, memory[start : min(start + PIECE_BYTES, source.nbytes)])
         return self.state
 
 
