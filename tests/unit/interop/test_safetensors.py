@@ -25,7 +25,7 @@ from deeppart.errors import (
     StructureMismatchError,
     UnsupportedLeafError,
 )
-from deeppart.interop.safetensors import NAMES, SafetensorsWriter, check_length, decode_header, encode_header, load
+from deeppart.interop.safetensors import NAMES, SafetensorsWriter, check_length, decode_header, load
 from deeppart.offline.export import export
 from deeppart.testing.states import difference
 from tests.tensor_kinds import coo, two
@@ -158,16 +158,6 @@ F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 def decoded(document: Any, payload: int = 8) -> Any:
     data = document if isinstance(document, bytes) else json.dumps(document).encode()
     return decode_header(data, payload, "here")
-
-
-def test_a_header_says_what_it_was_given() -> None:
-    rows: list[tuple[str, str, tuple[int, ...], int]] = [("a.b", "float32", (2, 3), 24), ("pairs", "uint8", (0,), 0)]
-    data, payload = encode_header(rows, {"format": "pt"})
-    assert len(data) % 8 == 0 and payload == 24
-    found = decode_header(data[8:], payload, "here")
-    assert found.metadata == {"format": "pt"} and list(found.entries) == ["a.b", "pairs"]
-    first = found.entries["a.b"]
-    assert (first.dtype, first.shape, first.offset, first.nbytes) == (torch.float32, (2, 3), len(data), 24)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import enum
 import gc
 import io
 import os
@@ -13,7 +14,9 @@ import sys
 import zipfile
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -381,9 +384,90 @@ def test_what_torch_would_not_load_is_replaced_and_told(tmp_path: Path) -> None:
     assert len(done.remarks) == 3 and all(name in "".join(done.remarks) for name in ("rng", "pair", "loss"))
 
 
+class Schedule(enum.Enum):
+    COSINE = "cosine"
+
+
+@dataclass
+class Settings:
+    out: Path = Path("runs/1")
+    schedule: Schedule = Schedule.COSINE
+    weights: dict[str, Any] = field(default_factory=lambda: {"w": torch.ones(2)})
+
+
+class Meter:
+    total = 3
+
+
+def test_objects_and_values_of_scripts_are_plain_data(tmp_path: Path) -> None:
+    """Read without any class."""
+    deeppart.register(Meter, lambda meter: {"total": meter.total}, lambda data: Meter(), name="exported meter")
+    state = {
+        "settings": Settings(),
+        "arguments": argparse.Namespace(rate=0.1, out=Path("x")),
+        "space": SimpleNamespace(a=1),
+        "losses": deque([1.0, 2.0], maxlen=4),
+        "counts": defaultdict(list, {"a": [1]}),
+        "seen": {1, 2},
+        "frozen": frozenset({Schedule.COSINE}),
+        "raw": bytearray(b"ab"),
+        "stream": io.BytesIO(b"log"),
+        "order": range(3),
+        "meter": Meter(),
+        "bytes": [b"", b"x"],
+    }
+    done = export(saved(tmp_path / "ckpt", state), tmp_path / "x.pt", TorchWriter())
+    found = torch_load(tmp_path / "x.pt")
+    assert found["settings"].pop("weights")["w"].tolist() == [1, 1]
+    assert found == {
+        "settings": {"out": "runs/1", "schedule": "cosine"},
+        "arguments": {"rate": 0.1, "out": "x"},
+        "space": {"a": 1},
+        "losses": [1.0, 2.0],
+        "counts": {"a": [1]},
+        "seen": {1, 2},
+        "frozen": {"cosine"},
+        "raw": bytearray(b"ab"),
+        "stream": b"log",
+        "order": "range(0, 3)",
+        "meter": {"total": 3},
+        "bytes": [b"", b"x"],
+    }
+    assert [type(found[name]) for name in ("losses", "counts", "frozen")] == [list, dict, set]
+    objects, members, texts = done.remarks
+    assert "settings" in objects and "settings/schedule" in members and "settings/out" in texts
+
+
+def test_containers_stay_what_they_are(tmp_path: Path) -> None:
+    ordered = OrderedDict([("w", torch.ones(1))])
+    ordered._metadata = OrderedDict([("", {"version": 1})])  # type: ignore[attr-defined]
+    state = {"o": ordered, "c": Counter("aab"), "t": ((1,), torch.Size([2])), "d": {(1, "x"): 2.5}}
+    done = export(saved(tmp_path / "ckpt", state), tmp_path / "x.pt", TorchWriter())
+    found = torch_load(tmp_path / "x.pt")
+    assert type(found["o"]) is OrderedDict and vars(found["o"])["_metadata"][""] == {"version": 1}
+    assert found["c"] == Counter("aab") and type(found["c"]) is Counter
+    assert found["t"] == ((1,), torch.Size([2])) and type(found["t"][1]) is torch.Size
+    assert found["d"] == {(1, "x"): 2.5} and not done.remarks
+
+
+def test_dtypes_of_numpy(tmp_path: Path) -> None:
+    kinds = ["?", "u1", "<u2", ">i4", "<i8", ">f2", "f8", "c8", ">c16"]
+    done = export(
+        saved(tmp_path / "ckpt", {kind: np.arange(2).astype(kind) for kind in kinds}), tmp_path / "x.pt", TorchWriter()
+    )
+    found = torch_load(tmp_path / "x.pt")
+    assert found[">i4"].dtype is torch.int32 and found[">c16"].dtype is torch.complex128
+    assert all(found[kind].tolist() == np.arange(2).astype(kind).tolist() for kind in kinds)
+    assert len(done.remarks) == 1 and "and 5 more" in done.remarks[0]
+
+
 @pytest.mark.parametrize(
     "item",
-    [np.array(["a"]), np.datetime64("2026-01-01"), "\ud800", {"\udc00": 1}, {np.int8(1): 1}, 1 << 2039, {(b"",): 1}],
+    [
+        *(np.zeros(2, dtype=kind) for kind in ("g", "S3", "<U1", "<M8[s]")),
+        *(np.datetime64("2026-01-01"), "\ud800", {"\udc00": 1}, {np.int8(1): 1}, 1 << 2039, {(b"",): 1}),
+        *({Path("x"): 1}, {Schedule.COSINE: 1}, {frozenset({1})}),
+    ],
 )
 def test_what_has_no_like_in_torch_is_named(tmp_path: Path, item: Any) -> None:
     root = saved(tmp_path / "ckpt", {"deep": [{"bad": item}]})
@@ -465,23 +549,3 @@ def test_what_a_counter_counts_in(tmp_path: Path) -> None:
     done = export(saved(tmp_path / "ckpt", {"x": Counter({"a": np.float16(2)})}), tmp_path / "x.pt", TorchWriter())
     assert torch.load(tmp_path / "x.pt", weights_only=True) == {"x": Counter({"a": 2.0})}
     assert done.remarks == ("numpy scalars are Python's there: x/a",)
-
-
-def test_objects_of_scripts_are_read_without_any_class(tmp_path: Path) -> None:
-    state = {
-        "arguments": argparse.Namespace(rate=0.5, out=Path("x")),
-        "losses": deque([1.0], maxlen=3),
-        "seen": {1, 2},
-        "frozen": frozenset({3}),
-        "raw": bytearray(b"ab"),
-        "counts": defaultdict(int, a=1),
-    }
-    export(saved(tmp_path / "ckpt", state), tmp_path / "x.pt", TorchWriter())
-    assert torch_load(tmp_path / "x.pt") == {
-        "arguments": {"rate": 0.5, "out": "x"},
-        "losses": [1.0],
-        "seen": {1, 2},
-        "frozen": {3},
-        "raw": bytearray(b"ab"),
-        "counts": {"a": 1},
-    }
