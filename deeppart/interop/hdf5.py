@@ -107,14 +107,15 @@ def open_hdf5(path: Path, closing: ExitStack, keys: str | Sequence[str] | None =
     where = str(path)
     foreign = closing.enter_context(ForeignFile(path))
     descriptor = closing.enter_context(foreign.descriptor())
-    file = open_file(f"/proc/self/fd/{descriptor}", where)
-    closing.callback(file.close)
-    with typed(where):
+    with _typed(where):
+        # Without HDF5's cache of chunks, of which each data set would keep its own.
+        file = h5py.File(f"/proc/self/fd/{descriptor}", "r", locking=False, rdcc_nbytes=0).id
+        closing.callback(file.close)
         walk = _Walk(foreign, file, where)
         state = walk.state()
     opened = Opened("hdf5", state, walk.sources, 1, walk.remarks())
     opened.choose(keys, where)
-    if (refused := first_refused(opened.state)) is not None:
+    if (refused := _first_refused(opened.state)) is not None:
         raise refused.error
     return opened
 
@@ -123,9 +124,9 @@ class _Walk:
     """One walk over a file; :attr:`sources`: address of a leaf -> where its bytes are."""
 
     def __init__(self, foreign: ForeignFile, file: h5py.h5f.FileID, where: str) -> None:
-        self._links, self._where = Links(file, where), where
-        self._elements = Elements(foreign, where)
-        self._is_archive = attribute(self._links.root, _ARCHIVE) == 1
+        self._links, self._where = _Links(file, where), where
+        self._elements = _Elements(foreign, where)
+        self._is_archive = _attribute(self._links.root, _ARCHIVE) == 1
         #: Number of an object of the file -> what was made of it; of groups only while they are open.
         self._leaves: dict[int, Any] = {}
         self._open: set[int] = set()
@@ -156,13 +157,13 @@ class _Walk:
     def _item(self, item: Any, path: KeyPath) -> Any:
         if isinstance(item, h5py.h5g.GroupID):
             return self._group(item, path)
-        number = identity(item)
+        number = _identity(item)
         if number not in self._leaves:
             self._leaves[number] = self._dataset(item, number, readable(path))
         return self._leaves[number]
 
     def _group(self, group: h5py.h5g.GroupID, path: KeyPath) -> Any:
-        number = identity(group)
+        number = _identity(group)
         if number in self._open or len(path) > _MOST_DEPTH:
             raise CorruptFileError(
                 "a group of an HDF5 file contains itself, or groups are nested too deeply",
@@ -171,13 +172,13 @@ class _Walk:
                 todo="leave out the link that leads back (h5repack does not copy it)",
             )
         self._open.add(number)
-        kind = attribute(group, "type") if self._is_archive else None
-        order = attribute(group, "order") if self._is_archive else None
+        kind = _attribute(group, "type") if self._is_archive else None
+        order = _attribute(group, "order") if self._is_archive else None
         if kind == "namedtuple" and order is None:
             kind = "dict"  # of a release that has not noted it: fields would be exchanged
         self._count_attributes(group)
         found: list[tuple[Any, Any]] = []
-        for encoded in in_order(self._links.names(group), order):
+        for encoded in _in_order(self._links.names(group), order):
             self._left -= 1
             if self._left < 0:
                 raise CorruptFileError(
@@ -190,8 +191,8 @@ class _Walk:
             return dict(found)
         items = {key: self._in_memory(item) for key, item in found} if kind in COMPOSITES else dict(found)
         self._composites += kind in COMPOSITES
-        return container_of(
-            str(kind), attribute(group, "name"), attribute(group, "form"), items, f"{self._where}, {readable(path)}"
+        return _container_of(
+            str(kind), _attribute(group, "name"), _attribute(group, "form"), items, f"{self._where}, {readable(path)}"
         )
 
     def _add(
@@ -210,23 +211,23 @@ class _Walk:
             if item is None:
                 self._dangling += 1
                 return
-            key = key_of(attribute(item, "key"), name, kind, self._where) if self._is_archive else name
+            key = _key_of(_attribute(item, "key"), name, kind, self._where) if self._is_archive else name
             found.append((key, self._item(item, (*path, key))))
         except DeeppartError as error:
-            found.append((key, Refused(error)))
+            found.append((key, _Refused(error)))
 
     def _dataset(self, dataset: h5py.h5d.DatasetID, number: int, name: str) -> Any:
         where = f"{self._where}, {name}"
         self._elements.check(dataset, name)
         self._count_attributes(dataset)
-        said = attribute(dataset, "type") if self._is_archive else None
+        said = _attribute(dataset, "type") if self._is_archive else None
         if self._is_archive and not _is_leaf(said):
-            return value_of(scalar_of, dataset, {each: attribute(dataset, each) for each in _OF_VALUES}, where)
+            return _value_of(dataset, {each: _attribute(dataset, each) for each in _OF_VALUES}, where)
         if dataset.get_space().get_simple_extent_type() == h5py.h5s.NULL:
             return None
-        if said is None and is_text(dataset) and dataset.shape == ():
-            return scalar_of(dataset)
-        kind = type_of(dataset, None if said is None else str(said), where)
+        if said is None and _is_text(dataset) and dataset.shape == ():
+            return _scalar_of(dataset)
+        kind = _type_of(dataset, None if said is None else str(said), where)
         array = new_array(kind)
         if kind.nbytes:
             self.sources[address_of(array)] = self._elements.source(dataset, kind, number, name)
@@ -253,7 +254,7 @@ def _is_leaf(said: str | int | None) -> bool:
 
 
 @contextmanager
-def typed(where: str) -> Iterator[None]:
+def _typed(where: str) -> Iterator[None]:
     """What a file makes h5py raise, as one of the library's errors."""
     try:
         yield
@@ -268,7 +269,7 @@ def typed(where: str) -> Iterator[None]:
         ) from error
 
 
-class Links:
+class _Links:
     """The links of one file."""
 
     def __init__(self, file: h5py.h5f.FileID, where: str) -> None:
@@ -329,12 +330,12 @@ class Links:
         )
 
 
-def identity(item: h5py.h5d.DatasetID | h5py.h5g.GroupID) -> int:
+def _identity(item: h5py.h5d.DatasetID | h5py.h5g.GroupID) -> int:
     """A number that two links to one object of a file have in common."""
     return int(h5py.h5o.get_info(item).addr)
 
 
-def attribute(item: h5py.h5d.DatasetID | h5py.h5g.GroupID, name: str) -> str | int | None:
+def _attribute(item: h5py.h5d.DatasetID | h5py.h5g.GroupID, name: str) -> str | int | None:
     """An attribute that is one text or one integer; None if there is none of that kind."""
     encoded = name.encode()
     if not h5py.h5a.exists(item, encoded):
@@ -354,7 +355,7 @@ def _wrapped(item: h5py.h5d.DatasetID | h5py.h5g.GroupID) -> Any:
     return made(item)
 
 
-def scalar_of(dataset: h5py.h5d.DatasetID) -> Any:
+def _scalar_of(dataset: h5py.h5d.DatasetID) -> Any:
     """What a data set holds, by h5py's reader: numbers, or a text; of opaque elements their bytes.
 
     To be asked once its length is known to be harmless.
@@ -370,16 +371,10 @@ def scalar_of(dataset: h5py.h5d.DatasetID) -> Any:
     return found.decode("utf-8") if isinstance(found, bytes) else found
 
 
-def open_file(path: Path | str, where: str) -> h5py.h5f.FileID:
-    """An HDF5 file, to be read; without HDF5's cache of chunks, of which each data set would keep its own."""
-    with typed(where):
-        return h5py.File(path, "r", locking=False, rdcc_nbytes=0).id
-
-
 # --- elements ---
 
 
-class Elements:
+class _Elements:
     """What may be read of a file's data sets."""
 
     def __init__(self, file: ForeignFile, where: str) -> None:
@@ -452,7 +447,7 @@ class _Slabs:
     Where the chunks of some rows are more than 256 MiB, they are read row by row.
     """
 
-    def __init__(self, owner: Elements, dataset: h5py.h5d.DatasetID, kind: LeafType, number: int, where: str) -> None:
+    def __init__(self, owner: _Elements, dataset: h5py.h5d.DatasetID, kind: LeafType, number: int, where: str) -> None:
         self.nbytes = kind.nbytes
         self._owner, self._dataset, self._number, self._where = owner, dataset, number, where
         plist = dataset.get_create_plist()
@@ -495,7 +490,7 @@ class _Slabs:
             begin = (*map(int, places), at, *(0,) * (len(self._shape) - self._axis - 1))
             count = (*(1,) * self._axis, rows, *self._shape[self._axis + 1 :])
         slab = np.empty(math.prod(count) * self._kind.itemsize, dtype=np.uint8)
-        with typed(self._where):
+        with _typed(self._where):
             space = self._dataset.get_space()
             if self._shape:
                 space.select_hyperslab(begin, count)
@@ -505,7 +500,7 @@ class _Slabs:
         return first, slab.data
 
 
-def type_of(dataset: h5py.h5d.DatasetID, said: str | None, where: str) -> LeafType:
+def _type_of(dataset: h5py.h5d.DatasetID, said: str | None, where: str) -> LeafType:
     """The type of the leaf that a data set is."""
     stored, shape = dataset.get_type(), tuple(map(int, dataset.shape or ()))
     if said is not None:
@@ -551,7 +546,7 @@ def _opaque(stored: Any) -> str:
     return dtype.str if dtype is not None and dtype.itemsize == stored.get_size() else ""
 
 
-def is_text(dataset: h5py.h5d.DatasetID) -> bool:
+def _is_text(dataset: h5py.h5d.DatasetID) -> bool:
     """True if the elements are texts of any length, or of one."""
     return isinstance(dataset.get_type(), h5py.h5t.TypeStringID)
 
@@ -565,18 +560,18 @@ def _describe(stored: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class _Refused:
     """Stands where something cannot be taken, until it is known whether it is wanted."""
 
     error: DeeppartError
 
 
-def first_refused(state: Any) -> Refused | None:
+def _first_refused(state: Any) -> _Refused | None:
     """The first in a state, if any is left."""
     left = [state]
     while left:
         item = left.pop()
-        if isinstance(item, Refused):
+        if isinstance(item, _Refused):
             return item
         if isinstance(item, dict):
             left += list(item.values())[::-1]
@@ -585,7 +580,7 @@ def first_refused(state: Any) -> Refused | None:
     return None
 
 
-def key_of(said: Attribute, name: str, kind: Attribute, where: str) -> Any:
+def _key_of(said: Attribute, name: str, kind: Attribute, where: str) -> Any:
     """The key of what has a name in a group."""
     if said is not None:
         key = decode_value(parse_json(str(said).encode()), where)
@@ -594,7 +589,7 @@ def key_of(said: Attribute, name: str, kind: Attribute, where: str) -> Any:
     return int(name) if kind in ("list", "tuple") else name
 
 
-def in_order(names: list[bytes], said: Attribute) -> list[bytes]:
+def _in_order(names: list[bytes], said: Attribute) -> list[bytes]:
     """The names in a group, as its attribute ``order`` has them if it has one."""
     if said is None:
         return names
@@ -604,9 +599,9 @@ def in_order(names: list[bytes], said: Attribute) -> list[bytes]:
     return ordered
 
 
-def container_of(kind: str, name: Attribute, form: Attribute, items: dict[Any, Any], where: str) -> Any:
+def _container_of(kind: str, name: Attribute, form: Attribute, items: dict[Any, Any], where: str) -> Any:
     """A container, a tensor that is made of others, or an object."""
-    if (refused := first_refused(list(items.values()))) is not None and (kind not in TABLE_MAKERS or form):
+    if (refused := _first_refused(list(items.values()))) is not None and (kind not in TABLE_MAKERS or form):
         return refused
     if kind in ("list", "tuple"):
         if sorted(items) != list(range(len(items))):
@@ -644,9 +639,7 @@ def _object_of(form: str, data: Any, where: str) -> Any:
     return make(Form(kind, tuple(about)), data, None, lambda: where)
 
 
-def value_of(
-    read: Callable[[h5py.h5d.DatasetID], Any], dataset: h5py.h5d.DatasetID, said: dict[str, Attribute], where: str
-) -> Any:
+def _value_of(dataset: h5py.h5d.DatasetID, said: dict[str, Attribute], where: str) -> Any:
     """A small value."""
     kind = str(said["type"])
     if dataset.get_space().get_simple_extent_type() == h5py.h5s.NULL:
@@ -654,7 +647,7 @@ def value_of(
         if kind != "NoneType":
             raise CorruptFileError("a value of an archive is missing", expected=kind, where=where)
         return found
-    content = read(dataset)
+    content = _scalar_of(dataset)
     if said["encoding"] == "json":
         found = decode_leaf_value(parse_json(content.encode()), where)
     elif said["items"] is not None:

@@ -241,7 +241,7 @@ def _told_by_torch(error: Exception, lines: int | None = None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class _Record:
     """Where the bytes of a record are in the file, and the CRC-32 of them."""
 
     offset: int
@@ -291,7 +291,7 @@ class Archive:
         try:
             with zipfile.ZipFile(_Section(file, offset, self._nbytes)) as archive:
                 infos = archive.infolist()
-            self.records: Mapping[str, Record] = self._checked(infos)
+            self.records: Mapping[str, _Record] = self._checked(infos)
         except _NO_ARCHIVE as error:
             raise self._corrupt(f"{type(error).__name__}: {short(str(error))}") from error
         if "constants.pkl" in self.records:
@@ -329,8 +329,8 @@ class Archive:
                     todo="take another checkpoint; torch would load this one without a word",
                 )
 
-    def _checked(self, infos: list[zipfile.ZipInfo]) -> dict[str, Record]:
-        records: dict[str, Record] = {}
+    def _checked(self, infos: list[zipfile.ZipInfo]) -> dict[str, _Record]:
+        records: dict[str, _Record] = {}
         end = 0
         for info in sorted(infos, key=lambda info: info.header_offset):
             if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & _ENCRYPTED:
@@ -349,7 +349,7 @@ class Archive:
             name = info.filename.partition("/")[2]
             if name in records:
                 raise ValueError(f"{info.filename}: stands there twice")
-            records[name] = Record(self._offset + start, info.file_size, info.CRC)
+            records[name] = _Record(self._offset + start, info.file_size, info.CRC)
         return records
 
     def _corrupt(self, found: str) -> CorruptFileError:
