@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 from deeppart import Checkpointer, Pending, PerRank
 from deeppart.errors import UnsupportedLeafError
-from deeppart.interop.saving import or_refusal, require
+from deeppart.interop.saving import Saving, require
 from deeppart.interop.training_state import pack, unpack
-from deeppart.state.tree.per_rank import in_order
 
 require("megatron-core", "0.15", "deeppart.interop.megatron")
 
@@ -88,8 +87,7 @@ def save(
         >>> found = load(checkpointer, {"model": model.sharded_state_dict()})  # doctest: +SKIP
         >>> save(checkpointer, {"model": model.sharded_state_dict()}, step)  # doctest: +SKIP
     """
-    state = or_refusal(lambda: _state(sharded_state_dict, share_replicas))
-    return checkpointer.checkpoint(state, step, force=force)
+    return Saving(checkpointer).save(lambda: _state(sharded_state_dict, share_replicas), step, force=force)
 
 
 def load(
@@ -123,8 +121,7 @@ def load(
     objects = {each.unique_key: "" for each in _leaves(sharded) if isinstance(each, ShardedObject)}
     restored: dict[str, Any] = live | objects
     state: dict[str, Any] = {"common": {}} | ({"sharded": restored} if restored else {})  # an empty dict asks for all
-    ways = in_order({} if per_rank is None else per_rank, "rank0")
-    restored_step = checkpointer.restore(state, step, per_rank=ways, on_unexpected="ignore")
+    restored_step = Saving(checkpointer).restore(state, step, per_rank, others="rank0", on_unexpected="ignore")
     if restored_step is None:
         return None
 

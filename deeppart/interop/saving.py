@@ -102,14 +102,14 @@ class Saving:
         *,
         first: PerRank | None = None,
         others: PerRank = OTHERS,
-        required: bool = False,
+        **how: Any,
     ) -> int | None:
         """Restore a state in place (collective); returns the step, or None.
 
         Of the ways for another number of ranks, the caller's ``per_rank`` stands behind ``first``, before ``others``.
         """
         ways = in_order(*(table for table in (first, per_rank, others) if table is not None))
-        self._safe = self.checkpointer.restore(state, step, per_rank=ways, required=required)
+        self._safe = self.checkpointer.restore(state, step, per_rank=ways, **how)
         return self._safe
 
     def save(self, make: Callable[[], Any], step: int, *, force: bool = False) -> Pending:
