@@ -1,6 +1,6 @@
 """Files of foreign checkpoints, read by ``pread``: any number may be open, threads may share one.
 
-Whose they are is not asked (:mod:`deeppart.access.foreign`), nothing is mapped into memory (a file that somebody cuts
+Whose they are is not asked (:mod:`deeppart.access.foreign`), nothing is mapped into memory (a file that is cut
 off meanwhile would end the process), and no length that a file names is believed before it has been compared with the
 file's own.
 """

@@ -94,7 +94,7 @@ def import_checkpoint(
         form: "dcp", "torch", "safetensors" or "hdf5"; None to find out.
         step: number of the step; None for 0, if the directory has no steps.
         keys: globs over paths as of :func:`deeppart.load`; None for everything.
-        progress: is told bytes done and bytes in all, now and then.
+        progress: called with bytes done and bytes in all, now and then.
         sign_key_file: sign it with this key, as ``Config.sign_key_file``.
 
     Raises:

@@ -1,8 +1,8 @@
 """A foreign checkpoint that is open: its state, of which no tensor has been read yet, and where the bytes of each are.
 
-The tensors of the state are there with dtype, shape and ties, over memory that nobody has touched: the system gives it
-when it is written to. Whoever wants all of it has it filled (:meth:`Opened.load`); whoever passes the bytes on reads
-them piece by piece (:mod:`deeppart.interop.importing`), and the memory is never used.
+The tensors of the state are there with dtype, shape and ties, over untouched memory: the system gives it when it
+is written to. :meth:`Opened.load` fills all of it; an import (:mod:`deeppart.interop.importing`) passes the bytes on,
+piece by piece, and never uses the memory.
 """
 
 from __future__ import annotations

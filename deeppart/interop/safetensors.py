@@ -290,7 +290,9 @@ def _check_places(entries: Mapping[str, Entry], offset: int, payload_bytes: int)
     end = offset + payload_bytes
     for entry in sorted(entries.values(), key=lambda entry: (entry.offset, entry.nbytes)):
         if entry.offset != offset:
-            raise ValueError(f"bytes {min(offset, entry.offset)} to {max(offset, entry.offset)} are nobody's, or two's")
+            raise ValueError(
+                f"bytes {min(offset, entry.offset)} to {max(offset, entry.offset)} belong to no tensor, or to two"
+            )
         offset += entry.nbytes
     if offset != end:
         raise ValueError(f"the tensors end at byte {offset}, the file at {end}")

@@ -213,6 +213,6 @@ class StopSignal:
         return self._agreement.agree(self._signals.received is not None)
 
     def end(self) -> None:
-        """Leave the signal to whoever had it before."""
+        """Put back the handler that was there before."""
         self._signals.put_back()
         self._listening = False

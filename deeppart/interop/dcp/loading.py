@@ -182,7 +182,7 @@ def read_value(files: Files, place: Place, name: str) -> Any:
 
 
 def new_tensor(stored: StoredTensor, name: str) -> torch.Tensor:
-    """Memory for a tensor, which nobody has touched."""
+    """Untouched memory for a tensor."""
     kind = LeafType("torch", dtype_name(stored.dtype, name), stored.shape)
     kind.check(name)
     for box, place in stored.chunks:

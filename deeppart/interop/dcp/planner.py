@@ -271,7 +271,7 @@ class _Counting:
 
 
 def _value_bytes(value: Any) -> int:
-    """What ``torch.save`` makes of a value; a guess where it fails, which whoever writes the value will report."""
+    """What ``torch.save`` makes of a value; a guess where it fails, as writing it then does, too."""
     if type(value) in _SMALL_TYPES:
         return VALUE_BYTES
     counting = _Counting()

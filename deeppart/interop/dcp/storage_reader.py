@@ -120,7 +120,7 @@ class StorageReader(TorchStorageReader):
             raise self._failure
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """What all ranks must read together is told."""
+        """Name the items that all ranks must read together."""
         names = sorted(item.storage_index.fqn for item in plan.items if item.type is LoadItemType.BYTE_IO)
         compounds = [name for name in names if self._known(name).node is not None]
         for name in compounds:

@@ -203,7 +203,7 @@ class StorageWriter(TorchStorageWriter):
         self._check_call(kwargs.get("use_collectives", True))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """What this rank has staged is told."""
+        """Send the coordinator a digest of what this rank has staged."""
         mark = self._saving.mark = self._saving.mark or mark_among(item.index.fqn for item in plan.items)
         return plan if mark is None else replace(plan, storage_data=self._staged.told(mark))
 
@@ -281,7 +281,7 @@ class StorageWriter(TorchStorageWriter):
                 pending.wait(level)
                 continue
             while not pending.settled(level):
-                pending.done(level)  # advances exchanges where that is left to whoever waits
+                pending.done(level)  # advances exchanges where background threads cannot
                 time.sleep(_PAUSE_S)
             report = pending.report.levels[level]
             if report.state == FAILED:
@@ -294,7 +294,7 @@ class StorageWriter(TorchStorageWriter):
             raise ConfigError(
                 "deeppart's writer cannot save with use_collectives=False",
                 expected="use_collectives=True",
-                found="False: every rank would save for itself, and nobody would know when a checkpoint is complete",
+                found="False: every rank would save for itself, and none would know when a checkpoint is complete",
                 todo="leave it out: a save exchanges a few bytes",
             )
         if no_dist and self.checkpointer.world_size > 1:
@@ -477,7 +477,7 @@ def _value(item: WriteItem, planner: SavePlanner) -> Any:
 # ``stage()`` is given the state alone; newer releases of torch (2.13 is one, 2.4 is not) tell the writer of the
 # ``checkpoint_id`` only afterwards, in another thread. But the step and the planner must be known before a share is
 # copied. They are arguments of a public function by their public names; so they are read there, and compared when DCP
-# says them. A writer is told what a planner makes of a state, never the state: whether it is a staged one must not
+# says them. A writer sees what a planner makes of a state, never the state: whether it is a staged one must not
 # depend on what a planner of the caller leaves out or renames.
 
 
@@ -563,7 +563,7 @@ class StagedSaves:
         return {f"{_MARK}{number}": None}
 
     def told(self, name: str) -> Told | None:
-        """What is told of the one that an item stands for; None if it was taken."""
+        """What this rank sends of the state that an item stands for; None if it was taken."""
         with self._lock:
             staged = self._staged.get(_number(name))
             known, items = self._digest

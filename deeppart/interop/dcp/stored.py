@@ -78,7 +78,7 @@ class Source(Protocol):
     ranks: int | None
 
     def newest(self) -> int | None:
-        """The step that :meth:`look` takes if it is told none; None if there is none."""
+        """The step that ``look(None)`` takes; None if there is none."""
         ...
 
     def look(self, step: int | None) -> Stored:
@@ -127,7 +127,7 @@ class SessionSource:
         What is no tensor to DCP comes first: a step is restored as a whole, or not at all, but these are two restores.
         """
         stored, _ = self._looked()
-        self._checkpointer._raise_together(None)  # whoever refuses says so here
+        self._checkpointer._raise_together(None)  # a rank that refuses raises here, on all of them
         found = self._compounds(stored, compounds)
         self._checkpointer._raise_together(_failure_of(use, found))
         live: dict[int, Any] = {}
