@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 import deeppart  # noqa: E402
 from deeppart.config import Config  # noqa: E402
-from deeppart.interop import versions  # noqa: E402
+from deeppart.interop import saving  # noqa: E402
 
 project = "deeppart"
 author = "the deeppart authors"
@@ -51,7 +51,7 @@ autodoc_member_order = "bysource"
 # Trainers, which may be missing, and take seconds to import.
 autodoc_mock_imports = ["transformers", "accelerate", "lightning", "torchdata", "torchtitan", "deepspeed", "megatron"]
 # They are not asked for their version either.
-versions.require = lambda *_: None
+saving.require = lambda *_: None
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True

@@ -4,24 +4,19 @@ Checkpoints of others are read, and written, without executing anything that a f
 library that it is for; nothing else in deeppart imports the modules of trainers.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from deeppart.interop.formats import load
 
 if TYPE_CHECKING:
     from deeppart.interop.importing import Imported, import_checkpoint
-    from deeppart.interop.loading import load
 
 __all__ = ["Imported", "import_checkpoint", "load"]
 
-#: Name -> module, imported at first use: with torch, for which the commands' completion need not wait.
-_LATER = {
-    "Imported": "deeppart.interop.importing",
-    "import_checkpoint": "deeppart.interop.importing",
-    "load": "deeppart.interop.loading",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
+    if name in ("Imported", "import_checkpoint"):  # with torch, for which the commands' completion need not wait
+        from deeppart.interop import importing
+
+        return getattr(importing, name)
     raise AttributeError(f"module 'deeppart.interop' has no attribute {name!r}")

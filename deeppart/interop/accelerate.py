@@ -9,38 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from deeppart.checkpointer import Checkpointer
-from deeppart.config import Config
-from deeppart.errors import ConfigError
-from deeppart.interop.training_state import pack, rng_state, set_rng_state, unpack
-from deeppart.interop.versions import require
-from deeppart.pending import Pending
-from deeppart.state.tree.per_rank import PerRank, Way, in_order
+from deeppart import Checkpointer, Config, Pending, PerRank
+from deeppart.interop.saving import Saving, refuse, require
+from deeppart.interop.training_state import own_generator, pack, rng_state, set_rng_state, unpack
 
 require("accelerate", "1.10", "deeppart.interop.accelerate")
 
-from accelerate.utils import DistributedType
-
-#: Where a model is in one process, or the same on every rank.
-_PLAIN = frozenset(
-    DistributedType(name)
-    for name in (
-        "NO",
-        "MULTI_CPU",
-        "MULTI_GPU",
-        "MULTI_NPU",
-        "MULTI_MLU",
-        "MULTI_SDAA",
-        "MULTI_MUSA",
-        "MULTI_XPU",
-        "MULTI_HPU",
-    )
-    if name in DistributedType.__members__
-)
-#: On another number of ranks.
-_OTHERS: dict[str, Way] = {"rng/*": "drop", "data": "strict", "*": "rank0"}
+#: Distributions in which a model is in one process, or the same on every rank.
+_PLAIN = {"NO", *(f"MULTI_{kind}" for kind in ("CPU", "GPU", "NPU", "MLU", "SDAA", "MUSA", "XPU", "HPU"))}
 
 
 class DeeppartAccelerate:
@@ -66,25 +42,26 @@ class DeeppartAccelerate:
     """
 
     def __init__(self, accelerator: Any, checkpointer: Checkpointer | Config | None = None) -> None:
-        _check(accelerator)
+        kind = accelerator.distributed_type
+        refuse(
+            "this distribution of Accelerate is not supported",
+            [(kind.name not in _PLAIN, str(kind))],
+            expected="one process, or DDP",
+            todo="for sharded models, put model and optimizer into a state of your own: see docs/quickstart.md",
+        )
         self._accelerator = accelerator
-        self._own = None if isinstance(checkpointer, Checkpointer) else Checkpointer(checkpointer)
-        self.checkpointer = checkpointer if isinstance(checkpointer, Checkpointer) else self._own
+        self._saving = Saving(checkpointer)
         for loader in accelerator._dataloaders:
-            base = _base(loader)
-            if base.generator is None:
-                base.generator = torch.Generator().manual_seed(torch.initial_seed() % (1 << 63))
+            own_generator(_base(loader))
+
+    @property
+    def checkpointer(self) -> Checkpointer:
+        """The one in use; opened now if it has to be (collective)."""
+        return self._saving.checkpointer
 
     def save(self, step: int, *, force: bool = False) -> Pending:
         """Save (collective); as :meth:`deeppart.Checkpointer.checkpoint`."""
-        assert self.checkpointer is not None
-        state = self._objects()
-        loaders = self._accelerator._dataloaders
-        loops = {"iterations": list(map(_iteration, loaders)), "step": self._accelerator.step}
-        state |= {"loops": pack(loops, "loops"), "data": pack(list(map(_position, loaders)), "positions in the data")}
-        state["rng"] = {"process": rng_state(), "loaders": [_base(loader).generator for loader in loaders]}
-        state["schedulers"] = [scheduler.state_dict() for scheduler in self._accelerator._schedulers]
-        return self.checkpointer.checkpoint(state, step, force=force)
+        return self._saving.save(self._state, step, force=force)
 
     def restore(
         self, step: int | None = None, per_rank: PerRank | None = None, *, required: bool = False
@@ -103,12 +80,10 @@ class DeeppartAccelerate:
         Returns:
             The step restored, or None if there is no checkpoint.
         """
-        assert self.checkpointer is not None
         loaders = self._accelerator._dataloaders
         state = self._objects() | {"loops": "", "data": "", "schedulers": []}
         state["rng"] = {"process": {}, "loaders": [_base(loader).generator for loader in loaders]}
-        ways = in_order({"loops": "rank0"}, {} if per_rank is None else per_rank, _OTHERS)
-        found = self.checkpointer.restore(state, step, per_rank=ways, required=required)
+        found = self._saving.restore(state, step, per_rank, first={"loops": "rank0"}, required=required)
         if found is None:
             return None
         for scheduler, saved in zip(self._accelerator._schedulers, state["schedulers"], strict=True):
@@ -123,15 +98,23 @@ class DeeppartAccelerate:
 
     def close(self) -> None:
         """Wait for what is in the background, if this object opened the Checkpointer (collective)."""
-        if self._own is not None:
-            self._own.close()
+        self._saving.close()
 
     def __enter__(self) -> DeeppartAccelerate:
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        if self._own is not None:
-            self._own.__exit__(*error)
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._saving.close(error)
+
+    def _state(self) -> dict[str, Any]:
+        loaders = self._accelerator._dataloaders
+        loops = {"iterations": list(map(_iteration, loaders)), "step": self._accelerator.step}
+        return self._objects() | {
+            "loops": pack(loops, "loops"),
+            "data": pack(list(map(_position, loaders)), "positions in the data"),
+            "rng": {"process": rng_state(), "loaders": [_base(loader).generator for loader in loaders]},
+            "schedulers": [scheduler.state_dict() for scheduler in self._accelerator._schedulers],
+        }
 
     def _objects(self) -> dict[str, Any]:
         """What is restored in place."""
@@ -170,18 +153,3 @@ def _go_to(loader: Any, iteration: int | None, position: Any) -> None:
         loader.set_epoch(iteration)
     if position is not None and getattr(loader, "use_stateful_dataloader", False):
         loader.load_state_dict(position)
-
-
-def _check(accelerator: Any) -> None:
-    """Refuse by name what would be saved wrongly or not at all.
-
-    Raises:
-        ConfigError: the kind of distribution is not supported.
-    """
-    if accelerator.distributed_type not in _PLAIN:
-        raise ConfigError(
-            "this distribution of Accelerate is not supported",
-            expected="one process, or DDP",
-            found=str(accelerator.distributed_type),
-            todo="for sharded models, put model and optimizer into a state of your own: see docs/quickstart.md",
-        )

@@ -15,16 +15,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deeppart.checkpointer import Checkpointer
-from deeppart.config import Config
+import torch
+
+from deeppart import Checkpointer, Config, Pending, PerRank
 from deeppart.errors import CheckpointError, ConfigError, DeeppartWarning, PerRankError
-from deeppart.interop.data_position import go_to, own_generator, position
-from deeppart.interop.deepspeed_states import put_together, take_apart
-from deeppart.interop.refusal import or_refusal
-from deeppart.interop.training_state import pack, rng_state, set_rng_state, unpack
-from deeppart.interop.versions import require
-from deeppart.pending import Pending
-from deeppart.state.tree.per_rank import PerRank, in_order
+from deeppart.interop.saving import Saving, refuse, require
+from deeppart.interop.training_state import (
+    go_to,
+    own_generator,
+    pack,
+    position,
+    rng_state,
+    set_rng_state,
+    unpack,
+)
 
 require("deepspeed", "0.18", "deeppart.interop.deepspeed")
 
@@ -84,13 +88,17 @@ class CheckpointEngine(BaseCheckpointEngine):
         for name, loader in self._loaders.items():
             _check_loader(name, loader)
             own_generator(loader)
-        self._own = None if isinstance(checkpointer, Checkpointer) else Checkpointer(checkpointer)
-        self.checkpointer = checkpointer if isinstance(checkpointer, Checkpointer) else self._own
+        self._saving = Saving(checkpointer)
         self.pending: Pending | None = None
         self._saved: dict[str, Any] = {}
         self._restored: dict[str, Any] = {}
         engine.checkpoint_engine = self
         engine.save_non_zero_checkpoint = True  # of every rank, which is asked for when the engine is made
+
+    @property
+    def checkpointer(self) -> Checkpointer:
+        """The one in use; opened now if it has to be (collective)."""
+        return self._saving.checkpointer
 
     def resume(self, step: int | None = None, per_rank: PerRank | None = None, **how: Any) -> dict[str, Any] | None:
         """Restore a checkpoint into the engine, the loaders and the random generators (collective).
@@ -107,11 +115,10 @@ class CheckpointEngine(BaseCheckpointEngine):
             PerRankError: it was saved by another number of ranks; no ``per_rank`` helps there.
             DeeppartError: as of :meth:`deeppart.Checkpointer.restore`; the engine is unchanged.
         """
-        assert self.checkpointer is not None
         state: dict[str, Any] = {"files": {}, "tag": "", "data": "", "rng": {}}
-        ways = in_order({"files/*": "strict"}, {} if per_rank is None else per_rank, {"rng/*": "drop"})
+        own, rng = {"files/*": "strict"}, {"rng/*": "drop"}
         try:
-            if self.checkpointer.restore(state, step, per_rank=ways) is None:
+            if self._saving.restore(state, step, per_rank, first=own, others=rng) is None:
                 return None
         except PerRankError as error:
             error.todo = "restart on as many ranks as saved it: DeepSpeed's partitions are flat and opaque"
@@ -140,8 +147,7 @@ class CheckpointEngine(BaseCheckpointEngine):
 
     def close(self) -> None:
         """Wait for what is in the background, if this object opened the Checkpointer (collective)."""
-        if self._own is not None:
-            self._own.close()
+        self._saving.close()
 
     # --- what DeepSpeed calls ---
 
@@ -158,17 +164,16 @@ class CheckpointEngine(BaseCheckpointEngine):
 
     def commit(self, info: Any) -> bool:
         """Save all of it as one checkpoint (collective); returns when the engine may go on training."""
-        assert self.checkpointer is not None
         saved, self._saved = self._saved, {}
         if not saved:  # on any rank: weights alone were written, by save_16bit_model()
             return True
 
         def state() -> dict[str, Any]:
-            files = {_common(name): {"name": name, **take_apart(states, name)} for name, states in saved.items()}
+            files = {_common(name): _taken_apart(states, name) for name, states in saved.items()}
             data = pack({name: position(loader) for name, loader in self._loaders.items()}, "positions in the data")
             return {"files": files, "tag": info.tag, "data": data, "rng": rng_state()}
 
-        self.pending = self.checkpointer.checkpoint(or_refusal(state), self._engine.global_steps)
+        self.pending = self._saving.save(state, self._engine.global_steps)
         return True
 
     def load(self, path: str, map_location: Any = None) -> Any:
@@ -183,7 +188,7 @@ class CheckpointEngine(BaseCheckpointEngine):
                 todo="call resume() of deeppart's CheckpointEngine instead of engine.load_checkpoint(), with as many "
                 "ranks as saved it",
             )
-        return put_together(file, name)
+        return unpack(file["rest"], name, file["tensors"], _classes())
 
     def is_data_parallel_writer(self, dp_rank: int) -> bool:
         """Every rank gives the weights: the ranks divide them among themselves."""
@@ -207,12 +212,24 @@ def _common(name: str) -> str:
     return _RANK.sub(r"\g<1>N", name)
 
 
-def _check_loader(name: str, loader: Any) -> None:
-    """Refuse a loader that has no position.
+def _taken_apart(states: dict[str, Any], name: str) -> dict[str, Any]:
+    """Tensors of a state dict as a list, and all else as a text: it has other structure on other ranks."""
+    tensors: list[torch.Tensor] = []
+    rest = pack(states, name, tensors, _classes())
+    return {"name": name, "tensors": tensors, "rest": rest}
 
-    Raises:
-        ConfigError: it has none.
-    """
+
+def _classes() -> dict[str, type]:
+    """Classes of DeepSpeed whose objects stand in its states, and are nothing but their attributes."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    return {kind.__name__: kind for kind in (LossScaler, DynamicLossScaler, fragment_address, ZeroStageEnum)}
+
+
+def _check_loader(name: str, loader: Any) -> None:
+    """Refuse a loader that has no position."""
     if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
         raise ConfigError(
             f"data loader {name!r} has no position to save",
@@ -223,11 +240,7 @@ def _check_loader(name: str, loader: Any) -> None:
 
 
 def _check(engine: Any) -> None:
-    """Refuse by name what would be saved wrongly or not at all.
-
-    Raises:
-        ConfigError: the engine does what is not supported.
-    """
+    """Refuse by name what would be saved wrongly or not at all."""
     from deepspeed.runtime.pipe.engine import PipelineEngine
 
     found = [
@@ -238,10 +251,9 @@ def _check(engine: Any) -> None:
         (engine.zero_elastic_checkpoint(), "elastic_checkpoint"),
         (engine.load_universal_checkpoint(), "universal checkpoints"),
     ]
-    if refused := [name for present, name in found if present]:
-        raise ConfigError(
-            "this DeepSpeed engine is of a kind that deeppart cannot save",
-            expected="ZeRO 1, 2 or 3, as dense models have it",
-            found=", ".join(refused),
-            todo="use DeepSpeed's own checkpoint engine",
-        )
+    refuse(
+        "this DeepSpeed engine is of a kind that deeppart cannot save",
+        found,
+        expected="ZeRO 1, 2 or 3, as dense models have it",
+        todo="use DeepSpeed's own checkpoint engine",
+    )

@@ -1,6 +1,6 @@
 """Files of foreign checkpoints, read by ``pread``: any number may be open, threads may share one.
 
-Whose they are is not asked (:mod:`deeppart.access.foreign`), nothing is mapped into memory (a file that somebody cuts
+Whose they are is not asked (:mod:`deeppart.access.foreign`), nothing is mapped into memory (a file that is cut
 off meanwhile would end the process), and no length that a file names is believed before it has been compared with the
 file's own.
 """
@@ -23,12 +23,7 @@ from deeppart.storage.refusals import storage_error
 
 
 class Readable(Protocol):
-    """Bytes of a foreign checkpoint.
-
-    Attributes:
-        path: for messages.
-        size: how many.
-    """
+    """Bytes of a foreign checkpoint; the path is for messages."""
 
     path: str
     size: int
@@ -43,11 +38,7 @@ class Readable(Protocol):
 
 
 class HeldBytes:
-    """Bytes that are in memory, read as if they were a file.
-
-    Attributes:
-        path: as given. size: how many.
-    """
+    """Bytes that are in memory, read as if they were a file."""
 
     def __init__(self, data: memoryview, path: str) -> None:
         self.path, self.size = path, data.nbytes
@@ -64,12 +55,7 @@ class HeldBytes:
 
 
 class ForeignFile:
-    """A regular file of a foreign checkpoint. A context manager.
-
-    Attributes:
-        path: as given.
-        size: length in bytes, when it was opened.
-    """
+    """A regular file of a foreign checkpoint, of the size that it had when it was opened. A context manager."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
@@ -141,15 +127,12 @@ def _too_short(file: Readable, needed: int, found: int) -> CorruptFileError:
 def read_small(path: Path, limit_bytes: int) -> bytes:
     """All of a small file, such as an index."""
     try:
-        return _read_small(path, limit_bytes)
+        opened = ForeignFile(path)
     except StorageError as error:
         if error.errno == errno.ENOENT:
             raise FileNotFoundError(str(path)) from error
         raise
-
-
-def _read_small(path: Path, limit_bytes: int) -> bytes:
-    with ForeignFile(path) as file:
+    with opened as file:
         if file.size > limit_bytes:
             raise CorruptFileError(
                 "a file of a foreign checkpoint is too long",

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from deeppart import Config, KeyFiles
 from deeppart._gc import collection_paused
 from deeppart.codec import Chooser
 from deeppart.comm import SingleComm
-from deeppart.config import Config
 from deeppart.config.arguments import check_step
 from deeppart.errors import DirectoryInUseError, StateError
-from deeppart.interop.loading import open_foreign
+from deeppart.interop.formats import open_foreign
 from deeppart.interop.opened import Opened, Source, address_of, check_tree
 from deeppart.model import Attempt, Manifest
 from deeppart.model.version import LIBRARY
@@ -45,7 +45,6 @@ from deeppart.state.document.part_document import PartDocument
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.leaves import Array, Bytes, LeafType, flat_bytes, is_flat, leaf_type, new_array
 from deeppart.state.tree.paths import readable
-from deeppart.storage.key_files import KeyFiles
 
 Progress = Callable[[int, int], None]
 
@@ -95,7 +94,7 @@ def import_checkpoint(
         form: "dcp", "torch", "safetensors" or "hdf5"; None to find out.
         step: number of the step; None for 0, if the directory has no steps.
         keys: globs over paths as of :func:`deeppart.load`; None for everything.
-        progress: is told bytes done and bytes in all, now and then.
+        progress: called with bytes done and bytes in all, now and then.
         sign_key_file: sign it with this key, as ``Config.sign_key_file``.
 
     Raises:

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from deeppart.checkpointer import Checkpointer
-from deeppart.config import Config
+from deeppart import Checkpointer, Config, PerRank
 from deeppart.errors import ConfigError
-from deeppart.interop.saving import Saving
+from deeppart.interop.saving import Saving, refuse, require
 from deeppart.interop.training_state import pack, rng_state, set_rng_state, unpack
-from deeppart.interop.versions import require
-from deeppart.state.tree.per_rank import PerRank, Way, in_order
 
 require("lightning", "2.6", "deeppart.interop.lightning")
 
@@ -35,8 +32,6 @@ _HYPER_PARAMETERS = (
     "datamodule_hparams_name",
     "datamodule_hparams_type",
 )
-#: On another number of ranks.
-_OTHERS: dict[str, Way] = {"rng/*": "drop", "data": "strict", "*": "rank0"}
 
 
 class DeeppartCallback(Callback):
@@ -73,10 +68,9 @@ class DeeppartCallback(Callback):
         sigterm: bool = True,
     ) -> None:
         self._saving = Saving(checkpointer, every, sigterm=sigterm)
-        self._per_rank = in_order({"small": "rank0"}, {} if per_rank is None else per_rank, _OTHERS)
+        self._per_rank = per_rank
         self._rng: dict[str, Any] | None = None
         self._positions: list[Any] = []
-        self._due: int | None = None
         self._step = 0
 
     @property
@@ -88,10 +82,15 @@ class DeeppartCallback(Callback):
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Model and optimizers are made; what Lightning restores of a file's it takes after this from what it has."""
-        _check(trainer)
+        refuse(
+            "this strategy of Lightning is not supported",
+            [(not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy), type(trainer.strategy).__name__)],
+            expected="a single device, or DDP",
+            todo="for sharded models, write the loop yourself: see docs/quickstart.md, sharded states",
+        )
         state: dict[str, Any] = {"tensors": {}, "small": "", "data": "", "rng": {}}
-        self._rng, self._due, self._positions = None, None, []
-        if self._saving.restore(state, self._per_rank) is not None:
+        self._rng, self._positions = None, []
+        if self._saving.restore(state, per_rank=self._per_rank, first={"small": "rank0"}) is not None:
             checkpoint = state["tensors"] | unpack(state["small"], "a checkpoint of Lightning")
             self._positions = unpack(state["data"], "positions in the data") if state["data"] else []
             connector = trainer._checkpoint_connector
@@ -122,35 +121,27 @@ class DeeppartCallback(Callback):
         if step == self._step:
             return
         self._step = step
-        if self._saving.due(step):
-            self._due = step
+        self._saving.stepped(step)
         loop = trainer.fit_loop.epoch_loop
         ends_epoch = loop.batch_progress.is_last_batch and trainer.num_training_batches > 1
         waits = ends_epoch or loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
         if self._saving.stopped or not waits:
-            self._save_if_due(trainer)
+            self._saving.save_if_due(lambda: _state(trainer), step)
         if self._saving.stopped:
             trainer.should_stop = True
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Validation ends; within an epoch, a step can be saved that it followed."""
         if not trainer.sanity_checking and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            self._save_if_due(trainer)
+            self._saving.save_if_due(lambda: _state(trainer), trainer.global_step)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Training ends."""
-        if not self._saving.is_safe(trainer.global_step):
-            self._saving.save(_state(trainer), trainer.global_step, last=True)
-        self._saving.end()
+        self._saving.finish(lambda: _state(trainer), trainer.global_step)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Training was ended by an error."""
-        self._saving.abandon(exception)
-
-    def _save_if_due(self, trainer: Any) -> None:
-        if self._due is not None:
-            self._due = None
-            self._saving.save(_state(trainer), trainer.global_step)
+        self._saving.close(exception)
 
 
 def _state(trainer: Any) -> dict[str, Any]:
@@ -176,28 +167,10 @@ def _go_on_in_data(trainer: Any, positions: list[Any]) -> None:
     iter(loop._data_fetcher)
 
 
-def _check(trainer: Any) -> None:
-    """Refuse by name what would be saved wrongly or not at all.
-
-    Raises:
-        ConfigError: a strategy that shards, or that has its states elsewhere.
-    """
-    if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
-        raise ConfigError(
-            "this strategy of Lightning is not supported",
-            expected="a single device, or DDP",
-            found=type(trainer.strategy).__name__,
-            todo="for sharded models, write the loop yourself: see docs/quickstart.md, sharded states",
-        )
-
-
 def _check_order(trainer: Any) -> None:
     """Refuse loaders with a position in an order that nothing can make again.
 
     Lightning wraps a shuffling StatefulDataLoader so that each rank draws an order with its own random numbers.
-
-    Raises:
-        ConfigError: there is one.
     """
     for loader in trainer.fit_loop._combined_loader.flattened:
         sampler = getattr(loader, "sampler", None)

@@ -11,13 +11,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from deeppart.checkpointer import Checkpointer
+from deeppart import Checkpointer, Pending, PerRank
 from deeppart.errors import UnsupportedLeafError
-from deeppart.interop.refusal import or_refusal
+from deeppart.interop.saving import Saving, require
 from deeppart.interop.training_state import pack, unpack
-from deeppart.interop.versions import require
-from deeppart.pending import Pending
-from deeppart.state.tree.per_rank import PerRank, in_order
 
 require("megatron-core", "0.15", "deeppart.interop.megatron")
 
@@ -44,9 +41,6 @@ from megatron.core.dist_checkpointing.utils import (
     extract_sharded_base,
     force_all_tensors_to_non_fp8,
 )
-
-#: The mark of an ``io.BytesIO`` among packed values: extra states of Transformer Engine are such.
-_BYTES_IO = "io.BytesIO"
 
 
 class Loaded(NamedTuple):
@@ -93,8 +87,7 @@ def save(
         >>> found = load(checkpointer, {"model": model.sharded_state_dict()})  # doctest: +SKIP
         >>> save(checkpointer, {"model": model.sharded_state_dict()}, step)  # doctest: +SKIP
     """
-    state = or_refusal(lambda: _state(sharded_state_dict, share_replicas))
-    return checkpointer.checkpoint(state, step, force=force)
+    return Saving(checkpointer).save(lambda: _state(sharded_state_dict, share_replicas), step, force=force)
 
 
 def load(
@@ -128,21 +121,23 @@ def load(
     objects = {each.unique_key: "" for each in _leaves(sharded) if isinstance(each, ShardedObject)}
     restored: dict[str, Any] = live | objects
     state: dict[str, Any] = {"common": {}} | ({"sharded": restored} if restored else {})  # an empty dict asks for all
-    ways = in_order({} if per_rank is None else per_rank, "rank0")
-    found = checkpointer.restore(state, step, per_rank=ways, on_unexpected="ignore")
-    if found is None:
+    restored_step = Saving(checkpointer).restore(state, step, per_rank, others="rank0", on_unexpected="ignore")
+    if restored_step is None:
         return None
 
     def data_of(each: Any) -> Any:
         if isinstance(each, ShardedObject):
-            return _original(unpack(restored[each.unique_key], each.unique_key))
+            found = unpack(restored[each.unique_key], each.unique_key)
+            if isinstance(found, io.BytesIO):  # extra states of Transformer Engine, written up to their end
+                found.seek(0)
+            return found
         _copy_repeated(each, live[each.key])
         return each.data
 
     result = state["common"]
     merge(result, nonpersistent)
     merge(result, dict_list_map_outplace(data_of, sharded))
-    return Loaded(found, apply_factory_merges(result, factories))
+    return Loaded(restored_step, apply_factory_merges(result, factories))
 
 
 def _state(sharded_state_dict: dict[str, Any], share_replicas: bool) -> dict[str, Any]:
@@ -154,7 +149,7 @@ def _state(sharded_state_dict: dict[str, Any], share_replicas: bool) -> dict[str
     found = _by_key(each for each in _leaves(sharded) if share_replicas or is_main_replica(each.replica_id))
     for each in _leaves(sharded):
         if isinstance(each, ShardedObject) and is_main_replica(each.replica_id):
-            found[each.unique_key] = pack(_plain(each.data), each.unique_key)
+            found[each.unique_key] = pack(each.data, each.unique_key)
     return {"sharded": found, "common": common}
 
 
@@ -199,13 +194,3 @@ def _copy_repeated(tensor: Any, container: Any) -> None:
             source = shard._sh_ten.data.reshape(tensor.data.shape)
             if source.data_ptr() != tensor.data.data_ptr():
                 tensor.data.detach().copy_(source)
-
-
-def _plain(data: Any) -> Any:
-    """Data of an object, as what :func:`deeppart.interop.training_state.pack` takes."""
-    return (_BYTES_IO, data.getvalue()) if isinstance(data, io.BytesIO) else ("", data)
-
-
-def _original(saved: Any) -> Any:
-    kind, data = saved
-    return io.BytesIO(data) if kind == _BYTES_IO else data

@@ -1,8 +1,8 @@
 """A foreign checkpoint that is open: its state, of which no tensor has been read yet, and where the bytes of each are.
 
-The tensors of the state are there with dtype, shape and ties, over memory that nobody has touched: the system gives it
-when it is written to. Whoever wants all of it has it filled (:meth:`Opened.load`); whoever passes the bytes on reads
-them piece by piece (:mod:`deeppart.interop.importing`), and the memory is never used.
+The tensors of the state are there with dtype, shape and ties, over untouched memory: the system gives it when it
+is written to. :meth:`Opened.load` fills all of it; an import (:mod:`deeppart.interop.importing`) passes the bytes on,
+piece by piece, and never uses the memory.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import argparse
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -90,44 +89,23 @@ class FileSpan:
 
 @dataclass(slots=True)
 class Opened:
-    """A foreign checkpoint.
-
-    Attributes:
-        form: what it is: "safetensors", "torch" or "dcp".
-        state: nested dicts, lists and whatever else is in it.
-        sources: address of a storage of a tensor in it -> where its bytes are. Those of other tensors are there.
-        files: how many it consists of.
-        remarks: lines about what was not read as it stands, or takes more memory than usual.
-        closing: closes the files.
-    """
+    """A foreign checkpoint: its format, nested dicts, lists and whatever else is in it, and of how many files it is."""
 
     form: str
     state: Any
+    #: Address of a storage of a tensor in the state -> where its bytes are. Those of other tensors are there.
     sources: Mapping[int, Source]
     files: int
-    closing: ExitStack
+    #: Lines about what was not read as it stands, or takes more memory than usual.
     remarks: tuple[str, ...] = ()
-    _filled: set[int] = field(default_factory=set)
 
     def choose(self, keys: str | Sequence[str] | None, where: str) -> None:
         """Keep what globs over paths cover, as :func:`deeppart.load` takes them; None for everything."""
         if keys is None:
             return
-        check_tree(self.state, where)
-        patterns = [keys] if isinstance(keys, str) else list(keys)
-        chosen = _chosen(self.state, (), patterns)
-        if chosen is _NOTHING:
-            known = list(map(readable, _paths(self.state, ())))
-            near = dict.fromkeys(other for glob in patterns for other in nearest_globs(glob, known))
-            raise StructureMismatchError(
-                "nothing in the checkpoint matches the keys asked for",
-                expected=f"globs over paths such as {', '.join(near or known[:4])}",
-                found=short(keys),
-                where=where,
-            )
-        self.state = chosen
+        self.state = chosen_part(self.state, keys, where)
         # The memory of the others may be given to something else, which would be taken for them.
-        left = set(map(address_of, tensors_in(chosen)))
+        left = set(map(address_of, tensors_in(self.state)))
         self.sources = {address: source for address, source in self.sources.items() if address in left}
 
     def check(self) -> None:
@@ -135,18 +113,14 @@ class Opened:
         for source in self.sources.values():
             source.check()
 
-    def load(self, told: Callable[[int, int], None] = lambda done, total: None) -> Any:
+    def load(self) -> Any:
         """The state, with every tensor in memory."""
         arrays = arrays_in(self.state)
         wanted = {address: array for array in arrays if (address := address_of(array)) in self.sources}
-        total, done = sum(self.sources[address].nbytes for address in wanted), 0
         for address, array in wanted.items():
             source, memory = self.sources[address], _memory_of(array)
             for start in range(0, source.nbytes, PIECE_BYTES):
-                piece = memory[start : min(start + PIECE_BYTES, source.nbytes)]
-                source.read_into(start, piece)
-                done += piece.nbytes
-                told(done, total)
+                source.read_into(start, memory[start : min(start + PIECE_BYTES, source.nbytes)])
         return self.state
 
 
@@ -252,6 +226,23 @@ def _no_tree(what: str, where: str) -> UnsupportedLeafError:
 
 
 _NOTHING = object()
+
+
+def chosen_part(state: Any, keys: str | Sequence[str], where: str) -> Any:
+    """What globs over paths cover of a nested state."""
+    check_tree(state, where)
+    patterns = [keys] if isinstance(keys, str) else list(keys)
+    chosen = _chosen(state, (), patterns)
+    if chosen is _NOTHING:
+        known = list(map(readable, _paths(state, ())))
+        near = dict.fromkeys(other for glob in patterns for other in nearest_globs(glob, known))
+        raise StructureMismatchError(
+            "nothing in the checkpoint matches the keys asked for",
+            expected=f"globs over paths such as {', '.join(near or known[:4])}",
+            found=short(keys),
+            where=where,
+        )
+    return chosen
 
 
 def _chosen(item: Any, path: tuple[Any, ...], patterns: list[str]) -> Any:

@@ -1,4 +1,4 @@
-"""The state of a checkpoint with stand-ins for its tensors, for formats that keep how things are nested.
+"""What writers of other formats need of a checkpoint: its state with stand-ins for tensors, and dtypes of torch.
 
 A stand-in is a meta tensor: it has dtype and shape, and no elements, so that a state of any size can be taken apart.
 Tensors that are made of others can only be made of their components: those are read, and held in memory.
@@ -10,20 +10,20 @@ import codecs
 import enum
 import io
 from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from deeppart.errors import UnsupportedLeafError
-from deeppart.interop.tensors import torch_dtype
+from deeppart.errors import StateError, UnsupportedLeafError
 from deeppart.offline.export.reading import Content
 from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue
 from deeppart.state.restore.merge import build
 from deeppart.state.tree.composites import COMPOSITES, SUBCLASS
 from deeppart.state.tree.forms import data_of, form_of
-from deeppart.state.tree.leaves import Array
+from deeppart.state.tree.leaves import TORCH_DTYPES, Array
 from deeppart.state.tree.paths import Path, readable
 from deeppart.state.tree.stand_ins import SavedMember
 from deeppart.state.tree.value_kinds import is_kind
@@ -31,6 +31,9 @@ from deeppart.state.tree.values import is_unicode
 
 #: Of an int, with its sign in 255 bytes.
 _MOST_INT_BITS = 255 * 8 - 1
+_NAMES = "float64 float32 float16 complex128 complex64 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool".split()
+#: numpy's dtypes -> those of torch that have the same elements.
+_DTYPES = {np.dtype(name).newbyteorder("<").str: name for name in _NAMES}
 
 # What is written in the place of something else.
 _ROWS = "namedtuples are tuples there"
@@ -38,6 +41,72 @@ _SCALARS = "numpy scalars are Python's there"
 _OBJECTS = "objects are the dicts, lists or bytes of their data there"
 _MEMBERS = "members of enums are their values there"
 _TEXTS = "paths, times and other such values are texts there"
+
+
+@dataclass(slots=True)
+class Outline:
+    """The state of a checkpoint, as :func:`deeppart.load` would give it, with plain containers and values."""
+
+    state: Any = None
+    #: Identity of a stand-in -> number of its leaf.
+    leaves: dict[int, int] = field(default_factory=dict)
+    values: int = 0
+    #: How many of the values are one rank's.
+    own_values: int = 0
+    #: Lines about what is not as in the checkpoint.
+    remarks: list[str] = field(default_factory=list)
+
+
+def outline(content: Content) -> Outline:
+    """Make it; nothing is read but what tensors are made of."""
+    made, checkpoint = Outline(), content.checkpoint
+    whole: set[int] = set()
+    _look(content, content.tree, made, whole, inside=False)
+    arrays: dict[int, Array] = {}
+    for leaf in content.leaves - whole:
+        arrays[leaf] = torch.empty(
+            content.types[leaf].shape, dtype=TORCH_DTYPES[torch_dtype_name(content, leaf)], device="meta"
+        )
+        made.leaves[id(arrays[leaf])] = leaf
+    arrays |= {leaf: array for leaf, array in content.read(sorted(whole)) if leaf in whole}
+    checkpoint.target.dropped = frozenset(set(range(len(content.types))) - content.leaves)
+    plain = _Plain()
+    made.state = plain.of(build(checkpoint.target, arrays, content.tree), ())
+    made.remarks += plain.remarks()
+    if whole:
+        made.remarks.append("tensors that are made of others were held in memory")
+    return made
+
+
+def torch_dtype_name(content: Content, leaf: int) -> str:
+    """The name of the dtype of torch that has the elements of a leaf."""
+    kind = content.types[leaf]
+    if kind.kind == "torch":
+        return kind.dtype
+    name = _DTYPES.get(np.dtype(kind.dtype).newbyteorder("<").str)
+    if name is None:
+        raise StateError(
+            "a numpy array has elements that torch has no dtype for",
+            expected="numbers of at most 16 bytes",
+            found=str(kind),
+            where=f"path {readable(content.checkpoint.structure.array_paths()[leaf])}",
+            todo="leave it out (--keys), or export to HDF5, which has all of numpy's",
+        )
+    return name
+
+
+def arrays_remark(content: Content) -> tuple[str, ...]:
+    """A line that says which leaves were numpy arrays; none if none was."""
+    names = content.checkpoint.structure.array_paths()
+    found = [readable(names[leaf]) for leaf in sorted(content.leaves) if content.types[leaf].kind == "numpy"]
+    if not found:
+        return ()
+    return (f"numpy arrays are tensors there: {some(found)}",)
+
+
+def some(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 class EmptyBytes:
@@ -51,43 +120,6 @@ class EmptyBytes:
 
 
 EMPTY_BYTES = EmptyBytes()
-
-
-@dataclass(slots=True)
-class Outline:
-    """The state of a checkpoint.
-
-    Attributes:
-        state: as :func:`deeppart.load` would give it, with plain containers and values.
-        leaves: identity of a stand-in -> number of its leaf.
-        values, own_values: how many small values there are, and how many of them are one rank's.
-        remarks: lines about what is not as in the checkpoint.
-    """
-
-    state: Any = None
-    leaves: dict[int, int] = field(default_factory=dict)
-    values: int = 0
-    own_values: int = 0
-    remarks: list[str] = field(default_factory=list)
-
-
-def outline(content: Content) -> Outline:
-    """Make it."""
-    made, checkpoint = Outline(), content.checkpoint
-    whole: set[int] = set()
-    _look(content, content.tree, made, whole, inside=False)
-    arrays: dict[int, Array] = {}
-    for leaf in content.leaves - whole:
-        arrays[leaf] = torch.empty(content.types[leaf].shape, dtype=torch_dtype(content, leaf), device="meta")
-        made.leaves[id(arrays[leaf])] = leaf
-    arrays |= {leaf: array for leaf, array in content.read(sorted(whole)) if leaf in whole}
-    checkpoint.target.dropped = frozenset(set(range(len(content.types))) - content.leaves)
-    plain = _Plain()
-    made.state = plain.of(build(checkpoint.target, arrays, content.tree), ())
-    made.remarks += plain.remarks()
-    if whole:
-        made.remarks.append("tensors that are made of others were held in memory")
-    return made
 
 
 def _look(content: Content, node: SavedNode, made: Outline, whole: set[int], *, inside: bool) -> None:
@@ -111,8 +143,7 @@ class _Plain:
 
     def remarks(self) -> list[str]:
         """What was replaced."""
-        found = self._replaced.items()
-        return [f"{what}: {', '.join(names[:4])}{' ...' * (len(names) > 4)}" for what, names in found if names]
+        return [f"{what}: {some(names)}" for what, names in self._replaced.items() if names]
 
     def of(self, item: Any, path: Path) -> Any:
         """An item as it is written."""

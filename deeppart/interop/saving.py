@@ -1,20 +1,78 @@
-"""What the trainers have in common: when a checkpoint is due, and the Checkpointer that makes it."""
+"""What the adapters of trainers share: versions, refusals, when a checkpoint is due and what makes it, SIGTERM."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from typing import Any, NoReturn
 
-from deeppart.checkpointer import Checkpointer
-from deeppart.config import Config
-from deeppart.errors import ConfigError
-from deeppart.interop.stop_signal import StopSignal
-from deeppart.state.tree.per_rank import PerRank
+from deeppart import Checkpointer, Config, Pending, PerRank
+from deeppart.errors import ConfigError, DeeppartError, as_error
+from deeppart.state.tree.per_rank import in_order
+from deeppart.stopping.agreement import Agreement, Alone, agreement_of_torch
+from deeppart.stopping.notices import Signals
+
+#: What becomes of leaves of each rank on another number of ranks, where the trainer's own checkpoints are rank 0's.
+OTHERS: PerRank = {"rng/*": "drop", "data": "strict", "*": "rank0"}
+
+
+class _TrainerImportError(ConfigError, ImportError):
+    """A module of this package that is imported without what it is for."""
+
+
+def require(package: str, oldest: str, purpose: str) -> None:
+    """Refuse a package that is missing or too old, before anything is done with it.
+
+    Args:
+        package: its name on PyPI.
+        oldest: the first version that will do: ``"0.3"``.
+        purpose: the module that needs it.
+
+    Raises:
+        ConfigError: it is not installed, or older. It is an ImportError, too, as of any module that cannot be imported.
+
+    Example:
+        >>> from deeppart.interop.saving import require
+        >>> require("torch", "2.4", "this example")
+    """
+    try:
+        found = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        found = ""
+    if found and _numbers(found) >= _numbers(oldest):
+        return
+    raise _TrainerImportError(
+        f"{purpose} needs {package}" if not found else f"{purpose} needs a newer {package}",
+        expected=f"{package} {oldest} or newer",
+        found=found or "none is installed",
+        todo=f"pip install '{package}>={oldest}'",
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The release of a version: (0, 3) of "0.3.0rc1+cpu". Pre-releases count as their release, zeros at the end not."""
+    matched = re.match(r"(?:\d+!)?(\d+(?:\.\d+)*)", version)
+    numbers = [int(number) for number in matched[1].split(".")] if matched else []
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def refuse(what: str, found: Iterable[tuple[Any, str]], expected: str, todo: str) -> None:
+    """Refuse by name what would be saved wrongly or not at all: ``found`` has conditions and their names."""
+    if refused := [name for present, name in found if present]:
+        raise ConfigError(what, expected=expected, found=", ".join(refused), todo=todo)
 
 
 class Saving:
     """Checkpoints of one training, whichever library runs its loop."""
 
-    def __init__(self, checkpointer: Checkpointer | Config | None, every: int, *, sigterm: bool) -> None:
+    def __init__(
+        self, checkpointer: Checkpointer | Config | None = None, every: int = 1, *, sigterm: bool = False
+    ) -> None:
         if type(every) is not int or every < 1:
             raise ConfigError("impossible value for every", expected="a number of steps, 1 or more", found=repr(every))
         self._given = checkpointer if isinstance(checkpointer, Checkpointer) else None
@@ -22,6 +80,8 @@ class Saving:
         self._own: Checkpointer | None = None
         self._every = every
         self._signal = StopSignal() if sigterm else None
+        self._due = False
+        #: The step that was restored, or is on its way to the persistent level: it need not be saved at the end.
         self._safe: int | None = None
         self.stopped = False
 
@@ -34,46 +94,125 @@ class Saving:
             self._own = Checkpointer(self._config)
         return self._own
 
-    def restore(self, state: Any, per_rank: PerRank, *, required: bool = False) -> int | None:
-        """Restore a state in place (collective); returns the step, or None."""
-        self._safe = self.checkpointer.restore(state, per_rank=per_rank, required=required)
+    def restore(
+        self,
+        state: Any,
+        step: int | None = None,
+        per_rank: PerRank | None = None,
+        *,
+        first: PerRank | None = None,
+        others: PerRank = OTHERS,
+        **how: Any,
+    ) -> int | None:
+        """Restore a state in place (collective); returns the step, or None.
+
+        Of the ways for another number of ranks, the caller's ``per_rank`` stands behind ``first``, before ``others``.
+        """
+        ways = in_order(*(table for table in (first, per_rank, others) if table is not None))
+        self._safe = self.checkpointer.restore(state, step, per_rank=ways, **how)
         return self._safe
+
+    def save(self, make: Callable[[], Any], step: int, *, force: bool = False) -> Pending:
+        """Save a state (collective); where this rank cannot make it, all ranks hear why."""
+        pending = self.checkpointer.checkpoint(or_refusal(make), step, force=force or self.stopped)
+        if "persistent" in pending.levels:
+            self._safe = step
+        return pending
+
+    # --- for callbacks, which are called at every step ---
 
     def begin(self) -> None:
         """Training begins (collective)."""
-        self.stopped = False
+        self.stopped = self._due = False
         if self._signal is not None:
             self._signal.listen()
 
-    def due(self, step: int) -> bool:
-        """Whether a checkpoint is to be made after this step (collective); the one that sets :attr:`stopped` is."""
+    def stepped(self, step: int) -> None:
+        """A step was made (collective): note whether a checkpoint is due, and whether SIGTERM has come."""
         if self._signal is not None and not self.stopped and self._signal.told():
-            self.stopped = True
-            return True
-        return step % self._every == 0
+            self.stopped = self._due = True
+        elif step % self._every == 0:
+            self._due = True
 
-    def save(self, state: Any, step: int, *, last: bool = False) -> None:
-        """Save a state after a step; after the last one at all levels (collective)."""
-        pending = self.checkpointer.checkpoint(state, step, force=last or self.stopped)
-        if "persistent" in pending.levels:
-            self._safe = step
+    def save_if_due(self, make: Callable[[], Any], step: int) -> None:
+        """Save what is due; after SIGTERM at all levels (collective)."""
+        if self._due:
+            self._due = False
+            self.save(make, step)
 
-    def is_safe(self, step: int) -> bool:
-        """True if this step was restored, or is on its way to the persistent level: it need not be saved at the end."""
-        return self._safe == step
+    def finish(self, make: Callable[[], Any], step: int) -> None:
+        """Training has ended: save its last step at all levels, and close (collective)."""
+        if self._safe != step:
+            self.save(make, step, force=True)
+        self.close()
 
-    def end(self) -> None:
-        """Training has ended: wait for what is in the background, if this object opened the Checkpointer."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Wait for what is in the background, if this object opened the Checkpointer (collective).
+
+        After an error the other ranks may never come, so nothing waits for them.
+        """
         if self._signal is not None:
             self._signal.end()
         if self._own is not None:
             closing, self._own = self._own, None
-            closing.close()
+            closing.__exit__(*((None, None, None) if error is None else (type(error), error, error.__traceback__)))
 
-    def abandon(self, error: BaseException) -> None:
-        """Training was ended by an error: the other ranks may never come, so nothing waits for them."""
-        if self._signal is not None:
-            self._signal.end()
-        if self._own is not None:
-            leaving, self._own = self._own, None
-            leaving.__exit__(type(error), error, error.__traceback__)
+
+class _Refused:
+    """Stands for a state that cannot be made: raises when it is looked at, which ends the call on all ranks."""
+
+    def __init__(self, error: DeeppartError) -> None:
+        self._error = error
+
+    def state_dict(self) -> NoReturn:
+        """Raise the error."""
+        raise self._error
+
+    def load_state_dict(self, state: Any) -> NoReturn:
+        """Raise the error."""
+        raise self._error
+
+
+def or_refusal(make: Callable[[], Any]) -> Any:
+    """A state to be saved; or, where this rank cannot make it, one of which all ranks hear why."""
+    try:
+        return make()
+    except Exception as error:  # of whatever the state is made of: the other ranks wait in checkpoint()
+        refusal = as_error(error, "looking at the state failed")
+        if refusal is not error:
+            refusal.__cause__ = error
+        return _Refused(refusal)
+
+
+class StopSignal:
+    """Notes SIGTERM, which launchers and batch systems send some time before they end a process for good.
+
+    Where ``torch.distributed`` is initialized, ranks agree by a reduction between their CPUs (a gloo group of its own)
+    which step is the last: a signal does not reach all of them at the same step.
+
+    Data loader workers and other children that are forked end by SIGTERM as they would without it. With
+    :mod:`deeppart.elastic`, use ``should_stop()`` instead.
+    """
+
+    def __init__(self) -> None:
+        self._signals = Signals([signal.SIGTERM], chained=False)  # trainers that end at once by it are to wait
+        self._agreement: Agreement = Alone()
+        self._listening = False
+
+    def listen(self) -> None:
+        """Begin (collective). Only the main thread can; in others, a signal is not noticed."""
+        if self._listening:
+            return
+        self._listening = True
+        self._agreement = agreement_of_torch()
+        if threading.current_thread() is threading.main_thread():
+            self._signals.listen()
+
+    def told(self) -> bool:
+        """True on every rank if any has received it (collective)."""
+        return self._agreement.agree(self._signals.received is not None)
+
+    def end(self) -> None:
+        """Put back the handler that was there before."""
+        self._signals.put_back()
+        self._listening = False

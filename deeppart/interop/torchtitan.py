@@ -13,15 +13,19 @@ from typing import Any, Literal
 
 import torch
 
-from deeppart.checkpointer import Checkpointer
-from deeppart.config import Config as Settings
+from deeppart import Checkpointer, Pending
+from deeppart import Config as Settings
 from deeppart.errors import ConfigError, RestoreError
-from deeppart.interop.data_position import go_to, own_generator, position
-from deeppart.interop.refusal import or_refusal
-from deeppart.interop.training_state import pack, rng_state, set_rng_state, unpack
-from deeppart.interop.versions import require
-from deeppart.pending import Pending
-from deeppart.state.tree.per_rank import in_order
+from deeppart.interop.saving import Saving, require
+from deeppart.interop.training_state import (
+    go_to,
+    own_generator,
+    pack,
+    position,
+    rng_state,
+    set_rng_state,
+    unpack,
+)
 
 require("torchtitan", "0.3", "deeppart.interop.torchtitan")
 
@@ -102,7 +106,7 @@ class CheckpointManager(BaseCheckpointManager):
         states |= {DATALOADER: dataloader, LR_SCHEDULER: lr_schedulers}
         _check(config, self.folder, states)
         own_generator(dataloader)
-        self._checkpointer = Checkpointer(_settings(self.folder, config.keep_latest_k))
+        self._saving = Saving(Checkpointer(_settings(self.folder, config.keep_latest_k)))
 
     # --- what BaseCheckpointManager calls ---
 
@@ -112,8 +116,8 @@ class CheckpointManager(BaseCheckpointManager):
         fresh = [optimizer for optimizer in self.states[OPTIMIZER] if not optimizer.state]
         state = self._live()
         names = tuple(state)  # restore may add what the checkpoint has beside these
-        ways = in_order(self._config.per_rank, {f"{RNG}/*": "drop"})
-        found = self._checkpointer.restore(state, None if step == -1 else step, per_rank=ways)
+        wanted, others = None if step == -1 else step, {f"{RNG}/*": "drop"}
+        found = self._saving.restore(state, wanted, self._config.per_rank, others=others)
         if found is not None:
             self._put({name: state[name] for name in names})
             return True
@@ -132,7 +136,7 @@ class CheckpointManager(BaseCheckpointManager):
         """Save if it is due; returns when the state may change."""
         if not self._is_due(curr_step, last_step):
             return False
-        pending = self._checkpointer.checkpoint(or_refusal(self._state), curr_step, force=last_step)
+        pending = self._saving.save(self._state, curr_step, force=last_step)
         self.save_future = _Saving(pending) if pending.levels else None
         if last_step and self._config.last_save_model_only:
             self._native(self.folder + EXPORTS).save(curr_step, last_step=True)
@@ -148,8 +152,8 @@ class CheckpointManager(BaseCheckpointManager):
 
     def _close(self) -> None:
         """Finish what is in the background; after an error, do not wait for the other ranks."""
-        if (checkpointer := getattr(self, "_checkpointer", None)) is not None:
-            checkpointer.__exit__(*sys.exc_info())
+        if (saving := getattr(self, "_saving", None)) is not None:
+            saving.checkpointer.__exit__(*sys.exc_info())
 
     # --- the state ---
 
@@ -158,13 +162,13 @@ class CheckpointManager(BaseCheckpointManager):
         if config.load_only:
             return False
         first = step == 1 and config.enable_first_step_checkpoint
-        auto = self._checkpointer.config.every == "auto"
+        auto = self._saving.checkpointer.config.every == "auto"
         return bool(first or last_step or auto or step % config.interval == 0)
 
     def _state(self) -> dict[str, Any]:
         state = {name: each.state_dict() for name, each in self.states.items() if name != DATALOADER}
         if (loader := self.states[DATALOADER]) is not None:
-            state[DATALOADER] = {_place(loader): pack(position(loader), DATALOADER)}
+            state[_name_of_position(loader)] = pack(position(loader), DATALOADER)
         return state | {RNG: rng_state()}
 
     def _live(self) -> dict[str, Any]:
@@ -173,17 +177,16 @@ class CheckpointManager(BaseCheckpointManager):
         wanted = {name: each for name, each in self.states.items() if name not in left_out and each is not None}
         state = {name: each.state_dict() for name, each in wanted.items() if name != DATALOADER}
         if DATALOADER in wanted:
-            state[DATALOADER] = {_place(wanted[DATALOADER]): ""}
+            state[_name_of_position(wanted[DATALOADER])] = ""
         return state if RNG in left_out else state | {RNG: {}}
 
     def _put(self, state: dict[str, Any]) -> None:
         """Give each object what was restored."""
         for name, restored in state.items():
-            if name == DATALOADER:
-                loader = self.states[name]
-                go_to(loader, unpack(restored[_place(loader)], "the position in the data"))
-            elif name != RNG:
+            if name in self.states:
                 self.states[name].load_state_dict(restored)
+            elif name != RNG:
+                go_to(self.states[DATALOADER], unpack(restored, "the position in the data"))
         if RNG in state:
             set_rng_state(state[RNG])
 
@@ -223,20 +226,17 @@ def _settings(folder: str, keep: int) -> Settings:
     return replace(found, keep={**found.keep, "persistent": keep}, replicated=replicated)
 
 
-def _place(loader: Any) -> str:
-    """Whose the position in the data is: ranks of one group of data parallelism have the same.
+def _name_of_position(loader: Any) -> str:
+    """Says whose the position in the data is: ranks of one group of data parallelism have the same.
 
-    With another number of groups the names are others, so that nothing is restored.
+    With another number of groups the names are others, so that the checkpoint lacks the position: an error. It stands
+    outermost, as a dict of small values would become the saved one, without the name that is asked for.
     """
-    return f"dp_rank_{getattr(loader, 'dp_rank', 0)}_of_{getattr(loader, 'dp_world_size', 1)}"
+    return f"{DATALOADER}_dp_rank_{getattr(loader, 'dp_rank', 0)}_of_{getattr(loader, 'dp_world_size', 1)}"
 
 
 def _check(config: Any, folder: str, states: dict[str, Any]) -> None:
-    """Refuse by name what cannot be done.
-
-    Raises:
-        ConfigError: there is such an option.
-    """
+    """Refuse by name what cannot be done."""
     if filesystem.is_remote(folder):
         raise ConfigError(
             "checkpoints go to a directory", expected="a path", found=folder, todo="set checkpoint.folder"

@@ -1,11 +1,12 @@
-"""What a training is made of beside its tensors: random generators, and small nested values such as data positions."""
+"""What a training is made of beside its tensors: random generators, positions of data loaders, small nested values."""
 
 from __future__ import annotations
 
 import base64
+import enum
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
 from deeppart.state.document.decoding import checked_type
 from deeppart.state.document.encoding import encode_type
-from deeppart.state.tree.leaves import check_array, check_tensor, flat_bytes, leaf_type, new_array
+from deeppart.state.tree.leaves import Array, LeafType, check_array, check_tensor, flat_bytes, leaf_type, new_array
 from deeppart.state.tree.values import decode_value, encode_value
 
 
@@ -68,19 +69,103 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
             torch.cuda.set_rng_state_all(saved[: torch.cuda.device_count()])
 
 
-def pack(value: Any, where: str) -> str:
+def own_generator(loader: Any) -> None:
+    """Give a data loader a random generator of its own, if it uses the process's.
+
+    Loaders draw a seed whenever they begin, and a restart begins once more than a run that was never ended.
+    """
+    if hasattr(loader, "generator") and loader.generator is None:
+        loader.generator = torch.Generator().manual_seed(torch.initial_seed() % (1 << 63))
+
+
+def position(loader: Any) -> dict[str, Any]:
+    """Where a loader that has a position is, such as torchdata's StatefulDataLoader: small values, to be packed.
+
+    It differs between ranks.
+    """
+    generator = getattr(loader, "generator", None)
+    return {
+        "state": _stateful(loader).state_dict(loader),
+        "generator": None if generator is None else generator.get_state(),
+    }
+
+
+def go_to(loader: Any, saved: Mapping[str, Any]) -> None:
+    """Let a loader go on from what :func:`position` gave, when it is iterated next."""
+    if saved["generator"] is not None and getattr(loader, "generator", None) is not None:
+        loader.generator.set_state(saved["generator"])
+    _stateful(loader).load_state_dict(loader, saved["state"])
+
+
+def _stateful(loader: Any) -> Any:
+    """The class whose state is taken: torchdata's own, which is data, where a subclass would pickle it."""
+    for kind in type(loader).__mro__:
+        if kind.__module__.startswith("torchdata.") and "state_dict" in vars(kind):
+            return kind
+    return type(loader)
+
+
+def pack(
+    value: Any,
+    where: str,
+    tensors: list[torch.Tensor] | None = None,
+    classes: Mapping[str, type] | None = None,
+) -> str:
     """A nested value as one text, so that ranks may have values of different structure at one place of the state.
 
     Takes dicts, lists, tuples, tensors, arrays and small values; what derives from a dict or a tuple comes back as a
-    plain one. The text is JSON, arrays in base64: for kilobytes, not for weights.
+    plain one. The text is JSON, arrays in base64: for kilobytes, not for weights. Given a list of ``tensors``, these
+    are put there, and the text has their places. Objects of ``classes`` are taken by their attributes, enums by their
+    values.
     """
-    return json.dumps(_packed(value, where), separators=(",", ":"))
+    known = classes or {}
+
+    def packed(value: Any, where: str) -> Any:
+        kind = type(value)
+        if known.get(kind.__name__) is kind:
+            content = value.value if isinstance(value, enum.Enum) else dict(vars(value))
+            return ["object", kind.__name__, packed(content, where)]
+        if isinstance(value, dict):
+            return ["{}", [[packed(key, where), packed(item, f"{where}/{key}")] for key, item in value.items()]]
+        if isinstance(value, tuple) and not isinstance(value, torch.Size):
+            return ["()", [packed(item, f"{where}/{place}") for place, item in enumerate(value)]]
+        if kind is list:
+            return ["[]", [packed(item, f"{where}/{place}") for place, item in enumerate(value)]]
+        if isinstance(value, torch.Tensor) and tensors is not None:
+            tensors.append(value.detach())
+            return ["tensor", len(tensors) - 1]
+        if isinstance(value, (torch.Tensor, np.ndarray)):
+            return _packed_array(value, where)
+        return encode_value(value, where)
+
+    return json.dumps(packed(value, where), separators=(",", ":"))
 
 
-def unpack(text: str, where: str) -> Any:
-    """Inverse of :func:`pack`. Executes nothing."""
+def unpack(
+    text: str, where: str, tensors: Sequence[torch.Tensor] = (), classes: Mapping[str, type] | None = None
+) -> Any:
+    """Inverse of :func:`pack`. Executes nothing, and makes objects of these classes only."""
+
+    def unpacked(packed: Any) -> Any:
+        if isinstance(packed, list):
+            tag, *rest = packed
+            if tag == "{}":
+                return {unpacked(key): unpacked(item) for key, item in rest[0]}
+            if tag == "()":
+                return tuple([unpacked(item) for item in rest[0]])
+            if tag == "[]":
+                return [unpacked(item) for item in rest[0]]
+            if tag == "array":
+                (kind, dtype, shape), data = rest
+                return _unpacked_array(checked_type(kind, dtype, shape, where), data)
+            if tag == "tensor":
+                return tensors[rest[0]]
+            if tag == "object":
+                return _object_of((classes or {})[rest[0]], unpacked(rest[1]))
+        return decode_value(packed, where)
+
     try:
-        return _unpacked(json.loads(text), where)
+        return unpacked(json.loads(text))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         found = f"{type(error).__name__}: {error}"[:300]
         raise CorruptFileError(
@@ -88,54 +173,38 @@ def unpack(text: str, where: str) -> Any:
         ) from error
 
 
-def _packed(value: Any, where: str) -> Any:
-    if isinstance(value, dict):
-        return ["{}", [[_packed(key, where), _packed(item, f"{where}/{key}")] for key, item in value.items()]]
-    if isinstance(value, tuple) and not isinstance(value, torch.Size):
-        return ["()", [_packed(item, f"{where}/{place}") for place, item in enumerate(value)]]
-    if type(value) is list:
-        return ["[]", [_packed(item, f"{where}/{place}") for place, item in enumerate(value)]]
-    if isinstance(value, torch.Tensor):
-        return _packed_tensor(value, where)
+def _object_of(kind: type, content: Any) -> Any:
+    if issubclass(kind, enum.Enum):
+        return kind(content)
+    made = object.__new__(kind)
+    vars(made).update(content)
+    return made
+
+
+def _packed_array(value: Array, where: str) -> Any:
     if isinstance(value, np.ndarray):
         check_array(value, where)
         return ["array", encode_type(leaf_type(value)), _base64(np.ascontiguousarray(value))]
-    return encode_value(value, where)
-
-
-def _packed_tensor(tensor: torch.Tensor, where: str) -> Any:
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided:
         raise UnsupportedLeafError(
-            f"a {type(tensor).__qualname__} stands among small values",
+            f"a {type(value).__qualname__} stands among small values",
             expected="plain tensors",
             where=f"path {where}",
             todo="save it as a leaf of the state of its own",
         )
-    check_tensor(tensor, where)
-    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return ["array", encode_type(leaf_type(tensor)), _base64(flat)]
+    check_tensor(value, where)
+    flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return ["array", encode_type(leaf_type(value)), _base64(flat)]
 
 
-def _base64(flat: Any) -> str:
+def _base64(flat: Array) -> str:
     return base64.b64encode(flat_bytes(flat).data).decode("ascii")
 
 
-def _unpacked(packed: Any, where: str) -> Any:
-    if isinstance(packed, list):
-        tag, *rest = packed
-        if tag == "{}":
-            return {_unpacked(key, where): _unpacked(item, where) for key, item in rest[0]}
-        if tag == "()":
-            return tuple([_unpacked(item, where) for item in rest[0]])
-        if tag == "[]":
-            return [_unpacked(item, where) for item in rest[0]]
-        if tag == "array":
-            (kind, dtype, shape), text = rest
-            data = base64.b64decode(text, validate=True)
-            found = checked_type(kind, dtype, shape, where)
-            if found.nbytes != len(data):
-                raise ValueError(f"{len(data)} bytes of {found}")
-            array = new_array(found)
-            flat_bytes(array)[:] = np.frombuffer(data, dtype=np.uint8)
-            return array
-    return decode_value(packed, where)
+def _unpacked_array(kind: LeafType, text: str) -> Array:
+    data = base64.b64decode(text, validate=True)
+    if kind.nbytes != len(data):
+        raise ValueError(f"{len(data)} bytes of {kind}")
+    array = new_array(kind)
+    flat_bytes(array)[:] = np.frombuffer(data, dtype=np.uint8)
+    return array

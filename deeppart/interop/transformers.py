@@ -16,13 +16,10 @@ from typing import Any
 
 import torch
 
-from deeppart.checkpointer import Checkpointer
-from deeppart.config import Config
+from deeppart import Checkpointer, Config, PerRank
 from deeppart.errors import ConfigError, StateError
-from deeppart.interop.saving import Saving
+from deeppart.interop.saving import Saving, refuse, require
 from deeppart.interop.training_state import rng_state, set_rng_state
-from deeppart.interop.versions import require
-from deeppart.state.tree.per_rank import PerRank, Way, in_order
 
 require("transformers", "5", "deeppart.interop.transformers")
 
@@ -40,8 +37,7 @@ def _mean(_path: str, old: Sequence[Any], _rank: int, _ranks: int) -> Any:
 
 
 #: On another number of ranks.
-_PROGRESS: dict[str, Way] = {"progress/loss": _mean, "progress/*": "rank0"}
-_OTHERS: dict[str, Way] = {"rng/*": "drop", "*": "rank0"}
+_PROGRESS: PerRank = {"progress/loss": _mean, "progress/*": "rank0"}
 
 
 class DeeppartCallback(TrainerCallback):
@@ -75,7 +71,6 @@ class DeeppartCallback(TrainerCallback):
         self._saving = Saving(checkpointer, every, sigterm=sigterm)
         self._trainer: Any = None
         self._resumed: _Resumed | None = None
-        self._due = False
 
     @property
     def stopped(self) -> bool:
@@ -105,8 +100,7 @@ class DeeppartCallback(TrainerCallback):
         self._trainer, self._resumed = trainer, None
         state = {"model": trainer.model, "optimizer": trainer.create_optimizer()}
         state |= {"scheduler": {}, "scaler": {}, "rng": {}, "progress": {}}
-        ways = in_order(_PROGRESS, {} if per_rank is None else per_rank, _OTHERS)
-        step = self._saving.restore(state, ways, required=required)
+        step = self._saving.restore(state, per_rank=per_rank, first=_PROGRESS, required=required)
         if step is None:
             return None
         self._resumed = _Resumed(trainer, step, state)
@@ -123,12 +117,11 @@ class DeeppartCallback(TrainerCallback):
             )
         if (resumed := self._resumed) is not None:
             resumed.finish(state.global_step)
-        self._due = False
         self._saving.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """A step of the optimizer was made; it is not logged yet."""
-        self._due = self._saving.due(state.global_step)
+        self._saving.stepped(state.global_step)
         if self._saving.stopped:
             control.should_training_stop = True
         return control
@@ -148,15 +141,11 @@ class DeeppartCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Training ends."""
-        if not self._saving.is_safe(state.global_step):
-            self._saving.save(self._state(), state.global_step, last=True)
+        self._saving.finish(self._state, state.global_step)
         self._trainer, self._resumed = None, None
-        self._saving.end()
 
     def _save_if_due(self) -> None:
-        if self._due:
-            self._due = False
-            self._saving.save(self._state(), self._trainer.state.global_step)
+        self._saving.save_if_due(self._state, self._trainer.state.global_step)
 
     def _state(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -179,13 +168,7 @@ class DeeppartCallback(TrainerCallback):
 class _Resumed:
     """A checkpoint on its way into a Trainer, which takes it in the order of its own loading.
 
-    Args:
-        trainer: its model and optimizer are restored already.
-        step: of the checkpoint.
-        state: what was restored.
-
-    Attributes:
-        folder: what the Trainer takes for one of its checkpoints: it holds ``trainer_state.json``.
+    Model and optimizer are restored already. The Trainer takes :attr:`folder` for one of its checkpoints.
     """
 
     def __init__(self, trainer: Any, step: int, state: dict[str, Any]) -> None:
@@ -202,11 +185,7 @@ class _Resumed:
             setattr(trainer, name, reader)
 
     def finish(self, step: int) -> None:
-        """Give the Trainer the loss that it has not logged, and its methods back as training goes on.
-
-        Raises:
-            StateError: it begins at another step.
-        """
+        """Give the Trainer the loss that it has not logged, and its methods back as training goes on."""
         trainer, progress = self._trainer, self._state["progress"]
         self._temporary.cleanup()
         if step != self._step:
@@ -254,11 +233,7 @@ def _trainer_state(trainer: Any) -> str:
 
 
 def _check(trainer: Any, callback: DeeppartCallback) -> None:
-    """Refuse by name what would be saved wrongly or not at all.
-
-    Raises:
-        ConfigError: the Trainer does what is not supported.
-    """
+    """Refuse by name what would be saved wrongly or not at all."""
     found = [
         (trainer.is_deepspeed_enabled, "DeepSpeed"),
         (trainer.is_fsdp_enabled, "FSDP"),
@@ -267,12 +242,11 @@ def _check(trainer: Any, callback: DeeppartCallback) -> None:
         (trainer.args.auto_find_batch_size, "auto_find_batch_size"),
         (trainer.args.n_gpu > 1, "torch.nn.DataParallel"),
     ]
-    if refused := [name for present, name in found if present]:
-        raise ConfigError(
-            "this Trainer is of a kind that DeeppartCallback cannot resume",
-            expected="a model in one process, or the same on every rank with DDP",
-            found=", ".join(refused),
-            todo="for sharded models, write the loop yourself: see docs/quickstart.md, sharded states",
-        )
+    refuse(
+        "this Trainer is of a kind that DeeppartCallback cannot resume",
+        found,
+        expected="a model in one process, or the same on every rank with DDP",
+        todo="for sharded models, write the loop yourself: see docs/quickstart.md, sharded states",
+    )
     if callback not in trainer.callback_handler.callbacks:
         raise ConfigError("the Trainer does not have this callback", todo="call trainer.add_callback(callback) before")

@@ -32,16 +32,12 @@ _MOST_OF_A_SHARE = 1 / 200
 
 @dataclass(frozen=True, slots=True)
 class RankNotes:
-    """What the coordinator must know of a rank, beside its plan.
-
-    Attributes:
-        node: name of its node.
-        value_bytes: bytes of what is no tensor, by name.
-        samples: of each tensor that may be split, a fingerprint of some elements; by index.
-    """
+    """What the coordinator must know of a rank, beside its plan."""
 
     node: str
+    #: Of what is no tensor.
     value_bytes: Mapping[str, int]
+    #: A fingerprint of some elements of each tensor that may be split.
     samples: Mapping[MetadataIndex, int]
 
 
@@ -67,14 +63,11 @@ class _Shared:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """What is written by whom.
+    """What is written by whom."""
 
-    Attributes:
-        items: of each rank, in the order of the plans.
-        differing: names of tensors of which ranks have different ones, and the ranks that differ from the lowest.
-    """
-
+    #: Of each rank, in the order of the plans.
     items: tuple[list[WriteItem], ...]
+    #: Names of tensors of which ranks have different ones, and the ranks that differ from the lowest.
     differing: Mapping[str, list[int]]
 
 

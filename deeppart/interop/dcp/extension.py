@@ -41,11 +41,7 @@ class TensorCodecExtension(StreamTransformExtension):
 
     @staticmethod
     def from_descriptor(version: str) -> TensorCodecExtension:
-        """The extension for a version of its format.
-
-        Raises:
-            NewerFormatError: a version that is not known.
-        """
+        """The extension for a version of its format."""
         if version != VERSION:
             raise NewerFormatError(
                 "a DCP checkpoint was written by a newer tensor codec",

@@ -1,11 +1,10 @@
-"""Load a DCP checkpoint in one process, without process groups and without executing anything that a file names."""
+"""DCP checkpoints in one process, without process groups and without executing anything that a file names."""
 
 from __future__ import annotations
 
 import io
 import os
-import pickle  # for its errors alone
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,39 +12,29 @@ from typing import Any
 import torch
 import zstandard
 
-from deeppart.errors import (
-    CorruptFileError,
-    DeeppartError,
-    FormatError,
-    StructureMismatchError,
-    UnsupportedLeafError,
-)
+from deeppart.errors import CorruptFileError, UnsupportedLeafError
 from deeppart.interop.dcp.codec_stream import DESCRIPTOR, decoded
 from deeppart.interop.dcp.metadata import DcpMetadata, Keys, Place, StoredTensor, read_metadata
+from deeppart.interop.dcp.names import GROUPS, nested
 from deeppart.interop.files import ForeignFile, HeldBytes
-from deeppart.interop.opened import PIECE_BYTES
-from deeppart.interop.torch_file.archive import Archive
-from deeppart.interop.torch_file.loading import refusal, told_by_torch
+from deeppart.interop.opened import PIECE_BYTES, Opened, Source, address_of, chosen_part
+from deeppart.interop.torch_file import Archive, open_archive, read_by_torch
+from deeppart.model.boxes import Box
 from deeppart.part.format import short
-from deeppart.state.tree.leaves import LeafType, dtype_name, new_array
-from deeppart.state.tree.nearest import nearest_globs
+from deeppart.state.tree.leaves import Bytes, LeafType, dtype_name, flat_bytes, is_flat, new_array
 from deeppart.state.tree.paths import readable
-from deeppart.state.tree.patterns import covers
 
 #: What ``torch.save`` adds to the bytes of a tensor, at most; the file of a value is no longer than this.
 _FRAME_BYTES = 1 << 20
 _MOST_VALUE_BYTES = 1 << 30
-#: Of the numbers of parameters. Python does not write out those of thousands of digits.
-_MOST_BITS = 64
 _ZSTD = "stream.zstd/1"
-#: Of an optimizer's ``state_dict()``.
-_GROUPS = "param_groups"
 
 
 def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) -> Any:
     """Read a checkpoint that ``dcp.save`` or ``dcp.async_save`` has written, onto the CPU.
 
-    Sharded tensors come back whole. One piece of a tensor is in memory beside the result at a time.
+    Sharded tensors come back whole. One that is not divided by rows, or was compressed, is in memory twice while it is
+    read.
 
     Args:
         path: the directory: ``checkpoint_id`` of the save.
@@ -63,44 +52,73 @@ def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) 
         StructureMismatchError: ``keys`` match nothing.
         StorageError: a file cannot be read.
     """
-    directory = Path(path)
-    metadata = read_metadata(directory)
-    chosen = choose(metadata, keys, str(directory))
-    with ExitStack() as files:
-        opened = Files(directory, files)
-        return nested_of(opened, metadata, [(name, _read(opened, metadata, name)) for name in chosen])
+    with ExitStack() as closing:
+        return open_dcp(Path(path), closing, keys).load()
 
 
-def choose(metadata: DcpMetadata, keys: str | Sequence[str] | None, where: str) -> list[str]:
-    """The names of what globs over paths cover, sorted; None for all."""
+def open_dcp(path: Path, closing: ExitStack, keys: str | Sequence[str] | None = None) -> Opened:
+    """Open it; values are read, tensors are not yet."""
+    metadata = read_metadata(path)
+    files = Files(path, closing)
+    sources: dict[int, Source] = {}
+    items: list[tuple[str, Any]] = []
+    for name in _choose(metadata, keys, str(path)):
+        if name in metadata.values:
+            items.append((name, read_value(files, metadata.values[name], name)))
+            continue
+        stored = metadata.tensors[name]
+        tensor = new_tensor(stored, f"{path}, {name}")
+        if tensor.nbytes:
+            sources[address_of(tensor)] = _Pieces(files, stored, name, tensor.nbytes)
+        items.append((name, tensor))
+    places = {place.file for stored in metadata.tensors.values() for _, place in stored.chunks}
+    places |= {each.file for each in metadata.values.values()}
+    return Opened("dcp", _nested_state(files, metadata, items), sources, len(places))
+
+
+def _choose(metadata: DcpMetadata, keys: str | Sequence[str] | None, where: str) -> list[str]:
+    """The names of what globs over paths cover; None for all."""
     names = sorted(metadata.tensors.keys() | metadata.values.keys())
-    chosen = [name for name in names if _is_chosen(path_of(metadata, name), keys)]
-    if keys is not None and not chosen:
-        known = [readable(path_of(metadata, name)) for name in names]
-        near = dict.fromkeys(other for glob in _globs(keys) for other in nearest_globs(glob, known))
-        raise StructureMismatchError(
-            "nothing in the DCP checkpoint matches the keys asked for",
-            expected=f"globs over {len(names)} paths such as {', '.join(near or known[:4])}",
-            found=short(keys),
-            where=where,
-        )
-    return chosen
-
-
-def _globs(keys: str | Sequence[str]) -> Sequence[str]:
-    return [keys] if isinstance(keys, str) else keys
-
-
-def _is_chosen(path: Keys, keys: str | Sequence[str] | None) -> bool:
     if keys is None:
-        return True
-    patterns = _globs(keys)
-    return any(covers(readable(path[:end]), patterns, container=end < len(path)) for end in range(1, len(path) + 1))
+        return names
+    left, found = [chosen_part(_nested([(metadata.path_of(name), name) for name in names]), keys, where)], []
+    while left:
+        item = left.pop()
+        if isinstance(item, str):
+            found.append(item)
+        else:
+            left += list(item.values() if isinstance(item, dict) else item)[::-1]
+    return found
 
 
-def path_of(metadata: DcpMetadata, name: str) -> Keys:
-    """Where in the state something stood, as far as that is known."""
-    return metadata.paths.get(name, (name,))
+def _nested_state(files: Files, metadata: DcpMetadata, chosen: Sequence[tuple[str, Any]]) -> Any:
+    """What was chosen, nested as it stood.
+
+    If that is of an optimizer its state alone, the groups say which of its keys were numbers, and are left out again.
+    """
+    items = [(metadata.path_of(name), item) for name, item in chosen]
+    places = {path[: path.index("state")] for path, _ in items if "state" in path}
+    places = {place for place in places if not any(path[: len(place) + 1] == (*place, GROUPS) for path, _ in items)}
+    groups = [
+        (path, read_value(files, place, name))
+        for name, place in metadata.values.items()
+        for path in [metadata.path_of(name)]
+        if any(path[: len(each) + 1] == (*each, GROUPS) for each in places)
+    ]
+    found = _nested(items + groups)
+    for place in {path[: path.index(GROUPS)] for path, _ in groups}:
+        inner = found
+        for key in place:
+            inner = inner[key]
+        del inner[GROUPS]
+    return found
+
+
+def _nested(items: Iterable[tuple[Keys, Any]]) -> Any:
+    def refusal(path: Keys) -> CorruptFileError:
+        return CorruptFileError("paths of a DCP checkpoint contradict each other", found=readable(path))
+
+    return nested(items, refusal)
 
 
 class Files:
@@ -116,17 +134,17 @@ class Files:
             self._open[place.file] = self._closing.enter_context(ForeignFile(self._directory / place.file))
         return self._open[place.file]
 
-    def read(self, place: Place, most_bytes: int, name: str) -> io.BytesIO:
+    def read(self, place: Place, most_bytes: int, name: str) -> bytes | memoryview:
         """The bytes at a place, as they were before anything was done to them."""
+        where = f"{self._directory / place.file}, {name}"
         if place.length > most_bytes:
             raise CorruptFileError(
                 "a piece of a DCP checkpoint is longer than what it holds",
                 expected=f"at most {most_bytes} bytes",
                 found=f"{place.length} bytes",
-                where=f"{self._directory / place.file}, {name}",
+                where=where,
             )
-        where = f"{self._directory / place.file}, {name}"
-        data: Any = self.file_of(place).read_at(place.offset, place.length)
+        data: bytes | memoryview = self.file_of(place).read_at(place.offset, place.length)
         for transform in reversed(place.transforms):
             if transform not in _TRANSFORMS:
                 raise UnsupportedLeafError(
@@ -137,7 +155,7 @@ class Files:
                     todo="load it by dcp.load with a FileSystemReader that has the extension registered",
                 )
             data = _TRANSFORMS[transform](data, most_bytes, where)
-        return io.BytesIO(data)
+        return data
 
 
 def _decompressed(data: Any, most_bytes: int, where: str) -> bytes:
@@ -158,19 +176,13 @@ def _decompressed(data: Any, most_bytes: int, where: str) -> bytes:
 _TRANSFORMS: Mapping[str, Callable[[Any, int, str], bytes]] = {_ZSTD: _decompressed, DESCRIPTOR: decoded}
 
 
-def _read(files: Files, metadata: DcpMetadata, name: str) -> Any:
-    if name in metadata.tensors:
-        return read_tensor(files, metadata.tensors[name], name)
-    return read_value(files, metadata.values[name], name)
-
-
 def read_value(files: Files, place: Place, name: str) -> Any:
     """What is no tensor."""
     return _unpacked(files.read(place, _MOST_VALUE_BYTES, name), f"{place.file}, {name}")
 
 
 def new_tensor(stored: StoredTensor, name: str) -> torch.Tensor:
-    """Memory for a tensor, which nobody has touched."""
+    """Untouched memory for a tensor."""
     kind = LeafType("torch", dtype_name(stored.dtype, name), stored.shape)
     kind.check(name)
     for box, place in stored.chunks:
@@ -214,99 +226,70 @@ def read_tensor(files: Files, stored: StoredTensor, name: str) -> torch.Tensor:
     return found
 
 
-def _unpacked(data: io.BytesIO, where: str) -> Any:
+def _unpacked(data: bytes | memoryview, where: str) -> Any:
     """What ``torch.save`` has written; nothing that it names is called but what ``weights_only`` allows.
 
     Its archive has a checksum of every record, at which ``torch.load`` does not look; nor whether records are
     compressed, or lie over each other, so that a few bytes would become many.
     """
-    try:
-        Archive(HeldBytes(data.getbuffer(), where)).check()
-        return torch.load(data, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise UnsupportedLeafError(
-            "a value of a DCP checkpoint is of a kind that only unpickling could make, which might execute anything",
-            found=refusal(error, where).found,
-            where=where,
-            todo="leave it out (keys=), or load it by torch if you trust the file, and save it as plain values",
-        ) from error
-    except DeeppartError:
-        raise
-    except Exception as error:  # of whatever kind: a damaged file raises anything
-        raise CorruptFileError(
-            "a piece of a DCP checkpoint cannot be read",
-            found=f"{type(error).__name__}: {told_by_torch(error, lines=None)}",
-            where=where,
-        ) from error
+    Archive(HeldBytes(memoryview(data), where)).check()
+    return read_by_torch(data, where)
 
 
-def nested_of(files: Files, metadata: DcpMetadata, chosen: Sequence[tuple[str, Any]]) -> Any:
-    """What was chosen, nested as it stood.
+class _Pieces:
+    """The bytes of a tensor: one piece or rows straight from the files, otherwise assembled."""
 
-    If that is of an optimizer its state alone, the groups say which of its keys were numbers, and are left out again.
-    """
-    items = [(path_of(metadata, name), item) for name, item in chosen]
-    places = {path[: path.index("state")] for path, _ in items if "state" in path}
-    places = {place for place in places if not any(path[: len(place) + 1] == (*place, _GROUPS) for path, _ in items)}
-    groups = [
-        (path, read_value(files, place, name))
-        for name, place in metadata.values.items()
-        for path in [path_of(metadata, name)]
-        if any(path[: len(each) + 1] == (*each, _GROUPS) for each in places)
-    ]
-    found = nested(items + groups)
-    for place in {path[: path.index(_GROUPS)] for path, _ in groups}:
-        inner = found
-        for key in place:
-            inner = inner[key]
-        del inner[_GROUPS]
-    return found
+    def __init__(self, files: Files, stored: StoredTensor, name: str, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._files, self._stored, self._name = files, stored, name
+        self._rows: list[tuple[int, Source]] | None = None
+        self._whole: Bytes | None = None
 
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with the bytes from ``start``."""
+        stop, view = start + buffer.nbytes, buffer.cast("B")
+        if self._rows is None and self._whole is None:
+            self._rows = self._find_rows()
+        if self._rows is not None:
+            for begins, piece in self._rows:
+                first, last = max(start, begins), min(stop, begins + piece.nbytes)
+                if first < last:
+                    piece.read_into(first - begins, view[first - start : last - start])
+            return
+        if self._whole is None:
+            self._whole = flat_bytes(read_tensor(self._files, self._stored, self._name))
+        view[:] = self._whole[start:stop].data
+        if stop == self.nbytes:
+            self._whole = None
 
-def nested(items: Iterable[tuple[Keys, Any]]) -> Any:
-    """Dicts and lists of items and their paths."""
-    root: dict[str | int, Any] = {}
-    for path, item in items:
-        node = root
-        for key in path[:-1]:
-            node = node.setdefault(key, _Inner())
-            if not isinstance(node, _Inner):
-                raise CorruptFileError("paths of a DCP checkpoint contradict each other", found=readable(path))
-        if path[-1] in node:
-            raise CorruptFileError("paths of a DCP checkpoint contradict each other", found=readable(path))
-        node[path[-1]] = item
-    return _plain(root)
+    def check(self) -> None:
+        """Compare what was not; pieces that are put together were all read."""
+        for _, piece in self._rows or ():
+            piece.check()
 
+    def _find_rows(self) -> list[tuple[int, Source]] | None:
+        """First byte and source of each piece, if every piece is whole rows of the tensor, lying in a row in a file."""
+        shape, rows = self._stored.shape, list[tuple[int, Source]]()
+        if any(place.transforms or box.sizes[1:] != shape[1:] for box, place in self._stored.chunks):
+            return None
+        row_bytes = self.nbytes // shape[0] if shape else 0
+        for box, place in sorted(self._stored.chunks, key=lambda chunk: chunk[0].offset):
+            source = self._open_piece(box, place)
+            if source is None:
+                return None
+            rows.append((box.offset[0] * row_bytes if shape else 0, source))
+        return rows
 
-class _Inner(dict[str | int, Any]):
-    """A container that is being filled; not a value."""
-
-
-def _plain(node: dict[str | int, Any]) -> dict[str | int, Any] | list[Any]:
-    """With lists in place of those that have numbers for keys; of some items alone, without the others."""
-    items: Iterator[tuple[str | int, Any]] = (
-        (key, _plain(child) if isinstance(child, _Inner) else child) for key, child in node.items()
-    )
-    if isinstance(node, _Inner) and node and all(type(key) is int for key in node):
-        return [child for _, child in sorted(items, key=lambda item: item[0])]
-    found = dict(items)
-    if any(type(key) is int for key in found):
-        raise FormatError("paths of a DCP checkpoint contradict each other", found=short(list(found)))
-    return numbered(found)
-
-
-def numbered(found: dict[str | int, Any]) -> dict[str | int, Any]:
-    """With numbers again for the keys of an optimizer's state, of which DCP makes texts.
-
-    ``load_state_dict`` of an optimizer takes a state whose keys are texts, and uses none of it.
-    """
-    groups, state = found.get(_GROUPS), found.get("state")
-    if found.keys() == {"state", _GROUPS} and isinstance(groups, list) and isinstance(state, dict):
-        listed = [group.get("params") for group in groups if isinstance(group, dict)]
-        numbers = {str(each): each for of in listed if isinstance(of, list) for each in of if _is_number(each)}
-        found["state"] = {numbers.get(key, key): item for key, item in state.items()}
-    return found
-
-
-def _is_number(each: Any) -> bool:
-    return type(each) is int and each.bit_length() < _MOST_BITS
+    def _open_piece(self, box: Box, place: Place) -> Source | None:
+        """Where the elements of a piece are; None if they do not lie there in C order, and nothing else with them."""
+        found = open_archive(
+            Archive(self._files.file_of(place), place.offset, place.length, f"{place.file}, {self._name}")
+        )
+        if found is None:
+            return None
+        piece, sources = found
+        sound = isinstance(piece, torch.Tensor) and is_flat(piece) and tuple(piece.shape) == box.sizes
+        if not sound or piece.dtype is not self._stored.dtype or piece.storage_offset():
+            return None  # read in the other way, which says what is wrong
+        source = sources.get(address_of(piece))
+        return source if source is not None and source.nbytes == piece.nbytes else None

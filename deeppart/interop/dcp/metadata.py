@@ -18,13 +18,13 @@ import torch
 
 from deeppart.errors import CorruptFileError, RestoreError
 from deeppart.interop.files import is_plain_name, read_small
+from deeppart.interop.formats import METADATA_NAME
 from deeppart.model.boxes import Box
 from deeppart.part.format import short
 from deeppart.plan.shards import fault_of_cover
 from deeppart.state.tree.flatten import DEEPEST_NESTING
 from deeppart.state.tree.leaves import TORCH_DTYPES
 
-METADATA_NAME = ".metadata"
 #: A hundred bytes or two for each shard of each tensor.
 _LIMIT_BYTES = 4 << 30
 _DCP = "torch.distributed.checkpoint."
@@ -57,47 +57,37 @@ Keys = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where something is stored.
-
-    Attributes:
-        file: name of the file in the directory.
-        offset, length: of its bytes there.
-        transforms: what was done to them, in order, as DCP's extensions name themselves (``stream.zstd/1``).
-    """
+    """Where something is stored: bytes of a file in the directory."""
 
     file: str
     offset: int
     length: int
+    #: What was done to the bytes, in order, as DCP's extensions name themselves (``stream.zstd/1``).
     transforms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor.
-
-    Attributes:
-        dtype, shape: of the whole tensor.
-        chunks: the boxes that it is stored in, and where; together all of it, no element twice. None of them is empty.
-    """
+    """A tensor."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
+    #: The boxes that it is stored in, and where; together all of it, no element twice. None of them is empty.
     chunks: tuple[tuple[Box, Place], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DcpMetadata:
-    """What is in a DCP directory.
-
-    Attributes:
-        tensors: by name.
-        values: names of what is no tensor -> where it is stored.
-        paths: name -> where in the nested state it stood, of those of which that is known.
-    """
+    """What is in a DCP directory, by name: tensors, and where anything else is stored."""
 
     tensors: Mapping[str, StoredTensor]
     values: Mapping[str, Place]
+    #: Where in the nested state something stood, if that is known.
     paths: Mapping[str, Keys] = field(default_factory=dict)
+
+    def path_of(self, name: str) -> Keys:
+        """Where in the state something stood, as far as that is known."""
+        return self.paths.get(name, (name,))
 
 
 def read_metadata(directory: Path) -> DcpMetadata:

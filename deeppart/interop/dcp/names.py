@@ -9,34 +9,32 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import torch
 
 from deeppart.config.arguments import LAST_STEP
-from deeppart.errors import ConfigError, StructureMismatchError, UnsupportedLeafError
-from deeppart.interop.dcp.loading import numbered
+from deeppart.errors import ConfigError, DeeppartError, StructureMismatchError, UnsupportedLeafError
+from deeppart.interop.dcp.metadata import Keys
 from deeppart.state.tree.noting import is_plain
 from deeppart.state.tree.paths import readable
 from deeppart.state.tree.sharded import is_sharded
 from deeppart.state.tree.state_dicts import has_state
 
-#: Keys of dicts as texts, and places in lists.
-Keys = tuple[str | int, ...]
+#: Of an optimizer's ``state_dict()``.
+GROUPS = "param_groups"
+#: Of the numbers of parameters. Python does not write out those of thousands of digits.
+_MOST_BITS = 64
 _SMALL = frozenset({int, float, bool, str, bytes, type(None), complex})
 
 
 class Item(NamedTuple):
-    """Something that DCP has a name for.
-
-    Attributes:
-        path: where it stands.
-        dtype, shape: of a tensor, of all of it; None of anything else.
-    """
+    """Something that DCP has a name for, and where it stands."""
 
     path: Keys
+    #: Of all of a tensor; None of anything else.
     dtype: torch.dtype | None = None
     shape: tuple[int, ...] | None = None
 
@@ -52,13 +50,9 @@ def name_of(path: Iterable[str | int]) -> str:
 
 
 class Named(NamedTuple):
-    """A state as DCP sees it.
+    """A state as DCP sees it, and what it names in it."""
 
-    Attributes:
-        tree: dicts with texts for keys, but for numbers of an optimizer's parameters; and lists.
-        items: what it names in it.
-    """
-
+    #: Dicts with texts for keys, but for numbers of an optimizer's parameters; and lists.
     tree: dict[str | int, Any]
     items: tuple[Item, ...]
 
@@ -71,43 +65,73 @@ def named(state: Mapping[Any, Any]) -> Named:
     return Named(tree, tuple(items))
 
 
-def nested(flat: Mapping[str, Any], paths: Mapping[str, Keys]) -> Named:
+def of_plan(flat: Mapping[str, Any], paths: Mapping[str, Keys]) -> Named:
     """A state that a planner of DCP has taken apart."""
     items: list[Item] = []
+    pairs = [(tuple(paths.get(name, (name,))), value) for name, value in flat.items()]
+    for path, value in pairs:
+        _note(value, path, items)
+    return Named(nested(pairs, _contradiction_in_plan, fill=True), tuple(items))
+
+
+def _contradiction_in_plan(path: Keys) -> StructureMismatchError:
+    return StructureMismatchError("the plan of a DCP planner contradicts itself", where=f"path {readable(path)}")
+
+
+class _Inner(dict[str | int, Any]):
+    """A container that is being filled; not a value."""
+
+
+def nested(items: Iterable[tuple[Keys, Any]], refusal: Callable[[Keys], DeeppartError], *, fill: bool = False) -> Any:
+    """Dicts and lists of items and their paths; ``refusal``: of paths that contradict each other.
+
+    DCP has no name for an empty dict. With ``fill``, one is put into each place of a list that is missing, and, as DCP
+    takes a list of small values apart only with it, behind the end. Otherwise lists have what is there.
+    """
     root = _Inner()
-    for name, value in flat.items():
-        path = tuple(paths.get(name, (name,)))
+    for path, item in items:
         node: Any = root
         for key in path[:-1]:
             node = node.setdefault(key, _Inner())
             if not isinstance(node, _Inner):
-                break
-        if not isinstance(node, _Inner) or path[-1] in node:
-            raise StructureMismatchError(
-                "the plan of a DCP planner contradicts itself",
-                found=f"{name}, in what is a value",
-                where=f"path {readable(path)}",
-            )
-        _note(value, path, items)
-        node[path[-1]] = value
-    return Named(_plain(root), tuple(items))
+                raise refusal(path)
+        if path[-1] in node:
+            raise refusal(path)
+        node[path[-1]] = item
+    return _closed(root, (), refusal, fill)
 
 
-class _Inner(dict[str | int, Any]):
-    """A container that is being filled."""
+def _closed(node: _Inner, path: Keys, refusal: Callable[[Keys], DeeppartError], fill: bool) -> Any:
+    found = {
+        key: _closed(child, (*path, key), refusal, fill) if isinstance(child, _Inner) else child
+        for key, child in node.items()
+    }
+    places = [key for key in found if isinstance(key, int)]
+    if not places:
+        return numbered(found)
+    if len(places) < len(found) or not path:
+        raise refusal(path)
+    if not fill:
+        return [found[place] for place in sorted(places)]
+    listed = [found.get(place, {}) for place in range(max(places) + 1)]
+    return [*listed, {}] if is_one(listed) else listed
 
 
-def _plain(node: _Inner) -> Any:
-    """With lists in place of those that have numbers for keys.
+def numbered(found: dict[str | int, Any]) -> dict[str | int, Any]:
+    """With numbers again for the keys of an optimizer's state, of which DCP makes texts.
 
-    DCP has no name for an empty dict: one was in each place of a list that is missing, and perhaps behind its end. Only
-    with it does DCP take a list of small values apart.
+    ``load_state_dict`` of an optimizer takes a state whose keys are texts, and uses none of it.
     """
-    found = {key: _plain(child) if isinstance(child, _Inner) else child for key, child in node.items()}
-    if found and all(type(key) is int for key in found):
-        items = [found.get(number, {}) for number in range(max(map(int, found)) + 1)]
-        return [*items, {}] if is_one(items) else items
-    return numbered({str(key): child for key, child in found.items()})
+    groups, state = found.get(GROUPS), found.get("state")
+    if found.keys() == {"state", GROUPS} and isinstance(groups, list) and isinstance(state, dict):
+        listed = [group.get("params") for group in groups if isinstance(group, dict)]
+        numbers = {str(each): each for of in listed if isinstance(of, list) for each in of if _is_number(each)}
+        found["state"] = {numbers.get(key, key): item for key, item in state.items()}
+    return found
+
+
+def _is_number(each: Any) -> bool:
+    return type(each) is int and each.bit_length() < _MOST_BITS
 
 
 def _dict(state: Mapping[Any, Any], path: Keys, items: list[Item]) -> dict[str | int, Any]:
@@ -117,7 +141,7 @@ def _dict(state: Mapping[Any, Any], path: Keys, items: list[Item]) -> dict[str |
         if text in found:
             raise _same_name((*path, text))
         found[text] = _item(value, (*path, text), items)
-    return found if not ("param_groups" in found and len(found) == 2) else numbered(found)
+    return numbered(found)
 
 
 def _item(value: Any, path: Keys, items: list[Item]) -> Any:

@@ -3,14 +3,21 @@
 Of torch's classes it uses what DefaultSavePlanner documents for subclasses: ``create_local_plan``,
 ``create_global_plan``, ``finish_plan`` and ``lookup_object``, and its attributes ``state_dict`` and ``mappings``. It
 needs no private name.
+
+Plans of earlier saves of this process are kept, so that ranks whose plan is the same need not send it again. DCP's own
+cache has one place for each class of planners. This one has a place for each state that is saved: what all ranks
+together have is known by a hash of all their plans, the *key*. Ranks learn it from the coordinator, so that all of a
+process group drop the same entries.
 """
 
 from __future__ import annotations
 
 import math
 import pickle
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -20,9 +27,8 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 
 from deeppart.config.job import node_name
-from deeppart.errors import ConfigError, ReplicaDivergenceWarning, warn_now
+from deeppart.errors import ConfigError, ReplicaDivergenceWarning, StateError, warn_now
 from deeppart.interop.dcp.balance import LEAST_SPLIT_BYTES, VALUE_BYTES, RankNotes, divide
-from deeppart.interop.dcp.plan_cache import GLOBAL, OWN, GlobalPlan, OwnPlan, recall
 from deeppart.model.boxes import Box
 from deeppart.state.tree.fingerprint import sampled_digests
 from deeppart.state.tree.leaves import flat_bytes, lies_flat_on_host
@@ -30,22 +36,19 @@ from deeppart.state.tree.leaves import flat_bytes, lies_flat_on_host
 #: Their bytes need not be counted.
 _SMALL_TYPES = frozenset({int, float, bool, complex, type(None)})
 _MOST_NAMES = 8
+#: States whose plans are kept.
+CAPACITY = 8
 
 
 @dataclass(frozen=True)
 class _Message:
-    """What a rank sends as ``planner_data``.
-
-    Attributes:
-        mappings: what DefaultSavePlanner leaves there.
-        notes: see there.
-        digest: of the plan and the mappings; with caching.
-        same_as: keys of cached plans of which the rank's is part, where it sends neither its plan nor notes.
-    """
+    """What a rank sends as ``planner_data``, with what DefaultSavePlanner leaves there."""
 
     mappings: Any = None
     notes: RankNotes | None = None
+    #: Of the plan and the mappings; with caching.
     digest: str = ""
+    #: Keys of cached plans of which the rank's is part, where it sends neither its plan nor notes.
     same_as: tuple[str, ...] = ()
 
 
@@ -135,11 +138,7 @@ class BalancedSavePlanner(DefaultSavePlanner):
         return replace(plan, planner_data=_Message(plan.planner_data, self._notes(plan), self._digest))
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """What each rank writes.
-
-        Raises:
-            StateError: a rank refers to a plan of an earlier save that is not known here.
-        """
+        """What each rank writes."""
         messages: list[_Message] = [plan.planner_data for plan in all_plans]
         key = xxhash.xxh3_128_hexdigest("\n".join(each.digest for each in messages).encode()) if self._caches else ""
         known = GLOBAL.get(key) if self._caches else None
@@ -272,7 +271,7 @@ class _Counting:
 
 
 def _value_bytes(value: Any) -> int:
-    """What ``torch.save`` makes of a value; a guess where it fails, which whoever writes the value will report."""
+    """What ``torch.save`` makes of a value; a guess where it fails, as writing it then does, too."""
     if type(value) in _SMALL_TYPES:
         return VALUE_BYTES
     counting = _Counting()
@@ -292,3 +291,121 @@ def _warn(differing: Mapping[str, list[int]]) -> None:
         + more,
         ReplicaDivergenceWarning,
     )
+
+
+# --- plans of earlier saves ---
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPlan:
+    """What a rank keeps: the digest of the plan that it made itself, and what it was then told to write."""
+
+    digest: str
+    items: list[WriteItem]
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalPlan:
+    """What a coordinator keeps: the plans that the ranks sent, their digests, and what each was told to write."""
+
+    sent: Sequence[SavePlan]
+    digests: Sequence[str]
+    finished: Sequence[SavePlan]
+    metadata: Metadata
+    _by_digest: dict[str, SavePlan] = field(default_factory=dict)
+
+    def plan_of(self, rank: int, digest: str) -> SavePlan | None:
+        """The plan with a digest, which a process may have sent as another rank; None if there is none."""
+        if rank < len(self.sent) and self.digests[rank] == digest:
+            return self.sent[rank]
+        if not self._by_digest:
+            self._by_digest.update(zip(self.digests, self.sent, strict=True))
+        return self._by_digest.get(digest)
+
+
+class GlobalPlans:
+    """What a coordinator keeps, by key: the entries that were used last. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[str, GlobalPlan] = OrderedDict()  # under the lock
+
+    def get(self, key: str) -> GlobalPlan | None:
+        """The entry of a key."""
+        with self._lock:
+            return self._entries.get(key)
+
+    def put(self, key: str, plan: GlobalPlan) -> None:
+        """Keep one."""
+        with self._lock:
+            _put(self._entries, key, plan)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        with self._lock:
+            self._entries.clear()
+
+
+class OwnPlans:
+    """What a rank keeps. Threads may share it.
+
+    What is here, the coordinator knows: of the saves since an entry was used last, those that have not come to their
+    end may have displaced it there, as those that have. So each that was begun takes a place, and an entry is out of
+    use from the beginning of a save that refers to it until that has succeeded.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[str, OwnPlan | None] = OrderedDict()  # under the lock; None: out of use
+        self._begun = 0  # under the lock
+
+    def begin(self, digest: str) -> tuple[str, dict[str, OwnPlan]]:
+        """Begin a save; returns a name for it, and the entries with this digest."""
+        with self._lock:
+            found = {key: own for key, own in self._entries.items() if own is not None and own.digest == digest}
+            self._entries.update(dict.fromkeys(found))
+            self._begun += 1
+            name = f"begun {self._begun}"
+            _put(self._entries, name, None)
+            return name, found
+
+    def end(self, name: str, found: Mapping[str, OwnPlan], key: str, own: OwnPlan) -> None:
+        """A save has succeeded."""
+        with self._lock:
+            self._entries.pop(name, None)
+            self._entries.update((each, known) for each, known in found.items() if each in self._entries)
+            _put(self._entries, key, own)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        with self._lock:
+            self._entries.clear()
+
+
+def _put(entries: OrderedDict[str, Any], key: str, value: Any) -> None:
+    entries[key] = value
+    entries.move_to_end(key)
+    while len(entries) > CAPACITY:
+        entries.popitem(last=False)
+
+
+OWN = OwnPlans()
+GLOBAL = GlobalPlans()
+
+
+def recall(plans: Sequence[SavePlan], same_as: Sequence[Sequence[str]], digests: Sequence[str]) -> list[SavePlan]:
+    """The plans of all ranks, with those that were not sent again."""
+    found: list[SavePlan] = []
+    for rank, (plan, keys, digest) in enumerate(zip(plans, same_as, digests, strict=True)):
+        entries = (entry for key in keys if (entry := GLOBAL.get(key)) is not None)
+        known = next((sent for entry in entries if (sent := entry.plan_of(rank, digest)) is not None), None)
+        if keys and known is None:
+            raise StateError(
+                "a rank refers to a plan that the coordinator of this save does not know",
+                expected="a plan of an earlier save with the same coordinator",
+                where=f"rank {rank}",
+                todo="save again: then all plans are sent whole; for saves with other process groups in turn, "
+                "without enable_plan_caching",
+            )
+        found.append(plan if known is None else known)
+    return found

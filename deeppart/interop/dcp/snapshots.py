@@ -16,8 +16,8 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, Sav
 from deeppart import access
 from deeppart.config.arguments import check_step
 from deeppart.errors import ConfigError, DeeppartError
-from deeppart.interop.dcp.metadata import METADATA_NAME
 from deeppart.interop.dcp.planner import BalancedSavePlanner
+from deeppart.interop.formats import METADATA_NAME
 from deeppart.storage.refusals import storage_error
 
 

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.checkpoint import LoadPlan, LoadPlanner, Metadata
+from torch.distributed.checkpoint import DefaultLoadPlanner, LoadPlan, LoadPlanner, Metadata
 from torch.distributed.checkpoint import StorageReader as TorchStorageReader
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 from torch.futures import Future
 
-from deeppart.checkpointer import Checkpointer
-from deeppart.errors import ConfigError, DeeppartError, StructureMismatchError, as_error
-from deeppart.interop.dcp.described import metadata_of
-from deeppart.interop.dcp.destinations import destinations, hand_over
+from deeppart import Checkpointer, KeyFiles
+from deeppart.errors import ConfigError, DeeppartError, LeafMismatchError, StructureMismatchError, as_error
 from deeppart.interop.dcp.names import step_of
-from deeppart.interop.dcp.sources import DirectorySource, SessionSource, Source
-from deeppart.interop.dcp.storage_writer import StorageWriter
-from deeppart.interop.dcp.stored import Stored, Wanted
-from deeppart.storage.key_files import KeyFiles
+from deeppart.interop.dcp.storage_writer import StorageWriter, describe
+from deeppart.interop.dcp.stored import DirectorySource, SessionSource, Source, Stored, Wanted
+from deeppart.model.boxes import Box
+from deeppart.state.document.ties import extent
+from deeppart.state.memory.held import freed_memory
+from deeppart.state.tree.leaves import overlaps_itself
+from deeppart.state.tree.noting import is_plain
 
 
 class StorageReader(TorchStorageReader):
@@ -97,11 +98,7 @@ class StorageReader(TorchStorageReader):
         return StorageWriter.validate_checkpoint_id(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | int | None = None) -> None:
-        """The next load is of this step.
-
-        Raises:
-            ConfigError: it names none.
-        """
+        """The next load is of this step."""
         self._step = None if checkpoint_id is None else step_of(checkpoint_id)
 
     def read_metadata(self, *args: Any, **options: Any) -> Metadata:
@@ -112,24 +109,18 @@ class StorageReader(TorchStorageReader):
             self._stored = self._source.look(step)
         except Exception as error:  # of whatever kind: the other ranks hear of it from DCP
             self._failure = as_error(error, "a checkpoint cannot be loaded")
-            return metadata_of({})
-        return metadata_of({name: entry.item for name, entry in self._stored.entries.items()})
+            return Metadata({})
+        found = Metadata({})
+        describe(found, [entry.item for entry in self._stored.entries.values()])
+        return found
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **options: Any) -> None:
-        """Nothing to set up.
-
-        Raises:
-            RestoreError: there is no such checkpoint. FormatError, StorageError, CommError: it cannot be read.
-        """
+        """Nothing to set up."""
         if self._failure is not None:
             raise self._failure
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """What all ranks must read together is told.
-
-        Raises:
-            UnsupportedLeafError: the planner asks for a tensor that only its class could make.
-        """
+        """Name the items that all ranks must read together."""
         names = sorted(item.storage_index.fqn for item in plan.items if item.type is LoadItemType.BYTE_IO)
         compounds = [name for name in names if self._known(name).node is not None]
         for name in compounds:
@@ -138,11 +129,7 @@ class StorageReader(TorchStorageReader):
         return plan if self._source.ranks is None else replace(plan, storage_data=compounds)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """See that all ranks of the session take part, and tell them what all of them read.
-
-        Raises:
-            ConfigError: others do.
-        """
+        """See that all ranks of the session take part, and tell them what all of them read."""
         if self._source.ranks is None:
             return plans
         if len(plans) != self._source.ranks:
@@ -156,12 +143,7 @@ class StorageReader(TorchStorageReader):
         return [replace(plan, storage_data=everywhere) for plan in plans]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what a plan asks for, check it, and put it into the planner's tensors.
-
-        Raises:
-            StateError: a tensor of the planner does not fit. RestoreError, FormatError, StorageError, CommError: it
-                cannot be read. No tensor was changed then, unless the error says so.
-        """
+        """Read what a plan asks for, check it, and put it into the planner's tensors."""
         tensors = [item for item in plan.items if item.type is not LoadItemType.BYTE_IO]
         values = [item for item in plan.items if item.type is LoadItemType.BYTE_IO]
         together = self._source.ranks is not None
@@ -214,3 +196,115 @@ def _pickled(value: Any) -> io.BytesIO:
     torch.save(value, data)
     data.seek(0)
     return data
+
+
+# --- where a planner puts what it loads ---
+#
+# DCP's own reader goes from item to item: it asks the planner for a tensor, fills it, and gives it back. Here, all are
+# asked for first, before anything is changed. A planner may give one buffer for every item, or state the same memory
+# under several names; what shares memory is brought beside, and handed over item by item.
+
+
+class Destination(NamedTuple):
+    """One item of a plan, the planner's tensor for it, and what is filled: the same tensor, or one beside it."""
+
+    item: ReadItem
+    given: torch.Tensor
+    memory: torch.Tensor
+    is_beside: bool
+
+    @property
+    def wanted(self) -> Wanted:
+        """The box of the stored tensor that is read, and what it is put into."""
+        first = self.item.storage_index.offset or torch.Size([0] * len(self.item.storage_offsets))
+        offset = tuple(a + b for a, b in zip(first, self.item.storage_offsets, strict=True))
+        return Wanted(Box(offset, tuple(self.item.lengths)), self.memory)
+
+
+def destinations(
+    planner: LoadPlanner, items: Sequence[ReadItem], dtype_of: Callable[[str], torch.dtype], *, may_refuse: bool
+) -> list[Destination]:
+    """Ask a planner where it puts the tensors of a plan."""
+    given = [planner.resolve_tensor(item) for item in items]
+    for item, tensor in zip(items, given, strict=True):
+        _check(item, tensor, dtype_of(item.storage_index.fqn))
+    # Those of a planner that copies them on are its own business, not the state.
+    apart = set[int]() if may_refuse and not _commits(planner) else _sharing_memory(given)
+    found = []
+    for place, (item, tensor) in enumerate(zip(items, given, strict=True)):
+        memory, is_beside = tensor.detach(), place in apart or not is_plain(tensor)
+        if is_beside:
+            memory = torch.empty(tuple(item.lengths), dtype=dtype_of(item.storage_index.fqn))
+        found.append(Destination(item, tensor, memory, is_beside))
+    return found
+
+
+def hand_over(planner: LoadPlanner, filled: Sequence[Destination]) -> None:
+    """Give a planner its tensors back, with what was read in them."""
+    with torch.no_grad():
+        for each in filled:
+            if each.is_beside:
+                each.given.detach().copy_(each.memory)
+            planner.commit_tensor(each.item, each.given)
+
+
+def _commits(planner: LoadPlanner) -> bool:
+    """True if a planner does something of its own with tensors that were filled."""
+    commit: Any = getattr(planner.commit_tensor, "__func__", planner.commit_tensor)
+    return commit is not DefaultLoadPlanner.commit_tensor
+
+
+def _check(item: ReadItem, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    name, sizes = item.storage_index.fqn, tuple(item.lengths)
+    if tuple(tensor.shape) != sizes:
+        raise LeafMismatchError(
+            f"a tensor of the planner has another shape than what it asks for: {name}",
+            expected=f"shape {list(sizes)}",
+            found=f"shape {list(tensor.shape)}",
+        )
+    if not is_plain(tensor):  # how it takes a plain one is its own business
+        try:
+            with torch.no_grad():
+                torch.empty_like(tensor.detach()).copy_(torch.zeros(sizes, dtype=dtype))
+        except Exception as error:  # of whatever kind
+            raise _unwritable(name, f"a {type(tensor).__name__}: {type(error).__name__}: {error}") from error
+        return
+    if overlaps_itself(tensor):
+        raise _unwritable(name, f"elements that share memory, of strides {list(tensor.stride())}")
+    if tensor.is_inference() and tensor.dtype != dtype and not torch.is_inference_mode_enabled():
+        raise _unwritable(name, "an inference tensor of another dtype than the stored one")
+    first, nbytes = extent(tensor)
+    storage = tensor.untyped_storage()
+    if nbytes and (end := first + nbytes - storage.data_ptr()) > storage.nbytes():
+        raise freed_memory(name, end, storage.nbytes())
+
+
+def _unwritable(name: str, found: str) -> LeafMismatchError:
+    return LeafMismatchError(
+        f"a tensor of the planner cannot be filled: {name}",
+        expected="a tensor whose elements have memory of their own, and that takes them by copy_()",
+        found=found,
+        todo="put another tensor in its place in the state that is given to dcp.load",
+    )
+
+
+def _sharing_memory(tensors: Sequence[torch.Tensor]) -> set[int]:
+    """Places of those that lie, perhaps, in memory of another one; of those that are no plain tensors, none.
+
+    Not :func:`~deeppart.state.restore.overlaps.overlapping`, which is exact, and compares each with each where a
+    planner has one buffer for thousands of items.
+    """
+    ranges: list[tuple[str, int, int, int]] = []
+    for place, tensor in enumerate(tensors):
+        if is_plain(tensor) and tensor.numel():
+            first, nbytes = extent(tensor)
+            ranges.append((str(tensor.device), first, first + nbytes, place))
+    ranges.sort()
+    found: set[int] = set()
+    reach: tuple[str, int, int] | None = None  # device, end and place of what reaches furthest
+    for device, first, end, place in ranges:
+        if reach is not None and reach[0] == device and first < reach[1]:
+            found |= {place, reach[2]}
+        if reach is None or reach[0] != device or end > reach[1]:
+            reach = device, end, place
+    return found

@@ -1,35 +1,57 @@
-"""A storage writer for DCP: ``dcp.save`` and ``dcp.async_save`` make checkpoints of this library."""
+"""A storage writer for DCP: ``dcp.save`` and ``dcp.async_save`` make checkpoints of this library.
+
+Most planners of DCP only say who writes what, which the library decides by itself. One that leaves things out, gives
+them other names or makes others of them is asked as DCP asks it: what its plan has for this rank is this rank's part.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from types import TracebackType
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import FrameType, TracebackType
+from typing import Any, NamedTuple, NoReturn
 
+import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import Metadata, SavePlan, SavePlanner
+import xxhash
+from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, Metadata, SavePlan, SavePlanner
 from torch.distributed.checkpoint import StorageWriter as TorchStorageWriter
-from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.futures import Future
 
-from deeppart.checkpointer import Checkpointer
+from deeppart import Checkpointer, Pending
 from deeppart.comm import SingleComm
-from deeppart.errors import CheckpointError, ConfigError, as_error
-from deeppart.interop.dcp.calls import AsyncSave, Save, calling_async_save, calling_save
-from deeppart.interop.dcp.described import fill
-from deeppart.interop.dcp.handover import Answer, Staged, StagedSaves, Wrote, answered, mark_among
-from deeppart.interop.dcp.names import Named, named, step_of
-from deeppart.interop.dcp.planned import decides_nothing, part_of, planned_part, state_of
-from deeppart.interop.refusal import Refused
+from deeppart.errors import CheckpointError, ConfigError, UnsupportedLeafError
+from deeppart.interop.dcp.metadata import Keys
+from deeppart.interop.dcp.names import Item, Named, named, of_plan, step_of
+from deeppart.interop.dcp.planner import BalancedSavePlanner
+from deeppart.interop.dcp.stored import Pieces
+from deeppart.interop.saving import or_refusal
 from deeppart.model import LEVELS
-from deeppart.pending import FAILED, Pending
+from deeppart.model.boxes import Box
+from deeppart.pending import FAILED
 
 _PAUSE_S = 5e-3
+#: The state that a save goes on with once it is staged has one item, whose name begins so.
+_MARK = "deeppart staged "
+#: Staged states that wait for DCP's own save. Of those that fail before they come to the writer, it is not told.
+MOST_STAGED = 8
+#: That of ``dcp.save`` and ``dcp.async_save``.
+_MODULE = "torch.distributed.checkpoint.state_dict_saver"
 
 
 class StorageWriter(TorchStorageWriter):
@@ -164,45 +186,29 @@ class StorageWriter(TorchStorageWriter):
         return True
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | int | None = None) -> None:
-        """The next save is of this step.
-
-        Raises:
-            ConfigError: it names none.
-        """
+        """The next save is of this step."""
         if checkpoint_id is not None:
             step_of(checkpoint_id)
         self._saving.given = checkpoint_id
 
     def storage_meta(self) -> None:
-        """Nothing for planners. A save begins here.
-
-        Raises:
-            ConfigError: it is of another process group.
-        """
+        """Nothing for planners. A save begins here."""
         saving = self._saving
         call = calling_save() or Save(process_group=self._group)
         saving.checkpoint_id, saving.given, saving.mark = saving.given, None, mark_among(call.keys)
         self._check_ranks(call.process_group)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """See that DCP saves as this writer can.
-
-        Raises:
-            ConfigError: it does not.
-        """
+        """See that DCP saves as this writer can."""
         self._check_call(kwargs.get("use_collectives", True))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """What this rank has staged is told."""
+        """Send the coordinator a digest of what this rank has staged."""
         mark = self._saving.mark = self._saving.mark or mark_among(item.index.fqn for item in plan.items)
         return plan if mark is None else replace(plan, storage_data=self._staged.told(mark))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """See that all ranks of the session take part.
-
-        Raises:
-            ConfigError: others do.
-        """
+        """See that all ranks of the session take part."""
         size = self.checkpointer.world_size
         if len(plans) != size:
             raise ConfigError(
@@ -214,13 +220,7 @@ class StorageWriter(TorchStorageWriter):
         return answered(plans)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Save, or see a staged save to its end; returns when it is complete at the level asked for.
-
-        Raises:
-            CheckpointError: it is not.
-            ConfigError: the save is of something else than what was staged.
-            StateError, StepExistsError, RemoteRankError, PeerTimeoutError: as of ``Checkpointer.checkpoint``.
-        """
+        """Save, or see a staged save to its end; returns when it is complete at the level asked for."""
         saving = self._saving
         mark = saving.mark or mark_among(getattr(planner, "state_dict", None) or ())
         if mark is None:
@@ -240,7 +240,7 @@ class StorageWriter(TorchStorageWriter):
         answer = plan.storage_data
         is_known = isinstance(answer, Answer) and answer.mark == mark and not answer.wants
         items = None if mark is None or is_known else staged.items
-        written = WriteResult(MetadataIndex(""), pending.report.raw_bytes, Wrote(pending.step, items))
+        written = WriteResult(MetadataIndex(""), pending.report.raw_bytes, Wrote(items))
         future: Future[list[WriteResult]] = Future()
         future.set_result([written])
         return future
@@ -250,23 +250,23 @@ class StorageWriter(TorchStorageWriter):
         wrote: list[Wrote] = [each.storage_data for of_rank in results for each in of_rank]
         told = [each.items for each in wrote if each.items is not None]
         if told:
-            fill(metadata, {item.path: item for items in told for item in items}.values())
+            describe(metadata, {item.path: item for items in told for item in items}.values())
 
     # --- both ---
 
     def _begin(self, looked: Callable[[], Named], step: int) -> Staged:
         """Copy this rank's share (collective); what goes wrong here alone is raised on all ranks."""
-        found: Named | None = None
-        state: Any
-        try:
+        items: tuple[Item, ...] = ()
+
+        def tree() -> Any:
+            nonlocal items
             found = looked()
-            state = found.tree
-        except Exception as error:  # of the caller's objects and planner: the other ranks wait in checkpoint()
-            state = Refused(as_error(error, "looking at the state failed"))
-        pending = self.checkpointer.checkpoint(state, step, force=step == self._last)
-        assert found is not None, "a state that is refused raises"
+            items = found.items
+            return found.tree
+
+        pending = self.checkpointer.checkpoint(or_refusal(tree), step, force=step == self._last)
         self._last = step
-        return Staged(pending, found.items)
+        return Staged(pending, items)
 
     def _step(self, checkpoint_id: Any) -> int:
         return self.checkpointer._next_step() if checkpoint_id is None else step_of(checkpoint_id)
@@ -281,7 +281,7 @@ class StorageWriter(TorchStorageWriter):
                 pending.wait(level)
                 continue
             while not pending.settled(level):
-                pending.done(level)  # advances exchanges where that is left to whoever waits
+                pending.done(level)  # advances exchanges where background threads cannot
                 time.sleep(_PAUSE_S)
             report = pending.report.levels[level]
             if report.state == FAILED:
@@ -294,7 +294,7 @@ class StorageWriter(TorchStorageWriter):
             raise ConfigError(
                 "deeppart's writer cannot save with use_collectives=False",
                 expected="use_collectives=True",
-                found="False: every rank would save for itself, and nobody would know when a checkpoint is complete",
+                found="False: every rank would save for itself, and none would know when a checkpoint is complete",
                 todo="leave it out: a save exchanges a few bytes",
             )
         if no_dist and self.checkpointer.world_size > 1:
@@ -341,16 +341,13 @@ class StorageWriter(TorchStorageWriter):
 
 
 class _Saving(threading.local):
-    """What a thread knows of the save that it makes.
+    """What a thread knows of the save that it makes."""
 
-    Attributes:
-        given: the ``checkpoint_id`` of the next one.
-        checkpoint_id: of this one.
-        mark: name of the item that stands for a staged state.
-    """
-
+    #: The ``checkpoint_id`` of the next save.
     given: Any = None
+    #: The one of this save.
     checkpoint_id: Any = None
+    #: Name of the item that stands for a staged state.
     mark: str | None = None
 
 
@@ -375,3 +372,277 @@ def _other_process() -> ConfigError:
         found="AsyncCheckpointerType.PROCESS: it has the session's connections, threads and directory in this one",
         todo="leave async_checkpointer_type out: the share is copied first, and threads write it in the background",
     )
+
+
+# --- planners that decide what is saved ---
+
+
+def decides_nothing(planner: SavePlanner | None) -> bool:
+    """True if a planner saves all of a state, as it is: DCP's own, and the one of this library."""
+    if planner is None:
+        return True
+    if type(planner) not in (DefaultSavePlanner, BalancedSavePlanner):
+        return False
+    if not planner.flatten_state_dict:  # type: ignore[attr-defined]
+        raise ConfigError(
+            "a planner would pickle inner dicts whole",
+            expected="flatten_state_dict=True",
+            found=f"{type(planner).__name__}(flatten_state_dict=False)",
+            todo="leave it out: the state is nested again when it is loaded",
+        )
+    return True
+
+
+def state_of(planner: SavePlanner) -> Named:
+    """The state that a planner which :func:`decides_nothing` was given."""
+    return of_plan(planner.state_dict, planner.mappings)  # type: ignore[attr-defined]
+
+
+def planned_part(planner: SavePlanner, state: Mapping[str, Any], group: Any, *, alone: bool) -> Named:
+    """This rank's part of a state, planned as ``dcp.save`` would (collective)."""
+    ranks = _DistWrapper(group, not alone and dist.is_available() and dist.is_initialized(), 0)
+
+    def local() -> SavePlan:
+        planner.set_up_planner(dict(state), None, ranks.is_coordinator)
+        return planner.create_local_plan()
+
+    try:
+        plan = ranks.reduce_scatter("plan", local, lambda plans: planner.create_global_plan(plans)[0])
+    except CheckpointException as error:  # it is no Exception
+        failed = {rank: f"{type(each).__name__}: {each}" for rank, (each, _) in error.failures.items()}
+        raise CheckpointError(
+            "the planner that dcp.async_save was given cannot plan the state",
+            found="; ".join(f"rank {rank}: {text}" for rank, text in failed.items()),
+            todo="see what it reports; nothing was saved",
+        ) from error
+    return part_of(planner.finish_plan(plan), planner)
+
+
+def part_of(plan: SavePlan, planner: SavePlanner) -> Named:
+    """What a plan has for this rank."""
+    paths: Mapping[str, Keys] = getattr(planner, "mappings", None) or {}
+    tensors: dict[str, tuple[tuple[int, ...], list[Box], list[torch.Tensor]]] = {}
+    flat: dict[str, Any] = {}
+    for item in plan.items:
+        name = item.index.fqn
+        if item.type is WriteItemType.BYTE_IO or item.tensor_data is None:
+            flat[name] = _value(item, planner)
+            continue
+        piece = planner.resolve_data(item)
+        if not isinstance(piece, torch.Tensor):
+            raise UnsupportedLeafError(
+                "a planner gives something else than a tensor", found=type(piece).__name__, where=f"item {name}"
+            )
+        chunk = item.tensor_data.chunk
+        shape, boxes, pieces = tensors.setdefault(name, (tuple(item.tensor_data.size), [], []))
+        boxes.append(Box(tuple(chunk.offsets), tuple(chunk.sizes)))
+        pieces.append(piece.detach())
+    for name, (shape, boxes, pieces) in tensors.items():
+        flat[name] = pieces[0] if boxes == [Box.whole(shape)] else Pieces(shape, boxes, pieces)
+    found = of_plan(flat, {name: _texts(paths.get(name, (name,))) for name in flat})
+    items = [
+        Item(item.path, tensors[name][2][0].dtype, tensors[name][0])
+        if (name := item.name) in tensors
+        else Item(item.path)
+        for item in found.items
+    ]
+    return Named(found.tree, tuple(items))
+
+
+def _texts(path: Keys) -> Keys:
+    """Of lists, each rank may have some places: they are dicts here."""
+    return tuple(map(str, path))
+
+
+def _value(item: WriteItem, planner: SavePlanner) -> Any:
+    """A value that is no tensor: what the planner would pickle."""
+    look_up = getattr(planner, "lookup_object", None)
+    if look_up is not None:
+        return look_up(item.index)
+    data: Any = planner.resolve_data(item)
+    try:
+        data.seek(0)
+        return torch.load(data, weights_only=True)
+    except Exception as error:  # of the planner's own
+        raise UnsupportedLeafError(
+            "a planner gives a value only as a pickle, which is not stored",
+            found=f"{type(error).__name__}: {error}".partition("\n")[0],
+            where=f"item {item.index.fqn}",
+            todo="give the planner a method lookup_object(index), as DefaultSavePlanner has",
+        ) from error
+
+
+# --- what a save was called with ---
+#
+# ``stage()`` is given the state alone; newer releases of torch (2.13 is one, 2.4 is not) tell the writer of the
+# ``checkpoint_id`` only afterwards, in another thread. But the step and the planner must be known before a share is
+# copied. They are arguments of a public function by their public names; so they are read there, and compared when DCP
+# says them. A writer sees what a planner makes of a state, never the state: whether it is a staged one must not
+# depend on what a planner of the caller leaves out or renames.
+
+
+class AsyncSave(NamedTuple):
+    """A call of ``dcp.async_save``; ``in_process``: the save is to be made by another process."""
+
+    checkpoint_id: Any = None
+    planner: Any = None
+    in_process: bool = False
+    no_dist: bool = False
+    use_collectives: bool = True
+    process_group: Any = None
+
+
+class Save(NamedTuple):
+    """A call of ``dcp.save``: the keys of the outermost dict of the state, and the group."""
+
+    keys: tuple[Any, ...] = ()
+    process_group: Any = None
+
+
+def calling_async_save() -> AsyncSave | None:
+    """The call that this one is a part of; None if there is none."""
+    found = _arguments_of("async_save")
+    if found is None:
+        return None
+    kind = getattr(found.get("async_checkpointer_type"), "value", None)
+    return AsyncSave(
+        found.get("checkpoint_id"),
+        found.get("planner"),
+        kind == "process",
+        bool(found.get("no_dist", False)),
+        bool(found.get("use_collectives", True)),
+        found.get("process_group"),
+    )
+
+
+def calling_save() -> Save | None:
+    """The call of ``dcp.save`` that this one is a part of; None if there is none."""
+    found = _arguments_of("save")
+    if found is None:
+        return None
+    state = found.get("state_dict")
+    return Save(tuple(state) if isinstance(state, Mapping) else (), found.get("process_group"))
+
+
+def _arguments_of(function: str) -> Mapping[str, Any] | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == function and frame.f_globals.get("__name__") == _MODULE:
+            return frame.f_locals
+        frame = frame.f_back
+    return None
+
+
+# --- what the ranks of a save tell each other through DCP's own exchanges, and what a rank keeps in between ---
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A state that is in staging memory, and what is in it on this rank."""
+
+    pending: Pending
+    items: tuple[Item, ...]
+
+
+class StagedSaves:
+    """Those of which DCP's own save is still to come. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._staged: dict[int, Staged] = {}  # guarded by the lock
+        self._digest = "", tuple[Item, ...]()  # of the last one that was asked for; nearly always, the next is the same
+
+    def put(self, staged: Staged) -> dict[str, None]:
+        """Keep one; returns the state that stands for it."""
+        with self._lock:
+            number = next(self._numbers)
+            self._staged[number] = staged
+            for old in sorted(self._staged)[:-MOST_STAGED]:
+                del self._staged[old]
+        return {f"{_MARK}{number}": None}
+
+    def told(self, name: str) -> Told | None:
+        """What this rank sends of the state that an item stands for; None if it was taken."""
+        with self._lock:
+            staged = self._staged.get(_number(name))
+            known, items = self._digest
+            if staged is not None and (not known or items != staged.items):
+                known, _ = self._digest = digest_of(staged.items), staged.items
+        return None if staged is None else Told(name, known)
+
+    def take(self, name: str) -> Staged | None:
+        """The one that an item stands for, once. Saves of DCP that are under way together come in any order."""
+        with self._lock:
+            return self._staged.pop(_number(name), None)
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix(_MARK))
+
+
+def mark_among(names: Iterable[object]) -> str | None:
+    """The name of an item that stands for a staged state; None if there is none."""
+    return next((name for name in names if isinstance(name, str) and name.startswith(_MARK)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a rank tells the coordinator with its plan: what stands for its state, and the digest of its items."""
+
+    mark: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the coordinator answers."""
+
+    #: As of :class:`Told`: planners may hand out an answer of an earlier save.
+    mark: str
+    #: Whether it asks what items this rank has: they are others than its own.
+    wants: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Wrote:
+    """What a rank tells of what it has written."""
+
+    #: None if the coordinator has the same.
+    items: tuple[Item, ...] | None
+
+
+def digest_of(items: Iterable[Item]) -> str:
+    """Equal for equal items."""
+    return str(xxhash.xxh3_128_hexdigest(repr(tuple(items)).encode("utf-8", "backslashreplace")))
+
+
+def answered(plans: list[SavePlan]) -> list[SavePlan]:
+    """The plans of all ranks, with answers to what they told; the first is the coordinator's."""
+    first = plans[0].storage_data
+    mine = first.digest if isinstance(first, Told) else ""
+    found = []
+    for rank, plan in enumerate(plans):
+        told = plan.storage_data
+        if isinstance(told, Told):
+            plan = replace(plan, storage_data=Answer(told.mark, rank == 0 or told.digest != mine))
+        found.append(plan)
+    return found
+
+
+# --- DCP's record of a checkpoint ---
+
+
+def describe(metadata: Metadata, items: Iterable[Item]) -> None:
+    """Make a record that of these items, in place: each tensor is one chunk, as any box of it can be read."""
+    found = {item.name: item for item in items}
+    metadata.state_dict_metadata = {name: _described(item) for name, item in found.items()}
+    metadata.planner_data = {name: item.path for name, item in found.items()}
+
+
+def _described(item: Item) -> TensorStorageMetadata | BytesStorageMetadata:
+    if item.dtype is None or item.shape is None:
+        return BytesStorageMetadata()
+    size = torch.Size(item.shape)
+    whole = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
+    return TensorStorageMetadata(TensorProperties(dtype=item.dtype), size, [whole])

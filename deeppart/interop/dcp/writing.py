@@ -24,11 +24,10 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from deeppart.errors import StateError
-from deeppart.interop.dcp.metadata import METADATA_NAME
+from deeppart.interop.formats import METADATA_NAME
 from deeppart.interop.opened import tensors_in
-from deeppart.interop.outline import Outline, outline
-from deeppart.interop.tensors import arrays_remark
-from deeppart.interop.torch_file.writing import Leaves, write_archive
+from deeppart.interop.outline import Outline, arrays_remark, outline
+from deeppart.interop.torch_file import Leaves, write_archive
 from deeppart.offline.export.beside import BesideFolder, Stream
 from deeppart.offline.export.reading import Content, Progress, Totals
 from deeppart.part.format import short

@@ -17,9 +17,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import deeppart
 from deeppart.errors import DeeppartError
-from deeppart.interop.data_position import go_to, own_generator, position
 from deeppart.interop.megatron import load, save
-from deeppart.interop.training_state import rng_state, set_rng_state
+from deeppart.interop.training_state import go_to, own_generator, position, rng_state, set_rng_state
 from tests.ports import free_port
 from tests.unit.interop.trainer_runs import EVERY, STEPS, Data, Run, Weights, main
 

@@ -27,15 +27,15 @@ from deeppart.errors import (
 from deeppart.interop import load
 from deeppart.interop.dcp.writing import DcpWriter
 from deeppart.interop.importing import import_checkpoint
-from deeppart.interop.safetensors.writing import SafetensorsWriter
-from deeppart.interop.torch_file.writing import TorchWriter
+from deeppart.interop.safetensors import SafetensorsWriter
+from deeppart.interop.torch_file import TorchWriter
 from deeppart.offline.export import export
 from deeppart.offline.export.archive import Hdf5Writer
 from deeppart.offline.export.hdf5 import Filter
 from deeppart.testing.states import difference
 from tests.tensor_kinds import coo, quantized
 from tests.unit.cli_support import call_json
-from tests.unit.interop.dcp.test_opening import COLUMNS, in_pieces
+from tests.unit.interop.dcp.test_loading import COLUMNS, in_pieces
 from tests.unit.interop.making import saved, training
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

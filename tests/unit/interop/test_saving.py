@@ -1,47 +1,56 @@
-"""When a checkpoint is due, and what is open and closed."""
+"""When a checkpoint is due, what is open and closed, a state that one rank cannot make, and SIGTERM.
+
+Ranks that agree on SIGTERM: tests/elastic/test_told.py.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import deeppart
-from deeppart.errors import CheckpointError, ConfigError
-from deeppart.interop.saving import Saving
+from deeppart.comm.base import Comm
+from deeppart.errors import CheckpointError, ConfigError, DeeppartError
+from deeppart.interop.saving import Saving, StopSignal, or_refusal
+from deeppart.interop.training_state import pack
+from tests.unit.sharded_states import checkpointer, on_ranks
 
 
-@pytest.mark.parametrize("every", [0, -1, 1.5, True, "auto"])
+@pytest.mark.parametrize("every", [0, 1.5, True, "auto"])
 def test_every_is_a_number_of_steps(every: int) -> None:
     with pytest.raises(ConfigError, match="every"):
-        Saving(None, every, sigterm=False)
+        Saving(None, every)
 
 
 def test_its_own_checkpointer_is_closed_and_the_last_step_is_saved_once(tmp_path: Path) -> None:
-    saving = Saving(deeppart.Config(persistent_dir=str(tmp_path)), 2, sigterm=False)
-    assert saving.restore({"a": 1}, "strict") is None
+    saving, made = Saving(deeppart.Config(persistent_dir=str(tmp_path)), 2), list[int]()
+    assert saving.restore({"a": 1}) is None
     saving.begin()
-    assert [step for step in range(1, 6) if saving.due(step)] == [2, 4]
-    saving.save({"a": 2}, 4)
-    assert saving.is_safe(4) and not saving.is_safe(5)
+    for step in range(1, 6):
+        saving.stepped(step)
+        saving.save_if_due(lambda step=step: made.append(step) or {"a": step}, step)  # type: ignore[misc]
+    assert made == [2, 4]
     first = saving.checkpointer
-    saving.end()
+    saving.finish(lambda: {"a": 5}, 5)
     with pytest.raises(CheckpointError, match="closed"):
-        first.checkpoint({"a": 3}, 5)
+        first.checkpoint({"a": 3}, 6)
     state = {"a": 0}
-    assert saving.restore(state, "strict") == 4 and state == {"a": 2}  # opened again
-    saving.end()
+    assert saving.restore(state) == 5 and state == {"a": 5}  # opened again
+    saving.finish(lambda: made.append(5), 5)
+    assert made == [2, 4]
 
 
 def test_one_that_was_given_stays_open(tmp_path: Path) -> None:
     with deeppart.Checkpointer(persistent_dir=str(tmp_path)) as checkpointer:
-        saving = Saving(checkpointer, 1, sigterm=False)
-        saving.save({"a": 1}, 1)
-        saving.end()
+        saving = Saving(checkpointer)
+        saving.finish(lambda: {"a": 1}, 1)
         checkpointer.checkpoint({"a": 2}, 2)
 
 
@@ -49,19 +58,91 @@ def test_a_signal_makes_one_step_due_which_goes_to_every_level(tmp_path: Path) -
     saving = Saving(deeppart.Config(persistent_dir=str(tmp_path), every={"persistent": 9}), 100, sigterm=True)
     saving.begin()
     try:
-        saving.save({"a": 1}, 1)
-        saving.save({"a": 1}, 2)
-        assert not saving.is_safe(2)  # of nine, one goes there
+        assert saving.save(lambda: {"a": 1}, 1).levels
+        assert not saving.save(lambda: {"a": 1}, 2).levels  # of nine, one goes there
         os.kill(os.getpid(), signal.SIGTERM)
-        assert saving.due(3) and saving.stopped
-        saving.save({"a": 1}, 3)
-        assert saving.is_safe(3)
-        assert not saving.due(4)
+        saving.stepped(3)
+        saving.save_if_due(lambda: {"a": 3}, 3)
+        assert saving.stopped
+        saving.stepped(4)
+        saving.save_if_due(lambda: {"a": 4}, 4)
     finally:
-        saving.end()
+        saving.close()
+    assert deeppart.load(tmp_path) == {"a": 3}
 
 
-def test_deeppart_imports_no_trainer() -> None:
-    script = "import sys, deeppart, deeppart.interop, deeppart.checkpointer; print(*sys.modules)"
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"transformers", "accelerate", "lightning", "torchdata"}.intersection(found)
+def test_where_one_rank_cannot_make_its_state_all_hear_why(tmp_path: Path) -> None:
+    def on_rank(comm: Comm) -> str:
+        with checkpointer(tmp_path, comm) as ck:
+            made = or_refusal(lambda: {"x": pack(object() if comm.rank else 1, "client_state")})
+            with pytest.raises(DeeppartError, match="client_state") as told:
+                ck.checkpoint(made, 1)
+            ck.checkpoint({"x": 1}, 1)  # and may go on
+        return type(told.value).__name__
+
+    assert on_ranks(2, on_rank) == ["RemoteRankError", "UnsupportedLeafError"]
+
+
+# --- SIGTERM ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stop() -> Iterator[StopSignal]:
+    before = signal.getsignal(signal.SIGTERM)
+    made = StopSignal()
+    made.listen()
+    made.listen()  # a second time changes nothing
+    yield made
+    made.end()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_whoever_had_the_signal_hears_nothing_meanwhile() -> None:
+    """A trainer's own handler would end the training before its checkpoint."""
+    heard = list[int]()
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        stop = StopSignal()
+        stop.listen()
+        assert not stop.told()
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.told() and not heard
+        stop.end()
+        signal.raise_signal(signal.SIGTERM)
+        assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_in_another_thread_it_is_not_noticed() -> None:
+    found = list[bool]()
+
+    def listen() -> None:
+        stop = StopSignal()
+        stop.listen()
+        found.append(stop.told())
+        stop.end()
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=listen)
+    thread.start()
+    thread.join(10)
+    assert found == [False] and signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.usefixtures("stop")
+def test_children_that_are_forked_end_by_it() -> None:
+    """As ``Process.terminate()`` and pools expect it. (Workers of a DataLoader get a handler of torch's own.)"""
+    child = multiprocessing.get_context("fork").Process(target=wait_long)
+    child.start()
+    child.terminate()
+    child.join(10)
+    ended = child.exitcode
+    child.kill()
+    child.join(10)
+    assert ended == -signal.SIGTERM
+
+
+def wait_long() -> None:
+    for _ in range(3000):  # a handler runs between two of them, and comes back
+        time.sleep(0.01)

@@ -1,10 +1,13 @@
-"""Random generators, and small nested values as texts."""
+"""Random generators, positions of data loaders, and small nested values as texts."""
 
 from __future__ import annotations
 
+import enum
 import random
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +16,10 @@ import torch
 
 import deeppart
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
-from deeppart.interop.training_state import pack, rng_state, set_rng_state, unpack
+from deeppart.interop.training_state import go_to, own_generator, pack, position, rng_state, set_rng_state, unpack
 from deeppart.testing import difference
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # by torchdata
 
 
 def draw() -> tuple[Any, ...]:
@@ -51,10 +56,33 @@ NESTED: dict[Any, Any] = {
 
 def test_a_nested_value_comes_back_to_the_last_bit() -> None:
     assert difference(NESTED, unpack(pack(NESTED, "x"), "x")) is None
-
-
-def test_what_derives_from_a_dict_comes_back_as_one() -> None:
     assert unpack(pack(OrderedDict(a=1), "x"), "x") == {"a": 1}
+
+
+class Stage(enum.Enum):
+    TWO = 2
+
+
+@dataclass
+class Scaler:
+    scale: float
+    window: Any
+
+
+def test_tensors_apart_and_objects_of_known_classes() -> None:
+    tensors = list[torch.Tensor]()
+    classes = {"Scaler": Scaler, "Stage": Stage}
+    state = {"module": {7: [torch.ones(2, 3), (torch.tensor(1), None)]}, "at": [Scaler(2.0, torch.ones(1)), Stage.TWO]}
+    text = pack(state, "x", tensors, classes)
+    assert [each.shape for each in tensors] == [(2, 3), (), (1,)]
+    found = unpack(text, "x", tensors, classes)
+    assert found["module"][7][0].data_ptr() == tensors[0].data_ptr() and found["module"][7][1] == (tensors[1], None)
+    assert type(found["at"][0]) is Scaler and found["at"][0].window is tensors[2] and found["at"][1] is Stage.TWO
+    for known, some in ((classes, tensors[:1]), ({}, tensors)):
+        with pytest.raises(CorruptFileError):
+            unpack(text, "x", some, known)
+    with pytest.raises(UnsupportedLeafError, match=r"Other(.|\n)*x/a/0"):
+        pack({"a": [type("Other", (), {})()]}, "x", tensors, classes)
 
 
 @pytest.mark.parametrize("value", [object(), torch.eye(2).to_sparse(), np.array([object()])])
@@ -83,3 +111,82 @@ def test_what_has_no_exact_encoding_is_refused_with_its_path(value: Any) -> None
 def test_another_text_is_damage(text: str) -> None:
     with pytest.raises(CorruptFileError):
         unpack(text, "x")
+
+
+# --- positions of data loaders ---
+
+
+class Numbers(torch.utils.data.IterableDataset[Any]):
+    """Of two epochs; each number is drawn from the process's random numbers."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Any:
+        while self.at < 20:
+            self.at += 1
+            yield torch.tensor([self.at, int(torch.randint(1000, ()))])
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+def stateful(data: Any, **how: Any) -> Any:
+    module = pytest.importorskip("torchdata.stateful_dataloader", reason="pip install 'deeppart[trainers]'")
+    return module.StatefulDataLoader(data, batch_size=2, **how)
+
+
+def test_a_loader_goes_on_with_the_same_batches() -> None:
+    data = list(range(20))
+    whole, resumed = (stateful(data, shuffle=True) for _ in range(2))
+    for loader in (whole, resumed):
+        own_generator(loader)
+    batches = iter(whole)
+    for _ in range(4):
+        next(batches)
+    saved = unpack(pack(position(whole), "x"), "x")
+    rest = [batch.tolist() for batch in batches]
+    go_to(resumed, saved)
+    assert [batch.tolist() for batch in resumed] == rest and len(rest) == 6
+    assert [batch.tolist() for batch in whole] == [batch.tolist() for batch in resumed]  # and in the next epoch
+
+
+def test_beginning_draws_nothing_from_the_process() -> None:
+    loader = stateful(Numbers())
+    own_generator(loader)
+    torch.manual_seed(3)
+    first = next(iter(loader))
+    torch.manual_seed(3)
+    assert first[0, 1] == torch.randint(1000, ())
+
+
+def test_a_generator_that_the_user_gave_stays_and_what_has_none_is_left_alone() -> None:
+    given = torch.Generator().manual_seed(5)
+    data: Any = list(range(4))
+    loader: Any = torch.utils.data.DataLoader(data, generator=given)
+    own_generator(loader)
+    assert loader.generator is given
+    other = SimpleNamespace(rank=3)
+    for each in (None, object(), other):
+        own_generator(each)
+    assert vars(other) == {"rank": 3}
+
+
+def test_a_subclass_that_pickles_its_position_is_asked_for_what_it_pickles() -> None:
+    kind = type(stateful([]))
+
+    class Pickling(kind):  # type: ignore[misc, valid-type]
+        def state_dict(self) -> dict[str, Any]:
+            raise AssertionError
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise AssertionError
+
+    loader, resumed = (Pickling(list(range(6)), batch_size=2) for _ in range(2))
+    next(iter(loader))
+    go_to(resumed, position(loader))
+    assert next(iter(resumed)).tolist() == [2, 3]

@@ -36,8 +36,8 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer as TitanTrainer
 
 from deeppart.errors import DeeppartError
-from deeppart.interop.data_position import own_generator
 from deeppart.interop.torchtitan import CheckpointManager
+from deeppart.interop.training_state import own_generator
 
 LENGTH, WORDS = 16, 64
 

@@ -6,14 +6,13 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from deeppart.interop.dcp.balance import FRAME_BYTES, Division, RankNotes, divide
+from deeppart.interop.dcp.balance import Division, RankNotes, divide
 from deeppart.model.boxes import Box
 from deeppart.plan.shards import fault_of_cover
 
@@ -126,13 +125,6 @@ def test_boulders_are_placed_before_the_rest() -> None:
     assert max(written) * 3 / sum(written) < 1.02
 
 
-def test_values_are_counted() -> None:
-    plan = [value("long"), tensor("w", (10_000,))]
-    division = divide([plan] * 2, [notes(plan, long=40_000)] * 2)
-    (writer,) = [rank for rank, items in enumerate(division.items) if any(item.index.fqn == "long" for item in items)]
-    assert nbytes(division.items[writer]) < 2 * FRAME_BYTES < nbytes(division.items[1 - writer])
-
-
 def test_one_rank_of_a_node_writes_what_all_of_its_ranks_have() -> None:
     plans = [[tensor("w", (1000, 100))] for _ in range(6)]
     plans[5].append(tensor("own", (100, 100)))
@@ -150,15 +142,6 @@ def test_empty_shards_stand_in_nobodys_way() -> None:
     plans = [[empty], [whole], [empty], [tensor("nothing", (0, 3))]]
     division = divide(plans, [notes(plan) for plan in plans])
     assert division.items == ([], [whole], [], plans[3]) and not division.differing
-
-
-def test_what_differs_is_written_by_the_lowest_rank_and_named() -> None:
-    plans = [[tensor("w", (5000,))], [tensor("w", (5001,))], [tensor("w", (5000,), None, torch.int32)]]
-    division = divide(plans, [notes(plan) for plan in plans])
-    assert division.items == (plans[0], [], []) and division.differing == {"w": [1, 2]}
-    same_type = [[tensor("w", (5000,))]] * 2
-    samples: list[Any] = [RankNotes("", {}, {same_type[0][0].index: number}) for number in (1, 2)]
-    assert divide(same_type, samples).differing == {"w": [1]}
 
 
 def test_rows_are_whole_unless_they_are_large() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -73,19 +72,6 @@ def test_what_it_holds() -> None:
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_in_any_protocol(protocol: int) -> None:
     assert decode_metadata(pickle.dumps(SOUND, protocol), "here") == decoded(SOUND)
-
-
-def test_what_torch_writes(tmp_path: Path) -> None:
-    dcp.save(
-        {"a": [torch.ones(2, dtype=torch.complex64), 5], "b": {"c": torch.zeros((), dtype=torch.bool)}},
-        checkpoint_id=tmp_path,
-    )
-    found = read_metadata(tmp_path)
-    assert {name: (of.dtype, of.shape) for name, of in found.tensors.items()} == {
-        "a.0": (torch.complex64, (2,)),
-        "b.c": (torch.bool, ()),
-    }
-    assert found.values.keys() == {"a.1"} and found.paths == {"a.0": ("a", 0), "a.1": ("a", 1), "b.c": ("b", "c")}
 
 
 def test_a_directory_without_metadata(tmp_path: Path) -> None:

@@ -5,15 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner, state_dict_loader
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
+from torch.testing._internal.two_tensor import TwoTensor
 
 import deeppart
-from deeppart.errors import ConfigError, CorruptFileError, FormatError, LeafMismatchError, RestoreError
+from deeppart.errors import (
+    ConfigError,
+    CorruptFileError,
+    DeeppartError,
+    FormatError,
+    FreedMemoryError,
+    LeafMismatchError,
+    RestoreError,
+)
 from deeppart.interop.dcp import StorageReader
+from deeppart.interop.dcp.storage_reader import Destination, destinations, hand_over
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
 KINDS = ["session", "directory"]
@@ -210,3 +223,201 @@ def test_impossible_sources() -> None:
     with pytest.raises(ConfigError, match="impossible source"):
         StorageReader(5)  # type: ignore[arg-type]
     assert StorageReader.validate_checkpoint_id("step_5") and not StorageReader.validate_checkpoint_id("five")
+
+
+# --- loads that fail, or that planners make otherwise: what is not loaded is as it was ---
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
+NUMBERS = np.arange(200_000.0) + 0.5
+
+
+def save(directory: Path, state: Any) -> None:
+    with deeppart.Checkpointer(persistent_dir=directory, compression="none") as checkpointer:
+        checkpointer.checkpoint(state, 7).wait()
+
+
+@pytest.fixture(params=KINDS)
+def load(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    def loads(live: dict[str, Any], **how: Any) -> None:
+        if request.param == "directory":
+            dcp.load(live, storage_reader=StorageReader(tmp_path), **how)
+            return
+        with deeppart.Checkpointer(persistent_dir=tmp_path, timeout=30) as checkpointer:
+            try:
+                dcp.load(live, storage_reader=StorageReader(checkpointer), **how)
+            except CheckpointException as error:  # it is no Exception
+                raise AssertionError(*[failure for failure, _ in error.failures.values()]) from error
+
+    return loads
+
+
+def failure_in(caught: pytest.ExceptionInfo[BaseException]) -> Any:
+    error = caught.value
+    return error.failures[0][0] if isinstance(error, CheckpointException) else error.args[0]
+
+
+def test_damage_in_what_is_no_tensor_changes_no_tensor(tmp_path: Path, load: Any) -> None:
+    save(tmp_path, {"w": torch.ones(200_000), "rng": ("MT", NUMBERS), "n": 5})
+    (part,) = tmp_path.glob("step-*/part*")
+    data = bytearray(part.read_bytes())
+    data[data.index(NUMBERS[1000:1010].tobytes())] ^= 1
+    part.write_bytes(data)
+    live: dict[str, Any] = {"w": torch.zeros(200_000), "rng": None, "n": 0}
+    with pytest.raises((CheckpointException, AssertionError)) as caught:
+        load(live)
+    assert isinstance(failure_in(caught), (CorruptFileError, RestoreError)) and "chunk" in str(failure_in(caught))
+    assert not live["w"].any() and live["rng"] is None and live["n"] == 0
+    load(live := {"w": torch.zeros(200_000), "n": 0})
+    assert bool((live["w"] == 1).all()) and live["n"] == 5
+
+
+class Unloved:
+    """Cannot be pickled."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> Any:
+        raise TypeError("not by pickle")
+
+
+deeppart.register(Unloved, lambda made: made.number, Unloved, name="tests.Unloved")
+
+
+def test_what_cannot_be_pickled_changes_no_tensor(tmp_path: Path, load: Any) -> None:
+    save(tmp_path, {"w": torch.ones(3), "of": (Unloved(3), torch.ones(1))})
+    live: dict[str, Any] = {"w": torch.zeros(3), "of": None}
+    with pytest.raises((CheckpointException, AssertionError)) as caught:
+        load(live)
+    assert "not by pickle" in str(failure_in(caught))
+    assert live["w"].tolist() == [0, 0, 0] and live["of"] is None
+
+
+class OneBuffer(DefaultLoadPlanner):
+    """Gives the same memory for every item, and copies on what it gets."""
+
+    def resolve_tensor(self, item: Any) -> torch.Tensor:
+        found = super().resolve_tensor(item)
+        self.buffer = getattr(self, "buffer", torch.empty(100))
+        return self.buffer[: found.numel()].view(found.shape)
+
+    def commit_tensor(self, item: Any, tensor: torch.Tensor) -> None:
+        super().resolve_tensor(item).copy_(tensor)
+
+
+def test_a_planner_with_one_buffer(tmp_path: Path, load: Any) -> None:
+    state = {"a": torch.ones(10), "b": torch.full((4, 5), 2.0), "c": torch.full((5,), 3.0)}
+    save(tmp_path, state)
+    live = {name: torch.zeros_like(each) for name, each in state.items()}
+    load(live, planner=OneBuffer())
+    assert all(torch.equal(live[name], each) for name, each in state.items())
+
+
+def test_what_cannot_take_a_tensor_changes_no_other(tmp_path: Path, load: Any) -> None:
+    save(tmp_path, {"a": torch.ones(4), "b": torch.ones(4)})
+    for bad in (torch.zeros(1).expand(4), torch.zeros(4).to_sparse(), torch.zeros(1, dtype=torch.half).expand(4)):
+        live = {"a": torch.zeros(4), "b": bad}
+        with pytest.raises((CheckpointException, AssertionError), match="cannot be filled: b"):
+            load(live)
+        assert not live["a"].any()
+
+
+def test_tensors_of_subclasses(tmp_path: Path, load: Any) -> None:
+    save(
+        tmp_path,
+        {"w": torch.ones(4), "two": TwoTensor(torch.ones(4), torch.ones(4)), "sparse": torch.eye(2).to_sparse()},
+    )
+    live: dict[str, Any] = {"w": TwoTensor(torch.zeros(4), torch.zeros(4))}
+    load(live)  # from a plain one, as DCP does it
+    assert live["w"].a.tolist() == live["w"].b.tolist() == [1] * 4
+    live = {"w": torch.zeros(4), "two": TwoTensor(torch.zeros(4), torch.zeros(4))}
+    with pytest.raises((CheckpointException, AssertionError), match="only its class could make it"):
+        load(live)
+    assert not live["w"].any() and not live["two"].a.any()
+    load(live := {"sparse": None})  # and nothing else
+    assert torch.equal(live["sparse"].to_dense(), torch.eye(2))
+
+
+# --- where a planner puts tensors, looked at before anything is changed ---
+
+
+class Planner(DefaultLoadPlanner):
+    """Has a tensor for each item, by place."""
+
+    def __init__(self, tensors: list[Any]) -> None:
+        super().__init__()
+        self.tensors = tensors
+
+    def resolve_tensor(self, item: Any) -> Any:
+        return self.tensors[int(item.storage_index.fqn)]
+
+
+class Commits(Planner):
+    """Copies on what it is given back."""
+
+    def commit_tensor(self, item: Any, tensor: torch.Tensor) -> None:
+        self.copies = [*getattr(self, "copies", []), tensor.clone()]
+
+
+def asked(planner: Planner, *, may_refuse: bool = False, sizes: tuple[int, ...] = (4,)) -> list[Destination]:
+    items = [
+        ReadItem(
+            LoadItemType.TENSOR,
+            MetadataIndex(str(place)),
+            torch.Size([0] * len(sizes)),
+            MetadataIndex(str(place), torch.Size([0] * len(sizes))),
+            torch.Size([1] * len(sizes)),
+            torch.Size(sizes),
+        )
+        for place in range(len(planner.tensors))
+    ]
+    return destinations(planner, items, lambda name: torch.float32, may_refuse=may_refuse)
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_one_buffer_for_all_items(columns: bool) -> None:
+    buffer = torch.zeros(4, 2)
+    tensors = [buffer[:, 0], buffer[:, 1], buffer[:, 0]] if columns else [buffer.view(-1)[at : at + 4] for at in (0, 3)]
+    planner = Commits([*tensors, torch.zeros(4)])
+    found = asked(planner, may_refuse=True)
+    assert [each.is_beside for each in found] == [True] * len(tensors) + [False]
+    for number, each in enumerate(found):
+        each.memory.fill_(number)
+    hand_over(planner, found)
+    assert [each.tolist() for each in planner.copies] == [[float(number)] * 4 for number in range(len(found))]
+    # What is the state itself is left to whoever compares what its names get.
+    assert [each.is_beside for each in asked(Planner(tensors), may_refuse=True)] == [False] * len(tensors)
+    assert any(each.is_beside for each in asked(Planner(tensors)))
+
+
+def test_a_range_within_another_after_one_that_ends_before() -> None:
+    memory = torch.zeros(100)
+    planner = Commits([memory[20:24], memory.as_strided((4,), (30,)), memory[5:9], memory[95:99]])
+    assert [each.is_beside for each in asked(planner)] == [True, True, True, False]
+
+
+def freed() -> torch.Tensor:
+    tensor = torch.zeros(4)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def of_inference() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.zeros(4, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind"),
+    [
+        (lambda: torch.zeros(5), LeafMismatchError),
+        (lambda: torch.zeros(1).expand(4), LeafMismatchError),
+        (lambda: torch.zeros(4).to_sparse(), LeafMismatchError),
+        (of_inference, LeafMismatchError),
+        (freed, FreedMemoryError),
+    ],
+)
+def test_what_cannot_be_filled(tensor: Any, kind: type[DeeppartError]) -> None:
+    with pytest.raises(kind, match="1"):
+        asked(Planner([torch.zeros(4), tensor()]))

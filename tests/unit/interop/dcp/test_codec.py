@@ -1,22 +1,28 @@
-"""The stream of the tensor codec: every byte comes back, whatever was written, and damage is noticed."""
+"""The tensor codec: every byte of its stream comes back, damage is noticed; and DCP's own files through it."""
 
 from __future__ import annotations
 
 import io
+import os
 import random
 import struct
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 import xxhash
 import zstandard
+from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter
 
-from deeppart.errors import CorruptFileError, FormatError
-from deeppart.interop.dcp import codec_stream
+from deeppart.errors import CorruptFileError, DeeppartError, FormatError, NewerFormatError
+from deeppart.interop.dcp import BalancedSavePlanner, TensorCodecExtension, extension_registry, load
 from deeppart.interop.dcp.codec_stream import DecodingStream, EncodingStream, decoded
 from deeppart.state.tree.leaves import TORCH_DTYPES
+from tests.unit.sharded_states import same
 
 _MOST = 1 << 30
 
@@ -71,15 +77,6 @@ def test_every_dtype_comes_back_however_it_was_written(name: str) -> None:
             assert DecodingStream(io.BytesIO(stream)).read() == data
 
 
-@pytest.mark.parametrize("frame_bytes", [64, 4096, 100_000])
-def test_frames_of_other_lengths(frame_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors of many frames, without their megabytes."""
-    monkeypatch.setattr(codec_stream, "FRAME_BYTES", frame_bytes)
-    data = saved(tensor_of(torch.float32, 300_000))
-    for pieces in ([data], cut(data, random.Random(1))):
-        assert decoded(encoded(pieces), _MOST, "here") == data
-
-
 def test_frames_of_their_own_length() -> None:
     data = saved(tensor_of(torch.bfloat16, 9 << 20))
     stream = encoded([data])
@@ -105,11 +102,6 @@ def test_frames_of_their_own_length() -> None:
 def test_other_streams_come_back(data: bytes) -> None:
     for pieces in ([data], cut(data, random.Random(2)), [data[:700], data[700:]]):
         assert decoded(encoded(pieces), _MOST, "here") == data
-
-
-def test_what_is_written_may_be_of_any_shape() -> None:
-    tensor = torch.arange(6000, dtype=torch.int32).view(60, 100)
-    assert decoded(encoded([tensor.numpy()]), _MOST, "here") == tensor.numpy().tobytes()
 
 
 def test_reading_in_small_pieces() -> None:
@@ -138,9 +130,6 @@ def test_an_error_in_the_middle_leaves_no_end() -> None:
     assert not output.ended
     with pytest.raises(CorruptFileError):
         decoded(output.getvalue(), _MOST, "here")
-
-
-# --- damage -----------------------------------------------------------------------------------------------------------
 
 
 def readers(data: bytes) -> list[Any]:
@@ -221,6 +210,84 @@ def test_no_more_than_what_was_asked_for() -> None:
     assert decoded(stream, 50 << 20, "here") == bytes(50 << 20)
 
 
-def test_a_good_stream_of_single_frames() -> None:
-    """That what is refused above is refused for what it claims."""
-    assert decoded(frame(1, 1 << 20, ZEROS) + frame(0, 4, b"1234") + end((1 << 20) + 4), _MOST, "")[-5:] == b"\x001234"
+# --- the tensor in what torch.save writes ---
+
+
+# --- under DCP's own writer and reader ---
+
+
+_extension = pytest.importorskip("torch.distributed.checkpoint._extension", reason="extensions came with torch 2.7")
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
+
+
+def state() -> dict[str, Any]:
+    torch.manual_seed(5)
+    return {
+        "model": {"w": torch.randn(300, 200) * 0.02, "half": torch.randn(5000).bfloat16(), "n": torch.tensor(3)},
+        "layers": {"0": torch.randn(70, 90).T, "1": {"empty": torch.zeros(0, 2), "mask": torch.rand(3000) > 0.5}},
+        "tokens": torch.arange(4000),
+        "text": "x" * 9000,
+        "step": 5,
+    }
+
+
+def blank(item: Any) -> Any:
+    if isinstance(item, torch.Tensor):
+        return torch.zeros(item.shape, dtype=item.dtype)
+    if isinstance(item, dict):
+        return {key: blank(each) for key, each in item.items()}
+    return None
+
+
+def save(path: Path, extensions: list[Any], **options: Any) -> int:
+    """Returns the bytes of the files."""
+    writer = FileSystemWriter(path, _extensions=extensions, sync_files=False, **options)
+    dcp.save(state(), storage_writer=writer, planner=BalancedSavePlanner())
+    return sum(file.stat().st_size for file in path.glob("*.distcp"))
+
+
+@pytest.mark.parametrize("options", [{}, {"thread_count": 3, "single_file_per_rank": False}])
+def test_dcps_reader_and_ours_load_it(tmp_path: Path, options: dict[str, Any]) -> None:
+    save(tmp_path, [TensorCodecExtension()], **options)
+    found = blank(state())
+    dcp.load(found, storage_reader=FileSystemReader(tmp_path, _extension_registry=extension_registry()))
+    assert same(found, state())
+    assert same(load(tmp_path), state())
+
+
+def test_a_reader_that_does_not_know_it_names_it(tmp_path: Path) -> None:
+    save(tmp_path, [TensorCodecExtension()])
+    with pytest.raises(CheckpointException, match=r"stream\.deeppart-tensor"):
+        dcp.load(blank(state()), checkpoint_id=tmp_path)
+
+
+@pytest.mark.parametrize("ours_first", [False, True])
+def test_beside_another_one(tmp_path: Path, ours_first: bool) -> None:
+    """DCP writes through two extensions, and undoes them in the wrong order; ``load`` does not."""
+    extensions = [_extension.ZStandard(), TensorCodecExtension()]
+    save(tmp_path, extensions[::-1] if ours_first else extensions)
+    assert same(load(tmp_path), state())
+
+
+def test_damaged_files_end_in_errors(tmp_path: Path) -> None:
+    save(tmp_path, [TensorCodecExtension()])
+    (path,) = tmp_path.glob("*.distcp")
+    sound = path.read_bytes()
+    for place in np.linspace(0, len(sound) - 1, 25, dtype=int).tolist():
+        path.write_bytes(sound[:place] + bytes([sound[place] ^ 16]) + sound[place + 1 :])
+        with pytest.raises(DeeppartError):
+            load(tmp_path)
+        with pytest.raises(CheckpointException, match="tensor codec is damaged"):
+            dcp.load(
+                blank(state()), storage_reader=FileSystemReader(tmp_path, _extension_registry=extension_registry())
+            )
+    os.truncate(path, len(sound) // 2)
+    with pytest.raises(DeeppartError):
+        load(tmp_path)
+
+
+def test_versions() -> None:
+    (found,) = extension_registry().from_descriptor_list([TensorCodecExtension().get_descriptor()])
+    assert isinstance(found, TensorCodecExtension)
+    with pytest.raises(NewerFormatError, match="newer tensor codec"):
+        extension_registry().from_descriptor_list(["stream.deeppart-tensor/2"])

@@ -1,0 +1,493 @@
+"""HDF5 files: what `deeppart export` has written comes back exactly; files of others as nested groups; hostile ones."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import types
+from collections import Counter, OrderedDict, defaultdict, namedtuple
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import deeppart
+from deeppart.errors import CorruptFileError, DeeppartError, StructureMismatchError, UnsupportedLeafError
+from deeppart.interop.hdf5 import _MOST_CHUNK_BYTES, load, open_hdf5
+from deeppart.interop.importing import import_checkpoint
+from deeppart.offline.export import export
+from deeppart.offline.export.archive import Hdf5Writer
+from deeppart.offline.export.hdf5 import Filter
+from deeppart.state.tree.leaves import TORCH_DTYPES
+from deeppart.testing.states import difference
+from tests.features import script_values
+from tests.features.script_files import bits
+from tests.tensor_kinds import coo, quantized
+from tests.unit.offline.export.reading import written
+
+W = np.arange(12, dtype="<f4").reshape(3, 4)
+
+
+def made(path: Path, fill: Callable[[Any], object]) -> Path:
+    """A file that has ``w``, and what ``fill`` puts into it."""
+    with h5py.File(path, "w") as file:
+        file["w"] = W
+        fill(file)
+    return path
+
+
+Row = namedtuple("Row", "z a")
+
+
+@dataclasses.dataclass
+class Plan:
+    steps: int
+    weight: Any
+
+
+def trained() -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    octets = torch.arange(1 << 14, dtype=torch.int32).to(torch.uint16).view(torch.uint8)
+    weight = torch.nn.Parameter(torch.randn(400, 30))
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "dtypes": {name: (octets & 1 if name == "bool" else octets).view(kind) for name, kind in TORCH_DTYPES.items()},
+        "arrays": [np.array(["größe", "b"]), np.arange(4, dtype=">i2"), np.array(["2026-01-02"], "M8[D]"), np.zeros(0)],
+        "ties": {"a": weight, "b": weight},
+        "keys": {0: 1, "0": 2, True: 3, "": 4, "a/b": 5, None: 6, (1, "x"): 7},
+        "order": OrderedDict([("z", 1), ("a", torch.ones(2)), ("m", 2)]),
+        "row": Row(torch.zeros(2), 1),
+        "tables": [Counter("abba"), defaultdict(int, {"a": 1})],
+        "values": [1, -0.0, float("nan"), 1 << 80, b"", b"a\0", "a\0", True, None, 2j, np.float32(1.5), np.bool_(True)],
+        "runs": [list(range(20)), tuple([0.5] * 9), [True] * 8, ["a", 1] * 9],
+        "deques": [collections.deque([1, 2], 5), collections.deque(range(20)), collections.deque()],
+        "spaces": [argparse.Namespace(lr=0.1), types.SimpleNamespace(n=3)],
+        "made": {"sparse": coo(), "quantized": quantized()},
+        "empty": [{}, [], ()],
+        "scalar": torch.tensor(1.5),
+        "none": torch.zeros(0, 3),
+    }
+
+
+@pytest.mark.parametrize("gzip", [None, 1])
+def test_what_was_exported_comes_back_exactly(tmp_path: Path, gzip: int | None) -> None:
+    written(tmp_path / "ckpt", trained())
+    export(tmp_path / "ckpt", tmp_path / "x.h5", Hdf5Writer(None if gzip is None else Filter(gzip)))
+    expected = deeppart.load(tmp_path / "ckpt")
+    found = load(tmp_path / "x.h5")
+    assert difference(expected, found, ordered=False) is None
+    assert list(found["order"]) == ["z", "a", "m"] and found["row"]._fields == ("z", "a")
+    assert found["ties"]["a"] is found["ties"]["b"] and found["deques"][0].maxlen == 5
+    done = import_checkpoint(tmp_path / "x.h5", tmp_path / "again", step=7)
+    assert (done.form, done.files) == ("hdf5", 1)
+    again = deeppart.load(tmp_path / "again", step=7)
+    assert difference(expected, again, ordered=False) is None
+    assert again["ties"]["a"].data_ptr() == again["ties"]["b"].data_ptr()
+
+
+def test_objects_with_tensors_in_them(tmp_path: Path) -> None:
+    state = {
+        "plan": Plan(3, torch.ones(2)),
+        "space": types.SimpleNamespace(t=torch.full((3,), 2.0)),
+        "window": collections.deque([torch.full((1 << 20,), 3.0), np.arange(5.0)]),
+    }
+    written(tmp_path / "ckpt", state)
+    export(tmp_path / "ckpt", tmp_path / "x.h5")
+    expected = bits(deeppart.load(tmp_path / "ckpt"))
+    assert bits(load(tmp_path / "x.h5")) == expected and type(load(tmp_path / "x.h5")["plan"]).__name__ == "Plan"
+    import_checkpoint(tmp_path / "x.h5", tmp_path / "again")
+    assert bits(deeppart.load(tmp_path / "again")) == expected
+
+
+def test_states_of_scripts(tmp_path: Path) -> None:
+    """Enums, dataclasses, sets, dates and the like, as `deeppart.load` gives them."""
+    written(tmp_path / "ckpt", script_values.state(1))
+    export(tmp_path / "ckpt", tmp_path / "x.h5")
+    import_checkpoint(tmp_path / "x.h5", tmp_path / "again")
+    live = script_values.state(0)
+    with deeppart.Checkpointer(persistent_dir=tmp_path / "again") as ck:
+        ck.restore(live)
+    expected = script_values.state(1)
+    found = {key: live["values"][key] for key in expected["values"]}  # an archive has no order of keys
+    assert bits(found) == bits(expected["values"])
+    assert bits(live["in place"]["deque"]) == bits(expected["in place"]["deque"])
+
+
+def test_a_part_of_an_archive(tmp_path: Path) -> None:
+    written(tmp_path / "ckpt", trained())
+    export(tmp_path / "ckpt", tmp_path / "x.h5", keys=["optimizer/*", "order"])
+    expected = deeppart.load(tmp_path / "ckpt", keys=["optimizer/*"])
+    found = load(tmp_path / "x.h5", "optimizer/*")
+    assert difference(expected, found, ordered=False) is None
+    assert set(found["optimizer"]["state"]) == {0, 1, 2, 3}
+    with pytest.raises(StructureMismatchError, match=r"such as optimizer/\*"):
+        load(tmp_path / "x.h5", "optimzer/*")
+
+
+def test_groups_of_others_are_dicts_and_attributes_are_told(tmp_path: Path) -> None:
+    def fill(file: Any) -> None:
+        group = file.create_group("model/encoder")
+        group["bias"], group.attrs["made by"] = np.ones(3, ">f4"), "somebody"
+        file["epoch"] = 3
+
+    path = made(tmp_path / "x.h5", fill)
+    found = load(path)
+    assert found["w"].tolist() == W.tolist() and found["epoch"].item() == 3
+    assert found["model"]["encoder"]["bias"].dtype.str == ">f4"
+    done = import_checkpoint(path, tmp_path / "ckpt")
+    assert done.remarks == ("attributes of groups and data sets were left out: 1",)
+    assert difference(found, deeppart.load(tmp_path / "ckpt")) is None
+
+
+EDITS: dict[str, tuple[Any, str]] = {
+    "another type": (lambda f: f["state/t"].attrs.__setitem__("type", "torch.int32"), "not what its attribute says"),
+    "an unknown type": (lambda f: f["state/t"].attrs.__setitem__("type", "torch.load"), "a type this library"),
+    "a type that numpy would evaluate": (
+        lambda f: f["state/t"].attrs.__setitem__("type", "numpy.(1,)f4"), "a type this library",
+    ),
+    "an unknown container": (lambda f: f["state/l"].attrs.__setitem__("type", "os.system"), "cannot be read"),
+    "a list with a hole": (lambda f: f["state/l"].__delitem__("0"), "cannot be read"),
+    "no class": (lambda f: f["state/r"].attrs.__setitem__("name", "a b"), "cannot be read"),
+    "a form without a kind": (lambda f: f["state/d"].attrs.__setitem__("form", "[]"), "cannot be read"),
+    "a deque of less": (lambda f: f["state/d"].attrs.__setitem__("form", '["deque", -1]'), "cannot be read"),
+    "an object of no name": (
+        lambda f: f["state/l"].attrs.__setitem__("form", '["dataclass", "m", "a\\u0000", []]'), "cannot be read",
+    ),
+    "no key": (lambda f: f["state/k/1"].attrs.__setitem__("key", '["eval", "1"]'), "cannot be decoded"),
+    "no JSON": (lambda f: f["state/k/1"].attrs.__setitem__("key", "[" * 100_000), "cannot be read"),
+    "a deque of no length": (lambda f: f["state/d"].attrs.__setitem__("form", '["deque", "x"]'), "cannot be read"),
+    "a form of ours alone": (lambda f: f["state/d"].attrs.__setitem__("form", '["module", "x"]'), "cannot be read"),
+    "data of no dataclass": (
+        lambda f: f["state/l"].attrs.__setitem__("form", '["dataclass", "m", "q", ["a"]]'), "do not make one",
+    ),
+    "a number as text": (lambda f: f["state/v"].attrs.__setitem__("type", "str"), ""),
+    "a value of no kind": (lambda f: f["state/v"].attrs.__setitem__("type", "eval"), "no kind that is known"),
+    "an order of other names": (lambda f: f["state/r"].attrs.__setitem__("order", '["z"]'), "cannot be read"),
+    "no state": (lambda f: f.__delitem__("state"), "has no state"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_edited_archives(tmp_path: Path, name: str) -> None:
+    state = {
+        "t": torch.ones(4), "l": [torch.ones(1), 2], "r": Row(1, torch.ones(1)), "k": {1: torch.ones(1)},
+        "d": collections.deque([torch.ones(1)], 3), "v": 5,
+    }  # fmt: skip
+    written(tmp_path / "ckpt", state)
+    export(tmp_path / "ckpt", tmp_path / "x.h5")
+    edit, said = EDITS[name]
+    with h5py.File(tmp_path / "x.h5", "r+") as file:
+        edit(file)
+    if not said:
+        assert load(tmp_path / "x.h5")["v"] == "5"
+        return
+    with pytest.raises(CorruptFileError, match=said):
+        load(tmp_path / "x.h5")
+
+
+def test_what_is_refused_takes_with_it_what_needs_it(tmp_path: Path) -> None:
+    """A list is not what it was without an item; a dict can do without, if the keys leave it out."""
+    state = {"l": [torch.ones(2), 1], "d": {"a": torch.ones(2), "b": 1}, "w": torch.ones(2)}
+    written(tmp_path / "ckpt", state)
+    export(tmp_path / "ckpt", tmp_path / "x.h5")
+    with h5py.File(tmp_path / "x.h5", "r+") as file:
+        for name in ("state/l/0", "state/d/a"):
+            del file[name]
+            file[name] = h5py.ExternalLink("other.h5", "/secret")
+    for keys in ("l", "d", "d/a", None):
+        with pytest.raises(UnsupportedLeafError, match="external link"):
+            load(tmp_path / "x.h5", keys)
+    assert load(tmp_path / "x.h5", ["d/b", "w"])["d"] == {"b": 1}
+
+
+def test_archives_of_before_have_no_order(tmp_path: Path) -> None:
+    """Without it a namedtuple cannot be made: its fields would be exchanged."""
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.attrs["deeppart_archive"] = 1
+        state = file.create_group("state")
+        state.attrs["type"] = "dict"
+        row = state.create_group("row")
+        row.attrs["type"], row.attrs["name"] = "namedtuple", "Row"
+        for name, value in (("z", 1), ("a", 2)):
+            row[name] = value
+            row[name].attrs["type"] = "int"
+    assert load(tmp_path / "x.h5") == {"row": {"a": 2, "z": 1}}
+
+
+# --- elements: every type that a leaf can have, read some MiB at a time, and nothing that is not there ---
+
+
+NUMBERS: dict[str, torch.dtype | None] = {
+    "<f8": torch.float64, "<f4": torch.float32, "<f2": torch.float16, "<i8": torch.int64, "<i2": torch.int16,
+    "|i1": torch.int8, "<u8": torch.uint64, "<u4": torch.uint32, "|u1": torch.uint8, "|b1": torch.bool,
+    "<c8": torch.complex64, "<c16": torch.complex128, ">f4": None, ">i8": None, ">c16": None, "|S5": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_types_of_others(tmp_path: Path, name: str) -> None:
+    array = np.array([[0, 1], [2, 3]]).astype(name)
+    path = made(tmp_path / "x.h5", lambda f: f.update({"x": array, "s": array[1, 1], "e": array[:0]}))
+    found, dtype = load(path), NUMBERS[name]
+    if dtype is None:
+        assert found["x"].dtype.str == name and found["x"].tolist() == array.tolist()
+    else:
+        assert found["x"].dtype is dtype and found["x"].tolist() == array.tolist()
+        assert found["s"].shape == () and found["s"].item() == array[1, 1]
+    assert tuple(found["e"].shape) == (0, 2)
+
+
+def test_texts_nothing_times_and_enumerations(tmp_path: Path) -> None:
+    def fill(file: Any) -> None:
+        file["text"], file["nothing"] = "größe", h5py.Empty("f4")
+        times = np.array(["2026-01-02"], "<M8[D]")
+        file["time"] = times.astype(h5py.opaque_dtype(times.dtype))
+
+    found = load(made(tmp_path / "x.h5", fill))
+    assert found["text"] == "größe" and found["nothing"] is None
+    assert found["time"].dtype.str == "<M8[D]" and found["time"][0] == np.datetime64("2026-01-02")
+
+
+SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "rows": ((1000, 70), (7, 70)),
+    "boxes": ((100, 90, 80), (30, 40, 50)),
+    "a long row": ((2, 500_000), (1, 1000)),
+    "one": ((100_000,), (33_333,)),
+    "thin": ((3, 1, 5), (2, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("slab", [1, 4000, 16 << 20])
+@pytest.mark.parametrize("name", SHAPES)
+def test_bytes_in_any_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, slab: int) -> None:
+    shape, chunks = SHAPES[name]
+    monkeypatch.setattr("deeppart.interop.hdf5._SLAB_BYTES", slab)
+    array = np.random.default_rng(1).integers(0, 1 << 40, shape)
+    options = {"chunks": chunks, "compression": "gzip", "shuffle": True}
+    path = made(tmp_path / "x.h5", lambda f: f.create_dataset("x", data=array, **options))
+    with ExitStack() as closing:
+        opened = open_hdf5(path, closing, "x")
+        (source,) = [each for each in opened.sources.values() if each.nbytes == array.nbytes]
+        found = bytearray(array.nbytes)
+        at, rng = 0, np.random.default_rng(2)
+        while at < len(found):
+            piece = min(int(rng.integers(1, array.nbytes)), len(found) - at)
+            source.read_into(at, memoryview(found)[at : at + piece])
+            at += piece
+        again = bytearray(24)
+        source.read_into(8, memoryview(again))
+    assert bytes(found) == array.tobytes() and bytes(again) == array.tobytes()[8:32]
+
+
+def test_rows_are_read_one_by_one_where_their_chunks_are_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deeppart.interop.hdf5._MOST_CHUNK_BYTES", 4096)
+    monkeypatch.setattr("deeppart.interop.hdf5._SLAB_BYTES", 1024)
+    array = np.arange(64 * 600, dtype="<i4").reshape(64, 600)
+    path = made(tmp_path / "x.h5", lambda f: f.create_dataset("x", data=array, chunks=(16, 8), compression="lzf"))
+    lengths: list[int] = []
+    empty = np.empty
+    monkeypatch.setattr("deeppart.interop.hdf5.np.empty", lambda n, dtype: lengths.append(n) or empty(n, dtype))
+    with ExitStack() as closing:
+        opened = open_hdf5(path, closing, "x")
+        (source,) = [each for each in opened.sources.values() if each.nbytes == array.nbytes]
+        lengths.clear()
+        found = bytearray(array.nbytes)
+        source.read_into(0, memoryview(found))
+    assert bytes(found) == array.tobytes() and max(lengths) <= 4096
+
+
+def unwritten(file: Any) -> None:
+    file.create_dataset("x", shape=(1 << 40,), dtype="f8")
+
+
+def sparse(file: Any) -> None:
+    made = file.create_dataset("x", shape=(1 << 20, 1 << 20), chunks=(64, 64), dtype="f8", compression="gzip")
+    made[0, 0] = 1
+
+
+def elsewhere(file: Any) -> None:
+    file.create_dataset("x", shape=(4,), dtype="f8", external=[("other.bin", 0, 32)])
+
+
+def virtual(file: Any) -> None:
+    layout = h5py.VirtualLayout(shape=(3,), dtype="f8")
+    layout[:] = h5py.VirtualSource("other.h5", "x", shape=(3,))
+    file.create_virtual_dataset("x", layout)
+
+
+def filtered(file: Any) -> None:
+    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plist.set_chunk((4,))
+    plist.set_filter(305, h5py.h5z.FLAG_OPTIONAL, (1,))  # LZO, which this HDF5 does not have
+    h5py.h5d.create(file.id, b"x", h5py.h5t.IEEE_F64LE, h5py.h5s.create_simple((4,)), dcpl=plist)
+
+
+def tagged(file: Any) -> None:
+    kind = h5py.h5t.create(h5py.h5t.OPAQUE, 8)
+    kind.set_tag(b"NUMPY:(1)i8")
+    h5py.h5d.create(file.id, b"x", kind, h5py.h5s.create_simple((4,)))
+
+
+def long_chunks(file: Any) -> None:
+    shape = (_MOST_CHUNK_BYTES // 4 + 1,)
+    file.create_dataset("x", shape=shape, chunks=shape, maxshape=(None,), dtype="f4", compression="gzip")
+
+
+HOSTILE_ELEMENTS: dict[str, tuple[Callable[[Any], object], type[DeeppartError], str]] = {
+    "never written": (unwritten, CorruptFileError, "more elements than the file can hold"),
+    "hardly written": (sparse, CorruptFileError, "more elements than the file can hold"),
+    "chunks that fill all memory": (long_chunks, CorruptFileError, "too long"),
+    "in another file": (elsewhere, UnsupportedLeafError, "external storage"),
+    "virtual": (virtual, UnsupportedLeafError, "virtual data set"),
+    "a filter": (filtered, UnsupportedLeafError, "filter 305"),
+    "texts of any length": (lambda f: f.__setitem__("x", ["a", "bc"]), UnsupportedLeafError, "of a kind"),
+    "lists": (
+        lambda f: f.create_dataset("x", (2,), h5py.vlen_dtype(np.int32)), UnsupportedLeafError, "vlen",
+    ),
+    "references": (lambda f: f.create_dataset("x", (2,), h5py.ref_dtype), UnsupportedLeafError, "reference"),
+    "records": (lambda f: f.create_dataset("x", (2,), [("a", "f4"), ("b", "i4")]), UnsupportedLeafError, "compound"),
+    "what numpy would evaluate": (tagged, UnsupportedLeafError, "opaque"),
+    "long doubles": (lambda f: f.__setitem__("x", np.zeros(2, "g")), UnsupportedLeafError, "float of 16"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE_ELEMENTS)
+def test_what_is_not_there_or_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other.bin").write_bytes(bytes(32))
+    with h5py.File("other.h5", "w") as other:
+        other["x"] = np.arange(3.0)
+    fill, kind, said = HOSTILE_ELEMENTS[name]
+    path = made(tmp_path / "x.h5", fill)
+    with pytest.raises(kind, match=said) as caught:
+        load(path)
+    assert f"{path}, x" in str(caught.value)
+    assert load(path, "w").keys() == {"w"}
+
+
+def test_data_sets_over_the_same_bytes_are_not_more_than_the_file(tmp_path: Path) -> None:
+    """Forged: a thousand headers that all say the same place of the file."""
+    path = made(
+        tmp_path / "x.h5", lambda f: [f.create_dataset(f"d{n}", data=np.full(40_000, n, "u1")) for n in range(9)]
+    )
+    with h5py.File(path) as file:
+        places = [file[f"d{n}"].id.get_offset() for n in range(9)]
+    data = bytearray(path.read_bytes())
+    for place in places[1:]:
+        at = data.find(place.to_bytes(8, "little") + (40_000).to_bytes(8, "little"))
+        assert at > 0
+        data[at : at + 8] = places[0].to_bytes(8, "little")
+    path.write_bytes(data[: places[0] + 60_000])
+    with pytest.raises(CorruptFileError):
+        load(path)
+
+
+# --- links: followed within the file, and to an end ---
+
+
+def circle(file: Any) -> None:
+    file["a"], file["b"] = h5py.SoftLink("/b"), h5py.SoftLink("/a")
+
+
+def long_way(file: Any) -> None:
+    for number in range(40):
+        file[f"s{number}"] = h5py.SoftLink(f"/s{number + 1}")
+    file["s40"] = np.ones(2)
+
+
+def itself(file: Any) -> None:
+    group = file.create_group("g")
+    group["again"] = group
+
+
+def deep(file: Any) -> None:
+    group = file
+    for _ in range(300):
+        group = group.create_group("g")
+
+
+def through_an_external_one(file: Any) -> None:
+    file["out"], file["soft"] = h5py.ExternalLink("other.h5", "/"), h5py.SoftLink("/out/secret")
+
+
+HOSTILE_LINKS: dict[str, tuple[Callable[[Any], object], type[DeeppartError], str]] = {
+    "external": (lambda f: f.__setitem__("x", h5py.ExternalLink("other.h5", "/secret")), UnsupportedLeafError, "ext"),
+    "soft, into an external": (through_an_external_one, UnsupportedLeafError, "external link"),
+    "soft in circles": (circle, CorruptFileError, "without an end"),
+    "soft, too many": (long_way, CorruptFileError, "without an end"),
+    "a group in itself": (itself, CorruptFileError, "contains itself"),
+    "too deep": (deep, CorruptFileError, "nested too deeply"),
+    "a named type": (lambda f: f.__setitem__("t", np.dtype("f4")), UnsupportedLeafError, "TypeFloatID"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_LINKS)
+def test_what_leads_elsewhere_is_refused_by_name_and_the_rest_can_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with h5py.File("other.h5", "w") as other:
+        other["secret"] = np.arange(3)
+    fill, kind, said = HOSTILE_LINKS[name]
+    path = made(tmp_path / "x.h5", fill)
+    with pytest.raises(kind, match=said) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+    assert load(path, "w")["w"].tolist() == W.tolist()
+
+
+def test_soft_and_hard_links_within_the_file(tmp_path: Path) -> None:
+    def fill(file: Any) -> None:
+        inner = file.create_group("a/b")
+        inner["twin"], inner["up"] = file["w"], h5py.SoftLink("/a/b/twin")
+        inner["here"], file["down"] = h5py.SoftLink("./twin"), h5py.SoftLink("a/b")
+        file["nowhere"] = h5py.SoftLink("/a/none/x")
+
+    found = load(made(tmp_path / "x.h5", fill))
+    inner = found["a"]["b"]
+    assert found["w"] is inner["twin"] is inner["up"] is inner["here"] is found["down"]["twin"]
+    assert "nowhere" not in found and found["w"].tolist() == W.tolist()
+
+
+def test_many_names_of_groups_come_to_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty groups that each have the next one twice: a million paths."""
+
+    def fill(file: Any) -> None:
+        group = file.create_group("0")
+        for number in range(1, 21):
+            below = file.create_group(f"level{number}")
+            group["a"] = group["b"] = below
+            group = below
+
+    monkeypatch.setattr("deeppart.interop.hdf5._MOST_LINKS", 5000)
+    with pytest.raises(CorruptFileError, match="too many links"):
+        load(made(tmp_path / "x.h5", fill))
+
+
+def test_the_order_in_which_they_were_made(tmp_path: Path) -> None:
+    def fill(file: Any) -> None:
+        for group in (file.create_group("known", track_order=True), file.create_group("unknown")):
+            for name in "zam":
+                group[name] = 1.0
+
+    found = load(made(tmp_path / "x.h5", fill))
+    assert list(found["known"]) == ["z", "a", "m"] and list(found["unknown"]) == ["a", "m", "z"]
+
+
+@pytest.mark.parametrize("length", [0, 8, 100, 1000, 3000])
+def test_files_that_were_cut_off(tmp_path: Path, length: int) -> None:
+    path = made(tmp_path / "x.h5", lambda file: file.create_dataset("b", data=np.zeros(5000)))
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(CorruptFileError, match="cannot be read"):
+        load(path)

@@ -1,0 +1,352 @@
+"""safetensors: what its own library has written, what is exported as read by it, and what a header may not say."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+import deeppart
+from deeppart.errors import (
+    CorruptFileError,
+    DeeppartError,
+    RestoreError,
+    StateError,
+    StructureMismatchError,
+    UnsupportedLeafError,
+)
+from deeppart.interop.safetensors import NAMES, SafetensorsWriter, check_length, decode_header, load
+from deeppart.offline.export import export
+from deeppart.testing.states import difference
+from tests.tensor_kinds import coo, two
+from tests.unit.interop.making import bits, saved, training
+
+library = pytest.importorskip("safetensors.torch", reason="safetensors is not installed: pip install safetensors")
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf:UserWarning")
+def test_every_bit_of_every_dtype_that_the_library_writes(tmp_path: Path) -> None:
+    state = {name: bits(name) for name in NAMES}
+    state |= {"scalar": torch.tensor(3), "empty": torch.zeros(0, 3), "größe": torch.ones(2)}
+    library.save_file(state, tmp_path / "x.safetensors", {"format": "pt"})
+    assert difference(state, load(tmp_path / "x.safetensors"), ordered=False) is None
+
+
+def model(tmp_path: Path, **weights: str) -> dict[str, torch.Tensor]:
+    """Two shards, and the index of them."""
+    state = {name: torch.full((3,), float(number)) for number, name in enumerate(("a", "b", "c"))}
+    library.save_file({"a": state["a"]}, tmp_path / "model-1.safetensors")
+    library.save_file({"b": state["b"], "c": state["c"]}, tmp_path / "model-2.safetensors")
+    placed = {"a": "model-1.safetensors", "b": "model-2.safetensors", "c": "model-2.safetensors"} | weights
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": placed}))
+    return state
+
+
+def test_a_directory_with_an_index(tmp_path: Path) -> None:
+    state = model(tmp_path)
+    library.save_file({"stray": torch.ones(1)}, tmp_path / "other.safetensors")
+    assert difference(state, load(tmp_path), ordered=False) is None
+    assert difference(state, load(tmp_path / "model.safetensors.index.json"), ordered=False) is None
+    assert difference({"b": state["b"]}, load(tmp_path, "b")) is None
+    with pytest.raises(StructureMismatchError, match="matches the keys"):
+        load(tmp_path, ["d*"])
+
+
+def test_a_directory_without_one(tmp_path: Path) -> None:
+    state = model(tmp_path)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    assert difference(state, load(tmp_path), ordered=False) is None
+    library.save_file({"a": torch.ones(1)}, tmp_path / "model-3.safetensors")
+    with pytest.raises(CorruptFileError, match="two files hold a tensor of one name"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["../model-1.safetensors", "/etc/passwd", "sub/model-1.safetensors", "", 5, None, "x\0.safetensors"]
+)
+def test_an_index_leads_nowhere_else(tmp_path: Path, name: Any) -> None:
+    (tmp_path / "in").mkdir()
+    model(tmp_path)
+    model(tmp_path / "in", a=name)
+    with pytest.raises(CorruptFileError, match="leads out of its directory"):
+        load(tmp_path / "in")
+
+
+def test_an_index_of_another_model(tmp_path: Path) -> None:
+    model(tmp_path, d="model-1.safetensors")
+    with pytest.raises(CorruptFileError, match="not in the file that the index names"):
+        load(tmp_path)
+    for text in ("{", "[]", '{"weight_map": 5}', "[" * 100_000):
+        (tmp_path / "model.safetensors.index.json").write_text(text)
+        with pytest.raises(CorruptFileError):
+            load(tmp_path)
+
+
+def test_names_that_share_a_tensor_are_tied(tmp_path: Path) -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = torch.nn.Linear(2, 2, bias=False)
+            self.b = torch.nn.Linear(2, 2, bias=False)
+            self.b.weight = self.a.weight
+
+    library.save_model(Tied(), str(tmp_path / "x.safetensors"))
+    found = load(tmp_path / "x.safetensors")
+    assert found.keys() == {"a.weight", "b.weight"} and found["a.weight"] is found["b.weight"]
+
+
+def test_files_that_are_cut_off_or_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    library.save_file({"a": torch.arange(50.0)}, path)
+    sound = path.read_bytes()
+    for length in (0, 4, 8, 20, len(sound) - 1):
+        path.write_bytes(sound[:length])
+        with pytest.raises(CorruptFileError):
+            load(path)
+    path.write_bytes(sound + b"x")
+    with pytest.raises(CorruptFileError):
+        load(path)
+    for place in range(80):  # the header alone: safetensors has no digests
+        path.write_bytes(sound[:place] + bytes([sound[place] ^ 4]) + sound[place + 1 :])
+        with contextlib.suppress(DeeppartError):
+            load(path)
+
+
+def test_a_tensor_larger_than_all_memory(tmp_path: Path) -> None:
+    """A file with a hole takes no space, and says it has 8 TB."""
+    header = json.dumps({"a": {"dtype": "U8", "shape": [1 << 43], "data_offsets": [0, 1 << 43]}}).encode()
+    with open(tmp_path / "x.safetensors", "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+    try:
+        os.truncate(tmp_path / "x.safetensors", 8 + len(header) + (1 << 43))
+    except OSError:
+        pytest.skip("this file system has no files of 8 TB")
+    with pytest.raises(RestoreError, match="not enough memory"):
+        load(tmp_path / "x.safetensors")
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(RestoreError, match="there are no safetensors here"):
+        load(tmp_path)
+    with pytest.raises(RestoreError, match="no such checkpoint"):
+        load(tmp_path / "none.safetensors")
+    with pytest.raises(RestoreError):
+        load(tmp_path / "none.safetensors.index.json")
+
+
+def test_what_wrote_a_file_is_no_name_of_a_tensor(tmp_path: Path) -> None:
+    save_file({"pt": torch.ones(2)}, tmp_path / "x.safetensors", metadata={"format": "pt"})
+    assert load(tmp_path / "x.safetensors").keys() == {"pt"}
+
+
+# --- headers ---
+
+
+F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+def decoded(document: Any, payload: int = 8) -> Any:
+    data = document if isinstance(document, bytes) else json.dumps(document).encode()
+    return decode_header(data, payload, "here")
+
+
+@pytest.mark.parametrize(
+    ("document", "payload"),
+    [
+        ({"a": F32}, 12),  # bytes that are nobody's
+        ({"a": F32 | {"data_offsets": [4, 12]}}, 12),
+        ({"a": F32, "b": F32}, 8),  # that are two's
+        ({"a": F32, "b": F32 | {"data_offsets": [4, 12]}}, 12),
+        ({"a": F32 | {"data_offsets": [0, 1 << 40], "shape": [1 << 38]}}, 8),  # beyond the file
+        ({"a": F32 | {"data_offsets": [8, 0]}}, 8),
+        ({"a": F32 | {"data_offsets": [-8, 0]}}, 8),
+        ({"a": F32 | {"data_offsets": [0]}}, 8),
+        ({"a": F32 | {"data_offsets": [0.0, 8.0]}}, 8),
+        ({"a": F32 | {"shape": [3]}}, 8),
+        ({"a": F32 | {"shape": [True, 2]}}, 8),
+        ({"a": F32 | {"shape": [-1, -2]}}, 8),
+        ({"a": F32 | {"shape": [1] * 70 + [2]}}, 8),
+        ({"a": F32 | {"shape": 2}}, 8),
+        ({"a": F32 | {"dtype": "F33"}}, 8),
+        ({"a": F32 | {"dtype": ["F32"]}}, 8),
+        ({"a": F32 | {"dtype": "F4", "shape": [15], "data_offsets": [0, 8]}}, 8),
+        ({"a": F32 | {"more": 1}}, 8),
+        ({"a": None}, 8),
+        ({"a": F32, "__metadata__": {"k": 5}}, 8),
+        ({"a": F32, "__metadata__": []}, 8),
+        (
+            b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
+            8,
+        ),
+        (b'{"a":{"dtype":"F32","shape":[2],"shape":[2],"data_offsets":[0,8]}}', 8),
+        (b'[{"a":1}]', 0),
+        (b" {}", 0),
+        (b"{" * 100_000, 0),
+        (b'{"a":' + b"[" * 100_000, 0),
+        (b"\xff\xfe", 0),
+        (b'{"a":1e999}', 0),
+        (b"", 0),
+    ],
+)
+def test_damage(document: Any, payload: int) -> None:
+    with pytest.raises(CorruptFileError):
+        decoded(document, payload)
+
+
+def test_lengths_that_no_file_has_take_no_memory() -> None:
+    tracemalloc.start()
+    try:
+        for length in (1 << 40, (1 << 64) - 1, 100_000_001, 0, 1):
+            with pytest.raises(CorruptFileError):
+                check_length(length.to_bytes(8, "little"), 1000, "here")
+        with pytest.raises(CorruptFileError):
+            check_length(b"\0\0", 2, "here")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@given(st.binary(max_size=60) | st.text(alphabet='{}[]":,0123456789aFdtypeshdata_offsets', max_size=80))
+def test_anything_else_is_damage(noise: Any) -> None:
+    data = noise if isinstance(noise, bytes) else noise.encode()
+    with contextlib.suppress(CorruptFileError):
+        assert decode_header(data, 0, "here").entries == {}
+
+
+# --- what is exported ---
+
+
+def test_what_people_save(tmp_path: Path) -> None:
+    state = training()
+    out = tmp_path / "x.safetensors"
+    done = export(saved(tmp_path / "ckpt", state), out, SafetensorsWriter())
+    found = library.load_file(out)
+    assert difference(state["model"]["0.weight"], found["model.0.weight"]) is None
+    moments = state["optimizer"]["state"][0]["exp_avg"]
+    assert difference(moments, found["optimizer.state.0.exp_avg"]) is None
+    for name in ("turned", "rows", "large", "nan", "scalar", "empty", "flags"):
+        assert difference(state[name].contiguous(), found[name]) is None, name
+    assert ("tied" in found) != ("weight" in found) and done.form == "safetensors" and done.files == 1
+    assert any("small values are in the metadata" in remark for remark in done.remarks)
+    ours = load(out)
+    assert ours["weight"] is ours["tied"] and ours["step"] == 1 << 100 and ours["name"] == "größe"
+    assert (ours["betas.0"], str(ours["betas.1"])) == (0.9, "-0.0")
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf:UserWarning")
+def test_every_bit_of_every_dtype(tmp_path: Path) -> None:
+    state = {name: bits(name) for name in NAMES}
+    export(saved(tmp_path / "ckpt", state), tmp_path / "x.safetensors", SafetensorsWriter())
+    assert difference(state, library.load_file(tmp_path / "x.safetensors"), ordered=False) is None
+
+
+def test_a_directory_as_hugging_face_reads_it(tmp_path: Path) -> None:
+    state: dict[str, Any] = {
+        "model": {f"l{n}": torch.full((100,), float(n)) for n in range(5)} | {"n": 3},
+        "other": torch.ones(2),
+    }
+    root = saved(tmp_path / "ckpt", state)
+    done = export(root, tmp_path / "hf", SafetensorsWriter(1000), inner="model")
+    index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 2000 and done.files == 3
+    names = {f"model-{n:05d}-of-00003.safetensors" for n in (1, 2, 3)}
+    assert {path.name for path in (tmp_path / "hf").iterdir()} == names | {"model.safetensors.index.json"}
+    whole: dict[str, torch.Tensor] = {}
+    for name in sorted(names):
+        part = library.load_file(tmp_path / "hf" / name)
+        assert {key for key, file in index["weight_map"].items() if file == name} == part.keys()
+        assert (tmp_path / "hf" / name).stat().st_size < 1000 + 1000
+        whole |= part
+    assert difference({f"l{n}": state["model"][f"l{n}"] for n in range(5)}, whole, ordered=False) is None
+    assert load(tmp_path / "hf")["n"] == 3
+    export(root, tmp_path / "hf", SafetensorsWriter(1 << 30), inner="model", overwrite=True)
+    assert [path.name for path in (tmp_path / "hf").iterdir()] == ["model.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt", "hf"]
+
+
+def test_arrays_are_tensors_there(tmp_path: Path) -> None:
+    state: dict[str, Any] = {
+        "big": np.arange(5, dtype=">i4"),
+        "tiny": np.float32(2),
+        "rows": np.arange(300_000.0).reshape(3, -1)[:, ::2],
+    }
+    done = export(saved(tmp_path / "ckpt", state), tmp_path / "x.safetensors", SafetensorsWriter())
+    found = library.load_file(tmp_path / "x.safetensors")
+    assert found["big"].tolist() == [0, 1, 2, 3, 4] and np.array_equal(found["rows"].numpy(), state["rows"])
+    assert "numpy arrays are tensors there: big, rows" in done.remarks
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("item", "says"),
+    [
+        (torch.ones(2, dtype=torch.complex128), "no dtype for a leaf"),
+        (np.array(["a", "b"]), "no dtype"),
+        (np.array([1.5], dtype="g"), "no dtype"),
+        (coo(), "no sparse_coo tensors"),
+    ],
+)
+def test_what_it_cannot_hold_is_named(tmp_path: Path, item: Any, says: str) -> None:
+    root = saved(tmp_path / "ckpt", {"good": torch.ones(2), "deep": {"bad": item}})
+    with pytest.raises((UnsupportedLeafError, StateError), match=says) as caught:
+        export(root, tmp_path / "x.safetensors", SafetensorsWriter())
+    assert "deep/bad" in str(caught.value) and not list(tmp_path.glob("*x.safetensors*"))
+    assert not list(tmp_path.glob(".*"))
+    export(root, tmp_path / "x.safetensors", SafetensorsWriter(), keys=["good"])
+    assert library.load_file(tmp_path / "x.safetensors").keys() == {"good"}
+
+
+def test_the_components_of_subclasses(tmp_path: Path) -> None:
+    export(saved(tmp_path / "ckpt", {"s": two()}), tmp_path / "x.safetensors", SafetensorsWriter())
+    assert {"s.a", "s.b"} <= library.load_file(tmp_path / "x.safetensors").keys()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"a.b": torch.ones(1), "a": {"b": torch.ones(2)}},
+        {"a.b": 5, "a": {"b": torch.ones(2)}},
+        {0: torch.ones(1), "0": torch.ones(1)},
+        {"__metadata__": torch.ones(1)},
+        {"\ud800": torch.ones(1)},
+    ],
+)
+def test_names_that_could_be_mistaken(tmp_path: Path, state: Any) -> None:
+    root = saved(tmp_path / "ckpt", state)
+    with pytest.raises(StateError, match="cannot have the name"):
+        export(root, tmp_path / "x.safetensors", SafetensorsWriter())
+
+
+def test_per_rank_values_and_sharded_checkpoints_are_read_as_load_reads_them(tmp_path: Path) -> None:
+    from tests.unit.cli_support import forge
+
+    forge(tmp_path / "ckpt", 5)
+    for rank in (0, 2):
+        done = export(tmp_path / "ckpt", tmp_path / f"{rank}.safetensors", SafetensorsWriter(), rank=rank)
+        found, expected = load(tmp_path / f"{rank}.safetensors"), deeppart.load(tmp_path / "ckpt", rank=rank)
+        assert difference(torch.as_tensor(expected["rng"]), found["rng"]) is None and done.per_rank == 2
+        assert found["position"] == expected["position"]
+        assert difference(torch.as_tensor(expected["a"]), found["a"]) is None
+
+
+def test_a_tensor_whose_name_is_the_number_of_the_step(tmp_path: Path) -> None:
+    """The metadata says which step it was; and which names are other names of a tensor."""
+    root = saved(tmp_path / "ckpt", {20: torch.ones(2)}, step=20)
+    export(root, tmp_path / "x.safetensors", SafetensorsWriter())
+    assert load(tmp_path / "x.safetensors").keys() == {"20"}
+
+
+def test_containers_with_nothing_in_them_are_told(tmp_path: Path) -> None:
+    root = saved(tmp_path / "ckpt", {"x": torch.ones(2), "hooks": {}, "deep": [{"none": ()}]})
+    done = export(root, tmp_path / "x.safetensors", SafetensorsWriter())
+    assert any("nothing in them" in line and "hooks" in line and "deep/0/none" in line for line in done.remarks)

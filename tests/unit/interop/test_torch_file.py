@@ -1,0 +1,551 @@
+"""Files of torch.save: what torch.load(weights_only=True) gives, what is damaged or hostile, and exports."""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import gc
+import io
+import os
+import pickle
+import resource
+import struct
+import sys
+import zipfile
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+import deeppart
+from deeppart.errors import (
+    CorruptFileError,
+    DeeppartError,
+    StateError,
+    StorageError,
+    StructureMismatchError,
+    UnsupportedLeafError,
+)
+from deeppart.interop.dcp.writing import DcpWriter
+from deeppart.interop.files import ForeignFile
+from deeppart.interop.torch_file import PICKLE, Archive, TorchWriter, load
+from deeppart.offline.export import export
+from deeppart.offline.export import reading as reading_module
+from deeppart.state.tree.leaves import TORCH_DTYPES
+from deeppart.testing.states import difference
+from deeppart.testing.strategies import states
+from tests.sampling import examples
+from tests.tensor_kinds import KINDS, coo, csr, quantized, two
+from tests.unit.cli_support import flip, part_path, steps_in
+from tests.unit.interop.making import bits, saved, training
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+
+
+class Anything:
+    """Of no kind that ``weights_only`` knows."""
+
+
+def written(tmp_path: Path, state: Any) -> Path:
+    torch.save(state, tmp_path / "x.pt")
+    return tmp_path / "x.pt"
+
+
+def test_what_people_load(tmp_path: Path) -> None:
+    path = written(tmp_path, training() | {"set": {1, 2}, "size": torch.Size([2]), "raw": b"\xff", "dtype": torch.int8})
+    found, theirs = load(path), torch.load(path, weights_only=True)
+    assert found.pop("set") == theirs.pop("set") == {1, 2}
+    assert difference(theirs, found) is None
+    assert found["model"]._metadata == theirs["model"]._metadata
+    addresses = {found[name].untyped_storage().data_ptr() for name in ("weight", "tied", "turned", "rows")}
+    assert len(addresses) == 1 and found["turned"].stride() == (1, 5)
+
+
+@pytest.mark.parametrize("name", TORCH_DTYPES)
+def test_every_bit_of_every_dtype_is_read(tmp_path: Path, name: str) -> None:
+    state = {"x": bits(name), "p": bits(name)[3]}
+    assert difference(state, load(written(tmp_path, state))) is None
+
+
+def test_parameters_and_modules_of_tensors(tmp_path: Path) -> None:
+    parameter = torch.nn.Parameter(torch.arange(3.0))
+    found = load(written(tmp_path, {"p": parameter, "x": parameter.detach()}))
+    assert type(found["p"]) is torch.nn.Parameter and found["p"].requires_grad and found["p"].tolist() == [0, 1, 2]
+
+
+def test_keys(tmp_path: Path) -> None:
+    path = written(tmp_path, training())
+    assert difference(training()["model"], load(path, "model")["model"]) is None
+    found = load(path, ["step", "optimizer/state/0/exp_avg"])
+    assert found.keys() == {"optimizer", "step"} and found["optimizer"]["state"][0].keys() == {"exp_avg"}
+    with pytest.raises(StructureMismatchError, match="matches the keys"):
+        load(path, "modle")
+
+
+@pytest.mark.parametrize("item", [coo(), csr(), quantized()], ids=["coo", "csr", "quantized"])
+def test_tensors_made_of_others_are_read(tmp_path: Path, item: torch.Tensor) -> None:
+    state = {"x": item, "plain": torch.ones(3)}
+    assert difference(state, load(written(tmp_path, state))) is None
+
+
+def test_indices_that_lead_nowhere(tmp_path: Path) -> None:
+    """torch checks them only if asked to; its kernels would read other memory."""
+    bad = torch.sparse_coo_tensor(torch.tensor([[7]]), torch.ones(1), (3,), check_invariants=False)
+    with pytest.raises(CorruptFileError):
+        load(written(tmp_path, {"x": bad}))
+
+
+@pytest.mark.skipif(torch.__version__ < "2.6", reason="is refused by name there")
+def test_the_format_before_1_6(tmp_path: Path) -> None:
+    torch.save(training(), tmp_path / "x.pt", _use_new_zipfile_serialization=False)
+    assert difference(torch.load(tmp_path / "x.pt", weights_only=True), load(tmp_path / "x.pt")) is None
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_what_only_unpickling_could_make_is_named(tmp_path: Path, new: bool) -> None:
+    torch.save({"w": torch.ones(2), "x": Anything()}, tmp_path / "x.pt", _use_new_zipfile_serialization=new)
+    with pytest.raises(UnsupportedLeafError, match="only unpickling could make") as caught:
+        load(tmp_path / "x.pt")
+    assert "Anything" in (caught.value.found or "")
+    with pytest.raises(UnsupportedLeafError) as caught:
+        load(written(tmp_path, {"x": np.ones(2)}))
+    assert "_reconstruct" in (caught.value.found or "")
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_nothing_is_executed(tmp_path: Path, new: bool) -> None:
+    class Executes:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "executed"),)
+
+    torch.save([torch.ones(2), Executes()], tmp_path / "x.pt", _use_new_zipfile_serialization=new)
+    with pytest.raises(DeeppartError):
+        load(tmp_path / "x.pt")
+    (tmp_path / "y.pt").write_bytes(pickle.dumps(Executes(), 2))
+    with pytest.raises(DeeppartError):
+        load(tmp_path / "y.pt")
+    assert not (tmp_path / "executed").exists()
+
+
+def with_pickle(path: Path, data: bytes, **records: bytes) -> Path:
+    with zipfile.ZipFile(path, "w") as made:
+        made.writestr("a/data.pkl", data)
+        for name, content in records.items():
+            made.writestr(f"a/data/{name[1:]}", content)
+    return path
+
+
+def pickled(elements: int, offset: int = 0, shape: tuple[int, ...] = (2,), stride: tuple[int, ...] = (1,)) -> bytes:
+    """Of a tensor over storage 0, whatever it says of itself."""
+
+    class Storage:
+        pass
+
+    class Rebuilt:
+        def __reduce__(self) -> Any:
+            return torch._utils._rebuild_tensor_v2, (Storage(), offset, shape, stride, False, {})
+
+    class Pickler(pickle._Pickler):
+        def persistent_id(self, item: Any) -> Any:
+            return ("storage", torch.FloatStorage, "0", "cpu", elements) if isinstance(item, Storage) else None
+
+    buffer = io.BytesIO()
+    Pickler(buffer, 2).dump(Rebuilt())
+    return buffer.getvalue()
+
+
+def test_storages_of_other_lengths_than_their_records(tmp_path: Path) -> None:
+    assert load(with_pickle(tmp_path / "x.pt", pickled(2), _0=bytes(8))).tolist() == [0, 0]
+    for elements, content in ((1 << 40, bytes(8)), (2, bytes(4)), (-1, b""), (0, bytes(8))):
+        with pytest.raises(CorruptFileError):
+            load(with_pickle(tmp_path / "x.pt", pickled(elements), _0=content))
+    with pytest.raises(CorruptFileError):
+        load(with_pickle(tmp_path / "x.pt", pickled(2), _1=bytes(8)))
+
+
+@pytest.mark.parametrize(
+    ("offset", "shape", "stride"),
+    [(1, (2,), (1,)), (0, (3,), (1,)), (0, (2,), (5,)), (-1, (1,), (1,)), (0, (1 << 62,), (1,)), (0, (2,), (-1,))],
+)
+def test_views_that_reach_beyond_their_storage(tmp_path: Path, offset: int, shape: Any, stride: Any) -> None:
+    with pytest.raises(CorruptFileError):
+        load(with_pickle(tmp_path / "x.pt", pickled(2, offset, shape, stride), _0=bytes(8)))
+
+
+def test_damaged_bytes(tmp_path: Path) -> None:
+    """Every byte of a tensor has a checksum, at which torch.load does not look."""
+    path = written(tmp_path, {"w": torch.arange(1000.0), "v": 5})
+    sound = path.read_bytes()
+    expected = load(path)
+    noticed = 0
+    for place in np.linspace(0, len(sound) - 1, 150, dtype=int).tolist():
+        path.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
+        try:
+            assert difference(expected, load(path)) is None, place
+        except DeeppartError:
+            noticed += 1
+    assert noticed > 100
+
+
+def test_files_that_are_short_or_gone(tmp_path: Path) -> None:
+    path = written(tmp_path, {"w": torch.arange(1000.0)})
+    data = path.read_bytes()
+    for length in (0, 1, 3, 100, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:length])
+        with pytest.raises(CorruptFileError):
+            load(path)
+    path.unlink()
+    with pytest.raises(StorageError):
+        load(path)
+
+
+def test_tensors_in_all_places_are_read(tmp_path: Path) -> None:
+    """In sets, keys and attributes too, where nobody would look for them."""
+    apart = OrderedDict(x=torch.ones(2))
+    apart.extra = torch.full((3,), 7.0)  # type: ignore[attr-defined]
+    state = {"set": {torch.full((3,), 5.0)}, "keys": {(torch.full((3,), 6.0), 1): 2}, "apart": apart}
+    found = load(written(tmp_path, state))
+    ((key, _),) = found["keys"]
+    tensors = [*found["set"], key, found["apart"].extra]
+    assert [tensor.tolist() for tensor in tensors] == [[5.0] * 3, [6.0] * 3, [7.0] * 3]
+
+
+def test_conjugated_and_negated_tensors(tmp_path: Path) -> None:
+    state = {"c": torch.randn(5, dtype=torch.complex64).conj(), "n": torch.randn(5, dtype=torch.complex64).conj().imag}
+    assert difference(state, load(written(tmp_path, state))) is None
+
+
+def test_a_list_in_itself_and_one_in_many_places_end(tmp_path: Path) -> None:
+    inside: list[Any] = [torch.ones(2)]
+    inside.append(inside)
+    many: list[Any] = [torch.full((2,), 3.0)]
+    for _ in range(60):
+        many = [many, many]
+    found = load(written(tmp_path, {"inside": inside, "many": many}))
+    assert found["inside"][1] is found["inside"] and found["inside"][0].tolist() == [1, 1]
+    item = found["many"]
+    for _ in range(60):
+        item = item[0]
+    assert item[0].tolist() == [3, 3]
+    with pytest.raises(UnsupportedLeafError, match="no tree"):
+        load(tmp_path / "x.pt", "inside")
+
+
+def test_a_tensor_of_which_the_file_has_no_bytes(tmp_path: Path) -> None:
+    """It would hold what was in this process's memory."""
+    path = with_pickle(tmp_path / "x.pt", b"\x80\x02ctorch\nTensor\nK\x04\x85R.")
+    with pytest.raises(CorruptFileError, match="cannot be read") as caught:
+        load(path)
+    assert "no record" in (caught.value.found or "")
+
+
+def test_damaged_bytes_that_torch_reads_itself(tmp_path: Path) -> None:
+    path = written(tmp_path, {"x": coo(), "w": torch.arange(1000.0)})
+    data = bytearray(path.read_bytes())
+    data[data.index(torch.arange(500.0, 510.0).numpy().tobytes())] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptFileError, match="is damaged"):
+        load(path)
+
+
+# --- archives: where the records are, and what a forged table of contents may not do ---
+
+
+def archive(path: Path, offset: int = 0, nbytes: int | None = None) -> Archive:
+    with ForeignFile(path) as file:
+        return Archive(file, offset, nbytes)
+
+
+def test_records_are_found_where_torch_put_them(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    torch.save({"a": torch.arange(100, dtype=torch.uint8)}, path)
+    found = archive(path)
+    record = found.records["data/0"]
+    assert path.read_bytes()[record.offset : record.offset + record.nbytes] == bytes(range(100))
+    whole = path.read_bytes()
+    path.write_bytes(b"x" * 500 + whole + b"y" * 500)
+    inside = archive(path, 500, len(whole))
+    assert inside.records["data/0"].offset == record.offset + 500
+    with ForeignFile(path) as file:
+        read = Archive(file, 500, len(whole)).read(PICKLE, 1 << 20)
+        assert read.startswith(b"\x80\x02")
+        with pytest.raises(CorruptFileError):
+            Archive(file, 500, len(whole)).read(PICKLE, 5)
+
+
+def forged(path: Path, *records: tuple[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as made:
+        for name, data in records:
+            made.writestr(name, data)
+    return path
+
+
+def test_zip_bombs(tmp_path: Path) -> None:
+    path = forged(tmp_path / "x.pt", ("a/data.pkl", bytes(1 << 24)), compression=zipfile.ZIP_DEFLATED)
+    assert path.stat().st_size < 1 << 16
+    with pytest.raises(CorruptFileError, match="compressed"):
+        archive(path)
+
+
+def test_records_that_share_bytes(tmp_path: Path) -> None:
+    """A thousand names of one gigabyte would ask for a terabyte."""
+    path = forged(tmp_path / "x.pt", ("a/data.pkl", b"x"), ("a/data/0", bytes(1000)), ("a/data/1", bytes(1000)))
+    data = bytearray(path.read_bytes())
+    second = data.rindex(b"PK\x01\x02")
+    first = data.rindex(b"PK\x01\x02", 0, second)
+    data[second + 42 : second + 46] = data[first + 42 : first + 46]
+    path.write_bytes(data)
+    with pytest.raises(CorruptFileError, match="overlaps"):
+        archive(path)
+
+
+@pytest.mark.parametrize(("field", "value"), [(20, 1 << 30), (24, 1 << 30), (42, 1 << 30), (42, 7), (8, 1)])
+def test_fields_that_contradict_the_file(tmp_path: Path, field: int, value: int) -> None:
+    path = forged(tmp_path / "x.pt", ("a/data.pkl", b"x" * 50), ("a/data/0", bytes(1000)))
+    data = bytearray(path.read_bytes())
+    at = data.rindex(b"PK\x01\x02") + field
+    data[at : at + (2 if field == 8 else 4)] = struct.pack("<H" if field == 8 else "<I", value)
+    path.write_bytes(data)
+    with pytest.raises(CorruptFileError):
+        archive(path)
+
+
+@pytest.mark.parametrize("records", [[("a/x", b"")], [("data.pkl", b"")], [("a/data.pkl", b""), ("b/data.pkl", b"")]])
+def test_other_archives(tmp_path: Path, records: Any) -> None:
+    with pytest.raises(CorruptFileError, match=r"no archive of torch\.save"):
+        archive(forged(tmp_path / "x.zip", *records))
+
+
+def test_programs_are_no_states(tmp_path: Path) -> None:
+    path = forged(tmp_path / "x.pt", ("a/data.pkl", b""), ("a/constants.pkl", b""))
+    with pytest.raises(UnsupportedLeafError, match="TorchScript"):
+        archive(path)
+
+
+# --- exports: what torch.save of the state would have given ---
+
+
+def torch_load(path: Path, **options: Any) -> Any:
+    return torch.load(path, weights_only=True, **options)
+
+
+def test_what_people_save(tmp_path: Path) -> None:
+    out, root = tmp_path / "x.pt", saved(tmp_path / "ckpt", training())
+    done = export(root, out, TorchWriter())
+    expected = deeppart.load(root)
+    torch.save(expected, tmp_path / "theirs.pt")
+    for found in (torch_load(out), torch_load(out, mmap=True), load(out), torch_load(tmp_path / "theirs.pt")):
+        assert difference(expected, found) is None
+        addresses = {found[name].untyped_storage().data_ptr() for name in ("weight", "tied", "turned", "rows")}
+        assert len(addresses) == 1 and found["turned"].stride() == (1, 5)
+        assert found["model"]._metadata == expected["model"]._metadata
+    assert torch_load(out, mmap=True)["large"].data_ptr() % 64 == 0
+    assert done.form == "torch" and done.nbytes > 4 * 600_000 and done.remarks == ()
+    assert done.file_bytes < 1.02 * (tmp_path / "theirs.pt").stat().st_size
+    model = torch.nn.Sequential(torch.nn.Linear(300, 4), torch.nn.BatchNorm1d(4))
+    export(root, out, TorchWriter(), inner="model", overwrite=True)
+    model.load_state_dict(torch_load(out))
+
+
+@pytest.mark.parametrize("name", TORCH_DTYPES)
+def test_every_bit_of_every_dtype(tmp_path: Path, name: str) -> None:
+    state = {"x": bits(name), "p": bits(name)[3], "e": bits(name)[:0].view(0, 2)}
+    export(saved(tmp_path / "ckpt", state), tmp_path / "x.pt", TorchWriter())
+    assert difference(state, torch_load(tmp_path / "x.pt")) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_that_are_made_of_others(tmp_path: Path, kind: str) -> None:
+    state = {"x": KINDS[kind](1), "plain": torch.ones(3)}
+    root = saved(tmp_path / "ckpt", state)
+    done = export(root, tmp_path / "x.pt", TorchWriter())
+    assert difference(deeppart.load(root), torch_load(tmp_path / "x.pt")) is None
+    if kind != "csr, unsorted":  # which torch's own check of invariants refuses
+        assert difference(deeppart.load(root)["plain"], load(tmp_path / "x.pt", "plain")["plain"]) is None
+    assert type(deeppart.load(root)["x"]) is dict or done.remarks
+
+
+def test_what_torch_would_not_load_is_replaced_and_told(tmp_path: Path) -> None:
+    from collections import namedtuple
+
+    pair = namedtuple("pair", "a b")
+    state = {"rng": np.arange(5, dtype=">u4"), "pair": pair(1, torch.ones(2)), "loss": np.float64(0.5), "s": two()}
+    done = export(saved(tmp_path / "ckpt", state), tmp_path / "x.pt", TorchWriter())
+    found = torch_load(tmp_path / "x.pt")
+    assert found["rng"].dtype is torch.uint32 and found["rng"].tolist() == [0, 1, 2, 3, 4]
+    assert type(found["pair"]) is tuple and found["loss"] == 0.5 and type(found["loss"]) is float
+    assert len(done.remarks) == 3 and all(name in "".join(done.remarks) for name in ("rng", "pair", "loss"))
+
+
+class Schedule(enum.Enum):
+    COSINE = "cosine"
+
+
+@dataclass
+class Settings:
+    out: Path = Path("runs/1")
+    schedule: Schedule = Schedule.COSINE
+    weights: dict[str, Any] = field(default_factory=lambda: {"w": torch.ones(2)})
+
+
+class Meter:
+    total = 3
+
+
+def test_objects_and_values_of_scripts_are_plain_data(tmp_path: Path) -> None:
+    """Read without any class."""
+    deeppart.register(Meter, lambda meter: {"total": meter.total}, lambda data: Meter(), name="exported meter")
+    state = {
+        "settings": Settings(),
+        "arguments": argparse.Namespace(rate=0.1, out=Path("x")),
+        "space": SimpleNamespace(a=1),
+        "losses": deque([1.0, 2.0], maxlen=4),
+        "counts": defaultdict(list, {"a": [1]}),
+        "seen": {1, 2},
+        "frozen": frozenset({Schedule.COSINE}),
+        "raw": bytearray(b"ab"),
+        "stream": io.BytesIO(b"log"),
+        "order": range(3),
+        "meter": Meter(),
+        "bytes": [b"", b"x"],
+    }
+    done = export(saved(tmp_path / "ckpt", state), tmp_path / "x.pt", TorchWriter())
+    found = torch_load(tmp_path / "x.pt")
+    assert found["settings"].pop("weights")["w"].tolist() == [1, 1]
+    assert found == {
+        "settings": {"out": "runs/1", "schedule": "cosine"},
+        "arguments": {"rate": 0.1, "out": "x"},
+        "space": {"a": 1},
+        "losses": [1.0, 2.0],
+        "counts": {"a": [1]},
+        "seen": {1, 2},
+        "frozen": {"cosine"},
+        "raw": bytearray(b"ab"),
+        "stream": b"log",
+        "order": "range(0, 3)",
+        "meter": {"total": 3},
+        "bytes": [b"", b"x"],
+    }
+    assert [type(found[name]) for name in ("losses", "counts", "frozen")] == [list, dict, set]
+    objects, members, texts = done.remarks
+    assert "settings" in objects and "settings/schedule" in members and "settings/out" in texts
+
+
+def test_containers_stay_what_they_are(tmp_path: Path) -> None:
+    ordered = OrderedDict([("w", torch.ones(1))])
+    ordered._metadata = OrderedDict([("", {"version": 1})])  # type: ignore[attr-defined]
+    state = {"o": ordered, "c": Counter("aab"), "t": ((1,), torch.Size([2])), "d": {(1, "x"): 2.5}}
+    done = export(saved(tmp_path / "ckpt", state), tmp_path / "x.pt", TorchWriter())
+    found = torch_load(tmp_path / "x.pt")
+    assert type(found["o"]) is OrderedDict and vars(found["o"])["_metadata"][""] == {"version": 1}
+    assert found["c"] == Counter("aab") and type(found["c"]) is Counter
+    assert found["t"] == ((1,), torch.Size([2])) and type(found["t"][1]) is torch.Size
+    assert found["d"] == {(1, "x"): 2.5} and not done.remarks
+
+
+def test_dtypes_of_numpy(tmp_path: Path) -> None:
+    kinds = ["?", "u1", "<u2", ">i4", "<i8", ">f2", "f8", "c8", ">c16"]
+    done = export(
+        saved(tmp_path / "ckpt", {kind: np.arange(2).astype(kind) for kind in kinds}), tmp_path / "x.pt", TorchWriter()
+    )
+    found = torch_load(tmp_path / "x.pt")
+    assert found[">i4"].dtype is torch.int32 and found[">c16"].dtype is torch.complex128
+    assert all(found[kind].tolist() == np.arange(2).astype(kind).tolist() for kind in kinds)
+    assert len(done.remarks) == 1 and "and 5 more" in done.remarks[0]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        *(np.zeros(2, dtype=kind) for kind in ("g", "S3", "<U1", "<M8[s]")),
+        *(np.datetime64("2026-01-01"), "\ud800", {"\udc00": 1}, {np.int8(1): 1}, 1 << 2039, {(b"",): 1}),
+        *({Path("x"): 1}, {Schedule.COSINE: 1}, {frozenset({1})}),
+    ],
+)
+def test_what_has_no_like_in_torch_is_named(tmp_path: Path, item: Any) -> None:
+    root = saved(tmp_path / "ckpt", {"deep": [{"bad": item}]})
+    with pytest.raises(StateError, match="deep/0/bad"):
+        export(root, tmp_path / "x.pt", TorchWriter())
+    assert [path.name for path in tmp_path.iterdir()] == ["ckpt"]
+
+
+@pytest.fixture(scope="module")
+def checkpointer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[deeppart.Checkpointer]:
+    directory = tmp_path_factory.mktemp("export")
+    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(directory), timeout=30.0)) as ck:
+        yield ck
+
+
+def plain(item: Any) -> Any:
+    """As torch has it: tensors for arrays, tuples for namedtuples, Python's numbers for numpy's."""
+    if isinstance(item, np.ndarray):
+        return torch.from_numpy(item.astype(item.dtype.newbyteorder("<"), order="C"))
+    if isinstance(item, np.generic):
+        return item.item()
+    if isinstance(item, dict):
+        for key in list(item):
+            item[key] = plain(item[key])
+        return item
+    if isinstance(item, (list, tuple)) and type(item) is not torch.Size:
+        return [*map(plain, item)] if type(item) is list else tuple(map(plain, item))
+    return item
+
+
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(state=states())
+def test_any_state_is_exact_or_refused_by_name(checkpointer: deeppart.Checkpointer, state: Any) -> None:
+    root = Path(checkpointer.config.persistent_dir)
+    step = max(steps_in(root), default=0) + 1
+    checkpointer.checkpoint(state, step).wait(timeout=200)
+    try:
+        export(root, root / "out.pt", TorchWriter(), step=step, overwrite=True)
+    except StateError as error:
+        assert error.where
+        return
+    assert difference(plain(deeppart.load(root, step)), torch_load(root / "out.pt")) is None
+
+
+def test_damage_in_the_middle_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = saved(tmp_path / "ckpt", {"a": torch.randn(2_000_000), "small": [torch.randn(9) for _ in range(50)]})
+    monkeypatch.setattr(reading_module, "BATCH_BYTES", 100)
+    told: list[tuple[int, int]] = []
+    export(root, tmp_path / "x.pt", TorchWriter(), progress=lambda *now: told.append(now))
+    assert difference(deeppart.load(root), torch_load(tmp_path / "x.pt")) is None
+    assert told == sorted(told) and told[-1] == (8_000_000 + 50 * 36,) * 2 and len(told) > 50
+    (tmp_path / "x.pt").unlink()
+    path = part_path(root, 1)
+    flip(path, path.stat().st_size // 2)
+    with pytest.raises(CorruptFileError):
+        export(root, tmp_path / "x.pt", TorchWriter())
+    assert [path.name for path in tmp_path.iterdir()] == ["ckpt"]
+
+
+@pytest.mark.parametrize("writer", [TorchWriter(), DcpWriter()], ids=["torch", "dcp"])
+def test_a_full_disk_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: Any) -> None:
+    """By an error that names the archive, and nothing is printed beside it."""
+    root, printed = saved(tmp_path / "ckpt", {"w": torch.ones(3_000_000)}), list[Any]()
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(StorageError) as caught:
+            export(root, tmp_path / "out", writer)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert str(tmp_path / "out") in (caught.value.where or "")
+    del caught
+    gc.collect()
+    assert printed == [] and [path.name for path in tmp_path.iterdir()] == ["ckpt"]
+
+
+def test_what_a_counter_counts_in(tmp_path: Path) -> None:
+    done = export(saved(tmp_path / "ckpt", {"x": Counter({"a": np.float16(2)})}), tmp_path / "x.pt", TorchWriter())
+    assert torch.load(tmp_path / "x.pt", weights_only=True) == {"x": Counter({"a": 2.0})}
+    assert done.remarks == ("numpy scalars are Python's there: x/a",)
