@@ -23,9 +23,8 @@ from deeppart.model.reports import RestoreReport
 from deeppart.nodes.exchange.memory import Arena
 from deeppart.pending import Pending
 from deeppart.repair.scrub import ScrubReport
-from deeppart.save.ledger import Ledger
-from deeppart.save.saver import Saver
-from deeppart.save.sizing import size_share
+from deeppart.save.retention import Ledger
+from deeppart.save.saver import Saver, size_share
 from deeppart.session.at_exit import close_at_the_end
 from deeppart.session.healing import heal_redundancy
 from deeppart.session.history import StepHistory

@@ -31,8 +31,7 @@ from deeppart.errors import DeeppartError, RemoteRankError, as_error
 from deeppart.model import Attempt
 from deeppart.part import SECTION_ALIGNMENT, NodeTable, Section, most_part_bytes
 from deeppart.save.job import Job, Opened, Written
-from deeppart.save.rank_storage import RankStorage
-from deeppart.save.write import ShareWriter
+from deeppart.save.write import RankStorage, ShareWriter
 from deeppart.storage.files import DurableFile
 from deeppart.storage.sections import Room, complete
 

@@ -10,8 +10,7 @@ from deeppart.nodes.exchange.memory import Arena
 from deeppart.plan.restart import Inventory
 from deeppart.recovery.recover import Recovered
 from deeppart.repair.heal import Healer, heal_recovered, healing_for
-from deeppart.save.job import Repair
-from deeppart.save.lease import Reader, StagingLease
+from deeppart.save.job import Reader, Repair, StagingLease
 from deeppart.save.pipeline import Pipeline
 from deeppart.save.retention import Retention
 from deeppart.session.record import Session

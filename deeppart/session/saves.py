@@ -10,10 +10,9 @@ from deeppart.cadence import AutoCadence
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, DeeppartError, raised_later, warn_of_all
 from deeppart.model import Attempt
 from deeppart.pending import Pending
-from deeppart.save.agreed import Agreed, Call
 from deeppart.save.job import Job
 from deeppart.save.pipeline import Pipeline
-from deeppart.save.saver import Saver
+from deeppart.save.saver import Agreed, Call, Saver
 from deeppart.session.history import StepHistory
 from deeppart.session.leave import pipeline_full
 from deeppart.session.preparation import Preparation
@@ -142,10 +141,8 @@ class Saves:
         if not due:
             return
         captured = self._saver.try_capture(agreed)
-        if isinstance(captured, CheckpointError):
-            job = Job.of(attempt, due, pending, None, captured, None)
-        else:
-            self._preparation.a_share_comes(captured.staged.layout.nbytes)
-            pending.note_cost(raw_bytes=captured.staged.layout.nbytes, per_rank_bytes=captured.own_bytes)
-            job = Job.of(attempt, due, pending, captured.staged, None, captured.deferred)
-        self._pipeline.submit(job)
+        if not isinstance(captured, CheckpointError):
+            nbytes = captured.layout.nbytes
+            self._preparation.a_share_comes(nbytes)
+            pending.note_cost(raw_bytes=nbytes, per_rank_bytes=captured.per_rank_bytes)
+        self._pipeline.submit(Job.of(attempt, due, pending, captured))

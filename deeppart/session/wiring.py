@@ -10,15 +10,14 @@ from deeppart.errors import DeeppartWarning, warn_caller
 from deeppart.model import LEVELS, Attempt, Level
 from deeppart.plan.interval import FLUSH_SHARE
 from deeppart.repair.scrub import Ground, Scrubber
-from deeppart.save.compress import Compressing
+from deeppart.save.encoding import Compressing
 from deeppart.save.incremental import Incremental
-from deeppart.save.ledger import Ledger
 from deeppart.save.pipeline import Pipeline
 from deeppart.save.protect import Protector
-from deeppart.save.rank_storage import RankStorage
-from deeppart.save.retention import Retention
-from deeppart.save.suspicion_writer import SuspicionWriter
+from deeppart.save.retention import Ledger, Retention
+from deeppart.save.warnings import SuspicionWriter
 from deeppart.save.workers import lower_priority
+from deeppart.save.write import RankStorage
 from deeppart.session.record import Session
 from deeppart.storage.rate import RateLimit
 

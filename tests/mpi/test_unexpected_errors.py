@@ -21,10 +21,9 @@ from deeppart.part import PartSummary
 from deeppart.recovery import apply, documents, inventory, matching, overlapping
 from deeppart.recovery.load_part import OpenedPart
 from deeppart.repair import scrub
-from deeppart.save import complete, pipeline, protect, share_planning, stages, write
+from deeppart.save import complete, pipeline, protect, share_planning, write
 from deeppart.save.incremental import Incremental
-from deeppart.save.job import Opened
-from deeppart.save.lease import StagingLease
+from deeppart.save.job import Opened, StagingLease
 from deeppart.session import directories, handshake
 from deeppart.storage import node
 from tests.mpi.suspect_training import TIMEOUT_S, checkpointer
@@ -359,7 +358,7 @@ def without_threads(comm: Any, directory: Path) -> tuple[str, float, int | None]
     """Rank 1 can start no more threads; then it can again."""
     outcome, began = "", time.monotonic()
     with pytest.MonkeyPatch.context() as patch:
-        let_fail(patch, stages, "start_thread", comm.rank == 1, RuntimeError("can't start new thread"))
+        let_fail(patch, pipeline, "start_thread", comm.rank == 1, RuntimeError("can't start new thread"))
         try:
             with on_nodes(comm, directory) as ck:
                 ck.checkpoint(state(1), 1).wait()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deeppart.save.sizing import ShareSize
+from deeppart.save.saver import ShareSize
 from deeppart.session import preparation as module
 from deeppart.session.preparation import Preparation
 from deeppart.state.capture.staging import Staging

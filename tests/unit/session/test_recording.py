@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import deeppart
-from deeppart.save.ledger import Ledger
+from deeppart.save.retention import Ledger
 from deeppart.session.recording import recorder_for, telemetry_files
 from deeppart.session.wiring import cadence_for, pipeline_for, retention_for
 from deeppart.telemetry.status_files import read_statuses

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import deeppart
-from deeppart.save.ledger import Ledger
+from deeppart.save.retention import Ledger
 from deeppart.session.wiring import cadence_for, pipeline_for, retention_for, scrubber_for
 
 
