@@ -33,9 +33,9 @@ from deeppart.save.encoding import Chunk, Encoders, Encoding
 from deeppart.save.saver import Agreed, Call, Saver
 from deeppart.save.workers import Workers, WriteBehind, read_ahead
 from deeppart.save.write import write_chunks
-from deeppart.session.history import StepHistory
 from deeppart.session.open import open_session
 from deeppart.session.record import Session
+from deeppart.session.saves import StepHistory
 from deeppart.state.capture.layout import ShareLayout
 from deeppart.state.capture.staging import Staging
 from deeppart.state.document.part_document import PartDocument

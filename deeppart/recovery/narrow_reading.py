@@ -2,7 +2,7 @@
 
 Who reads a part decides by the names that its leaves have in its document, and by the live state of its own rank. That
 may be more than is needed. Where ranks have other names in their live states it may be less: once all of them are
-matched, :mod:`deeppart.recovery.unread` tells, and then the step is read whole.
+matched, :mod:`deeppart.recovery.apply` tells, and then the step is read whole.
 """
 
 from __future__ import annotations

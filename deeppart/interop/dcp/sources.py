@@ -19,7 +19,7 @@ from deeppart.interop.dcp.stored import Entry, Stored, Wanted, live_tree, whole
 from deeppart.offline.find import Chosen, find_step, with_checkpoint
 from deeppart.offline.load import OpenCheckpoint, target_of
 from deeppart.recovery.saved import SavedStep
-from deeppart.session.looking import Looked
+from deeppart.session.restoring import Looked
 from deeppart.state.document.whole import with_wholes
 from deeppart.state.restore.boxes import LiveBox
 from deeppart.state.restore.request import Asked, asked_of

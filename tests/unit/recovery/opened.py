@@ -15,14 +15,12 @@ from deeppart.comm.waiting import finish
 from deeppart.model import Attempt
 from deeppart.nodes.exchange.memory import Arena
 from deeppart.recovery.distribute import Distributor
-from deeppart.recovery.documents import Documents, share_documents
 from deeppart.recovery.inventory import take_inventory
-from deeppart.recovery.live import flatten_live
 from deeppart.recovery.matching import Matched, check_step, find_places, match
-from deeppart.recovery.ranks import Ranks
+from deeppart.recovery.narrowing import flatten_live
 from deeppart.recovery.recover import Recovered, recover
-from deeppart.recovery.saved import SavedStep, saved_step
-from deeppart.recovery.tables import PartIndexView, Tables, share_tables
+from deeppart.recovery.saved import Documents, SavedStep, saved_step, share_documents
+from deeppart.recovery.tables import PartIndexView, Ranks, Tables, share_tables
 from deeppart.state.capture.staging import Staging
 from deeppart.state.document.apart import encode_own
 from deeppart.state.document.encoding import encode_tree

@@ -107,7 +107,7 @@ def test_when_memory_has_been_given_back(
     memory: Path, monkeypatch: pytest.MonkeyPatch, bad_copy: Callable[[], None]
 ) -> None:
     """The step is not committed; the local copy, the step before and the next checkpoint are not affected."""
-    copy = writing.copy_part  # type: ignore[attr-defined]
+    copy = writing.copy_part
 
     def copy_late(relay: Relay, file: DurableFile, behind: Workers) -> str:
         deadline = time.monotonic() + PATIENCE_S

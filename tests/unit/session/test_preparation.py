@@ -85,14 +85,6 @@ def test_storage_that_hangs_holds_nobody_up(in_memory: Any, monkeypatch: pytest.
     assert preparation.wait(200)
 
 
-def test_nothing_to_prepare(in_memory: Any, memory: Path) -> None:
-    preparation = Preparation(in_memory(), Staging())
-    preparation.close()
-    preparation.begin(ShareSize(0, pinned=False, leaves=0))
-    assert preparation.wait(200) and files(memory) == []
-    preparation.close()
-
-
 def folders(root: Path) -> list[str]:
     return [name for _, names, _ in os.walk(root) for name in names if name.startswith(".spare")]
 
