@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from deeppart.comm.agreement import exchange
 from deeppart.comm.base import Operation, interleaved
-from deeppart.comm.exchange import exchange
 from deeppart.errors import FormatError, StorageError
 from deeppart.model.boxes import Box
 from deeppart.nodes.exchange.memory import Bytes

@@ -15,7 +15,7 @@ from pathlib import Path
 from deeppart._gc import collection_paused
 from deeppart.comm.base import Comm
 from deeppart.comm.commit import CommitMayStandError, RoundResult, commit_round
-from deeppart.comm.driver import Driver
+from deeppart.comm.waiting import Driver
 from deeppart.errors import (
     CheckpointError,
     DeeppartError,

@@ -39,7 +39,7 @@ from typing import Any, TypeVar
 from deeppart import access
 from deeppart._threads import start_thread
 from deeppart.comm.base import Comm
-from deeppart.comm.driver import Driver
+from deeppart.comm.waiting import Driver
 from deeppart.config import Config
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, CommError, DeeppartError, as_error
 from deeppart.model import MOST_IN_FLIGHT, REDUNDANT_LEVELS, Level, StepKey
@@ -176,7 +176,7 @@ class Pipeline:
         return not self._in_flight and not self._repairs
 
     def poll(self, patience_s: float = 0.0) -> None:
-        """Advance exchanges that must happen in the training thread; see :class:`deeppart.comm.driver.Driver`."""
+        """Advance exchanges that must happen in the training thread; see :class:`deeppart.comm.waiting.Driver`."""
         self.driver.poll(patience_s)
 
     def wait_until_idle(self, timeout: float) -> bool:

@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.comm.agreement import raise_together
+from deeppart.comm.agreement import exchange, raise_together
 from deeppart.comm.base import Comm
-from deeppart.comm.exchange import exchange
 from deeppart.comm.waiting import finish
 from deeppart.errors import StructureMismatchError
 from deeppart.model import LeafSpec

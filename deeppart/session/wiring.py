@@ -28,9 +28,9 @@ from deeppart.save.write import RankStorage
 from deeppart.session.record import Session
 from deeppart.storage.rate import RateLimit
 from deeppart.storage.refusals import storage_error
-from deeppart.telemetry import events, prometheus
+from deeppart.telemetry import prometheus
 from deeppart.telemetry.record import ScrubStatus
-from deeppart.telemetry.recorder import Facts, Live, Outputs, Recorder
+from deeppart.telemetry.recorder import EVENTS_BEGIN, Facts, Live, Outputs, Recorder
 from deeppart.telemetry.status_files import StatusFile
 
 #: A record of suspect steps is waited for: the caller may end the job as soon as it hears of them.
@@ -124,7 +124,7 @@ def suspicions_for(session: Session, pipeline: Pipeline) -> SuspicionWriter:
 def telemetry_files(config: Config, node: str, rank: int) -> dict[str, Path]:
     """``metrics_file`` and ``events_file``, filled in, as far as they are set."""
     found = {}
-    for name, begins in (("metrics_file", prometheus.BEGINS), ("events_file", events.BEGINS)):
+    for name, begins in (("metrics_file", prometheus.BEGINS), ("events_file", EVENTS_BEGIN)):
         template = getattr(config, name)
         if template is not None:
             found[name] = expand_directory(template, node=node, rank=rank, job=job_name())
