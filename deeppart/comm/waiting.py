@@ -104,7 +104,7 @@ class Driver:
         try:
             _rounds.append(waiting)
             while not waiting.finished.wait(_LOOK_S):
-                if channel.broken is not None:  # closed: nobody will advance it any more
+                if channel.broken is not None:  # closed: it will not be advanced any more
                     waiting.cancel()
                     raise channel.broken
         finally:
@@ -167,7 +167,7 @@ class ForegroundRound(Generic[T]):
     def advance(self) -> bool:
         """Go on as far as possible without waiting; True when it is over."""
         if not self._lock.acquire(blocking=False):
-            return False  # whoever has it advances it
+            return False  # the thread that has it advances it
         try:
             if self._cancelled:
                 return True
@@ -179,7 +179,9 @@ class ForegroundRound(Generic[T]):
                     if self._drive.moved:
                         self._waited_s = 0.0
                     return False
-            except BaseException as error:  # for the background thread that waits for it, not for whoever advances it
+            except (
+                BaseException
+            ) as error:  # for the background thread that waits for it, not for the one that advances it
                 self.error = error
                 self.finished.set()
                 if not isinstance(error, Exception):  # an interrupt of the training thread is for both

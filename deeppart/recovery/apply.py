@@ -74,8 +74,8 @@ def restore_state(
 ) -> tuple[RestoreReport, list[DeeppartWarning], list[str]] | None:
     """Write a recovered step into the live state (collective).
 
-    Where it is refused, the parts are dropped: whoever keeps the error, or its traceback, would keep their memory with
-    it, which may be locked.
+    Where it is refused, the parts are dropped: an error that is kept, or its traceback, would keep their memory,
+    which may be locked.
     """
     try:
         return _restore_state(ranks, recovered, live, ways, Replication(replicated), known)
@@ -143,7 +143,7 @@ class _Restoring:
         return found, old
 
     def needs_more(self, matched: Matched) -> bool:
-        """True on all ranks if any of them needs bytes that nobody has read."""
+        """True on all ranks if any of them needs bytes that no rank has read."""
         if not any(index.unread() for index in self._tables.indexes):
             return False
         lacking = np.array([lacks_bytes(matched, self._tables)], dtype=np.int64)

@@ -122,7 +122,7 @@ class Distributor:
         return failure or self._unread(lambda part: scatters(part) if part in asked else None, per_rank=True)
 
     def _unread(self, scatter_of: Callable[[int], Scatter | None], *, per_rank: bool) -> Failure | None:
-        """An error if anything was to be filled from bytes that nobody has read: it would keep what it had."""
+        """An error if anything was to be filled from bytes that no rank has read: it would keep what it had."""
         for index in self._tables.indexes:
             scatter = scatter_of(index.part)
             if scatter is None:

@@ -63,11 +63,11 @@ class NarrowReading:
         try:
             with collection_paused():
                 return self._chosen(text, attempt.world_size == comm.size, readers)
-        except Exception:  # of whatever kind: what is damaged is told by who takes in the documents
+        except Exception:  # of any kind: damage is reported when the documents are decoded
             return {}
 
     def _is_less(self, reader: PartReader) -> bool:
-        """True if the step may have leaves that nobody asks for."""
+        """True if the step may have leaves that are not asked for."""
         if self._request.keys is not None or self._request.exclude:
             return True
         try:

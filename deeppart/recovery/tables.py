@@ -73,7 +73,7 @@ class Ranks:
 
 
 #: Of a part: its number, where what was read of it lies in memory, which of the sender's chunks were read ("": all),
-#: and, from the rank that tells of it, rows of its two tables and bytes of its document.
+#: and, from the rank that sends them, rows of its two tables and bytes of its document.
 _Head = tuple[int, str, str, int, int, int]
 #: In the place of a rank: none has read the chunk.
 UNREAD = -1
@@ -101,7 +101,7 @@ class PartIndexView:
     per_rank: list[bool]
 
     def unread(self) -> list[int]:
-        """Numbers of the chunks that nobody has read."""
+        """Numbers of the chunks that no rank has read."""
         if UNREAD not in self.readers:
             return []
         return [chunk for chunk, reader in enumerate(self.readers) if reader == UNREAD]
@@ -173,7 +173,7 @@ def _taken_apart(
 
 
 def _message(recovered: Recovered, rank: int) -> tuple[list[_Head], list[bytes]]:
-    """What this rank has read: heads of parts, and the tables of those that it tells of; the document of part 0."""
+    """What this rank has read: heads of parts, and the tables of those that it leads; the document of part 0."""
     heads: list[_Head] = []
     tables: list[bytes] = []
     led = recovered.led_by(rank)

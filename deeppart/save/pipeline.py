@@ -321,7 +321,7 @@ class Pipeline:
             self._settle_all(work, {*REDUNDANT_LEVELS}, failure)
 
     def _repair(self, repair: Repair) -> None:
-        """Heal redundancy; what goes wrong is told at the next call."""
+        """Heal redundancy; what goes wrong is reported at the next call."""
         channel = next(self._channels[level] for level in REDUNDANT_LEVELS if level in self._channels)
         release = partial(repair.lease.done, Reader.HEAL)
         try:
@@ -488,7 +488,7 @@ class Stages:
                 stage.work(message)
             except BaseException as error:  # must not end the thread: the other ranks wait for its rounds
                 stage.give_up(message, as_error(error, "background work failed"))
-            del message  # it holds memory that somebody may wait for
+            del message  # it holds memory that may be waited for
         self._end(stage)
 
     def _fail(self, stage: Stage, error: BaseException) -> None:

@@ -272,9 +272,9 @@ class Ledger:
             self._held.remove(attempt)
 
     def retire(self, keys: Iterable[StepKey]) -> set[StepKey]:
-        """Those of the steps that nobody holds: their files may go, and they do not count as complete from here on.
+        """Those of the steps that are not held: their files may go, and they do not count as complete from here on.
 
-        So whoever holds a step, and finds it complete on all ranks afterwards, finds its files, too.
+        So a thread that holds a step, and finds it complete on all ranks afterwards, finds its files, too.
         """
         with self._lock:
             retired = {key for key in keys if not any(key.may_hold(attempt) for attempt in self._held)}

@@ -386,7 +386,7 @@ class Saver:
         return replicas.compare_all(flat, classifier.calls, (call.turn, call.step), what)
 
     def _put_on_record(self, call: Call, diverged: Sequence[Divergence]) -> None:
-        """That earlier checkpoints are suspect, before any rank is told of it and may end the job (collective)."""
+        """Record that earlier checkpoints are suspect, before any rank warns of it and may end the job (collective)."""
         if self._comm.rank == 0:
             self._record(call.turn, call.step, diverged)
         finish(self._comm, self._comm.maximum(np.zeros(1, np.int64)), call.name, self._timeout)

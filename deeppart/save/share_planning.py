@@ -221,7 +221,7 @@ class Holders:
         return {ranks: sorted(numbers, key=order.__getitem__) for ranks, numbers in found.items()}
 
     def alone(self, leaves: Collection[int], rank: int) -> Holders:
-        """The same, if some shards of this rank are nobody else's."""
+        """The same, if this rank alone holds some of its shards."""
         return Holders({**self.ranks, **dict.fromkeys(leaves, (rank,))}, self.untied)
 
 

@@ -135,7 +135,7 @@ def suspicion_of(attempt: Attempt, diverged: Sequence[Divergence]) -> Suspicion 
 
 
 class SuspicionWriter:
-    """Writes records, each at once: the checkpoint that has found them may never be complete, and whoever is told of it
+    """Writes records, each at once: the checkpoint that has found them may never be complete, and the caller who hears of it
     may end the job.
     """
 

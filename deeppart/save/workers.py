@@ -168,4 +168,4 @@ class WriteBehind:
                 self._flush()
             self._wait()
         elif self._written is not None:
-            self._written.exception()  # waits: what is on its way must not go to whoever has the file's number next
+            self._written.exception()  # waits: what is on its way must not go to the next file of this number

@@ -1,4 +1,4 @@
-"""Sessions that nobody closes: left by an exception in the ``with`` block, dropped by the caller, or open at the end.
+"""Sessions that are not closed: left by an exception in the ``with`` block, dropped by the caller, or open at the end.
 
 The other ranks may never arrive at that point, so they are not waited for there. What the background has begun goes on:
 the other ranks' backgrounds have begun it too, and an exchange that is broken off in the middle costs its channel for
@@ -73,7 +73,7 @@ class Background:
         return self._session.config.timeout
 
     def record(self, cadence: AutoCadence | None) -> Recorder:
-        """Begin to record it for whoever looks on; :meth:`finish` ends that."""
+        """Begin to record it for those who watch the job; :meth:`finish` ends that."""
         self._recorder = recorder_for(self._session, self._pipeline, self._scrubber, cadence)
         return self._recorder
 
@@ -269,7 +269,7 @@ def finish() -> None:
 
 
 def _error_that_ends_it() -> BaseException | None:
-    """The exception that nobody has caught.
+    """The uncaught exception.
 
     An interactive session goes on after one. So does a program with a console in it, or with tests (``pytest``): what
     they note there has come from a call, while what ends the process has gone through its outermost frame.

@@ -156,7 +156,7 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
 
 
 def _paths(config: Config, node: str, rank: int) -> tuple[Path, dict[str, Path]]:
-    """The persistent directory, and the files for whoever watches the job, as this rank has them."""
+    """The persistent directory, and the files for those who watch the job, as this rank has them."""
     directory = expand_directory(config.persistent_dir, node=node, rank=rank, job=job_name())
     return directory, telemetry_files(config, node, rank)
 
@@ -224,7 +224,7 @@ def take_persistent(
 
 
 def _check_place(root: Path) -> None:
-    """Refuse a directory that is part of somebody's checkpoint: training would start over inside it."""
+    """Refuse a directory inside a checkpoint: training would start over inside it."""
     mistaken = recognize(root)
     if mistaken is not None and mistaken.root is not None and root.is_dir():
         raise ConfigError(
@@ -306,7 +306,7 @@ def shared_directories(
 
 
 def tell_settings(config: Config) -> None:
-    """On rank 0: which settings are those of a file that nobody has named."""
+    """On rank 0: which settings come from a file that the user has not named."""
     if config.from_file:
         note = "; this keep removes no steps of earlier runs" if "keep" in config.from_file else ""
         say(f"settings from {next(iter(config.from_file.values()))}: {', '.join(config.from_file)}{note}")
@@ -326,11 +326,11 @@ def tell_restarts() -> None:
 
 
 def tell_foreign(directory: Path) -> None:
-    """On rank 0: step directories that others have put there are not used, and may be what somebody looks for."""
+    """On rank 0: step directories that others have put there are not used, and may be what the user looks for."""
     try:
         foreign = foreign_steps(directory)
     except DeeppartError:
-        return  # what is wrong there is told by whoever needs it
+        return  # reported where the directory is used
     if foreign:
         text = f"{len(foreign)} step directories of other users are not used, such as {foreign[0]}"
         warn_caller(f"{text}: anybody may make directories there (sticky bit)", DeeppartWarning)

@@ -25,7 +25,7 @@ _PATIENCE_S = 5.0
 
 
 class Preparation:
-    """Prepares memory and files of one rank. Used by the training thread, until whoever ends the session closes it."""
+    """Prepares memory and files of one rank. Used by the training thread, until the session ends."""
 
     def __init__(self, session: Session, staging: Staging) -> None:
         self._session, self._staging = session, staging

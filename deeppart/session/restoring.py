@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from deeppart.access.hanging import hanging
-from deeppart.comm import Comm, finish
+from deeppart.comm import Comm, Operation, finish
 from deeppart.comm.agreement import raise_together, together
 from deeppart.errors import CheckpointError, DeeppartWarning, RestoreError, on_ranks, say, warn_caller
 from deeppart.model import Attempt
@@ -30,7 +30,7 @@ from deeppart.recovery.inventory import take_inventory
 from deeppart.recovery.load_part import LoadedPart
 from deeppart.recovery.narrow_reading import NarrowReading
 from deeppart.recovery.narrowing import look_at_live, refusal_of_state
-from deeppart.recovery.recover import Recovered, recover
+from deeppart.recovery.recover import Reading, Recovered, recover
 from deeppart.recovery.saved import SavedStep, saved_step, share_documents
 from deeppart.recovery.suspect_warnings import suspect_lines, warn_suspect
 from deeppart.recovery.tables import Ranks
@@ -85,7 +85,7 @@ def restore_step(
     live = look_at_live(state, asked, comm, timeout, is_filled=is_filled)
     narrow = NarrowReading(live.flat.root, asked.request, live.outermost, alike=live.alike)
     ranks = Ranks(comm, session.topology.node_of, timeout, session.processors.waiting)
-    what = inventory, step, *memory, timeout, session.persistent.signing, session.processors.waiting
+    reading = _reading(session, *memory)
     explanation: tuple[str, ...] = ()
     done: tuple[RestoreReport, list[DeeppartWarning], list[str]] | None = None
 
@@ -94,7 +94,7 @@ def restore_step(
         done = restore_state(ranks, recovered, live, ways, session.config.replicated, known)
 
     for narrower in (narrow if narrow.may_choose else None, None):
-        recovered, told = recover(comm, *what, narrower, use)
+        recovered, told = recover(reading, inventory, step, narrower, use)
         explanation += told
         if recovered is None:
             refusal = nothing_to_restore(session, explanation) if required else None
@@ -106,6 +106,13 @@ def restore_step(
         recovered.mine.clear()  # before its memory is used for the same once more
         explanation += (f"step {recovered.attempt.step}: ranks name things differently; it is read whole",)
     raise AssertionError("a step that was read whole lacks nothing")
+
+
+def _reading(session: Session, staging: Staging, arena: Arena) -> Reading:
+    def run(operation: Operation[Any], what: str) -> Any:
+        return finish(session.comm, operation, f"restore of {what}", session.config.timeout)
+
+    return Reading(session.comm, run, staging, arena, session.persistent.signing, session.processors.waiting)
 
 
 def _left_out(asked: Asked) -> Callable[[Path], bool] | None:
@@ -141,8 +148,7 @@ def look_at(session: Session, step: int | None, staging: Staging, arena: Arena) 
     candidates = survey(inventory, step).candidates
     found = _documents_alone(session, candidates[0]) if candidates else None
     if found is None:
-        what = (inventory, step, staging, arena, timeout, session.persistent.signing)
-        found, _ = recover(comm, *what, session.processors.waiting)
+        found, _ = recover(_reading(session, staging, arena), inventory, step)
     if found is None:
         return None
     text = found.mine[0].reader.meta if found.reads[0].reader == comm.rank else None

@@ -1,8 +1,8 @@
-"""The recorder: a thread that writes what this rank knows of the job to files for whoever looks on.
+"""The recorder: a thread that writes what this rank knows of the job to files for those who watch the job.
 
 It exchanges nothing with other ranks, and the training thread only hands it the handle of each checkpoint. It writes
 when a checkpoint is over, at most once a second; and while one takes long, so that it can be seen that storage hangs.
-What it cannot write is told once; the job goes on.
+What it cannot write is reported once; the job goes on.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ _BACKLOG = 4096
 MESSAGES, PIECES = b"deeppart-messages", b"deeppart-pieces"
 _ZAP = "inproc://zeromq.zap.01"
 _LENGTH_OF_REQUEST = 7
-#: How long somebody who is not known waits, how often it is looked whether he is by now, and how many may wait.
+#: How long an unknown rank waits, how often it is looked for, and how many may wait.
 _WAIT_S, _LOOK_MS, _MOST_WAITING = 5.0, 20, 1000
 #: Status codes: let in; no, but it may try again.
 _WELCOME, _NOT_NOW = b"200", b"300"
@@ -100,7 +100,7 @@ class Doors:
         socket.set(zmq.PLAIN_USERNAME, str(rank).encode())
         socket.set(zmq.PLAIN_PASSWORD, password)
         socket.set(zmq.SNDHWM, PIECES_AT_ONCE)
-        socket.set(zmq.RECONNECT_IVL, -1)  # whoever may listen there then
+        socket.set(zmq.RECONNECT_IVL, -1)  # something else may listen there then
         return socket
 
     def _new(self, kind: int, address: str) -> Socket:
@@ -121,11 +121,11 @@ class Doors:
         return socket
 
     def close(self, linger_ms: int) -> None:
-        """Let nobody in any more, once all sockets to others are closed. What is still to be sent has so long."""
+        """Refuse all connections, once all sockets to others are closed. What is still to be sent has so long."""
         self.messages.close(linger_ms)
         self.pieces.close(linger_ms)
         self.doorkeeper.let_in(())
-        if sys.is_finalizing():  # the doorkeeper's thread does not run any more: nobody would close its socket
+        if sys.is_finalizing():  # the doorkeeper's thread does not run any more and cannot close its socket
             return
         ending = start_thread(self._context.term, "deeppart-term", lambda error: None)  # the sockets are closed by now
         ending.join(linger_ms / 1000 + 1.0)
@@ -149,7 +149,7 @@ class Doorkeeper:
         start_thread(self._answer, "deeppart-doorkeeper", self._failed)
 
     def let_in(self, public_keys: Sequence[bytes]) -> None:
-        """The ranks are known: the public key of each, 32 bytes, in rank order; none for nobody at all."""
+        """The ranks are known: the public key of each, 32 bytes, in rank order; none to refuse all."""
         self._keys = {key: rank for rank, key in enumerate(public_keys)}
 
     def password(self, rank: int) -> bytes:

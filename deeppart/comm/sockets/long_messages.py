@@ -82,7 +82,7 @@ class Incoming:
 class Pieces:
     """The way to one rank for long messages. Nothing is sent before the other end has proved to be that rank.
 
-    The password has let this rank in; but a port may have become somebody else's meanwhile, who lets in everybody.
+    The password has let this rank in; but the port may belong to another process by now, which lets in everybody.
 
     Attributes:
         socket: to that rank; connected to nobody else afterwards.

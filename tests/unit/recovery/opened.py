@@ -18,7 +18,7 @@ from deeppart.recovery.distribute import Distributor
 from deeppart.recovery.inventory import take_inventory
 from deeppart.recovery.matching import Matched, check_step, find_places, match
 from deeppart.recovery.narrowing import flatten_live
-from deeppart.recovery.recover import Recovered, recover
+from deeppart.recovery.recover import Reading, Recovered, recover
 from deeppart.recovery.saved import Documents, SavedStep, saved_step, share_documents
 from deeppart.recovery.tables import PartIndexView, Ranks, Tables, share_tables
 from deeppart.state.capture.staging import Staging
@@ -87,7 +87,7 @@ def open_step(root: Path, comm: Comm | None = None, *, on_nodes: bool = False) -
         return finish(comm, operation, what, TIMEOUT_S)
 
     inventory = take_inventory(comm, node_of, None, PersistentLevel(root), "", run)
-    recovered, told = recover(comm, inventory, None, Staging(), Arena(), TIMEOUT_S, None)
+    recovered, told = recover(Reading(comm, run, Staging(), Arena()), inventory, None)
     assert recovered is not None, told
     ranks = Ranks(comm, node_of, TIMEOUT_S)
     return Opened(ranks, recovered, share_tables(ranks, recovered))
