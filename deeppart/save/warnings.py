@@ -135,8 +135,8 @@ def suspicion_of(attempt: Attempt, diverged: Sequence[Divergence]) -> Suspicion 
 
 
 class SuspicionWriter:
-    """Writes records, each at once: the checkpoint that has found them may never be complete, and the caller who hears of it
-    may end the job.
+    """Writes records, each at once: the checkpoint that has found them may never be complete, and the caller who hears
+    of it may end the job.
     """
 
     def __init__(self, root: pathlib.Path, job: Attempt, timeout: float, ledger: Ledger) -> None:
