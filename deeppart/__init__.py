@@ -220,7 +220,7 @@ def close() -> None:
 
 def _finish_the_latest() -> None:
     """Checkpointers made by handlers of ``atexit``: what is registered from within these is not run any more."""
-    if ending := sys.modules.get("deeppart.session.at_exit"):
+    if ending := sys.modules.get("deeppart.session.leave"):
         ending.finish()
 
 

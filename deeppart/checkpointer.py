@@ -23,19 +23,22 @@ from deeppart.model.reports import RestoreReport
 from deeppart.nodes.exchange.memory import Arena
 from deeppart.pending import Pending
 from deeppart.repair.scrub import ScrubReport
-from deeppart.save.ledger import Ledger
-from deeppart.save.saver import Saver
-from deeppart.save.sizing import size_share
-from deeppart.session.at_exit import close_at_the_end
-from deeppart.session.healing import heal_redundancy
-from deeppart.session.history import StepHistory
-from deeppart.session.leave import Background, not_finished, settle
-from deeppart.session.looking import Looked, look_at
+from deeppart.save.retention import Ledger
+from deeppart.save.saver import Saver, size_share
+from deeppart.session.leave import Background, close_at_the_end, not_finished, settle
 from deeppart.session.open import configuration_of, open_session
 from deeppart.session.preparation import Preparation
-from deeppart.session.restore_warnings import say_restored, still_busy, tell_restored, tell_suspects, warn_unsaved
-from deeppart.session.restoring import restore_step
-from deeppart.session.saves import Saves
+from deeppart.session.restoring import (
+    Looked,
+    heal_redundancy,
+    look_at,
+    restore_step,
+    say_restored,
+    still_busy,
+    tell_restored,
+    tell_suspects,
+)
+from deeppart.session.saves import Saves, StepHistory, warn_unsaved
 from deeppart.session.wiring import (
     SUSPICION_PATIENCE_S,
     cadence_for,

@@ -1,7 +1,7 @@
 """``every = "auto"``: when to checkpoint, and to which levels, from what was measured in this job and seen of failures.
 
-``failures`` estimates rates, ``history`` keeps the runs of a directory in a file, ``costs`` measures this run, ``auto``
-decides. What makes a cadence good is :mod:`deeppart.plan.interval`'s to say.
+``failures`` estimates rates, ``history`` keeps the runs of a directory in a file, ``auto`` measures what
+checkpoints cost in this run, and decides. What makes a cadence good is :mod:`deeppart.plan.interval`'s to say.
 """
 
 from deeppart.cadence.auto import AutoCadence, CadenceReport

@@ -15,7 +15,7 @@ from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.config.job import Launch, launch
 
-#: Seconds until a rank that does not come is an error, where nobody says.
+#: Seconds until a rank that does not come is an error, by default.
 TIMEOUT_S = 600.0
 
 #: Of which process a channel is, by which launcher, and whether MPI has ended since.

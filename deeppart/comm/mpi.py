@@ -184,7 +184,7 @@ class _Starts:
 
 
 def connected(comm: MPI.Comm) -> Operation[MpiComm]:
-    """A channel that nobody else uses, between the ranks of the caller's communicator (collective)."""
+    """A channel of its own, between the ranks of the caller's communicator (collective)."""
     starts: Any = comm.Get_attr(_starts_key())
     if starts is None:
         starts = _Starts(comm)

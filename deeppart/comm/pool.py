@@ -12,7 +12,7 @@ Invariants
 * A channel that this rank has offered is in use until the rank knows what was agreed: others may have taken it.
 * What becomes of a channel follows from what was agreed alone, so that all ranks that know the outcome do the same.
 
-No MPI in here: the numbers are combined by whoever has a communicator.
+No MPI in here: the numbers are combined where there is a communicator.
 """
 
 from __future__ import annotations

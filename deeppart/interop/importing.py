@@ -29,16 +29,13 @@ from deeppart.model import Attempt, Manifest
 from deeppart.model.version import LIBRARY
 from deeppart.offline.batches import BATCH_BYTES
 from deeppart.part import PartSummary, encode_manifest
-from deeppart.save.agreed import Agreed, Call
-from deeppart.save.ahead import read_ahead
-from deeppart.save.behind import WriteBehind
-from deeppart.save.encoding import Chunk, Encoders
-from deeppart.save.saver import Saver
-from deeppart.save.transfer import Encoding, write_chunks
-from deeppart.save.workers import Workers
-from deeppart.session.history import StepHistory
+from deeppart.save.encoding import Chunk, Encoders, Encoding
+from deeppart.save.saver import Agreed, Call, Saver
+from deeppart.save.workers import Workers, WriteBehind, read_ahead
+from deeppart.save.write import write_chunks
 from deeppart.session.open import open_session
 from deeppart.session.record import Session
+from deeppart.session.saves import StepHistory
 from deeppart.state.capture.layout import ShareLayout
 from deeppart.state.capture.staging import Staging
 from deeppart.state.document.part_document import PartDocument

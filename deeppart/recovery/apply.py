@@ -9,41 +9,51 @@ Each step takes what the one before returns: documents, saved step, matched stat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import closing
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
 from deeppart._gc import collection_paused
 from deeppart.comm.agreement import raise_together, together
-from deeppart.errors import CommError, DeeppartError, DeeppartWarning, RemoteRankError
+from deeppart.errors import (
+    CommError,
+    DeeppartError,
+    DeeppartWarning,
+    RemoteRankError,
+    StateError,
+    StructureMismatchError,
+)
+from deeppart.model.boxes import Box
 from deeppart.model.reports import RestoreReport
-from deeppart.recovery.box_delivery import BoxDelivery
-from deeppart.recovery.distribute import Distributor, Failure
-from deeppart.recovery.documents import share_documents
+from deeppart.recovery.distribute import BoxDelivery, Distributor, Failure
 from deeppart.recovery.matching import Matched, check_step, find_places, match, notices, refused_ties
 from deeppart.recovery.narrowing import LiveState, narrowed, with_own_of_all
 from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map_old_leaves, memory_for_old_leaves
-from deeppart.recovery.overlapping import ToFill, arrays_to_fill, check_conflicts, marks, memory_alone
-from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered, SourcesFailedError, failure_of, gather_failures
-from deeppart.recovery.reporting import call_back, report_of, to_cast
-from deeppart.recovery.saved import SavedStep, saved_step
-from deeppart.recovery.tables import Tables, share_tables
-from deeppart.recovery.unread import lacks_bytes
+from deeppart.recovery.saved import SavedStep, saved_step, share_documents
+from deeppart.recovery.tables import Ranks, Tables, share_tables
+from deeppart.state.document.structure import SavedArray, SavedValue, walk_tree
+from deeppart.state.document.ties import address
+from deeppart.state.document.whole import ShardSource, WholeTensor
+from deeppart.state.restore.boxes import BoxScatter, LiveBox
 from deeppart.state.restore.casting import cast_into
-from deeppart.state.restore.merge import put, tie
-from deeppart.state.restore.overlaps import assign
+from deeppart.state.restore.composites import leaves_to_check
+from deeppart.state.restore.merge import check_composites, put, tie
+from deeppart.state.restore.overlaps import assign, conflicting, overlapping
 from deeppart.state.restore.request import Asked
 from deeppart.state.restore.scatter import Scatter
-from deeppart.state.tree.leaves import Array
+from deeppart.state.tree.flat import ArrayLeaf, Branch, Node, ShardedLeaf, ValueLeaf
+from deeppart.state.tree.leaves import Array, leaf_type, new_array
+from deeppart.state.tree.paths import Path, id_key, id_keys, readable
 from deeppart.state.tree.per_rank import Ways
 from deeppart.state.tree.replication import Replication
+from deeppart.state.tree.sharded import read_shards
 
 T = TypeVar("T")
-
 _MATCHING = "matching the live state with the checkpoint failed"
 _SHARING = "looking for live leaves that share memory failed"
 _COMPARING = "live leaves that share some of their memory could not be compared"
@@ -64,8 +74,8 @@ def restore_state(
 ) -> tuple[RestoreReport, list[DeeppartWarning], list[str]] | None:
     """Write a recovered step into the live state (collective).
 
-    Where it is refused, the parts are dropped: whoever keeps the error, or its traceback, would keep their memory with
-    it, which may be locked.
+    Where it is refused, the parts are dropped: an error that is kept, or its traceback, would keep their memory,
+    which may be locked.
     """
     try:
         return _restore_state(ranks, recovered, live, ways, Replication(replicated), known)
@@ -133,7 +143,7 @@ class _Restoring:
         return found, old
 
     def needs_more(self, matched: Matched) -> bool:
-        """True on all ranks if any of them needs bytes that nobody has read."""
+        """True on all ranks if any of them needs bytes that no rank has read."""
         if not any(index.unread() for index in self._tables.indexes):
             return False
         lacking = np.array([lacks_bytes(matched, self._tables)], dtype=np.int64)
@@ -241,3 +251,255 @@ class _Restoring:
 def _raise_any(failure: Failure | None) -> None:
     if failure is not None:
         raise failure.error
+
+
+@dataclass(frozen=True, slots=True)
+class ToFill:
+    """The arrays of a live state that are to be filled.
+
+    Attributes:
+        arrays: by leaf number.
+        alone: memory for those that share some with another, or are components of tensors that are made of others, to
+            be brought alone first.
+        boxed: arrays of leaves that are filled box by box.
+        boxes: fills these, and the shards of live sharded tensors.
+        components: which of ``alone`` are components.
+    """
+
+    arrays: dict[int, Array]
+    alone: dict[int, Array]
+    boxed: dict[int, Array]
+    boxes: BoxScatter
+    components: frozenset[int] = frozenset()
+
+
+def arrays_to_fill(matched: Matched) -> ToFill:
+    """Take what is to be filled, and see which live leaves of it share memory in other ways than was saved."""
+    target = matched.target
+    arrays = target.arrays()
+    live = {index: arrays[index] for index in target.live if index in arrays}
+    aliases = target.structure.aliases.keys() - target.tied
+    untied = {index: data for index, data in (target.live | target.casts).items() if index in aliases}
+    untied |= {index: data for index, data in target.casts.items() if index not in target.tied}
+    found = overlapping(live | untied)
+    alone = {index: new_array(target.types[index]) for index in found if index not in untied}
+    components = {index for index in leaves_to_check(target) if index in arrays and index not in alone}
+    alone |= {index: new_array(target.types[index]) if index in live else arrays[index] for index in components}
+    if wrong := [index for index in found if index in untied]:
+        raise _overlap_error(matched, wrong, found)
+    boxed = target.boxed_arrays()
+    wanted = live_boxes(matched, boxed)
+    _check_boxes(matched, wanted, arrays)
+    return ToFill(arrays, alone, boxed | dict(target.created), BoxScatter(wanted), frozenset(components))
+
+
+def live_boxes(matched: Matched, boxed: Mapping[int, Array]) -> dict[int, tuple[WholeTensor, list[LiveBox]]]:
+    """For each leaf that is filled box by box, its tensor, and the arrays of this rank that hold boxes of it."""
+    target, tensors = matched.target, matched.saved.tensors()
+    if matched.saved.same_world:
+        tensors = {index: tensor.for_rank(matched.rank) for index, tensor in tensors.items()}
+    found: dict[int, list[LiveBox]] = {index: [LiveBox.whole(array)] for index, array in boxed.items()}
+    for index, leaf in target.sharded.items():
+        arrays = target.cast_shards.get(index) or [matched.flat.data[number] for number in leaf.numbers]
+        found[index] = [LiveBox(*each) for each in zip(arrays, leaf.boxes, strict=True)]
+    for index, tensor in target.created.items():
+        shards = read_shards(tensor, "a created leaf")
+        found[index] = [LiveBox(*each) for each in zip(shards.tensors, shards.boxes, strict=True)]
+    return {
+        index: (tensors[index] if index in tensors else matched.saved.plain_tensor(index), boxes)
+        for index, boxes in found.items()
+    }
+
+
+def _check_boxes(
+    matched: Matched, wanted: Mapping[int, tuple[WholeTensor, list[LiveBox]]], arrays: Mapping[int, Array]
+) -> None:
+    """Refuse live shards that share memory with anything that is to get other bytes."""
+    if not wanted:
+        return
+    places = [
+        (index, tensor, box)
+        for index, (tensor, boxes) in wanted.items()
+        for box in (_to_be_cast(matched, index) or boxes)
+    ]
+    live = {~number: array for number, array in arrays.items() if number in matched.target.live}
+    live |= {~number: array for number, array in matched.target.casts.items()}
+    found = overlapping(live | {place: box.array for place, (_, _, box) in enumerate(places)})
+    if all(place < 0 for place in found) or _are_twins([places[place] for place in found if place >= 0], len(found)):
+        return
+    paths = matched.target.structure.array_paths()
+    names = [readable(paths[~place if place < 0 else places[place][0]]) for place in found]
+    raise StructureMismatchError(
+        "live shards share memory with other live leaves, but were saved with memory of their own",
+        found=", ".join(names[:8]),
+        where=f"path {names[0]}",
+        todo="build the live state so that they have their own memory, as when it was saved",
+    )
+
+
+def _to_be_cast(matched: Matched, index: int) -> list[LiveBox]:
+    """The live shards of a tensor of another dtype, which are written last; [] of any other."""
+    if index not in matched.target.cast_shards:
+        return []
+    leaf = matched.target.sharded[index]
+    arrays = [matched.flat.data[number] for number in leaf.numbers]
+    return [LiveBox(*each) for each in zip(arrays, leaf.boxes, strict=True)]
+
+
+def _are_twins(found: list[tuple[int, WholeTensor, LiveBox]], expected: int) -> bool:
+    """True if arrays that share memory are the very same ones, and get the same bytes: tied parameters."""
+    groups: dict[tuple[object, ...], list[tuple[WholeTensor, LiveBox]]] = {}
+    for _, tensor, box in found:
+        groups.setdefault(_identity(box), []).append((tensor, box))
+    alike = [len(group) > 1 and len({_sources(*each) for each in group}) == 1 for group in groups.values()]
+    firsts = {place: group[0][1].array for place, group in enumerate(groups.values())}
+    return len(found) == expected and all(alike) and not overlapping(firsts)
+
+
+def _sources(tensor: WholeTensor, live: LiveBox) -> tuple[Box, frozenset[ShardSource]]:
+    """What an array gets, and from where: of two tied tensors, ranks may have had one leaf here, and two elsewhere."""
+    return live.box, frozenset(each for each in tensor.sources if each.box.common(live.box) is not None)
+
+
+def _identity(box: LiveBox) -> tuple[object, ...]:
+    """What two arrays have in common that are the same elements in the same order."""
+    array = box.array
+    strides = array.stride() if isinstance(array, torch.Tensor) else array.strides
+    return address(array), tuple(array.shape), tuple(strides), str(array.dtype)
+
+
+def marks(matched: Matched, to_fill: ToFill, own_leaves: Set[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """1 for each replicated leaf to be brought alone; at the end, 1 if any leaf at all is."""
+    found = np.zeros(len(matched.saved.documents.structure.types) + 1, dtype=np.int64)
+    found[[index for index in to_fill.alone if index not in own_leaves]] = 1
+    found[-1] = bool(to_fill.alone)
+    return found
+
+
+def memory_alone(matched: Matched, to_fill: ToFill, replicated: list[int]) -> dict[int, Array]:
+    """Memory for replicated leaves that overlap on any rank."""
+    types, alone = matched.target.types, to_fill.alone
+    return {index: alone[index] if index in alone else new_array(types[index]) for index in replicated}
+
+
+def check_conflicts(matched: Matched, to_fill: ToFill, mapped: Mapped) -> None:
+    """See whether the leaves that were brought alone can all be had at once, and make tensors; the live ones are as
+    before.
+    """
+    wanted = to_fill.alone | {index: value for index, value in mapped.arrays.items() if index in to_fill.alone}
+    check_composites(matched.target, wanted)
+    wanted = {index: array for index, array in wanted.items() if index not in to_fill.components}
+    conflicts = conflicting({index: to_fill.arrays[index] for index in wanted}, wanted)
+    if conflicts:
+        raise _overlap_error(matched, conflicts, list(wanted))
+
+
+def _overlap_error(matched: Matched, conflicts: list[int], among: list[int]) -> StructureMismatchError:
+    paths = matched.target.structure.array_paths()
+    names = [readable(paths[index]) for index in conflicts]
+    others = [readable(paths[index]) for index in among if index not in conflicts]
+    return StructureMismatchError(
+        "live leaves that share some of their memory did not share it in this way when they were saved",
+        found=f"{', '.join(names[:8])} would be overwritten by {', '.join(others[:8]) or 'one another'}",
+        where=f"path {names[0]}",
+        todo="build the live state so that they have their own memory, as when it was saved",
+    )
+
+
+def report_of(matched: Matched, loaded_bytes: int, saved_bytes: int) -> RestoreReport:
+    """The report of a restore that has ended."""
+    target, choice = matched.target, matched.choice
+    placed = list(walk_tree(target.structure.tree, ()))
+    names = {node.index: readable(path) for path, node in placed if isinstance(node, SavedArray)}
+    live = {index: leaf_type(data).dtype for index, data in target.casts.items()}
+    live |= {index: target.sharded[index].kind.dtype for index in target.cast_shards}
+    told = () if choice is None else (choice.missing, choice.unexpected, choice.beside, choice.unwrapped)
+    missing, unexpected, beside, unwrapped = ([readable(path) for path in paths] for paths in told or ([], [], [], []))
+    return RestoreReport(
+        matched.saved.attempt.step,
+        leaves=len(names.keys() - target.dropped),
+        values=sum(isinstance(node, SavedValue) for _, node in placed),
+        loaded_bytes=loaded_bytes,
+        saved_bytes=saved_bytes,
+        missing=tuple(missing),
+        unexpected=tuple(unexpected),
+        left_out=tuple(beside),
+        cast={names[index]: (target.types[index].dtype, dtype) for index, dtype in sorted(live.items())},
+        renamed={} if choice is None else {readable(old): readable(new) for old, new in choice.renamed},
+        unwrapped=tuple(unwrapped),
+    )
+
+
+def to_cast(matched: Matched, arrays: Mapping[int, Array]) -> Iterator[tuple[Array, Array]]:
+    """The live arrays of another dtype than was saved, and what each gets."""
+    target = matched.target
+    for index, data in target.casts.items():
+        if index not in target.dropped:
+            yield data, arrays[index]
+    for index, shards in target.cast_shards.items():
+        if index in target.sharded:
+            live = (matched.flat.data[number] for number in target.sharded[index].numbers)
+            yield from zip(live, shards, strict=True)
+
+
+def call_back(matched: Matched, asked: Asked) -> None:
+    """Call the functions of the caller."""
+    choice = matched.choice
+    if choice is None:
+        return
+    if asked.on_missing is not None:
+        for path in choice.missing:
+            _call("on_missing", asked.on_missing, path, _live_item(matched, path))
+    if asked.on_unexpected is not None:
+        for path in choice.unexpected:
+            _call("on_unexpected", asked.on_unexpected, path)
+
+
+def _call(name: str, function: Any, path: Path, *more: Any) -> None:
+    try:
+        function(readable(path), *more)
+    except DeeppartError:
+        raise
+    except Exception as error:
+        raise StateError(
+            f"the {name} function failed; everything else has been restored",
+            found=f"{type(error).__name__}: {error}",
+            where=f"path {readable(path)}",
+        ) from error
+
+
+def _live_item(matched: Matched, path: Path) -> Any:
+    """What is at a path of the live state: a tensor, array, value, container or object."""
+    node: Node = matched.flat.root
+    for key in path:
+        while isinstance(node, Branch) and node.kind == "object":
+            node = node.children[0]
+        assert isinstance(node, Branch)
+        node = node.children[list(id_keys(node.keys)).index(id_key(key))]
+    if isinstance(node, ArrayLeaf):
+        return matched.flat.data[node.index]
+    if isinstance(node, ShardedLeaf):
+        return node.item
+    if isinstance(node, ValueLeaf):
+        return node.value
+    return node.container if isinstance(node, Branch) else None
+
+
+def lacks_bytes(matched: Matched, tables: Tables) -> bool:
+    """True if this rank is to fill anything of which not all has been read."""
+    saved, target = matched.saved, matched.target
+    numbers = set(target.numbers())
+    boxed = {index for index in numbers if index in target.boxed} | target.sharded.keys() | target.created.keys()
+    tensors = saved.tensors()
+    own = saved.own_leaves & numbers - boxed
+    anywhere = numbers - boxed - own  # wanted from whatever part they are in; the others from some parts only
+    of_parts = {(matched.rank, index) for index in own} if saved.same_world else set()
+    for index in boxed:
+        tensor = tensors[index] if index in tensors else saved.plain_tensor(index)
+        of_parts |= {(source.part, source.leaf) for source in tensor.sources}
+    return any(
+        piece.leaf in anywhere or (index.part, piece.leaf) in of_parts
+        for index in tables.indexes
+        for chunk in index.unread()
+        for piece in index.pieces[chunk]
+    )

@@ -16,13 +16,12 @@ from deeppart.errors import (
     LeafMismatchError,
     PerRankError,
     PerRankNotice,
+    StateError,
     StructureMismatchError,
 )
 from deeppart.model.boxes import Box
-from deeppart.recovery.live import check_writable
-from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.saved import OwnWays, SavedStep, check_spans
-from deeppart.recovery.tables import PartIndexView
+from deeppart.recovery.tables import PartIndexView, Ranks
 from deeppart.state.document.structure import SavedArray, SavedValue, array_numbers, walk_tree
 from deeppart.state.document.ties import alias_digests
 from deeppart.state.document.units import units_of
@@ -45,6 +44,7 @@ from deeppart.state.restore.elsewhere import LeafNumbers, PartRules, lacking_lea
 from deeppart.state.restore.leaf_matching import find_targets
 from deeppart.state.restore.target import DROPPED, Target, decode_values
 from deeppart.state.tree.flat import FlatState
+from deeppart.state.tree.leaves import overlaps_itself
 from deeppart.state.tree.naming import some_names
 from deeppart.state.tree.paths import Path, readable
 from deeppart.state.tree.per_rank import DROP, RANK0, Ways, dropped_notice, strict_error
@@ -164,6 +164,28 @@ def match(saved: SavedStep, flat: FlatState, places: Places, ways: Ways, rank: i
     if any(dropped):
         _drop(matched, *dropped)
     return matched
+
+
+def check_writable(target: Target, flat: FlatState, paths: list[Path]) -> None:
+    """Raise StateError for a live array that cannot be written in place."""
+    written = [(index, data) for index, data in target.live.items() if index not in target.tied]
+    written += target.casts.items()
+    written += [(index, flat.data[number]) for index, leaf in target.sharded.items() for number in leaf.numbers]
+    for index, data in written:
+        if overlaps_itself(data):
+            raise StateError(
+                "a live array has several elements at one place in memory and cannot be restored in place",
+                found=f"shape {list(data.shape)}, as expand() makes it",
+                where=f"path {readable(paths[index])}",
+                todo="give restore a contiguous one: clone() it",
+            )
+    for index, data in (target.live | target.casts).items():
+        if isinstance(data, np.ndarray) and not data.flags.writeable:
+            raise StateError(
+                "a live array is read-only and cannot be restored in place",
+                where=f"path {readable(paths[index])}",
+                todo="give restore a writable array",
+            )
 
 
 def _untie_from(matched: Matched, gone: Set[int]) -> Matched:

@@ -2,7 +2,7 @@
 
 Who reads a part decides by the names that its leaves have in its document, and by the live state of its own rank. That
 may be more than is needed. Where ranks have other names in their live states it may be less: once all of them are
-matched, :mod:`deeppart.recovery.unread` tells, and then the step is read whole.
+matched, :mod:`deeppart.recovery.apply` tells, and then the step is read whole.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class NarrowReading:
         try:
             with collection_paused():
                 return self._chosen(text, attempt.world_size == comm.size, readers)
-        except Exception:  # of whatever kind: what is damaged is told by who takes in the documents
+        except Exception:  # of any kind: damage is reported when the documents are decoded
             return {}
 
     def _is_less(self, reader: PartReader) -> bool:
-        """True if the step may have leaves that nobody asks for."""
+        """True if the step may have leaves that are not asked for."""
         if self._request.keys is not None or self._request.exclude:
             return True
         try:

@@ -1,19 +1,21 @@
-"""Of a step, what the caller of ``restore`` asks for, on one rank and on all."""
+"""The live state that a restore fills, and what of a step its caller asks for, on one rank and on all."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 import xxhash
 
+from deeppart._gc import collection_paused
 from deeppart.comm.agreement import together, unequal
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
-from deeppart.errors import CorruptFileError
-from deeppart.recovery.live import flatten_live
+from deeppart.errors import CorruptFileError, DeeppartError, StateError, UnsupportedLeafError
 from deeppart.recovery.narrow_reading import Outermost
 from deeppart.recovery.saved import SavedStep
 from deeppart.state.document.structure import DICTS, SavedValue, array_numbers, walk_tree
@@ -22,8 +24,13 @@ from deeppart.state.restore.request import Asked, Request
 from deeppart.state.restore.target import decode_values
 from deeppart.state.restore.unmet_globs import unmet_globs
 from deeppart.state.restore.wrappers import counterpart
-from deeppart.state.tree.flat import Branch, FlatState, Node
+from deeppart.state.tree.excluding import Excluded
+from deeppart.state.tree.flat import ApartRules, Branch, FlatState, Node
+from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.leaves import check_tensor
 from deeppart.state.tree.paths import ExactPath, Path, exact, id_key, id_keys, readable
+from deeppart.state.tree.runs import encode_leaf_value
+from deeppart.state.tree.state_dicts import is_optimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,3 +181,40 @@ def _here(live: Node, request: Request, path: Path) -> Path:
             name = counterpart(name, list(node.keys))
         here, node = (*here, name), mine.get(id_key(name))
     return here
+
+
+def flatten_live(state: Any, excluded: Sequence[str] = (), *, is_filled: bool = True) -> FlatState:
+    """Take a live state apart, to be filled; whatever its objects raise becomes a StateError."""
+    options: dict[str, Any] = {"live": True} if is_filled else {"live": True, "may_ask": _is_of_torch}
+    try:
+        with collection_paused():
+            if not excluded:
+                return flatten(state, **options)
+            cuts = ApartRules(excluded=Excluded(excluded), leaves_out=False)
+            try:
+                return flatten(state, cuts=cuts, **options)
+            except UnsupportedLeafError:
+                return flatten(state, cuts=replace(cuts, leaves_out=True), **options)
+    except DeeppartError:
+        raise
+    except Exception as error:  # from the caller's objects: the other ranks are waiting to hear of it
+        raise StateError("looking at the state failed", found=f"{type(error).__name__}: {error}") from error
+
+
+def _is_of_torch(item: Any) -> bool:
+    """True for objects whose state_dict() only looks."""
+    return is_optimizer(item) or isinstance(item, (torch.nn.Module, torch.optim.lr_scheduler.LRScheduler))
+
+
+def refusal_of_state(flat: FlatState, is_left_out: Callable[[Path], bool] | None = None) -> DeeppartError | None:
+    """The reason why a state cannot be saved, if there is nothing to restore: found now, not at the first save."""
+    try:
+        for unmade in flat.unmade:
+            if is_left_out is None or not is_left_out(unmade.path):
+                check_tensor(torch.empty(0, device="meta"), readable(unmade.path))
+        for leaf in flat.values:
+            if is_left_out is None or not is_left_out(leaf.path):
+                encode_leaf_value(leaf.value, readable(leaf.path))
+    except DeeppartError as error:
+        return error
+    return None

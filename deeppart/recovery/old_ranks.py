@@ -10,9 +10,8 @@ import torch
 
 from deeppart.errors import DeeppartError, LeafMismatchError, StateError, StructureMismatchError
 from deeppart.recovery.distribute import Distributor, Failure
-from deeppart.recovery.documents import content_at
 from deeppart.recovery.matching import Matched
-from deeppart.recovery.saved import OwnWays
+from deeppart.recovery.saved import OwnWays, content_at
 from deeppart.state.document.apart import OwnTree, insert
 from deeppart.state.document.decoding import check_aliases, decode_tree
 from deeppart.state.document.encoding import encode_tree

@@ -11,10 +11,8 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from deeppart.comm.base import Comm, Operation
-from deeppart.comm.waiting import finish
+from deeppart.comm.base import Comm
 from deeppart.errors import CheckpointError, RestoreError, as_error, lacks_descriptors, on_ranks
 from deeppart.model import LEVELS, Attempt
 from deeppart.nodes.exchange.memory import Arena, Bytes, NoExchangeMemoryError
@@ -87,28 +85,40 @@ class SourcesFailedError(Exception):
         self.failed, self.has_begun = failed, has_begun
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the ranks read parts.
+
+    Attributes:
+        comm: between them.
+        run: drives an operation between them to its end.
+        staging: memory for what this rank reads.
+        arena: memory for what is exchanged to rebuild parts.
+        signing: the keys to check with, or None.
+        threads: of this rank, that read and check.
+    """
+
+    comm: Comm
+    run: Run
+    staging: Staging
+    arena: Arena
+    signing: Signing | None = None
+    threads: int = LEAST_THREADS
+
+
 def recover(
-    comm: Comm,
+    reading: Reading,
     inventory: Inventory,
     step: int | None,
-    staging: Staging,
-    arena: Arena,
-    timeout: float,
-    signing: Signing | None,
-    threads: int = LEAST_THREADS,
     narrow: NarrowReading | None = None,
     use: Callable[[Recovered], None] | None = None,
 ) -> tuple[Recovered | None, tuple[str, ...]]:
     """Read the newest recoverable step into memory, and use it (collective)."""
-
-    def run(operation: Operation[Any], what: str) -> Any:
-        return finish(comm, operation, f"restore of {what}", timeout)
-
     outlook = survey(inventory, step)
     reasons: list[str] = []
     for candidate in outlook.candidates:
         newer = [number for number in outlook.rejected if number[0] > candidate.attempt.step]
-        recovered, lines = read_candidate(comm, candidate, staging, arena, run, signing, None, threads, narrow, use)
+        recovered, lines = read_candidate(reading, candidate, narrow=narrow, use=use)
         reasons += lines
         if recovered is not None:
             passed_over = [f"step {number}: {reason}" for number, reason in newer]
@@ -118,7 +128,8 @@ def recover(
     if step is None and nothing_is_lost and not inventory.unread:
         return None, (*reasons, *inventory.problems)
     reasons += [*inventory.damaged, *inventory.problems]
-    raise on_ranks(_cannot_recover(comm.rank, inventory, step, reasons), comm.rank)
+    rank = reading.comm.rank
+    raise on_ranks(_cannot_recover(rank, inventory, step, reasons), rank)
 
 
 def _cannot_recover(rank: int, inventory: Inventory, step: int | None, reasons: list[str]) -> RestoreError:
@@ -138,19 +149,14 @@ def _cannot_recover(rank: int, inventory: Inventory, step: int | None, reasons: 
 
 
 def read_candidate(
-    comm: Comm,
+    reading: Reading,
     candidate: Candidate,
-    staging: Staging,
-    arena: Arena,
-    run: Run,
-    signing: Signing | None,
     wanted: Callable[[Read], bool] | None = None,
-    threads: int = LEAST_THREADS,
     narrow: NarrowReading | None = None,
     use: Callable[[Recovered], None] | None = None,
 ) -> tuple[Recovered | None, list[str]]:
     """Read parts, falling back from bad sources; None if a part has no good one (collective)."""
-    label = f"step {candidate.attempt.step}"
+    comm, run, label = reading.comm, reading.run, f"step {candidate.attempt.step}"
     lines: list[str] = []
     has_begun = False
 
@@ -163,14 +169,12 @@ def read_candidate(
     while True:
         reads = assign(candidate, comm.size, whole=wanted is not None)
         reads = reads if wanted is None else tuple(read for read in reads if wanted(read))
-        mine, space, failures = _read_mine(comm.rank, candidate.attempt, reads, staging, signing, threads, chosen_of)
+        mine, space, failures = _read_mine(reading, candidate.attempt, reads, chosen_of)
         failed = gather_failures(comm, failures, f"{label}, reading", run)
         if not failed and any(read.source.rebuild for read in reads):
             for careful in (False, True):  # nearly always, the files are as good as they look
                 what = f"{label}, rebuilding{' once more, block by block' if careful else ''}"
-                rebuilt, failures, shortage = _rebuild_mine(
-                    comm, candidate.attempt, reads, space, arena, careful, what, run, signing, threads
-                )
+                rebuilt, failures, shortage = _rebuild_mine(reading, candidate.attempt, reads, space, careful, what)
                 failed = gather_failures(comm, failures, what, run, shortage if careful else "")
                 mine |= rebuilt
                 if not failed:
@@ -229,15 +233,13 @@ def _gather_bases(comm: Comm, led: dict[int, LoadedPart], what: str, run: Run) -
 
 
 def _read_mine(
-    rank: int,
+    reading: Reading,
     attempt: Attempt,
     reads: tuple[Read, ...],
-    staging: Staging,
-    signing: Signing | None,
-    threads: int,
     chosen_of: Callable[[Mapping[int, OpenedPart]], dict[int, Chosen]],
 ) -> tuple[dict[int, LoadedPart], dict[int, Bytes], list[SourceFailure]]:
     """Read this rank's parts; also memory for those that it will get by a rebuild, and failures."""
+    rank = reading.comm.rank
     assigned = [read for read in reads if rank in read.readers]
     opened: dict[int, OpenedPart] = {}
     mine: dict[int, LoadedPart] = {}
@@ -247,19 +249,19 @@ def _read_mine(
             if read.source.rebuild is None:
                 try:
                     source = files.enter_context(FileSource(read.source.path))
-                    opened[read.part] = OpenedPart(source, read, attempt, signing, rank)
+                    opened[read.part] = OpenedPart(source, read, attempt, reading.signing, rank)
                 except Exception as error:  # of whatever kind: the other ranks wait for what this one has read
                     failures.append(failure_of(read, rank, error))
         chosen = chosen_of(opened)
         try:
-            rooms = _rooms(assigned, opened, chosen, staging)
+            rooms = _rooms(assigned, opened, chosen, reading.staging)
         except MemoryError as error:
             return {}, {}, [(read.part, read.source.location, f"rank {rank}: {error}", False) for read in assigned]
         for read in assigned:
             if read.part not in opened:
                 continue
             try:
-                mine[read.part] = opened[read.part].load(rooms[read.part], threads, chosen.get(read.part))
+                mine[read.part] = opened[read.part].load(rooms[read.part], reading.threads, chosen.get(read.part))
             except Exception as error:
                 failures.append(failure_of(read, rank, error))
     return mine, {part: room for part, room in rooms.items() if part not in opened}, failures
@@ -291,21 +293,13 @@ def _rooms(
 
 
 def _rebuild_mine(
-    comm: Comm,
-    attempt: Attempt,
-    reads: tuple[Read, ...],
-    space: dict[int, Bytes],
-    arena: Arena,
-    careful: bool,
-    what: str,
-    run: Run,
-    signing: Signing | None,
-    threads: int,
+    reading: Reading, attempt: Attempt, reads: tuple[Read, ...], space: dict[int, Bytes], careful: bool, what: str
 ) -> tuple[dict[int, LoadedPart], list[SourceFailure], str]:
     """Rebuild what has no copy left (collective)."""
+    comm = reading.comm
     wanted = [Wanted(read.part, read.reader, read.source.rebuild) for read in reads if read.source.rebuild]
     try:
-        rebuilt = run(rebuild_parts(comm, wanted, space, arena, careful=careful), what)
+        rebuilt = reading.run(rebuild_parts(comm, wanted, space, reading.arena, careful=careful), what)
     except NoExchangeMemoryError as error:  # on all ranks
         rebuilt = Rebuilt(dict.fromkeys((each.part for each in wanted), one_line(error)))
     mine: dict[int, LoadedPart] = {}
@@ -318,7 +312,7 @@ def _rebuild_mine(
                 raise CheckpointError(rebuilt.refused[read.part], where=read.source.path)
             name = f"part {read.part}, rebuilt from {read.source.path}"
             data = space[read.part][: read.source.nbytes]
-            mine[read.part] = load_part(MemorySource(data.data, name), read, attempt, signing, threads)
+            mine[read.part] = load_part(MemorySource(data.data, name), read, attempt, reading.signing, reading.threads)
         except Exception as error:
             failures.append(failure_of(read, comm.rank, error))
     return mine, failures, one_line(rebuilt.shortage) if rebuilt.shortage is not None else ""

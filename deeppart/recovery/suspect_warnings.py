@@ -1,4 +1,4 @@
-"""Earlier checkpoints that are suspect: whoever restores one is told."""
+"""Warnings about suspect checkpoints, where one is restored or read."""
 
 from __future__ import annotations
 

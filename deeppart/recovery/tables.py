@@ -1,27 +1,79 @@
 """The tables of all parts, on every rank: what each chunk holds, where it lies, and the document that all share.
 
 Everything small goes in one exchange: with as many parts as ranks, one for each would take longer than the bytes.
+
+What another rank of this node has read and checked of parts is used where it lies: in a file that is in memory, or
+whose pages that rank has locked in the page cache. What a mate maps is what the reader has checked: the same file by
+device and inode, under the same running kernel, kept open by the reader until every rank has used it. Where any of that
+cannot be shown, the bytes are sent; all ranks know of every part that a rank has read which of the two it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from deeppart._gc import collection_paused
-from deeppart.part import CHUNK_DTYPE, FLAG_PER_RANK, SPAN_DTYPE
+from deeppart.comm import Comm, finish
+from deeppart.comm.base import Operation
+from deeppart.errors import CorruptFileError, StorageError
+from deeppart.nodes.exchange.memory import Bytes
+from deeppart.part import CHUNK_DTYPE, FLAG_PER_RANK, SPAN_DTYPE, FileSource, check_encoded
 from deeppart.plan.restart import Read
-from deeppart.recovery.load_part import Chosen, LoadedPart
-from deeppart.recovery.node_copies import Holding, NodeCopies, Place, described, find_copies
-from deeppart.recovery.ranks import Ranks
+from deeppart.recovery.load_part import Chosen, FilePlace, LoadedPart, Problem, problem_of
 from deeppart.recovery.recover import Recovered
 from deeppart.state.restore.scatter import LeafPiece, chunk_pieces
+from deeppart.storage.locked_pages import bring_pages
+from deeppart.storage.mapped import running_kernel
+
+T = TypeVar("T")
+#: The length of a message's head is given in so many bytes.
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The ranks of a restore.
+
+    Attributes:
+        comm: between them.
+        node_of: node number of each; nodes are numbered from 0 without gaps.
+        timeout: seconds without progress after which an exchange ends in an error.
+        threads: of this rank, that copy what lies in the memory of its node.
+    """
+
+    comm: Comm
+    node_of: tuple[int, ...]
+    timeout: float
+    threads: int = 1
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self.comm.rank
+
+    def finish(self, operation: Operation[T], what: str) -> T:
+        """Drive an operation to its end and return its result."""
+        return finish(self.comm, operation, what, self.timeout)
+
+    def share(self, head: Any, payload: Iterable[bytes], what: str) -> list[tuple[Any, bytes]]:
+        """Give all ranks something in JSON, and bytes that it describes (collective); by rank, in one exchange."""
+        text = json.dumps(head).encode()
+        message = b"".join((len(text).to_bytes(_LENGTH_BYTES, "little"), text, *payload))
+        told = []
+        for theirs in self.finish(self.comm.allgather(message), what):
+            begins = _LENGTH_BYTES + int.from_bytes(theirs[:_LENGTH_BYTES], "little")
+            told.append((json.loads(theirs[_LENGTH_BYTES:begins]), theirs[begins:]))
+        return told
+
 
 #: Of a part: its number, where what was read of it lies in memory, which of the sender's chunks were read ("": all),
-#: and, from the rank that tells of it, rows of its two tables and bytes of its document.
+#: and, from the rank that sends them, rows of its two tables and bytes of its document.
 _Head = tuple[int, str, str, int, int, int]
 #: In the place of a rank: none has read the chunk.
 UNREAD = -1
@@ -49,7 +101,7 @@ class PartIndexView:
     per_rank: list[bool]
 
     def unread(self) -> list[int]:
-        """Numbers of the chunks that nobody has read."""
+        """Numbers of the chunks that no rank has read."""
         if UNREAD not in self.readers:
             return []
         return [chunk for chunk, reader in enumerate(self.readers) if reader == UNREAD]
@@ -121,7 +173,7 @@ def _taken_apart(
 
 
 def _message(recovered: Recovered, rank: int) -> tuple[list[_Head], list[bytes]]:
-    """What this rank has read: heads of parts, and the tables of those that it tells of; the document of part 0."""
+    """What this rank has read: heads of parts, and the tables of those that it leads; the document of part 0."""
     heads: list[_Head] = []
     tables: list[bytes] = []
     led = recovered.led_by(rank)
@@ -174,3 +226,145 @@ def _view(
         ((chunks["flags"] & FLAG_PER_RANK) != 0).tolist(),
     )
     return view, shared
+
+
+#: Number of a part, and a rank that has read some of it, or all.
+Holding = tuple[int, int]
+
+
+class Place(NamedTuple):
+    """Where what one rank has read of a part lies, if the ranks of its node can use it there.
+
+    Attributes:
+        text: as of :func:`described`.
+        raw_start: where it begins in the raw bytes of the part.
+        chunks: rows of CHUNK_DTYPE.
+        read: of each, whether it was read and checked; None: all were.
+    """
+
+    text: str
+    raw_start: int
+    chunks: npt.NDArray[np.void]
+    read: Chosen | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCopy:
+    """A part, or a stretch of one, in the memory of this node.
+
+    Attributes:
+        raw: its raw bytes, read-only.
+        file: the file that this is, open.
+        first: where they begin in it.
+        is_on_a_node: other jobs on this node may take the file away.
+        chunks: rows of CHUNK_DTYPE; it is stored raw, so they lie in the raw bytes one after the other.
+        raw_start: where the raw bytes begin in those of the whole part.
+        read: of each of the chunks, whether it was read and checked; None: all were.
+    """
+
+    raw: Bytes
+    file: FileSource
+    first: int
+    is_on_a_node: bool
+    chunks: npt.NDArray[np.void]
+    raw_start: int = 0
+    read: Chosen | None = None
+
+    def problem(self) -> Problem:
+        """To be asked when the bytes have been used: whether they may have changed, as of :class:`LoadedPart`."""
+        return problem_of(self.file, self._changed) if self.is_on_a_node else None
+
+    def _changed(self) -> Problem:
+        at = 0
+        try:
+            for number, row in enumerate(self.chunks):
+                start, at = at, at + int(row["encoded_length"])
+                if self.read is not None and not self.read[number]:
+                    continue
+                stretch = self.stretch(self.raw_start + start, self.raw_start + at)
+                check_encoded(row, stretch.data, f"{self.file.path}, chunk {number}")
+        except (CorruptFileError, StorageError) as error:
+            return error
+        return None
+
+    def stretch(self, start: int, stop: int) -> Bytes:
+        """Some of the bytes of the part that are here, brought into this process."""
+        piece = self.raw[start - self.raw_start : stop - self.raw_start]
+        bring_pages(piece, self.file.path)
+        return piece
+
+    def read_into(self, start: int, target: Bytes) -> None:
+        """Fill memory with bytes of the part that are here, from ``start``.
+
+        The kernel copies them from the same memory, and no page of it has to be put in place in this process: of a
+        tmpfs, whose pages are small, this takes three quarters of the time (docs/benchmarks.md).
+        """
+        self.file.read_into(self.first + start - self.raw_start, target.data)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCopies:
+    """What the ranks of a node need not be sent.
+
+    Attributes:
+        mine: where this rank finds what its mates have read.
+        on_nodes: what every rank of the reader's node finds there.
+    """
+
+    mine: dict[Holding, NodeCopy]
+    on_nodes: frozenset[Holding]
+
+    def close(self) -> None:
+        """Close the files, and let go of what is mapped of them."""
+        for copy in self.mine.values():
+            copy.file.close()
+        self.mine.clear()
+
+
+def find_copies(ranks: Ranks, recovered: Recovered, places: Mapping[Holding, Place]) -> NodeCopies:
+    """Map what the mates of this rank have read (collective)."""
+    node_of, mine = ranks.node_of, dict[Holding, NodeCopy]()
+    holdings = [(read.part, reader) for read in recovered.reads for reader in read.readers]
+    lacking = np.array([each not in places for each in holdings], dtype=np.int64)
+    try:
+        for number, holding in enumerate(holdings):
+            reader = holding[1]
+            is_mates = node_of[reader] == node_of[ranks.rank] and reader != ranks.rank
+            if is_mates and not lacking[number]:
+                try:
+                    mine[holding] = _mapped(places[holding])
+                except Exception:  # of whatever kind: the bytes are sent then
+                    lacking[number] = 1
+        what = f"restore of step {recovered.attempt.step}, parts in the memory of nodes"
+        lacking = ranks.finish(ranks.comm.maximum(lacking), what)
+    except BaseException:
+        NodeCopies(mine, frozenset()).close()
+        raise
+    found = frozenset(each for each, lacks in zip(holdings, lacking.tolist(), strict=True) if not lacks)
+    for holding in mine.keys() - found:
+        mine.pop(holding).file.close()
+    return NodeCopies(mine, found)
+
+
+def described(part: LoadedPart) -> str:
+    """Where a part lies, for other ranks of the node; "" if they cannot use it there."""
+    kernel = running_kernel()
+    return "" if part.place is None or not kernel else json.dumps([kernel, *astuple(part.place)])
+
+
+def _mapped(of: Place) -> NodeCopy:
+    kernel, *values = json.loads(of.text)
+    place = FilePlace(*values)
+    if kernel != running_kernel():
+        raise StorageError("a rank of the same node runs under another kernel", where=place.path)
+    file = FileSource(place.path)
+    try:
+        if file.identity != (place.device, place.inode, place.offset):
+            raise StorageError("a file is not the one that a rank of the same node has read", where=place.path)
+        raw = np.frombuffer(file.viewed(), dtype=np.uint8)[place.first : place.first + place.raw_bytes]
+        if len(raw) != place.raw_bytes:
+            raise StorageError("a file has become shorter since it was read", where=place.path)
+        return NodeCopy(raw, file, place.first, place.is_on_a_node, of.chunks, of.raw_start, of.read)
+    except BaseException:
+        file.close()
+        raise

@@ -1,6 +1,6 @@
 """Healing: a restored step gets back the copies and the parity that were lost with nodes, or on damaged files.
 
-Files that nobody has read yet are checked first, and planned around where they are damaged. Then three phases, each
+Files that have not been read yet are checked first, and planned around where they are damaged. Then three phases, each
 ended by a commit round, since each works on the files of the one before: parts to their home nodes, copies to other
 nodes, parity. Files appear under their names one by one; whatever is interrupted leaves sound files.
 They go into the directories of the restored attempt, the only ones that a session writes to without their carrying its
@@ -210,7 +210,7 @@ class Healer:
                     sends.append(self._outgoing(each, name, attempt))
                 except Exception as error:  # of whatever kind: the other ranks are waiting for the file
                     problem = problem or error
-                    sends.append(Outgoing(each.part, each.path, 0, "", each.target))  # so that nobody waits for it
+                    sends.append(Outgoing(each.part, each.path, 0, "", each.target))  # so that no rank waits for it
         levels = {each.part: each.level for each in transfers if each.target == rank}
         receives = [Incoming(each.part, each.source, name) for each, name in files if each.target == rank]
 

@@ -24,7 +24,7 @@ from deeppart.nodes.exchange.memory import Arena
 from deeppart.nodes.pairing import Protection
 from deeppart.plan.restart import Inventory, Location, on_node, survey
 from deeppart.recovery.inventory import take_inventory
-from deeppart.recovery.recover import read_candidate
+from deeppart.recovery.recover import Reading, read_candidate
 from deeppart.repair.heal import Healer, healing_for
 from deeppart.save.pipeline import Pipeline
 from deeppart.state.capture.staging import Staging
@@ -286,14 +286,9 @@ class Scrubber:
         candidate = candidates[0].without_files(damaged)
         if candidate.lacking:
             return f"no sound source for part {candidate.lacking[0]}"
+        reading = Reading(self._comm, self._drive, staging, self._arena, self._persistent.signing)
         recovered, lines = read_candidate(
-            self._comm,
-            candidate,
-            staging,
-            self._arena,
-            self._drive,
-            self._persistent.signing,
-            wanted=lambda read: not read.source.is_on_a_node or read.source.misplaced,
+            reading, candidate, wanted=lambda read: not read.source.is_on_a_node or read.source.misplaced
         )
         if recovered is None:
             return "; ".join(lines)

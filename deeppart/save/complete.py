@@ -15,7 +15,7 @@ from pathlib import Path
 from deeppart._gc import collection_paused
 from deeppart.comm.base import Comm
 from deeppart.comm.commit import CommitMayStandError, RoundResult, commit_round
-from deeppart.comm.driver import Driver
+from deeppart.comm.waiting import Driver
 from deeppart.errors import (
     CheckpointError,
     DeeppartError,
@@ -31,10 +31,8 @@ from deeppart.part import encode_manifest
 from deeppart.pending import DONE, FAILED
 from deeppart.save.incremental import Incremental
 from deeppart.save.job import Job, Outcome, Written
-from deeppart.save.ledger import Ledger
-from deeppart.save.rank_storage import RankStorage
-from deeppart.save.removal import Removals, report_refusals
-from deeppart.save.retention import Retention
+from deeppart.save.retention import Ledger, Removals, Retention, report_refusals
+from deeppart.save.write import RankStorage
 from deeppart.storage.owner import DirectoryOwner
 
 

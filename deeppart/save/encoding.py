@@ -1,8 +1,9 @@
-"""Encodes the chunks of a part ahead of whoever writes them, on a few threads."""
+"""Encodes the chunks of a part on a few threads, ahead of the one that writes; ``compression`` says which."""
 
 from __future__ import annotations
 
 import mmap
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -11,10 +12,11 @@ from dataclasses import dataclass, replace
 
 import xxhash
 
-from deeppart.codec import ROOM_BYTES, Chooser, EncodedChunk
+from deeppart.codec import ROOM_BYTES, AutoCompression, Chooser, EncodedChunk
 from deeppart.codec.raw import RawCodec
-from deeppart.part import ChunkPlace, strong_digest
+from deeppart.part import ChunkPlace, Signing, strong_digest
 from deeppart.save.workers import Workers
+from deeppart.state.capture.layout import ShareLayout
 
 #: Told of every chunk that was encoded: dtype tag, raw bytes, encoded bytes, seconds.
 Watch = Callable[[str, int, int, float], None]
@@ -120,3 +122,126 @@ def _encode(chunk: Chunk, chooser: Chooser, room: memoryview, watch: Watch | Non
         watch(chunk.dtype, chunk.raw.nbytes, len(encoded.data), time.perf_counter() - began)
     strong = strong_digest(encoded.data) if signed else None
     return replace(encoded, digest=digest, raw_digest=raw_digest, strong_digest=strong)
+
+
+#: Chunks of a dtype that are encoded to see how fast that is.
+_TRIED = 3
+
+
+@dataclass(slots=True)
+class _Tally:
+    raw_bytes: int = 0
+    encoded_bytes: int = 0
+    seconds: float = 0.0
+
+
+class Tallies:
+    """What encoding the chunks of one part took, by dtype. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.by_dtype: dict[str, _Tally] = {}  # guarded by the lock until the part is written
+
+    def note(self, dtype: str, raw_bytes: int, encoded_bytes: int, seconds: float) -> None:
+        """A chunk was encoded."""
+        with self._lock:
+            tally = self.by_dtype.setdefault(dtype, _Tally())
+            tally.raw_bytes += raw_bytes
+            tally.encoded_bytes += encoded_bytes
+            tally.seconds += seconds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoding:
+    """How the chunks of one part are encoded.
+
+    Attributes:
+        chooser: chooses the codec of each chunk.
+        encoders: the threads that do it.
+        tallies: note what it takes; None where nobody asks.
+        signing: the key to sign the part with, or None.
+        reasons: a line per dtype, for the report.
+    """
+
+    chooser: Chooser
+    encoders: Encoders
+    tallies: Tallies | None = None
+    signing: Signing | None = None
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Processors:
+    """The processors that a rank has.
+
+    Attributes:
+        threads: chunks encoded at a time.
+        spare: true if there are processors for them that training and the other ranks do not need.
+        waiting: threads that can work at a time while training waits: this rank's share of the processors.
+    """
+
+    threads: int
+    spare: bool
+    waiting: int = 1
+
+
+class Compressing:
+    """Encodes the parts of one rank."""
+
+    def __init__(
+        self,
+        compression: str,
+        processors: Processors,
+        prepare: Callable[[], None] = lambda: None,
+        signing: Signing | None = None,
+    ) -> None:
+        idle = compression == "none" and signing is None
+        self._encoders, self._signing = Encoders(0 if idle else processors.threads, prepare), signing
+        auto = compression == "auto"
+        self._auto = AutoCompression(processors.threads, spare=processors.spare) if auto else None
+        self._fixed = Chooser("none" if compression == "auto" else compression)
+
+    def try_new_dtypes(self, layout: ShareLayout, data: memoryview) -> None:
+        """With "auto": encode a few chunks of each new dtype, to see how fast that is and how small they get."""
+        if self._auto is None:
+            return
+        for dtype in self._auto.unknown(chunk.dtype for chunk in layout.chunks):
+            chunks = [chunk for chunk in layout.chunks if chunk.dtype == dtype]
+            tally, chooser = _Tally(), Chooser("tensor")
+            for place in sorted({len(chunks) * part // (_TRIED + 1) for part in range(1, _TRIED + 1)}):
+                raw = data[chunks[place].start : chunks[place].start + chunks[place].length]
+                began = time.perf_counter()
+                tally.encoded_bytes += len(chooser.encode_chunk(raw, dtype).data)
+                tally.seconds += time.perf_counter() - began
+                tally.raw_bytes += len(raw)
+            self._auto.note_tried(dtype, tally.raw_bytes, tally.encoded_bytes, tally.seconds)
+
+    def begin(self, level: str, layout: ShareLayout) -> Encoding:
+        """The encoding of the next part at a level."""
+        chooser = self._fixed
+        reasons: tuple[str, ...] = (f"compression = {self._fixed.compression!r}",)
+        if self._auto is not None:
+            chooser, reasons = self._auto.chooser(level, (chunk.dtype for chunk in layout.chunks))
+        return Encoding(chooser, self._encoders, Tallies(), self._signing, reasons)
+
+    def completed(
+        self, level: str, encoding: Encoding, nbytes: int, raw_bytes: int, busy_s: float, seconds: float
+    ) -> None:
+        """A part was completed."""
+        if self._auto is None or encoding.tallies is None:
+            return
+        by_dtype = encoding.tallies.by_dtype
+        for dtype, tally in by_dtype.items():
+            self._auto.note_encoded(dtype, tally.raw_bytes, tally.encoded_bytes, tally.seconds)
+        self._auto.note_stored(level, nbytes, busy_s)
+        self._auto.note_completed(level, raw_bytes, seconds, encoded=bool(by_dtype))
+
+    def close(self) -> None:
+        """End the threads."""
+        self._encoders.close()
+
+
+def adds_to(later: Chooser, earlier: Chooser, layout: ShareLayout) -> bool:
+    """True if one chooser encodes chunks that the other stores raw."""
+    dtypes = {chunk.dtype for chunk in layout.chunks}
+    return any(earlier.codec_for(each) is None and later.codec_for(each) is not None for each in dtypes)

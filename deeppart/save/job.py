@@ -1,31 +1,156 @@
 """One checkpoint in the pipeline of one rank, and what its stages hand to each other.
 
-Nothing here changes once it is made, but for :class:`Progress` and the lease, which have locks of their own, and
+Nothing here changes once it is made, but for :class:`Progress` and :class:`StagingLease`, which have locks, and
 ``Job.opened``, which the store resolves once.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from deeppart.comm.base import Comm
 from deeppart.errors import CheckpointError, DeeppartError
 from deeppart.model import REDUNDANT_LEVELS, Attempt, Level
-from deeppart.part import PartSummary
+from deeppart.part import ChunkPlace, PartSummary
 from deeppart.pending import DONE, Pending
-from deeppart.save.compress import PartEncoding
-from deeppart.save.lease import Reader, StagingLease
+from deeppart.save.encoding import Encoding
 from deeppart.save.relay import Relay
-from deeppart.save.transfer import Staged, Unchanged
 from deeppart.state.capture.deferred import DeferredCopy
 from deeppart.state.capture.layout import ShareLayout
 from deeppart.state.document.part_document import PartDocument
 from deeppart.storage.files import DurableFile
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A captured share.
+
+    Attributes:
+        layout: its spans and chunks.
+        data: the raw stream, ``layout.nbytes`` bytes of staging memory.
+        document: the description of the bytes; encoded when the part is written.
+        deferred: copies into ``data`` that are still to be made (``capture="lazy"``), or None.
+    """
+
+    layout: ShareLayout
+    data: npt.NDArray[np.uint8]
+    document: PartDocument
+    deferred: DeferredCopy | None = None
+
+    @property
+    def per_rank_bytes(self) -> int:
+        """How many of the bytes are this rank's own."""
+        return sum(chunk.length for chunk in self.layout.chunks if chunk.per_rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """The known chunks of a share before it is written.
+
+    Attributes:
+        digests: xxh3-128 of the raw bytes of each; None if not known.
+        references: number of a chunk -> where it lies already, in a file beside the new one.
+        names: index digest -> path of these files.
+    """
+
+    digests: Sequence[bytes] | None = None
+    references: Mapping[int, ChunkPlace] = field(default_factory=dict)
+    names: Mapping[str, Path] = field(default_factory=dict)
+
+
+class Reader(Enum):
+    """A reader of staging memory."""
+
+    CAPTURE = "capture"
+    STORE = "store"
+    FLUSH = "flush"
+    HEAL = "heal"
+
+
+class StagingLease(Generic[T]):
+    """Who may still read the share in staging memory, which is free again when the last one is done. Thread-safe.
+
+    States, in this order; a lease without memory is over from the start:
+
+    * *held*: the store and, if the persistent level is due, the flush may read it.
+    * *stored*: the share is complete in a file. The store is done, and so is the flush, unless it claimed the memory.
+    * *over*: nothing reads it. A claim comes too late.
+
+    What :meth:`keep` was called for is never done: the memory stays taken for good.
+    """
+
+    def __init__(self, memory: T | None, readers: Iterable[Reader]) -> None:
+        self._lock = threading.Lock()
+        #: Guarded by the lock, as is all that follows.
+        self._memory = memory
+        self._readers = set(readers) if memory is not None else set()
+        self._claimed = False
+        self._when_over: Callable[[], None] = lambda: None
+
+    @property
+    def memory(self) -> T | None:
+        """The memory to read; None once the lease is over."""
+        with self._lock:
+            return self._memory
+
+    @property
+    def over(self) -> bool:
+        """True if the memory may be used for something else."""
+        with self._lock:
+            return not self._readers
+
+    def when_over(self, callback: Callable[[], None]) -> None:
+        """Have something called, once, when the lease is over; at once if it is."""
+        with self._lock:
+            if self._readers:
+                self._when_over = callback
+                return
+        callback()
+
+    def claim(self) -> T | None:
+        """Keep the memory for the flush thread, and return it; None if the lease is over (for this thread)."""
+        with self._lock:
+            if Reader.FLUSH in self._readers:
+                self._claimed = True
+                return self._memory
+            return None
+
+    def keep(self, reader: Reader) -> None:
+        """Never give the memory back: something that cannot be stopped may still write to it."""
+        with self._lock:
+            if self._readers:
+                self._readers.add(reader)
+
+    def stored(self) -> None:
+        """Note that the share is complete in a file, which the flush thread reads unless it has claimed the memory."""
+        self._release({Reader.STORE}, stored=True)
+
+    def done(self, *readers: Reader) -> None:
+        """These read the memory no more."""
+        self._release(set(readers), stored=False)
+
+    def _release(self, readers: set[Reader], *, stored: bool) -> None:
+        with self._lock:
+            held = bool(self._readers)
+            self._readers -= readers
+            if stored and not self._claimed:
+                self._readers.discard(Reader.FLUSH)
+            if self._readers or not held:
+                return
+            self._memory = None
+            callback, self._when_over = self._when_over, lambda: None
+        callback()
 
 
 class Progress:
@@ -77,7 +202,7 @@ class LocalPart:
 
     file: DurableFile
     relay: Relay
-    encoding: PartEncoding
+    encoding: Encoding
     unchanged: Unchanged
 
 
@@ -146,15 +271,16 @@ class Job:
         attempt: Attempt,
         due: frozenset[str],
         pending: Pending,
-        staged: Staged | None,
-        failure: DeeppartError | None,
-        deferred: DeferredCopy | None,
+        captured: Staged | DeeppartError,
     ) -> Job:
         """A checkpoint that has been captured, or could not be."""
         readers = (Reader.STORE, Reader.FLUSH) if Level.PERSISTENT in due else (Reader.STORE,)
-        layout, document = (None, None) if staged is None else (staged.layout, staged.document)
-        lease = StagingLease(staged, readers)
-        return cls(attempt, due, pending, lease, layout, document, failure, deferred, Progress(due))
+        if isinstance(captured, DeeppartError):
+            return cls(attempt, due, pending, StagingLease(None, ()), None, None, captured, None, Progress(due))
+        share = captured.layout, captured.document
+        return cls(
+            attempt, due, pending, StagingLease(captured, readers), *share, None, captured.deferred, Progress(due)
+        )
 
     @property
     def local(self) -> LocalPart | None:
@@ -192,14 +318,6 @@ class Captured:
 
     job: Job
     failure: DeeppartError | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Stored:
-    """The message of the store thread to the protect thread: a local part that is complete on all ranks."""
-
-    job: Job
-    summary: PartSummary
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,53 +10,51 @@ protect       exchanges copies and parity with other nodes        partner, parit
 remove        removes old steps, on rank 0                        persistent
 ============  ==================================================  ==============================  ===============
 
-A thread for each (:mod:`deeppart.save.stages`), bandwidth-capped where it writes (:mod:`deeppart.save.write`), and one
-for writing behind the flush. In a *commit round* every rank reports to rank 0, which commits if all succeeded and tells
-everyone the outcome.
+A thread for each (:class:`Stage`), bandwidth-capped where it writes (:mod:`deeppart.save.write`), and one for writing
+behind the flush. In a *commit round* every rank reports to rank 0, which commits if all succeeded and sends the outcome
+to all.
 
 Invariants
 ----------
 * A failure never leaves a thread: it becomes the level's outcome, on every rank, and the next checkpoint goes on.
 * If an error ends a thread all the same, all that is in flight fails with it, on every rank, and nothing more is saved
   (:attr:`Pipeline.failure`).
-* Staging memory is free again once the share is complete in a file (:mod:`deeppart.save.lease`).
+* Staging memory is free again once the share is complete in a file (:class:`deeppart.save.job.StagingLease`).
 * Rounds of one level happen in the same order on every rank, on a channel of their own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import InvalidStateError
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from deeppart import access
+from deeppart._threads import start_thread
 from deeppart.comm.base import Comm
-from deeppart.comm.driver import Driver
+from deeppart.comm.waiting import Driver
 from deeppart.config import Config
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, CommError, DeeppartError, as_error
 from deeppart.model import MOST_IN_FLIGHT, REDUNDANT_LEVELS, Level, StepKey
 from deeppart.part import parse_base_file_name
 from deeppart.pending import FAILED, RUNNING, Pending
 from deeppart.save.complete import Completer, level_error
-from deeppart.save.compress import Compressing
+from deeppart.save.encoding import Compressing
 from deeppart.save.incremental import Incremental
-from deeppart.save.job import Captured, Job, LocalPart, Opened, Outcome, Repair, Stored, Written
-from deeppart.save.lazy import Capturer
-from deeppart.save.lease import Reader, StagingLease
-from deeppart.save.ledger import Ledger
+from deeppart.save.job import Captured, Job, LocalPart, Opened, Outcome, Reader, Repair, StagingLease, Written
 from deeppart.save.protect import Protector
-from deeppart.save.rank_storage import RankStorage
-from deeppart.save.removal import Removals
-from deeppart.save.retention import Retention
+from deeppart.save.retention import Ledger, Removals, Retention
 from deeppart.save.sections import SectionWriter
-from deeppart.save.stages import Stage, Stages
 from deeppart.save.workers import Workers, lower_priority
-from deeppart.save.write import ShareWriter
+from deeppart.save.write import RankStorage, ShareWriter
+from deeppart.state.compare.owners import REGISTRY
 
 T = TypeVar("T")
 #: Of the timeout, what a rank waits for old steps to go where it has no space: the others wait for it meanwhile.
@@ -178,7 +176,7 @@ class Pipeline:
         return not self._in_flight and not self._repairs
 
     def poll(self, patience_s: float = 0.0) -> None:
-        """Advance exchanges that must happen in the training thread; see :class:`deeppart.comm.driver.Driver`."""
+        """Advance exchanges that must happen in the training thread; see :class:`deeppart.comm.waiting.Driver`."""
         self.driver.poll(patience_s)
 
     def wait_until_idle(self, timeout: float) -> bool:
@@ -221,14 +219,14 @@ class Pipeline:
         self._stages.put("store", Captured(job, job.failure or failure))
 
     def _give_up_capturing(self, job: Job, failure: DeeppartError) -> None:
-        self._stages.put("store", Captured(job, failure))  # it is told in the commit rounds
+        self._stages.put("store", Captured(job, failure))  # reported in the commit rounds
 
     def _store(self, captured: Captured) -> None:
         job, failure, digests = captured.job, captured.failure, None
         if failure is None:
             try:
                 digests = self._writer.prepare(job)
-            except Exception as error:  # it is told in the commit rounds, for which the other ranks wait
+            except Exception as error:  # reported in the commit rounds, for which the other ranks wait
                 failure = as_error(error, "the captured share could not be read")
         if Level.LOCAL not in job.due:
             _resolve(job, Opened(failure, digests))
@@ -246,7 +244,7 @@ class Pipeline:
         complete = self._finish_level(job, Level.LOCAL, outcome)
         redundant = job.due & {*REDUNDANT_LEVELS}
         if redundant and complete and isinstance(outcome, Written):
-            self._stages.put("protect", Stored(job, outcome.summary))
+            self._stages.put("protect", job)
         elif redundant:
             self._fail(job, redundant, CheckpointError("the local level, whose parts it protects, is not complete"))
 
@@ -296,32 +294,34 @@ class Pipeline:
         job.lease.done(Reader.FLUSH)
         self._settle_all(job, {Level.PERSISTENT}, failure)
 
-    def _protect(self, given: Stored | Repair) -> None:
+    def _protect(self, work: Job | Repair) -> None:
         """Copies and parity, one after the other: both use the same links."""
-        if isinstance(given, Repair):
-            self._repair(given)
+        if isinstance(work, Repair):
+            self._repair(work)
             return
-        job = given.job
         for level in REDUNDANT_LEVELS:
-            if level in job.due:
-                job.pending.note_level(level, RUNNING)
-                outcome = self._timed(job, level, partial(self._protect_at, given, level))
-                self._finish_level(job, level, outcome)
+            if level in work.due:
+                work.pending.note_level(level, RUNNING)
+                outcome = self._timed(work, level, partial(self._protect_at, work, level))
+                self._finish_level(work, level, outcome)
 
-    def _protect_at(self, stored: Stored, level: str) -> list[Path]:
-        job, channel = stored.job, self._channels[level]
+    def _protect_at(self, job: Job, level: str) -> list[Path]:
+        channel, summary = self._channels[level], job.local_summary
+        assert summary is not None  # a job comes here once its local level is complete
         what = f"step {job.attempt.step}, exchange of level {level}"
-        paths = self._protector.protect(stored, level, channel, lambda each: self.driver.drive(channel, each, what))
+        paths = self._protector.protect(
+            job.attempt, summary, level, channel, lambda each: self.driver.drive(channel, each, what)
+        )
         written = sum(access.lstat(path).st_size for path in paths if parse_base_file_name(path.name) is None)
         job.pending.note_level(level, RUNNING, nbytes=written)
         return paths
 
-    def _give_up_protecting(self, given: Stored | Repair, failure: DeeppartError) -> None:
-        if isinstance(given, Stored):
-            self._settle_all(given.job, {*REDUNDANT_LEVELS}, failure)
+    def _give_up_protecting(self, work: Job | Repair, failure: DeeppartError) -> None:
+        if isinstance(work, Job):
+            self._settle_all(work, {*REDUNDANT_LEVELS}, failure)
 
     def _repair(self, repair: Repair) -> None:
-        """Heal redundancy; what goes wrong is told at the next call."""
+        """Heal redundancy; what goes wrong is reported at the next call."""
         channel = next(self._channels[level] for level in REDUNDANT_LEVELS if level in self._channels)
         release = partial(repair.lease.done, Reader.HEAL)
         try:
@@ -342,7 +342,7 @@ class Pipeline:
         self.ledger.release(repair.attempt)
 
     def _break(self, thread: str, error: BaseException) -> None:
-        """An error has ended a thread: whoever waits for what it was to do hears of that now."""
+        """An error has ended a thread: what waits for its work fails now."""
         self.failure = self.failure or CheckpointError(
             "nothing is saved any more by this checkpointer: an error has ended one of its threads",
             found=f"{type(error).__name__}: {error}",
@@ -430,3 +430,120 @@ class Pipeline:
 def _resolve(job: Job, opened: Opened) -> None:
     with contextlib.suppress(InvalidStateError):  # resolved already, since an error has ended a thread
         job.opened.set_result(opened)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One thing that is done to checkpoints, one after the other.
+
+    Attributes:
+        name: of the thread: ``deeppart-NAME``.
+        work: does it, given what the stage before hands over.
+        give_up: called instead of the rest of the work where an error of no expected kind has come out of it: the
+            other ranks wait for what this one has to tell them. An error of its own ends the thread.
+        next: stages that get no more once this one has ended.
+    """
+
+    name: str
+    work: Callable[[Any], None]
+    give_up: Callable[[Any, DeeppartError], None]
+    next: tuple[str, ...] = ()
+
+
+class Stages:
+    """Threads, one for each stage, that take what they are given from a queue each."""
+
+    def __init__(
+        self,
+        stages: list[Stage],
+        prepare: Callable[[], None],
+        ended: Callable[[str], None],
+        failed: Callable[[str, BaseException], None],
+    ) -> None:
+        self._stages, self._prepare, self._ended, self._failed = stages, prepare, ended, failed
+        self._queues: dict[str, queue.SimpleQueue[Any]] = {stage.name: queue.SimpleQueue() for stage in stages}
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Start the threads."""
+        for stage in self._stages:
+            self._threads.append(
+                start_thread(partial(self._run, stage), _thread_name(stage), partial(self._fail, stage))
+            )
+
+    def put(self, stage: str, message: object) -> None:
+        """Give something to a stage."""
+        self._queues[stage].put(message)
+
+    def end(self, timeout: float) -> None:
+        """Let the threads end once they have done what they have been given; wait for each at most that long."""
+        self._queues[self._stages[0].name].put(None)
+        for thread in self._threads:
+            thread.join(timeout)
+
+    def _run(self, stage: Stage) -> None:
+        self._prepare()
+        while (message := self._queues[stage.name].get()) is not None:
+            try:
+                stage.work(message)
+            except BaseException as error:  # must not end the thread: the other ranks wait for its rounds
+                stage.give_up(message, as_error(error, "background work failed"))
+            del message  # it holds memory that may be waited for
+        self._end(stage)
+
+    def _fail(self, stage: Stage, error: BaseException) -> None:
+        try:
+            self._failed(_thread_name(stage), error)
+        finally:
+            self._end(stage)
+
+    def _end(self, stage: Stage) -> None:
+        for follower in stage.next:
+            if follower in self._queues:
+                self._queues[follower].put(None)
+        self._ended(stage.name)
+
+
+def _thread_name(stage: Stage) -> str:
+    return f"deeppart-{stage.name}"
+
+
+class Capturer:
+    """Completes the captures of one rank, one after the other, and holds optimizers back meanwhile."""
+
+    def __init__(self) -> None:
+        self._job: Job | None = None
+        self._listening = True
+        REGISTRY.listen(self.hold)
+
+    def begin(self, job: Job) -> None:
+        """A checkpoint whose capture may not be complete; called by the training thread."""
+        self._job = job
+
+    def complete(self, job: Job) -> DeeppartError | None:
+        """Make the copies that are left; returns what is wrong with them."""
+        if job.deferred is None:
+            return None
+        began = time.monotonic()
+        failure = job.deferred.wait()
+        if not job.deferred.done:
+            job.lease.keep(Reader.CAPTURE)  # a copy that does not end may still land in the staging memory
+        job.pending.note_stage("deferred", time.monotonic() - began)
+        return failure
+
+    def hold(self) -> None:
+        """An optimizer is about to step, in the thread that calls this."""
+        job = self._job
+        if job is None or job.deferred is None:
+            return
+        waits = not job.deferred.done
+        job.deferred.hold()
+        if waits:
+            job.pending.note_cost(held_s=job.deferred.held_s)
+        self._job = None
+
+    def close(self) -> None:
+        """Hold no optimizer back any more."""
+        if self._listening:
+            self._listening = False
+            REGISTRY.unlisten(self.hold)

@@ -10,13 +10,12 @@ from functools import partial
 from pathlib import Path
 
 from deeppart.comm.base import Comm, Operation
-from deeppart.model import Level
+from deeppart.model import Attempt, Level
 from deeppart.nodes.exchange.memory import Arena, begin_together
 from deeppart.nodes.exchange.parity import PartFile, encode_sets
 from deeppart.nodes.exchange.partner import Incoming, Outgoing, exchange_copies
 from deeppart.nodes.pairing import Protection
-from deeppart.part import base_file_name
-from deeppart.save.job import Stored
+from deeppart.part import PartSummary, base_file_name
 from deeppart.storage.files import DurableFile
 from deeppart.storage.links import remove_links
 from deeppart.storage.node import NodeLevel
@@ -38,11 +37,11 @@ class Protector:
         self._sets = [each for each in protection.sets if any(member.rank == rank for member in each.members)]
         self._arena = Arena()
 
-    def protect(self, stored: Stored, level: str, comm: Comm, drive: Drive) -> list[Path]:
+    def protect(self, attempt: Attempt, summary: PartSummary, level: str, comm: Comm, drive: Drive) -> list[Path]:
         """Do this rank's share of a redundant level; returns the files it stored, durable and named."""
         adopted: list[Path] = []
-        copies = level == Level.PARTNER
-        begin = partial(self._copy, comm, stored, adopted) if copies else partial(self._encode, comm, stored)
+        copies, what = level == Level.PARTNER, (comm, attempt, summary)
+        begin = partial(self._copy, *what, adopted) if copies else partial(self._encode, *what)
         files: list[DurableFile] = []
         named: list[Path] = []
         try:
@@ -57,8 +56,9 @@ class Protector:
             raise
         return [*named, *adopted]
 
-    def _copy(self, comm: Comm, stored: Stored, adopted: list[Path]) -> Operation[list[DurableFile]]:
-        attempt, summary = stored.job.attempt, stored.summary
+    def _copy(
+        self, comm: Comm, attempt: Attempt, summary: PartSummary, adopted: list[Path]
+    ) -> Operation[list[DurableFile]]:
         local, partner = self._levels[Level.LOCAL], self._levels[Level.PARTNER]
         path = str(local.part_path(attempt, self._rank))
         world_size = attempt.world_size
@@ -78,8 +78,7 @@ class Protector:
 
         return exchange_copies(comm, sends, receives, opened, self._arena, self._limit)
 
-    def _encode(self, comm: Comm, stored: Stored) -> Operation[list[DurableFile]]:
-        attempt, summary = stored.job.attempt, stored.summary
+    def _encode(self, comm: Comm, attempt: Attempt, summary: PartSummary) -> Operation[list[DurableFile]]:
         path = str(self._levels[Level.LOCAL].part_path(attempt, self._rank))
         own = PartFile(path, summary.nbytes, summary.index_digest, summary.digest)
         sets = [

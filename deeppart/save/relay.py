@@ -78,7 +78,7 @@ class Relay:
             self._changed.notify_all()
 
     def give_up(self) -> None:
-        """Nothing more will be written: if it is not complete, readers are told to give up."""
+        """Nothing more will be written: if it is not complete, readers give up."""
         with self._changed:
             self._failed = self._summary is None
             self._changed.notify_all()
@@ -104,7 +104,7 @@ class Relay:
         return self._read(offset, buffer)
 
     def read_chunk(self, place: ChunkPlace, buffer: memoryview) -> None:
-        """Read the bytes of a chunk that :meth:`chunk` has told of."""
+        """Read the bytes of a chunk that :meth:`chunk` has returned."""
         base = _OWN if place.base is None else place.base.index_digest
         if self._read(place.offset, buffer, base) != len(buffer):
             raise SourceLostError("the part file to copy is shorter than it was", where=str(self._file.path))
@@ -141,7 +141,7 @@ class Relay:
         return count
 
     def close(self) -> None:
-        """Nothing more is read: whoever waits to read gives up, and who reads comes to its end first."""
+        """Nothing more is read: waiting readers give up, and a read under way ends first."""
         self.give_up()
         with self._changed:
             self._closed = True

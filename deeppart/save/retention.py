@@ -1,4 +1,8 @@
-"""Retention: what is removed from the levels, and when.
+"""Retention: which steps are removed from the levels, and when; and which the background threads still need.
+
+Old steps on the persistent level go on a thread of their own, on rank 0: a file system may take seconds to remove one,
+and the next step's part is written meanwhile. A checkpoint counts as in flight until what it replaces is gone. So there
+are never more steps that are still to be removed than checkpoints may be in flight.
 
 Invariants
 ----------
@@ -18,16 +22,24 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from deeppart import access
-from deeppart.errors import StorageError
-from deeppart.model import REDUNDANT_LEVELS, Level, StepKey
+from deeppart.errors import BackgroundFailureWarning, DeeppartWarning, KeepNotice, StorageError
+from deeppart.model import REDUNDANT_LEVELS, Attempt, Level, StepKey
+from deeppart.save.job import Job
+from deeppart.storage.appending import NO_SPACE
 from deeppart.storage.keeping import Keeping
 from deeppart.storage.node import NodeLevel
 from deeppart.storage.owner import DirectoryOwner
 from deeppart.storage.persistent import PersistentLevel
+
+#: Checkpoints that are remembered as complete: ranks learn of that one after the other.
+_REMEMBERED = 3
+#: Sequence under which a checkpoint of an earlier run is known, which this one was restored from.
+_RESTORED = -1
 
 
 class Retention:
@@ -157,3 +169,121 @@ class Retention:
             self._steps[name] = [key for key in steps if key not in dropped]
         if refusal is not None:
             raise refusal
+
+
+class Removals:
+    """What is to be removed, and whether it is gone. Thread-safe."""
+
+    def __init__(self, retention: Retention, ledger: Ledger, patience_s: float) -> None:
+        self._retention, self._ledger, self._patience_s = retention, ledger, patience_s
+        self._changed = threading.Condition()
+        self._under_way = self._elsewhere = 0  # guarded by it
+
+    @property
+    def here(self) -> bool:
+        """True on the rank that removes."""
+        return self._retention.removes
+
+    @property
+    def under_way(self) -> bool:
+        """True if anything is still to be removed."""
+        return bool(self._under_way)
+
+    def expect(self) -> None:
+        """A step is committed: on the rank that removes, :meth:`remove` is going to be called."""
+        with self._changed:
+            if self.here:
+                self._under_way += 1
+            else:
+                self._elsewhere += 1
+
+    def remove(self, job: Job) -> None:
+        """Remove what ``keep`` no longer wants now that a job is committed. Raises nothing: a refusal is reported."""
+        try:
+            report_refusals(job, Level.PERSISTENT, self._ledger, lambda: self._retention.remove_old(job.attempt.key))
+        finally:
+            with self._changed:
+                self._under_way -= 1
+                self._changed.notify_all()
+
+    def removed_count(self) -> int:
+        """How many steps have been removed here."""
+        return self._retention.removed_count
+
+    def made_room(self, error: StorageError, before: int) -> bool:
+        """After an error: if it is that there is no space, wait for what is being removed."""
+        if error.errno not in NO_SPACE:
+            return False
+        with self._changed:
+            self._changed.wait_for(lambda: not self._under_way, self._patience_s)
+            return self._retention.removed_count > before or bool(self._elsewhere)
+
+
+def report_refusals(job: Job, level: str, ledger: Ledger, remove: Callable[[], list[str] | None]) -> None:
+    """Remove old steps after a commit. A refusal is reported and does not undo the commit."""
+    try:
+        for notice in remove() or ():
+            ledger.note(notice, KeepNotice)
+    except Exception as error:
+        job.pending.note_cost(retire_error=str(error))
+        complete = f"step {job.attempt.step} is complete at level {level!r}"
+        text = f"{complete}, but steps that `keep` no longer wants there could not be removed: {error}"
+        ledger.note(text, BackgroundFailureWarning)
+
+
+class Ledger:
+    """What a rank's background threads and the caller share: complete checkpoints, steps in use, notes. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._notes: deque[tuple[str, type[DeeppartWarning]]] = deque()
+        self._complete: dict[int, Attempt] = {}
+        self._held: list[Attempt] = []
+
+    def note(self, text: str, category: type[DeeppartWarning]) -> None:
+        """Something to tell the caller at the next call."""
+        self._notes.append((text, category))
+
+    def take_notes(self) -> list[tuple[str, type[DeeppartWarning]]]:
+        """The notes since the last call."""
+        return [self._notes.popleft() for _ in range(len(self._notes))]
+
+    def completed(self, attempt: Attempt) -> None:
+        """A checkpoint of this run is complete at all levels on nodes that it went to."""
+        self._remember(attempt.sequence, attempt)
+
+    def restored(self, attempt: Attempt) -> None:
+        """A checkpoint of an earlier run is on the nodes, copies and parity included."""
+        self._remember(_RESTORED, attempt)
+
+    def complete(self) -> dict[int, Attempt]:
+        """The last few complete checkpoints by sequence; the restored one as -1. Without those that were retired."""
+        with self._lock:
+            return dict(self._complete)
+
+    def hold(self, attempt: Attempt) -> None:
+        """Keep a checkpoint's files on nodes from being retired until :meth:`release`."""
+        with self._lock:
+            self._held.append(attempt)
+
+    def release(self, attempt: Attempt) -> None:
+        """See :meth:`hold`."""
+        with self._lock:
+            self._held.remove(attempt)
+
+    def retire(self, keys: Iterable[StepKey]) -> set[StepKey]:
+        """Those of the steps that are not held: their files may go, and they do not count as complete from here on.
+
+        So a thread that holds a step, and finds it complete on all ranks afterwards, finds its files, too.
+        """
+        with self._lock:
+            retired = {key for key in keys if not any(key.may_hold(attempt) for attempt in self._held)}
+            gone = {at for at, each in self._complete.items() if any(key.may_hold(each) for key in retired)}
+            self._complete = {at: each for at, each in self._complete.items() if at not in gone}
+            return retired
+
+    def _remember(self, sequence: int, attempt: Attempt) -> None:
+        with self._lock:
+            self._complete[sequence] = attempt
+            for old in sorted(self._complete)[:-_REMEMBERED]:
+                del self._complete[old]

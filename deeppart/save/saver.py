@@ -1,12 +1,14 @@
-"""Saving: what ``checkpoint()`` does before it returns, for one rank: flatten, agree, capture.
+"""What ``checkpoint()`` does before it returns, on one rank: flatten, agree, capture.
 
-Keeps what is derived from the state's structure from one checkpoint to the next. What belongs to one checkpoint is
-handed from step to step (:mod:`deeppart.save.agreed`).
+:class:`Saver` keeps what is derived from the state's structure from one checkpoint to the next. What belongs to one
+checkpoint is handed from step to step, in :class:`Agreed` and :class:`deeppart.save.job.Staged`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -15,13 +17,17 @@ from deeppart.comm.agreement import agree, raise_together
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.config import Config
-from deeppart.errors import CheckpointError, DeeppartError, StateError, StructureMismatchError
+from deeppart.errors import (
+    CheckpointError,
+    DeeppartError,
+    RanksDisagreeError,
+    StateError,
+    StructureMismatchError,
+    on_ranks,
+)
 from deeppart.model import LEVELS
-from deeppart.save.agreed import Agreed, Call, CapturedShare
-from deeppart.save.disagreement import raise_disagreement
-from deeppart.save.shard_holders import Holders, find_holders
-from deeppart.save.share_planning import plan_share
-from deeppart.save.transfer import Staged
+from deeppart.save.job import Staged
+from deeppart.save.share_planning import Holders, find_holders, plan_share
 from deeppart.save.warnings import Warnings
 from deeppart.state.capture.copying import CapturePlan
 from deeppart.state.capture.layout import ShareLayout
@@ -32,6 +38,8 @@ from deeppart.state.compare.comparing import UNREAD
 from deeppart.state.compare.divergence import Divergence
 from deeppart.state.compare.reconciling import reconcile
 from deeppart.state.compare.replica_sets import Differing, ReplicaSets
+from deeppart.state.compare.state_layout import StateLayout
+from deeppart.state.compare.trailing import TrailingSlices
 from deeppart.state.document.apart import encode_own
 from deeppart.state.document.encoding import encode_path
 from deeppart.state.document.part_document import Own, PartDocument, own_shards
@@ -42,6 +50,54 @@ from deeppart.state.tree.paths import ExactPath
 from deeppart.state.tree.per_rank import Ways
 from deeppart.state.tree.replication import ALL
 from deeppart.state.tree.template import Template
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of ``checkpoint()`` or ``prepare()``, as the ranks compare it.
+
+    Attributes:
+        step: the user's number.
+        turn: how many checkpoints this session has begun before.
+        due: the levels that it goes to.
+        prepares: nothing is going to be saved.
+    """
+
+    step: int
+    turn: int
+    due: frozenset[str]
+    prepares: bool = False
+
+    @property
+    def name(self) -> str:
+        """The call as messages show it."""
+        return "prepare()" if self.prepares else f"checkpoint(step={self.step})"
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """A state that all ranks are about to save.
+
+    Attributes:
+        call: the call.
+        flat: the state, cut where the ranks' structures differ.
+        layout: how its leaves are treated.
+        rank0: how many arrays and values are rank 0's alone; this rank's own follow them in number.
+        owned: leaves that only an optimizer changes, by number: the tensors that are copied after the call.
+        trailing: slices that are read after the call, to be compared at the next one.
+        diverged: leaves that were found to have come to differ between ranks.
+        extended: true if readers before structure version 5 do not know something in the state of some rank.
+    """
+
+    call: Call
+    flat: FlatState
+    layout: StateLayout
+    rank0: tuple[int, int]
+    owned: Mapping[int, torch.Tensor]
+    trailing: TrailingSlices | None
+    diverged: tuple[Divergence, ...]
+    extended: bool
+
 
 #: What a rank is in the middle of, as it tells the others.
 _CHECKPOINT, _RESTORE, _PREPARE = 1, 2, 3
@@ -160,7 +216,7 @@ class Saver:
             raise CheckpointError("this rank's share could not be planned", found=self._share)
         return self._share, self._document(agreed)
 
-    def capture(self, agreed: Agreed) -> CapturedShare:
+    def capture(self, agreed: Agreed) -> Staged:
         """Copy this rank's share into staging memory (local)."""
         flat, layout = agreed.flat, agreed.layout
         share, document = self.describe(agreed)
@@ -175,8 +231,7 @@ class Saver:
         if self._lazy is not None and (later or agreed.trailing is not None):
             where = f"rank {self._comm.rank}, step {agreed.call.step}"
             deferred = self._lazy.defer(flat, later, left, agreed.call.turn, where, agreed.trailing)
-        own = sum(chunk.length for chunk in share.chunks if chunk.per_rank)
-        return CapturedShare(Staged(share, staging_bytes(staged), document), own, deferred)
+        return Staged(share, staging_bytes(staged), document, deferred)
 
     def _holds(self, flattened: FlatState | DeeppartError) -> bool:
         """False if ``exclude`` has left nothing of this rank's state."""
@@ -185,7 +240,7 @@ class Saver:
         arrays, values, _ = flattened.sizes()
         return arrays + values > 0
 
-    def try_capture(self, agreed: Agreed) -> CapturedShare | CheckpointError:
+    def try_capture(self, agreed: Agreed) -> Staged | CheckpointError:
         """The same; or why it failed, memory or torch: the other ranks go on and hear of it in the commit round."""
         try:
             return self.capture(agreed)
@@ -331,7 +386,7 @@ class Saver:
         return replicas.compare_all(flat, classifier.calls, (call.turn, call.step), what)
 
     def _put_on_record(self, call: Call, diverged: Sequence[Divergence]) -> None:
-        """That earlier checkpoints are suspect, before any rank is told of it and may end the job (collective)."""
+        """Record that earlier checkpoints are suspect, before any rank warns of it and may end the job (collective)."""
         if self._comm.rank == 0:
             self._record(call.turn, call.step, diverged)
         finish(self._comm, self._comm.maximum(np.zeros(1, np.int64)), call.name, self._timeout)
@@ -354,3 +409,56 @@ def _rank0_of(flags: Mapping[str, int]) -> tuple[int, int]:
     """What ranks have agreed on of :attr:`FlatState.rank0_sizes`."""
     arrays, values = (flags[name] for name in _RANK0_FLAGS)
     return arrays, values
+
+
+_MOST_TOLD = 8
+
+
+def raise_disagreement(comm: Comm, what: str, timeout: float) -> NoReturn:
+    """Say on every rank what each of them has called (collective); to be called once they know that it differs."""
+    texts = finish(comm, comm.allgather(what.encode()), what, timeout)
+    calls = [text.decode(errors="replace") for text in texts]
+    found = ", ".join(f"rank {rank}: {theirs}" for rank, theirs in enumerate(calls[:_MOST_TOLD]))
+    found += " ..." if len(calls) > _MOST_TOLD else ""
+    if len(set(calls)) == 1:
+        found += "; the same step, but not the same number of calls, or not all with `force`"
+    error = RanksDisagreeError(
+        f"{what}: ranks made different calls",
+        expected="the same call with the same step on every rank, and every rank making every call",
+        found=found,
+        where=f"rank {comm.rank}",
+        todo="checkpoint(), prepare() and restore() are collective: all ranks call them, with the same arguments",
+    )
+    raise on_ranks(error, comm.rank)
+
+
+@dataclass(frozen=True, slots=True)
+class ShareSize:
+    """The memory that a share takes.
+
+    Attributes:
+        nbytes: its length.
+        pinned: true if it is copied from a device.
+        leaves: of the state, that have bytes.
+    """
+
+    nbytes: int
+    pinned: bool
+    leaves: int
+
+
+def size_share(comm: Comm, config: Config, state: Any) -> ShareSize:
+    """Compare a state across ranks and share it out as a checkpoint would (collective), and forget all of it.
+
+    Nothing of what is found goes into the first checkpoint's account of what was compared when, and the user is told
+    nothing of it: between the two, the state may change. So that compares all of it once more.
+    """
+    saver = Saver(comm, config, Staging(), lambda turn, step, diverged: None, quiet=True)
+    agreed = None
+    try:
+        agreed = saver.agree(Call(0, 0, frozenset(), prepares=True), saver.flatten(state), busy=False)
+        leaves = 0 if agreed is None else len(agreed.layout.types)
+        return ShareSize(saver.share_bytes, saver.pinned, leaves)
+    finally:
+        saver.let_go(agreed)
+        saver.close()

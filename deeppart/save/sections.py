@@ -26,13 +26,12 @@ from typing import TypeVar
 
 from deeppart import access
 from deeppart.comm.base import Comm, rank_names
-from deeppart.comm.driver import Driver
+from deeppart.comm.waiting import Driver
 from deeppart.errors import DeeppartError, RemoteRankError, as_error
 from deeppart.model import Attempt
 from deeppart.part import SECTION_ALIGNMENT, NodeTable, Section, most_part_bytes
 from deeppart.save.job import Job, Opened, Written
-from deeppart.save.rank_storage import RankStorage
-from deeppart.save.write import ShareWriter
+from deeppart.save.write import RankStorage, ShareWriter
 from deeppart.storage.files import DurableFile
 from deeppart.storage.sections import Room, complete
 

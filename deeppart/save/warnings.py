@@ -1,21 +1,37 @@
-"""The warnings of rank 0 about leaves that differ between ranks, and about patterns that match nothing."""
+"""What is said of leaves that differ between ranks: the warnings of rank 0, and the records of suspect steps."""
 
 from __future__ import annotations
 
+import pathlib
 import re
+import threading
+import time
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from deeppart._threads import start_thread
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
-from deeppart.errors import DeeppartWarning, PerRankNotice, ReplicaDivergenceWarning, warn_caller
+from deeppart.errors import (
+    BackgroundFailureWarning,
+    DeeppartWarning,
+    PerRankNotice,
+    ReplicaDivergenceWarning,
+    warn_caller,
+)
+from deeppart.model import Attempt, SuspectLeaf, Suspicion
+from deeppart.save.retention import Ledger
 from deeppart.state.compare.classify import Classified
+from deeppart.state.compare.divergence import Divergence
 from deeppart.state.tree.flat import Branch, Node
 from deeppart.state.tree.naming import Naming, some_names
 from deeppart.state.tree.paths import Path, readable
 from deeppart.state.tree.state_dicts import is_generator
+from deeppart.storage.suspects import write_suspicion
 
 #: The names of an optimizer's parameters: pipeline stages have other ones.
 _PARAMETER_NAMES = re.compile(r"(^|/)param_groups/[0-9]+/params(/|$)")
@@ -27,7 +43,6 @@ _OWN = (
     "another number restore() asks for per_rank=. To say so beforehand: {}. If not, make them alike, or say in "
     "`replicated` whose holds"
 )
-
 #: The parts of what ``rng_state()`` gives, without those of GPUs.
 _RNG_STATE = {"python", "numpy", "torch"}
 
@@ -101,3 +116,50 @@ def _setting(paths: Sequence[str]) -> str:
     """The setting by which ranks may differ at these paths, or at the first of them."""
     rules = ", ".join(f"{path!r}: 'none'" for path in paths[:_MOST_RULES])
     return f"replicated={{{rules}{', ...' * (len(paths) > _MOST_RULES)}}}"
+
+
+#: Steps named in a warning; the record has all.
+_MOST_NAMED = 8
+
+
+def suspicion_of(attempt: Attempt, diverged: Sequence[Divergence]) -> Suspicion | None:
+    """The record of what a checkpoint has found; None if no earlier one is suspect for it."""
+    leaves, steps = [], dict[int, None]()
+    for each in diverged:
+        if each.interval is not None:
+            leaves.append(SuspectLeaf(each.path, each.ranks, each.interval.after, each.interval.after_step))
+            steps |= dict.fromkeys(each.interval.steps)
+    if not leaves:
+        return None
+    return Suspicion(attempt.lineage, attempt.session, attempt.sequence, attempt.step, tuple(steps), tuple(leaves))
+
+
+class SuspicionWriter:
+    """Writes records, each at once: the checkpoint that has found them may never be complete, and the caller who hears
+    of it may end the job.
+    """
+
+    def __init__(self, root: pathlib.Path, job: Attempt, timeout: float, ledger: Ledger) -> None:
+        self._root, self._job, self._timeout, self._ledger = root, job, timeout, ledger
+        self._threads: list[threading.Thread] = []  # touched by the training thread alone
+
+    def record(self, sequence: int, step: int, diverged: Sequence[Divergence]) -> None:
+        """Put on record what a checkpoint of this session has found."""
+        suspicion = suspicion_of(replace(self._job, sequence=sequence, step=step), diverged)
+        if suspicion is None:
+            return
+        write, failed = partial(write_suspicion, self._root, suspicion), partial(self._note_failure, suspicion)
+        thread = start_thread(write, "deeppart-suspect", failed)
+        self._threads = [each for each in self._threads if each.is_alive()] + [thread]
+        thread.join(self._timeout)
+
+    def wait(self, timeout: float) -> None:
+        """Wait until all records are written, or given up; at most ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _note_failure(self, suspicion: Suspicion, error: BaseException) -> None:
+        steps = ", ".join(map(str, suspicion.steps[:_MOST_NAMED]))
+        text = f"the record that these steps are suspect could not be written: {steps}: {error}"
+        self._ledger.note(text, BackgroundFailureWarning)

@@ -1,4 +1,4 @@
-"""Threads that do what they are given, for as long as the process lives.
+"""Threads that do what they are given, for as long as the process lives; reading ahead and writing behind on them.
 
 Not ``concurrent.futures.ThreadPoolExecutor``: it takes no more work once the interpreter begins to end, which is before
 the handlers of ``atexit`` run, in one of which the last checkpoint is completed. And it keeps a process from ending in
@@ -11,18 +11,23 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from functools import partial
+from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
+
 from deeppart._threads import start_thread
+from deeppart.part import Sink
+from deeppart.storage.appending import BLOCK_BYTES
+from deeppart.storage.blocks import block_memory
 
 #: Background threads run at this much lower priority than training (Linux niceness).
 NICENESS = 10
 #: At the end each thread is waited for so long; it may hang in a call to storage.
 _END_S = 5.0
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -87,3 +92,80 @@ class Workers:
                     given[0].set_exception(error)
         for _ in range(self._count):  # of those that are left
             self._calls.put(None)
+
+
+T = TypeVar("T")
+_END = object()
+
+
+def read_ahead(items: Iterator[T], workers: Workers) -> Generator[T, None, None]:
+    """The items of an iterator, in order, each begun when the one before is handed out.
+
+    What the iterator raises comes out where its item would. Close the generator if not all are taken: it waits for the
+    one that is being made, which may be reading into memory.
+    """
+    following = workers.submit(next, items, _END)
+    try:
+        while (item := following.result()) is not _END:
+            following = workers.submit(next, items, _END)
+            yield item  # type: ignore[misc]  # it is no _END
+    finally:
+        following.exception()
+
+
+class WriteBehind:
+    """A sink, to be used in a ``with`` block, that passes everything on to another, in blocks, on another thread.
+
+    The device works while the processor reads, checks and digests what comes next. All of it has been written when the
+    block is left without an error. What the other sink raises comes out of a later call, or at the end. Memory: two
+    blocks of 8 MiB, aligned to pages.
+    """
+
+    def __init__(self, sink: Sink, workers: Workers) -> None:
+        self._sink, self._workers = sink, workers
+        self._filling, self._writing = block_memory(BLOCK_BYTES), block_memory(BLOCK_BYTES)
+        self._filled = 0
+        self._written: Future[object] | None = None
+
+    def room(self) -> memoryview:
+        """Memory that can be filled instead of writing; what was filled is to be told to :meth:`pass_on`."""
+        return self._filling[self._filled :]
+
+    def pass_on(self, length: int) -> None:
+        """Note that so many bytes of the buffer have been filled."""
+        self._filled += length
+        if self._filled == BLOCK_BYTES:
+            self._flush()
+
+    def write(self, buffer: memoryview | bytes, /) -> None:
+        """Append all of the buffer."""
+        source = np.frombuffer(buffer, dtype=np.uint8)
+        while len(source):
+            room = np.frombuffer(self.room(), dtype=np.uint8)
+            count = min(len(room), len(source))
+            room[:count] = source[:count]  # a copy through numpy lets other threads run
+            self.pass_on(count)
+            source = source[count:]
+
+    def _flush(self) -> None:
+        self._wait()
+        self._filling, self._writing = self._writing, self._filling
+        self._written = self._workers.submit(self._sink.write, self._writing[: self._filled])
+        self._filled = 0
+
+    def _wait(self) -> None:
+        if self._written is not None:
+            self._written.result()
+
+    def __enter__(self) -> WriteBehind:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            if self._filled:
+                self._flush()
+            self._wait()
+        elif self._written is not None:
+            self._written.exception()  # waits: what is on its way must not go to the next file of this number

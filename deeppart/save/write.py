@@ -7,26 +7,66 @@ there is no local part, or it cannot be completed or read back, the persistent p
 from __future__ import annotations
 
 import errno
+import mmap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
+import xxhash
+
+from deeppart.codec.raw import RawCodec
 from deeppart.errors import CheckpointError, CorruptFileError, StorageError
-from deeppart.model import Level
-from deeppart.part import PartSummary
+from deeppart.model import Attempt, Level
+from deeppart.part import FLAG_PER_RANK, ChunkPlace, PartSummary, PartWriter, Sink
+from deeppart.part.signing import check_strong_digest
 from deeppart.pending import RUNNING
-from deeppart.save.compress import Compressing, PartEncoding, adds_to
+from deeppart.save.encoding import Chunk, Compressing, Encoding, adds_to
 from deeppart.save.incremental import Incremental
-from deeppart.save.job import Job, LocalPart, Opened, Written
-from deeppart.save.rank_storage import RankStorage
+from deeppart.save.job import Job, LocalPart, Opened, Staged, Unchanged, Written
 from deeppart.save.relay import Relay, SourceLostError
-from deeppart.save.removal import Removals
-from deeppart.save.transfer import Unchanged, check_copy, copy_part, recode_part, write_part
-from deeppart.save.workers import Workers
+from deeppart.save.retention import Removals
+from deeppart.save.workers import Workers, WriteBehind
+from deeppart.state.capture.layout import ShareLayout
+from deeppart.state.document.part_document import PartDocument
 from deeppart.storage.appending import Appending
 from deeppart.storage.links import remove_links
 from deeppart.storage.node import NodeLevel
+from deeppart.storage.owner import DirectoryOwner
+from deeppart.storage.persistent import PersistentLevel
+
+
+@dataclass(frozen=True, slots=True)
+class RankStorage:
+    """The levels to which a rank writes parts.
+
+    Attributes:
+        rank: whose.
+        local: the local level, or None without one.
+        persistent: the persistent level.
+        owner: the directory's lock, on rank 0.
+    """
+
+    rank: int
+    local: NodeLevel | None
+    persistent: PersistentLevel
+    owner: DirectoryOwner | None = None
+
+    def part_path(self, level: str, attempt: Attempt) -> Path:
+        """The path of the rank's part of a checkpoint, at the local or the persistent level."""
+        storage = self.local if level == Level.LOCAL and self.local is not None else self.persistent
+        return storage.part_path(attempt, self.rank)
+
+    def files_of(self, level: str, attempt: Attempt) -> list[Path]:
+        """The files of a checkpoint, at the local or the persistent level, to which this rank gives names."""
+        if level == Level.PERSISTENT:
+            return self.persistent.files_of(attempt, self.rank)
+        return [self.part_path(level, attempt)]
+
 
 #: Errors that network file systems and devices get over; the persistent part is then written again after these pauses.
 PASSING_ERRORS = frozenset(
@@ -42,6 +82,7 @@ PASSING_ERRORS = frozenset(
     }
 )
 RETRY_PAUSES_S = (0.2, 1.0)
+_ALL_NEW = Unchanged()
 T = TypeVar("T")
 
 
@@ -64,7 +105,7 @@ class ShareWriter:
         staged = job.lease.memory
         if staged is None:
             return None
-        self._compressing.try_new_dtypes(staged)
+        self._compressing.try_new_dtypes(staged.layout, staged.data.data)
         return self._incremental.digests(staged, job.due)
 
     def open_local(self, job: Job, level: NodeLevel, digests: Sequence[bytes] | None) -> LocalPart:
@@ -87,12 +128,11 @@ class ShareWriter:
             staged = job.lease.memory
             if staged is None:
                 raise CheckpointError("the share is not in staging memory")
-            encoding = part.encoding.encoding
-            summary = write_part(staged, part.relay, encoding, job.attempt, self._storage.rank, part.unchanged)
+            summary = write_part(staged, part.relay, part.encoding, job.attempt, self._storage.rank, part.unchanged)
             job.check_capture()
             part.relay.complete(summary)
             part.file.commit()
-            self._note(job, part.encoding, summary, part.file.busy_s, time.monotonic() - began, ())
+            self._note(job, Level.LOCAL, part.encoding, summary, part.file.busy_s, time.monotonic() - began)
             return Written(summary, tuple(part.unchanged.names.values()))
         except BaseException:
             part.relay.give_up()
@@ -102,18 +142,19 @@ class ShareWriter:
     def _note(
         self,
         job: Job,
-        part: PartEncoding,
+        level: str,
+        encoding: Encoding,
         summary: PartSummary,
         busy_s: float,
         seconds: float,
-        remarks: tuple[str, ...],
+        remarks: tuple[str, ...] = (),
     ) -> None:
         """A part is written."""
         written = summary.chunks["raw_length"][summary.chunks["base"] == 0].sum()
-        self._compressing.completed(part, summary.nbytes, int(written), busy_s, seconds)
-        job.pending.note_compression(part.level, (*part.reasons, *remarks))
+        self._compressing.completed(level, encoding, summary.nbytes, int(written), busy_s, seconds)
+        job.pending.note_compression(level, (*encoding.reasons, *remarks))
         job.pending.note_cost(encoded_bytes=summary.encoded_bytes)
-        job.pending.note_level(part.level, RUNNING, nbytes=summary.nbytes, referenced_bytes=summary.referenced_bytes)
+        job.pending.note_level(level, RUNNING, nbytes=summary.nbytes, referenced_bytes=summary.referenced_bytes)
 
     def write_persistent(self, job: Job, opened: Opened, open_part: Callable[[], Appending] | None = None) -> Written:
         """Copy the local part, or write from staging memory; again after an error that may pass."""
@@ -149,14 +190,14 @@ class ShareWriter:
                 remarks = (*remarks, 'unchanged chunks are written again: files = "node"')
             job.check_capture()
             file.commit()
-            self._note(job, encoding, summary, file.busy_s, time.monotonic() - began, remarks)
+            self._note(job, Level.PERSISTENT, encoding, summary, file.busy_s, time.monotonic() - began, remarks)
             return Written(summary, tuple(unchanged.names.values()))
         except BaseException:
             _abort(file, unchanged)
             raise
 
     def _fill(
-        self, job: Job, opened: Opened, file: Appending, encoding: PartEncoding, unchanged: Unchanged
+        self, job: Job, opened: Opened, file: Appending, encoding: Encoding, unchanged: Unchanged
     ) -> tuple[PartSummary, tuple[str, ...]]:
         """From the local part if that works out, otherwise from staging memory if it is still there."""
         if opened.local is not None:
@@ -170,10 +211,10 @@ class ShareWriter:
         staged = job.lease.claim()
         if staged is None:
             raise CheckpointError("the share is neither in staging memory nor in a local part")
-        return write_part(staged, file, encoding.encoding, job.attempt, self._storage.rank, unchanged), ()
+        return write_part(staged, file, encoding, job.attempt, self._storage.rank, unchanged), ()
 
     def _follow(
-        self, job: Job, local: LocalPart, file: Appending, encoding: PartEncoding, unchanged: Unchanged
+        self, job: Job, local: LocalPart, file: Appending, encoding: Encoding, unchanged: Unchanged
     ) -> tuple[PartSummary, tuple[str, ...]]:
         """Copy the local part as it grows; chunks that only this level is to have encoded are encoded on the way.
 
@@ -182,7 +223,7 @@ class ShareWriter:
         (layout, document), relay = job.description(), local.relay
         refers = unchanged.references or local.unchanged.references
         if refers or adds_to(encoding.chooser, local.encoding.chooser, layout):
-            what = (layout, document, file, encoding.encoding, job.attempt, self._storage.rank)
+            what = (layout, document, file, encoding, job.attempt, self._storage.rank)
             summary = recode_part(relay, *what, self._behind, unchanged.references)
             relay.wait_for_end()  # the manifest will name the local part too
             return summary, ()
@@ -197,3 +238,123 @@ def _abort(file: Appending, unchanged: Unchanged) -> None:
     """Leave nothing of a part that does not come to be."""
     file.abort()
     remove_links(unchanged.names.values())
+
+
+def write_part(
+    staged: Staged,
+    sink: Sink,
+    encoding: Encoding,
+    attempt: Attempt,
+    rank: int,
+    unchanged: Unchanged = _ALL_NEW,
+) -> PartSummary:
+    """Encode a share chunk by chunk into a file (not yet committed)."""
+    data = staged.data.data
+
+    def chunks() -> Iterator[Chunk]:
+        for number, plan in enumerate(staged.layout.chunks):
+            digest = None if unchanged.digests is None else unchanged.digests[number]
+            raw = data[plan.start : plan.start + plan.length]
+            yield Chunk(raw, plan.dtype, None, digest, unchanged.references.get(number))
+
+    refers = bool(unchanged.references)
+    return write_chunks(chunks(), staged.layout, staged.document, sink, encoding, attempt, rank, refers=refers)
+
+
+def recode_part(
+    relay: Relay,
+    layout: ShareLayout,
+    document: PartDocument,
+    sink: Sink,
+    encoding: Encoding,
+    attempt: Attempt,
+    rank: int,
+    behind: Workers,
+    references: Mapping[int, ChunkPlace] = MappingProxyType({}),
+) -> PartSummary:
+    """Write a part file again for another level, while it is being written: chunks stored raw in it are encoded."""
+    chunks = _stored_chunks(relay, layout, encoding.encoders.most_ahead + 1, references)
+    with WriteBehind(sink, behind) as ahead:
+        return write_chunks(chunks, layout, document, ahead, encoding, attempt, rank, refers=bool(references))
+
+
+def write_chunks(
+    chunks: Iterable[Chunk],
+    layout: ShareLayout,
+    document: PartDocument,
+    sink: Sink,
+    encoding: Encoding,
+    attempt: Attempt,
+    rank: int,
+    *,
+    refers: bool = False,
+) -> PartSummary:
+    """Encode chunks into a file (not yet committed), in the order of the layout."""
+    signing = encoding.signing
+    writer = PartWriter(sink, attempt, rank, refers=refers, signing=signing)
+    watch = None if encoding.tallies is None else encoding.tallies.note
+    running = encoding.encoders.run(chunks, encoding.chooser, watch, signed=signing is not None)
+    with closing(running) as encoded_chunks:
+        for plan, encoded in zip(layout.chunks, encoded_chunks, strict=True):
+            flags = FLAG_PER_RANK if plan.per_rank else 0
+            if isinstance(encoded, ChunkPlace):
+                place = writer.add_reference(plan.length, encoded, dtype=plan.dtype, flags=flags)
+            elif encoded.digest is None:  # stored raw: it has not been in an encoding thread, which takes the digests
+                place = writer.add_chunk(memoryview(encoded.data), encoded, dtype=plan.dtype, flags=flags)
+            else:
+                place = writer.add_encoded(plan.length, encoded, dtype=plan.dtype, flags=flags)
+            if isinstance(sink, Relay):
+                sink.note_chunk(place)
+    return writer.finish(document.span_table(layout.spans), document.meta())
+
+
+def _stored_chunks(
+    relay: Relay, layout: ShareLayout, rooms: int, references: Mapping[int, ChunkPlace]
+) -> Iterator[Chunk]:
+    """The chunks of a part file as they are there, each in one of ``rooms`` buffers that are used in turn."""
+    memory = [memoryview(mmap.mmap(-1, max(1, *(chunk.length for chunk in layout.chunks)))) for _ in range(rooms)]
+    for number, plan in enumerate(layout.chunks):
+        if number in references:
+            yield Chunk(memory[0][:0], plan.dtype, place=references[number])
+            continue
+        place = relay.chunk(number)
+        data = memory[number % rooms][: place.nbytes]
+        relay.read_chunk(place, data)
+        where = f"chunk {number} of {len(layout.chunks)}, bytes {place.offset} to {place.offset + place.nbytes}"
+        if xxhash.xxh3_128_digest(data) != place.encoded.digest:
+            raise CorruptFileError(
+                "a chunk of a local part file changed between being written and being read back",
+                expected=f"xxh3-128 {(place.encoded.digest or b'').hex()}",
+                found=xxhash.xxh3_128_hexdigest(data),
+                where=where,
+                todo="suspect the node's storage or memory",
+            )
+        if place.encoded.strong_digest is not None:  # what is signed next must be what was captured
+            check_strong_digest(data, place.encoded.strong_digest, where=where)
+        stored = replace(place.encoded, data=data)
+        encoded = None if stored.codec_id == RawCodec.codec_id else stored
+        yield Chunk(data, plan.dtype, encoded, stored.raw_digest, strong_digest=stored.strong_digest)
+
+
+def copy_part(relay: Relay, sink: Sink, behind: Workers) -> str:
+    """Copy a part file to another level as it is being written."""
+    digest = xxhash.xxh3_128()
+    offset = 0
+    with WriteBehind(sink, behind) as ahead:
+        while count := relay.read_into(offset, room := ahead.room()):
+            digest.update(room[:count])
+            ahead.pass_on(count)
+            offset += count
+    return digest.hexdigest()
+
+
+def check_copy(found: str, summary: PartSummary, where: str) -> None:
+    """Check that a copy is what was written."""
+    if found != summary.digest:
+        raise CorruptFileError(
+            "a local part file changed between being written and being copied",
+            expected=f"xxh3-128 {summary.digest}",
+            found=found,
+            where=where,
+            todo="suspect the node's storage or memory",
+        )

@@ -1,22 +1,32 @@
-"""Sessions that are left without being closed: by an exception in the ``with`` block, or dropped by the caller.
+"""Sessions that are not closed: left by an exception in the ``with`` block, dropped by the caller, or open at the end.
 
-The other ranks may never arrive at that point, so nobody waits for them there. What the background has begun goes on:
+The other ranks may never arrive at that point, so they are not waited for there. What the background has begun goes on:
 the other ranks' backgrounds have begun it too, and an exchange that is broken off in the middle costs its channel for
 good. When that is over, the directory, the memory and the channels are given back: on a thread, or, where only the
 training thread may talk to MPI, at the next start.
 
-Ranks may have left several sessions in different orders, or have only some of them open: whoever waits for one advances
-them all.
+Ranks may have left several sessions in different orders, or have only some of them open: waiting for one advances all.
+
+At the end of the process, checkpointers that are open are closed, so that their last checkpoint is complete; not where
+it ends by an exception: the other ranks may then never come to finish it.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import itertools
 import os
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
+from importlib import import_module
+from types import TracebackType
+from typing import Protocol
 
 from deeppart._threads import start_thread
 from deeppart.access.hanging import hanging
@@ -27,7 +37,7 @@ from deeppart.repair.scrub import Scrubber
 from deeppart.save.pipeline import Pipeline
 from deeppart.session.preparation import Preparation
 from deeppart.session.record import Session
-from deeppart.session.recording import recorder_for
+from deeppart.session.wiring import recorder_for
 from deeppart.telemetry.recorder import Recorder
 
 #: How long a thread that is giving a session's things back is waited for where that should take no time; and, at the
@@ -63,7 +73,7 @@ class Background:
         return self._session.config.timeout
 
     def record(self, cadence: AutoCadence | None) -> Recorder:
-        """Begin to record it for whoever looks on; :meth:`finish` ends that."""
+        """Begin to record it for those who watch the job; :meth:`finish` ends that."""
         self._recorder = recorder_for(self._session, self._pipeline, self._scrubber, cadence)
         return self._recorder
 
@@ -163,16 +173,6 @@ def _tell_failure(error: BaseException) -> None:
     warn_now(text, BackgroundFailureWarning)
 
 
-def pipeline_full(step: int, waited_s: float, *, removing: bool) -> CheckpointError:
-    """The error of a call for which there was no room."""
-    old = ["old steps are being removed from persistent_dir"] if removing else []
-    return CheckpointError(
-        f"checkpoint(step={step}): an earlier checkpoint is still being written",
-        found="; ".join([f"the pipeline was full for {waited_s:g} s", *old, *hanging()]),
-        todo="checkpoint less often, raise `timeout` or `flush_bandwidth`, or set on_busy='skip'",
-    )
-
-
 def not_finished(waited_s: float) -> CheckpointError:
     """The error of a ``close()`` after which something was broken off."""
     return CheckpointError(
@@ -182,7 +182,7 @@ def not_finished(waited_s: float) -> CheckpointError:
     )
 
 
-def wait_together(backgrounds: Sequence[Background], timeout: float) -> None:
+def _wait_together(backgrounds: Sequence[Background], timeout: float) -> None:
     """Advance them all until all are over, or for ``timeout`` seconds. Those that are not closed yet scrub no more."""
     deadline = time.monotonic() + timeout
     for background in backgrounds:
@@ -194,24 +194,19 @@ def wait_together(backgrounds: Sequence[Background], timeout: float) -> None:
             time.sleep(_PAUSE_S)
 
 
-def left() -> list[Background]:
-    """Of this process, those that are not over."""
-    return list(_left)
-
-
 def settle(timeout: float) -> None:
     """Wait for the sessions that this process has left, together at most ``timeout`` seconds: a start comes now."""
     deadline = time.monotonic() + timeout
-    backgrounds = left()
-    wait_together(backgrounds, timeout)
+    backgrounds = list(_left)
+    _wait_together(backgrounds, timeout)
     for background in backgrounds:
         background.settle(max(0.0, deadline - time.monotonic()))
 
 
-def finish() -> None:
-    """Wait for what they have begun, as long as any of them has to wait for other ranks at most."""
-    backgrounds = left()
-    wait_together(backgrounds, max((background.timeout for background in backgrounds), default=0.0))
+def _finish_left() -> None:
+    """Wait for what those that were left have begun, as long as any of them has to wait for other ranks at most."""
+    backgrounds = list(_left)
+    _wait_together(backgrounds, max((background.timeout for background in backgrounds), default=0.0))
     for background in backgrounds:
         background.settle(0.0)
 
@@ -219,3 +214,68 @@ def finish() -> None:
 def break_off() -> None:
     """The process ends: nothing may talk to MPI from here on."""
     settle(0.0)
+
+
+# --- the end of the process ---
+
+
+class Closable(Protocol):
+    """A checkpointer."""
+
+    def close(self) -> None:
+        """Finish what is in the background."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Finish it only if there is no error."""
+
+
+#: Those that are alive, by number: ranks close them in the order in which they were made. Guarded by the interpreter.
+_open: weakref.WeakValueDictionary[int, Closable] = weakref.WeakValueDictionary()
+_backgrounds: weakref.WeakValueDictionary[int, Background] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def close_at_the_end(checkpointer: Closable, background: Background) -> None:
+    """See that a checkpointer is closed when the process ends, or MPI is finalized in it."""
+    number = next(_numbers)
+    _open[number], _backgrounds[number] = checkpointer, background
+    atexit.unregister(finish)
+    atexit.register(finish)  # runs before the handler of mpi4py, which was there first: MPI must still be there
+    if "mpi4py.MPI" in sys.modules:  # a script may finalize MPI itself, before its end
+        import_module("deeppart.comm.mpi").before_finalize(finish)
+
+
+def finish() -> None:
+    """Close all that are open, and wait for those that were left; after an error, break them off."""
+    error = _error_that_ends_it()
+    numbers = sorted(_open)
+    still_open = [checkpointer for number in numbers if (checkpointer := _open.get(number)) is not None]
+    running = [background for number in numbers if (background := _backgrounds.get(number)) is not None]
+    _open.clear()
+    if error is not None:
+        for checkpointer in still_open:
+            checkpointer.__exit__(type(error), error, None)
+        break_off()
+        return
+    running = [*dict.fromkeys([*running, *_left])]
+    if len(running) > 1:  # other ranks may have left some of them, in another order
+        _wait_together(running, max(background.timeout for background in running))
+    with ExitStack() as stack:
+        stack.callback(_finish_left)
+        for checkpointer in reversed(still_open):
+            stack.callback(checkpointer.close)
+
+
+def _error_that_ends_it() -> BaseException | None:
+    """The uncaught exception.
+
+    An interactive session goes on after one. So does a program with a console in it, or with tests (``pytest``): what
+    they note there has come from a call, while what ends the process has gone through its outermost frame.
+    """
+    error: BaseException | None = getattr(sys, "last_value", None)
+    trace: TracebackType | None = getattr(sys, "last_traceback", None)
+    if hasattr(sys, "ps1") or error is None or trace is None or trace.tb_frame.f_back is not None:
+        return None
+    return error

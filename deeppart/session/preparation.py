@@ -12,7 +12,7 @@ from deeppart._threads import start_thread
 from deeppart.errors import BackgroundFailureWarning, warn_now
 from deeppart.model import Level
 from deeppart.part import base_file_name, part_file_name
-from deeppart.save.sizing import ShareSize
+from deeppart.save.saver import ShareSize
 from deeppart.save.workers import lower_priority
 from deeppart.session.record import Session
 from deeppart.state.capture.staging import Staging
@@ -25,7 +25,7 @@ _PATIENCE_S = 5.0
 
 
 class Preparation:
-    """Prepares memory and files of one rank. Used by the training thread, until whoever ends the session closes it."""
+    """Prepares memory and files of one rank. Used by the training thread, until the session ends."""
 
     def __init__(self, session: Session, staging: Staging) -> None:
         self._session, self._staging = session, staging

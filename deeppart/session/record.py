@@ -12,7 +12,7 @@ from deeppart.config import Config
 from deeppart.errors import CommError
 from deeppart.model import StepKey
 from deeppart.nodes.pairing import Protection
-from deeppart.save.compress import Processors
+from deeppart.save.encoding import Processors
 from deeppart.session.topology import Topology
 from deeppart.storage.mapped import forget_all
 from deeppart.storage.node import NodeLevel

@@ -1,31 +1,50 @@
-"""One restore of a session: what there is, read and brought into the live state."""
+"""One restore of a session: what there is, read and brought into the live state; what it lacks is healed behind it.
+
+:func:`look_at` finds out what a restore would restore before it is known what of it is wanted: the documents alone are
+read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from deeppart.comm.agreement import raise_together
-from deeppart.errors import DeeppartWarning
+import numpy as np
+
+from deeppart.access.hanging import hanging
+from deeppart.comm import Comm, Operation, finish
+from deeppart.comm.agreement import raise_together, together
+from deeppart.errors import CheckpointError, DeeppartWarning, RestoreError, on_ranks, say, warn_caller
+from deeppart.model import Attempt
 from deeppart.model.reports import RestoreReport
+from deeppart.model.units import show_seconds
 from deeppart.nodes.exchange.memory import Arena
-from deeppart.plan.restart import Inventory, survey
+from deeppart.part import FileSource, PartReader
+from deeppart.plan.restart import Candidate, Inventory, assign, explain_sources, survey
 from deeppart.recovery.apply import restore_state
-from deeppart.recovery.live import refusal_of_state
+from deeppart.recovery.inventory import take_inventory
+from deeppart.recovery.load_part import LoadedPart
 from deeppart.recovery.narrow_reading import NarrowReading
-from deeppart.recovery.narrowing import look_at_live
-from deeppart.recovery.ranks import Ranks
-from deeppart.recovery.recover import Recovered, recover
-from deeppart.session.looking import Looked
+from deeppart.recovery.narrowing import look_at_live, refusal_of_state
+from deeppart.recovery.recover import Reading, Recovered, recover
+from deeppart.recovery.saved import SavedStep, saved_step, share_documents
+from deeppart.recovery.suspect_warnings import suspect_lines, warn_suspect
+from deeppart.recovery.tables import Ranks
+from deeppart.repair.heal import Healer, heal_recovered, healing_for
+from deeppart.save.job import Reader, Repair, StagingLease
+from deeppart.save.pipeline import Pipeline
+from deeppart.save.retention import Retention
 from deeppart.session.record import Session
-from deeppart.session.restore_warnings import nothing_to_restore, say_nothing_restored
-from deeppart.session.stock import take_stock
 from deeppart.state.capture.staging import Staging
 from deeppart.state.restore.request import Asked
 from deeppart.state.tree.excluding import Excluded
 from deeppart.state.tree.paths import Path
 from deeppart.state.tree.per_rank import Ways
+from deeppart.storage.mistaken_paths import meant_todo
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +85,7 @@ def restore_step(
     live = look_at_live(state, asked, comm, timeout, is_filled=is_filled)
     narrow = NarrowReading(live.flat.root, asked.request, live.outermost, alike=live.alike)
     ranks = Ranks(comm, session.topology.node_of, timeout, session.processors.waiting)
-    what = inventory, step, *memory, timeout, session.persistent.signing, session.processors.waiting
+    reading = _reading(session, *memory)
     explanation: tuple[str, ...] = ()
     done: tuple[RestoreReport, list[DeeppartWarning], list[str]] | None = None
 
@@ -75,7 +94,7 @@ def restore_step(
         done = restore_state(ranks, recovered, live, ways, session.config.replicated, known)
 
     for narrower in (narrow if narrow.may_choose else None, None):
-        recovered, told = recover(comm, *what, narrower, use)
+        recovered, told = recover(reading, inventory, step, narrower, use)
         explanation += told
         if recovered is None:
             refusal = nothing_to_restore(session, explanation) if required else None
@@ -89,9 +108,218 @@ def restore_step(
     raise AssertionError("a step that was read whole lacks nothing")
 
 
+def _reading(session: Session, staging: Staging, arena: Arena) -> Reading:
+    def run(operation: Operation[Any], what: str) -> Any:
+        return finish(session.comm, operation, f"restore of {what}", session.config.timeout)
+
+    return Reading(session.comm, run, staging, arena, session.persistent.signing, session.processors.waiting)
+
+
 def _left_out(asked: Asked) -> Callable[[Path], bool] | None:
     """True for paths of what the configuration leaves out of checkpoints; None where it leaves out nothing."""
     excluded = Excluded(asked.request.settings)
     if not excluded.patterns:
         return None
     return lambda path: any(excluded.covers(path[:end]) for end in range(1, len(path) + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What a restore would restore.
+
+    Attributes:
+        inventory: what there was to choose from.
+        saved: the step, as this rank would restore it.
+    """
+
+    inventory: Inventory
+    saved: SavedStep
+
+
+def look_at(session: Session, step: int | None, staging: Staging, arena: Arena) -> Looked | None:
+    """What there is of a step, or of the newest that can be recovered (collective).
+
+    The first of the sources that a restore would take are asked for their documents. If one of them is damaged, or has
+    to be rebuilt, the step is recovered as a restore does it, with all of its bytes.
+    """
+    comm, timeout = session.comm, session.config.timeout
+    ranks = Ranks(comm, session.topology.node_of, timeout, session.processors.waiting)
+    inventory = take_stock(session, timeout)
+    candidates = survey(inventory, step).candidates
+    found = _documents_alone(session, candidates[0]) if candidates else None
+    if found is None:
+        found, _ = recover(_reading(session, staging, arena), inventory, step)
+    if found is None:
+        return None
+    text = found.mine[0].reader.meta if found.reads[0].reader == comm.rank else None
+    name = f"restore of step {found.attempt.step}, document"
+    first = finish(comm, comm.broadcast(text, found.reads[0].reader), name, timeout)
+    documents = share_documents(ranks, found, first)
+    found.mine.clear()
+
+    attempt = found.attempt
+
+    def seen() -> SavedStep:
+        return saved_step(attempt, documents, comm.rank, comm.size)
+
+    saved = together(comm, seen, "the documents of a step could not be taken in", (name, timeout))
+    return Looked(inventory, saved)
+
+
+def _documents_alone(session: Session, candidate: Candidate) -> Recovered | None:
+    """The documents of the parts of a step, from the files that are nearest (collective); None if any of them fails."""
+    comm, signing = session.comm, session.persistent.signing
+    reads = assign(candidate, comm.size, whole=True)
+    mine: dict[int, LoadedPart] = {}
+    failed = any(read.source.rebuild is not None for read in reads)
+    with ExitStack() as files:
+        for read in reads if not failed else ():
+            if read.reader == comm.rank:
+                try:
+                    source = files.enter_context(FileSource(read.source.path))
+                    reader = PartReader(
+                        source,
+                        where=read.source.path,
+                        expected_attempt=candidate.attempt,
+                        expected_rank=read.part,
+                        expected_index_digest=read.source.index_digest,
+                        signing=signing,
+                    )
+                except Exception:  # of whatever kind: the other ranks wait
+                    failed = True
+                    break
+                mine[read.part] = LoadedPart(reader, np.empty(0, dtype=np.uint8), None, chunks=range(0))
+    anywhere = comm.maximum(np.array([failed], dtype=np.int64))
+    name = f"restore of step {candidate.attempt.step}, documents"
+    if finish(comm, anywhere, name, session.config.timeout)[0]:
+        return None
+    return Recovered(candidate, reads, mine)
+
+
+def take_stock(session: Session, timeout: float) -> Inventory:
+    """List what lies on nodes and on the persistent level (collective)."""
+    rank, directories = session.comm.rank, session.topology.directories
+    inventory = take_inventory(
+        session.comm,
+        session.topology.node_of,
+        pathlib.Path(directories[rank]) if session.leads_directory else None,
+        session.persistent,
+        session.lineage,
+        lambda operation, what: finish(session.comm, operation, f"restore, {what}", timeout),
+        straightens=session.straightens,
+    )
+    if session.owner is not None:
+        session.owner.clock.saw(max((entry.created for entry in inventory.committed), default=""))
+    return inventory
+
+
+def heal_redundancy(
+    session: Session,
+    pipeline: Pipeline,
+    retention: Retention,
+    arena: Arena,
+    recovered: Recovered,
+    inventory: Inventory,
+) -> tuple[str, ...]:
+    """Submit what a restored step lacks to the pipeline."""
+    attempt, lines = recovered.attempt, list[str]()
+    step = attempt.step
+    healing = healing_for(session.protection, recovered, inventory)
+    if healing and attempt.lineage != session.lineage:
+        # Its files say whose they are, and on nodes only those of this lineage count.
+        reason = "it was saved under another lineage; it is in persistent_dir, the next checkpoint is protected again"
+        return (f"step {step}: its redundancy is not rebuilt: {reason}",)
+    if healing.lacks_parity:
+        reason = "its parts refer to older files; the next checkpoint of that level is protected again"
+        lines.append(f"step {step}: its parity is not rebuilt: {reason}")
+    if not healing:
+        pipeline.ledger.restored(attempt)
+        return tuple(lines)
+    retention.adopt(attempt.key)
+    lines.append(f"step {step}: rebuilding redundancy in the background: {healing.describe()}")
+
+    def run(channel: Comm, drive: Any, release: Callable[[], None]) -> None:
+        healer = Healer(channel, drive, session.node_levels, session.limit, arena)
+        heal_recovered(healer, healing, recovered, inventory, session.protection, release)
+        pipeline.ledger.restored(attempt)
+
+    mine = [write.part for write in healing.writes if write.rank == session.comm.rank]
+    lease = StagingLease(mine or None, (Reader.HEAL,))
+    pipeline.submit_repair(Repair(attempt, f"rebuilding the redundancy of step {step}", run, lease))
+    return tuple(lines)
+
+
+def tell_suspects(session: Session, attempt: Attempt) -> tuple[str, ...]:
+    """Say whether a restored step is suspect (collective); the lines about it, on every rank."""
+    comm, first = session.comm, session.comm.rank == 0
+    lines = suspect_lines(session.persistent.root, attempt) if first else []
+    message = json.dumps(lines).encode() if first else None
+    what = "restore, looking for records of suspect steps"
+    lines = json.loads(finish(comm, comm.broadcast(message), what, session.config.timeout))
+    if first:
+        warn_suspect(attempt.step, lines)
+    return tuple(lines)
+
+
+def tell_restored(
+    session: Session, attempt: Attempt, inventory: Inventory, notices: Sequence[DeeppartWarning], *, named: bool
+) -> None:
+    """Warn of what did not get where it was perhaps meant to be, and of newer steps than the restored one."""
+    if session.comm.rank:
+        return
+    for notice in notices:
+        warn_caller(str(notice), type(notice))
+    newer = sorted(each.attempt.step for each in inventory.committed if each.attempt.step > attempt.step)
+    if newer:
+        text = f"restored step {attempt.step}, but step {newer[-1]} is in the directory too"
+        if named:
+            text += ", and the next restore will take it as the newest"
+        else:
+            text += (
+                " and could not be used; `Checkpointer.explanation` and `deeppart verify` say why, and "
+                "`deeppart verify --repair` may put it right. While it is there, no step of its number can be saved"
+            )
+        warn_caller(f"{text}; `deeppart prune --after` (with --local) removes such steps", DeeppartWarning)
+    unusable = [f"{number} ({why})" for number, why in inventory.unusable if number > attempt.step]
+    if unusable and not named:
+        warn_caller(
+            f"restored step {attempt.step}; newer steps in the directory cannot be used as they are: step "
+            f"{', step '.join(unusable)}. A later restore that can use one goes on from there",
+            DeeppartWarning,
+        )
+
+
+def still_busy(timeout: float) -> CheckpointError:
+    """A restore reads into the staging memory: nothing of an earlier checkpoint may be left in it."""
+    return CheckpointError(
+        "restore: an earlier checkpoint is still being written",
+        found="; ".join([f"not finished after {timeout:g} s", *hanging()]),
+        todo="raise `timeout`, or wait for the checkpoint before restoring",
+    )
+
+
+def say_nothing_restored(session: Session, problems: Sequence[str]) -> None:
+    """There was nothing to restore, or only what is not a checkpoint."""
+    if session.comm.rank == 0:
+        passed_over = f"; passed over: {'; '.join(problems)}" if problems else ""
+        say(f"no checkpoint in {session.persistent.root.absolute()}: starting new{passed_over}")
+
+
+def nothing_to_restore(session: Session, problems: Sequence[str]) -> RestoreError:
+    """The error of ``restore(required=True)``."""
+    root, rank = session.persistent.root.absolute(), session.comm.rank
+    error = RestoreError(
+        "there is no checkpoint to restore",
+        expected="one, since required=True",
+        found="; ".join(problems) or "no step directory",
+        where=str(root),
+        todo=None if rank else meant_todo(root, "check persistent_dir; a new run restores without required=True"),
+    )
+    return on_ranks(error, rank)
+
+
+def say_restored(session: Session, recovered: Recovered, seconds: float) -> None:
+    """Which step training goes on from, and where its parts came from."""
+    if session.comm.rank == 0:
+        root, sources = session.persistent.root.absolute(), explain_sources(recovered.reads)
+        say(f"restored step {recovered.attempt.step} from {root}: {sources}, {show_seconds(seconds)}")

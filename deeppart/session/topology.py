@@ -14,7 +14,7 @@ from deeppart.model.version import LIBRARY
 from deeppart.part import Signing
 from deeppart.part.format import short
 from deeppart.plan.redundancy import Nodes
-from deeppart.save.compress import Processors
+from deeppart.save.encoding import Processors
 
 #: Each takes about as much memory as two chunks, for each level that is being written.
 MOST_ENCODE_THREADS = 4

@@ -1,4 +1,4 @@
-"""By what a process hears that its job is to end or to change: signals, and a file that somebody touches."""
+"""By what a process hears that its job is to end or to change: signals, and a file that is touched."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Signals:
             signal.signal(number, watch)
 
     def put_back(self) -> None:
-        """Leave the signals to whoever had them before, where they are still noted here.
+        """Leave the signals to the handlers before, where they are still noted here.
 
         In another thread than the main one the handlers stay, and leave them to the ones before when they come.
         """

@@ -1,34 +1,43 @@
-"""The recorder: a thread that writes what this rank knows of the job to files for whoever looks on.
+"""The recorder: a thread that writes what this rank knows of the job to files for those who watch the job.
 
 It exchanges nothing with other ranks, and the training thread only hands it the handle of each checkpoint. It writes
 when a checkpoint is over, at most once a second; and while one takes long, so that it can be seen that storage hangs.
-What it cannot write is told once; the job goes on.
+What it cannot write is reported once; the job goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import queue
+import re
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from deeppart._threads import start_thread
 from deeppart.errors import StorageError, as_error
 from deeppart.model.reports import Report
-from deeppart.pending import Pending
+from deeppart.pending import DONE, FAILED, OFF, SKIPPED, Pending
 from deeppart.storage.owner import DirectoryOwner
 from deeppart.storage.small_files import append_line, put_file
 from deeppart.storage.timestamps import now, timestamp
-from deeppart.telemetry.events import Origin
 from deeppart.telemetry.prometheus import prometheus_text
-from deeppart.telemetry.record import CheckpointStatus, RankStatus, ScrubStatus, bounded_lines, bounded_report
+from deeppart.telemetry.record import (
+    CheckpointStatus,
+    ErrorStatus,
+    LevelTotals,
+    RankStatus,
+    ScrubStatus,
+    Totals,
+    bounded_lines,
+    bounded_report,
+)
 from deeppart.telemetry.status_files import StatusFile, remove_earlier
-from deeppart.telemetry.totals import Sums
 
 #: Between two looks at what is in flight, and the least time between two writes.
 _LOOK_S, _LEAST_S = 0.25, 1.0
@@ -38,6 +47,10 @@ LONG_S, AGAIN_S = 5.0, 10.0
 _MOST_WAITING = 1000
 #: How long the last write is waited for when the session ends.
 _PATIENCE_S = 2.0
+#: Errors that are remembered.
+_MOST_ERRORS = 5
+#: How a file of events begins.
+EVENTS_BEGIN = re.compile(rb'\{"event": "[a-z]+", "time": "[^"]*", "session": "[0-9a-f]{32}", ')
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,3 +304,97 @@ class Recorder:
             checkpoints=tuple(checkpoints),
             errors=self._sums.errors,
         )
+
+
+class Sums:
+    """Sums over the checkpoints of a session, of what their reports say. Used by one thread."""
+
+    def __init__(self, levels: Sequence[str]) -> None:
+        self.totals = Totals()
+        self.levels: Mapping[str, LevelTotals] = {level: LevelTotals() for level in levels}
+        self.errors: tuple[ErrorStatus, ...] = ()
+
+    def add(self, report: Report, began_s: float) -> None:
+        """Count a checkpoint that is over; its levels for themselves: :meth:`add_level`."""
+        old, skipped = self.totals, any(level.state == SKIPPED for level in report.levels.values())
+        stages = {**old.stages_s}
+        for stage, seconds in report.stages_s.items():
+            stages[stage] = stages.get(stage, 0.0) + seconds
+        self.totals = Totals(
+            checkpoints=old.checkpoints + (not skipped),
+            skipped=old.skipped + skipped,
+            blocked_s=old.blocked_s + report.blocked_s,
+            waited_s=old.waited_s + report.waited_s,
+            held_s=old.held_s + report.held_s,
+            most_blocked_s=max(old.most_blocked_s, report.blocked_s),
+            raw_bytes=old.raw_bytes + report.raw_bytes,
+            encoded_bytes=old.encoded_bytes + report.encoded_bytes,
+            retries=old.retries + report.retries,
+            retire_errors=old.retire_errors + (report.retire_error is not None),
+            stages_s=stages,
+        )
+        if report.retire_error is not None:
+            self._note(ErrorStatus(timestamp(began_s), report.step, "", report.retire_error))
+
+    def add_level(self, name: str, report: Report, began_s: float) -> None:
+        """Count one level of a checkpoint, which is over there. ``began_s`` as for :meth:`add`."""
+        old, level = self.levels.get(name, LevelTotals()), report.levels[name]
+        ended = timestamp(began_s + (level.seconds or 0.0))
+        if level.state == FAILED:
+            self._note(ErrorStatus(ended, report.step, name, level.error or "it failed"))
+        busy_s = report.stages_s.get(name, 0.0)
+        new = replace(
+            old,
+            done=old.done + (level.state == DONE),
+            failed=old.failed + (level.state == FAILED),
+            written_bytes=old.written_bytes + level.nbytes,
+            unchanged_bytes=old.unchanged_bytes + level.referenced_bytes,
+            busy_s=old.busy_s + busy_s,
+        )
+        if level.state == DONE:
+            new = replace(
+                new,
+                last_step=report.step,
+                last_at=ended,
+                last_seconds=level.seconds,
+                last_bytes=level.nbytes,
+                last_busy_s=busy_s,
+            )
+        self.levels = {**self.levels, name: new}
+
+    def _note(self, error: ErrorStatus) -> None:
+        self.errors = (*self.errors, error)[-_MOST_ERRORS:]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where events come from; in every line. Events are JSON lines, as https://jsonlines.org has them.
+
+    Attributes:
+        session: 32 hex digits for this run of the job.
+        job, node, rank: of the rank that writes.
+    """
+
+    session: str
+    job: str
+    node: str
+    rank: int
+
+    def line(self, event: str, **content: Any) -> bytes:
+        """One event, at this moment."""
+        document = {"event": event, "time": now(), **asdict(self), **content}
+        return json.dumps(document, allow_nan=False).encode() + b"\n"
+
+    def started(self, status: RankStatus) -> bytes:
+        """The session has begun."""
+        about = {"library": status.library, "process": status.process, "ranks": status.world_size}
+        return self.line("started", **about, nodes=status.nodes, reduced=list(status.reduced))
+
+    def checkpoint(self, report: Report, began_s: float) -> bytes:
+        """A checkpoint is over."""
+        levels = {name: level for name, level in report.levels.items() if level.state != OFF}
+        return self.line("checkpoint", began=timestamp(began_s), **asdict(replace(report, levels=levels)))
+
+    def ended(self, status: RankStatus) -> bytes:
+        """The session has ended; by an exception or not."""
+        return self.line("ended", failed=status.failed, checkpoints=status.totals.checkpoints)

@@ -18,14 +18,13 @@ import torch
 import deeppart
 from deeppart.nodes.exchange.memory import Arena
 from deeppart.part import PartSummary
-from deeppart.recovery import apply, documents, inventory, matching, overlapping
+from deeppart.recovery import apply, inventory, matching, saved
 from deeppart.recovery.load_part import OpenedPart
 from deeppart.repair import scrub
-from deeppart.save import complete, pipeline, protect, share_planning, stages, write
+from deeppart.save import complete, pipeline, protect, share_planning, write
 from deeppart.save.incremental import Incremental
-from deeppart.save.job import Opened
-from deeppart.save.lease import StagingLease
-from deeppart.session import directories, handshake
+from deeppart.save.job import Opened, StagingLease
+from deeppart.session import open as starting
 from deeppart.storage import node
 from tests.mpi.suspect_training import TIMEOUT_S, checkpointer
 
@@ -196,15 +195,15 @@ def opening(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> 
 @pytest.mark.parametrize(
     ("owner", "name", "on_rank", "outcomes"),
     [
-        (handshake, "committed_among", 0, ["CheckpointError", "RemoteRankError"]),
-        (directories, "NodeLevel", 1, ["RemoteRankError", "CheckpointError"]),
+        (starting, "committed_among", 0, ["CheckpointError", "RemoteRankError"]),
+        (starting, "NodeLevel", 1, ["RemoteRankError", "CheckpointError"]),
         (inventory, "read_manifests", 0, ["step 1", "step 1"]),
         (inventory, "take_stock", 1, ["step 1", "step 1"]),
         (OpenedPart, "load", 1, ["step 1", "step 1"]),
         (matching, "find_targets", 1, ["RemoteRankError", "CheckpointError"]),
-        (overlapping, "overlapping", 1, ["RemoteRankError", "CheckpointError"]),
+        (apply, "overlapping", 1, ["RemoteRankError", "CheckpointError"]),
         (apply, "put", 1, ["RemoteRankError", "CheckpointError"]),
-        (documents, "decode_meta", 1, ["RemoteRankError", "CheckpointError"]),
+        (saved, "decode_meta", 1, ["RemoteRankError", "CheckpointError"]),
         (apply, "saved_step", 1, ["RemoteRankError", "CheckpointError"]),
         (OpenedPart, "load", 0, ["step 1", "step 1"]),
     ],
@@ -359,7 +358,7 @@ def without_threads(comm: Any, directory: Path) -> tuple[str, float, int | None]
     """Rank 1 can start no more threads; then it can again."""
     outcome, began = "", time.monotonic()
     with pytest.MonkeyPatch.context() as patch:
-        let_fail(patch, stages, "start_thread", comm.rank == 1, RuntimeError("can't start new thread"))
+        let_fail(patch, pipeline, "start_thread", comm.rank == 1, RuntimeError("can't start new thread"))
         try:
             with on_nodes(comm, directory) as ck:
                 ck.checkpoint(state(1), 1).wait()

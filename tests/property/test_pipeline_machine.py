@@ -28,7 +28,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import deeppart
 from deeppart.pending import DONE, FAILED
 from deeppart.save import write
-from deeppart.save.lease import StagingLease
+from deeppart.save.job import StagingLease
 from deeppart.save.relay import Relay, SourceLostError
 from deeppart.storage.files import DurableFile
 from deeppart.storage.persistent import PersistentLevel
@@ -127,7 +127,7 @@ class PipelineMachine(RuleBasedStateMachine):
         ):
             self.patch.setattr(owner, name, gated(self.gates, owner, name, kind))
         self.patch.setattr(write, "RETRY_PAUSES_S", (0.0, 0.0))
-        self.patch.setattr(write, "write_part", self.reading(write.write_part))  # type: ignore[attr-defined]
+        self.patch.setattr(write, "write_part", self.reading(write.write_part))
         self.model = torch.nn.Linear(100, 100)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.ck = deeppart.Checkpointer(

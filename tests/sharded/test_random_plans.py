@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from deeppart.comm import SingleComm
 from deeppart.comm.base import Int64s, Operation, immediately
 from deeppart.model.boxes import Box
-from deeppart.save.shard_holders import Holders
-from deeppart.save.share_planning import plan_share
+from deeppart.save.share_planning import Holders, plan_share
 from deeppart.state.capture.layout import ShareLayout
 from deeppart.state.compare.state_layout import derive
 from deeppart.state.tree.flatten import flatten

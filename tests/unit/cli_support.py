@@ -16,8 +16,9 @@ from deeppart.cli import main
 from deeppart.codec import Chooser
 from deeppart.model import Attempt, Manifest, PartRecord, StepKey
 from deeppart.part import encode_manifest, part_file_name
-from deeppart.save.encoding import Encoders
-from deeppart.save.transfer import Encoding, Staged, write_part
+from deeppart.save.encoding import Encoders, Encoding
+from deeppart.save.job import Staged
+from deeppart.save.write import write_part
 from deeppart.state.capture.layout import lay_out
 from deeppart.state.document.encoding import encode_tree
 from deeppart.state.document.part_document import PartDocument

@@ -19,13 +19,6 @@ def states(handle: Pending) -> dict[str, str]:
     return {name: level.state for name, level in handle.report.levels.items()}
 
 
-def test_levels_begin_waiting_or_off() -> None:
-    assert states(pending("persistent")) == {
-        "local": "off", "partner": "off", "parity": "off", "persistent": "waiting",
-    }  # fmt: skip
-    assert not pending().finished and Pending(7, frozenset(), lambda: None).finished
-
-
 def test_done_never_blocks_and_never_raises_for_a_failure() -> None:
     handle = pending()
     assert not handle.done("local") and not handle.done()
@@ -143,14 +136,6 @@ def test_what_all_ranks_know_is_told_by_rank_0() -> None:
     assert [[each.is_news(rank) for each in failures] for rank in (0, 1)] == [[True, True], [False, True]]
 
 
-def test_waiting_polls_for_the_training_thread() -> None:
-    calls: list[int] = []
-    handle = Pending(1, frozenset({"local"}), lambda: calls.append(1))
-    with pytest.raises(PeerTimeoutError):
-        handle.wait("local", timeout=0.05)
-    assert len(calls) >= 2
-
-
 def test_the_report_is_a_snapshot() -> None:
     handle = pending()
     handle.note_cost(raw_bytes=10, encoded_bytes=5, blocked_s=0.5, waited_s=0.25)
@@ -183,23 +168,3 @@ def test_seconds_are_never_negative() -> None:
     time.sleep(0.01)
     handle.note_returned()
     assert handle.report.levels["local"].seconds == 0.0
-
-
-def test_many_threads_may_wait_and_ask() -> None:
-    handle, ended = pending(), []
-
-    def follow(level: str) -> None:
-        while not handle.done("local"):
-            handle.report  # noqa: B018
-        handle.wait(level, timeout=300)
-        ended.append(level)
-
-    threads = [threading.Thread(target=follow, args=(level,)) for level in ("local", "persistent") * 4]
-    for thread in threads:
-        thread.start()
-    handle.note_level("local", RUNNING)
-    handle.note_level("local", DONE)
-    handle.note_level("persistent", DONE)
-    for thread in threads:
-        thread.join(timeout=300)
-    assert sorted(ended) == ["local"] * 4 + ["persistent"] * 4

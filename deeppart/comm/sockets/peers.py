@@ -10,8 +10,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from deeppart.comm.sockets.card import Card
 from deeppart.comm.sockets.doors import Doors, Socket, has_something
-from deeppart.comm.sockets.header import Key, Kind, packed, unpacked
-from deeppart.comm.sockets.long_messages import Pieces
+from deeppart.comm.sockets.long_messages import Key, Kind, Pieces, packed, unpacked
 from deeppart.comm.sockets.trees import neighbours
 
 #: What all are to know is told to everybody where there are so few ranks, otherwise to neighbours.

@@ -28,11 +28,19 @@ from zmq.utils import z85
 from deeppart.comm.base import Int64s, Operation, immediately, rank_names
 from deeppart.comm.sockets.card import Card
 from deeppart.comm.sockets.doors import Doors, Socket, has_something
-from deeppart.comm.sockets.header import HEADER_BYTES, Key, Kind, packed, unpacked
-from deeppart.comm.sockets.long_messages import Bytes, Incoming, Outgoing, prove
+from deeppart.comm.sockets.long_messages import (
+    HEADER_BYTES,
+    Bytes,
+    Incoming,
+    Key,
+    Kind,
+    Outgoing,
+    packed,
+    prove,
+    unpacked,
+)
 from deeppart.comm.sockets.peer_memory import Place
 from deeppart.comm.sockets.peers import Peers
-from deeppart.comm.sockets.roll_call import RollCall
 from deeppart.errors import CommError, RanksDisagreeError
 
 #: A message of at most so many bytes is sent at once; a longer one is offered.
@@ -344,3 +352,38 @@ def _shut(peers: Peers, doors: Doors, linger_ms: int) -> None:
     if os.getpid() == doors.card.pid:  # a forked child has none of them
         peers.close(linger_ms)
         doors.close(linger_ms)
+
+
+class RollCall:
+    """Who waits in which channel, as far as ranks have told each other: an error can name those that do not. Pure.
+
+    A row has the number of the operation that each rank waits in, or 0; the larger number holds. What is new is passed
+    on, so that all hear of all, though each rank talks to a few.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._rows: dict[int, Int64s] = {}
+        self._new: set[int] = set()
+
+    def merge(self, channel: int, row: Int64s) -> None:
+        """What another rank, or this one, tells of a channel."""
+        old = self._rows.setdefault(channel, np.zeros(self._size, dtype=np.int64))
+        if row.size == old.size and (row > old).any():
+            self._rows[channel] = np.maximum(old, row)
+            self._new.add(channel)
+
+    def row(self, channel: int) -> Int64s:
+        """What is known of a channel."""
+        return self._rows.get(channel, np.zeros(self._size, dtype=np.int64)).copy()
+
+    def forget(self, channel: int) -> None:
+        """Nobody will wait in it any more."""
+        self._rows.pop(channel, None)
+        self._new.discard(channel)
+
+    def news(self) -> list[tuple[int, bytes]]:
+        """Channels of which more is known than at the last call, and the row of each."""
+        found = [(channel, self._rows[channel].tobytes()) for channel in sorted(self._new)]
+        self._new.clear()
+        return found

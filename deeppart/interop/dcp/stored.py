@@ -28,7 +28,7 @@ from deeppart.model.boxes import Box
 from deeppart.offline.find import Chosen, find_step, with_checkpoint
 from deeppart.offline.load import OpenCheckpoint, target_of
 from deeppart.recovery.saved import SavedStep
-from deeppart.session.looking import Looked
+from deeppart.session.restoring import Looked
 from deeppart.state.document.structure import (
     DICTS,
     SavedApart,

@@ -13,8 +13,7 @@ from types import TracebackType
 
 from deeppart import access
 from deeppart.errors import StorageError
-from deeppart.save.behind import WriteBehind
-from deeppart.save.workers import Workers
+from deeppart.save.workers import Workers, WriteBehind
 from deeppart.storage.appending import Appending
 from deeppart.storage.refusals import storage_error
 

@@ -42,12 +42,8 @@ _FILE = "deeppart.storage.files.DurableFile"
 _COMPLETE = "deeppart.save.pipeline.Pipeline._finish_level"
 
 STAGES: dict[str, Stage] = {
-    "opening: directory taken": Stage(
-        "deeppart.session.handshake.DirectoryOwner.__init__", "open", after=True, who=ROOT
-    ),
-    "opening: level opened": Stage(
-        "deeppart.session.directories.NodeLevel.__init__", "open", after=True, needs="local"
-    ),
+    "opening: directory taken": Stage("deeppart.session.open.DirectoryOwner.__init__", "open", after=True, who=ROOT),
+    "opening: level opened": Stage("deeppart.session.open.NodeLevel.__init__", "open", after=True, needs="local"),
     "comparing states": Stage("deeppart.save.saver.Saver.agree"),
     "capturing": Stage("deeppart.state.capture.copying.CapturePlan.copy"),
     "local part: writing": Stage(f"{_FILE}.write", level="local", needs="local"),

@@ -15,7 +15,7 @@ import pytest
 import deeppart
 from deeppart.comm import SingleComm
 from deeppart.comm.base import Operation
-from deeppart.comm.driver import Driver
+from deeppart.comm.waiting import Driver
 from deeppart.errors import CheckpointError
 from tests.mpi.comm.funneled import SETTINGS, config, state
 

@@ -140,7 +140,7 @@ def one_rank_looks(directory: Path) -> int:
     """``if rank == 0: pending.wait()``, with the other ranks already at the next checkpoint, or at a restore."""
     from mpi4py import MPI
 
-    from deeppart.comm import driver
+    from deeppart.comm import waiting as driver
     from deeppart.session import saves
 
     saves._ROUND_PATIENCE_S = driver._BULK_S = 0.0
@@ -165,7 +165,7 @@ def two_at_once(directory: Path) -> int:
     """Two checkpointers of a process, waited for in another order on each rank."""
     from mpi4py import MPI
 
-    from deeppart.comm import driver
+    from deeppart.comm import waiting as driver
     from deeppart.session import saves
 
     saves._ROUND_PATIENCE_S = driver._BULK_S = 0.0

@@ -21,7 +21,7 @@ from deeppart.comm import base
 from deeppart.errors import DeeppartError, PeerTimeoutError, StorageError
 from deeppart.part import FLAG_PER_RANK, FileSource
 from deeppart.plan.restart import routes
-from deeppart.recovery import distribute, node_copies, tables
+from deeppart.recovery import distribute, tables
 from deeppart.state.restore import scatter
 from tests.mpi.training_states import PER_RANK, config, flat_bytes, same, save, training_state
 
@@ -80,14 +80,14 @@ def large_leaves(comm: Any, directory: Path) -> tuple[bool, int, list[str]]:
 
     saved, live, straight = state(1), state(2 + comm.rank), [0]
     addresses = [leaf.data_ptr() for leaf in live.values()]
-    read_into = node_copies.NodeCopy.read_into
+    read_into = tables.NodeCopy.read_into
 
     def counting(self: Any, start: int, target: Any) -> None:
         straight[0] += len(target)
         read_into(self, start, target)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(node_copies.NodeCopy, "read_into", counting)
+        patch.setattr(tables.NodeCopy, "read_into", counting)
         with deeppart.Checkpointer(config(directory, node_size=4), comm) as ck:
             ck.checkpoint(saved, 1).wait("local", 20)
             ck.restore(live)
@@ -172,16 +172,16 @@ def test_along_a_chain_of_nodes_and_ranks(run_on: Any, in_memory: Path, node_siz
 
 def under_another_kernel(rank: int, patch: pytest.MonkeyPatch) -> None:
     if rank == 2:
-        patch.setattr(node_copies, "running_kernel", lambda: "another boot")
+        patch.setattr(tables, "running_kernel", lambda: "another boot")
 
 
 def kernel_not_known(rank: int, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(node_copies, "running_kernel", lambda: "")
+    patch.setattr(tables, "running_kernel", lambda: "")
 
 
 def other_files_by_those_names(rank: int, patch: pytest.MonkeyPatch) -> None:
     """After the parts were read, and before rank 1 maps those of others: files with other bytes take their names."""
-    mapped = node_copies._mapped
+    mapped = tables._mapped
 
     def late(place: Any) -> Any:
         if rank == 1:
@@ -197,7 +197,7 @@ def other_files_by_those_names(rank: int, patch: pytest.MonkeyPatch) -> None:
                 os.rename(kept, path)
         return mapped(place)
 
-    patch.setattr(node_copies, "_mapped", late)
+    patch.setattr(tables, "_mapped", late)
 
 
 def cannot_be_mapped(rank: int, patch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ def cannot_be_mapped(rank: int, patch: pytest.MonkeyPatch) -> None:
         raise OSError("no more mappings")
 
     if rank == 0:
-        patch.setattr(node_copies, "_mapped", refused)
+        patch.setattr(tables, "_mapped", refused)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def taken_away(rank: int, patch: pytest.MonkeyPatch) -> None:
 
 def _cut_files(patch: pytest.MonkeyPatch, which: Callable[[Any], bool]) -> None:
     """When all have been checked: to touch their memory would end the process by SIGBUS."""
-    find = node_copies.find_copies
+    find = tables.find_copies
 
     def cut(ranks: Any, recovered: Any, *rest: Any) -> Any:
         found = find(ranks, recovered, *rest)
@@ -252,7 +252,7 @@ def files_are_cut(rank: int, patch: pytest.MonkeyPatch) -> None:
 
 
 def a_mate_gets_an_error(rank: int, patch: pytest.MonkeyPatch) -> None:
-    stretch = node_copies.NodeCopy.stretch
+    stretch = tables.NodeCopy.stretch
 
     def refused(self: Any, *rest: Any) -> Any:
         if self.is_on_a_node:
@@ -260,7 +260,7 @@ def a_mate_gets_an_error(rank: int, patch: pytest.MonkeyPatch) -> None:
         return stretch(self, *rest)
 
     if rank == 1:
-        patch.setattr(node_copies.NodeCopy, "stretch", refused)
+        patch.setattr(tables.NodeCopy, "stretch", refused)
 
 
 def explained(comm: Any, directory: Path, before: Before, node_size: int) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -13,8 +13,7 @@ import pytest
 
 import deeppart
 from deeppart.comm import connect
-from deeppart.session.directories import guard_directories, shared_directories
-from deeppart.session.handshake import Handshake
+from deeppart.session.open import Handshake, guard_directories, shared_directories
 from deeppart.session.topology import compare_settings
 
 pytestmark = pytest.mark.mpi(min_size=4)

@@ -12,7 +12,7 @@ import torch
 
 import deeppart
 from deeppart.cadence import HISTORY_NAME, History, Run, failure_rates, history
-from deeppart.cadence.auto import Decider
+from deeppart.cadence.auto import GUESSED_SLOWDOWN, CostMeter, Decider
 from deeppart.errors import DeeppartWarning
 from deeppart.model import StepKey
 from deeppart.pending import DONE, FAILED, RUNNING, Pending
@@ -25,19 +25,11 @@ from tests.unit.cadence.ended import checkpoint
 ALL = ("local", "partner", "persistent")
 
 
-# --- history ----------------------------------------------------------------------------------------------------------
-
-
 def commit(root: Path, step: int) -> None:
     directory = step_directory(root, StepKey(step, "a" * 32))
     directory.mkdir(parents=True)
     (directory / MANIFEST_NAME).write_text("a manifest")
 
-
-# --- costs ------------------------------------------------------------------------------------------------------------
-
-
-# --- when it is due ---------------------------------------------------------------------------------------------------
 
 SLOWDOWN = 0.04
 BLOCKED_S, BUSY_S = 0.2, {"local": 0.5, "partner": 1.0, "persistent": 8.0}
@@ -131,9 +123,6 @@ def test_nothing_is_decided_before_the_first_checkpoint_is_complete() -> None:
     assert decider.decide(1e9, room=True)[0] == frozenset() and decider.report is None
     pending.note_level("persistent", DONE)
     assert decider.decide(1e9, room=True)[0] == {"persistent"}
-
-
-# --- the checkpointer, one process ------------------------------------------------------------------------------------
 
 
 def test_most_calls_go_to_no_level_and_the_last_is_forced(tmp_path: Path) -> None:
@@ -241,3 +230,40 @@ def test_force_goes_to_all_levels_with_counted_ones_too(tmp_path: Path) -> None:
 def test_settings_or_a_config(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="every"):
         deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path)), every="auto")
+
+
+def test_steps_tell_what_the_background_costs() -> None:
+    meter, now = CostMeter(), 0.0
+    for number in range(400):
+        working = number % 10 < 4
+        meter.entered(now, working=working)
+        meter.left(now + 0.01, working=working)
+        now += 0.01 + (1.05 if working else 1.0)
+        if number == 150:
+            assert meter.slowdown == GUESSED_SLOWDOWN, "too few steps"
+    assert meter.slowdown == pytest.approx(0.05, rel=0.01)
+    assert meter.step_s == pytest.approx(1.0, rel=0.06)
+
+
+def test_the_first_checkpoint_is_no_measure_for_the_others() -> None:
+    meter = CostMeter()
+    assert meter.waiting
+    meter.made(checkpoint(("persistent",), 9.0, {"persistent": 90.0}))
+    assert meter.waiting
+    assert meter.take_failures() == frozenset() and not meter.waiting
+    assert meter.costs(("persistent",), {})[0].busy_s == 90.0
+    for _ in range(2):
+        meter.made(checkpoint(("persistent",), 1.0, {"persistent": 10.0}))
+    meter.take_failures()
+    (cost,) = meter.costs(("persistent",), {"persistent": 0.5})
+    assert cost.cost_s == pytest.approx(1.0 + GUESSED_SLOWDOWN * 10.0)
+    assert (cost.busy_s, cost.failures_per_s) == (10.0, 0.5)
+
+
+def test_the_block_is_paid_once_however_many_levels() -> None:
+    meter = CostMeter()
+    meter.made(checkpoint(("local", "persistent"), 1.0, {"local": 2.0, "persistent": 10.0}))
+    meter.take_failures()
+    local, persistent = meter.costs(("local", "persistent"), {})
+    assert local.cost_s == pytest.approx(1.0 + GUESSED_SLOWDOWN * 2)
+    assert persistent.cost_s == pytest.approx(GUESSED_SLOWDOWN * 10)

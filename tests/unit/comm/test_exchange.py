@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from deeppart.comm.agreement import exchange
 from deeppart.comm.base import Comm
-from deeppart.comm.exchange import exchange
-from deeppart.comm.single import SingleComm
 from tests.unit.comm.worlds import do, on_all, world
 
 #: By what is added of the two ranks' numbers, so that each has others to send and to receive.
@@ -36,13 +35,3 @@ def test_more_than_are_under_way_at_once() -> None:
     with world(size) as comms:
         found = on_all(size, lambda rank: exchanged(comms[rank]))
     assert found == [[message(source, rank) for source in range(size)] for rank in range(size)]
-
-
-def test_nobody_has_anything_to_say() -> None:
-    with world(3) as comms:
-        assert on_all(3, lambda rank: do(comms[rank], exchange(comms[rank], [b""] * 3))) == [[b""] * 3] * 3
-
-
-def test_one_rank_talks_to_itself() -> None:
-    comm = SingleComm()
-    assert do(comm, exchange(comm, [b"mine"])) == [b"mine"]

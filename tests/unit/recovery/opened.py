@@ -15,14 +15,12 @@ from deeppart.comm.waiting import finish
 from deeppart.model import Attempt
 from deeppart.nodes.exchange.memory import Arena
 from deeppart.recovery.distribute import Distributor
-from deeppart.recovery.documents import Documents, share_documents
 from deeppart.recovery.inventory import take_inventory
-from deeppart.recovery.live import flatten_live
 from deeppart.recovery.matching import Matched, check_step, find_places, match
-from deeppart.recovery.ranks import Ranks
-from deeppart.recovery.recover import Recovered, recover
-from deeppart.recovery.saved import SavedStep, saved_step
-from deeppart.recovery.tables import PartIndexView, Tables, share_tables
+from deeppart.recovery.narrowing import flatten_live
+from deeppart.recovery.recover import Reading, Recovered, recover
+from deeppart.recovery.saved import Documents, SavedStep, saved_step, share_documents
+from deeppart.recovery.tables import PartIndexView, Ranks, Tables, share_tables
 from deeppart.state.capture.staging import Staging
 from deeppart.state.document.apart import encode_own
 from deeppart.state.document.encoding import encode_tree
@@ -89,7 +87,7 @@ def open_step(root: Path, comm: Comm | None = None, *, on_nodes: bool = False) -
         return finish(comm, operation, what, TIMEOUT_S)
 
     inventory = take_inventory(comm, node_of, None, PersistentLevel(root), "", run)
-    recovered, told = recover(comm, inventory, None, Staging(), Arena(), TIMEOUT_S, None)
+    recovered, told = recover(Reading(comm, run, Staging(), Arena()), inventory, None)
     assert recovered is not None, told
     ranks = Ranks(comm, node_of, TIMEOUT_S)
     return Opened(ranks, recovered, share_tables(ranks, recovered))

@@ -12,7 +12,7 @@ import torch
 from deeppart.comm.base import Comm
 from deeppart.errors import FreedMemoryError
 from deeppart.model.boxes import Box
-from deeppart.recovery.box_delivery import BoxDelivery
+from deeppart.recovery.distribute import BoxDelivery
 from deeppart.state.restore.boxes import BoxScatter, LiveBox
 from deeppart.state.tree.paths import exact
 from tests.unit.comm.worlds import on_all, world

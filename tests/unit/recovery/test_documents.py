@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-import deeppart
 from deeppart.errors import CorruptFileError
-from deeppart.recovery.documents import apart_paths, content_at
+from deeppart.recovery.saved import apart_paths, content_at
 from deeppart.state.document.whole import Wholes
 from deeppart.state.tree.leaves import Array
 from deeppart.state.tree.paths import Path as Keys
@@ -26,23 +25,6 @@ def root(tmp_path: Path) -> Path:
     """A step of three ranks; ``rng`` and ``position`` are each rank's own."""
     forge(tmp_path / "ckpt", 4)
     return tmp_path / "ckpt"
-
-
-def test_one_structure_and_what_each_rank_had_of_its_own(root: Path) -> None:
-    documents = open_step(root).documents()
-    assert documents.structure.array_paths() == [("a",), ("b",), ("rng",)]
-    assert documents.structure.per_rank.tolist() == [False, False, True]
-    assert [list(own.values.values()) for own in documents.own] == [[1000], [1001], [1002]]
-    assert [sorted(own.types) for own in documents.own] == [[2], [2], [2]]
-    assert [own.structure is not None for own in documents.own] == [True, False, False]
-
-
-def test_where_nothing_is_a_ranks_own_the_first_document_says_it_all(tmp_path: Path) -> None:
-    with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
-        ck.checkpoint({"w": torch.ones(3), "step": 5}, 1).wait()
-    documents = open_step(tmp_path).documents()
-    (own,) = documents.own
-    assert own.structure is documents.structure and not own.types and not own.values
 
 
 def _without_structure(rank: int, part: PartImage) -> None:
@@ -129,11 +111,6 @@ def test_what_each_rank_had_where_it_stands_apart() -> None:
     assert difference(expected, found) is None
     assert found[0]["tail"].data_ptr() == found[0]["x"][4:].data_ptr(), "tied as it was"
     assert difference([None, STATES[1]["items"][1], {}], contents(ITEM)) is None
-
-
-@pytest.mark.parametrize("path", [("cache", "x"), ("items",), ("items", True), ("items", "1"), ()], ids=repr)
-def test_elsewhere_nothing_stands_apart(path: Keys) -> None:
-    assert contents(path) == [None] * 3
 
 
 def test_paths_at_which_any_rank_has_something_are_named_once() -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import deeppart
 from deeppart.comm.single import SingleComm
 from deeppart.errors import (
-    CorruptFileError,
     DeeppartWarning,
     LeafMismatchError,
     PerRankError,
@@ -25,13 +21,8 @@ from deeppart.errors import (
 )
 from deeppart.recovery.matching import notices, refused_ties
 from deeppart.state.restore.target import DROPPED
-from deeppart.testing.states import difference
 from tests.unit.cli_support import forge, live_for_forged
 from tests.unit.recovery.opened import TIMEOUT_S, Opened, open_step
-
-
-def first(path: str, old: Any, rank: int, size: int) -> Any:
-    return old[0]
 
 
 @pytest.fixture
@@ -51,24 +42,6 @@ def of_one(tmp_path: Path) -> Opened:
 # --- as many ranks ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("per_rank", ["strict", "drop", "rank0", first])
-def test_on_as_many_ranks_each_gets_its_own_whatever_is_asked_for(of_one: Opened, per_rank: Any) -> None:
-    state = live_for_forged()
-    matched = of_one.matched(state, per_rank)
-    assert {index: id(data) for index, data in matched.target.live.items()} == {
-        0: id(state["a"]), 1: id(state["b"]), 2: id(state["rng"])
-    }  # fmt: skip
-    assert matched.target.values == [1000] and not matched.target.dropped
-    assert notices(matched, 1) == []
-
-
-def test_nothing_live_is_touched(of_one: Opened) -> None:
-    state = live_for_forged()
-    before = copy.deepcopy(state)
-    of_one.matched(state)
-    assert difference(before, state) is None
-
-
 # --- another number ---------------------------------------------------------------------------------------------------
 
 
@@ -79,11 +52,6 @@ def test_strict_refuses_and_names_all_that_is_a_ranks_own(of_three: Opened) -> N
     assert "3 ranks" in caught.value.summary and "1 rank" in caught.value.summary and caught.value.where == "step 4"
 
 
-def test_strict_refuses_before_it_looks_at_the_state(of_three: Opened) -> None:
-    with pytest.raises(PerRankError):
-        of_three.matched({1, 2})
-
-
 def test_drop_leaves_them_alone_and_says_so(of_three: Opened) -> None:
     matched = of_three.matched(live_for_forged(), "drop")
     assert matched.target.dropped == {2} and matched.target.live.keys() == {0, 1}
@@ -92,18 +60,6 @@ def test_drop_leaves_them_alone_and_says_so(of_three: Opened) -> None:
     assert isinstance(notice, PerRankNotice)
     assert "rng" in str(notice) and "position" in str(notice) and "of 3 ranks on 1" in str(notice)
     assert "stays as it was" in str(notice) and '"rank0" or a function' in str(notice)
-
-
-def test_drop_takes_a_state_in_which_they_are_other(of_three: Opened) -> None:
-    matched = of_three.matched(live_for_forged() | {"rng": torch.zeros(5), "position": "here"}, "drop")
-    assert matched.target.live.keys() == {0, 1}
-
-
-@pytest.mark.parametrize("per_rank", ["rank0", first])
-def test_what_the_old_ranks_had_is_put_in_later(of_three: Opened, per_rank: Any) -> None:
-    matched = of_three.matched(live_for_forged(), per_rank)
-    assert matched.target.dropped == {2} and matched.target.values == [DROPPED]
-    assert notices(matched, 1) == [], "nothing is left as it was"
 
 
 # --- what does not fit ------------------------------------------------------------------------------------------------
@@ -126,14 +82,6 @@ def test_what_does_not_fit_is_refused_with_what_to_do(of_one: Opened, name: str)
     assert todo in str(caught.value.todo)
 
 
-def test_parts_that_lack_bytes_are_found_before_the_state_is_looked_at(of_one: Opened) -> None:
-    (index,) = of_one.indexes
-    tables = replace(of_one.tables, indexes=[replace(index, spans=index.spans[1:])])
-    lacking = replace(of_one, tables=tables)
-    with pytest.raises(CorruptFileError):
-        lacking.matched({1, 2})
-
-
 # --- ties -------------------------------------------------------------------------------------------------------------
 
 
@@ -149,10 +97,6 @@ def test_a_tie_that_was_not_saved_is_refused_where_all_ranks_have_it(of_one: Ope
     error = refused_ties(matched, SingleComm(), "test", TIMEOUT_S)
     assert isinstance(error, StructureMismatchError) and "rng lies inside b" in str(error.found)
     assert "untie them" in str(error.todo)
-
-
-def test_without_such_ties_nothing_is_refused(of_one: Opened) -> None:
-    assert refused_ties(of_one.matched(live_for_forged()), SingleComm(), "test", TIMEOUT_S) is None
 
 
 # --- what the user is told --------------------------------------------------------------------------------------------
@@ -188,15 +132,6 @@ def test_an_optimizer_of_another_class_is_told(tmp_path: Path) -> None:
 
 def test_of_what_fits_nothing_is_told(tmp_path: Path) -> None:
     assert told(tmp_path, {"o": optimizer(torch.optim.Adam, 1)}, {"o": optimizer(torch.optim.Adam, 0)}) == []
-
-
-def test_arrays_of_numpy_that_are_read_only(tmp_path: Path) -> None:
-    with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
-        ck.checkpoint({"x": np.ones(3)}, 1).wait()
-    array = np.zeros(3)
-    array.flags.writeable = False
-    with pytest.raises(StateError, match="read-only"):
-        open_step(tmp_path).matched({"x": array})
 
 
 def test_a_leaf_of_another_shape_behind_a_wrapper_is_not_put_down_to_the_wrapper(tmp_path: Path) -> None:

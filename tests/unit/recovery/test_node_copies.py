@@ -14,7 +14,7 @@ import xxhash
 from deeppart.errors import CorruptFileError, DeeppartError, StorageError
 from deeppart.part import CHUNK_DTYPE, FileSource
 from deeppart.recovery.load_part import FilePlace, LoadedPart
-from deeppart.recovery.node_copies import NodeCopy, Place, _mapped, described
+from deeppart.recovery.tables import NodeCopy, Place, _mapped, described
 from deeppart.storage.mapped import running_kernel
 
 CONTENT = np.random.default_rng(5).integers(0, 256, 200_000, dtype=np.uint8)
@@ -57,15 +57,8 @@ def test_a_stretch_of_a_part_is_asked_for_by_the_bytes_of_the_part(place: FilePl
     assert (target == CONTENT[149_764:150_064]).all()
 
 
-def test_a_loaded_part_says_where_it_lies(place: FilePlace) -> None:
-    reader: Any = None
-    loaded = LoadedPart(reader, CONTENT, None, place=place)
-    assert described(loaded) == text_of(place)
-    assert described(replace(loaded, place=None)) == ""
-
-
 def test_where_the_kernel_is_not_known_nothing_is_said(place: FilePlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deeppart.recovery.node_copies.running_kernel", lambda: "")
+    monkeypatch.setattr("deeppart.recovery.tables.running_kernel", lambda: "")
     reader: Any = None
     assert described(LoadedPart(reader, CONTENT, None, place=place)) == ""
 

@@ -60,13 +60,6 @@ def last(path: str, old: list[Any], rank: int, size: int) -> Any:
 # --- what is brought --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("per_rank", "ranks"), [("drop", 0), ("rank0", 1), (last, RANKS)])
-def test_only_what_is_asked_for_is_brought(opened: Opened, per_rank: Any, ranks: int) -> None:
-    _, old = brought(opened, live_for_forged(), per_rank)
-    assert [list(each) for each in old] == [[2]] * ranks
-    assert [each[2].tolist() for each in old] == [[rank] * 16 for rank in range(ranks)]
-
-
 @pytest.mark.parametrize(
     ("table", "leaves"),
     [
@@ -150,22 +143,7 @@ def test_what_stands_apart_goes_the_way_of_its_glob(tmp_path: Path) -> None:
         assert difference({**state(2), "first": state(0)["first"], "kept": state(7, 1)["kept"]}, found) is None
 
 
-def test_on_as_many_ranks_nobody_asks(tmp_path: Path) -> None:
-    forge(tmp_path, 4, 1)
-    matched, old = brought(open_step(tmp_path), live_for_forged(), last)
-    assert matched.saved.same_world and old == []
-
-
 # --- what it becomes --------------------------------------------------------------------------------------------------
-
-
-def test_rank_0s_are_for_all(opened: Opened) -> None:
-    state = live_for_forged()
-    matched, found = mapped(opened, state, "rank0")
-    assert found.own_leaves == {2} and found.arrays[2].tolist() == [0] * 16
-    assert matched.target.values == [1000] and not matched.target.dropped
-    assert matched.target.live[2] is state["rng"]
-    assert not state["rng"].any() and state["position"] == 0, "nothing live is touched"
 
 
 def test_a_function_is_asked_once_for_each_path_with_what_all_old_ranks_had(opened: Opened) -> None:
@@ -270,11 +248,6 @@ def test_an_array_for_a_value(opened: Opened) -> None:
     state = live_for_forged() | {"position": [1, 2]}
     with pytest.raises(StateError, match="position"):
         mapped(opened, state, "rank0")
-
-
-def test_until_they_are_mapped_they_are_not_restored(opened: Opened) -> None:
-    matched, _ = brought(opened, live_for_forged(), last)
-    assert matched.target.dropped == {2} and matched.target.values == [DROPPED]
 
 
 # --- objects ----------------------------------------------------------------------------------------------------------

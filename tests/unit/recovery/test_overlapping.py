@@ -12,9 +12,9 @@ import torch
 
 import deeppart
 from deeppart.errors import StructureMismatchError
+from deeppart.recovery.apply import ToFill, arrays_to_fill, check_conflicts
 from deeppart.recovery.matching import Matched
 from deeppart.recovery.old_ranks import Mapped
-from deeppart.recovery.overlapping import ToFill, arrays_to_fill, check_conflicts, marks, memory_alone
 from deeppart.state.restore.scatter import Scatter
 from deeppart.testing.states import difference
 from tests.unit.recovery.opened import Opened, open_step
@@ -116,53 +116,6 @@ def brought(opened: Opened, to_fill: ToFill) -> ToFill:
     """The memory of their own of those that share some has the saved bytes; the live ones are as before."""
     opened.distributor.shared(Scatter(to_fill.alone))
     return to_fill
-
-
-def test_leaves_with_memory_of_their_own_are_filled_where_they_are(tmp_path: Path) -> None:
-    live = {name: torch.zeros_like(item) for name, item in separate().items()}
-    _, matched = looked_at(tmp_path, separate(), live)
-    to_fill = arrays_to_fill(matched)
-    assert [to_fill.arrays[index] is live[name] for index, name in enumerate("abc")] == [True] * 3
-    assert to_fill.alone == {} and marks(matched, to_fill, set()).tolist() == [0, 0, 0, 0]
-    check_conflicts(matched, to_fill, Mapped({}, frozenset()))
-
-
-def test_those_that_share_some_get_memory_to_be_brought_alone(tmp_path: Path) -> None:
-    live = sharing("rows")
-    _, matched = looked_at(tmp_path, separate(), live)
-    to_fill = arrays_to_fill(matched)
-    assert to_fill.arrays[0] is live["a"] and to_fill.alone.keys() == {0, 1}
-    assert [to_fill.alone[index].shape for index in (0, 1)] == [(4, 4)] * 2
-    assert to_fill.alone[0].data_ptr() != live["a"].data_ptr()  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("own", "expected"), [(set(), [1, 1, 0, 1]), ({0}, [0, 1, 0, 1]), ({0, 1}, [0, 0, 0, 1]), ({2}, [1, 1, 0, 1])]
-)
-def test_ranks_tell_each_other_which_replicated_leaves_to_bring(
-    tmp_path: Path, own: set[int], expected: list[int]
-) -> None:
-    _, matched = looked_at(tmp_path, separate(), sharing("rows"))
-    assert marks(matched, arrays_to_fill(matched), own).tolist() == expected
-
-
-def test_a_rank_on_which_nothing_overlaps_has_memory_for_what_does_on_others(tmp_path: Path) -> None:
-    _, matched = looked_at(tmp_path, separate(), sharing("rows"))
-    to_fill = arrays_to_fill(matched)
-    found = memory_alone(matched, to_fill, [1, 2])
-    assert found.keys() == {1, 2} and found[1] is to_fill.alone[1]
-    assert tuple(found[2].shape) == (3,) and found[2] is not to_fill.arrays[2]
-    assert memory_alone(matched, to_fill, []) == {}
-
-
-def test_what_cannot_be_had_at_once_is_found_and_the_live_ones_are_as_before(tmp_path: Path) -> None:
-    live = sharing("rows")
-    opened, matched = looked_at(tmp_path, separate(), live)
-    to_fill = brought(opened, arrays_to_fill(matched))
-    with pytest.raises(StructureMismatchError) as caught:
-        check_conflicts(matched, to_fill, Mapped({}, frozenset()))
-    assert caught.value.found == "a would be overwritten by b" and caught.value.where == "path a"
-    assert not any(item.any() for item in live.values())
 
 
 def test_what_holds_the_same_where_it_is_shared_is_no_conflict(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from deeppart.errors import CorruptFileError
 from deeppart.recovery.saved import SavedStep, check_spans, saved_step
 from deeppart.recovery.tables import PartIndexView
 from deeppart.state.document.structure import SavedApart, SavedBranch
-from deeppart.state.tree.per_rank import Ways
 from tests.unit.cli_support import forge
 from tests.unit.recovery.opened import Opened, documents_of, open_step
 from tests.unit.suspicions import attempt
@@ -55,27 +54,6 @@ def test_another_number_restores_what_all_ranks_share(size: int) -> None:
         assert len(saved.of_ranks) == 2, "what the old ranks had is known all the same"
 
 
-def test_all_that_is_a_ranks_own_is_named_as_people_read_it() -> None:
-    assert sorted(seen_by(0, 3).own_ways(Ways("drop")).names) == ["a~1b", "items/1", "lr", "only"]
-
-
-def test_what_no_rank_has_alone_is_nobodys() -> None:
-    state = {"w": torch.ones(2), "n": 1}
-    for size in (2, 3):
-        saved = saved_step(attempt(5), documents_of([state]), size - 1, size)
-        assert not saved.any_own and not saved.own_ways(Ways({})).names
-        assert saved.own_leaves == saved.own_values == frozenset() and saved.apart == ()
-        assert saved.same_world is (size == 2) and saved.paths() == [("w",)]
-
-
-@pytest.mark.parametrize("own", [("a/b",), ("lr",), ("only",)], ids=repr)
-def test_one_thing_of_its_own_is_enough(own: Any) -> None:
-    mine, shared = ([own], []) if own == ("only",) else ([], [own])
-    states = STATES if mine else [STATES[0]] * 2
-    states = [state | {"items": ["x", torch.zeros(1)]} for state in states]
-    assert saved_step(attempt(5), documents_of(states, mine, shared), 0, 3).any_own
-
-
 # --- spans ------------------------------------------------------------------------------------------------------------
 
 
@@ -106,13 +84,6 @@ def test_a_leaf_of_which_a_part_lacks_its_bytes(opened: Opened, leaf: int) -> No
     with pytest.raises(CorruptFileError, match=f"of leaf {leaf}") as caught:
         check_spans(opened.saved(), wrong)
     assert str(caught.value.where).startswith("step 4")
-
-
-def test_the_part_whose_own_leaf_is_lacking_is_named(opened: Opened) -> None:
-    index = opened.indexes[2]
-    with pytest.raises(CorruptFileError) as caught:
-        check_spans(opened.saved(), changed(opened, 2, spans=index.spans[~of_leaf(index, 2)]))
-    assert caught.value.where == "step 4, part 2"
 
 
 def test_bytes_that_two_parts_hold(opened: Opened) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from deeppart.recovery.apply import lacks_bytes
 from deeppart.recovery.tables import UNREAD
-from deeppart.recovery.unread import lacks_bytes
 from deeppart.state.capture import layout
 from tests.unit.recovery.opened import open_step
 from tests.unit.sharded_states import rows, save

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from deeppart.codec import Chooser, EncodedChunk, codec_by_id
-from deeppart.save.encoding import Chunk, Encoders
-from tests.unit.save.parts import RANDOM
+import deeppart
+from deeppart.codec import AutoCompression, Chooser, EncodedChunk, codec_by_id
+from deeppart.save.encoding import Chunk, Compressing, Encoders, Processors, adds_to
+from tests.unit.save.parts import RANDOM, staged
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
@@ -20,9 +23,6 @@ def chunks_of(count: int, elements: int = 20_000) -> list[Chunk]:
     return [
         Chunk(RANDOM.standard_normal(elements + i).astype(np.float32).data.cast("B"), "float32") for i in range(count)
     ]
-
-
-# --- encoders ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -94,3 +94,75 @@ def test_an_error_in_a_thread_comes_out() -> None:
     encoders = Encoders(2)
     with pytest.raises(MemoryError, match="no more"):
         list(encoders.run(chunks_of(5), Broken("tensor")))
+
+
+def test_adds_to() -> None:
+    layout = staged(("float32", 10), ("bfloat16", 10)).layout
+    none, both = Chooser("none"), Chooser("tensor")
+    some = Chooser("tensor", {"bfloat16"})
+    assert adds_to(both, none, layout) and adds_to(both, some, layout) and adds_to(some, none, layout)
+    assert not any(adds_to(*pair, layout) for pair in ((none, both), (both, both), (some, both), (none, some)))
+
+
+def test_a_few_chunks_are_tried_before_the_first_checkpoint() -> None:
+    compressing = Compressing("auto", Processors(threads=1, spare=True))
+    share = staged(("float32", 3_000_000), ("bfloat16", 700_000))
+    compressing.try_new_dtypes(share.layout, share.data.data)
+    part = compressing.begin("persistent", share.layout)
+    assert all("bandwidth is not known yet" in line for line in part.reasons)
+    for _ in range(2):
+        nbytes = share.layout.nbytes
+        compressing.completed("persistent", part, nbytes, nbytes, busy_s=10.0, seconds=10.0)
+    part = compressing.begin("persistent", share.layout)
+    assert [line.split(": ")[:2] for line in part.reasons] == [["bfloat16", "tensor"], ["float32", "tensor"]]
+    compressing.close()
+
+
+def test_slow_storage_gets_encoded_parts_and_fast_storage_raw_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told that 10 MB/s go to the persistent level, 100 GB/s to the local one, and that 100 MB/s are encoded."""
+    stored, tried, encoded = AutoCompression.note_stored, AutoCompression.note_tried, AutoCompression.note_encoded
+    completed, rate = AutoCompression.note_completed, {"local": 1e11, "persistent": 1e7}
+    noted: dict[str, Any] = {
+        "note_stored": lambda auto, level, nbytes, _: stored(auto, level, nbytes, nbytes / rate[level]),
+        "note_tried": lambda auto, dtype, raw, nbytes, _: tried(auto, dtype, raw, nbytes, raw / 1e8),
+        "note_encoded": lambda auto, dtype, raw, nbytes, _: encoded(auto, dtype, raw, nbytes, raw / 1e8),
+        "note_completed": lambda auto, level, raw, _, encoded: completed(
+            auto, level, raw, raw / rate[level] * (0.9 if encoded else 1.0), encoded=encoded
+        ),
+    }
+    for name, note in noted.items():
+        monkeypatch.setattr(AutoCompression, name, note)
+    state: dict[str, Any] = {"w": torch.randn(2_500_000), "step": 0}
+    config = deeppart.Config(
+        persistent_dir=str(tmp_path / "ckpt"),
+        local_dir=str(tmp_path / "local"),
+        flush_bandwidth=10e6,
+        keep={"local": 2},
+    )
+    reports = []
+    with deeppart.Checkpointer(config) as checkpointer:
+        for step in range(4):
+            state["step"] = step
+            state["w"] += 1.0
+            pending = checkpointer.checkpoint(state, step)
+            pending.wait("persistent")
+            pending.wait("local")
+            reports.append(pending.report)
+        assert checkpointer.failures == 0
+    assert all(each.levels["persistent"].nbytes > 10_000_000 for each in reports[:2])  # too little was known
+    for report in reports[2:]:
+        assert report.levels["persistent"].nbytes < 8_500_000 < report.levels["local"].nbytes
+        assert "float32: tensor: encodes" in report.compression["persistent"][0]
+        assert "later" in report.compression["local"][0] and "raw" in report.compression["local"][0]
+    # Both are the same checkpoint: a restore may take either, and a lost node's part does not change that.
+    for lost in (False, True):
+        if lost:
+            for path in (tmp_path / "local").rglob("part-*"):
+                path.unlink()
+        live: dict[str, Any] = {"w": torch.zeros(2_500_000), "step": -1}
+        with deeppart.Checkpointer(config) as checkpointer:
+            assert checkpointer.restore(live) == 3
+            assert ("persistent" in checkpointer.explanation[-1]) == lost
+        assert torch.equal(live["w"], state["w"]) and live["step"] == 3

@@ -1,50 +1,209 @@
-"""This rank's share: all of it is laid out once, and a share that cannot be planned says why."""
+"""Shares of ranks that hold shards of tensors: who holds what, every byte of a shard once, equal ones shared out."""
 
 from __future__ import annotations
 
+import random
+from collections import defaultdict
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from deeppart.comm import SingleComm
+from deeppart.comm.base import Comm
+from deeppart.errors import RemoteRankError, StructureMismatchError
+from deeppart.model.boxes import Box
 from deeppart.save import share_planning
-from deeppart.save.share_planning import plan_share
-from deeppart.state.capture.layout import ShareLayout
+from deeppart.save.share_planning import Holders, find_holders, plan_share
+from deeppart.state.capture.layout import OWN, SHARED, ShareLayout
 from deeppart.state.compare.state_layout import derive
+from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.paths import readable
 from deeppart.state.tree.replication import Replication
+from tests.unit.comm.worlds import on_all, world
+from tests.unit.plan.shards.partitions import halves
+from tests.unit.sharded_states import piece, rows
 
-KAPPA = 1e5
-WITHIN = ("checkpoint(step=1)", 20.0)
+WITHIN = ("checkpoint(step=1)", 60.0)
+Share = tuple[FlatState, ShareLayout]
 
 
-def planned(state: Any, own: tuple[int, ...] = (), *, all_tell: bool = False) -> ShareLayout | str:
+def planned(states: list[Any], kappa: float | None = None) -> list[Share]:
+    def plan(comm: Comm) -> Any:
+        flat = flatten(states[comm.rank])
+        layout = derive(flat, Replication("auto"))
+        holders = find_holders(comm, flat, layout, WITHIN)
+        layout.untie(holders.untied)
+        share = plan_share(comm, layout, flat, kappa, WITHIN, all_tell=True, holders=holders)
+        return flat, share
+
+    with world(len(states)) as comms:
+        found = on_all(len(states), lambda rank: plan(comms[rank]))
+    for _, share in found:
+        assert isinstance(share, ShareLayout), share
+    return found
+
+
+def bytes_of_boxes(found: list[Share]) -> dict[tuple[str, Box], list[tuple[int, int, int]]]:
+    """(first byte, end, rank) of what ranks save of each box, in order."""
+    spans = defaultdict(list)
+    for rank, (flat, share) in enumerate(found):
+        boxes = {number: box for leaf in flat.sharded for number, box in zip(leaf.numbers, leaf.boxes, strict=True)}
+        for row in share.spans:
+            if row["table"] == OWN:
+                number, start = int(row["leaf"]), int(row["start"])
+                key = readable(flat.arrays[number].path), boxes[number]
+                spans[key].append((start, start + int(row["length"]), rank))
+    return {key: sorted(each) for key, each in spans.items()}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_every_byte_of_every_box_is_saved_once_by_one_that_has_it(seed: int) -> None:
+    draw = random.Random(seed)
+    ranks = draw.choice([2, 3, 5])
+    states: list[dict[str, Any]] = [{"plain": torch.ones(5000)} for _ in range(ranks)]
+    expected: dict[tuple[str, Box], set[int]] = {}
+    for number in range(6):
+        whole = torch.zeros(draw.randint(1, 60), draw.randint(1, 40), dtype=draw.choice([torch.float32, torch.int8]))
+        parts = halves(Box.whole(tuple(whole.shape)), draw.randint(0, 1), draw.randint(0, 60))
+        for rank in range(ranks):
+            box = parts[rank % len(parts)]
+            states[rank][f"w{number}"] = piece(whole, box)
+            expected.setdefault((f"w{number}", box), set()).add(rank)
+    found = planned(states, kappa=draw.choice([None, 0.0, 100.0, 1e6]))
+    spans = bytes_of_boxes(found)
+    assert spans.keys() == expected.keys()
+    for (name, box), pieces in spans.items():
+        itemsize = states[0][name].element_size()
+        at = 0
+        for begin, end, rank in pieces:
+            assert begin == at and end > begin and rank in expected[name, box] and begin % itemsize == 0
+            at = end
+        assert at == box.elements * itemsize
+    shared = sorted(
+        (int(row["start"]), int(row["length"])) for _, share in found for row in share.spans if row["table"] == SHARED
+    )
+    assert sum(length for _, length in shared) == 20_000
+
+
+def test_copies_on_all_ranks_level_what_single_ranks_carry() -> None:
+    whole = torch.zeros(100_000, 1)
+    states: list[dict[str, Any]] = [
+        {"heavy": piece(whole, Box.whole((100_000, 1)) if rank == 0 else None), "all": torch.ones(50_000)}
+        for rank in range(4)
+    ]
+    for state in states:
+        state["copies"] = piece(torch.zeros(150_000, 1), Box.whole((150_000, 1)))
+    loads = [share.nbytes for _, share in planned(states, kappa=0.0)]
+    assert sum(loads) == 4 * (100_000 + 50_000 + 150_000)
+    assert loads[0] == 400_000 and np.ptp(loads[1:]) <= 0.1 * max(loads[1:])
+
+
+def test_what_pairs_hold_is_shared_out_between_the_two() -> None:
+    """HSDP: each pair has half of the rows."""
+    states = [{"w": rows(torch.zeros(2000, 10), rank % 2, 2)} for rank in range(4)]
+    found = planned(states, kappa=0.0)
+    assert [share.nbytes for _, share in found] == [20_000] * 4
+
+
+def test_tied_shards_are_saved_once() -> None:
+    states = []
+    for rank in range(3):
+        mine = rows(torch.zeros(30, 10), rank, 3)
+        states.append({"head": mine, "embed": mine})
+    assert [share.nbytes for _, share in planned(states)] == [400] * 3
+
+
+def test_a_rank_without_any_takes_part() -> None:
+    states = [{"w": rows(torch.zeros(2, 3), rank, 4)} for rank in range(4)]
+    assert [share.nbytes for _, share in planned(states)] == [12, 12, 0, 0]
+
+
+WHOLE = torch.arange(8.0 * 3).view(8, 3)
+
+
+def found(states: list[Any]) -> list[Any]:
+    """The holders as each rank is told, or its error."""
+
+    def find(comm: Comm) -> Holders:
+        flat = flatten(states[comm.rank])
+        return find_holders(comm, flat, derive(flat, Replication("auto")), WITHIN)
+
+    with world(len(states)) as comms:
+        return on_all(len(states), lambda rank: find(comms[rank]))
+
+
+def by_path(state: Any, holders: Holders) -> dict[str, tuple[int, ...]]:
     flat = flatten(state)
-    layout = derive(flat, Replication("auto"))
-    layout.per_rank[list(own)] = True
-    return plan_share(SingleComm(), layout, flat, KAPPA, WITHIN, all_tell=all_tell)
+    return {readable(flat.arrays[number].path): ranks for number, ranks in holders.ranks.items()}
 
 
-@pytest.mark.parametrize("all_tell", [False, True])
-def test_one_rank_gets_every_byte_once(all_tell: bool) -> None:
-    share = planned({"a": torch.zeros(1000), "b": torch.zeros(3, dtype=torch.int64)}, all_tell=all_tell)
-    assert isinstance(share, ShareLayout)
-    assert share.nbytes == 4000 + 24 == sum(chunk.length for chunk in share.chunks)
-    assert sorted(span["leaf"] for span in share.spans) == [0, 1]
-    assert not any(chunk.per_rank for chunk in share.chunks)
+def test_each_is_told_who_else_has_it() -> None:
+    states: list[dict[str, Any]] = [
+        {
+            "pairs": rows(WHOLE, rank // 2, 2),
+            "copies": piece(WHOLE, Box.whole((8, 3))),
+            "rows": rows(WHOLE, rank, 4),
+            "one": piece(WHOLE, Box.whole((8, 3)) if rank == 2 else None),
+            "plain": torch.ones(3),
+        }
+        for rank in range(4)
+    ]
+    for rank, holders in enumerate(found(states)):
+        pair = (0, 1) if rank < 2 else (2, 3)
+        expected: dict[str, tuple[int, ...]] = {"pairs": pair, "copies": (0, 1, 2, 3), "rows": (rank,)}
+        assert by_path(states[rank], holders) == expected | ({"one": (2,)} if rank == 2 else {})
+        assert holders.untied == ()
 
 
-def test_leaves_of_its_own_are_marked_and_lie_behind_the_shared_ones() -> None:
-    share = planned({"a": torch.zeros(1000), "b": torch.zeros(500)}, own=(0,))
-    assert isinstance(share, ShareLayout)
-    assert [(chunk.length, chunk.per_rank) for chunk in share.chunks] == [(2000, False), (4000, True)]
+def test_what_some_ranks_do_not_know_of_is_no_fault() -> None:
+    """Pipeline stages have other tensors in their states."""
+    states: list[dict[str, Any]] = [{"first": rows(WHOLE, rank, 2)} for rank in range(2)]
+    states += [{"second": rows(WHOLE, 0, 1)}, {}]
+    told = found(states)
+    assert [by_path(*pair) for pair in zip(states, told, strict=True)] == [
+        {"first": (0,)}, {"first": (1,)}, {"second": (2,)}, {},
+    ]  # fmt: skip
 
 
-def test_leaves_without_bytes_and_views_of_others_take_no_space() -> None:
-    whole = torch.zeros(1000)
-    share = planned({"a": whole, "b": whole[10:20], "c": torch.zeros(0)})
-    assert isinstance(share, ShareLayout) and share.nbytes == 4000
+def test_ties_that_not_all_have_are_told() -> None:
+    def state(tied: bool) -> dict[str, Any]:
+        w = piece(WHOLE, Box.whole((8, 3)))
+        return {"embed": w, "head": w if tied else piece(WHOLE, Box.whole((8, 3)))}
+
+    assert [len(each.untied) for each in found([state(True), state(True)])] == [0, 0]
+    assert [len(each.untied) for each in found([state(True), state(False)])] == [1, 0]
+
+
+def box(*numbers: int) -> Any:
+    begin, stop = numbers
+    return piece(WHOLE, Box((begin, 0), (stop - begin, 3)))
+
+
+WRONG: dict[str, tuple[list[Any], str]] = {
+    "a gap": ([box(0, 3), box(4, 8)], "of 24 elements, 21 are in a shard"),
+    "another dtype": ([box(0, 4), rows(WHOLE.double(), 1, 2)], "float32.* on rank 0, float64.* on rank 1"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_shards_that_are_not_the_tensor_are_an_error_on_every_rank(name: str) -> None:
+    pieces, text = WRONG[name]
+    told = found([{"layer": {"w": each}, "sound": rows(WHOLE, rank, 2)} for rank, each in enumerate(pieces)])
+    assert sorted(type(error).__name__ for error in told) == ["RemoteRankError", "StructureMismatchError"]
+    (error,) = [each for each in told if isinstance(each, StructureMismatchError)]
+    with pytest.raises(StructureMismatchError, match=text) as caught:
+        raise error
+    assert "layer/w" in str(caught.value) and "nothing was saved" in str(caught.value)
+    assert "sound" not in str(caught.value)
+
+
+def test_of_many_tensors_that_are_wrong_some_are_named() -> None:
+    told = found([{f"w{number}": box(0, 3) for number in range(30)}])
+    assert str(told[0]).count("of 24 elements") == 4 and "(30 in all)" in str(told[0])
+    assert not isinstance(told[0], RemoteRankError)
 
 
 def test_a_plan_that_fails_is_told_instead_of_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,4 +213,8 @@ def test_a_plan_that_fails_is_told_instead_of_raised(monkeypatch: pytest.MonkeyP
         raise MemoryError("none left")
 
     monkeypatch.setattr(share_planning, "share_set", no_memory)
-    assert planned({"a": torch.zeros(10)}) == "MemoryError: none left"
+    flat = flatten({"a": torch.zeros(10)})
+    share = share_planning.plan_share(
+        SingleComm(), derive(flat, Replication("auto")), flat, 1e5, WITHIN, all_tell=False
+    )
+    assert share == "MemoryError: none left"

@@ -14,14 +14,20 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.errors import CheckpointError, StorageError
+from deeppart.codec import Chooser
+from deeppart.errors import CheckpointError, CorruptFileError, StorageError
+from deeppart.part import FileSource, PartReader
 from deeppart.save import write as writing
-from deeppart.save.lease import StagingLease
-from deeppart.save.relay import Relay
+from deeppart.save.encoding import Encoders, Encoding
+from deeppart.save.job import Staged, StagingLease
+from deeppart.save.relay import Relay, SourceLostError
 from deeppart.save.workers import Workers
+from deeppart.save.write import write_part
 from deeppart.storage.files import DurableFile
 from deeppart.testing.states import difference
+from tests.unit.save.parts import ATTEMPT, recoded, staged
 
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 PATIENCE_S = 20.0
 
 
@@ -101,7 +107,7 @@ def test_when_memory_has_been_given_back(
     memory: Path, monkeypatch: pytest.MonkeyPatch, bad_copy: Callable[[], None]
 ) -> None:
     """The step is not committed; the local copy, the step before and the next checkpoint are not affected."""
-    copy = writing.copy_part  # type: ignore[attr-defined]
+    copy = writing.copy_part
 
     def copy_late(relay: Relay, file: DurableFile, behind: Workers) -> str:
         deadline = time.monotonic() + PATIENCE_S
@@ -160,3 +166,92 @@ def test_memory_is_not_given_back_while_the_local_part_is_written_from_it(
         assert ck.restore(live) == 1 and difference(state(1), live) is None
         monkeypatch.undo()
         ck.checkpoint(state(3), 3).wait(timeout=PATIENCE_S)
+
+
+def written(share: Staged, path: Path, compression: str, only: set[str] | None = None) -> Relay:
+    """A complete local part, as the flush sees it."""
+    file = DurableFile(path)
+    relay = Relay(file)
+    relay.complete(write_part(share, relay, Encoding(Chooser(compression, only), Encoders(1)), ATTEMPT, 0))
+    file.commit()
+    return relay
+
+
+def test_what_is_raw_is_encoded_and_the_rest_passed_on(tmp_path: Path) -> None:
+    share = staged(("float32", 3_000_000), ("bfloat16", 700_000), ("float64", 100_000))
+    relay = written(share, tmp_path / "local", "tensor", {"bfloat16"})
+    local = PartReader(FileSource(tmp_path / "local"), where="local")
+    reader = recoded(relay, share, Chooser("tensor", {"float32"}))
+    codecs = {
+        dtype.decode(): int(codec) for dtype, codec in zip(reader.chunks["dtype"], reader.chunks["codec"], strict=True)
+    }
+    assert codecs == {"float64": 0, "float32": 2, "bfloat16": 2}
+    raw = b"".join(bytes(reader.read_chunk(i)) for i in range(len(reader.chunks)))
+    assert raw == share.data.tobytes()
+    assert (reader.chunks["raw_digest"] == local.chunks["raw_digest"]).all()
+    relay.close()
+
+
+def test_a_byte_that_changed_on_the_node_is_not_passed_on(tmp_path: Path) -> None:
+    share = staged(("float32", 3_000_000))
+    relay = written(share, tmp_path / "local", "none")
+    with (tmp_path / "local").open("r+b") as file:
+        file.seek(6 << 20)
+        file.write(b"\x55\xaa\x55")
+    with pytest.raises(CorruptFileError, match="chunk 1 of 3"):
+        recoded(relay, share, Chooser("tensor"))
+    with (tmp_path / "local").open("r+b") as file:
+        file.truncate(5 << 20)
+    with pytest.raises(SourceLostError, match="shorter"):
+        recoded(relay, share, Chooser("tensor"))
+    relay.close()
+
+
+def test_a_part_that_is_given_up_ends_the_one_that_follows_it(tmp_path: Path) -> None:
+    share = staged(("float32", 1000))
+    file = DurableFile(tmp_path / "local")
+    relay = Relay(file)
+    threading.Timer(0.1, relay.give_up).start()
+    with pytest.raises(SourceLostError, match="not completed"):
+        recoded(relay, share, Chooser("tensor"))
+    file.abort()
+    relay.close()
+
+
+def test_closing_waits_for_no_reader_and_takes_no_descriptor_from_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread reads, one waits for more, when a third closes it."""
+    file = DurableFile(tmp_path / "local")
+    relay = Relay(file)
+    relay.write(b"abcd")
+    reading, go_on, found = threading.Event(), threading.Event(), dict[str, Any]()
+    preadv = os.preadv
+
+    def slow(*arguments: Any) -> int:
+        reading.set()
+        assert go_on.wait(30)
+        return preadv(*arguments)
+
+    def follow(name: str, offset: int) -> None:
+        buffer = bytearray(4)
+        try:
+            relay.read_into(offset, memoryview(buffer))
+            found[name] = bytes(buffer)
+        except SourceLostError as error:
+            found[name] = error.summary
+
+    monkeypatch.setattr(os, "preadv", slow)
+    threads = [threading.Thread(target=follow, args=each) for each in (("reads", 0), ("waits", 4))]
+    for thread in threads:
+        thread.start()
+    assert reading.wait(30)
+    descriptors = list(relay._fds.values())
+    relay.close()
+    threads[1].join(30)
+    assert found == {"waits": "the part file to copy was not completed"}
+    os.fstat(descriptors[0])  # still open
+    go_on.set()
+    threads[0].join(30)
+    assert found["reads"] == b"abcd" and not relay._fds
+    file.abort()

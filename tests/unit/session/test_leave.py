@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,8 @@ from deeppart.errors import (
 )
 from deeppart.testing.states import difference
 from tests.unit.one_rank import BIG, config, state
+
+pytestmark = pytest.mark.usefixtures("workplace")
 
 
 def test_an_error_in_the_with_block_comes_through_and_frees_the_directory(memory: Path) -> None:
@@ -68,3 +74,129 @@ def test_closing_before_it_is_finished_is_an_error_and_nobody_waits_for_ever(mem
         except CheckpointError:
             pass
     deeppart.Checkpointer(config(memory)).close()
+
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
+    return python(*options, "-c", textwrap.dedent(script))
+
+
+def python(*options: str, typed: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[3]), "HOME": "/tmp"}
+    command = [sys.executable, *options]
+    return subprocess.run(
+        command, input=typed, check=False, capture_output=True, text=True, timeout=300, env=environment
+    )
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize(("compression", "local"), [("none", 'local_dir = "scratch"\n'), ("tensor", "")])
+def test_the_end_of_the_process_finishes_the_last_checkpoint(local: str, compression: str) -> None:
+    """Encoding and writing go on in threads after the interpreter has begun to end."""
+    Path("deeppart.toml").write_text(f'{local}compression = "{compression}"\ncapture = "lazy"\n')
+    done = run(
+        """
+        import torch, deeppart
+        model = torch.nn.Linear(1500, 1500)
+        optimizer = torch.optim.Adam(model.parameters())
+        for step in range(1, 8):
+            model(torch.rand(2, 1500)).sum().backward()
+            optimizer.step()
+            if step in (1, 7):
+                state = {"model": model, "optimizer": optimizer, "noise": torch.rand(2_000_000), "n": step}
+                deeppart.checkpoint(state, step=step)
+        """
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (0, "", 1)
+    assert done.stderr.startswith("deeppart: settings from "), done.stderr
+    assert deeppart.load("ckpt")["n"] == 7
+
+
+ENDS = {
+    "exit in the block": "with deeppart.Checkpointer() as ck:\n    ck.checkpoint(state, 7)\n    sys.exit()",
+    "exit with 0": "with deeppart.Checkpointer() as ck:\n    ck.checkpoint(state, 7)\n    sys.exit(0)",
+    "exit with 1": "with deeppart.Checkpointer() as ck:\n    ck.checkpoint(state, 7)\n    sys.exit(1)",
+    "not closed": "ck = deeppart.Checkpointer()\nck.checkpoint(state, 7)",
+    "dropped": "deeppart.Checkpointer().checkpoint(state, 7)",
+    "the default": "deeppart.checkpoint(state, 7)",
+}
+
+
+@pytest.mark.parametrize("way", ENDS)
+def test_however_the_process_ends(way: str, run_python: Run) -> None:
+    """Without an exception, the last checkpoint is complete."""
+    done = run_python("import sys, torch, deeppart\nstate = {'x': torch.ones(3_000_000)}\n" + ENDS[way])
+    assert (done.returncode, done.stderr) == (1 if way == "exit with 1" else 0, "")
+    assert deeppart.load("ckpt")["x"][-1] == 1
+
+
+def test_an_interactive_session_goes_on_after_an_error() -> None:
+    done = python(
+        "-i", typed="import torch, deeppart\nunknown\n_ = deeppart.checkpoint({'x': torch.ones(3_000_000)}, 7)\n"
+    )
+    assert done.returncode == 0 and "NameError" in done.stderr
+    assert deeppart.load("ckpt")["x"][-1] == 1
+
+
+def test_a_console_in_the_program_and_handlers_of_its_end(run_python: Run) -> None:
+    """An error in the former is not what ends the process; what the latter save is finished, too."""
+    done = run_python(
+        """
+        import atexit, code, torch, deeppart
+        state = {"x": torch.ones(3_000_000)}
+
+        code.InteractiveInterpreter().runsource("unknown")
+        deeppart.checkpoint(state, 7)
+
+        @atexit.register
+        def save_more():
+            global latest
+            latest = deeppart.Checkpointer(persistent_dir="later")
+            latest.checkpoint(state, 8)
+        """
+    )
+    assert done.returncode == 0 and done.stderr.count("Error") == 1 and "NameError" in done.stderr, done.stderr
+    assert deeppart.load("ckpt", 7)["x"][-1] == deeppart.load("later", 8)["x"][-1] == 1
+
+
+def test_a_checkpoint_that_fails_after_the_checkpointer_was_dropped_is_told(run_python: Run) -> None:
+    done = run_python(
+        """
+        import torch, deeppart
+        from deeppart.storage.persistent import PersistentLevel
+
+        def refuse(*arguments):
+            raise deeppart.StorageError("refused")
+
+        PersistentLevel.commit = refuse
+        deeppart.Checkpointer().checkpoint({"n": 7}, step=7)
+        """
+    )
+    assert "BackgroundFailureWarning" in done.stderr and "step 7" in done.stderr and "refused" in done.stderr
+
+
+def test_a_failure_at_the_very_end_is_still_told(run_python: Run) -> None:
+    done = run_python(
+        """
+        import torch, deeppart
+        from deeppart.storage.persistent import PersistentLevel
+
+        def refuse(*arguments):
+            raise deeppart.StorageError("refused")
+
+        PersistentLevel.commit = refuse
+        deeppart.checkpoint({"n": 7}, step=7)
+        """
+    )
+    assert "BackgroundFailureWarning" in done.stderr and "step 7" in done.stderr
+
+
+def test_nothing_but_the_default_is_closed(workplace: Path) -> None:
+    with deeppart.Checkpointer(deeppart.Config(persistent_dir="other")) as ck:
+        deeppart.checkpoint({"n": 1}, 1).wait(timeout=200)
+        deeppart.close()
+        ck.checkpoint({"n": 2}, 2).wait(timeout=200)
+    with pytest.raises(CheckpointError, match="closed"):
+        ck.checkpoint({"n": 3}, 3)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deeppart.save.sizing import ShareSize
+from deeppart.save.saver import ShareSize
 from deeppart.session import preparation as module
 from deeppart.session.preparation import Preparation
 from deeppart.state.capture.staging import Staging
@@ -83,14 +83,6 @@ def test_storage_that_hangs_holds_nobody_up(in_memory: Any, monkeypatch: pytest.
     assert staging.nbytes == 0
     release.set()
     assert preparation.wait(200)
-
-
-def test_nothing_to_prepare(in_memory: Any, memory: Path) -> None:
-    preparation = Preparation(in_memory(), Staging())
-    preparation.close()
-    preparation.begin(ShareSize(0, pinned=False, leaves=0))
-    assert preparation.wait(200) and files(memory) == []
-    preparation.close()
 
 
 def folders(root: Path) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 
 import deeppart
 from deeppart.comm import SingleComm
-from deeppart.save.compress import Processors
+from deeppart.save.encoding import Processors
 from deeppart.session.topology import MOST_ENCODE_THREADS, MOST_WAITING_THREADS, Topology, compare_settings
 
 #: Three nodes, whose ranks are not next to each other; the ranks of the last have directories of their own.
@@ -30,19 +30,10 @@ def no_scheduler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_mates_are_of_the_same_node() -> None:
-    assert [MIXED.mates(rank) for rank in range(6)] == [(0, 2), (1, 5), (0, 2), (3, 4), (3, 4), (1, 5)]
-
-
 def test_only_ranks_of_one_node_share_a_directory() -> None:
     """It may have the same path on all of them."""
     assert [MIXED.sharing_directory(rank) for rank in range(6)] == [(0, 2), (1, 5), (0, 2), (3,), (4,), (1, 5)]
     assert [MIXED.first_in_directory(rank) for rank in range(6)] == [0, 1, 0, 3, 4, 1]
-
-
-def test_nodes_are_in_the_order_of_their_first_ranks() -> None:
-    assert MIXED.nodes.ranks == ((0, 2), (1, 5), (3, 4)) and MIXED.nodes.domains == ("s1", "", "s1")
-    assert MIXED.node_names == ("a", "b", "c")
 
 
 def test_one_process_is_one_node() -> None:

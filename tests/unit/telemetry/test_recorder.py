@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,9 @@ from deeppart.pending import DONE, FAILED, RUNNING, Pending
 from deeppart.storage.owner import DirectoryOwner
 from deeppart.telemetry import recorder
 from deeppart.telemetry.record import RankStatus
-from deeppart.telemetry.recorder import Facts, Live, Outputs, Recorder
+from deeppart.telemetry.recorder import Facts, Live, Origin, Outputs, Recorder, Sums
 from deeppart.telemetry.status_files import StatusFile, read_statuses, status_folder
-from tests.unit.telemetry.samples import SESSION
+from tests.unit.telemetry.samples import BEGAN, BEGAN_S, SESSION, report, status
 
 FACTS = Facts(SESSION, "4711", "deeppart 0", "node0", 7, 0, 1, 1, {"persistent": 1}, ("persistent",), ("less",))
 
@@ -260,3 +261,58 @@ def test_a_second_close_does_nothing(place: Place) -> None:
     recording.close(failed=True)
     assert place.events() == ["started", "ended"]
     assert not status_folder(place.root / "ckpt", SESSION).exists()
+
+
+def test_sums_grow_and_the_last_is_remembered() -> None:
+    sums = Sums(("local", "persistent"))
+    for step in (1, 2):
+        one = report(step, stages=("capture", "local"), local="done", persistent="running")
+        sums.add_level("local", one, BEGAN_S)
+        sums.add(one, BEGAN_S)
+    totals, local = sums.totals, sums.levels["local"]
+    assert (totals.checkpoints, totals.blocked_s, totals.most_blocked_s, totals.raw_bytes) == (2, 0.5, 0.25, 2000)
+    assert totals.stages_s == {"capture": 1.0, "local": 1.0}
+    assert (local.done, local.written_bytes, local.busy_s, local.last_step) == (2, 1000, 1.0, 2)
+    assert local.last_at == "2026-11-27T00:21:25.000000Z" and local.last_seconds == 2.0
+    assert sums.levels["persistent"].done == 0, "a level that was off in the first checkpoints is there all the same"
+
+
+def test_failures_and_refusals_are_remembered_the_last_few() -> None:
+    sums = Sums(("persistent",))
+    sums.add_level("persistent", report(1, persistent="done"), BEGAN_S)
+    for step in range(2, 9):
+        one = report(step, persistent="failed")
+        sums.add_level("persistent", one, BEGAN_S)
+    sums.add(replace(report(9, persistent="done"), retire_error="read-only"), BEGAN_S)
+    level = sums.levels["persistent"]
+    assert (level.done, level.failed, level.last_step) == (1, 7, 1)
+    assert [(each.step, each.level, each.text) for each in sums.errors[-2:]] == [
+        (8, "persistent", "no space"),
+        (9, "", "read-only"),
+    ]
+    assert len(sums.errors) == 5 and sums.errors[-1].at == BEGAN and sums.totals.retire_errors == 1
+
+
+ORIGIN = Origin(SESSION, "4711", "node\n0", 3)
+
+
+def test_each_event_is_one_line_that_says_where_it_comes_from() -> None:
+    lines = [
+        ORIGIN.started(status()),
+        ORIGIN.checkpoint(report(5, local="done", persistent="failed"), BEGAN_S),
+        ORIGIN.ended(status(failed=True)),
+        ORIGIN.line("restored", step=4, seconds=0.5),
+    ]
+    assert all(line.count(b"\n") == 1 and line.endswith(b"\n") for line in lines)
+    started, checkpoint, ended, restored = map(json.loads, lines)
+    assert [each["event"] for each in (started, checkpoint, ended, restored)] == [
+        "started", "checkpoint", "ended", "restored",
+    ]  # fmt: skip
+    for each in (started, checkpoint, ended, restored):
+        assert (each["session"], each["job"], each["node"], each["rank"]) == (SESSION, "4711", "node\n0", 3)
+    assert (started["ranks"], started["nodes"]) == (4, 2)
+    assert (checkpoint["step"], checkpoint["began"], checkpoint["blocked_s"]) == (5, BEGAN, 0.25)
+    assert checkpoint["levels"].keys() == {"local", "persistent"}, "none that are off"
+    assert checkpoint["levels"]["persistent"]["error"] == "no space"
+    assert ended["failed"] and ended["checkpoints"] == 3
+    assert (restored["step"], restored["seconds"]) == (4, 0.5)

@@ -12,22 +12,6 @@ from deeppart.errors import CommError
 from tests.unit.comm.worlds import do, on_all, world
 
 
-def test_collectives() -> None:
-    with world(3) as comms:
-
-        def run(rank: int) -> Any:
-            comm = comms[rank]
-            return (
-                do(comm, comm.allgather(b"x" * 50_000 * rank)) == [b"x" * 50_000 * other for other in range(3)],
-                do(comm, comm.gather(str(rank).encode())),
-                do(comm, comm.broadcast(b"told" if rank == 2 else None, 2)),
-                do(comm, comm.maximum(np.array([rank, -rank]))).tolist(),
-            )
-
-        found = on_all(3, run)
-        assert found == [(True, [b"0", b"1", b"2"] if rank == 0 else None, b"told", [2, 0]) for rank in range(3)]
-
-
 def test_channels_do_not_mix() -> None:
     with world(2) as comms:
         others: list[Any] = on_all(2, lambda rank: do(comms[rank], comms[rank].channel()))

@@ -6,10 +6,20 @@ import weakref
 from typing import Any
 
 import zmq
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deeppart.comm.sockets.doors import PIECES_AT_ONCE
-from deeppart.comm.sockets.header import Kind, packed, unpacked
-from deeppart.comm.sockets.long_messages import PIECE_BYTES, Outgoing, Pieces, prove
+from deeppart.comm.sockets.long_messages import (
+    HEADER_BYTES,
+    PIECE_BYTES,
+    Kind,
+    Outgoing,
+    Pieces,
+    packed,
+    prove,
+    unpacked,
+)
 
 KEY = b"known to two ranks"
 
@@ -113,3 +123,14 @@ def test_what_was_given_up_is_not_sent() -> None:
     pieces.push()
     assert {unpacked(header)[1][2] for header, _, _ in socket.sent} == {2}
     assert second.sent == second.data.nbytes
+
+
+_signed, _unsigned = st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**64 - 1)
+
+
+@given(st.sampled_from(Kind), st.integers(0, 2**32 - 1), _signed, _signed, _unsigned, _unsigned)
+def test_everything_comes_back(kind: Kind, channel: int, tag: int, number: int, first: int, second: int) -> None:
+    header = packed(kind, (channel, tag, number), first, second)
+    assert len(header) == HEADER_BYTES
+    found = unpacked(header + b"what follows")
+    assert found == (kind, (channel, tag, number), first, second)

@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 from deeppart.comm.sockets import meeting as module
-from deeppart.comm.sockets.card import Card
+from deeppart.comm.sockets.card import Card, address_towards, host_name
 from deeppart.comm.sockets.channel import SocketComm
 from deeppart.comm.sockets.doors import Doors
 from deeppart.comm.sockets.meeting import Meeting, Place, meet
@@ -321,3 +321,30 @@ def test_many_ranks_look_less_often() -> None:
     for size, most in ((2, 0.1), (4096, 4096 / 20_000)):
         pauses = list(itertools.islice(module._pauses_s(size), 50))
         assert pauses == sorted(pauses) and pauses[0] == 2e-3 and pauses[-1] == most
+
+
+CHANGES = (
+    ("tcp://", "foo://"), (":1", ""), (":1", ":0"), (":1", ":65536"), ("k" * 40, "short"), ("k" * 40, "#" * 40),
+    ("77", '"x"'),
+)  # fmt: skip
+
+
+def replace_text(card: Card, old: str, new: str) -> bytes:
+    text = card.encode().decode()
+    assert old in text
+    return text.replace(old, new, 1).encode()
+
+
+def test_a_card_comes_back() -> None:
+    card = Card("tcp://10.0.0.1:1", "tcp://10.0.0.1:2", "k" * 40, host_name(), 77, 3, "call")
+    assert Card.decode(card.encode()) == card
+    changed = [replace_text(card, *pair) for pair in CHANGES]
+    for bad in (b"", b"[]", b'{"address": 1}', b"\xff", *changed):
+        with pytest.raises((ValueError, TypeError)):
+            Card.decode(bad)
+
+
+def test_the_address_that_reaches_another_one() -> None:
+    assert address_towards("127.0.0.1", 9) == "127.0.0.1"
+    with pytest.raises(OSError, match=r"\w"):
+        address_towards("no-such-host.invalid", 9)

@@ -12,7 +12,7 @@ import pytest
 
 from deeppart.comm.sockets import peers as module
 from deeppart.comm.sockets.doors import Doors
-from deeppart.comm.sockets.header import Kind, packed
+from deeppart.comm.sockets.long_messages import Kind, packed
 from deeppart.comm.sockets.transport import Transport
 from tests.unit.comm.worlds import transports
 
