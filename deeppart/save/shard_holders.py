@@ -1,7 +1,7 @@
 """Which ranks hold the same shards of tensors, and whether the shards of all ranks are the whole tensors.
 
 Asked once for a structure. Each rank tells what it has of a tensor to the rank that keeps the book on it
-(:mod:`deeppart.plan.shards.holders`): nobody hears of all shards of all ranks.
+(:mod:`deeppart.plan.shards`): nobody hears of all shards of all ranks.
 """
 
 from __future__ import annotations

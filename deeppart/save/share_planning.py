@@ -2,7 +2,7 @@
 
 What one rank alone has, it saves. What some ranks hold alike, shards of tensors, is shared out among these, fewer
 holders first, on top of what they have; what all ranks hold levels the load. The rules are those of
-:mod:`deeppart.plan.shards.sharing`; every rank computes only the sets that it is in.
+:mod:`deeppart.plan.shards`; every rank computes only the sets that it is in.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from deeppart.errors import FormatError, StorageError
 from deeppart.model import Attempt, Level, ParityIdentity, ParityMember
 from deeppart.nodes.erasure import ReedSolomon
 from deeppart.part import FileSource, MemorySource, ParityReader, ParityWriter, stripes_of
-from deeppart.plan.redundancy.stripes import Stripes
+from deeppart.plan.redundancy import Stripes
 from deeppart.plan.restart import StoredParity, StoredPart
 from deeppart.storage.retired import is_gone
 

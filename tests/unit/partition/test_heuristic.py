@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.partition_scale import bert_large_shapes, with_adam
 from deeppart.model import LeafSpec
 from deeppart.partition import Plan, partition
-from deeppart.partition.heuristic import tolerance
+from deeppart.partition.strategies import tolerance
 
 
 def spans(plan: Plan) -> list[list[tuple[int, int, int]]]:

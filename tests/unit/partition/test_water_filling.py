@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from deeppart.partition.water_filling import fill
+from deeppart.partition.strategies import fill
 
 
 def test_water_filling() -> None:

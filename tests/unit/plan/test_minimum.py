@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from deeppart.plan.minimum import least_of
+from deeppart.plan.interval import least_of
 
 
 @pytest.mark.parametrize("guess", [-4.0, 0.0, 2.9, 3.0, 40.0])

@@ -7,10 +7,13 @@ import itertools
 import pytest
 
 from deeppart.plan.redundancy import (
+    ALIGNMENT,
+    MEMORY_BYTES,
+    MOST_BLOCK_BYTES,
+    MOST_MEMBERS,
     Stripes,
     block_bytes_for,
 )
-from deeppart.plan.redundancy.stripes import ALIGNMENT, MEMORY_BYTES, MOST_BLOCK_BYTES, MOST_MEMBERS
 
 # --- stripes ----------------------------------------------------------------------------------------------------------
 

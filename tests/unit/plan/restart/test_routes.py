@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeppart.plan.restart import Hop, Routes
-from deeppart.plan.restart.routes import FANOUT
+from deeppart.plan.restart.reading import FANOUT
 
 SHAPES = [[1], [2], [1, 1], [4, 4], [1, 3, 2], [8] * 5, [1] * 40, [20, 1, 33], [2] * 300]
 

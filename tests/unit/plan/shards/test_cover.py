@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeppart.model.boxes import Box
-from deeppart.plan.shards.cover import fault_of_cover
+from deeppart.plan.shards import fault_of_cover
 from tests.unit.plan.shards.partitions import partitions
 
 Partition = tuple[tuple[int, ...], list[Box]]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeppart.model.boxes import Box
-from deeppart.plan.shards.holders import Claim, Verdict, judge
+from deeppart.plan.shards import Claim, Verdict, judge
 from tests.unit.plan.shards.partitions import partitions
 
 KIND, SHAPE = "float32[4, 2]", (4, 2)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
-from deeppart.plan.shards.placing import Placed, Split, place_boxes
+from deeppart.plan.shards import Placed, Split, place_boxes
 
 
 class Along(NamedTuple):
