@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +22,11 @@ from deeppart.offline.inspect.choosing import Subject
 from deeppart.offline.inspect.cover import EXTRA, GAP, Fault, find_faults
 from deeppart.offline.inspect.examining import DAMAGED, NEWER, UNFINISHED_STATE
 from deeppart.offline.inspect.listing import name_ranks
+from deeppart.offline.inspect.misnamed import advice, misnamed
 from deeppart.offline.inspect.naming import DamagedLeaf, LeafNames
 from deeppart.offline.inspect.parts import OpenPart, StepFiles, own_spans, shared_spans
 from deeppart.offline.inspect.shard_cover import ShardCover
-from deeppart.part import HEADER_BYTES
+from deeppart.part import HEADER_BYTES, parse_base_file_name
 from deeppart.part.json_text import parse_json
 from deeppart.state.restore.scatter import check_places
 from deeppart.storage.manifests import UNFINISHED
@@ -191,8 +193,7 @@ class _Checking:
         except (FormatError, StorageError) as error:
             self._unreadable[record.rank] = len(self._damage)
             leaves = self._names.all_own(record.rank)
-            missing = isinstance(error, StorageError) and error.errno == errno.ENOENT
-            message = "the part file is missing" if missing else _text(error)
+            message = self._problem(error, self._files.directory / record.file, "the part file is missing")
             self._damage.append(Damage("part", message, record.file, record.rank, leaves=leaves))
         whole = record.nbytes + record.referenced_bytes
         self._advance(whole - (self.nbytes - before))  # what was not read will not be
@@ -229,12 +230,20 @@ class _Checking:
                 reader.check_base(base)
             except (FormatError, StorageError) as error:
                 gone.add(base)
-                missing = isinstance(error, StorageError) and error.errno == errno.ENOENT
-                message = "an older file that holds chunks of the part is missing" if missing else _text(error)
+                path = self._files.directory / reader.base_name(base)
+                message = self._problem(error, path, "an older file that holds chunks of the part is missing")
                 chunks = np.flatnonzero(reader.chunks["base"] == base).tolist()
                 leaves = tuple(leaf for chunk in chunks for leaf in self._leaves(part, chunk))
                 self._damage.append(Damage("part", message, reader.base_name(base), rank, leaves=leaves))
         return gone
+
+    def _problem(self, error: FormatError | StorageError, path: Path, missing: str) -> str:
+        """What is wrong with a file that cannot be opened as a part; what it is instead, if it is another one."""
+        if isinstance(error, StorageError):
+            return missing if error.errno == errno.ENOENT else _text(error)
+        attempt = None if parse_base_file_name(path.name) else self._files.manifest.attempt
+        other = misnamed(path, attempt)
+        return _text(error) if other is None else f"{_text(error)}; {advice(path, other)}"
 
     def _leaves(self, part: OpenPart, chunk: int) -> tuple[DamagedLeaf, ...]:
         """The pieces of leaves in a chunk."""
