@@ -19,12 +19,7 @@ def test_equal(tmp_path: Path) -> None:
     assert text.endswith("equal, bit for bit: 8 leaves and 7 values, 7.36 MB\n")
     assert text.startswith(f"A  {tmp_path} step 1, 1 rank\nB  {tmp_path} step 1, 1 rank\n")
     document = call_json("diff", tmp_path, tmp_path)
-    assert document.keys() == {
-        "a", "b", "equal", "rtol", "atol", "compared", "within_tolerance", "values_within_tolerance", "differences",
-        "problems",
-        "signatures_checked",
-    }  # fmt: skip
-    assert document["equal"] is True and document["compared"] == {"leaves": 8, "values": 7, "bytes": 7360948}
+    assert document["equal"] is True and [document[name] for name in ("leaves", "values", "nbytes")] == [8, 7, 7360948]
 
 
 @pytest.fixture(scope="module")
@@ -60,24 +55,25 @@ def test_json_has_all_of_it(root: Path) -> None:
     found = {each["path"]: each for each in document["differences"]}
     assert document["equal"] is False
     assert found["rate"] == {
-        "path": "rate", "rank": None, "kind": "value", "a": 1e-3, "b": "nan", "type_a": "float", "type_b": "float"
+        "path": "rate", "rank": None, "kind": "value", "a": 1e-3, "b": "nan", "detail": None, "type_a": "float",
+        "type_b": "float",
     }  # fmt: skip
-    assert (found["run"]["items"], found["run"]["first"]) == (1, {"path": "19", "a": "19", "b": "-1"})
-    assert found["old"]["a"] == {"type": "dict of 2", "leaves": 1, "values": 1, "bytes": 12}
+    assert found["run"]["detail"] == {"count": 1, "path": "19", "a": "19", "b": "-1"}
+    assert found["old"]["a"] == {"text": "dict of 2", "leaves": 1, "values": 1, "nbytes": 12}
     assert found["old"]["b"] is None and found["old"]["kind"] == "only_a"
     assert (found["ids"]["kind"], found["ids"]["a"], found["ids"]["b"]) == ("type", "int64[50]", "int32[50]")
-    assert {key: found["inf"][key] for key in ("largest_absolute", "largest_relative", "at_a", "at_b", "at")} == {
-        "largest_absolute": "inf", "largest_relative": "inf", "at_a": 1.0, "at_b": "inf", "at": [0]
-    }  # fmt: skip
-    nan = found["moments/1"]
-    assert (nan["nans_only_a"], nan["nans_only_b"], nan["at_b"], nan["largest_absolute"]) == (0, 1, "nan", None)
-    assert (found["zero"]["unlike_bits"], found["zero"]["equal_numbers"]) == (1, 1)
+    inf = found["inf"]["detail"]
+    assert (inf["largest_absolute"], inf["largest_relative"], inf["a"], inf["b"]) == ("inf", "inf", 1.0, "inf")
+    assert inf["place"] == [0]
+    nan = found["moments/1"]["detail"]
+    assert (nan["nans_only_a"], nan["nans_only_b"], nan["b"], nan["largest_absolute"]) == (0, 1, "nan", None)
+    assert (found["zero"]["detail"]["unlike"], found["zero"]["detail"]["equal_numbers"]) == (1, 1)
 
 
 def test_tolerances(root: Path) -> None:
     document = call_json("diff", f"{root}@1", f"{root}@2", "noise", "zero", "large", "--rtol", "1e-6", code=1)
     assert [each["path"] for each in document["differences"]] == ["large"]
-    assert (document["within_tolerance"], document["rtol"], document["atol"]) == (2, 1e-6, 0.0)
+    assert (document["within"], document["tolerance"]) == (2, {"rtol": 1e-6, "atol": 0.0})
     text = call("diff", f"{root}@1", f"{root}@2", "noise", "zero", "large", "--atol", "1")
     assert text.endswith(
         "equal, within the tolerance: 3 leaves and 0 values, 132 B; 3 leaves only within the tolerance\n"
@@ -90,7 +86,7 @@ def test_values_within_the_tolerance_are_not_the_same_bit_for_bit(tmp_path: Path
     )
     places = f"{tmp_path}@1", f"{tmp_path}@2"
     document = call_json("diff", *places, "--atol", "1")
-    assert (document["equal"], document["within_tolerance"], document["values_within_tolerance"]) == (True, 0, 3)
+    assert (document["equal"], document["within"], document["values_within"]) == (True, 0, 3)
     text = call("diff", *places, "--atol", "1")
     assert text.endswith(
         "equal, within the tolerance: 0 leaves and 3 values, 0 B; 3 values only within the tolerance\n"

@@ -123,18 +123,9 @@ def test_nothing_steers_the_terminal(root: Path) -> None:
 
 def test_json(root: Path) -> None:
     document = call_json("cat", root, "f32")
-    assert document.keys() == {
-        "directory", "step", "rank", "signed", "signature_checked", "leaves", "remarks"
-    }  # fmt: skip
+    kind = {"kind": "torch", "dtype": "float32", "shape": [2, 3]}
     assert document["leaves"] == [
-        {
-            "path": "f32",
-            "per_rank": False,
-            "kind": "tensor",
-            "dtype": "float32",
-            "shape": [2, 3],
-            "data": STATE["f32"].tolist(),
-        }
+        {"kind": "leaf", "path": "f32", "own": False, "form": None, "type": kind, "data": STATE["f32"].tolist()}
     ]
     data = {key: call_json("cat", root, key)["leaves"][0]["data"] for key in ("bf16", "i64", "u64", "c64", "time")}
     assert data == {
@@ -146,7 +137,7 @@ def test_json(root: Path) -> None:
     }
     small = {leaf["path"]: leaf for leaf in call_json("cat", root, "small")["leaves"]}
     assert small["small/n"] == {
-        "path": "small/n", "per_rank": False, "kind": "value", "type": "int", "value": hex(1 << 70)
+        "kind": "value", "path": "small/n", "own": False, "form": None, "type": "int", "value": hex(1 << 70)
     }  # fmt: skip
     assert small["small/run"]["value"] == list(range(100))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deeppart.cli.text import printable, printable_lines
+from deeppart.cli.commands import printable, printable_lines
 
 
 def test_control_characters_are_spelled_out() -> None:

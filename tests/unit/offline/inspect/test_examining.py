@@ -27,7 +27,7 @@ def test_why_not_complete(tmp_path: Path) -> None:
     assert found[4][0] == "damaged" and "digest of the manifest does not hold" in found[4][1]
     assert found[5][0] == "newer" and "format version 5" in found[5][1]
     assert steps[1]["places"][0]["parts"] == [0, 2]
-    assert steps[3]["bytes"] > 0 and steps[3]["raw_bytes"] is None
+    assert steps[3]["nbytes"] > 0 and steps[3]["raw_bytes"] is None
     text = call("ls", tmp_path, code=1)
     assert "persistent 2/3" in text and "damaged: part 1 is missing" in text and "persistent 3/?" in text
 
@@ -43,7 +43,7 @@ def test_parts_that_were_swapped(tmp_path: Path) -> None:
     (tmp_path / "aside").rename(other)
     steps = {step["step"]: step for step in call_json("ls", tmp_path)["steps"]}
     assert [steps[step]["state"] for step in (1, 2, 3)] == ["complete", "damaged", "damaged"]
-    assert [step["restorable"] for step in steps.values()] == [True, False, False]
+    assert [step["is_restorable"] for step in steps.values()] == [True, False, False]
     assert "part 1" in steps[2]["reasons"][0] and "part 1" in steps[3]["reasons"][0]
 
 

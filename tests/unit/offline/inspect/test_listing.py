@@ -22,7 +22,7 @@ def test_local_parts(tmp_path: Path) -> None:
     part_path(root, 2).unlink()
     assert call_json("ls", root)["steps"][1]["state"] == "damaged"
     step = call_json("ls", root, "--local", local)["steps"][1]
-    assert (step["state"], step["restorable"]) == ("recoverable", True)
+    assert (step["state"], step["is_restorable"]) == ("recoverable", True)
     assert step["reasons"] == ["part 0 is missing"]
 
 
@@ -37,7 +37,7 @@ def test_local_only_and_unfinished(tmp_path: Path) -> None:
     assert (first["state"], second["state"]) == ("recoverable", "recoverable")
     assert second["reasons"] == ["not on the persistent level"]
     assert [place["level"] for place in second["places"]] == ["local"]
-    assert second["bytes"] > 0 and second["created"] is None
+    assert second["nbytes"] > 0 and second["created"] is None
     config = deeppart.Config(persistent_dir=str(root), local_dir=str(local))
     with deeppart.Checkpointer(config) as checkpointer:
         assert checkpointer.restore(make_state(0.0)) == 2  # recoverable indeed

@@ -29,7 +29,7 @@ def test_flipped_byte_names_its_leaf(path: str, tmp_path: Path) -> None:
     start, length = places[path]
     flip(part, start + length // 2)
     damage = one_damage(tmp_path)
-    assert (damage["kind"], damage["file"], damage["part"]) == ("chunk", part.name, 0)
+    assert (damage["kind"], damage["file"], damage["rank"]) == ("chunk", part.name, 0)
     assert damage["start"] <= start + length // 2 < damage["stop"]
     expected: dict[str, tuple[int, int]] = {}
     for name, (first, size) in places.items():

@@ -47,7 +47,7 @@ def base_of(directory: Path) -> Path:
 def repairs(*arguments: object, code: int = 0) -> dict[str, Any]:
     """By name of the file: where it was repaired from, or why it was not."""
     found = call_json("verify", *arguments, "--repair", code=code)["repairs"]
-    return {each["file"].rpartition("/")[2]: each["source"] or each["problem"] for each in found}
+    return {each["path"].rpartition("/")[2]: each["source"] or each["problem"] for each in found}
 
 
 def test_the_part_of_another_step_in_the_place_of_one_that_lacks_its_base(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_what_is_still_wrong_afterwards_is_not_called_repaired(
         flip(base if "base" in damage else path, 4_000_000 if "base" in damage else 5000)
     monkeypatch.setattr(repairing.Repairer, "_put", lambda *_: None)
     found = call_json("verify", root, "--local", local, "--repair", code=1)["repairs"]
-    assert found and not any(each["repaired"] for each in found)
+    assert found and all(each["problem"] for each in found)
 
 
 def test_a_place_tells_the_checkpoint_and_not_what_lies_there(tmp_path: Path) -> None:

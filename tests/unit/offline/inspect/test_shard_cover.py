@@ -53,7 +53,7 @@ def test_shards_are_shown_with_their_boxes_and_bytes(root: Path) -> None:
     tied = {found[name]["alias_of"] for name in ("w", "head")}
     assert tied in ({None, "w"}, {None, "head"})
     assert document["totals"]["sharded_bytes"] == 2 * 280 and document["totals"]["replicated_bytes"] == 120
-    assert sum(held["bytes"] for held in found["x"]["parts"]) == 280
+    assert sum(held["length"] for held in found["x"]["holdings"]) == 280
 
 
 def test_shards_that_ranks_did_not_hold_alike_are_shown(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_shards_that_ranks_did_not_hold_alike_are_shown(tmp_path: Path) -> None:
     first = {"offset": [0, 0], "sizes": [4, 10]}
     (name,) = [each for each in ("w", "head") if found[each]["alias_of"] is None]
     assert found[name]["differing"] == [{"rank": 0, **first}, {"rank": 1, **first}]
-    assert found[name]["stored_bytes"] == 280 + 160 == sum(held["bytes"] for held in found[name]["parts"])
+    assert found[name]["stored_bytes"] == 280 + 160 == sum(held["length"] for held in found[name]["holdings"])
     assert found["x"]["differing"] == found["plain"]["differing"] == []
     assert "2 shards  1 of them not alike on ranks 0-1" in call("show", tmp_path)
 

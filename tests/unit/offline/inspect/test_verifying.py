@@ -49,7 +49,7 @@ def test_all_damage_is_listed(tmp_path: Path) -> None:
     (step,) = call_json("verify", tmp_path, code=1)["steps"]
     assert [damage["kind"] for damage in step["damage"]] == ["chunk"] * 3
     assert {"model/weight", "moments/0", "ids"} <= set(step["damaged_leaves"])
-    assert step["bytes"] == len(contents)
+    assert step["nbytes"] == len(contents)
 
 
 @pytest.mark.parametrize("length", [0, 100, 4096, 5000, -1, +1])
@@ -59,7 +59,7 @@ def test_wrong_length(length: int, tmp_path: Path) -> None:
     size = part.stat().st_size
     os.truncate(part, size + length if abs(length) == 1 else length)
     damage = one_damage(tmp_path)
-    assert (damage["kind"], damage["file"], damage["part"]) == ("part", part.name, 1)
+    assert (damage["kind"], damage["file"], damage["rank"]) == ("part", part.name, 1)
     assert ("longer than it was written" if length == 1 else "truncated") in damage["message"]
     leaves = [(leaf["path"], leaf["rank"], leaf["start"], leaf["stop"]) for leaf in damage["leaves"]]
     assert leaves == [("a", None, 1200, 2400), ("rng", 1, None, None), ("position", 1, None, None)]
@@ -151,7 +151,7 @@ def test_documents_must_agree(tmp_path: Path) -> None:
         record=lambda record: dataclasses.replace(record, raw_bytes=record.raw_bytes + 4 * (record.rank == 1)),
     )
     damage = one_damage(tmp_path)
-    assert damage["part"] == 1 and "raw bytes, the manifest says" in damage["message"]
+    assert damage["rank"] == 1 and "raw bytes, the manifest says" in damage["message"]
 
 
 @pytest.mark.parametrize(
