@@ -22,8 +22,7 @@ from deeppart.cli.output import (
 )
 from deeppart.cli.values import cut, json_value, value_text
 from deeppart.model.units import show_bytes
-from deeppart.offline.inspect.contents import read_contents
-from deeppart.offline.inspect.described import Container, Contents, Leaf, Node, Value
+from deeppart.offline.inspect.contents import Container, Contents, Leaf, Node, Value, read_contents
 from deeppart.offline.inspect.leaf_statistics import Statistics, read_statistics
 from deeppart.offline.inspect.listing import name_ranks
 from deeppart.offline.statistics import Stats

@@ -11,8 +11,7 @@ from deeppart.cli.options import directory_argument, local_option, sign_key_opti
 from deeppart.cli.output import console, moment, record_json, some, state_text, step_names, table, to_json
 from deeppart.model import LEVELS, Level
 from deeppart.model.units import show_bytes
-from deeppart.offline.inspect.examining import DAMAGED, UNFINISHED_STATE
-from deeppart.offline.inspect.listing import Listing, StepSummary, list_directory
+from deeppart.offline.inspect.listing import DAMAGED, UNFINISHED_STATE, Listing, StepSummary, list_directory
 from deeppart.offline.inspect.ownership import Owner
 from deeppart.part import Signing
 

@@ -56,8 +56,8 @@ def console() -> Console:
 def to_json(value: Any) -> Any:
     """What ``--json`` prints of a record: its fields, by their names.
 
-    A dict, whose keys need not be text, is a list of pairs. What JSON does not have is text, as Python writes it; integers
-    beyond 64 bits in hexadecimal, because Python refuses to write out those of thousands of digits.
+    A dict, whose keys need not be text, is a list of pairs. What JSON does not have is text, as Python writes it;
+    integers beyond 64 bits in hexadecimal, because Python refuses to write out those of thousands of digits.
     """
     if is_dataclass(value):
         return {each.name: to_json(getattr(value, each.name)) for each in fields(value) if each.name[0] != "_"}

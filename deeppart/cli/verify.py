@@ -25,7 +25,6 @@ from deeppart.cli.output import (
 )
 from deeppart.model import Attempt, SuspectLeaf
 from deeppart.model.units import show_bytes
-from deeppart.offline.inspect.choosing import choose_steps
 from deeppart.offline.inspect.node_files import NodeFiles, lineage_on_nodes, verify_nodes
 from deeppart.offline.inspect.ownership import Owner, hold_directory, read_owner
 from deeppart.part import Signing
@@ -33,7 +32,7 @@ from deeppart.storage.steps import list_steps, step_directory
 from deeppart.storage.suspects import Suspicions, read_suspicions
 
 if TYPE_CHECKING:  # these import torch, which completion need not wait for
-    from deeppart.offline.inspect.naming import DamagedLeaf
+    from deeppart.offline.inspect.cover import DamagedLeaf
     from deeppart.offline.inspect.repairing import Repaired
     from deeppart.offline.inspect.verifying import Damage, VerifyResult
 
@@ -90,6 +89,7 @@ def _verify(
     repair: bool,
     as_json: bool,
 ) -> int:
+    from deeppart.offline.inspect.verifying import choose_steps
     from deeppart.offline.inspect.verifying import verify as verify_subject
 
     timed: list[tuple[VerifyResult, float]] = []

@@ -1,6 +1,6 @@
 """Keys, containers and small values of an archive of ``deeppart export``, from its groups and attributes.
 
-The other way round than :mod:`deeppart.offline.export.hdf5` and :mod:`deeppart.offline.export.archive`.
+The other way round than :mod:`deeppart.offline.export.hdf5` and :mod:`deeppart.offline.export.hdf5`.
 """
 
 from __future__ import annotations

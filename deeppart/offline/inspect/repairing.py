@@ -21,8 +21,7 @@ from deeppart import access
 from deeppart.errors import CorruptFileError, DeeppartError, FormatError, StorageError
 from deeppart.model import Attempt, StepKey
 from deeppart.offline.inspect.misnamed import advice, file_of, misnamed
-from deeppart.offline.inspect.node_files import NodeFiles
-from deeppart.offline.inspect.parity import encode_share
+from deeppart.offline.inspect.node_files import NodeFiles, encode_share
 from deeppart.offline.inspect.parts import StepFiles
 from deeppart.offline.inspect.reach import Reach
 from deeppart.offline.inspect.verifying import damage_of_part

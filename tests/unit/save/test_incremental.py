@@ -15,8 +15,7 @@ import torch
 import xxhash
 
 import deeppart
-from deeppart.offline.inspect.choosing import choose_steps
-from deeppart.offline.inspect.verifying import verify
+from deeppart.offline.inspect.verifying import choose_steps, verify
 from deeppart.part import parse_base_file_name
 from deeppart.save.incremental import Incremental
 from deeppart.storage.files import DurableFile

@@ -12,7 +12,7 @@ import torch
 
 import deeppart
 from deeppart.offline.inspect import repairing
-from deeppart.offline.inspect.parity import encode_share
+from deeppart.offline.inspect.node_files import encode_share
 from tests.mpi import launch, launchers
 from tests.mpi.offline.redundant import find, nodes
 from tests.unit.cli_support import call, call_json, flip

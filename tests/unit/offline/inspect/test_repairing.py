@@ -16,10 +16,9 @@ import pytest
 import deeppart
 from deeppart.errors import CorruptFileError
 from deeppart.offline.inspect import repairing
-from deeppart.offline.inspect.choosing import choose_steps
 from deeppart.offline.inspect.node_files import lineage_on_nodes, verify_nodes
 from deeppart.offline.inspect.reach import Reach
-from deeppart.offline.inspect.verifying import verify
+from deeppart.offline.inspect.verifying import choose_steps, verify
 from deeppart.part import FileSource, parse_section_path, part_file_name, read_table
 from tests.unit.cli_support import (
     call,
