@@ -68,7 +68,7 @@ def wait_until(job: Any, directory: Path, condition: Callable[[dict[str, Any]], 
 
 def steps_of(seen: dict[str, Any]) -> dict[str, int | None]:
     """The newest step that is complete at each level."""
-    return {level["level"]: level["step"] for level in seen["levels"]}
+    return {level["name"]: level["step"] for level in seen["levels"]}
 
 
 def test_a_job_is_watched_while_it_runs_after_it_was_killed_and_when_the_next_begins(
@@ -103,7 +103,7 @@ def test_a_job_is_watched_while_it_runs_after_it_was_killed_and_when_the_next_be
     with start_ranks(2, train, tmp_path) as job:
         job.wait()
     seen = watched(tmp_path)
-    assert (seen["state"], seen["reasons"], seen["restored"]) == ("ended", [], 2)
+    assert (seen["state"], seen["reasons"], seen["ranks"][0]["restored"]) == ("ended", [], 2)
     assert seen["owner"]["session"] != first and [level["step"] for level in seen["levels"]] == [4, 4, 4]
     assert len(list((tmp_path / "ckpt").glob("status-*"))) == 1, "those of the earlier session are gone"
 
