@@ -1,4 +1,8 @@
-"""The comparison of two committed checkpoints."""
+"""The comparison of two committed checkpoints: their trees side by side, then the elements of what both have.
+
+The two are compared as :func:`deeppart.load` would give them. So an object is what its ``state_dict()`` returned, and
+neither the order of a dict's keys nor the way in which a leaf was saved (by all ranks, by each, in shards) counts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""How two arrays, or two small values, of one type differ: bit for bit, or with a tolerance."""
+"""How two arrays, or two small values, of one type differ: bit for bit, or with a tolerance.
+
+Arrays are compared by their bits first, and only what differs in a bit is looked at as numbers. Differences of integers
+are exact, however large; floats of less than 64 bits are compared as float64, which holds all of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What a committed checkpoint contains: records for whoever shows it (:mod:`deeppart.offline.inspect.contents`)."""
+"""The content of one checkpoint: its tree of leaves, and the parts with the bytes of each.
+
+Paths, types and small values come from the manifest; where the bytes are comes from the parts' indexes, of which a
+damaged one is noted and passed over. No chunk is read.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ and no repair writes over it while there is no other sound file of the same part
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from deeppart import access
@@ -55,22 +56,23 @@ def misnamed(path: Path, attempt: Attempt | None) -> PartHeader | None:
     return None if found.rank == rank and attempt in (None, found.attempt) else found
 
 
-def advice(path: Path, found: PartHeader) -> str:
-    """What a misnamed file is, and what to do with it."""
-    what = f"by its contents it is part {found.rank} of step {found.attempt.step}"
-    own = _own_place(file_of(path).parent.parent, found)
+def advice(path: Path, found: PartHeader, *, is_only: bool = False) -> str:
+    """What a misnamed file is, and what to do with it; ``is_only``: there is no other sound file of its part."""
+    file, what = file_of(path), f"by its contents it is part {found.rank} of step {found.attempt.step}"
+    own = _own_place(file, found)
     if own is None:
-        return f"{what}, which no manifest here names: move it out of this directory"
-    file = file_of(path)
+        return f"{what}, whose place is not here: move it out of this directory"
+    move = f"{what}: `mv {shlex.quote(str(file))} {shlex.quote(str(own))}`"
     if not access.exists(own):
-        return f"{what}: `mv {file} {own}`"
-    if misnamed(own, found.attempt) is None and header_of(own) is not None:
-        return f"{what}, of which {own} is another file: --repair writes the right one over it"
-    return f"{what}: `mv {file} {own}`, after moving away what lies there, which is not that part"
+        return move
+    if not is_only and misnamed(own, found.attempt) is None and header_of(own) is not None:
+        return f"{what}, as {own} is: if that is sound, --repair writes the right one here"
+    return f"{move}, after moving away what lies there"
 
 
-def _own_place(root: Path, found: PartHeader) -> Path | None:
-    """Where the manifest of its step has a part; None if there is no such manifest."""
+def _own_place(file: Path, found: PartHeader) -> Path | None:
+    """Where the manifest of its step has what a file holds; None if there is no such manifest."""
+    root = file.parent.parent
     key = next((key for key in list_steps(root) if key.may_hold(found.attempt)), None)
     if key is None:
         return None
@@ -80,7 +82,9 @@ def _own_place(root: Path, found: PartHeader) -> Path | None:
         return None
     if manifest.attempt != found.attempt:
         return None
-    return file_of(step_directory(root, key) / manifest.parts[found.rank].file)
+    own = file_of(step_directory(root, key) / manifest.parts[found.rank].file)
+    is_node_file, is_in_one = (parse_node_file_name(each.name) is not None for each in (file, own))
+    return own if is_node_file == is_in_one else None
 
 
 def _index_digest(path: Path) -> str | None:

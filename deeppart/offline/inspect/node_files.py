@@ -167,7 +167,11 @@ _Digests = list[list[bytes]]
 
 
 def shares_of_other_bytes(parity: Sequence[StoredParity], parts: Sequence[StoredPart]) -> dict[Path, str]:
-    """Parity files that were computed of other bytes than parts have, with what is wrong."""
+    """Parity files that were computed of other bytes than parts have, with what is wrong.
+
+    Sound in itself, such a share gives nothing back, and nothing in it says so: the digests of all blocks that it was
+    computed of are compared with those of the parts.
+    """
     found: dict[Path, str] = {}
     known: dict[tuple[ParityIdentity, int], _Digests | None] = {}
     for share in parity:

@@ -239,7 +239,7 @@ class Repairer:
         if other is not None and not self._reach.is_elsewhere(other, path):
             raise CorruptFileError(
                 "another file lies in its place, and is not written over: it may be the only one",
-                found=advice(path, other),
+                found=advice(path, other, is_only=True),
                 where=str(path),
             )
 

@@ -185,12 +185,22 @@ def test_a_copy_of_what_is_sound_in_its_own_place_is_written_over(tmp_path: Path
     save(root, 1, 2, local_dir=local, incremental=False)
     shutil.copy(part_path(root, 1), part_path(root, 2))
     (step,) = call_json("verify", root, code=1)["steps"]
-    assert "--repair writes the right one over it" in step["damage"][0]["message"]
+    assert "if that is sound, --repair writes the right one here" in step["damage"][0]["message"]
     assert call_json("verify", root, "--local", local, "--repair")["good"]
     flip(part_path(root, 1), 5000)
     shutil.copy(part_path(root, 1), part_path(root, 2))
     found = repairs(root, "--local", local)[PART]
     assert "local" in found, "the other copy is on the node"
+
+
+def test_a_sound_one_stays_where_its_own_place_is_damaged(tmp_path: Path) -> None:
+    forge(tmp_path, 1, ranks=2)
+    zero, one = part_path(tmp_path, 1, 0, 2), part_path(tmp_path, 1, 1, 2)
+    sound = one.read_bytes()
+    shutil.copy(one, zero)
+    flip(one, 5000)
+    assert f"`mv {zero} {one}`, after moving away what lies there" in repairs(tmp_path, code=1)[zero.name]
+    assert zero.read_bytes() == sound
 
 
 def test_the_only_file_of_another_step_stays_though_there_is_a_copy_of_what_belongs_there(tmp_path: Path) -> None:
@@ -212,7 +222,7 @@ def test_what_no_manifest_names_stays(tmp_path: Path) -> None:
     forge(tmp_path / "other", 7, ranks=1)
     shutil.copy(part_path(tmp_path / "other", 7), part_path(root, 1))
     found = repairs(root, "--local", local, code=1)[PART]
-    assert "part 0 of step 7, which no manifest here names: move it out of this directory" in found
+    assert "part 0 of step 7, whose place is not here: move it out of this directory" in found
     part_path(root, 1).unlink()
     assert call_json("verify", root, "--local", local, "--repair")["good"]
 
