@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.table import Table
 
 from deeppart.cli.commands import GOOD, print_json
 from deeppart.cli.options import directory_argument
-from deeppart.cli.output import console, count
+from deeppart.cli.output import console, count, table, to_json
 from deeppart.errors import ConfigError
 from deeppart.model.units import show_seconds, show_share
 from deeppart.plan.goodput import Advice, Size
@@ -60,7 +58,7 @@ def advise(directory: Path, ranks: str | None, batch: int | None, worth: float, 
     goodput, bounds = goodput_of(profile)
     found = advise_sizes(goodput, bounds, limits, profile.ranks, batch=batch, ranks=sizes, worth=worth)
     if as_json:
-        print_json(_document(directory, found, limits.profiled_ranks, limits.profiled_batch))
+        print_json({"directory": str(directory), **to_json(limits), **to_json(found)})
         return GOOD
     out = console()
     out.print(_table(found))
@@ -79,26 +77,13 @@ def _read_ranks(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def _document(directory: Path, found: Advice, ranks: int, batch: int) -> dict[str, Any]:
-    return {
-        "directory": str(directory),
-        "profiled": {"ranks": ranks, "batch": batch},
-        "sizes": [asdict(size) for size in found.sizes],
-        "best": found.best.ranks,
-        "worth": found.worth,
-        "batch_capped": found.capped,
-    }
-
-
 def _table(found: Advice) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("ranks", "nodes", "batch", "per rank", "step", "samples/s", "efficiency", "goodput", "of a rank"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    headings = ("ranks", "nodes", "batch", "per rank", "step", "samples/s", "efficiency", "goodput", "of a rank", "")
+    shown = table(*headings, left=("",))
     for size in found.sizes:
         note = "pays most" if size == found.best else "" if size.per_rank >= found.worth else "too many ranks"
         measured = "measured" if size.profiled else ""
-        table.add_row(
+        shown.add_row(
             str(size.ranks),
             str(size.nodes),
             f"{size.batch:,}",
@@ -110,7 +95,7 @@ def _table(found: Advice) -> Table:
             show_share(size.per_rank),
             ", ".join(filter(None, (measured, note))),
         )
-    return table
+    return shown
 
 
 def _rate(per_s: float) -> str:

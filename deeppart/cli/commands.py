@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 import click
 
-from deeppart.cli.text import printable_lines
 from deeppart.errors import DeeppartError
 from deeppart.model.spelling import meant
 
@@ -163,3 +162,13 @@ def tell(error: DeeppartError, code: int, as_json: bool, kind: str | None = None
     else:
         click.echo(printable_lines(f"error: {error}"), err=True)  # it may name keys of a file
     return code
+
+
+def printable(text: str) -> str:
+    """Text from a file with control characters spelled out."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """Several lines, each made printable."""
+    return "\n".join(printable(line) for line in text.split("\n"))

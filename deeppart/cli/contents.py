@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,20 @@ import click
 from rich.text import Text
 from rich.tree import Tree
 
-from deeppart.cli.commands import GOOD, NOT_GOOD, print_json
-from deeppart.cli.ls import suspect_document
-from deeppart.cli.output import console, count, moment, unchecked_line
-from deeppart.cli.progress import progress_bar
-from deeppart.cli.text import printable
+from deeppart.cli.commands import GOOD, NOT_GOOD, print_json, printable
+from deeppart.cli.output import (
+    console,
+    count,
+    manifest_json,
+    moment,
+    progress_bar,
+    record_json,
+    to_json,
+    unchecked_line,
+)
 from deeppart.cli.values import cut, json_value, value_text
 from deeppart.model.units import show_bytes
-from deeppart.offline.inspect.contents import read_contents
-from deeppart.offline.inspect.described import Container, Contents, Leaf, Node, Value
+from deeppart.offline.inspect.contents import Container, Contents, Leaf, Node, Value, read_contents
 from deeppart.offline.inspect.leaf_statistics import Statistics, read_statistics
 from deeppart.offline.inspect.listing import name_ranks
 from deeppart.offline.statistics import Stats
@@ -68,22 +72,14 @@ def _problems(contents: Contents, stats: Statistics | None) -> tuple[str, ...]:
 
 
 def _document(directory: Path, contents: Contents, stats: Statistics | None) -> dict[str, Any]:
-    manifest = contents.manifest
     return {
+        **manifest_json(contents.manifest),
+        **record_json(contents, without=("manifest", "tree")),
         "directory": str(directory),
-        "step": manifest.attempt.step,
-        "created": manifest.created,
-        "library": manifest.library,
-        "ranks": manifest.attempt.world_size,
-        "signed": manifest.signed,
-        "suspect": [suspect_document(leaf) for leaf in contents.suspect],
         "totals": _totals(contents),
         "leaves": [
-            _leaf_document(leaf, stats) if isinstance(leaf, Leaf) else _value_document(leaf)
-            for leaf in contents.leaves()
+            _leaf_json(leaf, stats) if isinstance(leaf, Leaf) else _value_json(leaf) for leaf in contents.leaves()
         ],
-        "unreadable_suspect_records": list(contents.unreadable_suspect_records),
-        "passed_over": list(contents.passed_over),
         "problems": list(_problems(contents, stats)),
     }
 
@@ -102,43 +98,24 @@ def _totals(contents: Contents) -> dict[str, int]:
     }
 
 
-def _leaf_document(leaf: Leaf, stats: Statistics | None) -> dict[str, Any]:
-    kinds = leaf.per_rank
-    document: dict[str, Any] = {
-        "path": leaf.path,
-        "kind": "tensor" if leaf.type.kind == "torch" else "array",
-        "dtype": leaf.type.dtype,
-        "shape": list(leaf.type.shape),
-        "bytes": leaf.nbytes,
-        "stored_bytes": leaf.stored_bytes,
-        "per_rank": kinds is not None,
-        "compared_at_step": leaf.compared,
-        "alias_of": leaf.alias_of,
-        "shards": None if leaf.shards is None else [{"offset": box.offset, "sizes": box.sizes} for box in leaf.shards],
-        "differing": [{"rank": rank, "offset": box.offset, "sizes": box.sizes} for rank, box in leaf.differing],
-        "parts": [{"part": held.rank, "start": held.start, "bytes": held.length} for held in leaf.holdings],
-        "ranks": None
-        if kinds is None
-        else [{"rank": rank, "dtype": kind.dtype, "shape": list(kind.shape)} for rank, kind in kinds.items()],
-    }
-    if stats is None:
-        return document
-    for entry in document["ranks"] or ():
-        entry["stats"] = _stats_document(stats.of(leaf, entry["rank"]))
-    return {**document, "stats": _stats_document(stats.of(leaf))}
+def _leaf_json(leaf: Leaf, stats: Statistics | None) -> dict[str, Any]:
+    document = {"kind": "leaf", **record_json(leaf, "nbytes", "stored_bytes", without=("key",))}
+    if stats is not None:
+        own = None if leaf.per_rank is None else {rank: stats.of(leaf, rank) for rank in leaf.per_rank}
+        document |= {"stats": to_json(stats.of(leaf)), "stats_per_rank": to_json(own)}
+    return document
 
 
-def _stats_document(stats: Stats | None) -> dict[str, Any] | None:
-    return None if stats is None else {key: json_value(item) for key, item in asdict(stats).items()}
-
-
-def _value_document(value: Value) -> dict[str, Any]:
+def _value_json(value: Value) -> dict[str, Any]:
     own = value.per_rank
-    document = {"path": value.path, "kind": "value", "per_rank": own is not None}
-    if own is None:
-        return {**document, "type": type(value.value).__name__, "value": json_value(value.value), "ranks": None}
-    ranks = [{"rank": rank, "type": type(each).__name__, "value": json_value(each)} for rank, each in own.items()]
-    return {**document, "type": None, "value": None, "ranks": ranks}
+    found = value.value if own is None else next(iter(own.values()), None)
+    return {
+        "kind": "value",
+        "path": value.path,
+        "type": type(found).__name__,
+        "value": None if own is not None else json_value(found),
+        "per_rank": None if own is None else [[rank, json_value(each)] for rank, each in own.items()],
+    }
 
 
 # --- for people -----------------------------------------------------------------------------------------------------

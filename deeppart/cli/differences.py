@@ -8,11 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from deeppart.cli.commands import GOOD, NOT_GOOD, REFUSED, print_json, tell
+from deeppart.cli.commands import GOOD, NOT_GOOD, REFUSED, print_json, printable, tell
 from deeppart.cli.options import Place
-from deeppart.cli.output import console, count, unchecked_line
-from deeppart.cli.progress import progress_bar
-from deeppart.cli.text import printable
+from deeppart.cli.output import console, count, manifest_json, progress_bar, record_json, to_json, unchecked_line
 from deeppart.cli.values import cut, json_value, value_text
 from deeppart.errors import FormatError, RestoreError, StructureMismatchError
 from deeppart.model.units import show_bytes
@@ -23,7 +21,6 @@ from deeppart.offline.diff.records import (
     Difference,
     DifferenceKind,
     ElementDifference,
-    Held,
     Items,
     Tolerance,
 )
@@ -85,68 +82,26 @@ def show_differences(
 def _document(found: Diff, tolerance: Tolerance | None, signing: Signing | None) -> dict[str, Any]:
     is_known = found.differences or not found.problems
     return {
-        "a": _side_document(found.a),
-        "b": _side_document(found.b),
+        **record_json(found, without=("a", "b", "differences")),
+        "a": _side_json(found.a),
+        "b": _side_json(found.b),
         "equal": not found.differences if is_known else None,
-        "rtol": None if tolerance is None else tolerance.rtol,
-        "atol": None if tolerance is None else tolerance.atol,
-        "compared": {"leaves": found.leaves, "values": found.values, "bytes": found.nbytes},
-        "within_tolerance": found.within,
-        "values_within_tolerance": found.values_within,
-        "differences": [_difference_document(each) for each in found.differences],
-        "problems": list(found.problems),
+        "tolerance": to_json(tolerance),
+        "differences": [_difference_json(each) for each in found.differences],
         "signatures_checked": signing is not None,
     }
 
 
-def _side_document(side: Compared) -> dict[str, Any]:
-    manifest = side.manifest
-    return {
-        "directory": str(side.root),
-        "step": manifest.attempt.step,
-        "session": manifest.attempt.session,
-        "ranks": manifest.attempt.world_size,
-        "created": manifest.created,
-        "signed": manifest.signed,
-        "remarks": list(side.remarks),
-    }
+def _side_json(side: Compared) -> dict[str, Any]:
+    return {**manifest_json(side.manifest), **record_json(side, without=("manifest",))}
 
 
-def _difference_document(each: Difference) -> dict[str, Any]:
-    document: dict[str, Any] = {"path": each.path, "rank": each.rank, "kind": each.kind}
+def _difference_json(each: Difference) -> dict[str, Any]:
+    document = record_json(each)
     if each.kind == "value":
         document |= {"a": json_value(each.a), "b": json_value(each.b)}
         document |= {"type_a": type(each.a).__name__, "type_b": type(each.b).__name__}
-    else:
-        document |= {"a": _held_document(each.a), "b": _held_document(each.b)}
-    if isinstance(each.detail, Items):
-        first = {"path": each.detail.path, "a": each.detail.a, "b": each.detail.b}
-        document |= {"items": each.detail.count, "first": first}
-    elif each.detail is not None:
-        document |= _elements_document(each.detail)
     return document
-
-
-def _held_document(held: Held | str | None) -> dict[str, Any] | str | None:
-    if not isinstance(held, Held):
-        return held
-    return {"type": held.text, "leaves": held.leaves, "values": held.values, "bytes": held.nbytes}
-
-
-def _elements_document(detail: ElementDifference) -> dict[str, Any]:
-    return {
-        "elements": detail.elements,
-        "differing": detail.differing,
-        "unlike_bits": detail.unlike,
-        "equal_numbers": detail.equal_numbers,
-        "nans_only_a": detail.nans_only_a,
-        "nans_only_b": detail.nans_only_b,
-        "largest_absolute": json_value(detail.largest_absolute),
-        "largest_relative": json_value(detail.largest_relative),
-        "at": list(detail.place),
-        "at_a": json_value(detail.a),
-        "at_b": json_value(detail.b),
-    }
 
 
 # --- for people -----------------------------------------------------------------------------------------------------

@@ -8,11 +8,9 @@ from typing import Any
 
 import click
 
-from deeppart.cli.commands import GOOD, NOT_GOOD, print_json
-from deeppart.cli.completion import complete_directory
-from deeppart.cli.options import directory_argument, sign_key_option, step_option
-from deeppart.cli.output import console
-from deeppart.cli.text import printable, printable_lines
+from deeppart.cli.commands import GOOD, NOT_GOOD, print_json, printable, printable_lines
+from deeppart.cli.options import complete_directory, directory_argument, sign_key_option, step_option
+from deeppart.cli.output import console, record_json, to_json
 from deeppart.comm import connect, finish
 from deeppart.config.job import expand_directory, job_name, launch, node_name
 from deeppart.errors import FormatError
@@ -20,8 +18,8 @@ from deeppart.offline.inspect.listing import require_directory
 from deeppart.offline.inspect.node_files import lineage_on_nodes
 from deeppart.offline.inspect.planning import RestorePlan, plan_here, plan_together
 from deeppart.part import Signing
-from deeppart.plan.restart import Source, explain_parts
 from deeppart.plan.restart import explain as explain_step
+from deeppart.plan.restart import explain_parts
 from deeppart.recovery.suspect_warnings import suspect_lines
 from deeppart.storage.lineage import read_lineage
 
@@ -131,13 +129,16 @@ def _document(directory: Path, plan: RestorePlan) -> dict[str, Any]:
     return {
         "directory": str(directory),
         "step": candidate.attempt.step if candidate else None,
-        "saved_by": candidate.attempt.world_size if candidate else None,
+        "attempt": to_json(candidate.attempt) if candidate else None,
         "parts": [
             {
                 "part": read.part,
                 "reader": read.reader,
                 "readers": list(read.readers),
-                "sources": [_source_document(source) for source in candidate.sources[read.part]],
+                "sources": [
+                    {**record_json(source, without=("readers", "rebuild")), "readers": len(source.readers)}
+                    for source in candidate.sources[read.part]
+                ],
             }
             for read in plan.reads
         ]
@@ -150,7 +151,3 @@ def _document(directory: Path, plan: RestorePlan) -> dict[str, Any]:
         "others": sorted({each.attempt.step for each in plan.outlook.candidates[1:]}, reverse=True),
         "problems": [*plan.outlook.notes, *plan.problems],
     }
-
-
-def _source_document(source: Source) -> dict[str, Any]:
-    return {"level": source.level, "path": source.path, "bytes": source.nbytes, "readers": len(source.readers)}

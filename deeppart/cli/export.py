@@ -9,11 +9,9 @@ from typing import Any
 
 import click
 
-from deeppart.cli.commands import GOOD, print_json
+from deeppart.cli.commands import GOOD, print_json, printable
 from deeppart.cli.options import SIGN_KEY_HELP, directory_argument, local_path, rank_option, step_option
-from deeppart.cli.output import console, count
-from deeppart.cli.progress import progress_bar
-from deeppart.cli.text import printable
+from deeppart.cli.output import console, count, progress_bar, to_json
 from deeppart.errors import DeeppartWarning
 from deeppart.interop.formats import COMPRESSIONS, FORMATS, form_of, writer_for
 from deeppart.model.units import read_bytes, show_bytes
@@ -95,21 +93,7 @@ def export(
         )
     seconds = time.monotonic() - began
     if as_json:
-        document = {
-            "file": str(done.path),
-            "format": done.form,
-            "step": done.step,
-            "rank": done.rank,
-            "leaves": done.leaves,
-            "values": done.values,
-            "per_rank": done.per_rank,
-            "bytes": done.nbytes,
-            "files": done.files,
-            "file_bytes": done.file_bytes,
-            "seconds": round(seconds, 6),
-            "remarks": list(done.remarks),
-        }
-        print_json(document)
+        print_json({**to_json(done), "seconds": round(seconds, 6)})
         return GOOD
     what = f"{count(done.leaves, 'leaf')} and {count(done.values, 'value')}, {show_bytes(done.nbytes)}"
     where = f"{done.path}" if done.form == "hdf5" else f"{done.path} ({done.form})"

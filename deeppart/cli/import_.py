@@ -8,11 +8,9 @@ from pathlib import Path
 
 import click
 
-from deeppart.cli.commands import GOOD, print_json
+from deeppart.cli.commands import GOOD, print_json, printable
 from deeppart.cli.options import local_path
-from deeppart.cli.output import console, count
-from deeppart.cli.progress import progress_bar
-from deeppart.cli.text import printable
+from deeppart.cli.output import console, count, progress_bar, to_json
 from deeppart.errors import DeeppartWarning
 from deeppart.interop.formats import SOURCES
 from deeppart.model.units import show_bytes
@@ -66,18 +64,7 @@ def import_(
         )
     seconds = time.monotonic() - began
     if as_json:
-        document = {
-            "directory": str(done.directory),
-            "step": done.step,
-            "format": done.form,
-            "files": done.files,
-            "leaves": done.leaves,
-            "values": done.values,
-            "bytes": done.nbytes,
-            "seconds": round(seconds, 6),
-            "remarks": list(done.remarks),
-        }
-        print_json(document)
+        print_json({**to_json(done), "seconds": round(seconds, 6)})
         return GOOD
     what = f"{count(done.leaves, 'leaf')} and {count(done.values, 'value')}, {show_bytes(done.nbytes)}"
     come = f"{what} from {count(done.files, 'file')} ({done.form})"

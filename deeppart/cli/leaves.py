@@ -11,9 +11,8 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.cli.commands import GOOD, print_json
-from deeppart.cli.output import PlainConsole, unchecked_line
-from deeppart.cli.text import printable
+from deeppart.cli.commands import GOOD, print_json, printable
+from deeppart.cli.output import PlainConsole, manifest_json, to_json, unchecked_line
 from deeppart.cli.values import json_value, long_text, value_text
 from deeppart.errors import StateError
 from deeppart.offline.elements import as_numpy, octets_of
@@ -76,21 +75,19 @@ def _bytes(found: Found, form: str) -> list[bytes | memoryview]:
 
 def _document(directory: Path, found: Found, rank: int, signing: Signing | None) -> dict[str, Any]:
     return {
+        **manifest_json(found.manifest),
         "directory": str(directory),
-        "step": found.manifest.attempt.step,
         "rank": rank,
-        "signed": found.manifest.signed,
         "signature_checked": signing is not None,
-        "leaves": [_item_document(item) for item in found.items],
+        "leaves": [_item_json(item) for item in found.items],
         "remarks": list(found.remarks),
     }
 
 
-def _item_document(item: Item) -> dict[str, Any]:
-    document = {"path": item.path, "per_rank": item.own}
+def _item_json(item: Item) -> dict[str, Any]:
+    shown = {"path": item.path, "own": item.own, "form": item.form}
     if item.kind is None:
-        value = {"type": type(item.content).__name__, "value": json_value(item.content)}
-        return {**document, "kind": "value", **value, **({"object": item.form} if item.form else {})}
+        return {"kind": "value", **shown, "type": type(item.content).__name__, "value": json_value(item.content)}
     array = as_numpy(item.content, item.kind)
     if array.size > _MOST_JSON_ELEMENTS:
         raise StateError(
@@ -100,9 +97,7 @@ def _item_document(item: Item) -> dict[str, Any]:
             where=f"path {item.path}",
             todo="take the bytes (--npy, --raw)",
         )
-    kind = "tensor" if item.kind.kind == "torch" else "array"
-    shape = list(item.kind.shape)
-    return {**document, "kind": kind, "dtype": item.kind.dtype, "shape": shape, "data": _json_elements(array)}
+    return {"kind": "leaf", **shown, "type": to_json(item.kind), "data": _json_elements(array)}
 
 
 def _json_elements(array: npt.NDArray[Any]) -> Any:

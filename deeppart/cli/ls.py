@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
-from rich.table import Table
 
-from deeppart.cli.commands import GOOD, NOT_GOOD, print_json
+from deeppart.cli.commands import GOOD, NOT_GOOD, print_json, printable
 from deeppart.cli.options import directory_argument, local_option, sign_key_option
-from deeppart.cli.output import console, moment, some, state_text, step_names
-from deeppart.cli.text import printable
-from deeppart.model import LEVELS, Level, SuspectLeaf
+from deeppart.cli.output import console, moment, record_json, some, state_text, step_names, table, to_json
+from deeppart.model import LEVELS, Level
 from deeppart.model.units import show_bytes
-from deeppart.offline.inspect.examining import DAMAGED, UNFINISHED_STATE
-from deeppart.offline.inspect.listing import Listing, StepSummary, list_directory
+from deeppart.offline.inspect.listing import DAMAGED, UNFINISHED_STATE, Listing, StepSummary, list_directory
 from deeppart.offline.inspect.ownership import Owner
 from deeppart.part import Signing
 
@@ -35,19 +31,13 @@ def ls(directory: Path, local_dirs: tuple[Path, ...], signing: Signing | None, a
     """
     listing = list_directory(directory, local_dirs, signing)
     if as_json:
-        print_json(_document(directory, listing))
+        steps = [record_json(step, "step", "is_restorable") for step in listing.steps]
+        print_json({"directory": str(directory), **to_json(listing), "steps": steps})
     else:
         _print(directory, listing)
         if not local_dirs and _may_be_on_nodes(listing):
             console().print("there may be more on nodes: use --local DIR, with the local_dir of the job")
     return GOOD if any(step.is_restorable for step in listing.steps) else NOT_GOOD
-
-
-def owner_document(owner: Owner | None) -> dict[str, Any] | None:
-    """The JSON form of an owner."""
-    if owner is None:
-        return None
-    return {"running": owner.running, "who": owner.who, "since": owner.since, "session": owner.session}
 
 
 def owner_line(owner: Owner | None) -> str | None:
@@ -58,53 +48,11 @@ def owner_line(owner: Owner | None) -> str | None:
     return printable(f"{verb} {owner.who}, since {moment(owner.since)}")
 
 
-def suspect_document(leaf: SuspectLeaf) -> dict[str, Any]:
-    """The JSON form of a leaf that a step is suspect for."""
-    return {"path": leaf.path, "ranks": leaf.ranks, "compared_at_step": leaf.after_step}
-
-
-def _document(directory: Path, listing: Listing) -> dict[str, Any]:
-    return {
-        "directory": str(directory),
-        "lineage": listing.lineage,
-        "owner": owner_document(listing.owner),
-        "steps": [_step_document(step) for step in listing.steps],
-        "problems": list(listing.problems),
-    }
-
-
-def _step_document(step: StepSummary) -> dict[str, Any]:
-    attempt = step.attempt
-    return {
-        "step": step.step,
-        "state": step.state,
-        "restorable": step.is_restorable,
-        "reasons": list(step.reasons),
-        "created": step.created,
-        "ranks": attempt.world_size if attempt else None,
-        "bytes": step.nbytes,
-        "raw_bytes": step.raw_bytes,
-        "referenced_bytes": step.referenced_bytes,
-        "library": step.library,
-        "suspect": [suspect_document(leaf) for leaf in step.suspect],
-        "session": attempt.session if attempt else step.key.session or None,
-        "sequence": attempt.sequence if attempt else step.key.sequence if step.key.session else None,
-        "reduced_protection": list(step.reduced),
-        "places": [
-            {"level": place.level, "directory": place.directory, "parts": list(place.parts)} for place in step.places
-        ],
-    }
-
-
 def _print(directory: Path, listing: Listing) -> None:
     out = console()
     if listing.steps:
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for heading in ("step", "ranks", "size", "raw"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("created (UTC)", no_wrap=True)
-        table.add_column("parts at", overflow="fold")
-        table.add_column("state", overflow="fold")
+        left = ("created (UTC)", "parts at", "state")
+        listed = table("step", "ranks", "size", "raw", *left, left=left)
         names = step_names(step.key for step in listing.steps)
         for step in listing.steps:
             state = state_text(step.state)
@@ -113,7 +61,7 @@ def _print(directory: Path, listing: Listing) -> None:
             if step.suspect:
                 leaves = some([leaf.path for leaf in step.suspect], 3)
                 state.append(printable(f"; suspect: {leaves}"), "yellow not bold")
-            table.add_row(
+            listed.add_row(
                 names[step.key],
                 str(step.attempt.world_size) if step.attempt else "?",
                 show_bytes(step.nbytes),
@@ -122,7 +70,7 @@ def _print(directory: Path, listing: Listing) -> None:
                 _places(step),
                 state,
             )
-        out.print(table)
+        out.print(listed)
     else:
         out.print(f"no steps in {printable(str(directory))}")
     if line := owner_line(listing.owner):

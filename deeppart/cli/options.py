@@ -1,4 +1,7 @@
-"""Options that several commands share."""
+"""Options that several commands share, and what the shell offers for them (docs/commands.md, completion).
+
+A step is offered from the names in its directory alone; no file is read. What cannot be listed is not offered.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from deeppart.access import READING, guarded
-from deeppart.cli.completion import complete_directory, complete_place, complete_step
 from deeppart.config.checks import refuse_url
+from deeppart.errors import DeeppartError
 from deeppart.part import Signing
 from deeppart.storage.key_files import read_key_files
+from deeppart.storage.steps import list_steps
 
 SIGN_KEY_HELP = "A key with which files must be signed (sign_key_file of the job). May be repeated: any of the keys."
 _AT_STEP = re.compile(r"(.+)@([0-9]{1,19})", re.ASCII | re.DOTALL)
@@ -118,3 +123,33 @@ def local_option(purpose: str) -> Callable[[F], F]:
         shell_complete=complete_directory,
         help=f"A node-local directory (local_dir on some node) {purpose}. May be repeated.",
     )
+
+
+def complete_directory(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The shell's own completion of directories."""
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def complete_step(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The steps in DIR, if that stands before."""
+    # click leaves the arguments where they are if an option, the one that is completed, has no value yet
+    found = context.params.get("directory") or next(iter(context.args), None)
+    return (
+        [] if found is None else [CompletionItem(step) for step in _steps(Path(found)) if step.startswith(incomplete)]
+    )
+
+
+def complete_place(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Directories; behind an ``@``, the steps in one."""
+    directory, at, begun = incomplete.rpartition("@")
+    steps = _steps(Path(directory)) if directory and at else []
+    found = [CompletionItem(f"{directory}@{step}") for step in steps if step.startswith(begun)]
+    return found or complete_directory(context, parameter, incomplete)
+
+
+def _steps(directory: Path) -> list[str]:
+    try:
+        with guarded(directory, READING):
+            return [str(step) for step in sorted({key.step for key in list_steps(directory)})]
+    except (DeeppartError, OSError, ValueError):
+        return []

@@ -1,19 +1,27 @@
-"""Common parts of the commands: consoles, counts and times for people."""
+"""How the commands print: records as JSON and as rows of tables, consoles, counts and times, a progress bar."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
 from rich.text import Text
 
-from deeppart.cli.commands import end_quietly
-from deeppart.model import StepKey
+from deeppart.cli.commands import end_quietly, printable
+from deeppart.model import Manifest, StepKey
+from deeppart.model.units import show_bytes, show_rate, show_seconds
 from deeppart.offline.inspect.listing import name_ranks
 
+#: JSON readers keep integers of so many bits.
+_MOST_BITS = 64
 #: Columns where the output is no terminal: nothing is cut or wrapped in a file or a pipe.
 _UNLIMITED_COLUMNS = 100_000
 
@@ -43,6 +51,66 @@ class PlainConsole(Console):
 def console() -> Console:
     """The console on which a command prints."""
     return PlainConsole()
+
+
+def to_json(value: Any) -> Any:
+    """What ``--json`` prints of a record: its fields, by their names.
+
+    A dict, whose keys need not be text, is a list of pairs. What JSON does not have is text, as Python writes it;
+    integers beyond 64 bits in hexadecimal, because Python refuses to write out those of thousands of digits.
+    """
+    if is_dataclass(value):
+        return {each.name: to_json(getattr(value, each.name)) for each in fields(value) if each.name[0] != "_"}
+    if isinstance(value, Mapping):
+        return [[to_json(key), to_json(item)] for key, item in value.items()]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return dict(zip(value._fields, map(to_json, value), strict=True))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [to_json(item) for item in value]
+    if type(value) is int:
+        return value if value.bit_length() < _MOST_BITS else hex(value)
+    if value is None or type(value) in (bool, str) or (type(value) is float and math.isfinite(value)):
+        return value
+    return str(value) if isinstance(value, (str, Path)) else repr(value)
+
+
+def record_json(record: Any, *properties: str, without: Sequence[str] = ()) -> dict[str, Any]:
+    """The same of one record, with some of its properties, and without some of its fields."""
+    names = [*properties, *(each.name for each in fields(record) if each.name not in without)]
+    return {name: to_json(getattr(record, name)) for name in names}
+
+
+def manifest_json(manifest: Manifest) -> dict[str, Any]:
+    """What ``--json`` says of the manifest of a step: which one it is, and who wrote it."""
+    return {**to_json(manifest.attempt), **{name: getattr(manifest, name) for name in ("created", "library", "signed")}}
+
+
+def table(*headings: str, left: Sequence[str] = ()) -> Table:
+    """An empty table; its columns are aligned to the right, but for some."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        if heading in left:
+            made.add_column(heading, overflow="fold")
+        else:
+            made.add_column(heading, justify="right", no_wrap=True)
+    return made
+
+
+def add_record(table: Table, record: Any, *names: str) -> None:
+    """A row of fields of a record, in the units that their names tell: ``nbytes``, ``age_s``, ``bytes_per_s``."""
+    table.add_row(*(_cell(name, getattr(record, name)) for name in names))
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if name.endswith("_per_s"):
+        return show_rate(value)
+    if name.endswith("_s") or name == "seconds":
+        return show_seconds(value)
+    if name.endswith("bytes"):
+        return show_bytes(value)
+    return f"{value:,}" if type(value) is int and "step" not in name else printable(str(value))
 
 
 def state_text(state: str) -> Text:
@@ -84,3 +152,17 @@ def unchecked_line(*steps: int) -> str:
     found = sorted(set(steps))
     which = f"step {found[0]} is signed; its" if len(found) == 1 else f"steps {name_ranks(found)} are signed; their"
     return f"{which} signatures were not checked, for lack of a key (--sign-key-file)"
+
+
+def progress_bar(console: Console, *, shown: bool) -> Progress:
+    """The bar, where the output is a terminal; it is gone in the end."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not (shown and console.is_terminal),
+    )

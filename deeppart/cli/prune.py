@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
-from deeppart.cli.commands import GOOD, NOT_GOOD, print_json
-from deeppart.cli.ls import owner_document, owner_line
+from deeppart.cli.commands import GOOD, NOT_GOOD, print_json, printable
+from deeppart.cli.ls import owner_line
 from deeppart.cli.options import directory_argument, local_option, sign_key_option
-from deeppart.cli.output import console, count, state_text, step_names, unchecked_line
-from deeppart.cli.text import printable
+from deeppart.cli.output import console, count, state_text, step_names, table, to_json, unchecked_line
 from deeppart.errors import CheckpointError
 from deeppart.model import StepKey
 from deeppart.model.units import show_bytes
@@ -127,39 +125,22 @@ def _document(
     return {
         "directory": str(directory),
         "dry_run": dry_run,
-        "owner": owner_document(read_owner(directory)),
-        "selected": [
-            {
-                "step": removal.key.step,
-                "session": removal.key.session or None,
-                "state": removal.state,
-                "bytes": removal.nbytes,
-                "directories": [str(place) for place in removal.directories],
-            }
-            for removal in plan.remove
-        ],
-        "kept": [key.step for key in plan.kept],
-        "removed": [key.step for key in result.removed],
-        "failed": [{"step": key.step, "reason": reason} for key, reason in result.failed.items()],
-        "left_behind": [str(place) for place in result.left],
+        "owner": to_json(read_owner(directory)),
+        **to_json(plan),
+        **to_json(result),
         "signatures_checked": signing is not None,
-        "problems": list(plan.problems),
     }
 
 
 def _print_plan(plan: PrunePlan) -> None:
     if not plan.remove:
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("step", justify="right", no_wrap=True)
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    table.add_column("directories", overflow="fold")
+    shown = table("step", "size", "state", "directories", left=("state", "directories"))
     names = _names(plan)
     for removal in plan.remove:
         places = "\n".join(printable(str(place)) for place in removal.directories)
-        table.add_row(names[removal.key], show_bytes(removal.nbytes), state_text(removal.state or "local only"), places)
-    console().print(table)
+        shown.add_row(names[removal.key], show_bytes(removal.nbytes), state_text(removal.state or "local only"), places)
+    console().print(shown)
 
 
 def _print_signatures(plan: PrunePlan, signing: Signing | None) -> None:

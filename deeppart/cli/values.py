@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-import math
 from typing import Any
 
-from deeppart.cli.text import printable
+from deeppart.cli.commands import printable
+from deeppart.cli.output import to_json
 from deeppart.state.tree.runs import describe_leaf_value, run_kind
 from deeppart.state.tree.values import describe_value
 
@@ -17,24 +17,24 @@ _RUN_CHARACTERS = 36
 #: Of a value that was asked for by its path.
 _MOST_ALONE = 1000
 _UNLIMITED = 1 << 30
-#: JSON readers keep integers of so many bits; Python refuses to write out those of thousands of digits.
+#: Longer integers are shown in hexadecimal.
 _MOST_BITS = 64
 
 
 def json_value(value: Any) -> Any:
-    """The value if JSON has it exactly, else its Python notation; integers beyond 64 bits in hexadecimal.
+    """A value of a checkpoint, as :func:`~deeppart.cli.output.to_json`; only runs of values are taken apart.
 
     A dict is a list of its entries, [key, value].
     """
-    if type(value) is int:
-        return value if value.bit_length() < _MOST_BITS else hex(value)
-    if value is None or type(value) in (bool, str) or (type(value) is float and math.isfinite(value)):
-        return value
-    if isinstance(value, (list, tuple)) and run_kind(value) is not None:
-        return [json_value(item) for item in value]
     if run_kind(value) is not None:
+        if isinstance(value, (list, tuple)):
+            return [json_value(item) for item in value]
         return [[json_value(key), json_value(item)] for key, item in value.items()]
-    return describe_value(value) if type(value) is io.BytesIO else repr(value)
+    return describe_value(value) if type(value) is io.BytesIO else _scalar(value)
+
+
+def _scalar(value: Any) -> Any:
+    return to_json(value) if value is None or type(value) in (bool, int, float, str) else repr(value)
 
 
 def value_text(value: Any, form: str | None = None) -> str:

@@ -10,15 +10,21 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from deeppart.cli.commands import GOOD, NOT_GOOD, print_json
-from deeppart.cli.ls import owner_document, owner_line, suspect_document
+from deeppart.cli.commands import GOOD, NOT_GOOD, print_json, printable
+from deeppart.cli.ls import owner_line
 from deeppart.cli.options import directory_argument, local_option, sign_key_option, step_option
-from deeppart.cli.output import console, count, state_text, step_names, unchecked_line
-from deeppart.cli.progress import progress_bar
-from deeppart.cli.text import printable
+from deeppart.cli.output import (
+    console,
+    count,
+    progress_bar,
+    record_json,
+    state_text,
+    step_names,
+    to_json,
+    unchecked_line,
+)
 from deeppart.model import Attempt, SuspectLeaf
 from deeppart.model.units import show_bytes
-from deeppart.offline.inspect.choosing import choose_steps
 from deeppart.offline.inspect.node_files import NodeFiles, lineage_on_nodes, verify_nodes
 from deeppart.offline.inspect.ownership import Owner, hold_directory, read_owner
 from deeppart.part import Signing
@@ -26,7 +32,7 @@ from deeppart.storage.steps import list_steps, step_directory
 from deeppart.storage.suspects import Suspicions, read_suspicions
 
 if TYPE_CHECKING:  # these import torch, which completion need not wait for
-    from deeppart.offline.inspect.naming import DamagedLeaf
+    from deeppart.offline.inspect.cover import DamagedLeaf
     from deeppart.offline.inspect.repairing import Repaired
     from deeppart.offline.inspect.verifying import Damage, VerifyResult
 
@@ -83,6 +89,7 @@ def _verify(
     repair: bool,
     as_json: bool,
 ) -> int:
+    from deeppart.offline.inspect.verifying import choose_steps
     from deeppart.offline.inspect.verifying import verify as verify_subject
 
     timed: list[tuple[VerifyResult, float]] = []
@@ -154,23 +161,17 @@ def _document(
     repair: bool,
     suspicions: Suspicions,
 ) -> dict[str, Any]:
+    verdicts = [verdict for verdict, _ in timed]
     return {
         "directory": str(directory),
         "good": _all_good(timed, owner, nodes, repaired),
-        "owner": owner_document(owner),
+        "owner": to_json(owner),
         "steps": [
             {
-                "step": verdict.step,
-                "session": verdict.session,
-                "state": verdict.state,
-                "parts": verdict.parts,
-                "bytes": verdict.nbytes,
-                "raw_bytes": verdict.raw_bytes,
+                **record_json(verdict, "step", "session", "damaged_leaves", without=("manifest",)),
                 "signed": verdict.manifest is not None and verdict.manifest.signed,
                 "seconds": round(seconds, 6),
-                "damaged_leaves": list(verdict.damaged_leaves),
-                "suspect": [suspect_document(leaf) for leaf in _suspects(verdict, suspicions)],
-                "damage": [_damage_document(damage) for damage in verdict.damage],
+                "suspect": to_json(_suspects(verdict, suspicions)),
             }
             for verdict, seconds in timed
         ],
@@ -178,26 +179,10 @@ def _document(
         "nodes": None
         if nodes is None
         else {
-            "files": nodes.files,
-            "bytes": nodes.nbytes,
-            "damage": [{"file": str(each.path), "message": each.message} for each in nodes.damage],
-            "remarks": list(nodes.remarks),
-            "not_read": list(nodes.unread),
-            "suspect": [
-                {
-                    "step": attempt.step,
-                    "session": attempt.session,
-                    "leaves": [suspect_document(leaf) for leaf in leaves],
-                }
-                for attempt, leaves in _suspects_on_nodes(nodes, [verdict for verdict, _ in timed], suspicions)
-            ],
+            **record_json(nodes, "state", without=("stocks",)),
+            "suspect": to_json(_suspects_on_nodes(nodes, verdicts, suspicions)),
         },
-        "repairs": [
-            {"file": str(each.path), "repaired": each.problem is None, "source": each.source, "problem": each.problem}
-            for each in repaired
-        ]
-        if repair
-        else None,
+        "repairs": to_json(repaired) if repair else None,
     }
 
 
@@ -233,20 +218,6 @@ def _print_suspects(
             out.print(Text(printable(f"step {step} is suspect: {leaf}"), "yellow"), soft_wrap=True)
     for problem in suspicions.problems:
         out.print(Text(printable(f"a record of suspect steps cannot be read: {problem}"), "yellow"), soft_wrap=True)
-
-
-def _damage_document(damage: Damage) -> dict[str, Any]:
-    return {
-        "kind": damage.kind,
-        "message": damage.message,
-        "file": damage.file,
-        "part": damage.rank,
-        "start": damage.start,
-        "stop": damage.stop,
-        "leaves": [
-            {"path": leaf.path, "rank": leaf.rank, "start": leaf.start, "stop": leaf.stop} for leaf in damage.leaves
-        ],
-    }
 
 
 def _print_nodes(out: Console, nodes: NodeFiles | None, repaired: list[Repaired]) -> None:

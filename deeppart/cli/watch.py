@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from deeppart.cli.commands import GOOD, NOT_GOOD, print_json
-from deeppart.cli.ls import owner_document
+from deeppart.cli.commands import GOOD, NOT_GOOD, print_json, printable
 from deeppart.cli.options import directory_argument
-from deeppart.cli.output import console, count, moment
-from deeppart.cli.text import printable
+from deeppart.cli.output import add_record, console, count, moment, record_json, table
 from deeppart.errors import StorageError
-from deeppart.model.units import show_bytes, show_rate, show_seconds
+from deeppart.model.units import show_seconds
 from deeppart.offline.inspect.listing import name_ranks
-from deeppart.offline.watching import CheckpointView, JobView, LevelView, age_of, blocked_of, look_at_job
+from deeppart.offline.watching import CheckpointView, JobView, age_of, blocked_of, look_at_job
 from deeppart.storage.timestamps import seconds_of, timestamp
 from deeppart.telemetry.prometheus import prometheus_text
 from deeppart.telemetry.record import RankStatus
@@ -129,21 +126,12 @@ def _head(view: JobView) -> Iterator[str]:
 
 
 def _levels_table(view: JobView) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("level", "last step", "age", "complete after", "written", "rate", "complete", "failed"):
-        table.add_column(heading, justify="left" if heading == "level" else "right", no_wrap=True)
+    shown = table(
+        "level", "last step", "age", "complete after", "written", "rate", "complete", "failed", left=("level",)
+    )
     for level in view.levels:
-        table.add_row(
-            level.name,
-            "-" if level.step is None else str(level.step),
-            "-" if level.age_s is None else show_seconds(level.age_s),
-            "-" if level.seconds is None else show_seconds(level.seconds),
-            show_bytes(level.nbytes),
-            "-" if level.bytes_per_s is None else show_rate(level.bytes_per_s),
-            str(level.done),
-            Text(str(level.failed), "bold red" if level.failed else ""),
-        )
-    return table
+        add_record(shown, level, "name", "step", "age_s", "seconds", "nbytes", "bytes_per_s", "done", "failed")
+    return shown
 
 
 def _in_flight(view: JobView) -> Iterator[str]:
@@ -203,75 +191,10 @@ def _line(view: JobView) -> str:
 
 
 def _document(view: JobView) -> dict[str, Any]:
-    lead, blocked = view.lead, blocked_of(view)
+    blocked = blocked_of(view)
+    shown_elsewhere = ("every", "totals", "levels", "checkpoints", "errors")
     return {
-        "directory": view.directory,
-        "time": timestamp(view.time),
-        "state": view.state,
-        "reasons": list(view.reasons),
-        "owner": owner_document(view.owner),
-        "job": None if lead is None else lead.job,
-        "library": None if lead is None else lead.library,
-        "ranks": None if lead is None else lead.world_size,
-        "nodes": None if lead is None else lead.nodes,
-        "began": None if lead is None else lead.began,
-        "ended": None if lead is None else lead.ended,
-        "restored": None if lead is None else lead.restored,
-        "period_s": None if lead is None else lead.period_s,
-        "next_due": None if lead is None else lead.next_due,
-        "repairing": any(each.repairing for each in view.ranks),
-        "reduced_protection": [] if lead is None else list(lead.reduced),
-        "blocked": None if blocked is None else {**asdict(blocked), "mean_s": blocked.mean_s},
-        "levels": [_level_document(level) for level in view.levels],
-        "checkpoints": [_checkpoint_document(each) for each in view.checkpoints],
-        "errors": [
-            {"time": error.at, "rank": rank, "step": error.step, "level": error.level or None, "error": error.text}
-            for rank, error in view.errors
-        ],
-        "statuses": [_status_document(each, view) for each in view.ranks],
-        "problems": list(view.problems),
-    }
-
-
-def _level_document(level: LevelView) -> dict[str, Any]:
-    return {
-        "level": level.name,
-        "every": level.every,
-        "step": level.step,
-        "time": level.at,
-        "age_s": level.age_s,
-        "seconds": level.seconds,
-        "bytes": level.nbytes,
-        "bytes_per_s": level.bytes_per_s,
-        "complete": level.done,
-        "failed": level.failed,
-    }
-
-
-def _checkpoint_document(each: CheckpointView) -> dict[str, Any]:
-    return {
-        "step": each.step,
-        "began": each.began,
-        "age_s": each.age_s,
-        "over": each.over,
-        "blocked_s": each.blocked_s,
-        "levels": [
-            {"level": level.name, "state": level.state, "late": list(level.late), "error": level.error}
-            for level in each.levels
-        ],
-        "missing": list(each.missing),
-        "hanging": list(each.hanging),
-    }
-
-
-def _status_document(status: RankStatus, view: JobView) -> dict[str, Any]:
-    return {
-        "rank": status.rank,
-        "node": status.node,
-        "process": status.process,
-        "written": status.written,
-        "age_s": age_of(status.written, view.time),
-        "stale": status.rank in view.stale,
-        "ended": status.ended,
-        "scrubbed": None if status.scrubbed is None else asdict(status.scrubbed),
+        **record_json(view, "reasons", without=("ranks",)),
+        "ranks": [record_json(each, without=shown_elsewhere) for each in view.ranks],
+        "blocked": None if blocked is None else record_json(blocked, "mean_s"),
     }

@@ -1,4 +1,4 @@
-"""The settings: one frozen record (:mod:`.record`), where they come from, and what was meant by a misspelt name."""
+"""The settings: one frozen record (:mod:`.record`), and where they come from (:mod:`.sources`)."""
 
 from deeppart.config.record import Config
 

@@ -161,7 +161,6 @@ def writer_for(form: str, out: Path, max_shard_bytes: int | None = None, compres
         from deeppart.interop.dcp.writing import DcpWriter
 
         return DcpWriter(max_shard_bytes)
-    from deeppart.offline.export.archive import Hdf5Writer
-    from deeppart.offline.export.hdf5 import Filter
+    from deeppart.offline.export.hdf5 import Filter, Hdf5Writer
 
     return Hdf5Writer(Filter(_GZIP_LEVEL) if compression == "gzip" else None)

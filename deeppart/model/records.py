@@ -217,7 +217,7 @@ class ParityIdentity:
         attempt: the checkpoint that the parts belong to.
         members: all of the set, in order.
         tolerate: how many of them may be lost.
-        block_bytes: length of a full block (see ``deeppart.plan.redundancy.stripes``).
+        block_bytes: length of a full block (see ``deeppart.plan.redundancy``).
         place: whose share this is: an index into ``members``.
     """
 

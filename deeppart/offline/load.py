@@ -6,22 +6,22 @@ import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from deeppart._gc import collection_paused
-from deeppart.errors import RestoreError
+from deeppart.codec.raw import RawCodec
+from deeppart.errors import RestoreError, StorageError, StructureMismatchError
 from deeppart.model import Manifest
 from deeppart.model.boxes import Box
-from deeppart.offline.chunk_access import ChunkAccess
 from deeppart.offline.find import Chosen, with_checkpoint
-from deeppart.offline.select import select
 from deeppart.part import SHARED_TABLE, FileSource, PartReader, Signing
 from deeppart.state.document.decoding import decode_structure
 from deeppart.state.document.part_document import OwnDocument, decode_meta
-from deeppart.state.document.structure import SavedNode, Structure
+from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue, Structure
 from deeppart.state.document.whole import ShardSource, WholeTensor, gather_wholes, with_wholes
 from deeppart.state.restore.boxes import BoxScatter, LiveBox, OwnSpans, check_bytes
 from deeppart.state.restore.classes import resolve_registered
@@ -29,10 +29,18 @@ from deeppart.state.restore.merge import build, tie
 from deeppart.state.restore.overlaps import assign
 from deeppart.state.restore.scatter import LeafPiece, Scatter, check_cover, check_places, chunk_pieces
 from deeppart.state.restore.target import Target, decode_values
-from deeppart.state.tree.leaves import Array
+from deeppart.state.tree.columns import CONTAINERS
+from deeppart.state.tree.composites import COMPOSITES
+from deeppart.state.tree.forms import REGISTERED
+from deeppart.state.tree.leaves import Array, Bytes
+from deeppart.state.tree.nearest import nearest_globs
+from deeppart.state.tree.paths import ROOT, readable
 from deeppart.state.tree.paths import Path as TreePath
-from deeppart.state.tree.paths import readable
+from deeppart.state.tree.patterns import covers, may_match_below
+from deeppart.state.tree.runs import make_run, run_items, run_kind
 from deeppart.storage.key_files import KeyFiles, read_key_files
+from deeppart.storage.locked_pages import LockedFile, bring_pages, pin
+from deeppart.storage.mapped import lies_in_memory
 
 
 def load(
@@ -227,7 +235,7 @@ class OpenCheckpoint:
         """Fill boxes of leaves; reads no chunk that holds nothing of them.
 
         The digests of all of these chunks are checked before anything is written
-        (:mod:`deeppart.offline.chunk_access`).
+        (:mod:`deeppart.offline.load`).
         """
         self.check(set(wanted))
         views = {leaf for leaf in wanted if leaf in self.structure.aliases}
@@ -329,3 +337,142 @@ def target_of(structure: Structure, own: OwnDocument, in_parts: list[Any], where
         values[index] = value
     values[len(values) - len(in_parts) :] = in_parts
     return Target(structure, own.all_types(structure), values)
+
+
+def select(structure: Structure, values: list[Any], patterns: Sequence[str] | None) -> tuple[SavedNode, set[int]]:
+    """The part of the tree that the globs cover, and the leaf numbers in it; cuts runs to the items that they cover."""
+    if patterns is None:
+        return structure.tree, set(_arrays(structure.tree))
+    kept: set[int] = set()
+
+    def prune(node: SavedNode, path: tuple[Any, ...]) -> SavedNode | None:
+        text = readable(path)
+        container = not isinstance(node, SavedArray)
+        if (path or not isinstance(node, SavedBranch)) and covers(text, patterns, container=container):
+            kept.update(_arrays(node))
+            return node
+        if not isinstance(node, SavedBranch):
+            return _select_items(node, values, text, patterns) if isinstance(node, SavedValue) else None
+        inner = [
+            (key, prune(child, path if node.kind == "object" else (*path, key)))
+            for key, child in zip(node.keys, node.children, strict=True)
+        ]
+        found = [(key, child) for key, child in inner if child is not None]
+        if not found:
+            return None
+        if node.kind in COMPOSITES:  # a tensor is wanted as a whole
+            kept.update(_arrays(node))
+            return node
+        children = tuple(child for _, child in found)
+        whole = len(found) == len(node.children)
+        kind = node.kind if whole or node.kind != "namedtuple" else "dict"  # a namedtuple needs all its fields
+        form = node.form if node.form is None or node.form.kind != REGISTERED else None  # it needs all of its data
+        return replace(node, kind=kind, keys=tuple(key for key, _ in found), children=children, form=form)
+
+    tree = prune(structure.tree, ())
+    if tree is None:
+        names = sorted(readable(path) for path, _ in structure.walk())
+        near = dict.fromkeys(other for pattern in patterns for other in nearest_globs(pattern, names))
+        raise StructureMismatchError(
+            "no leaf of the checkpoint matches the keys asked for",
+            expected=f"globs over {len(names)} paths such as {', '.join(near or names[:4])}",
+            found=", ".join(map(repr, patterns)),
+            todo="`deeppart show DIR` lists the paths",
+        )
+    return tree, kept
+
+
+def _arrays(node: SavedNode) -> Iterator[int]:
+    """Numbers of the leaves in a tree."""
+    if isinstance(node, SavedArray):
+        yield node.index
+    elif isinstance(node, SavedBranch):
+        for child in node.children:
+            yield from _arrays(child)
+
+
+def _select_items(node: SavedValue, values: list[Any], path: str, patterns: Sequence[str]) -> SavedValue | None:
+    """A run of which some items are covered: their paths are those that they would have one by one."""
+    value = values[node.index]
+    beneath = [pattern for pattern in patterns if may_match_below(path, pattern)]
+    if run_kind(value) is None or not beneath:
+        return None
+    chosen = _choose(value, "" if path == ROOT else f"{path}/", beneath)
+    if chosen is None:
+        return None
+    values[node.index] = chosen
+    return node
+
+
+def _choose(value: Any, prefix: str, patterns: Sequence[str]) -> Any:
+    """A container of a run, less the items that are not covered; None if that is all."""
+    found = []
+    for key, item in zip(*run_items(value), strict=True):
+        path = prefix + readable((key,))
+        if covers(path, patterns):
+            found.append((key, item))
+        elif type(item) in CONTAINERS:
+            inner = _choose(item, f"{path}/", patterns)
+            if inner is not None:
+                found.append((key, inner))
+    if not found:
+        return None
+    return make_run(run_kind(value) or "", [key for key, _ in found], [item for _, item in found])
+
+
+class ChunkAccess:
+    """Chunks of a part that are checked first and used later, with little memory of their own.
+
+    A chunk that is stored raw, in a file that lies in memory or whose pages can be locked there, is used where it lies.
+    Any other is read twice, and checked both times: the second time it comes out of the page cache, mostly, into memory
+    that is still warm, which takes less time than fresh memory for all of them.
+    """
+
+    def __init__(self, reader: PartReader, source: FileSource, *, may_share: bool) -> None:
+        self._reader = reader
+        self._path = source.path
+        self._pinned: LockedFile | None = None
+        self._memory: memoryview | None = None
+        self._scratch = np.empty(0, dtype=np.uint8)
+        if may_share and source.size:
+            try:
+                if lies_in_memory(source.file_path):
+                    self._memory = source.mapped(0, source.size)
+                else:
+                    self._pinned = pin(source, 0, source.size)
+                    self._memory = None if self._pinned is None else self._pinned.memory
+            except StorageError:  # no address space: it is read
+                self._memory = None
+
+    def check(self, chunk: int) -> None:
+        """See that a chunk is what was saved."""
+        lying = self._lying(chunk)
+        if lying is None:
+            lying = self._room(chunk)
+            self._reader.read_encoded(chunk, lying)
+        elif self._pinned is not None:
+            self._pinned.bring(int(self._reader.chunks["offset"][chunk]), len(lying))
+        else:
+            bring_pages(np.frombuffer(lying, dtype=np.uint8), self._path)
+        self._reader.check_chunk(chunk, lying)
+
+    def data(self, chunk: int) -> Bytes:
+        """The raw bytes of a chunk that was checked, until the next call."""
+        lying = self._lying(chunk)
+        if lying is None:
+            lying = self._reader.read_chunk(chunk, self._room(chunk))
+        return np.frombuffer(lying, dtype=np.uint8)
+
+    def _lying(self, chunk: int) -> memoryview | None:
+        """The raw bytes where they lie in the file; None if they do not, or may not be used there."""
+        row = self._reader.chunks[chunk]
+        if self._memory is None or row["base"] != 0 or row["codec"] != RawCodec.codec_id:
+            return None
+        start = int(row["offset"])
+        return self._memory[start : start + int(row["encoded_length"])]
+
+    def _room(self, chunk: int) -> memoryview:
+        length = int(self._reader.chunks["encoded_length"][chunk])
+        if len(self._scratch) < length:
+            self._scratch = np.empty(length, dtype=np.uint8)
+        return self._scratch.data[:length]

@@ -26,7 +26,7 @@ from deeppart.part.format import PartFooter, bad_attempt, check_digest, corrupt,
 from deeppart.part.json_text import parse_json
 from deeppart.part.source import ByteSource
 from deeppart.part.writer import Sink
-from deeppart.plan.redundancy.stripes import ALIGNMENT, MOST_MEMBERS, Stripes
+from deeppart.plan.redundancy import ALIGNMENT, MOST_MEMBERS, Stripes
 
 PARITY_VERSION: Final = 1
 PARITY_MAGIC: Final = b"\x89DPY\r\n\x1a\n"

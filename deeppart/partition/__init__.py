@@ -4,8 +4,8 @@
     plan.share(rank)
 
 Nothing here knows of torch, MPI, clocks, files or the environment. Reading order: ``cost`` (what a share costs),
-``leaves`` (the canonical order), ``water`` (the capacity of each rank), ``heuristic`` (where the cuts fall, with the
-proof), ``strategies`` (the alternatives kept for comparison), ``plan`` (the answer).
+``leaves`` (the canonical order), ``strategies`` (where the cuts fall, with the proof, and the alternatives kept for
+comparison), ``plan`` (the answer).
 """
 
 from deeppart.model import LeafSpec, Share, Span

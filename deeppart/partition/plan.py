@@ -220,7 +220,7 @@ def partition(
     Replica sets smaller than the world are balanced first, each within its ranks on top of what these carry, smaller
     sets before larger; then what every rank holds fills up the rest. For sets that are disjoint or nested in one
     another this order reaches the lowest common level. What the default strategy guarantees for each set, and why, is
-    in ``deeppart.partition.heuristic``: with one set and no preload, max cost <= 1.01 * mean + kappa (mean: cost of
+    in ``deeppart.partition.strategies``: with one set and no preload, max cost <= 1.01 * mean + kappa (mean: cost of
     all leaves unsplit / ranks) and at most ranks - 1 leaves split; plus at most one element where the mean is below
     100 elements.
 

@@ -1,7 +1,7 @@
 """Distribute: from verified parts to the arrays of all ranks, whole leaves and boxes of sharded ones.
 
 Where the ranks of a node find a part in the node's memory, each copies from there. Elsewhere its chunks are sent, once
-to each node and on to its ranks (:mod:`deeppart.plan.restart.routes`); per-rank chunks go to the one rank they belong
+to each node and on to its ranks (:mod:`deeppart.plan.restart.reading`); per-rank chunks go to the one rank they belong
 to. Chunks of different readers are under way together, so that every rank's links and cores work at once; a chunk that
 holds a piece of one array is received straight into it. All ranks walk the same schedule, computed from the tables.
 """

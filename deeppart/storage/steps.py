@@ -18,7 +18,6 @@ from pathlib import Path
 from deeppart import access
 from deeppart.errors import StorageError
 from deeppart.model import StepKey
-from deeppart.storage.kept import is_kept_name
 from deeppart.storage.refusals import storage_error
 from deeppart.storage.spares import in_order_of_removal, is_checkpoint_file
 
@@ -131,7 +130,7 @@ def remove_step(path: Path) -> None:
                 folder.remove(MANIFEST_NAME)
                 folder.sync()
             for name in in_order_of_removal(names):
-                if is_checkpoint_file(name) or is_temporary_name(name) or is_kept_name(name):
+                if is_checkpoint_file(name) or is_temporary_name(name):
                     folder.remove(name)
             is_empty = not folder.names()
         if is_empty:

@@ -1,4 +1,4 @@
-"""Who saves what: the library's rules for shares (``deeppart.plan.shards.sharing``), for all ranks at once.
+"""Who saves what: the library's rules for shares (``deeppart.plan.shards``), for all ranks at once.
 
 Sets of ranks that hold boxes of equal sizes, and carry the same already, are cut alike: one plan serves all of them.
 """

@@ -25,9 +25,8 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.offline.inspect.choosing import choose_steps
 from deeppart.offline.inspect.listing import list_directory
-from deeppart.offline.inspect.verifying import verify
+from deeppart.offline.inspect.verifying import choose_steps, verify
 from deeppart.storage.lineage import LOCK_NAME
 from deeppart.storage.steps import parse_step_directory_name
 

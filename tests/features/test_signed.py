@@ -323,5 +323,5 @@ def test_verify_of_a_forged_part(tmp_path: Path) -> None:
     assert cli_support.call_json("verify", root, *local)["good"]
     found = cli_support.call_json("verify", root, *local, *key, code=1)
     assert "signature of part 0 of step 1 does not hold" in found["nodes"]["damage"][0]["message"]
-    assert cli_support.call_json("verify", root, *local, *key, "--repair")["repairs"][0]["repaired"]
+    assert cli_support.call_json("verify", root, *local, *key, "--repair")["repairs"][0]["problem"] is None
     assert cli_support.call_json("verify", root, *local, *key)["good"]

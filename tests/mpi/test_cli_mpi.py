@@ -69,7 +69,7 @@ def show(root: Path, *keys: str) -> dict[str, Any]:
 def test_ls(job: Path) -> None:
     nodes = ("--local", job / "node0", "--local", job / "node1")
     steps = call_json("ls", job / "ckpt", *nodes)["steps"]
-    assert [(step["step"], step["state"], step["ranks"]) for step in steps] == [
+    assert [(step["step"], step["state"], step["attempt"]["world_size"]) for step in steps] == [
         (step, "complete", 2) for step in (1, 2, 3)
     ]
     places = [(place["level"], place["parts"]) for place in steps[2]["places"]]
@@ -90,16 +90,13 @@ def test_ls(job: Path) -> None:
 
 def test_show(job: Path) -> None:
     found = show(job / "ckpt")
-    assert {part["part"] for leaf in found.values() for part in leaf.get("parts", ())} == {0, 1}
+    assert {part["rank"] for leaf in found.values() for part in leaf.get("holdings", ())} == {0, 1}
     for leaf in found.values():
-        if leaf["kind"] == "tensor" and not leaf["per_rank"]:
-            spans = sorted((part["start"], part["bytes"]) for part in leaf["parts"])
-            assert sum(length for _, length in spans) == leaf["bytes"]
-    assert found["data/position"]["ranks"] == [
-        {"rank": 0, "type": "int", "value": 3},
-        {"rank": 1, "type": "int", "value": 103},
-    ]
-    assert found["rng"]["per_rank"] and [part["part"] for part in found["rng"]["parts"]] == [0, 1]
+        if leaf["kind"] == "leaf" and not leaf["per_rank"]:
+            spans = sorted((part["start"], part["length"]) for part in leaf["holdings"])
+            assert sum(length for _, length in spans) == leaf["nbytes"]
+    assert found["data/position"]["per_rank"] == [[0, 3], [1, 103]]
+    assert found["rng"]["per_rank"] and [part["rank"] for part in found["rng"]["holdings"]] == [0, 1]
     assert found["model/2.weight"]["alias_of"] == "model/0.weight"
     assert "position  = 0: 3, 1: 103  per rank" in call("show", job / "ckpt", "data/*")
 
@@ -117,7 +114,7 @@ def test_verify(job: Path) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_missing_part_names_exactly_what_it_held(rank: int, job: Path) -> None:
     found = show(job / "ckpt")
-    held = {path for path, leaf in found.items() if any(part["part"] == rank for part in leaf.get("parts", ()))}
+    held = {path for path, leaf in found.items() if any(part["rank"] == rank for part in leaf.get("holdings", ()))}
     held = {f"{path} (rank {rank})" if found[path]["per_rank"] else path for path in held}
     part_path(job / "ckpt", 3, rank, 2).unlink()
     (step,) = call_json("verify", job / "ckpt", code=1)["steps"]

@@ -366,7 +366,7 @@ def test_steps_on_nodes_alone_are_suspect_too(run_on: Any, shared_path: Path) ->
         listed = {step["step"]: step["suspect"] for step in call_json("ls", shared_path / "ckpt", *local)["steps"]}
         assert [bool(listed[step]) for step in (1, 2, 3, 4)] == [False, True, True, False], listed
         verified = call_json("verify", shared_path / "ckpt", *local)["nodes"]["suspect"]
-        assert [(each["step"], [leaf["path"] for leaf in each["leaves"]]) for each in verified] == [
+        assert [(attempt["step"], [leaf["path"] for leaf in leaves]) for attempt, leaves in verified] == [
             (2, ["buffer"]),
             (3, ["buffer"]),
         ]

@@ -95,7 +95,7 @@ def test_four_nodes_then_three_then_one_then_four(run_on: Any, shared_path: Path
     assert [found["restored"] for found in run(4)] == [(7, 7.0)] * 4
 
     listed = CliRunner().invoke(main, ["ls", str(shared_path / "ckpt"), "--json"])
-    reduced = {step["step"]: step["reduced_protection"] for step in json.loads(listed.stdout)["steps"]}
+    reduced = {step["step"]: step["reduced"] for step in json.loads(listed.stdout)["steps"]}
     assert list(reduced) == [3, 5, 6]
     assert reduced[3] == list(on_three[0]["reduced"]) and reduced[5] == list(alone["reduced"]) and reduced[6] == []
     text = " ".join(CliRunner().invoke(main, ["ls", str(shared_path / "ckpt")]).stdout.split())

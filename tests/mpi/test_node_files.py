@@ -13,8 +13,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.offline.inspect.choosing import choose_steps
-from deeppart.offline.inspect.verifying import verify
+from deeppart.offline.inspect.verifying import choose_steps, verify
 from tests.mpi.outcomes import LONG_S
 
 pytestmark = [pytest.mark.mpi(min_size=4), pytest.mark.filterwarnings("ignore::deeppart.DeeppartWarning")]

@@ -68,7 +68,7 @@ def wait_until(job: Any, directory: Path, condition: Callable[[dict[str, Any]], 
 
 def steps_of(seen: dict[str, Any]) -> dict[str, int | None]:
     """The newest step that is complete at each level."""
-    return {level["level"]: level["step"] for level in seen["levels"]}
+    return {level["name"]: level["step"] for level in seen["levels"]}
 
 
 def test_a_job_is_watched_while_it_runs_after_it_was_killed_and_when_the_next_begins(
@@ -84,8 +84,8 @@ def test_a_job_is_watched_while_it_runs_after_it_was_killed_and_when_the_next_be
                 and all(each["over"] for each in seen["checkpoints"] if each["step"] == 1)  # both ranks have said so
             ),
         )
-        assert (seen["state"], seen["ranks"], seen["nodes"]) == ("running", 2, 2)
-        assert [(each["rank"], each["node"]) for each in seen["statuses"]] == [(0, "node0"), (1, "node1")]
+        assert (seen["state"], seen["ranks"][0]["world_size"], seen["ranks"][0]["nodes"]) == ("running", 2, 2)
+        assert [(each["rank"], each["node"]) for each in seen["ranks"]] == [(0, "node0"), (1, "node1")]
         assert steps_of(seen)["persistent"] == 1, "as far as it has come"
         assert any("persistent: waiting for rank 1" in reason for reason in seen["reasons"])
         assert "in flight  step 2" in call("watch", tmp_path / "ckpt", "--once", code=1)
@@ -97,13 +97,13 @@ def test_a_job_is_watched_while_it_runs_after_it_was_killed_and_when_the_next_be
         job.kill(0)  # mpirun ends the other one
         job.wait(expect_rc=None)
     seen = watched(tmp_path)
-    assert (seen["state"], seen["owner"]["running"], seen["ended"]) == ("died", False, None)
+    assert (seen["state"], seen["owner"]["running"], seen["ranks"][0]["ended"]) == ("died", False, None)
     assert [each["step"] for each in seen["checkpoints"] if not each["over"]] == [2]
     (tmp_path / "go").touch()
     with start_ranks(2, train, tmp_path) as job:
         job.wait()
     seen = watched(tmp_path)
-    assert (seen["state"], seen["reasons"], seen["restored"]) == ("ended", [], 2)
+    assert (seen["state"], seen["reasons"], seen["ranks"][0]["restored"]) == ("ended", [], 2)
     assert seen["owner"]["session"] != first and [level["step"] for level in seen["levels"]] == [4, 4, 4]
     assert len(list((tmp_path / "ckpt").glob("status-*"))) == 1, "those of the earlier session are gone"
 
@@ -119,7 +119,7 @@ def two_on_a_node(directory: Path, status: str) -> list[str]:
 def test_who_writes(run_ranks: Any, tmp_path: Path, status: str, ranks: list[int]) -> None:
     run_ranks(2, two_on_a_node, tmp_path, status)
     seen = watched(tmp_path)
-    assert seen["state"] == "ended" and [each["rank"] for each in seen["statuses"]] == ranks
+    assert seen["state"] == "ended" and [each["rank"] for each in seen["ranks"]] == ranks
     lines = [json.loads(line) for line in (tmp_path / "events-node0.jsonl").read_text().splitlines()]
     assert [(line["event"], line["rank"]) for line in lines] == [("started", 0), ("checkpoint", 0), ("ended", 0)]
 
@@ -139,7 +139,7 @@ def left_by_an_exception(directory: Path) -> None:
 def test_a_job_that_an_exception_ends_says_so(run_ranks: Any, tmp_path: Path) -> None:
     run_ranks(1, left_by_an_exception, tmp_path, expect_rc=None)
     seen = watched(tmp_path)
-    assert seen["state"] == "failed" and seen["ended"] is not None
+    assert seen["state"] == "failed" and seen["ranks"][0]["ended"] is not None
 
 
 def without_a_place(directory: Path) -> tuple[list[str], int | None]:

@@ -145,22 +145,22 @@ def test_the_lists_are_not_empty(documents: dict[str, list[Any]]) -> None:
     for command, path in [
         ("ls", "steps.suspect.path"),
         ("ls", "steps.places.level"),
-        ("show", "leaves.ranks.rank"),
-        ("show", "leaves.ranks.stats.mean"),
+        ("show", "leaves.holdings.rank"),
+        ("show", "leaves.stats_per_rank.mean"),
         ("cat", "leaves.data"),
         ("cat", "leaves.value"),
         ("diff", "differences.b.leaves"),
-        ("diff", "differences.first.path"),
-        ("diff", "differences.at_a"),
+        ("diff", "differences.detail.path"),
+        ("diff", "differences.detail.place"),
         ("verify", "steps.damage.leaves.path"),
-        ("verify", "nodes.damage.file"),
-        ("verify", "repairs.file"),
+        ("verify", "nodes.damage.path"),
+        ("verify", "repairs.path"),
         ("explain", "parts.sources.level"),
         ("explain", "rejected.step"),
-        ("prune", "selected.directories"),
+        ("prune", "remove.directories"),
         ("watch", "checkpoints.levels.late"),
-        ("watch", "errors.error"),
-        ("watch", "statuses.scrubbed.cycles"),
+        ("watch", "errors.text"),
+        ("watch", "ranks.scrubbed.cycles"),
         ("advise", "sizes.per_rank"),
     ]:
         assert any(path in paths(document) for document in documents[command]), (command, path)
@@ -168,4 +168,4 @@ def test_the_lists_are_not_empty(documents: dict[str, list[Any]]) -> None:
 
 def test_a_key_that_is_in_no_table_is_noticed() -> None:
     assert not is_told("new", "ls") and not is_told("steps.new", "ls") and not is_told("nodes.new", "verify")
-    assert is_told("nodes.damage.file", "verify") and is_told("steps.suspect.ranks", "verify")
+    assert is_told("nodes.damage.path", "verify") and is_told("steps.suspect.ranks", "verify")

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from deeppart.model import LeafSpec
 from deeppart.partition import STRATEGIES, Leaves, Plan, partition
 from deeppart.partition.cost import CostLine
-from deeppart.partition.heuristic import cut, tolerance
-from deeppart.partition.water_filling import fill
+from deeppart.partition.strategies import cut, fill, tolerance
 from tests.sampling import examples
 
 IntArray = NDArray[np.int64]

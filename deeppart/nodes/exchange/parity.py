@@ -1,6 +1,6 @@
 """Parity over the parts of a set: every member sends its blocks to the members that encode them, row by row.
 
-In a row, member s of the set encodes stripe s (:mod:`deeppart.plan.redundancy.stripes`): it receives k blocks from k
+In a row, member s of the set encodes stripe s (:mod:`deeppart.plan.redundancy`): it receives k blocks from k
 other members, computes m blocks of parity, keeps the first and sends the others on. The blocks of the next row are on
 their way meanwhile. Blocks behind the end of a part are zeros and are not sent.
 

@@ -1,21 +1,30 @@
-"""The comparison of two committed checkpoints."""
+"""The comparison of two committed checkpoints: their trees side by side, then the elements of what both have.
+
+The two are compared as :func:`deeppart.load` would give them. So an object is what its ``state_dict()`` returned, and
+neither the order of a dict's keys nor the way in which a leaf was saved (by all ranks, by each, in shards) counts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from deeppart.errors import StructureMismatchError
 from deeppart.offline.batches import BATCH_BYTES, owner_of, read_sound, repeats
-from deeppart.offline.diff.arrays import compare_arrays
-from deeppart.offline.diff.records import Compared, Diff, Difference, Tolerance
-from deeppart.offline.diff.walking import Pair, Side, Walk
+from deeppart.offline.diff.leaves import compare_arrays, compare_runs, same_small
+from deeppart.offline.diff.records import Compared, Diff, Difference, DifferenceKind, Held, Items, Tolerance
 from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.load import OpenCheckpoint
 from deeppart.part import Signing
-from deeppart.state.document.structure import SavedApart, SavedBranch, SavedNode
-from deeppart.state.tree.leaves import Array
+from deeppart.state.document.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.tree.leaves import Array, LeafType
+from deeppart.state.tree.naming import KIND_NAMES
+from deeppart.state.tree.paths import ExactPath, exact, id_key, readable
+from deeppart.state.tree.paths import Path as KeyPath
+from deeppart.state.tree.runs import describe_leaf_value, run_items, run_kind
 from deeppart.storage.node import one_line
 
 Progress = Callable[[int, int], None]
@@ -166,3 +175,279 @@ def _batches(a: OpenCheckpoint, b: OpenCheckpoint, pairs: Sequence[Pair]) -> Ite
         room -= nbytes
     if batch:
         yield batch
+
+
+#: Kinds of containers whose items are compared all the same if one is of one kind and one of another.
+_ALIKE = (DICTS, frozenset({"list", "tuple"}))
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor or array in one of the trees.
+
+    Attributes:
+        leaf: its number.
+        kind: its type.
+        own: true if a rank has saved it for itself.
+    """
+
+    leaf: int
+    kind: LeafType
+    own: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Small:
+    """A small value, or a run of them, in one of the trees; ``own`` as of :class:`Tensor`."""
+
+    value: Any
+    own: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container in one of the trees.
+
+    Attributes:
+        kind, name, keys: as of :class:`deeppart.state.document.structure.SavedBranch`.
+        children: what it holds, not looked at yet.
+    """
+
+    kind: str
+    name: str
+    keys: tuple[Any, ...]
+    children: tuple[SavedNode | Small, ...]
+
+
+Node = Tensor | Small | Container
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A leaf that both have, of one type.
+
+    Attributes:
+        path: as text.
+        rank: None, or whose it is, if a rank has saved it for itself in either.
+        kind: its type.
+        a, b: its number in each.
+    """
+
+    path: str
+    rank: int | None
+    kind: LeafType
+    a: int
+    b: int
+
+
+class Side:
+    """One of the two checkpoints, as one rank saved it."""
+
+    def __init__(self, checkpoint: OpenCheckpoint, rank: int) -> None:
+        self._lacks_rank = rank >= checkpoint.manifest.attempt.world_size
+        self.checkpoint = checkpoint if self._lacks_rank or rank == checkpoint.rank else checkpoint.as_rank(rank)
+        self._paths: list[KeyPath] | None = None
+
+    def look(self, node: SavedNode | Small) -> Node | None:
+        """What stands at a node; None if this rank has nothing there."""
+        if isinstance(node, Small):
+            return node
+        if isinstance(node, SavedArray):
+            own = self.checkpoint.is_own_leaf(node.index)
+            kind = self.checkpoint.target.types[node.index]
+            return None if own and self._lacks_rank else Tensor(node.index, kind, own)
+        if isinstance(node, SavedValue):
+            own = self.checkpoint.is_own_value(node.index)
+            return None if own and self._lacks_rank else Small(self.checkpoint.target.values[node.index], own)
+        if not isinstance(node, SavedBranch):  # the structure of one rank has everything in its place
+            return None
+        if node.kind == "object":
+            return self.look(node.children[0])
+        return Container(node.kind, node.name, node.keys, node.children)
+
+    def owner(self, leaf: int) -> ExactPath | None:
+        """KeyPath of the leaf whose memory a leaf shares; None if it has its own."""
+        owner = owner_of(self.checkpoint, leaf)
+        if owner == leaf:
+            return None
+        if self._paths is None:
+            self._paths = self.checkpoint.structure.array_paths()
+        return exact(self._paths[owner])
+
+
+class Walk:
+    """The walk over both trees, once for each rank whose own leaves are compared.
+
+    Attributes:
+        differences: those that need no reading.
+        pairs: the leaves to be read, of the rank that was walked last.
+        values: how many small values both have.
+        within: how many of them differ, by no more than the tolerance.
+    """
+
+    def __init__(self, tolerance: Tolerance | None) -> None:
+        self._tolerance = tolerance
+        self.differences: list[Difference] = []
+        self.pairs: list[Pair] = []
+        self.values = self.within = 0
+        self._rank = 0
+        #: What no rank has for itself is compared once, and not for each rank.
+        self._seen: set[ExactPath] = set()
+        #: The sides and trees of the first rank; and the nodes in them that have nothing that is a rank's own, once
+        #: another rank is walked. Trees of all ranks have these nodes themselves, so there is no need to go into them.
+        self._first: tuple[tuple[Side, SavedNode], tuple[Side, SavedNode]] | None = None
+        self._shared: tuple[set[int], set[int]] = (set(), set())
+
+    def walk(self, a: Side, b: Side, trees: tuple[SavedNode, SavedNode], rank: int) -> None:
+        """Compare two trees, and add to what was found before."""
+        self.pairs, self._rank, self._a, self._b = [], rank, a, b
+        if self._first is None:
+            self._first = (a, trees[0]), (b, trees[1])
+        elif not self._shared[0]:
+            self._shared = _shared_nodes(*self._first[0]), _shared_nodes(*self._first[1])
+        self._compare(a.look(trees[0]), b.look(trees[1]), ())
+
+    def _compare(self, a: Node | None, b: Node | None, path: KeyPath) -> None:
+        if a is None or b is None:
+            self._add_alone(a, b, path)
+            return
+        if isinstance(a, Container) != isinstance(b, Container):
+            a, b = _opened(a), _opened(b)
+        if isinstance(a, Container) and isinstance(b, Container):
+            self._compare_containers(a, b, path)
+        elif isinstance(a, Tensor) and isinstance(b, Tensor) and a.kind == b.kind:
+            self._compare_leaves(a, b, path)
+        elif isinstance(a, Small) and isinstance(b, Small):
+            self._compare_values(a, b, path)
+        else:
+            self._add("type", path, _text(a), _text(b), own=self._is_either_own(a, b))
+
+    def _compare_containers(self, a: Container, b: Container, path: KeyPath) -> None:
+        if (a.kind, a.name) != (b.kind, b.name):
+            self._add("type", path, _text(a), _text(b), own=self._is_either_own(a, b))
+            if not any(a.kind in alike and b.kind in alike for alike in _ALIKE):
+                return
+        ours, theirs = (
+            {id_key(key): (key, child) for key, child in zip(node.keys, node.children, strict=True)} for node in (a, b)
+        )
+        for name, (key, child) in ours.items():
+            if name in theirs and id(child) in self._shared[0] and id(theirs[name][1]) in self._shared[1]:
+                continue  # compared for the first rank
+            other = self._b.look(theirs[name][1]) if name in theirs else None
+            self._compare(self._a.look(child), other, (*path, key))
+        for name, (key, child) in theirs.items():
+            if name not in ours:
+                self._compare(None, self._b.look(child), (*path, key))
+
+    def _compare_leaves(self, a: Tensor, b: Tensor, path: KeyPath) -> None:
+        own = a.own or b.own
+        if self._is_done(path, own):
+            return
+        self.pairs.append(Pair(readable(path), self._rank if own else None, a.kind, a.leaf, b.leaf))
+        owners = self._a.owner(a.leaf), self._b.owner(b.leaf)
+        if owners[0] != owners[1]:
+            self._add("tie", path, *map(_tie_text, owners), own=own)
+
+    def _compare_values(self, a: Small, b: Small, path: KeyPath) -> None:
+        own = a.own or b.own
+        if self._is_done(path, own):
+            return
+        self.values += 1
+        differ, detail = _differ(a.value, b.value, self._tolerance)
+        if not differ and self._tolerance is not None:
+            self.within += _differ(a.value, b.value, None)[0]
+        if differ:
+            rank = self._rank if own else None
+            self.differences.append(Difference(readable(path), rank, "value", a.value, b.value, detail))
+
+    def _add_alone(self, a: Node | None, b: Node | None, path: KeyPath) -> None:
+        if a is not None:
+            self._add("only_a", path, _held(self._a, a), None, own=_is_own(self._a, a))
+        elif b is not None:
+            self._add("only_b", path, None, _held(self._b, b), own=_is_own(self._b, b))
+
+    def _is_either_own(self, a: Node, b: Node) -> bool:
+        return _is_own(self._a, a) or _is_own(self._b, b)
+
+    def _add(self, kind: DifferenceKind, path: KeyPath, a: Any, b: Any, *, own: bool) -> None:
+        if kind == "tie" or not self._is_done(path, own):
+            self.differences.append(Difference(readable(path), self._rank if own else None, kind, a, b))
+
+    def _is_done(self, path: KeyPath, own: bool) -> bool:
+        """True if something at a path was compared for another rank, and is the same for this one."""
+        key = exact(path)
+        if own or key not in self._seen:
+            if not own:
+                self._seen.add(key)
+            return False
+        return True
+
+
+def _shared_nodes(side: Side, tree: SavedNode) -> set[int]:
+    """``id`` of the nodes below one in which nothing is a rank's own."""
+    found: set[int] = set()
+
+    def is_shared(node: SavedNode) -> bool:
+        if isinstance(node, SavedBranch):
+            inner = [is_shared(child) for child in node.children]  # all of them are looked at
+            shared = all(inner)
+        else:
+            there = side.look(node)
+            shared = there is not None and not isinstance(there, Container) and not there.own
+        if shared:
+            found.add(id(node))
+        return shared
+
+    is_shared(tree)
+    return found
+
+
+def _differ(a: Any, b: Any, tolerance: Tolerance | None) -> tuple[bool, Items | None]:
+    """Whether two small values differ; and how, if they are runs."""
+    if run_kind(a) is not None and type(a) is type(b):
+        detail = compare_runs(a, b, tolerance)
+        return detail is not None, detail
+    return not same_small(a, b, tolerance), None
+
+
+def _opened(node: Node) -> Node:
+    """A run of values as the container that it is."""
+    if not isinstance(node, Small) or (kind := run_kind(node.value)) is None:
+        return node
+    keys, items = run_items(node.value)
+    return Container(kind, "", tuple(keys), tuple(Small(item, node.own) for item in items))
+
+
+def _is_own(side: Side, node: Node) -> bool:
+    """True if it is a rank's own: of a container, all leaves and values in it."""
+    if not isinstance(node, Container):
+        return node.own
+    inner = [found for found in map(side.look, node.children) if found is not None]
+    return bool(inner) and all(_is_own(side, found) for found in inner)
+
+
+def _held(side: Side, node: Node) -> Held:
+    if isinstance(node, Tensor):
+        return Held(_text(node), 1, 0, node.kind.nbytes)
+    if isinstance(node, Small):
+        return Held(_text(node), 0, 1, 0)
+    inner = [_held(side, found) for found in map(side.look, node.children) if found is not None]
+    counts = (
+        sum(each.leaves for each in inner),
+        sum(each.values for each in inner),
+        sum(each.nbytes for each in inner),
+    )
+    return Held(_text(node), *counts)
+
+
+def _text(node: Node) -> str:
+    """What stands somewhere, for people."""
+    if isinstance(node, Tensor):
+        return str(node.kind)
+    if isinstance(node, Small):
+        return f"{type(node.value).__name__} {describe_leaf_value(node.value)}"
+    return f"{' '.join(filter(None, (KIND_NAMES.get(node.kind, node.kind), node.name)))} of {len(node.keys)}"
+
+
+def _tie_text(owner: ExactPath | None) -> str | None:
+    return None if owner is None else readable(tuple(key if isinstance(key, str) else key[1] for key in owner))

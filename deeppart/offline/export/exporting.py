@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from deeppart import access
 from deeppart.errors import StorageError
-from deeppart.offline.export.archive import Hdf5Writer
 from deeppart.offline.export.beside import BesideFile, BesideFolder
+from deeppart.offline.export.hdf5 import Hdf5Writer
 from deeppart.offline.export.reading import Content, Progress, Totals
 from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.load import OpenCheckpoint

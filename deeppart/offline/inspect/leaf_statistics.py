@@ -9,8 +9,7 @@ from pathlib import Path
 
 from deeppart.errors import FormatError, StorageError
 from deeppart.offline.batches import batches, read_sound, repeats
-from deeppart.offline.inspect.contents import read_contents
-from deeppart.offline.inspect.described import Contents, Leaf
+from deeppart.offline.inspect.contents import Contents, Leaf, read_contents
 from deeppart.offline.load import OpenCheckpoint
 from deeppart.offline.statistics import Gathering, Stats, has_statistics
 from deeppart.part import Signing

@@ -14,8 +14,7 @@ from pathlib import Path
 from deeppart import access
 from deeppart.errors import CheckpointError, StorageError
 from deeppart.model import StepKey
-from deeppart.offline.inspect.examining import COMPLETE, PersistentStep, examine
-from deeppart.offline.inspect.listing import name_ranks, require_directory
+from deeppart.offline.inspect.listing import COMPLETE, PersistentStep, examine, name_ranks, require_directory
 from deeppart.offline.inspect.node_files import lineage_on_nodes
 from deeppart.part import Signing
 from deeppart.storage.keeping import in_order_of_commits

@@ -5,6 +5,7 @@ What a place requires is told by the place, never by what lies there: somebody m
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -20,8 +21,8 @@ from deeppart.model import Attempt, ParityIdentity, ParityMember, PartRecord
 from deeppart.nodes.exchange.memory import Arena
 from deeppart.nodes.exchange.rebuild import rebuild_parts
 from deeppart.nodes.exchange.rebuild_steps import Wanted, padded_bytes
+from deeppart.offline.inspect.misnamed import file_of, header_of
 from deeppart.offline.inspect.node_files import NodeFiles
-from deeppart.offline.inspect.repair_paths import are_one, file_of
 from deeppart.part import (
     FileSource,
     MemorySource,
@@ -31,10 +32,9 @@ from deeppart.part import (
     part_file_name,
     set_id,
 )
-from deeppart.part.format import HEADER_BYTES, PartHeader
+from deeppart.part.format import PartHeader
 from deeppart.plan.restart import Committed, FilesByAttempt, Inventory, Read, Source
 from deeppart.recovery.load_part import LoadedPart, load_part
-from deeppart.storage.kept import is_kept_name
 from deeppart.storage.manifests import read_manifests
 from deeppart.storage.node import one_line
 from deeppart.storage.steps import list_steps, parse_step_directory_name
@@ -46,12 +46,13 @@ class Reach:
     """Sound files of one persistent directory and of node-local directories that belong to it.
 
     Attributes:
+        root: the persistent directory.
         steps, manifests: of what is committed, by key and by attempt.
         bad: paths of files that are damaged; what has been repaired is taken out.
     """
 
     def __init__(self, root: Path, nodes: NodeFiles, damaged: Sequence[Path], signing: Signing | None) -> None:
-        self._root, self._nodes, self._signing = root, nodes, signing
+        self.root, self._nodes, self._signing = root, nodes, signing
         steps, _ = read_manifests(root, signing)
         self.steps = {step.key: step for step in steps}
         self.manifests = {step.manifest.attempt: step.manifest for step in steps}
@@ -75,7 +76,7 @@ class Reach:
             for part in found.parts:  # in the older layout, the directory alone does not tell
                 if part.path == str(path) and key is not None and key.may_hold(part.attempt):
                     return part.attempt
-        if key in self.steps and path.parent.parent == self._root:
+        if key in self.steps and path.parent.parent == self.root:
             return self.steps[key].manifest.attempt
         known = [a for a in self._files.attempts() if key and key.may_hold(a) and a.world_size == world_size]
         committed = [attempt for attempt in known if self._files.is_committed(attempt)]
@@ -111,28 +112,43 @@ class Reach:
         named = frozenset({record.node_index_digest or record.index_digest} if record else ())
         return own or others or named
 
-    def copies(self, attempt: Attempt, rank: int) -> list[Path]:
-        """Files, or sections, of a part, in their places or found on nodes; sound or not."""
+    def is_elsewhere(self, header: PartHeader, path: Path) -> bool:
+        """True if there is a sound file of a part, or a sound section, besides the file at ``path``."""
+        attempt, rank = header.attempt, header.rank
         if attempt not in self._files.attempts() or rank >= attempt.world_size:
-            return []
-        return [Path(each.path) for each in self._files.findings(attempt)[rank].sources if each.rebuild is None]
+            return False
+        for each in self._files.findings(attempt)[rank].sources:
+            if each.rebuild is None and each.path not in self.bad and file_of(Path(each.path)) != file_of(path):
+                try:
+                    with FileSource(each.path) as source:
+                        PartReader(
+                            source,
+                            where=each.path,
+                            expected_attempt=attempt,
+                            expected_rank=rank,
+                            signing=self._signing,
+                        ).verify()
+                    return True
+                except (FormatError, StorageError):
+                    continue
+        return False
 
     def is_persistent(self, path: Path) -> bool:
         """True if a file, or a section, lies in a step of the persistent directory."""
-        return file_of(path).parent.parent == self._root
+        return file_of(path).parent.parent == self.root
 
     def same_files(self, path: Path, rank: int, world_size: int, index_digest: str) -> list[Path]:
         """Where the file that unchanged chunks refer to may lie, besides ``path``: by names, and by what was found."""
         stored = [each for _, found in self._nodes.stocks for each in (*found.bases, *found.parts)]
         names = [Path(each.path) for each in stored if each.index_digest == index_digest]
-        for step in list_steps(self._root).values():
-            names += [step / path.name, step / part_file_name(rank, world_size), *kept_in(step)]
+        for step in list_steps(self.root).values():
+            names += [step / path.name, step / part_file_name(rank, world_size)]
         for committed in self.steps.values():
             parts = committed.manifest.parts
             records = [each for each in parts if each.index_digest == index_digest]
             names += [committed.directory / each.file for each in records]  # sections, too
         files = ((name, file_of(name)) for name in dict.fromkeys(names) if str(name) not in self.bad)
-        return [name for name, file in files if access.exists(file) and not are_one(path, file)]
+        return [name for name, file in files if access.exists(file) and not _are_one(path, file)]
 
     def get(self, attempt: Attempt, rank: int, path: Path, wanted: frozenset[str]) -> tuple[LoadedPart, Source]:
         """A sound copy of a part, in memory."""
@@ -214,18 +230,6 @@ class Reach:
         )
 
 
-def header_of(path: Path, at: int = 0) -> PartHeader | None:
-    """The sound header of a part that begins at an offset of a file; None if there is none, or it cannot be read."""
-    try:
-        with FileSource(path) as source:
-            return PartHeader.decode(source.read_at(at, HEADER_BYTES), where=str(path))
-    except (FormatError, StorageError):
-        return None
-
-
-def kept_in(directory: Path) -> list[Path]:
-    """What lay in the places of other files there, under the names that it is kept by."""
-    try:
-        return [directory / name for name in sorted(access.names_in(directory)) if is_kept_name(name)]
-    except OSError:
-        return []
+def _are_one(path: Path, other: Path) -> bool:
+    """True if two names belong to one file."""
+    return access.exists(path) and os.path.samestat(access.lstat(path), access.lstat(other))

@@ -1,8 +1,9 @@
 """Repairing files from others: parts from copies, from parity or from the other level, parity from the parts.
 
 One process that sees all the directories concerned; a running job repairs its own nodes itself
-(:mod:`deeppart.repair.scrub`). Whatever is written was checked before, and takes the damaged file's place at once or
-not at all. Memory: one part; two where parity is computed from parts that have to be rebuilt themselves.
+(:mod:`deeppart.repair.scrub`). Whatever is written was checked before, takes the damaged file's place at once or not
+at all, and is read once more before it is called repaired. What lies in a place may be the only file of another part:
+it is not written over then. Memory: one part; two where parity is computed from parts that have to be rebuilt.
 """
 
 from __future__ import annotations
@@ -13,41 +14,41 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import xxhash
 
 from deeppart import access
 from deeppart.errors import CorruptFileError, DeeppartError, FormatError, StorageError
-from deeppart.model import Attempt, PartRecord
-from deeppart.offline.inspect.misplaced import Misplaced
-from deeppart.offline.inspect.node_file_repair import DamagedNodeFile
-from deeppart.offline.inspect.node_files import NodeFiles
-from deeppart.offline.inspect.parity import encode_share
+from deeppart.model import Attempt, StepKey
+from deeppart.offline.inspect.misnamed import advice, file_of, misnamed
+from deeppart.offline.inspect.node_files import NodeFiles, encode_share
+from deeppart.offline.inspect.parts import StepFiles
 from deeppart.offline.inspect.reach import Reach
-from deeppart.offline.inspect.repair_paths import file_of, repair_order
-from deeppart.offline.inspect.repair_results import Results, is_base
+from deeppart.offline.inspect.verifying import damage_of_part
 from deeppart.part import (
+    SECTION_ALIGNMENT,
     FileSource,
+    NodeTable,
     ParityWriter,
     PartReader,
-    SectionPath,
+    Section,
     Signing,
     is_parity_file_name,
     parse_base_file_name,
     parse_part_file_name,
     parse_section_path,
-    part_file_name,
 )
 from deeppart.plan.restart import Source
-from deeppart.recovery.load_part import LoadedPart, sound_pieces
+from deeppart.recovery.load_part import sound_pieces
 from deeppart.storage.files import DurableFile, fill
-from deeppart.storage.kept import Kept
 from deeppart.storage.node import file_problem, one_line
-from deeppart.storage.steps import is_temporary_name
+from deeppart.storage.sections import complete
+from deeppart.storage.steps import is_temporary_name, parse_step_directory_name
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """The result for one damaged file.
+    """The result for one damaged file, or section of a node file.
 
     Attributes:
         path: the file.
@@ -66,13 +67,23 @@ class Repairer:
     def __init__(self, root: Path, nodes: NodeFiles, damaged: Sequence[Path], signing: Signing | None = None) -> None:
         self._nodes, self._signing = nodes, signing
         self._reach = Reach(root, nodes, damaged, signing)
-        self._results, self._misplaced = Results(self._reach, signing), Misplaced(self._reach)
-        self._kept: list[Path] = []
+        self._files: dict[StepKey, StepFiles] = {}
 
     def repair_nodes(self) -> list[Repaired]:
-        """Everything that is damaged on the nodes: parts first, since parity is computed from them."""
-        damage = sorted((each.path for each in self._nodes.damage), key=repair_order)
-        return [self._attempted(path) for path in damage]
+        """Everything that is damaged on the nodes."""
+        return self.repair([each.path for each in self._nodes.damage])
+
+    def repair(self, paths: Sequence[Path]) -> list[Repaired]:
+        """Damaged files, and damaged sections of node files."""
+        done, sections = [], dict[Path, list[Path]]()
+        for path in sorted(paths, key=_order):
+            if file_of(path) == path:
+                done.append(self._attempted(path))
+            else:
+                sections.setdefault(file_of(path), []).append(path)
+        for file, places in sorted(sections.items()):
+            done += self._attempted_node_file(file, places)
+        return done
 
     def remove_leftovers(self) -> None:
         """Remove what repairs that were interrupted have left in committed steps, and beside damaged files on nodes.
@@ -85,58 +96,6 @@ class Repairer:
                 for name in filter(is_temporary_name, access.names_in(directory)):
                     access.remove(directory / name)
 
-    def repair(self, paths: Sequence[Path]) -> list[Repaired]:
-        """Files of committed steps, and sections of node files: first those that lie in each other's places."""
-        moved = dict(self._misplaced.straighten(paths))
-        told, lost = set(map(file_of, paths)), []
-        done = [Repaired(own, f"{file}, where it lay", None) for own, file in moved.items() if own not in told]
-        for path in paths:
-            if file_of(path) in {*moved, *moved.values()} and self._results.problem(path) is None:
-                self._reach.bad.discard(str(path))
-                lay = moved.get(file_of(path))
-                done.append(Repaired(path, f"{lay}, where it lay" if lay else "an exchange of names", None))
-            else:
-                lost.append(path)
-        return done + self._repair_all(lost)
-
-    def _repair_all(self, paths: Sequence[Path]) -> list[Repaired]:
-        sections: dict[str, list[SectionPath]] = {}
-        for path in paths:
-            if (place := parse_section_path(path)) is not None:
-                sections.setdefault(place.file, []).append(place)
-        files = [path for path in sorted(paths, key=repair_order) if parse_section_path(path) is None]
-        done = [self._attempted(path) for path in files]
-        for file, places in sorted(sections.items()):
-            done += self._attempted_node_file(Path(file), places)
-        return done
-
-    def _attempted_node_file(self, file: Path, places: Sequence[SectionPath]) -> list[Repaired]:
-        paths = {place.rank: file / part_file_name(place.rank, place.world_size) for place in places}
-        try:
-            attempt = self._reach.attempt_of(file, places[0].world_size)
-            parts = self._reach.manifests[attempt].parts
-            records = [record for record in parts if record.file.split("/")[0] == file.name]
-            damaged = DamagedNodeFile(file, attempt, records, self._signing)
-            with self._keeping(file) as kept:
-                outcomes = damaged.repair(
-                    lambda record: self._elsewhere(attempt, record, file.parent / record.file), kept.keep
-                )
-        except DeeppartError as error:
-            return [Repaired(path, None, one_line(error)) for path in paths.values()]
-        done = []
-        for rank, path in sorted(paths.items()):
-            outcome = outcomes.get(rank, "the file itself")  # sound when it was read again
-            if isinstance(outcome, DeeppartError):
-                done.append(Repaired(path, None, one_line(outcome)))
-            else:
-                done.append(self._checked(path, outcome))
-        return done
-
-    def _elsewhere(self, attempt: Attempt, record: PartRecord, path: Path) -> tuple[Iterator[memoryview | bytes], str]:
-        wanted = self._reach.wanted(attempt, record.rank, path, record)
-        part, source = self._reach.get(attempt, record.rank, path, wanted)
-        return part.pieces(), _told(source)
-
     def _attempted(self, path: Path) -> Repaired:
         try:
             source = self._repair(path)
@@ -144,26 +103,16 @@ class Repairer:
             return Repaired(path, None, one_line(error))
         return self._checked(path, source)
 
-    @contextlib.contextmanager
-    def _keeping(self, path: Path) -> Iterator[Kept]:
-        """Around what writes over a place: keeps what lies there if it is all there is of something else."""
-        with Kept(path) as kept:
-            if self._misplaced.must_stay(path):
-                kept.keep()
-            yield kept
-        if kept.name is not None:
-            self._kept.append(kept.name)
-
-    def _put(self, path: Path, pieces: Iterable[memoryview | bytes]) -> None:
-        with self._keeping(path):
-            fill(DurableFile(path, over="damaged"), pieces)
+    def _attempted_node_file(self, file: Path, places: Sequence[Path]) -> list[Repaired]:
+        try:
+            source = self._repair_node_file(file, places[0])
+        except DeeppartError as error:
+            return [Repaired(path, None, one_line(error)) for path in places]
+        return [self._checked(path, source) for path in places]
 
     def _checked(self, path: Path, source: str) -> Repaired:
         """What was put in place is read once more, as what the place requires, before it is called repaired."""
-        if self._kept:
-            source += f" (what lay there is kept: {', '.join(map(str, self._kept))})"
-            self._kept.clear()
-        problem = self._results.problem(path)
+        problem = self._problem(path)
         if problem is not None:
             return Repaired(path, None, f"{source} was put in its place, which is still not sound: {problem}")
         self._reach.bad.discard(str(path))  # it may serve as a source for the next one
@@ -184,12 +133,17 @@ class Repairer:
         wanted = self._reach.wanted(attempt, rank, path, record)
         if (lent := self._repair_bases(path, attempt, rank, wanted)) is not None:
             return lent
+        self._refuse_the_only_file(path, attempt)
         part, source = self._reach.get(attempt, rank, path, wanted)
         for name, other in part.bases():
-            if not is_base(path.with_name(name)):
+            if not _is_base(path.with_name(name)):
+                self._refuse_the_only_file(path.with_name(name), None)
                 self._put(path.with_name(name), sound_pieces(other))
-        self._write(path, part, record.digest if record and record.index_digest == source.index_digest else None)
-        return _told(source)
+        pieces = part.pieces()
+        if record is not None and record.index_digest == source.index_digest:
+            pieces = _with_digest(pieces, record.digest, path)
+        self._put(path, pieces)
+        return _shown(source)
 
     def _repair_bases(self, path: Path, attempt: Attempt, rank: int, wanted: frozenset[str]) -> str | None:
         """Put in place again what a part refers to; None if that is not all that is wrong with it, or is nowhere."""
@@ -201,7 +155,7 @@ class Repairer:
                 )
             if wanted and reader.index_digest not in wanted:
                 return None
-            lacking = [base for base in map(path.with_name, reader.base_names) if not is_base(base)]
+            lacking = [base for base in map(path.with_name, reader.base_names) if not _is_base(base)]
             bases = [(base, parse_base_file_name(base.name)) for base in lacking]
             sources = [self._repair_base(base, *parsed) for base, parsed in bases if parsed is not None]
         except (FormatError, StorageError):
@@ -211,6 +165,7 @@ class Repairer:
 
     def _repair_base(self, path: Path, rank: int, world_size: int, index_digest: str) -> str:
         """Find the same file anywhere else."""
+        self._refuse_the_only_file(path, None)
         tried = []
         for other in self._reach.same_files(path, rank, world_size, index_digest):
             try:
@@ -228,27 +183,35 @@ class Repairer:
             todo="name the local_dir of nodes with --local, or let a restored job write a new checkpoint",
         )
 
-    def _write(self, path: Path, part: LoadedPart, digest: str | None) -> None:
-        """Put a part in place."""
-
-        def pieces() -> Iterator[memoryview | bytes]:
-            whole = xxhash.xxh3_128()
-            for piece in part.pieces():
-                whole.update(piece)
-                yield piece
-            if digest is not None and whole.hexdigest() != digest:
-                raise CorruptFileError(
-                    "what was found in its place has another digest",
-                    expected=digest,
-                    found=whole.hexdigest(),
-                    where=str(path),
-                )
-
-        self._put(path, pieces())
+    def _repair_node_file(self, file: Path, section: Path) -> str:
+        """Write a node file anew, from its sound sections and from copies of the others; all of it or nothing."""
+        place = parse_section_path(section)
+        assert place is not None
+        attempt = self._reach.attempt_of(file, place.world_size)
+        records = [each for each in self._reach.manifests[attempt].parts if each.file.split("/")[0] == file.name]
+        self._refuse_the_only_file(section, attempt)
+        sections, sources = list[Section](), list[str]()
+        new = DurableFile(file, over="damaged")
+        try:
+            for record in records:
+                new.skip(-(-new.nbytes // SECTION_ALIGNMENT) * SECTION_ALIGNMENT - new.nbytes)
+                at, wanted = new.nbytes, frozenset({record.index_digest})
+                part, source = self._reach.get(attempt, record.rank, file, wanted)
+                for piece in _with_digest(part.pieces(), record.digest, file):
+                    new.write(piece)
+                sections.append(Section(record.rank, at, new.nbytes - at, record.index_digest))
+                if file_of(Path(source.path)) != file:
+                    sources.append(_shown(source))
+        except BaseException:
+            new.abort()
+            raise
+        complete(new, NodeTable(place.first, place.world_size, tuple(sections)))
+        return ", ".join(sources) or "the file itself"
 
     def _repair_parity(self, path: Path) -> str:
         """Compute a share of parity again, from all parts that it protects."""
         identity = self._reach.parity_identity(path)
+        self._refuse_the_only_file(path, None)
         file = DurableFile(path, over="damaged")
         readers: list[PartReader] = []
         with ExitStack() as stack:
@@ -267,6 +230,94 @@ class Repairer:
                 raise
         return f"the {len(parts)} parts that it protects"
 
+    def _put(self, path: Path, pieces: Iterable[memoryview | bytes]) -> None:
+        fill(DurableFile(path, over="damaged"), pieces)
 
-def _told(source: Source) -> str:
+    def _refuse_the_only_file(self, path: Path, attempt: Attempt | None) -> None:
+        """Raise if what lies in a place belongs elsewhere, and there is no other sound file of it."""
+        other = misnamed(path, attempt)
+        if other is not None and not self._reach.is_elsewhere(other, path):
+            raise CorruptFileError(
+                "another file lies in its place, and is not written over: it may be the only one",
+                found=advice(path, other, is_only=True),
+                where=str(path),
+            )
+
+    def _problem(self, path: Path) -> str | None:
+        """What is still wrong with a file, all of which is read; None if it is sound, and with it what it refers to."""
+        try:
+            return self._in_step(path) if self._reach.is_persistent(path) else self._on_node(path)
+        except DeeppartError as error:
+            return one_line(error)
+
+    def _in_step(self, path: Path) -> str | None:
+        """On the persistent level: what `deeppart verify` would say."""
+        directory = file_of(path).parent
+        key = parse_step_directory_name(directory.name)
+        step = None if key is None else self._reach.steps.get(key)
+        if key is None or step is None:
+            return None
+        files = self._files.setdefault(key, StepFiles(directory, step.manifest, self._signing))
+        base, parsed = parse_base_file_name(path.name), parse_part_file_name(path.name)
+        name = str(path.relative_to(directory))
+        rank = base[0] if base is not None else parsed[0] if parsed is not None else 0
+        # A base may be sound beside a part that is yet to be repaired.
+        found = [each for each in damage_of_part(files, rank) if base is None or each.file == name]
+        return found[0].message if found else None
+
+    def _on_node(self, path: Path) -> str | None:
+        parsed = parse_part_file_name(path.name)
+        if is_parity_file_name(path.name) or parsed is None:
+            if parse_base_file_name(path.name) is not None and not _is_base(path):
+                return "it is another file than its name says"
+            return file_problem(path, self._signing, lambda nbytes: None)
+        rank, world_size = parsed
+        attempt = self._reach.attempt_of(path, world_size)
+        wanted = self._reach.wanted(attempt, rank, path, self._reach.record(attempt, rank))
+        with FileSource(path) as source:
+            reader = PartReader(
+                source, where=str(path), expected_attempt=attempt, expected_rank=rank, signing=self._signing
+            )
+            if wanted and reader.index_digest not in wanted:
+                raise CorruptFileError("it is encoded in another way than copies and parity here", where=str(path))
+            reader.verify()
+            reader.check_bases()
+            for chunk in np.flatnonzero(reader.chunks["base"]).tolist():
+                reader.read_chunk(chunk)
+        return None
+
+
+def _order(path: Path) -> int:
+    """Bases before the parts that refer to them, these before the parity that is computed of them."""
+    if parse_base_file_name(path.name) is not None:
+        return 0
+    return 2 if is_parity_file_name(path.name) else 1
+
+
+def _with_digest(pieces: Iterable[memoryview | bytes], digest: str, path: Path) -> Iterator[memoryview | bytes]:
+    """The bytes of a file; raises at their end if they have another digest."""
+    whole = xxhash.xxh3_128()
+    for piece in pieces:
+        whole.update(piece)
+        yield piece
+    if whole.hexdigest() != digest:
+        raise CorruptFileError(
+            "what was found in its place has another digest",
+            expected=digest,
+            found=whole.hexdigest(),
+            where=str(path),
+        )
+
+
+def _shown(source: Source) -> str:
     return source.path if source.rebuild is not None else f"{source.level} {source.path}"
+
+
+def _is_base(path: Path) -> bool:
+    """True if a file is the one that its name, that of a base, says; its chunks are not read."""
+    parsed = parse_base_file_name(path.name)
+    try:
+        with FileSource(path) as source:
+            return parsed is not None and PartReader(source, where=str(path)).index_digest == parsed[2]
+    except (FormatError, StorageError):
+        return False

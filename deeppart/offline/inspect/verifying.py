@@ -10,26 +10,90 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from deeppart.errors import DeeppartError, FormatError, NewerFormatError, StorageError
+from deeppart.errors import DeeppartError, FormatError, NewerFormatError, RestoreError, StorageError
 from deeppart.model import Manifest, PartRecord, StepKey
-from deeppart.offline.inspect.choosing import Subject
-from deeppart.offline.inspect.cover import EXTRA, GAP, Fault, find_faults
-from deeppart.offline.inspect.examining import DAMAGED, NEWER, UNFINISHED_STATE
-from deeppart.offline.inspect.listing import name_ranks
-from deeppart.offline.inspect.naming import DamagedLeaf, LeafNames
+from deeppart.offline.inspect.cover import EXTRA, GAP, DamagedLeaf, Fault, LeafNames, ShardCover, find_faults
+from deeppart.offline.inspect.listing import DAMAGED, NEWER, UNFINISHED_STATE, name_ranks, require_directory
+from deeppart.offline.inspect.misnamed import advice, misnamed
 from deeppart.offline.inspect.parts import OpenPart, StepFiles, own_spans, shared_spans
-from deeppart.offline.inspect.shard_cover import ShardCover
-from deeppart.part import HEADER_BYTES
+from deeppart.part import HEADER_BYTES, Signing, parse_base_file_name
 from deeppart.part.json_text import parse_json
 from deeppart.state.restore.scatter import check_places
-from deeppart.storage.manifests import UNFINISHED
-from deeppart.storage.retired import is_gone, step_is_retired
-from deeppart.storage.steps import MANIFEST_NAME
+from deeppart.storage.manifests import UNFINISHED, committed_steps, read_manifest
+from deeppart.storage.retired import MOST_LOOKS, is_gone, step_is_retired
+from deeppart.storage.steps import MANIFEST_NAME, list_steps, step_directory
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A step to verify.
+
+    Attributes:
+        directory: the step's directory.
+        key: from its name.
+        manifest: None if there is no sound one.
+        error: the reason why there is none; None if it was never committed.
+        signing: the keys; it must be signed with one of them. None: not checked.
+    """
+
+    directory: Path
+    key: StepKey
+    manifest: Manifest | None
+    error: DeeppartError | None
+    signing: Signing | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that verifying reads."""
+        return self.manifest.nbytes + self.manifest.referenced_bytes if self.manifest else 0
+
+
+def choose_steps(
+    root: Path, step: int | None = None, *, every: bool = False, signing: Signing | None = None
+) -> list[Subject]:
+    """The steps to verify: one step, every step directory, or by default the newest commit, sound or not.
+
+    Of a step that there are several attempts at, all of them.
+    """
+    require_directory(root)
+    for _ in range(MOST_LOOKS):
+        present = list(list_steps(root))
+        keys = present
+        if step is not None:
+            keys = [key for key in present if key.step == step]
+        elif not every:
+            committed = committed_steps(root)
+            keys = [key for key in committed if key.step == committed[-1].step]
+        if keys or present == list(list_steps(root)):  # otherwise a running job has moved on meanwhile
+            break
+    if not keys:
+        numbers = sorted({key.step for key in present})
+        raise RestoreError(
+            "there is no committed checkpoint" if step is None else f"there is no step {step}",
+            found=f"steps {', '.join(map(str, numbers[-8:]))}" if numbers else "no step directory",
+            where=str(root.absolute()),
+            todo="`deeppart ls DIR` lists the steps"
+            if numbers
+            else "give the persistent_dir of a job that has saved a step",
+        )
+    return [_subject(root, key, signing) for key in keys]
+
+
+def _subject(root: Path, key: StepKey, signing: Signing | None) -> Subject:
+    directory = step_directory(root, key)
+    try:
+        return Subject(directory, key, read_manifest(root, key, signing), None, signing)
+    except FileNotFoundError:
+        return Subject(directory, key, None, None)
+    except (FormatError, StorageError) as error:
+        return Subject(directory, key, None, error)
+
 
 #: Every byte is as it was written. The other states are those of ``deeppart ls``, of which an unfinished or newer step
 #: cannot be checked.
@@ -191,8 +255,7 @@ class _Checking:
         except (FormatError, StorageError) as error:
             self._unreadable[record.rank] = len(self._damage)
             leaves = self._names.all_own(record.rank)
-            missing = isinstance(error, StorageError) and error.errno == errno.ENOENT
-            message = "the part file is missing" if missing else _text(error)
+            message = self._problem(error, self._files.directory / record.file, "the part file is missing")
             self._damage.append(Damage("part", message, record.file, record.rank, leaves=leaves))
         whole = record.nbytes + record.referenced_bytes
         self._advance(whole - (self.nbytes - before))  # what was not read will not be
@@ -229,12 +292,20 @@ class _Checking:
                 reader.check_base(base)
             except (FormatError, StorageError) as error:
                 gone.add(base)
-                missing = isinstance(error, StorageError) and error.errno == errno.ENOENT
-                message = "an older file that holds chunks of the part is missing" if missing else _text(error)
+                path = self._files.directory / reader.base_name(base)
+                message = self._problem(error, path, "an older file that holds chunks of the part is missing")
                 chunks = np.flatnonzero(reader.chunks["base"] == base).tolist()
                 leaves = tuple(leaf for chunk in chunks for leaf in self._leaves(part, chunk))
                 self._damage.append(Damage("part", message, reader.base_name(base), rank, leaves=leaves))
         return gone
+
+    def _problem(self, error: FormatError | StorageError, path: Path, missing: str) -> str:
+        """What is wrong with a file that cannot be opened as a part; what it is instead, if it is another one."""
+        if isinstance(error, StorageError):
+            return missing if error.errno == errno.ENOENT else _text(error)
+        attempt = None if parse_base_file_name(path.name) else self._files.manifest.attempt
+        other = misnamed(path, attempt)
+        return _text(error) if other is None else f"{_text(error)}; {advice(path, other)}"
 
     def _leaves(self, part: OpenPart, chunk: int) -> tuple[DamagedLeaf, ...]:
         """The pieces of leaves in a chunk."""

@@ -1,11 +1,9 @@
 """The inventory after a failure, and the plan to restore from it. Pure: no torch, MPI, clock or file."""
 
-from deeppart.plan.restart.explaining import explain, explain_parts, explain_sources
 from deeppart.plan.restart.healing import Encode, Healing, Transfer, Wish, Write, plan_healing
 from deeppart.plan.restart.inventory import Committed, Inventory, Location, StoredParity, StoredPart, on_node
 from deeppart.plan.restart.planner import Candidate, Outlook, survey
-from deeppart.plan.restart.reading import Portion, Read, assign
-from deeppart.plan.restart.routes import Hop, Routes
+from deeppart.plan.restart.reading import Hop, Portion, Read, Routes, assign, explain, explain_parts, explain_sources
 from deeppart.plan.restart.sources import BlockFile, FilesByAttempt, Rebuild, Source
 
 __all__ = [

@@ -1,12 +1,18 @@
-"""Who reads which part, or which stretch of one. Pure and deterministic: every rank gets the same answer."""
+"""Who reads which part, or which stretch of one, over which route, and all that in words.
+
+Pure and deterministic: every rank gets the same answer.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 
+from deeppart.model import LEVELS, Level
+from deeppart.plan.redundancy import Nodes
 from deeppart.plan.restart.planner import Candidate
 from deeppart.plan.restart.sources import Source
 
@@ -179,3 +185,127 @@ def _level(loads: list[int], nbytes: int) -> int:
         if count == len(loads) or level <= loads[count]:
             return level
     return 0
+
+
+#: Up to so many, sending to each directly is faster than passing on (docs/benchmarks.md).
+FANOUT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One rank's place on the way of one chunk.
+
+    Attributes:
+        source: the rank that it comes from; None for the one that has read it.
+        targets: ranks that it goes to, those of other nodes first.
+    """
+
+    source: int | None
+    targets: tuple[int, ...]
+
+
+class Routes:
+    """The ways of all chunks, as one rank sees them."""
+
+    def __init__(self, node_of: Sequence[int], rank: int) -> None:
+        self._rank, self._node, self._node_of = rank, node_of[rank], node_of
+        self._ranks = Nodes.of(node_of).ranks
+        self._place = self._ranks[self._node].index(rank)
+
+    def hop(self, reader: int, number: int, *, seen: bool) -> Hop | None:
+        """This rank's place on the way of a chunk."""
+        root = self._node_of[reader]
+        at_home = root == self._node
+        head = reader if at_home else self._head(self._node, number)
+        source: int | None = None
+        targets: list[int] = []
+        if self._rank == head:
+            above, below = self._nodes_around(root, number)
+            if above is not None:
+                source = reader if above == root else self._head(above, number)
+            targets += [self._head(node, number) for node in below]
+        if not (seen and at_home):
+            ranks = self._ranks[self._node]
+            first = ranks.index(reader) if at_home else number % len(ranks)
+            over, under = _around((self._place - first) % len(ranks), len(ranks))
+            if over is not None:
+                source = ranks[(over + first) % len(ranks)]
+            targets += [ranks[(place + first) % len(ranks)] for place in under]
+        return Hop(source, tuple(targets)) if source is not None or targets else None
+
+    def _head(self, node: int, number: int) -> int:
+        """The rank that receives a chunk for a node that is not its reader's."""
+        ranks = self._ranks[node]
+        return ranks[number % len(ranks)]
+
+    def _nodes_around(self, root: int, number: int) -> tuple[int | None, list[int]]:
+        """The node that a chunk comes from, and those that it goes to."""
+        others = len(self._ranks) - 1
+        if not others:
+            return None, []
+
+        def node_at(place: int) -> int:
+            if place == 0:
+                return root
+            other = (place - 1 + number) % others
+            return other if other < root else other + 1
+
+        mine = self._node if self._node < root else self._node - 1
+        place = 0 if self._node == root else 1 + (mine - number) % others
+        above, below = _around(place, others + 1)
+        return None if above is None else node_at(above), [node_at(each) for each in below]
+
+
+def _around(place: int, count: int) -> tuple[int | None, range]:
+    """The place above one in a tree of ``count`` places, 0 on top, and those below it."""
+    above = (place - 1) // FANOUT if place else None
+    first = FANOUT * place + 1
+    return above, range(min(first, count), min(first + FANOUT, count))
+
+
+_LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity"}
+#: Ranks that are named of those that read one part together.
+_MOST_NAMED = 8
+
+
+def explain(candidate: Candidate, reads: Sequence[Read]) -> str:
+    """One readable line: ``step 1200: 6 of 8 parts local, 2 of 8 parts rebuilt from parity; saved by 8 ranks``."""
+    saved = candidate.attempt.world_size
+    return f"step {candidate.attempt.step}: {explain_sources(reads)}; saved by {saved} rank{'s' if saved != 1 else ''}"
+
+
+def explain_sources(reads: Sequence[Read]) -> str:
+    """How many parts come from where: ``6 of 8 parts local, 2 of 8 parts rebuilt from parity``."""
+    counts = Counter(read.source.level for read in reads)
+    return ", ".join(
+        f"{counts[level]} of {len(reads)} parts {_LEVEL_WORDS.get(level, level)}" for level in LEVELS if level in counts
+    )
+
+
+def explain_parts(candidate: Candidate, reads: Sequence[Read]) -> list[str]:
+    """A readable line per part: who has it from where, and what comes next if that turns out bad."""
+    lines = []
+    for read, sources in zip(reads, candidate.sources, strict=True):
+        first, *rest = [_describe(source, read.reader) for source in sources]
+        otherwise = f"; otherwise {', then '.join(rest)}" if rest else "; there is no other source"
+        lines.append(f"part {read.part} ({read.source.nbytes} bytes): {_takers(read)} from {first}{otherwise}")
+    return lines
+
+
+def _takers(read: Read) -> str:
+    if not read.portions:
+        return f"rank {read.reader} takes it"
+    names = ", ".join(map(str, read.readers[:_MOST_NAMED])) + (", ..." if len(read.readers) > _MOST_NAMED else "")
+    return f"{len(read.readers)} ranks ({names}) take a stretch of it each"
+
+
+def _describe(source: Source, reader: int) -> str:
+    if source.rebuild is None:
+        return f"{source.level} {source.path if contains(source.readers, reader) else source.location}"
+    rebuild = source.rebuild
+    data = {piece.place for piece in rebuild.data if piece.path} - {rebuild.identity.place}
+    shares = {piece.place for piece in rebuild.parity}
+    return (
+        f"{source.path} ({len(data)} other parts and {len(shares)} shares of parity are there; "
+        f"{rebuild.identity.tolerate} of {len(rebuild.identity.members)} nodes may be lost)"
+    )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from deeppart.model import Attempt, Level, ParityIdentity, PartRecord
-from deeppart.plan.redundancy.stripes import Stripes
+from deeppart.plan.redundancy import Stripes
 from deeppart.plan.restart.inventory import Committed, Inventory, Location, StoredParity, StoredPart
 
 #: Parts without a trace, of one attempt, that are looked for and told of one by one.

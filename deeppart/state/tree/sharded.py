@@ -3,7 +3,7 @@
 Nothing of ``torch.distributed`` is imported. A tensor is sharded if it has one of these:
 
 * ``device_mesh`` and ``placements``: DTensor. Its boxes are computed from its mesh and placements
-  (:mod:`deeppart.plan.shards.placing`), because its own ``__create_chunk_list__`` names one box even where strided
+  (:mod:`deeppart.plan.shards`), because its own ``__create_chunk_list__`` names one box even where strided
   shards have left several.
 * torch's protocol for checkpoints (``__create_write_items__``, ``__create_chunk_list__``, ``__get_tensor_shard__``;
   torch/distributed/_checkpointable.py): TorchRec's LocalShardsWrapper, Megatron-core's and Megatron-FSDP's tensors,

@@ -20,7 +20,7 @@ import deeppart
 from deeppart.comm import base
 from deeppart.errors import DeeppartError, PeerTimeoutError, StorageError
 from deeppart.part import FLAG_PER_RANK, FileSource
-from deeppart.plan.restart import routes
+from deeppart.plan.restart import reading
 from deeppart.recovery import distribute, tables
 from deeppart.state.restore import scatter
 from tests.mpi.training_states import PER_RANK, config, flat_bytes, same, save, training_state
@@ -138,14 +138,14 @@ def test_between_two_nodes_each_chunk_goes_once_and_then_on(run_on: Any, in_memo
 
 def chain(rank: int, patch: pytest.MonkeyPatch) -> None:
     """Every rank passes chunks on to one node and one rank: the deepest tree there can be; few of them at once."""
-    patch.setattr(routes, "FANOUT", 1)
+    patch.setattr(reading, "FANOUT", 1)
     patch.setattr(distribute, "WINDOW", 3)
     patch.setattr("deeppart.comm.mpi.MESSAGE_BYTES", 10_000)
 
 
 def few_tags(rank: int, patch: pytest.MonkeyPatch) -> None:
     """Messages with one tag may not overtake each other, however few tags there are; one rank is late with its own."""
-    patch.setattr(routes, "FANOUT", 1)
+    patch.setattr(reading, "FANOUT", 1)
     patch.setattr(distribute, "_TAGS", 2)
     sending = distribute.Distributor._sending
 

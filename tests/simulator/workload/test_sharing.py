@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deeppart.model.boxes import Box
-from deeppart.partition.water_filling import fill
+from deeppart.partition.strategies import fill
 from deeppart.plan.shards import fault_of_cover
 from tests.sampling import examples
 from tests.sharded.random_states import states

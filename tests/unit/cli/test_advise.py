@@ -26,9 +26,9 @@ def job(tmp_path: Path) -> Path:
 def test_each_size_up_to_twice_the_ranks(job: Path) -> None:
     found = call_json("advise", job)
     assert [size["ranks"] for size in found["sizes"]] == [1, 2, 3, 4, 8, 12, 16]
-    assert found["profiled"] == {"ranks": 8, "batch": 512} and found["batch_capped"]
+    assert (found["profiled_ranks"], found["profiled_batch"]) == (8, 512) and found["capped"]
     paying = [size for size in found["sizes"] if size["per_rank"] >= 0.5]
-    assert found["best"] == max(paying, key=lambda size: size["goodput"])["ranks"] < 16
+    assert found["best"]["ranks"] == max(paying, key=lambda size: size["goodput"])["ranks"] < 16
     for size in found["sizes"]:
         true_s = float(TRUE.step_s(size["nodes"], size["ranks"], size["local_batch"], size["accumulation"]))
         assert size["step_s"] == pytest.approx(true_s, rel=0.05)
@@ -38,7 +38,7 @@ def test_each_size_up_to_twice_the_ranks(job: Path) -> None:
 def test_it_says_which_size_pays(job: Path) -> None:
     said = call("advise", job, "--worth", "0.9")
     (line,) = (line for line in said.splitlines() if "pays most" in line)
-    assert line.split()[0] == str(call_json("advise", job, "--worth", "0.9")["best"])
+    assert line.split()[0] == str(call_json("advise", job, "--worth", "0.9")["best"]["ranks"])
     assert "up to 8 ranks" in said and "too many ranks" in said
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import deeppart
-from tests.unit.cli_support import call, call_json, flip, invoke, manifest_path, save
+from tests.unit.cli_support import call, call_json, flip, manifest_path, save
 
 COMMANDS = (("ls",), ("show",), ("cat", "key"), ("verify",), ("prune", "--keep", "1", "--yes"))
 ERROR_KEYS = {"kind", "summary", "expected", "found", "where", "tried", "todo", "exit_code"}
@@ -60,34 +60,11 @@ def test_bad_usage(arguments: tuple[str, ...]) -> None:
     assert error["summary"]
 
 
-def test_what_the_system_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError(13, "Permission denied", "somewhere")
-
-    monkeypatch.setattr("deeppart.cli.ls.list_directory", refuse)
-    assert "Permission denied" in call("ls", tmp_path, code=2)
-    assert call_json("ls", tmp_path, code=2)["error"]["kind"] == "OSError"
-
-
-def test_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("deeppart.cli.ls.list_directory", interrupt)
-    assert "interrupted" in call("ls", tmp_path, code=130)
-
-
 def test_damaged_manifest_is_an_error_of_show(tmp_path: Path) -> None:
     save(tmp_path, 1)
     flip(manifest_path(tmp_path, 1), 300)
     assert "digest of the manifest" in call("show", tmp_path, code=1)
     assert call_json("show", tmp_path, "--step", "1", code=1)["error"]["kind"] == "CorruptFileError"
-
-
-def test_error_goes_to_stderr(tmp_path: Path) -> None:
-    result = invoke("ls", tmp_path / "missing")
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
 
 
 def test_a_real_process_and_a_pipe_that_closes(tmp_path: Path) -> None:

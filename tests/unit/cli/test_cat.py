@@ -1,16 +1,20 @@
-"""``deeppart cat``: arguments and exit codes."""
+"""``deeppart cat``: arguments and exit codes; leaves and values as numpy prints them, as JSON, and as bytes."""
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from deeppart.cli import leaves
 from tests.unit.cli.test_prune_signed import KEY, OTHER, key_file
 from tests.unit.cli_support import call, call_json, flip, forge, invoke, part_path, save, save_states
 
@@ -69,3 +73,135 @@ def test_signatures(tmp_path: Path) -> None:
     assert call("cat", tmp_path / "a", "rate", "--sign-key-file", key) == "0.001\n"
     result = invoke("cat", tmp_path / "a", "rate", "--sign-key-file", other)
     assert (result.exit_code, result.stdout) == (1, "")
+
+
+STATE: dict[str, Any] = {
+    "f32": torch.arange(6.0).reshape(2, 3) / 3,
+    "bf16": torch.tensor([1.5, -0.0, float("nan")], dtype=torch.bfloat16),
+    "f8": torch.tensor([0.5, 448.0]).to(torch.float8_e4m3fn),
+    "i64": torch.tensor([2**63 - 1, -1]),
+    "u64": torch.tensor([2**64 - 1], dtype=torch.uint64),
+    "bool": torch.tensor([[True], [False]]),
+    "c64": torch.tensor([1 + 2j]),
+    "scalar": torch.tensor(2.5),
+    "empty": torch.empty(0, 3),
+    "long": torch.arange(5000),
+    "text": np.array(["a\x1b[2J", "b"]),
+    "time": np.array(["2026-11-27", "NaT"], dtype="M8[D]"),
+    "big-endian": np.array([1.0, 2.0], dtype=">f4"),
+    "small": {"n": 1 << 70, "s": "a\x1b\nb", "run": list(range(100))},
+    "esc\x07\x1b[2J": {"t": torch.ones(2)},
+}
+if hasattr(torch, "float4_e2m1fn_x2"):
+    STATE["f4"] = torch.tensor([0x10, 0xF2], dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_states(tmp_path_factory.mktemp("leaves"), STATE)
+
+
+def loaded(root: Path, key: str) -> Any:
+    result = invoke("cat", root, key, "--npy")
+    assert result.exit_code == 0
+    return np.load(io.BytesIO(result.stdout_bytes), allow_pickle=False)
+
+
+@pytest.mark.parametrize("key", ["f32", "i64", "u64", "bool", "c64", "scalar", "empty", "long"])
+def test_npy_of_what_numpy_has(root: Path, key: str) -> None:
+    found, expected = loaded(root, key), STATE[key].numpy()
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape) and found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("key", ["text", "time", "big-endian"])
+def test_npy_of_numpys_own(root: Path, key: str) -> None:
+    found = loaded(root, key)
+    assert found.dtype == STATE[key].dtype and found.tobytes() == STATE[key].tobytes()
+
+
+@pytest.mark.parametrize("key", ["bf16", "f8"])
+def test_npy_of_what_numpy_lacks_is_float32(root: Path, key: str) -> None:
+    found = loaded(root, key)
+    assert found.dtype == np.float32 and found.tobytes() == STATE[key].float().numpy().tobytes()
+
+
+def test_raw_is_what_lies_in_memory(root: Path) -> None:
+    for key, data in STATE.items():
+        if isinstance(data, torch.Tensor):
+            expected = data.contiguous().view(torch.uint8).numpy().tobytes() if data.ndim else data.numpy().tobytes()
+            assert invoke("cat", root, key, "--raw").stdout_bytes == expected, key
+
+
+def test_two_numbers_to_a_byte_have_only_bytes(root: Path) -> None:
+    if "f4" not in STATE:
+        pytest.skip("this torch has no float4")
+    for form in ((), ("--npy",), ("--json",), ("--full",)):
+        result = invoke("cat", root, "f4", *form)
+        assert result.exit_code == 2 and "take the bytes (--raw)" in result.output
+
+
+def test_bytes_are_of_one_array(root: Path) -> None:
+    for form in ("--npy", "--raw"):
+        assert "KEY is a small value" in call("cat", root, "small/n", form, code=2)
+        assert "KEY is 3 leaves and values" in call("cat", root, "small", form, code=2)
+
+
+def test_a_real_pipe(root: Path) -> None:
+    """numpy itself cannot write to one."""
+    command = [sys.executable, "-m", "deeppart.cli", "cat", str(root), "f32", "--npy"]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    assert np.load(io.BytesIO(done.stdout)).tobytes() == STATE["f32"].numpy().tobytes() and done.stderr == b""
+
+
+def test_as_numpy_prints(root: Path) -> None:
+    assert call("cat", root, "f32") == f"{STATE['f32'].numpy()}\n"
+    assert call("cat", root, "scalar") == "2.5\n" and call("cat", root, "empty") == "[]\n"
+    assert call("cat", root, "bf16") == "[ 1.5 -0.   nan]\n"
+    assert call("cat", root, "long") == f"{STATE['long'].numpy()}\n" and "..." in call("cat", root, "long")
+    full = call("cat", root, "long", "--full")
+    assert "..." not in full and full.replace("[", "").replace("]", "").split() == list(map(str, range(5000)))
+    assert "0.6666667" in call("cat", root, "f32", "--full")
+
+
+def test_values(root: Path) -> None:
+    assert call("cat", root, "small/n") == "0x400000000000000000\n"
+    assert call("cat", root, "small/s") == "'a\\x1b\\nb'\n"
+    assert call("cat", root, "small/run") == f"{', '.join(map(str, range(100)))} (100 in a list)\n"
+    assert call("cat", root, "small/run", "--full") == f"{list(range(100))}\n"
+    assert call("cat", root, "small/run/42") == "42\n"
+    assert call("cat", root, "small").splitlines()[0] == "small/n  = 0x400000000000000000"
+
+
+def test_nothing_steers_the_terminal(root: Path) -> None:
+    """click takes ANSI sequences out of what goes to no terminal, but no bell."""
+    evil = "esc\x07\x1b[2J"
+    text = call("cat", root, "esc*") + call("cat", root, "text") + call("cat", root, evil) + call("cat", root, "small")
+    text += call("cat", root, f"{evil}/x", code=1)
+    assert not {"\x1b", "\x07"} & set(text) and "esc\\x07\\x1b[2J/t  float32[2]\n[1. 1.]\n" in text
+    assert "such as esc\\x07\\x1b[2J/t" in text
+
+
+def test_json(root: Path) -> None:
+    document = call_json("cat", root, "f32")
+    kind = {"kind": "torch", "dtype": "float32", "shape": [2, 3]}
+    assert document["leaves"] == [
+        {"kind": "leaf", "path": "f32", "own": False, "form": None, "type": kind, "data": STATE["f32"].tolist()}
+    ]
+    data = {key: call_json("cat", root, key)["leaves"][0]["data"] for key in ("bf16", "i64", "u64", "c64", "time")}
+    assert data == {
+        "bf16": [1.5, -0.0, "nan"],
+        "i64": [2**63 - 1, -1],
+        "u64": [hex(2**64 - 1)],
+        "c64": ["(1+2j)"],
+        "time": ["2026-11-27", "NaT"],
+    }
+    small = {leaf["path"]: leaf for leaf in call_json("cat", root, "small")["leaves"]}
+    assert small["small/n"] == {
+        "kind": "value", "path": "small/n", "own": False, "form": None, "type": "int", "value": hex(1 << 70)
+    }  # fmt: skip
+    assert small["small/run"]["value"] == list(range(100))
+
+
+def test_json_of_too_many_elements_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaves, "_MOST_JSON_ELEMENTS", 4999)
+    assert call_json("cat", root, "long", code=2)["error"]["kind"] == "StateError"

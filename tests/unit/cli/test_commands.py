@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any, ClassVar
 
 import click
 import pytest
 
-from deeppart.cli.commands import BROKEN_PIPE, GOOD, INTERRUPTED, NOT_GOOD, REFUSED, Commands, print_json
+from deeppart.cli.commands import GOOD, INTERRUPTED, NOT_GOOD, REFUSED, Commands, print_json
 from deeppart.errors import ConfigError, CorruptFileError, DeeppartError
 
 RAISED: dict[str, BaseException | int | None] = {
@@ -130,41 +126,12 @@ def test_what_installs_a_missing_package_is_told_and_other_modules_are_a_bug(
         run("other")
 
 
-def test_commands_are_imported_when_they_are_called() -> None:
-    class Lazy(Commands):
-        package: ClassVar[str] = "deeppart.cli"
-        names: ClassVar[tuple[str, ...]] = ("ls", "not written yet")
-
-    group = Lazy(name="test")
-    with click.Context(group) as context:
-        assert group.list_commands(context) == ["ls", "not written yet"]
-        found = group.get_command(context, "ls")
-        assert found is not None and found.name == "ls" and group.get_command(context, "prune") is None
-        with pytest.raises(ModuleNotFoundError):
-            group.get_command(context, "not written yet")
-
-
 def test_json_has_no_numbers_that_json_does_not_have(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"b": 1, "a": [2]}, sort_keys=True)
     assert capsys.readouterr().out == '{\n  "a": [\n    2\n  ],\n  "b": 1\n}\n'
     bad: Any = float("inf")
     with pytest.raises(ValueError, match="JSON"):
         print_json(bad)
-
-
-def test_a_reader_that_has_gone_is_no_error(tmp_path: Path) -> None:
-    program = (
-        "import sys; from deeppart.cli.commands import end_quietly\n"
-        "code = end_quietly(); print('more', flush=True); sys.exit(code)"
-    )
-    read, write = os.pipe()
-    os.close(read)
-    root = Path(__file__).parents[3]
-    ended = subprocess.run(
-        [sys.executable, "-c", program], stdout=write, stderr=subprocess.PIPE, text=True, cwd=root, check=False
-    )
-    os.close(write)
-    assert (ended.returncode, ended.stderr) == (BROKEN_PIPE, "")
 
 
 @pytest.mark.parametrize(("name", "said"), [("moduel", " Did you mean 'module'?"), ("zzz", "")])

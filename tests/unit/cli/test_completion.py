@@ -115,14 +115,6 @@ def test_a_completion_reads_no_key(root: Path, monkeypatch: pytest.MonkeyPatch) 
     assert offered("show", root, "--sign-key-file", "key", "--step", "2") == ["2000"] and read == []
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_shells_get_their_script(shell: str) -> None:
-    environment = {**os.environ, "_DEEPPART_COMPLETE": f"{shell}_source"}
-    command = [sys.executable, "-m", "deeppart.cli"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60, cwd=ROOT)
-    assert "_deeppart_completion" in done.stdout and f"{shell}_complete" in done.stdout
-
-
 def test_in_a_real_bash(root: Path, tmp_path: Path) -> None:
     program = tmp_path / "deeppart"
     program.write_text(f"#!{sys.executable}\nfrom deeppart.cli import main\nmain(prog_name='deeppart')\n")

@@ -41,7 +41,7 @@ def test_a_name_that_says_no_format(name: str, tmp_path: Path) -> None:
     error = call_json("export", tmp_path / "ckpt", tmp_path / name, code=2)["error"]
     assert ".h5, .hdf5" in error["expected"] and ".safetensors" in error["expected"] and "--to" in error["todo"]
     assert not (tmp_path / name).exists()
-    assert call_json("export", tmp_path / "ckpt", tmp_path / name, "--to", "torch")["format"] == "torch"
+    assert call_json("export", tmp_path / "ckpt", tmp_path / name, "--to", "torch")["form"] == "torch"
 
 
 def test_a_file_of_that_name_is_not_touched(tmp_path: Path) -> None:

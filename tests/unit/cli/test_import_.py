@@ -15,11 +15,11 @@ def test_there_and_back(tmp_path: Path) -> None:
     for name in ("x.safetensors", "x.pt", "x.dcp"):
         extra = ("--to", "dcp") if name == "x.dcp" else ()
         exported = call_json("export", tmp_path / "ckpt", tmp_path / name, *extra)
-        assert exported["format"] == {"x.pt": "torch", "x.dcp": "dcp"}.get(name, "safetensors")
+        assert exported["form"] == {"x.pt": "torch", "x.dcp": "dcp"}.get(name, "safetensors")
         found = call_json("import", tmp_path / name, tmp_path / "of" / name)
-        assert (found["format"], found["step"], found["leaves"]) == (exported["format"], 0, exported["leaves"])
+        assert (found["form"], found["step"], found["leaves"]) == (exported["form"], 0, exported["leaves"])
         printed = call("import", tmp_path / name, tmp_path / "of" / name, "--step", 3, "--keys", "m*")
-        assert printed.startswith(f"step 3 of {tmp_path / 'of' / name}: ") and f"({exported['format']})" in printed
+        assert printed.startswith(f"step 3 of {tmp_path / 'of' / name}: ") and f"({exported['form']})" in printed
     assert torch.equal(
         deeppart.load(tmp_path / "of" / "x.pt", 0)["model"]["bias"], deeppart.load(tmp_path / "ckpt")["model"]["bias"]
     )

@@ -22,8 +22,8 @@ def test_complete_steps(tmp_path: Path) -> None:
     assert document.keys() == {"directory", "lineage", "owner", "steps", "problems"}
     step = document["steps"][1]
     size = part_path(tmp_path, 10).stat().st_size
-    assert (step["step"], step["state"], step["restorable"], step["reasons"]) == (10, "complete", True, [])
-    assert (step["ranks"], step["bytes"], step["sequence"]) == (1, size, 1)
+    assert (step["step"], step["state"], step["is_restorable"], step["reasons"]) == (10, "complete", True, [])
+    assert (step["attempt"]["world_size"], step["nbytes"], step["key"]["sequence"]) == (1, size, 1)
     assert 0 < step["raw_bytes"] < size
     assert step["library"] == f"deeppart {deeppart.__version__}"
     assert step["places"] == [{"level": "persistent", "directory": str(tmp_path), "parts": [0]}]

@@ -13,6 +13,10 @@ import deeppart
 from tests.unit.cli_support import call, call_json, four_steps, invoke, save, step_dir, steps_on_disk
 
 
+def _steps(keys: list[dict[str, Any]]) -> list[int]:
+    return [key["step"] for key in keys]
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return four_steps(tmp_path)
@@ -36,19 +40,15 @@ def root(tmp_path: Path) -> Path:
 )
 def test_selections(options: tuple[str, ...], left: list[int], root: Path) -> None:
     dry = call_json("prune", root, *options, "--dry-run")
-    assert dry["kept"] == left and dry["dry_run"] is True and dry["removed"] == []
+    assert _steps(dry["kept"]) == left and dry["dry_run"] is True and dry["removed"] == []
     assert steps_on_disk(root) == [10, 20, 30, 40]
     document = call_json("prune", root, *options, "--yes")
     assert steps_on_disk(root) == left
     gone = sorted({10, 20, 30, 40} - set(left))
-    assert document.keys() == {
-        "directory", "dry_run", "owner", "selected", "kept", "removed", "failed", "left_behind", "signatures_checked",
-        "problems",
-    }  # fmt: skip
     assert (document["signatures_checked"], document["problems"]) == (False, [])
-    assert (document["removed"], document["kept"], document["failed"]) == (gone, left, [])
-    assert [entry["step"] for entry in document["selected"]] == gone
-    assert all(entry["bytes"] > 8000 and entry["state"] == "complete" for entry in document["selected"])
+    assert (_steps(document["removed"]), _steps(document["kept"]), document["failed"]) == (gone, left, [])
+    assert [entry["key"]["step"] for entry in document["remove"]] == gone
+    assert all(entry["nbytes"] > 8000 and entry["state"] == "complete" for entry in document["remove"])
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_nobody_to_ask(root: Path) -> None:
 
 def test_nobody_is_asked_where_there_is_nothing_to_remove(root: Path) -> None:
     assert call("prune", root, "--before", "1") == "nothing to remove; steps 10, 20, 30, 40 stay\n"
-    assert call_json("prune", root, "--keep", "4")["selected"] == []
+    assert call_json("prune", root, "--keep", "4")["remove"] == []
     assert "say what to remove" in call("prune", root, code=2)
 
 

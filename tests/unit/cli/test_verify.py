@@ -20,7 +20,7 @@ def test_sound(compression: str, tmp_path: Path) -> None:
     assert document["good"] is True
     for step in document["steps"]:
         size = part_path(tmp_path, step["step"]).stat().st_size
-        assert (step["state"], step["parts"], step["bytes"], step["damage"]) == ("sound", 1, size, [])
+        assert (step["state"], step["parts"], step["nbytes"], step["damage"]) == ("sound", 1, size, [])
         assert step["raw_bytes"] == 1_280_000 + 4_800_000 + 400 + 28 + 400 + 120
     assert [step["step"] for step in call_json("verify", tmp_path)["steps"]] == [2]
     assert [step["step"] for step in call_json("verify", tmp_path, "--step", 1)["steps"]] == [1]

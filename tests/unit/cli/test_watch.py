@@ -39,10 +39,10 @@ def test_a_running_job(tmp_path: Path) -> None:
         document = call_json("watch", tmp_path)
         assert document["state"] == "running" and document["owner"]["who"].startswith(f"process {os.getpid()} on")
     document = call_json("watch", tmp_path)
-    assert document["state"] == "ended" and document["reasons"] == [] and document["ended"] is not None
+    assert document["state"] == "ended" and document["reasons"] == [] and document["ranks"][0]["ended"] is not None
     (level,) = document["levels"]
-    assert (level["level"], level["step"], level["complete"], level["every"]) == ("persistent", 5, 1, 1)
-    assert document["blocked"]["checkpoints"] == 1 and document["statuses"][0]["process"] == os.getpid()
+    assert (level["name"], level["step"], level["done"], level["every"]) == ("persistent", 5, 1, 1)
+    assert document["blocked"]["checkpoints"] == 1 and document["ranks"][0]["process"] == os.getpid()
     text = call("watch", tmp_path, "--once")
     assert "ended: process" in text and "1 rank on 1 node" in text and text.count("persistent") == 1
     found = parsed(call("watch", tmp_path, "--prometheus"))

@@ -188,3 +188,110 @@ def test_equal_values_of_other_types_are_no_difference(one: dict[str, Any], othe
 def test_metrics_and_events_go_to_two_files() -> None:
     with pytest.raises(ConfigError, match="another file than metrics_file"):
         Config(metrics_file="a", events_file="a")
+
+
+def test_the_nearest_key_is_named_wherever_it_is_misspelt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(make: Any) -> str:
+        with pytest.raises(ConfigError, match="no setting") as caught:
+            make()
+        assert "one of capture, compression" in str(caught.value.expected)
+        return str(caught.value.todo)
+
+    assert found(lambda: Config(persistant_dir="x")) == "write persistent_dir=..."  # type: ignore[call-arg]
+    assert found(lambda: Config(local_dir="x", flush_bandwith=1)) == "write flush_bandwidth=..."  # type: ignore[call-arg]
+    assert found(lambda: Config(TIMEOUT=1)) == "write timeout=..."  # type: ignore[call-arg]
+    assert found(lambda: dataclasses.replace(Config(), keeps=1)) == "write keep=..."  # type: ignore[call-arg]
+    assert "configuration.md" in found(lambda: Config(qqq=1))  # type: ignore[call-arg]
+    monkeypatch.setenv("DEEPPART_TIMEOUTS", "3")
+    assert found(Config) == "write timeout=..."
+    write_toml("persistant_dir = 'x'\n")
+    assert found(Config) == "write persistent_dir=..."
+
+
+def test_unknown_keys_are_errors_wherever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="'tiemout'"):
+        Config(tiemout=3)  # type: ignore[call-arg]
+    monkeypatch.setenv("DEEPPART_TIEMOUT", "3")
+    with pytest.raises(ConfigError, match="'tiemout'") as caught:
+        Config(timeout=3)
+    assert "timeout" in str(caught.value), "the known ones are listed"
+    monkeypatch.delenv("DEEPPART_TIEMOUT")
+    write_toml("tiemout = 3")
+    with pytest.raises(ConfigError, match="'tiemout'"):
+        Config(timeout=3)
+
+
+def test_settings_that_are_not_as_by_default() -> None:
+    assert str(Config()) == (
+        "persistent_dir: ckpt\n"
+        "every: persistent 1 (in checkpoints)\n"
+        "keep: persistent 3 (in steps)\n"
+        "all others as by default"
+    )
+    chosen = Config(
+        persistent_dir="/lustre/run",
+        local_dir="/local",
+        every={"local": 1, "parity": 4, "persistent": 4},
+        keep={"persistent": 0},
+        replicated={"replay/*": "none"},
+        flush_bandwidth=500e6,
+        timeout=120,
+        parity_group=8,
+        sign_key_file=["new", "old"],
+    )
+    assert str(chosen) == (
+        "persistent_dir: /lustre/run\n"
+        "local_dir: /local\n"
+        "every: local 1, parity 4, persistent 4 (in checkpoints)\n"
+        "keep: local 1, partner 1, parity 1, persistent all (in steps)\n"
+        "replicated: replay/* none\n"
+        "flush_bandwidth: 500 MB/s per node\n"
+        "timeout: 2 min\n"
+        "parity_group: 8 nodes\n"
+        "sign_key_file: new, old\n"
+        "all others as by default"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"every": "auto"}, "keep: persistent 3 (in steps)"),
+        ({"every": "auto", "local_dir": "/local"}, "keep: local 1, partner 1, parity 1, persistent 3 (in steps)"),
+        ({"local_dir": "/local", "every": {"partner": 0}}, "keep: local 1, persistent 3 (in steps)"),
+    ],
+)
+def test_levels_that_are_off_are_left_out_of_what_is_kept(settings: dict[str, Any], kept: str) -> None:
+    assert kept in str(Config(**settings)).splitlines()
+
+
+def test_settings_from_the_environment_are_shown_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPPART_TIMEOUT", "7")
+    assert "timeout: 7 s" in str(Config()).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "line"),
+    [
+        ("flush_bandwidth", 2.5e9, "flush_bandwidth: 2.5 GB/s per node"),
+        ("scrub_bandwidth", 1e6, "scrub_bandwidth: 1 MB/s per node"),
+        ("timeout", 0.5, "timeout: 500 ms"),
+        ("kappa", 4096, "kappa: 4.1 kB"),
+        ("node_size", 4, "node_size: 4 ranks"),
+        ("parity_group", 3, "parity_group: 3 nodes"),
+        ("parity_tolerate", 1, "parity_tolerate: 1 of a group's nodes may be lost"),
+        ("on_busy", "skip", "on_busy: skip"),
+        ("incremental", False, "incremental: False"),
+        ("sign_key_file", ["one"], "sign_key_file: one"),
+        ("replicated", {"a/*": "none", "b": "all"}, "replicated: a/* none, b all"),
+        ("compression", "zstd:3", "compression: zstd:3"),
+    ],
+)
+def test_each_setting_has_its_unit(setting: str, value: Any, line: str) -> None:
+    lines = str(Config(**{setting: value})).splitlines()
+    assert line in lines and lines[-1] == "all others as by default" and len(lines) == 5
+
+
+def test_what_is_as_by_default_is_not_a_line_even_where_it_was_said() -> None:
+    plain = Config()
+    assert str(Config(timeout=plain.timeout, on_busy=plain.on_busy)) == str(plain)

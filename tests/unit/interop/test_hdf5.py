@@ -22,8 +22,7 @@ from deeppart.errors import CorruptFileError, DeeppartError, StructureMismatchEr
 from deeppart.interop.hdf5 import _MOST_CHUNK_BYTES, load, open_hdf5
 from deeppart.interop.importing import import_checkpoint
 from deeppart.offline.export import export
-from deeppart.offline.export.archive import Hdf5Writer
-from deeppart.offline.export.hdf5 import Filter
+from deeppart.offline.export.hdf5 import Filter, Hdf5Writer
 from deeppart.state.tree.leaves import TORCH_DTYPES
 from deeppart.testing.states import difference
 from tests.features import script_values

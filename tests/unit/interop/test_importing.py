@@ -30,8 +30,7 @@ from deeppart.interop.importing import import_checkpoint
 from deeppart.interop.safetensors import SafetensorsWriter
 from deeppart.interop.torch_file import TorchWriter
 from deeppart.offline.export import export
-from deeppart.offline.export.archive import Hdf5Writer
-from deeppart.offline.export.hdf5 import Filter
+from deeppart.offline.export.hdf5 import Filter, Hdf5Writer
 from deeppart.testing.states import difference
 from tests.tensor_kinds import coo, quantized
 from tests.unit.cli_support import call_json

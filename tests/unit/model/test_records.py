@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
 from deeppart.model import Attempt, Manifest, PartRecord, Share, Span, StepKey, SuspectLeaf, Suspicion
+from deeppart.model.run_records import run_records
 
 ATTEMPT = Attempt("a" * 32, "b" * 32, 3, 100, 2)
 
@@ -56,3 +58,40 @@ def test_a_checkpoint_is_suspect_between_the_last_comparison_and_the_one_that_fo
     for other in (dataclasses.replace(ATTEMPT, lineage="c" * 32), dataclasses.replace(ATTEMPT, session="c" * 32)):
         assert not found.leaves_of(other)
     assert str(leaf) == "w (last compared in full at step 98, then found: rank 1 differs from rank 0)"
+
+
+RUN: dict[str, Any] = {
+    "session": "ab" * 16,
+    "began": "2026-11-20T01:02:03.000000Z",
+    "nodes": 2,
+    "seen": None,
+    "ended": "2026-11-20T02:02:03.000000Z",
+    "restored": "partner",
+}
+
+
+def _document(**changes: Any) -> dict[str, Any]:
+    return {"format": "deeppart-runs", "version": 1, "runs": [RUN | changes]}
+
+
+def test_runs_as_they_are_written() -> None:
+    assert run_records(_document(more="ignored")) == [RUN]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"session": "AB" * 16}, {"session": ["a"]}, {"began": None}, {"began": "2026-11-20"}, {"ended": 5},
+        {"nodes": 0}, {"nodes": True}, {"nodes": 1 << 25}, {"restored": "cloud"}, {"seen": "x" * 10_000},
+    ],
+)  # fmt: skip
+def test_what_the_library_does_not_write(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(changes))) as caught:
+        run_records(_document(**changes))
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("document", [[], {}, _document() | {"version": 2}, _document() | {"runs": [RUN] * 501}])
+def test_other_documents(document: Any) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        run_records(document)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ import torch
 
 import deeppart
 from deeppart.errors import CorruptFileError
+from deeppart.offline.find import find_step
+from deeppart.offline.load import OpenCheckpoint
 from deeppart.part.source import FileSource
+from deeppart.state.restore.boxes import LiveBox
 from deeppart.testing.states import Box, difference
 from tests.unit.round_trip import save
 
@@ -102,3 +106,25 @@ def both_ways_of_objects(directory: Path, state: Any) -> Any:
     loaded = deeppart.load(directory / "ckpt")
     assert difference(state, loaded) is None
     return loaded
+
+
+def opened(files: ExitStack, directory: Path) -> OpenCheckpoint:
+    chosen, _ = find_step(directory, 1, None)
+    return OpenCheckpoint(files, chosen.directory, chosen.manifest, signing=None)
+
+
+@pytest.mark.parametrize("may_share", [True, False])
+def test_a_damaged_chunk_is_refused_before_any_is_used(tmp_path: Path, may_share: bool) -> None:
+    with deeppart.Checkpointer(persistent_dir=tmp_path, compression="none") as checkpointer:
+        checkpointer.checkpoint({"w": torch.arange(1 << 21)}, 1).wait()
+    (part,) = tmp_path.glob("step-*/part*")
+    data = bytearray(part.read_bytes())
+    data[len(data) // 2] ^= 1
+    part.write_bytes(data)
+    with ExitStack() as files:
+        checkpoint = opened(files, tmp_path)
+        checkpoint._may_share = may_share
+        live = torch.zeros(1 << 21, dtype=torch.int64)
+        with pytest.raises(CorruptFileError, match="chunk"):
+            checkpoint.read_boxes({0: [LiveBox.whole(live)]})
+        assert not live.any()

@@ -13,7 +13,7 @@ import torch
 
 import deeppart
 from deeppart.errors import StructureMismatchError
-from deeppart.offline.select import select
+from deeppart.offline.load import select
 from deeppart.state.document.decoding import decode_structure
 from deeppart.state.document.encoding import encode_structure, encode_tree
 from deeppart.state.document.structure import SavedApart, SavedBranch, SavedNode, Structure, walk_tree

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from deeppart.errors import ConfigError
-from deeppart.plan.interval import LEAST_PERIOD_S, LevelCost, best, daly, waste, young
+from deeppart.plan.interval import LEAST_PERIOD_S, LevelCost, best, daly, least_of, waste, young
 from deeppart.plan.multiples import MOST_EVERY
 from tests.sampling import examples
 from tests.unit.plan.cadence_oracles import markov_efficiency, played_efficiency
@@ -236,3 +236,33 @@ def test_impossible_costs_are_refused(field: str, value: float) -> None:
     with pytest.raises(ConfigError) as caught:
         LevelCost("local", **{"cost_s": 1.0, field: value})
     assert field in str(caught.value) and "local" in str(caught.value)
+
+
+@pytest.mark.parametrize("guess", [-4.0, 0.0, 2.9, 3.0, 40.0])
+@pytest.mark.parametrize("power", [2, 4, 1.1])
+def test_it_is_found_from_anywhere(guess: float, power: float) -> None:
+    found = least_of(lambda x: abs(x - 3) ** power, -5.0, guess, 1e-4)
+    assert found == pytest.approx(3.0, abs=0.02)
+
+
+def test_at_the_end_where_the_function_only_rises() -> None:
+    assert least_of(math.exp, -2.0, 5.0, 1e-3) == pytest.approx(-2.0, abs=0.01)
+    assert least_of(math.exp, -2.0, -9.0, 1e-3) == pytest.approx(-2.0, abs=0.01)
+
+
+def test_where_the_guess_is_infinitely_bad() -> None:
+    def valley(x: float) -> float:
+        return (x - 1) ** 2 if x < 4 else math.inf
+
+    assert least_of(valley, -10.0, 30.0, 1e-4) == pytest.approx(1.0, abs=0.01)
+
+
+def test_few_values_are_asked_for() -> None:
+    asked: list[float] = []
+
+    def valley(x: float) -> float:
+        asked.append(x)
+        return math.cosh(x - 7)
+
+    least_of(valley, 0.0, 6.0, 0.003)
+    assert len(asked) < 25

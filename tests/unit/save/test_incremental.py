@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 import deeppart
 from deeppart.codec import EncodedChunk
 from deeppart.model import BaseRecord
-from deeppart.offline.inspect.choosing import choose_steps
-from deeppart.offline.inspect.verifying import verify
+from deeppart.offline.inspect.verifying import choose_steps, verify
 from deeppart.part import ChunkPlace, parse_base_file_name
 from deeppart.save.incremental import (
     LEAST_LIVE,
@@ -331,11 +330,11 @@ def test_ls_show_and_verify_tell_of_references(tmp_path: Path) -> None:
     root = str(tmp_path / "ckpt")
     listed = json.loads(invoke("ls", root, "--json").output)["steps"]
     assert [step["referenced_bytes"] > 3 * FROZEN for step in listed] == [False, True]
-    assert listed[1]["bytes"] < FROZEN < listed[0]["bytes"]
+    assert listed[1]["nbytes"] < FROZEN < listed[0]["nbytes"]
     assert "unchanged in older files" in invoke("show", root).output
     assert "unchanged" not in invoke("show", root, "--step", "1").output
     done = json.loads(invoke("verify", root, "--json").output)["steps"][0]
-    assert done["state"] == "sound" and done["bytes"] > 3 * FROZEN
+    assert done["state"] == "sound" and done["nbytes"] > 3 * FROZEN
     bases(tmp_path / "ckpt")[0].unlink()
     listed = json.loads(invoke("ls", root, "--local", tmp_path / "local", "--json").output)["steps"][1]
     assert listed["state"] == "recoverable" and "refers to a file" in listed["reasons"][0]
@@ -375,7 +374,7 @@ def test_repair_finds_bases_in_sections_of_node_files(tmp_path: Path, is_there: 
     else:
         base.unlink()
     (done,) = json.loads(invoke("verify", root, "--local", local, "--repair", "--json").output)["repairs"]
-    assert done["repaired"], done
+    assert done["problem"] is None, done
     assert done["source"].endswith("node-00000-of-00001.dpn/part-00000-of-00001.dpp"), done
     assert base.read_bytes() == sound
 

@@ -23,7 +23,7 @@ from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.paths import readable
 from deeppart.state.tree.replication import Replication
 from tests.unit.comm.worlds import on_all, world
-from tests.unit.plan.shards.partitions import halves
+from tests.unit.plan.shard_partitions import halves
 from tests.unit.sharded_states import piece, rows
 
 WITHIN = ("checkpoint(step=1)", 60.0)

@@ -42,8 +42,8 @@ def root(tmp_path: Path) -> Path:
 
 
 LOOKS = {
-    "parts": "deeppart.offline.inspect.examining.part_problem",
-    "manifest": "deeppart.offline.inspect.examining.read_manifest",
+    "parts": "deeppart.offline.inspect.listing.part_problem",
+    "manifest": "deeppart.offline.inspect.listing.read_manifest",
 }
 
 
@@ -55,9 +55,9 @@ def test_ls(when: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ls_looks_for_newer_steps_where_it_found_some_retired(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise there may be nothing left, and it says that nothing can be restored."""
-    from deeppart.offline.inspect import examining
+    from deeppart.offline.inspect import listing
 
-    real, retired = examining.part_problem, [step_dir(root, 1), step_dir(root, 2)]  # type: ignore[attr-defined]
+    real, retired = listing.part_problem, [step_dir(root, 1), step_dir(root, 2)]  # type: ignore[attr-defined]
 
     def late(*arguments: Any) -> Any:
         if retired:
@@ -66,13 +66,13 @@ def test_ls_looks_for_newer_steps_where_it_found_some_retired(root: Path, monkey
             remove_step(retired.pop())
         return real(*arguments)
 
-    monkeypatch.setattr(examining, "part_problem", late)
+    monkeypatch.setattr(listing, "part_problem", late)
     assert [(step["step"], step["state"]) for step in call_json("ls", root)["steps"]] == [(3, "complete")]
 
 
 def test_ls_beside_a_removal_that_is_under_way(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "deeppart.offline.inspect.examining.part_problem",
+        "deeppart.offline.inspect.listing.part_problem",
         lambda directory, *_: (
             (manifest_path(root, 1).unlink(missing_ok=True), ("is missing", 0))[1]
             if directory == step_dir(root, 1)
@@ -94,7 +94,7 @@ def test_show_of_a_step_that_is_retired(root: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_verify_where_the_manifest_is_gone_before_it_is_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before(monkeypatch, "deeppart.offline.inspect.choosing.read_manifest", step_dir(root, 1))
+    before(monkeypatch, "deeppart.offline.inspect.verifying.read_manifest", step_dir(root, 1))
     document = call_json("verify", root, "--all")
     assert [step["state"] for step in document["steps"]] == ["removed", "sound"] and document["good"] is True
 

@@ -36,7 +36,9 @@ def test_the_commands_and_load_name_the_leaves(tmp_path: Path) -> None:
     first, second, third = (read_manifest(tmp_path, key, None).attempt for key in committed_steps(tmp_path))
     leaf = SuspectLeaf("model/weight", "rank 1 differs from rank 0", first.sequence, 1)
     write_suspicion(tmp_path, Suspicion(second.lineage, second.session, third.sequence, 3, (2,), (leaf,)))
-    expected = [{"path": "model/weight", "ranks": "rank 1 differs from rank 0", "compared_at_step": 1}]
+    expected = [
+        {"path": "model/weight", "ranks": "rank 1 differs from rank 0", "after": first.sequence, "after_step": 1}
+    ]
     listed = {step["step"]: step["suspect"] for step in call_json("ls", tmp_path)["steps"]}
     assert listed == {1: [], 2: expected, 3: []}
     assert "suspect: model/weight" in call("ls", tmp_path)

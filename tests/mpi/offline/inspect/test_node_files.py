@@ -18,7 +18,7 @@ def test_what_could_not_be_read_is_not_sound(job: Path) -> None:
     """A mistyped or unmounted directory; a step directory that cannot be listed."""
     document = call_json("verify", job / "ckpt", "--local", job / "nodeX", code=1)
     assert not document["good"] and document["nodes"]["files"] == 0
-    assert document["nodes"]["not_read"] == [f"{job / 'nodeX'}: No such file or directory"]
+    assert document["nodes"]["unread"] == [f"{job / 'nodeX'}: No such file or directory"]
     (job / "empty").mkdir()
     document = call_json("verify", job / "ckpt", "--local", job / "empty")
     assert document["nodes"]["remarks"] == [f"{job / 'empty'}: no parts that belong to this checkpoint directory"]
@@ -27,7 +27,7 @@ def test_what_could_not_be_read_is_not_sound(job: Path) -> None:
     step.write_text("what fsck made of it")
     for repair in ([], ["--repair"]):
         document = call_json("verify", job / "ckpt", *nodes(job), *repair, code=1)
-        (line,) = document["nodes"]["not_read"]
+        (line,) = document["nodes"]["unread"]
         assert f"cannot list {step}" in line and document["nodes"]["damage"] == []
         assert "not read" in call("verify", job / "ckpt", *nodes(job), *repair, code=1)
 

@@ -36,7 +36,7 @@ def test_parity_that_is_sound_and_of_other_bytes(job: Path) -> None:
         ParityReader(source, where="").verify()
     document = call_json("verify", job / "ckpt", *nodes(job), code=1)
     (damage,) = document["nodes"]["damage"]
-    assert damage["file"] == str(path) and "parity of other bytes than part" in damage["message"]
+    assert damage["path"] == str(path) and "parity of other bytes than part" in damage["message"]
     assert call_json("verify", job / "ckpt", "--local", job / "node1")["good"], "that part is not there to compare"
     call("verify", job / "ckpt", *nodes(job), "--repair")
     assert path.read_bytes() == sound

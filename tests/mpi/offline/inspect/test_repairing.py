@@ -12,7 +12,7 @@ import torch
 
 import deeppart
 from deeppart.offline.inspect import repairing
-from deeppart.offline.inspect.parity import encode_share
+from deeppart.offline.inspect.node_files import encode_share
 from tests.mpi import launch, launchers
 from tests.mpi.offline.redundant import find, nodes
 from tests.unit.cli_support import call, call_json, flip
@@ -45,10 +45,10 @@ def test_each_damage_is_found_and_repaired(job: Path, name: str) -> None:
     sound = path.read_bytes()
     damage(path)
     document = call_json("verify", job / "ckpt", *nodes(job), code=1)
-    assert [each["file"] for each in document["nodes"]["damage"]] == [str(path)] and document["repairs"] is None
+    assert [each["path"] for each in document["nodes"]["damage"]] == [str(path)] and document["repairs"] is None
     assert path.read_bytes() != sound, "verify only reads"
     document = call_json("verify", job / "ckpt", *nodes(job), "--repair")
-    assert [(each["file"], each["repaired"]) for each in document["repairs"]] == [(str(path), True)]
+    assert [(each["path"], each["problem"] is None) for each in document["repairs"]] == [(str(path), True)]
     assert path.read_bytes() == sound
     assert call_json("verify", job / "ckpt", *nodes(job))["good"]
 
@@ -67,7 +67,7 @@ def test_a_part_that_changes_while_parity_of_it_is_repaired(job: Path, monkeypat
 
     monkeypatch.setattr(repairing, "encode_share", encoded)
     document = call_json("verify", job / "ckpt", *nodes(job), "--repair", code=1)
-    assert [each["repaired"] for each in document["repairs"]] == [False] and share.read_bytes() == before
+    assert [each["problem"] is None for each in document["repairs"]] == [False] and share.read_bytes() == before
     flip(part, 5000)
     monkeypatch.undo()
     assert call_json("verify", job / "ckpt", *nodes(job), "--repair")["good"]
@@ -110,7 +110,7 @@ def test_what_cannot_be_repaired_stays_as_it_is(job: Path) -> None:
         flip(path, 5000)
     before = [path.read_bytes() for path in paths]
     document = call_json("verify", job / "ckpt", *nodes(job), "--repair", code=1)
-    assert {each["repaired"] for each in document["repairs"]} == {False}
+    assert {each["problem"] is None for each in document["repairs"]} == {False}
     assert all("no sound copy of part 1" in each["problem"] for each in document["repairs"])
     assert [path.read_bytes() for path in paths] == before
 
@@ -145,13 +145,15 @@ def test_a_node_is_repaired_to_what_its_parity_was_computed_of(tmp_path: Path) -
     part.write_bytes(sound[:9000])
     document = call_json("verify", tmp_path / "ckpt", "--local", tmp_path / "node1", "--repair", code=1)
     (repair,) = document["repairs"]
-    assert not repair["repaired"] and "encoded in another way than copies and parity here" in repair["problem"]
+    assert repair["source"] is None and "encoded in another way than copies and parity here" in repair["problem"]
     assert part.read_bytes() == sound[:9000]
     parity.write_bytes(share[:9000])
     part.write_bytes(sound)
     flip(part, 9000)  # its index still says which encoding it is
     document = call_json("verify", tmp_path / "ckpt", *nodes(tmp_path), "--repair", code=1)
-    assert [each["repaired"] for each in document["repairs"]] == [False, False], "of two in a set, one can be lost"
+    assert [each["problem"] is None for each in document["repairs"]] == [False, False], (
+        "of two in a set, one can be lost"
+    )
     assert "sound copy of part 1" in document["repairs"][1]["problem"]
     parity.write_bytes(share)
     assert call_json("verify", tmp_path / "ckpt", *nodes(tmp_path), "--repair")["good"]

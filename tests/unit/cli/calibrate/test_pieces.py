@@ -42,28 +42,6 @@ def test_torch_save_is_a_rate_and_a_time_for_each_tensor(monkeypatch: pytest.Mon
     assert found["tensor"] == pytest.approx(50e-6, rel=0.01)
 
 
-def test_what_reads_memory_is_no_faster_than_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A copy moves each byte twice or three times: once in, and once out, for which most processors read it before.
-    From a cache, digests are eight times as fast as a copy and more. Other processes may slow the copy: once is enough.
-    """
-    monkeypatch.setattr(pieces, "_SECONDS", 0.1)
-    ratios = []
-    for _ in range(4):
-        found = measure_pieces(SingleComm(), [], tmp_path)
-        ratios.append(max(found["hash"], found["parity"]) / found["copy"])
-        if ratios[-1] <= 3:
-            return
-    pytest.fail(f"{ratios} times as fast as a copy")
-
-
-def test_no_cache_holds_what_is_read() -> None:
-    sizes = [file.read_text().strip() for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
-    largest = max((int(size[:-1]) << 10 for size in sizes if size.endswith("K")), default=0)
-    if largest > 200 << 20:
-        pytest.skip("a cache of a size that few machines have")
-    assert pieces._in_memory().nbytes > largest
-
-
 def test_an_unknown_dtype_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(AttributeError):
         measure_pieces(SingleComm(), ["float33"], tmp_path)

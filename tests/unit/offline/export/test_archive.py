@@ -94,7 +94,7 @@ def test_unchanged_chunks_come_from_the_older_files(tmp_path: Path) -> None:
         save_incremental(ck, 1, 2, 3)
     base = bases(tmp_path / "ckpt")[0]
     exported = call_json("export", tmp_path / "ckpt", tmp_path / "out.h5")
-    assert exported["step"] == 3 and exported["bytes"] > 10 * part_path(tmp_path / "ckpt", 3).stat().st_size
+    assert exported["step"] == 3 and exported["nbytes"] > 10 * part_path(tmp_path / "ckpt", 3).stat().st_size
     with h5py.File(tmp_path / "out.h5") as file:
         assert difference(deeppart.load(tmp_path / "ckpt"), read_back(file["state"]), ordered=False) is None
     flip(base, base.stat().st_size // 2)

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from deeppart.offline.export import export
-from deeppart.offline.export.archive import Hdf5Writer
-from deeppart.offline.export.hdf5 import Filter
+from deeppart.offline.export.hdf5 import Filter, Hdf5Writer
 from deeppart.state.tree.leaves import TORCH_DTYPES
 from deeppart.testing.states import difference
 from tests.unit.offline.export.reading import plain, read_back, written

@@ -25,10 +25,6 @@ def leaves(*arguments: object, code: int = 0) -> dict[str, Any]:
 def test_every_leaf_with_type_and_place(tmp_path: Path) -> None:
     save(tmp_path, 1)
     document = call_json("show", tmp_path)
-    assert document.keys() == {
-        "directory", "step", "created", "library", "ranks", "signed", "suspect", "totals", "leaves", "problems",
-        "signature_checked", "unreadable_suspect_records", "passed_over",
-    }  # fmt: skip
     found = {leaf["path"]: leaf for leaf in document["leaves"]}
     # as saved: in the order of the dict, nested as it was
     assert list(found) == [
@@ -40,14 +36,13 @@ def test_every_leaf_with_type_and_place(tmp_path: Path) -> None:
     assert aliases in ({"model/head": "model/weight"}, {"model/weight": "model/head"})
     for path, live in (("model/weight", state["model"]["weight"]), ("ids", state["ids"]), ("empty", state["empty"])):
         leaf = found[path]
-        assert (leaf["kind"], leaf["dtype"]) == ("tensor", str(live.dtype).removeprefix("torch."))
-        assert (leaf["shape"], leaf["bytes"]) == (list(live.shape), live.numel() * live.element_size())
-        assert leaf["parts"] == ([{"part": 0, "start": 0, "bytes": leaf["bytes"]}] if leaf["bytes"] else [])
-        assert (leaf["per_rank"], leaf["ranks"]) == (False, None)
-    assert (found["noise"]["kind"], found["noise"]["dtype"], found["noise"]["shape"]) == ("array", "<f8", [3, 5])
-    assert found["step"] == {
-        "path": "step", "kind": "value", "per_rank": False, "type": "int", "value": 12, "ranks": None
-    }  # fmt: skip
+        dtype = str(live.dtype).removeprefix("torch.")
+        assert leaf["type"] == {"kind": "torch", "dtype": dtype, "shape": list(live.shape)}
+        assert leaf["nbytes"] == live.numel() * live.element_size()
+        assert leaf["holdings"] == ([{"rank": 0, "start": 0, "length": leaf["nbytes"]}] if leaf["nbytes"] else [])
+        assert leaf["per_rank"] is None
+    assert found["noise"]["type"] == {"kind": "numpy", "dtype": "<f8", "shape": [3, 5]}
+    assert found["step"] == {"kind": "value", "path": "step", "type": "int", "value": 12, "per_rank": None}
     values = {path: leaf["value"] for path, leaf in found.items() if leaf["kind"] == "value"}
     assert values["rate"] == 1e-3 and values["not a number"] == "nan" and values["big"] == hex(1 << 70)
     assert [values[f"a~1b/{i}"] for i in range(3)] == [None, "text", "torch.bfloat16"]
@@ -143,11 +138,11 @@ def test_a_glob_covers_what_is_below_a_container(keys: list[str], covered: list[
 def test_spans_and_per_rank_leaves(tmp_path: Path) -> None:
     forge(tmp_path, 1, ranks=5)
     found = leaves(tmp_path)
-    assert found["a"]["parts"] == [{"part": rank, "start": 720 * rank, "bytes": 720} for rank in range(5)]
-    assert found["b"]["parts"] == [{"part": 0, "start": 0, "bytes": 800}]
-    assert (found["rng"]["per_rank"], found["rng"]["bytes"], found["rng"]["stored_bytes"]) == (True, 16, 80)
-    assert found["rng"]["ranks"][4] == {"rank": 4, "dtype": "uint8", "shape": [16]}
-    assert found["position"]["ranks"][4] == {"rank": 4, "type": "int", "value": 1004}
+    assert found["a"]["holdings"] == [{"rank": rank, "start": 720 * rank, "length": 720} for rank in range(5)]
+    assert found["b"]["holdings"] == [{"rank": 0, "start": 0, "length": 800}]
+    assert (found["rng"]["nbytes"], found["rng"]["stored_bytes"]) == (16, 80)
+    assert found["rng"]["per_rank"][4] == [4, {"kind": "torch", "dtype": "uint8", "shape": [16]}]
+    assert found["position"]["per_rank"][4] == [4, 1004]
     text = call("show", tmp_path)
     assert "a  float32[900]  3.6 kB  parts 0-4\n" in text
     assert "rng  uint8[16]  16 B  per rank (0-4)\n" in text
@@ -162,7 +157,7 @@ def test_a_part_that_cannot_be_read_is_noted(tmp_path: Path) -> None:
     document = call_json("show", tmp_path, code=1)
     assert len(document["problems"]) == 2
     found = {leaf["path"]: leaf for leaf in document["leaves"]}
-    assert [part["part"] for part in found["a"]["parts"]] == [0]
-    assert [entry["rank"] for entry in found["rng"]["ranks"]] == [0]
+    assert [part["rank"] for part in found["a"]["holdings"]] == [0]
+    assert [rank for rank, _ in found["rng"]["per_rank"]] == [0]
     text = call("show", tmp_path, code=1)
     assert "cannot be read: " in text and "a  float32[900]  3.6 kB  part 0\n" in text

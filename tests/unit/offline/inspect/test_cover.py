@@ -1,17 +1,26 @@
-"""Spans cover each leaf once; where they do not is named."""
+"""Which bytes of which leaves are damaged, are held twice or by no part, and how they are named."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import deeppart
+from deeppart.errors import CorruptFileError, DeeppartError
+from deeppart.model.boxes import Box
 from deeppart.offline.inspect.cover import Fault, find_faults
-from deeppart.part import SPAN_DTYPE
-from tests.unit.cli_support import Spans, forge
-from tests.unit.one_damage import one_damage
+from deeppart.part import OWN_TABLE, SPAN_DTYPE, FileSource, PartReader
+from tests.fuzz.images import PartImage
+from tests.unit.cli_support import Spans, call, call_json, flip, forge, make_state, part_path, save
+from tests.unit.one_damage import names, one_damage
+from tests.unit.recovery.opened import edit_parts
+from tests.unit.sharded_states import piece, restore, rows
+from tests.unit.sharded_states import save as save_ranks
 
 
 def overlap(spans: Spans) -> None:
@@ -59,3 +68,173 @@ def test_find_faults_examples() -> None:
     assert find_faults(sizes, [spans]) == [Fault(0, 4, 6, "gap")]
     assert find_faults(sizes, [spans[:1], spans]) == [Fault(0, 0, 4, "extra"), Fault(0, 4, 6, "gap")]
     assert find_faults(np.zeros(0, dtype=np.uint64), []) == []
+
+
+@pytest.mark.parametrize("path", ["model/weight", "model/bias", "moments/0", "moments/1", "ids", "noise"])
+def test_flipped_byte_names_its_leaf(path: str, tmp_path: Path) -> None:
+    """The bytes of every leaf are looked up in the file: whoever lies between start and stop must be named."""
+    save(tmp_path, 1)
+    part, state = part_path(tmp_path, 1), make_state()
+    contents = part.read_bytes()
+    arrays = {
+        "model/weight": state["model"]["weight"], "model/bias": state["model"]["bias"], "noise": state["noise"],
+        "moments/0": state["moments"][0], "moments/1": state["moments"][1], "ids": state["ids"],
+    }  # fmt: skip
+    places = {}
+    for name, array in arrays.items():
+        raw = np.asarray(array).tobytes()
+        places[name] = (contents.index(raw), len(raw))
+    start, length = places[path]
+    flip(part, start + length // 2)
+    damage = one_damage(tmp_path)
+    assert (damage["kind"], damage["file"], damage["rank"]) == ("chunk", part.name, 0)
+    assert damage["start"] <= start + length // 2 < damage["stop"]
+    expected: dict[str, tuple[int, int]] = {}
+    for name, (first, size) in places.items():
+        low, high = max(first, damage["start"]), min(first + size, damage["stop"])
+        if low < high:
+            expected[name] = (low - first, high - first)
+    found = {leaf["path"]: (leaf["start"], leaf["stop"]) for leaf in damage["leaves"] if leaf["start"] is not None}
+    tied = {"model/weight", "model/head"} if "model/weight" in expected else set()
+    assert {name.replace("head", "weight"): place for name, place in found.items()} == expected
+    assert names(damage) == expected.keys() | tied
+    text = call("verify", tmp_path, code=1)
+    assert f"{part.name}, bytes {damage['start']} to {damage['stop']}: the digest of a chunk does not hold" in text
+    assert f"    {path}" in text or tied
+
+
+def test_damage_in_compressed_chunks(tmp_path: Path) -> None:
+    save(tmp_path, 1, compression="zstd")
+    with FileSource(part_path(tmp_path, 1)) as source:
+        reader = PartReader(source, where="")
+        (first, *_) = np.flatnonzero(reader.chunks["codec"] != 0).tolist()
+        offset = int(reader.chunks["offset"][first])
+    flip(part_path(tmp_path, 1), offset + 9)
+    assert one_damage(tmp_path)["start"] == offset
+
+
+WHOLE = torch.arange(70.0).view(7, 10)
+
+
+def live(rank: int, add: float = 0.0) -> dict[str, Any]:
+    w = rows(WHOLE + add, rank // 2, 2)
+    return {"w": w, "head": w, "x": rows(WHOLE + add, rank, 4), "plain": torch.ones(30) + add}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Of four ranks, of which two each hold the same rows."""
+    save_ranks(tmp_path, [live(rank) for rank in range(4)])
+    return tmp_path
+
+
+def faults(root: Path) -> list[tuple[str, str]]:
+    """Kind and message of all damage that verify finds; and nothing else accepts such a step."""
+    (step,) = call_json("verify", root, "--all", code=1)["steps"]
+    return [(each["kind"], each["message"]) for each in step["damage"]]
+
+
+def test_a_sound_step_has_no_faults(root: Path) -> None:
+    (step,) = call_json("verify", root, "--all")["steps"]
+    assert (step["state"], step["damage"]) == ("sound", [])
+
+
+def test_shards_are_shown_with_their_boxes_and_bytes(root: Path) -> None:
+    document = call_json("show", root)
+    found = {leaf["path"]: leaf for leaf in document["leaves"]}
+    assert [each["offset"] for each in found["w"]["shards"]] == [[0, 0], [4, 0]]
+    assert [each["sizes"] for each in found["x"]["shards"]] == [[2, 10]] * 3 + [[1, 10]]
+    assert found["plain"]["shards"] is None
+    tied = {found[name]["alias_of"] for name in ("w", "head")}
+    assert tied in ({None, "w"}, {None, "head"})
+    assert document["totals"]["sharded_bytes"] == 2 * 280 and document["totals"]["replicated_bytes"] == 120
+    assert sum(held["length"] for held in found["x"]["holdings"]) == 280
+
+
+def test_shards_that_ranks_did_not_hold_alike_are_shown(tmp_path: Path) -> None:
+    states = [live(rank) for rank in range(4)]
+    states[1]["w"][0] += 1
+    with pytest.warns(deeppart.DeeppartWarning):
+        save_ranks(tmp_path, states)
+    document = call_json("show", tmp_path)
+    found = {leaf["path"]: leaf for leaf in document["leaves"]}
+    first = {"offset": [0, 0], "sizes": [4, 10]}
+    (name,) = [each for each in ("w", "head") if found[each]["alias_of"] is None]
+    assert found[name]["differing"] == [[0, first], [1, first]]
+    assert found[name]["stored_bytes"] == 280 + 160 == sum(held["length"] for held in found[name]["holdings"])
+    assert found["x"]["differing"] == found["plain"]["differing"] == []
+    assert "2 shards  1 of them not alike on ranks 0-1" in call("show", tmp_path)
+
+
+def lose_span(leaf: int) -> Callable[[int, PartImage], None]:
+    def edit(rank: int, part: PartImage) -> None:
+        kept = [row for row in part.spans if rank or row["table"] != OWN_TABLE or row["leaf"] != leaf]
+        part.spans[:] = kept
+
+    return edit
+
+
+def without_shards(name: str, rank: int) -> Callable[[int, PartImage], None]:
+    """The rank has nothing of a tensor; its bytes stand in the part all the same, of nothing."""
+
+    def edit(at: int, part: PartImage) -> None:
+        if at == rank:
+            (leaf, _), *_ = part.meta["shards"].pop(name)
+            del part.meta["leaves"][str(leaf)]
+
+    return edit
+
+
+def moved(number: str, offset: list[int]) -> Callable[[int, PartImage], None]:
+    def edit(rank: int, part: PartImage) -> None:
+        if rank == 3:
+            part.meta["shards"][number][0][1] = offset
+
+    return edit
+
+
+EDITS: dict[str, tuple[Callable[[int, PartImage], None], str]] = {
+    "bytes of a shard": (lose_span(3), "every byte of a shard exactly once"),
+    "a shard that is another one": (moved("2", [4, 0]), "every element of a sharded tensor exactly once"),
+    "a shard beyond the tensor": (moved("2", [7, 0]), "describes another state than the manifest"),
+    "a shard in no list": (without_shards("2", 3), "a leaf that the structure document lacks"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_what_lacks_is_named_and_nobody_restores_it(root: Path, name: str) -> None:
+    edit, text = EDITS[name]
+    edit_parts(root, edit)
+    found = faults(root)
+    assert any(text in message for _, message in found), found
+    with pytest.raises(CorruptFileError):
+        deeppart.load(root)
+    states = [live(rank, 1.0) for rank in range(2)]
+    with pytest.raises(DeeppartError):
+        restore(root, states)
+    assert torch.equal(states[0]["plain"], torch.ones(30) + 1), "nothing was touched"
+
+
+def test_a_part_that_cannot_be_read_is_told_with_the_tensors_that_lack_it(root: Path) -> None:
+    part_path(root, 1, 2, 4).unlink()
+    found = faults(root)
+    assert any(kind == "cover" and "sharded tensor" in message for kind, message in found), found
+
+
+@pytest.mark.parametrize("lost", [(1,), (0,), (0, 1, 2, 3)])
+def test_show_goes_on_without_parts(root: Path, lost: tuple[int, ...]) -> None:
+    for rank in lost:
+        path = part_path(root, 1, rank, 4)
+        flip(path, path.stat().st_size - 20)
+    document = call_json("show", root, code=1)
+    assert len(document["problems"]) == len(lost)
+    assert {leaf["path"] for leaf in document["leaves"]} == {"w", "head", "x", "plain"}
+
+
+def test_only_one_rank_has_it(tmp_path: Path) -> None:
+    states: list[dict[str, Any]] = [{"a": torch.ones(2)} for _ in range(2)]
+    states[1]["stage"] = {"q": piece(WHOLE, Box.whole((7, 10)))}
+    save_ranks(tmp_path, states)
+    (leaf,) = [leaf for leaf in call_json("show", tmp_path)["leaves"] if leaf["path"] == "stage/q"]
+    assert leaf["shards"] == [{"offset": [0, 0], "sizes": [7, 10]}] and not leaf["per_rank"]
+    assert call_json("verify", tmp_path, "--all")["steps"][0]["state"] == "sound"

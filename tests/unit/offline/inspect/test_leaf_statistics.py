@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
-from deeppart.offline.batches import read_sound
-from deeppart.offline.inspect import leaf_statistics
-from deeppart.offline.inspect.described import Contents, Leaf
+from deeppart.offline.inspect.contents import Contents, Leaf
 from deeppart.offline.inspect.leaf_statistics import Statistics, read_statistics
 from tests.unit.cli_support import flip, forge, make_state, part_path, save, save_states
 from tests.unit.sharded_states import rows
@@ -83,13 +80,3 @@ def test_damage_is_told_and_the_rest_is_there(tmp_path: Path) -> None:
     part_path(tmp_path, 1).unlink()
     leaves, contents, stats = read(tmp_path)
     assert len(leaves) == 8 and stats.problems[0].startswith("no statistics: ") and contents.problems
-
-
-def test_a_few_bytes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(tmp_path, 1)
-    leaves, _, expected = read(tmp_path)
-    monkeypatch.setattr("deeppart.offline.batches.BATCH_BYTES", 300)
-    sizes: list[int] = []
-    monkeypatch.setattr(leaf_statistics, "read_sound", lambda *which: sizes.append(len(which[1])) or read_sound(*which))
-    _, _, found = read(tmp_path)
-    assert len(sizes) >= 5 and all(found.of(leaf) == expected.of(leaf) for leaf in leaves.values())

@@ -92,7 +92,7 @@ def test_incomplete(root: Path) -> None:
     (step_dir(root, 40) / ".part-00000-of-00002.dpp.tmp-17").write_bytes(b"half")
     part_path(root, 20, 0, 2).unlink()  # committed, if damaged: not this option's business
     document = call_json("prune", root, "--incomplete", "--yes")
-    assert [(entry["step"], entry["state"]) for entry in document["selected"]] == [
+    assert [(entry["key"]["step"], entry["state"]) for entry in document["remove"]] == [
         (30, "unfinished"),
         (40, "unfinished"),
     ]
@@ -103,7 +103,7 @@ def test_foreign_files_stay(root: Path) -> None:
     note = step_dir(root, 10) / "notes.txt"
     note.write_text("mine")
     document = call_json("prune", root, "--before", "20", "--yes")
-    assert document["removed"] == [10] and document["left_behind"] == [str(note.parent)]
+    assert [key["step"] for key in document["removed"]] == [10] and document["left"] == [str(note.parent)]
     assert [path.name for path in note.parent.iterdir()] == ["notes.txt"]
 
 
@@ -117,9 +117,9 @@ def test_a_refused_removal_is_told_and_the_rest_goes_on(root: Path, monkeypatch:
 
     monkeypatch.setattr(os, "unlink", refuse)
     document = call_json("prune", root, "--keep", "1", "--yes", code=1)
-    assert document["removed"] == [10, 30]
-    assert [entry["step"] for entry in document["failed"]] == [20]
-    assert "Read-only file system" in document["failed"][0]["reason"]
+    assert [key["step"] for key in document["removed"]] == [10, 30]
+    ((key, reason),) = document["failed"]
+    assert key["step"] == 20 and "Read-only file system" in reason
     assert steps_on_disk(root) == [20, 40]
 
 
@@ -141,7 +141,7 @@ def test_going_back(tmp_path: Path) -> None:
     assert steps_on_disk(root) == [10]
     assert restore(root, local)[0] == 30  # from node-local storage
     document = call_json("prune", root, "--after", "10", "--local", local, "--yes", "--json")
-    assert [(entry["step"], entry["state"]) for entry in document["selected"]] == [(20, None), (30, None)]
+    assert [(entry["key"]["step"], entry["state"]) for entry in document["remove"]] == [(20, None), (30, None)]
     step, state = restore(root, local)
     assert step == 10
     assert torch.equal(state["moments"][0], make_state(10.0)["moments"][0])

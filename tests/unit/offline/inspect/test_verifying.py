@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import deeppart
-from deeppart.offline.inspect.choosing import choose_steps
-from deeppart.offline.inspect.verifying import verify
+from deeppart.errors import CorruptFileError, RestoreError, StorageError
+from deeppart.offline.inspect.verifying import choose_steps, verify
 from deeppart.part import FileSource, PartReader
 from deeppart.state.document.part_document import PartDocument
 from tests.golden import forge as by_hand
@@ -49,7 +49,7 @@ def test_all_damage_is_listed(tmp_path: Path) -> None:
     (step,) = call_json("verify", tmp_path, code=1)["steps"]
     assert [damage["kind"] for damage in step["damage"]] == ["chunk"] * 3
     assert {"model/weight", "moments/0", "ids"} <= set(step["damaged_leaves"])
-    assert step["bytes"] == len(contents)
+    assert step["nbytes"] == len(contents)
 
 
 @pytest.mark.parametrize("length", [0, 100, 4096, 5000, -1, +1])
@@ -59,7 +59,7 @@ def test_wrong_length(length: int, tmp_path: Path) -> None:
     size = part.stat().st_size
     os.truncate(part, size + length if abs(length) == 1 else length)
     damage = one_damage(tmp_path)
-    assert (damage["kind"], damage["file"], damage["part"]) == ("part", part.name, 1)
+    assert (damage["kind"], damage["file"], damage["rank"]) == ("part", part.name, 1)
     assert ("longer than it was written" if length == 1 else "truncated") in damage["message"]
     leaves = [(leaf["path"], leaf["rank"], leaf["start"], leaf["stop"]) for leaf in damage["leaves"]]
     assert leaves == [("a", None, 1200, 2400), ("rng", 1, None, None), ("position", 1, None, None)]
@@ -151,7 +151,7 @@ def test_documents_must_agree(tmp_path: Path) -> None:
         record=lambda record: dataclasses.replace(record, raw_bytes=record.raw_bytes + 4 * (record.rank == 1)),
     )
     damage = one_damage(tmp_path)
-    assert damage["part"] == 1 and "raw bytes, the manifest says" in damage["message"]
+    assert damage["rank"] == 1 and "raw bytes, the manifest says" in damage["message"]
 
 
 @pytest.mark.parametrize(
@@ -169,3 +169,45 @@ def test_a_document_that_makes_no_sense_is_damage(
     (step,) = call_json("verify", tmp_path, code=1)["steps"]
     assert [damage["kind"] for damage in step["damage"][:3]] == ["part"] * 3
     assert len(call_json("show", tmp_path, code=1)["problems"]) == 3
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for step in (1, 2, 3):
+        forge(tmp_path, step)
+    return tmp_path
+
+
+def chosen(root: Path, step: int | None = None, *, every: bool = False) -> list[tuple[int, bool]]:
+    return [(each.key.step, each.manifest is not None) for each in choose_steps(root, step, every=every)]
+
+
+def test_the_newest_one_step_or_all(root: Path) -> None:
+    assert chosen(root) == [(3, True)] and chosen(root, 2) == [(2, True)]
+    assert chosen(root, every=True) == [(1, True), (2, True), (3, True)]
+
+
+def test_the_newest_commit_is_chosen_sound_or_not(root: Path) -> None:
+    flip(manifest_path(root, 3), 40)
+    (found,) = choose_steps(root)
+    assert found.key.step == 3 and found.manifest is None and isinstance(found.error, CorruptFileError)
+    assert found.nbytes == 0
+
+
+def test_what_was_never_committed_is_chosen_only_by_name(root: Path) -> None:
+    manifest_path(root, 3).unlink()
+    assert chosen(root) == [(2, True)]
+    (found,) = choose_steps(root, 3)
+    assert found.manifest is None and found.error is None
+
+
+def test_what_is_not_there_is_told_with_what_is(root: Path) -> None:
+    with pytest.raises(RestoreError, match=r"there is no step 7\n  found: steps 1, 2, 3"):
+        choose_steps(root, 7)
+    (root / "empty").mkdir()
+    with pytest.raises(RestoreError, match="no step directory"):
+        choose_steps(root / "empty")
+    with pytest.raises(RestoreError, match="no such checkpoint directory"):
+        choose_steps(root / "nowhere")
+    with pytest.raises(StorageError, match="a file"):
+        choose_steps(manifest_path(root, 1))

@@ -1,4 +1,4 @@
-"""Step times by seven parameters: what each of them does."""
+"""How long a training step takes, and how fast a job learns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from deeppart.errors import ConfigError
 from deeppart.plan.goodput import Throughput
-from tests.unit.plan.goodput.models import TRUE
+from tests.unit.plan.goodput.models import JOB, TRUE
 
 
 def test_one_rank_has_no_network() -> None:
@@ -48,3 +48,16 @@ def test_impossible_parameters(place: int, value: float) -> None:
     parameters[place] = value
     with pytest.raises(ConfigError, match="impossible"):
         Throughput(*parameters)
+
+
+def test_the_product() -> None:
+    fast = float(TRUE.samples_per_s(2, 8, 16, 1))
+    assert float(JOB.samples_per_s(2, 8, 16, 1)) == pytest.approx(fast * float(JOB.noise.efficiency(256)))
+
+
+def test_an_uneven_batch_takes_as_long_as_its_longest_share() -> None:
+    even = float(JOB.of_batch(1, 4, 64, 16))
+    assert even == pytest.approx(float(JOB.samples_per_s(1, 4, 16)))
+    uneven = float(JOB.of_batch(1, 4, 62, 16))
+    assert uneven == pytest.approx(62 / float(TRUE.step_s(1, 4, 16)) * float(JOB.noise.efficiency(62)))
+    assert uneven < even

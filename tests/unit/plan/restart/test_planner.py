@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-import hypothesis.strategies as st
-from hypothesis import given
+import re
+from dataclasses import dataclass
 
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from deeppart.model import Attempt
+from deeppart.plan.redundancy import Copy, Nodes, ParitySet, parity_sets, partner_copies
 from deeppart.plan.restart import (
+    Inventory,
+    StoredParity,
+    StoredPart,
+    assign,
     survey,
 )
+from tests.sampling import examples
 from tests.unit.plan.restart.records import (
     attempt,
     committed,
     copied,
+    digest,
     inventory,
+    levels,
     parts_left,
     protected,
     share,
@@ -145,3 +157,140 @@ def test_steps_that_were_complete_once_are_told_from_others() -> None:
     outlook = survey(protected([*of_several, [], []], [[share(attempt(20), 0)]]))
     assert sorted(outlook.lost) == [20, 30] and [step for step, _ in outlook.rejected] == [30, 20, 10]
     assert survey(protected([*of_several, [], []]), 10).lost == ()
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A job whose nodes protect each other, and the nodes that are lost after it has saved."""
+
+    nodes: Nodes
+    copies: tuple[Copy, ...]
+    sets: tuple[ParitySet, ...]
+    lost: frozenset[int]
+
+    def node_of(self, rank: int) -> int:
+        return next(node for node, ranks in enumerate(self.nodes.ranks) if rank in ranks)
+
+    @property
+    def ranks(self) -> int:
+        return sum(map(len, self.nodes.ranks))
+
+    def levels_left(self, part: int) -> list[str]:
+        """Where a part can be had, by looking at nodes: itself, its copy, enough of every stripe that it is in."""
+        found = [] if self.node_of(part) in self.lost else ["local"]
+        found += ["partner" for copy in self.copies if copy.part == part and self.node_of(copy.target) not in self.lost]
+        return found + ["parity" for each in self.sets if self._can_be_rebuilt(part, each)]
+
+    def _can_be_rebuilt(self, part: int, each: ParitySet) -> bool:
+        parts = [member.part for member in each.members]
+        if part not in parts:
+            return False
+        data = {
+            place
+            for place, other in enumerate(parts)
+            if other is None
+            or self.node_of(other) not in self.lost
+            or any(copy.part == other and self.node_of(copy.target) not in self.lost for copy in self.copies)
+        }
+        data.discard(parts.index(part))
+        parity = {place for place, member in enumerate(each.members) if self.node_of(member.rank) not in self.lost}
+        for stripe in range(len(parts)):
+            keepers = {(stripe + j) % len(parts) for j in range(each.tolerate)}
+            sources = set(range(len(parts))) - keepers
+            if parts.index(part) in sources and len(sources & data) + len(keepers & parity) < len(sources):
+                return False
+        return True
+
+    def inventory(self, of: Attempt) -> Inventory:
+        """What a restart finds, on the same nodes with the lost ones replaced by empty ones."""
+        found: list[list[StoredPart]] = [[] for _ in range(self.ranks)]
+        parity: list[list[StoredParity]] = [[] for _ in range(self.ranks)]
+        for node, ranks in enumerate(self.nodes.ranks):
+            if node not in self.lost:
+                copies = [copy.part for copy in self.copies if copy.target in ranks]
+                found[ranks[0]] = [stored(of, part, path=f"/{node}/local/{part}") for part in ranks]
+                found[ranks[0]] += [copied(of, part, path=f"/{node}/partner/{part}") for part in copies]
+                for number, each in enumerate(self.sets):
+                    parts = [member.part for member in each.members]
+                    for place, member in enumerate(each.members):
+                        if member.rank in ranks:
+                            path = f"/{node}/parity/{number}"
+                            kept = share(of, place, parts=parts, tolerate=each.tolerate, path=path)
+                            parity[ranks[0]].append(kept)
+        return protected(found, parity, node_of=tuple(self.node_of(rank) for rank in range(self.ranks)))
+
+
+@st.composite
+def losses(draw: st.DrawFn) -> Loss:
+    count = draw(st.integers(2, 6))
+    alike = draw(st.booleans())
+    per_node = [draw(st.integers(1, 3))] * count if alike else draw(st.lists(st.integers(1, 3), min_size=2, max_size=6))
+    node_of = draw(st.permutations([node for node, ranks in enumerate(per_node) for _ in range(ranks)]))
+    nodes = Nodes.of(node_of, [draw(st.sampled_from("ab")) for _ in per_node])
+    group_size = draw(st.integers(2, len(nodes)))
+    tolerate = draw(st.integers(1, group_size - 1))
+    which = draw(st.sampled_from(["partner", "parity", "both"]))
+    return Loss(
+        nodes,
+        partner_copies(nodes) if which != "parity" else (),
+        parity_sets(nodes, group_size, tolerate) if which != "partner" else (),
+        frozenset(draw(st.permutations(range(len(nodes))))[: draw(st.integers(0, len(nodes)))]),
+    )
+
+
+@given(losses())
+@settings(max_examples=examples(300))
+def test_a_step_is_recoverable_exactly_if_enough_nodes_are_left(loss: Loss) -> None:
+    of = attempt(10, ranks=loss.ranks)
+    found = loss.inventory(of)
+    outlook = survey(found)
+    expected = [loss.levels_left(part) for part in range(loss.ranks)]
+    assert len(outlook.candidates) == all(expected) and outlook.notes == ()
+    if not outlook.candidates:
+        traces = len(loss.lost) < len(loss.nodes)
+        assert [step for step, _ in outlook.rejected] == [10] * traces
+        complete_once = any(file.level == "partner" for files in found.found for file in files) or any(found.parity)
+        assert outlook.lost == (10,) * complete_once
+        named = [
+            int(n)
+            for n in re.findall(r"\d+", " ".join(re.findall(r"parts? ([\d, .]+) of \d+:", str(outlook.rejected))))
+        ]
+        lacking = [part for part, places in enumerate(expected) if not places]
+        assert set(named) <= set(lacking) and (
+            " ..." in str(outlook.rejected) or sorted(named) == lacking or not traces
+        )
+        return
+    (candidate,) = outlook.candidates
+    assert levels(candidate) == expected and outlook.rejected == outlook.lost == ()
+    for part, sources in enumerate(candidate.sources):
+        for source in sources:
+            pieces = [*source.rebuild.data, *source.rebuild.parity] if source.rebuild else [source]
+            for piece in pieces:
+                if piece.path:
+                    node = int(piece.path.split("/")[1])
+                    assert node not in loss.lost and piece.readers == loss.nodes.ranks[node]
+            assert source.index_digest == digest(part, of)
+    reads = assign(candidate, loss.ranks)
+    assert [read.source.level for read in reads] == [places[0] for places in expected]
+    assert all(read.reader in read.source.readers for read in reads)
+
+
+@given(losses())
+@settings(max_examples=examples(300))
+def test_the_promise_in_plain_words(loss: Loss) -> None:
+    """Partner: a node and its partner are not both lost. Parity: of no group more nodes are lost than tolerated.
+
+    Where both are on either one is enough. With as many ranks on every node these are also the limits of each level
+    by itself; where a node has fewer ranks than another, its missing parts are zeros, which cannot be lost.
+    """
+    of = attempt(10, ranks=loss.ranks)
+    recoverable = len(survey(loss.inventory(of)).candidates) == 1
+    pairs = {(loss.node_of(copy.source), loss.node_of(copy.target)) for copy in loss.copies}
+    partner_holds = bool(pairs) and not any(set(pair) <= loss.lost for pair in pairs)
+    parity_holds = bool(loss.sets) and all(
+        sum(loss.node_of(member.rank) in loss.lost for member in each.members) <= each.tolerate for each in loss.sets
+    )
+    if partner_holds or parity_holds:
+        assert recoverable
+    elif len({len(ranks) for ranks in loss.nodes.ranks}) == 1 and not (loss.copies and loss.sets):
+        assert not recoverable

@@ -1,16 +1,44 @@
-"""Who reads what: pure, so every case is a few records."""
+"""Who reads which part, over which route, and that in words."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from unittest.mock import patch
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from deeppart.model import ParityIdentity
-from deeppart.plan.restart import Candidate, Portion, Read, Rebuild, Source, assign, reading, survey
-from tests.unit.plan.restart.records import attempt, committed, inventory, stored
+from deeppart.plan.restart import (
+    Candidate,
+    Hop,
+    Portion,
+    Read,
+    Rebuild,
+    Routes,
+    Source,
+    assign,
+    explain,
+    explain_parts,
+    reading,
+    survey,
+)
+from deeppart.plan.restart.reading import FANOUT
+from tests.unit.plan.restart.records import (
+    PARITY_NAME,
+    attempt,
+    committed,
+    copied,
+    inventory,
+    parts_left,
+    protected,
+    share,
+    shares,
+    stored,
+)
 
 MIB = 1 << 20
 
@@ -188,3 +216,158 @@ def test_every_chunk_has_one_reader(lengths: list[int], cuts: list[int], nbytes:
         for chunk in found[portion.reader]:
             assert raw_starts[chunk] * nbytes < portion.stop * raw_starts[-1] or raw_starts[chunk] == raw_starts[-1]
             assert raw_starts[chunk] * nbytes >= portion.first * raw_starts[-1]
+
+
+SHAPES = [[1], [2], [1, 1], [4, 4], [1, 3, 2], [8] * 5, [1] * 40, [20, 1, 33], [2] * 300]
+
+
+def node_of(sizes: Sequence[int]) -> list[int]:
+    """Ranks of a node are next to each other."""
+    return [node for node, size in enumerate(sizes) for _ in range(size)]
+
+
+def hops(nodes: list[int], reader: int, number: int, *, seen: bool) -> dict[int, Hop]:
+    found = {rank: Routes(nodes, rank).hop(reader, number, seen=seen) for rank in range(len(nodes))}
+    return {rank: hop for rank, hop in found.items() if hop is not None}
+
+
+def check(nodes: list[int], reader: int, number: int, *, seen: bool) -> int:
+    """Every rank that needs it gets it once; returns after how many messages in a row the last one has it."""
+    way = hops(nodes, reader, number, seen=seen)
+    sent = Counter(target for hop in way.values() for target in hop.targets)
+    needed = {rank for rank, node in enumerate(nodes) if rank != reader and not (seen and node == nodes[reader])}
+    assert sent == Counter(dict.fromkeys(needed, 1))
+    for rank, hop in way.items():
+        assert all(way[target].source == rank for target in hop.targets)
+        assert rank == reader or hop.source is not None
+    depth, deepest = {reader: 0}, 0
+    queue = [reader]
+    for rank in queue:
+        for target in way[rank].targets if rank in way else ():
+            depth[target] = depth[rank] + 1
+            deepest = max(deepest, depth[target])
+            queue.append(target)
+    assert depth.keys() == needed | {reader}
+    entering = [(nodes[target]) for rank, hop in way.items() for target in hop.targets if nodes[rank] != nodes[target]]
+    assert sorted(entering) == sorted(set(nodes) - {nodes[reader]})  # once to each node
+    return deepest
+
+
+@pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.parametrize("sizes", SHAPES)
+def test_everybody_gets_it_once_and_each_node_too(sizes: list[int], seen: bool) -> None:
+    nodes = node_of(sizes)
+    for reader in {0, len(nodes) // 2, len(nodes) - 1}:
+        for number in (0, 1, 7, 12345):
+            check(nodes, reader, number, seen=seen)
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=60), st.data())
+def test_wherever_the_ranks_are(drawn: list[int], data: st.DataObject) -> None:
+    numbers: dict[int, int] = {}
+    nodes = [numbers.setdefault(node, len(numbers)) for node in drawn]  # of one node, not next to each other
+    reader, number = data.draw(st.integers(0, len(nodes) - 1)), data.draw(st.integers(0, 10_000))
+    check(nodes, reader, number, seen=data.draw(st.booleans()))
+
+
+def test_a_rank_alone_sends_nothing() -> None:
+    assert Routes([0], 0).hop(0, 3, seen=False) is None
+
+
+def test_where_all_find_it_in_the_memory_of_their_node_nothing_is_sent() -> None:
+    assert hops(node_of([64]), 5, 3, seen=True) == {}
+
+
+@pytest.mark.parametrize(("sizes", "steps"), [([1] * (FANOUT + 1), 1), ([1] * 273, 2), ([8] * 512, 4)])
+def test_the_steps_grow_with_the_logarithm_of_the_nodes(sizes: list[int], steps: int) -> None:
+    assert check(node_of(sizes), 0, 3, seen=True) == steps
+
+
+def test_over_many_chunks_all_ranks_carry_alike() -> None:
+    """From one reader alone, which is the worst: all but it and its node send as much as any other."""
+    nodes = node_of([4] * 40)
+    carried: Counter[int] = Counter()
+    chunks = 4 * 39  # every node in every place of the tree, every rank as its head
+    for number in range(chunks):
+        for rank, hop in hops(nodes, 0, number, seen=True).items():
+            carried[rank] += len(hop.targets)
+    others = [carried[rank] for rank in range(4, len(nodes))]
+    assert max(others) <= 1.5 * sum(others) / len(others)
+
+
+@pytest.mark.parametrize(
+    ("lost", "line"),
+    [
+        ([], "step 10: 4 of 4 parts local; saved by 4 ranks"),
+        ([1, 3], "step 10: 2 of 4 parts local, 2 of 4 parts persistent; saved by 4 ranks"),
+        ([0, 1, 2, 3], "step 10: 4 of 4 parts persistent; saved by 4 ranks"),
+    ],
+)
+def test_the_choice_is_explained_in_one_line(lost: list[int], line: str) -> None:
+    of = attempt(10)
+    parts = [[] if part in lost else [stored(of, part)] for part in range(4)]
+    (candidate,) = survey(inventory(*parts, commits=[committed(of)])).candidates
+    assert explain(candidate, assign(candidate, 4)) == line
+
+
+def test_one_rank_is_not_ranks() -> None:
+    (candidate,) = survey(inventory([stored(attempt(3, ranks=1), 0)])).candidates
+    assert explain(candidate, assign(candidate, 1)) == "step 3: 1 of 1 parts local; saved by 1 rank"
+
+
+def test_a_rebuild_is_explained_in_one_line() -> None:
+    of = attempt(10)
+    found = [[stored(of, 0), copied(of, 1)], [], [], [stored(of, 3)]]
+    (candidate,) = survey(protected(found, shares(of, [1, 2], tolerate=2))).candidates
+    assert explain(candidate, assign(candidate, 4)) == (
+        "step 10: 2 of 4 parts local, 1 of 4 parts partner, 1 of 4 parts rebuilt from parity; saved by 4 ranks"
+    )
+
+
+def test_every_part_is_explained_with_what_comes_next() -> None:
+    of = attempt(10)
+    found = [[stored(of, 0)], [], [stored(of, 2)], [stored(of, 3)]]
+    (candidate,) = survey(protected(found, shares(of, [1], tolerate=2))).candidates
+    there = "{} other parts and 3 shares of parity are there; 2 of 4 nodes may be lost"
+    fallback, rebuild = (f"{PARITY_NAME} ({there.format(count)})" for count in (2, 3))
+    assert explain_parts(candidate, assign(candidate, 4)) == [
+        f"part 0 (1000 bytes): rank 0 takes it from local /local/1/10/0; otherwise {fallback}",
+        f"part 1 (1000 bytes): rank 1 takes it from {rebuild}; there is no other source",
+        f"part 2 (1000 bytes): rank 2 takes it from local /local/1/10/2; otherwise {fallback}",
+        f"part 3 (1000 bytes): rank 3 takes it from local /local/1/10/3; otherwise {fallback}",
+    ]
+    found[0].append(copied(of, 1))
+    with_all = protected(found, shares(of, [1], tolerate=2), commits=[committed(of)])
+    (candidate,) = survey(with_all).candidates
+    assert explain_parts(candidate, assign(candidate, 4))[1] == (
+        f"part 1 (1000 bytes): rank 0 takes it from partner /partner/1/10/1; otherwise {rebuild}, "
+        "then persistent /ckpt/10/part-1"
+    )
+
+
+def test_the_explanation_counts_parts_and_not_their_copies() -> None:
+    of = attempt(10)
+    found = [[stored(of, part), copied(of, (part + 1) % 4)] for part in range(4)]
+    (candidate,) = survey(protected(found, shares(of))).candidates
+    (line,) = explain_parts(candidate, assign(candidate, 4))[1:2]
+    assert "(3 other parts and 4 shares of parity are there; 1 of 4 nodes may be lost)" in line
+
+
+def test_the_explanation_does_not_count_parts_that_do_not_exist() -> None:
+    of = attempt(10, ranks=3)
+    parity = [[share(of, place, parts=(0, 1, 2, None))] for place in range(4)]
+    (candidate,) = survey(protected([*parts_left(of), []], parity)).candidates
+    (line,) = explain_parts(candidate, assign(candidate, 4))[1:2]
+    assert "parity set of parts 0, 1, 2 (2 other parts and 4 shares of parity are there;" in line
+
+
+def test_ranks_that_share_a_part_are_named() -> None:
+    few, many = (
+        Candidate(attempt(1, ranks=1), ((Source("persistent", "/p/0", tuple(range(ranks)), 1 << 30, ""),),))
+        for ranks in (3, 20)
+    )
+    assert explain_parts(few, assign(few, 3)) == [
+        "part 0 (1073741824 bytes): 3 ranks (0, 1, 2) take a stretch of it each from persistent /p/0; "
+        "there is no other source"
+    ]
+    assert "20 ranks (0, 1, 2, 3, 4, 5, 6, 7, ...) take" in explain_parts(many, assign(many, 20))[0]

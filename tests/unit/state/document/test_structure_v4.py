@@ -11,8 +11,7 @@ import torch
 
 import deeppart
 from deeppart.errors import DeeppartWarning
-from deeppart.offline.inspect.choosing import choose_steps
-from deeppart.offline.inspect.verifying import verify
+from deeppart.offline.inspect.verifying import choose_steps, verify
 from tests.golden.make_structure_v4 import BOTH, ROWS, SPARSE, STAGE, make_states
 from tests.unit.sharded_states import restore
 

@@ -12,8 +12,7 @@ import pytest
 
 import deeppart
 from deeppart.errors import CorruptFileError, DeeppartWarning, NewerFormatError
-from deeppart.offline.inspect.choosing import choose_steps
-from deeppart.offline.inspect.verifying import verify
+from deeppart.offline.inspect.verifying import choose_steps, verify
 from deeppart.part import FileSource, PartReader
 from deeppart.state.document import decoding
 from deeppart.state.document.decoding import decode_structure

@@ -13,8 +13,7 @@ import torch
 
 import deeppart
 from deeppart.errors import CorruptFileError, DeeppartError, PerRankError, StructureMismatchError
-from deeppart.offline.inspect.contents import read_contents
-from deeppart.offline.inspect.described import Value
+from deeppart.offline.inspect.contents import Value, read_contents
 from deeppart.state.document.apart import OwnTree
 from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedSharded, SavedValue
 from deeppart.state.document.union import may_be_part

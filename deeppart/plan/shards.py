@@ -1,0 +1,245 @@
+"""Sharded tensors: which rank has what of them, whether that is all, and how ranks share out what several hold. Pure.
+
+What one rank alone has, it saves. Then come the sets of ranks that hold shards alike, fewer ranks first; those of one
+size do not know of what others of this size are given. What all ranks hold comes last, and levels the load. The
+library and its simulator both follow these rules.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from deeppart.model import LeafSpec
+from deeppart.model.boxes import Box
+from deeppart.partition import DEFAULT_KAPPA_BYTES, Leaves, Plan, partition
+from deeppart.partition.cost import IntArray, usual_kappa_of
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one rank says that it holds of a tensor.
+
+    Attributes:
+        kind: the tensor's dtype and whole shape, as text.
+        shape: its whole shape.
+        boxes: the rank's shards that are not empty.
+        ties: for each of them, what names the shard whose memory it shares; "" if it has memory of its own.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+    ties: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a rank is told about its shards of a tensor.
+
+    Attributes:
+        holders: for each of its boxes, the ranks that have the same one, ascending.
+        tied: for each, whether all of these share its memory with the same other shard.
+    """
+
+    holders: tuple[tuple[int, ...], ...]
+    tied: tuple[bool, ...]
+
+
+def judge(path: str, claims: Mapping[int, Claim]) -> dict[int, Verdict] | str:
+    """Which ranks hold the same shards of one tensor; or what is wrong with what they hold together.
+
+    Called for each tensor on one rank, which is found by the tensor's path: so no rank hears of all shards.
+    """
+    ranks = sorted(claims)
+    first = claims[ranks[0]]
+    for rank in ranks:
+        if claims[rank].kind != first.kind:
+            return f"{path} is {first.kind} on rank {ranks[0]}, {claims[rank].kind} on rank {rank}"
+        outside = [box for box in claims[rank].boxes if not box.fits(first.shape)]
+        if outside:
+            return f"{path}, {first.kind}: rank {rank} has {outside[0]} of it, which lies outside"
+        if len(set(claims[rank].boxes)) != len(claims[rank].boxes):
+            return f"{path}, {first.kind}: rank {rank} has one shard of it twice"
+    holders: dict[Box, list[int]] = {}
+    ties: dict[Box, set[str]] = {}
+    for rank in ranks:
+        for box, tie in zip(claims[rank].boxes, claims[rank].ties, strict=True):
+            holders.setdefault(box, []).append(rank)
+            ties.setdefault(box, set()).add(tie)
+    if fault := fault_of_cover(list(holders), first.shape):
+        return f"{path}, {first.kind}: {fault}{_who(holders)}"
+    sets = {box: tuple(found) for box, found in holders.items()}
+    return {
+        rank: Verdict(
+            tuple(sets[box] for box in claim.boxes),
+            tuple(len(ties[box]) == 1 and "" not in ties[box] for box in claim.boxes),
+        )
+        for rank, claim in claims.items()
+    }
+
+
+def _who(holders: Mapping[Box, Sequence[int]]) -> str:
+    """The first shards and who has them."""
+    shown = [f"{box} on rank {ranks[0]}" for box, ranks in sorted(holders.items())[:6]]
+    return f" ({', '.join(shown)}{', ...' if len(holders) > 6 else ''})" if shown else " (no rank has any)"
+
+
+def fault_of_cover(boxes: Sequence[Box], shape: tuple[int, ...]) -> str:
+    """What is wrong with the boxes of a tensor, for people; "" if they cover it and do not overlap.
+
+    Shards lie in a grid nearly always: then looking at the cuts of each dimension is enough. Otherwise every box is
+    compared with those that begin before it ends, along the dimension in which they begin at most places.
+    """
+    total = sum(box.elements for box in boxes)
+    if total == math.prod(shape) and _is_grid(boxes, shape):
+        return ""
+    if clash := _first_clash(boxes):
+        return f"{clash[0]} and {clash[1]} overlap"
+    if total < math.prod(shape):
+        return f"of {math.prod(shape)} elements, {total} are in a shard"
+    return ""
+
+
+def _is_grid(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:
+    """True if the boxes are all cells of a grid whose cuts fill every dimension."""
+    cells = 1
+    for dimension, length in enumerate(shape):
+        cuts = sorted({(box.offset[dimension], box.sizes[dimension]) for box in boxes})
+        at = 0
+        for begin, size in cuts:
+            if begin != at:
+                return False
+            at += size
+        if at != length:
+            return False
+        cells *= len(cuts)
+    return cells == len(boxes) == len(set(boxes))
+
+
+def _first_clash(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
+    """Two boxes that overlap; None if there are none."""
+    reaching: list[Box] = []
+    places = [len(set(offsets)) for offsets in zip(*(box.offset for box in boxes), strict=True)]
+    along = places.index(max(places)) if places else 0
+    for box in sorted(boxes, key=lambda box: (box.offset[along : along + 1], box)):
+        if box.offset:
+            reaching = [each for each in reaching if each.offset[along] + each.sizes[along] > box.offset[along]]
+        for other in reaching:
+            if other.common(box) is not None:
+                return other, box
+        reaching.append(box)
+    return None
+
+
+class Split(NamedTuple):
+    """How one dimension of a mesh splits a dimension of a tensor.
+
+    Attributes:
+        ranks: how many there are along this dimension of the mesh.
+        place: of this rank among them.
+        strides: runs that are split one by one; 1 for an ordinary split.
+    """
+
+    ranks: int
+    place: int
+    strides: int = 1
+
+
+class Placed(NamedTuple):
+    """A box of the tensor that a rank has, and where it lies in the rank's local tensor."""
+
+    box: Box
+    local: Box
+
+
+def place_boxes(shape: Sequence[int], splits: Sequence[Sequence[Split]]) -> list[Placed]:
+    """The boxes of a tensor that one rank has, without empty ones, where it is split over a mesh's dimensions in turn.
+
+    As ``torch.distributed.tensor`` splits: each mesh dimension takes what the ones before it have left on this rank,
+    cuts it into ``ranks`` pieces of equal length, rounded up, and gives rank ``place`` its piece; the last pieces are
+    shorter, or empty. A strided split (``_StridedShard``: FSDP over tensor parallelism) first cuts into ``strides``
+    such runs, takes the rank's piece of each, and puts these one after the other. Where the lengths do not divide,
+    these pieces are no neighbours in the tensor: a rank then has several boxes of it, though its local tensor is one.
+    """
+    along = [_placed_runs(length, each) for length, each in zip(shape, splits, strict=True)]
+    found = []
+    for runs in itertools.product(*along):
+        sizes = tuple(length for _, _, length in runs)
+        box = Box(tuple(begin for begin, _, _ in runs), sizes)
+        found.append(Placed(box, Box(tuple(at for _, at, _ in runs), sizes)))
+    return [each for each in found if each.box.elements]
+
+
+def _placed_runs(length: int, splits: Sequence[Split]) -> list[tuple[int, int, int]]:
+    """First element in the tensor, first in the local one, and length, of what is left of a dimension."""
+    runs = [(0, length)]
+    for split in splits:
+        together = sum(count for _, count in runs)
+        pieces: list[tuple[int, int]] = []
+        for begin, end in _pieces(together, split):
+            pieces += _cut(runs, begin, end)
+        runs = list(_joined(pieces))
+    placed, at = [], 0
+    for begin, count in runs:
+        placed.append((begin, at, count))
+        at += count
+    return placed
+
+
+def _pieces(length: int, split: Split) -> Iterable[tuple[int, int]]:
+    """The ranges of ``length`` elements in a row that this rank gets."""
+    run = -(-length // split.strides)
+    for stride in range(split.strides):
+        first, last = min(length, stride * run), min(length, (stride + 1) * run)
+        piece = -(-(last - first) // split.ranks)
+        yield min(last, first + split.place * piece), min(last, first + (split.place + 1) * piece)
+
+
+def _cut(runs: Sequence[tuple[int, int]], begin: int, end: int) -> Iterable[tuple[int, int]]:
+    """The elements from ``begin`` to ``end`` of runs that are counted one after another."""
+    at = 0
+    for first, count in runs:
+        low, high = max(begin, at), min(end, at + count)
+        if low < high:
+            yield first + low - at, high - low
+        at += count
+
+
+def _joined(runs: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
+    """Runs, those that continue the one before joined to it."""
+    open_run: tuple[int, int] | None = None
+    for first, count in runs:
+        if open_run is not None and sum(open_run) == first:
+            open_run = open_run[0], open_run[1] + count
+            continue
+        if open_run is not None:
+            yield open_run
+        open_run = first, count
+    if open_run is not None:
+        yield open_run
+
+
+def in_order(shards: Sequence[tuple[str, Box]]) -> list[int]:
+    """The positions of shards (path, box) in an order that is the same on all ranks that hold them."""
+    return sorted(range(len(shards)), key=shards.__getitem__)
+
+
+def share_set(leaves: Sequence[LeafSpec] | Leaves, kappa: int, carried: IntArray, strategy: str = "deeppart") -> Plan:
+    """The plan of one set of ranks, for what they hold alike."""
+    return partition(leaves, len(carried), kappa, strategy, carried)
+
+
+def least_usual_kappa(held: Iterable[tuple[int, int]]) -> int:
+    """The cost of a span where none is given, and tensors are sharded: the least of what is usual on each rank."""
+    return min((usual_kappa_of(nbytes, leaves) for nbytes, leaves in held), default=DEFAULT_KAPPA_BYTES)
+
+
+def added_cost(plan: Plan) -> IntArray:
+    """int64[ranks]: what a plan adds to what each rank carries."""
+    return np.asarray(plan.bytes_per_rank() + plan.kappa * plan.spans_per_rank(), dtype=np.int64)
