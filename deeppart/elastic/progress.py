@@ -217,6 +217,11 @@ class Progress:
         if self._in_loop:
             self._within.add(name)
 
+    def forget(self, name: str) -> None:
+        """Leave a member out of checkpoints from now on."""
+        self._members.pop(name, None)
+        self._within.discard(name)
+
     def state_dict(self) -> dict[str, Any]:
         """Small values, the same on every rank."""
         members = {name: member.state_dict() for name, member in self._members.items()}
