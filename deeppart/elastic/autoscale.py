@@ -11,12 +11,10 @@ from typing import Any, Protocol
 from deeppart.errors import ConfigError, StorageError
 from deeppart.plan.goodput import Bounds, GradientNoise, Throughput, better_step
 
-from .fitting import goodput_of
 from .noise import NoiseScale
-from .profile import Profile, Timed
-from .profile_file import write_profile
+from .place import Batch, Share
+from .profile import Profile, Timed, goodput_of, write_profile
 from .ranks import Ranks
-from .steps import Batch, Share
 
 #: A profile of fewer steps of a kind says little: the first ones are slower.
 _LEAST_STEPS = 3

@@ -16,8 +16,7 @@ from types import FrameType
 from deeppart.config.job import Allocation
 from deeppart.errors import LaunchError
 
-from .agent import Ended
-from .launching import SIGNALS, handled_by, heard
+from .launching import SIGNALS, Ended, handled_by, heard
 from .node_agent import FAILED, NO_COMMAND, NOT_MET, PORT_TAKEN, TELL, Assignment
 from .told import EXIT_CODE
 

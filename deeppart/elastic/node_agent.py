@@ -23,7 +23,7 @@ from torch.distributed import DistError
 from deeppart.config.job import node_name
 from deeppart.errors import LaunchError
 
-from .agent import Ended, end_those_left, name_code, ranks_of, run_agent, send
+from .launching import Ended, end_those_left, name_code, ranks_of, run_agent, send
 from .told import EXIT_CODE
 
 #: Of this process: a rank has failed, there is no such command, the port of the meeting is somebody else's, others have

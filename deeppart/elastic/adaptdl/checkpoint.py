@@ -1,4 +1,4 @@
-"""States that come back by their names, in one checkpoint of the library with the models and the training's progress."""
+"""States that come back by their names, in one checkpoint with the models and the training's progress."""
 
 from __future__ import annotations
 

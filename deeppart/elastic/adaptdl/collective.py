@@ -33,9 +33,7 @@ def initialize(
 def connect(backend: str, init_method: str | None, world_size: int | None, rank: int | None) -> None:
     """Initialize torch.distributed by AdaptDL's variables, or the launcher's (collective)."""
     if dist.is_initialized():
-        raise ConfigError(
-            "the replicas are connected already", todo="call initialize(), or init_process_group(), once"
-        )
+        raise ConfigError("the replicas are connected already", todo="call initialize(), or init_process_group(), once")
     rank = env.replica_rank() if rank is None else rank
     size = env.num_replicas() if world_size is None else world_size
     store = None
