@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset, IterableDataset, Sampler
@@ -23,7 +23,7 @@ class ElasticSampler(Sampler[list[Any]]):
 
     A loader with workers takes micro-batches long before they are trained on. So the sampler has no place of its own
     that could be saved: it goes on from the :class:`Place` that it is given, and notes what it has handed out, for
-    whoever knows when it arrives (:class:`deeppart.elastic.ElasticDataLoader`).
+    the loader, which knows when it arrives (:class:`deeppart.elastic.ElasticDataLoader`).
 
     Args:
         length: samples of the data set.
@@ -132,39 +132,6 @@ class ShardSampler(ElasticSampler):
         return self._laid[1]
 
 
-class Data(Protocol):
-    """A data set as a loader uses it.
-
-    Attributes:
-        reading: what a DataLoader reads by the sampler's indices.
-        sampler: its length is right after :meth:`settle`.
-    """
-
-    reading: Any
-    sampler: ElasticSampler
-
-    @property
-    def length(self) -> int | None:
-        """Samples of an epoch; None as long as nobody has counted."""
-        ...
-
-    def settle(self, ranks: Ranks, name: str) -> int:
-        """Make sure of the length, before each pass and whenever it is needed (collective)."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """What checkpoints have of it beside the place."""
-        ...
-
-    def take(self, state: Mapping[str, Any], name: str) -> None:
-        """Compare with what a checkpoint has of it, and go on from it."""
-        ...
-
-    def close(self) -> None:
-        """A pass is over."""
-        ...
-
-
 def data_of(
     dataset: Dataset[Any] | ShardedDataset[Any], *, seed: int, ranks: Ranks, shuffle: bool, drop_last: bool
 ) -> Data:
@@ -184,23 +151,25 @@ def data_of(
         )
     length = len(dataset)  # type: ignore[arg-type]
     sampler = ElasticSampler(length, seed=seed, rank=ranks.rank, ranks=ranks.size, shuffle=shuffle, drop_last=drop_last)
-    return MapStyle(dataset, sampler)
+    return Data(dataset, sampler)
 
 
-class MapStyle:
-    """A data set with a length, and samples by their number; see :class:`Data`."""
+class Data:
+    """A data set with a length, and samples by their number, as a loader uses it.
 
-    def __init__(self, dataset: Dataset[Any], sampler: ElasticSampler) -> None:
-        self.reading: Any = dataset
-        self.sampler = sampler
+    ``reading`` is what a DataLoader reads by the sampler's indices; the sampler's length is right after :meth:`settle`.
+    """
+
+    def __init__(self, reading: Any, sampler: ElasticSampler) -> None:
+        self.reading, self.sampler = reading, sampler
 
     @property
     def length(self) -> int | None:
-        """As when the loader was made."""
+        """Samples of an epoch; None until they are counted."""
         return self.sampler.length
 
     def settle(self, ranks: Ranks, name: str) -> int:
-        """See :class:`Data`."""
+        """Make sure of the length, before each pass and whenever it is needed (collective)."""
         if (length := len(self.reading)) != self.sampler.length:
             raise ConfigError(
                 "the data set has changed its length",
@@ -212,24 +181,23 @@ class MapStyle:
         return length
 
     def state(self) -> dict[str, Any]:
-        """Nothing."""
+        """What checkpoints have of it beside the place."""
         return {}
 
     def take(self, state: Mapping[str, Any], name: str) -> None:
-        """See :class:`Data`; :func:`deeppart.elastic.place.from_state` compares the rest."""
+        """Compare with what a checkpoint has of it, and go on from it; the place has the rest."""
         if "shards" in state:
             raise _other_kind(name, "shards", "samples by their number")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """A pass is over."""
 
 
-class Sharded:
-    """A list of shards; see :class:`Data`."""
+class Sharded(Data):
+    """A list of shards."""
 
     def __init__(self, dataset: ShardedDataset[Any], sampler: ShardSampler) -> None:
-        self.reading: Any = ShardReader(dataset.open_shard, dataset.open_at, dataset.name)
-        self.sampler: ElasticSampler = sampler
+        super().__init__(ShardReader(dataset.open_shard, dataset.open_at, dataset.name), sampler)
         self._shards = sampler
         self._dataset = dataset
         #: The digest of the lengths that a checkpoint has, where they are to be counted anew.
@@ -241,7 +209,7 @@ class Sharded:
         return self._dataset.samples
 
     def settle(self, ranks: Ranks, name: str) -> int:
-        """See :class:`Data`."""
+        """As of :class:`Data`; samples are counted where lengths were not given."""
         settle(self._dataset, ranks)
         assert self._dataset.samples is not None
         if self._expected is not None:
@@ -264,7 +232,7 @@ class Sharded:
         }
 
     def take(self, state: Mapping[str, Any], name: str) -> None:
-        """See :class:`Data`."""
+        """As of :class:`Data`."""
         if "shards" not in state:
             raise _other_kind(name, "samples by their number", "shards")
         saved = state["shards"]

@@ -43,23 +43,14 @@ Norm = tuple[int, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step whose gradients are exchanged.
+    """A step whose gradients are exchanged."""
 
-    Attributes:
-        weight: the weights of this rank's batches in it.
-        size: samples, all ranks together.
-        base: samples of a step at scale 1.
-        scale: samples of a whole step, by those.
-        loss_scale: by which the loss is multiplied; None for 1.
-        measured: false if its gradients are not those of its own batches alone.
-    """
-
-    weight: float
-    size: int
-    base: int
-    scale: float
-    loss_scale: torch.Tensor | None = None
-    measured: bool = True
+    weight: float  # of this rank's batches
+    size: int  # samples, all ranks together
+    base: int  # of a step at scale 1
+    scale: float  # of a whole step, by those
+    loss_scale: torch.Tensor | None = None  # by which the loss is multiplied; None for 1
+    measured: bool = True  # false if its gradients are not those of its own batches alone
 
     @classmethod
     def of(cls, working: Working, **more: Any) -> Step:
@@ -70,15 +61,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The norms of a step, on their way.
+    """The norms of a step, on their way."""
 
-    Attributes:
-        values: 2 or 3 for each group; as of :class:`Norms`, or of two steps.
-        work: the reduction, if the values are not copied after it; or None.
-    """
-
-    values: Later
-    work: Any
+    values: Later  # 2 or 3 for each group: as of Norms, or of two steps
+    work: Any  # the reduction, if the values are not copied after it; or None
     parts: int
     scale: float
 
@@ -137,7 +123,7 @@ class GradientNorms:
         }
         self._number_of = {each: number for number, each in enumerate(self._group_of)}
         self._own: list[Norm] = []
-        # Some for each bucket. By their numbers they could not be told apart: DDP gives all of them the same one in the
+        # Some for each bucket. Their numbers do not identify them: DDP gives all of them the same one in the
         # first step of a static graph.
         self._of_mean: list[Norm] = []
         self._before: list[Norm] = []
@@ -310,7 +296,7 @@ class GradientNorms:
 
 
 def _gradients(buffer: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Of a bucket, those that it would not give itself: a sparse one, which is alone, and complex ones.
+    """The gradients that ``bucket.gradients()`` does not give: a sparse one, alone in its bucket, and complex ones.
 
     DDP exchanges two real numbers for each complex one, and cuts that as if it were one.
     """
@@ -462,18 +448,7 @@ def _summed(norms: list[torch.Tensor], device: torch.device) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of several parts of each tensor's elements: together they are all of them, and none is in two.
-
-    Attributes:
-        number: from 0 on.
-        parts: how many.
-
-    Example:
-        >>> import torch
-        >>> from deeppart.elastic.gradient_norms import RUN, Part
-        >>> [[piece.shape for piece in Part(number, 2).of(torch.arange(5 * RUN + 3))] for number in range(2)]
-        [[torch.Size([3, 32])], [torch.Size([2, 32]), torch.Size([3])]]
-    """
+    """One of several parts of each tensor's elements: together they are all of them, and none is in two."""
 
     number: int = 0
     parts: int = 1
@@ -486,11 +461,11 @@ class Part:
         whole = tensor.detach().contiguous()
         if self.parts == 1:
             return [whole.view(-1)] if whole.numel() else []
-        begin, apart = self.number * RUN, self.parts * RUN
-        rows = max(0, (whole.numel() - begin - RUN) // apart + 1)
-        pieces = [whole.as_strided((rows, RUN), (apart, 1), whole.storage_offset() + begin)] if rows else []
-        if whole.numel() > begin + rows * apart:
-            pieces.append(whole.view(-1)[begin + rows * apart :])
+        begin, stride = self.number * RUN, self.parts * RUN
+        rows = max(0, (whole.numel() - begin - RUN) // stride + 1)
+        pieces = [whole.as_strided((rows, RUN), (stride, 1), whole.storage_offset() + begin)] if rows else []
+        if whole.numel() > begin + rows * stride:
+            pieces.append(whole.view(-1)[begin + rows * stride :])
         return pieces
 
 
@@ -500,24 +475,12 @@ WHOLE = Part()
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the ranks look at in a step: each at another part of every large tensor, and at others in the next step.
+    """What the ranks look at in a step: each at another part of every large tensor, and at others in the next step."""
 
-    Attributes:
-        number: of the step, from 0 on.
-        rank: that looks.
-        ranks: how many.
-        elements: of the whole model.
-
-    Example:
-        >>> from deeppart.elastic.gradient_norms import Turn
-        >>> Turn(0, rank=1, ranks=4, elements=110_000_000).of(768 * 3072, 5)
-        (Part(number=60, parts=100), 25.0)
-    """
-
-    number: int
+    number: int  # of the step, from 0 on
     rank: int
     ranks: int
-    elements: int
+    elements: int  # of the whole model
 
     def of(self, elements: int, number: int) -> tuple[Part, float] | None:
         """The part of a tensor, and how often what is found of it counts; None if it is another rank's turn.

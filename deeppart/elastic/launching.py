@@ -41,19 +41,12 @@ _OF_COMMAND = (
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How the ranks of a job have ended.
+    """How the ranks of a job have ended."""
 
-    Attributes:
-        code: exit code of the rank, or of the node, that ended first; below 0 if a signal has killed it.
-        rank: which one it was, where that is known.
-        node: where it was, in a job on several nodes.
-        told: the signal that this process got, which is why they ended.
-    """
-
-    code: int
-    rank: int | None = None
-    node: str | None = None
-    told: signal.Signals | None = None
+    code: int  # of the rank, or of the node, that ended first; below 0 if a signal has killed it
+    rank: int | None = None  # which one it was, where that is known
+    node: str | None = None  # where it was, in a job on several nodes
+    told: signal.Signals | None = None  # that this process got, which is why they ended
 
     @property
     def where(self) -> str:
@@ -66,19 +59,15 @@ class Launcher(Protocol):
 
     def nodes(self) -> tuple[str, ...]:
         """Names of the nodes that there are now; none where there is this host alone."""
-        ...
 
     def room(self) -> int | None:
         """The most ranks that these nodes can have; None for any number."""
-        ...
 
     def run(self, ranks: int) -> Ended:
         """Start so many, and wait until they have ended."""
-        ...
 
     def send(self, number: signal.Signals) -> bool:
         """From another thread: a signal to those that run; whether there are any."""
-        ...
 
 
 class OnThisHost:
@@ -110,7 +99,7 @@ class OnThisHost:
                 max_nodes=1,
                 run_id=self._run_id,
                 rdzv_backend="static",  # of one node: a meeting of several takes 0.3 s
-                rdzv_endpoint=f"localhost:{store.port}",  # which the agent shares: nobody else can take it
+                rdzv_endpoint=f"localhost:{store.port}",  # which the agent shares: no other process can take it
                 rdzv_configs={"rank": 0},
                 signals_to_handle=",".join(number.name for number in heard()),
             )
@@ -176,7 +165,7 @@ def run_agent(ranks: int, command: Sequence[str], grace_s: float, **options: Any
 
 @contextlib.contextmanager
 def _one_thread_each(ranks: int) -> Iterator[None]:
-    """As torchrun: of several ranks, each has one thread for its numbers, if nobody has said another number."""
+    """As torchrun: of several ranks, each has one OpenMP thread, unless OMP_NUM_THREADS says otherwise."""
     ours = ranks > 1 and "OMP_NUM_THREADS" not in os.environ
     if ours:
         os.environ["OMP_NUM_THREADS"] = "1"

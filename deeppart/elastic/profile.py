@@ -103,15 +103,7 @@ class Profile:
     def with_step(
         self, *, nodes: int, ranks: int, local_batch: int, batch: int, seconds: float, accumulating: bool = False
     ) -> Profile:
-        """The profile with one more step, or micro-batch.
-
-        Args:
-            nodes, ranks: of the job.
-            local_batch: samples of the largest micro-batch of a rank.
-            batch: samples of the whole step, of all ranks.
-            seconds: that it took.
-            accumulating: true of a micro-batch after which gradients are not exchanged.
-        """
+        """The profile with one more step of ``batch`` samples, or with a micro-batch; as of :class:`Timed`."""
         timed = Timed(nodes, ranks, local_batch, accumulating, 1, seconds)
         return replace(self, times=_joined([*self.times, timed]), largest_batch=max(self.largest_batch, batch))
 
@@ -183,10 +175,7 @@ class Profile:
 
 
 def fit_throughput(profile: Profile, near: Throughput | None = None) -> Throughput:
-    """The throughput model that is nearest to the times of a profile.
-
-    Args:
-        near: an earlier fit: the search begins there, and is quicker.
+    """The throughput model that is nearest to the times of a profile; quicker with an earlier one that is ``near``.
 
     Raises:
         ConfigError: nothing was measured, or scipy is missing.
@@ -207,11 +196,7 @@ def fit_throughput(profile: Profile, near: Throughput | None = None) -> Throughp
 def goodput_of(profile: Profile, near: Throughput | None = None) -> tuple[Goodput, Bounds]:
     """Goodput, and what the batch may be.
 
-    A job whose noise was not measured, or that has bounds of no kind, keeps its batch: all its samples are worth the
-    same.
-
-    Args:
-        near: as of :func:`fit_throughput`.
+    A job whose noise was not measured, or that has no bounds, keeps its batch: all its samples are worth the same.
 
     Raises:
         ConfigError: nothing was measured, or scipy is missing.
@@ -227,10 +212,7 @@ def goodput_of(profile: Profile, near: Throughput | None = None) -> tuple[Goodpu
 
 
 def write_profile(directory: Path, profile: Profile) -> None:
-    """Put a profile in the place of that which is there.
-
-    Args:
-        directory: the persistent directory.
+    """Write a profile into a persistent directory, over the one that is there.
 
     Raises:
         StorageError: the operating system refused.
@@ -239,10 +221,7 @@ def write_profile(directory: Path, profile: Profile) -> None:
 
 
 def read_profile(directory: Path) -> Profile | None:
-    """The profile of a directory; None if there is none.
-
-    Args:
-        directory: the persistent directory.
+    """The profile of a persistent directory; None if there is none.
 
     Raises:
         FormatError: the file is damaged, or of another version.

@@ -43,19 +43,12 @@ _MOST_BYTES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a job is run.
+    """How a job is run."""
 
-    Attributes:
-        checkpoints: the persistent directory: failures are counted anew when there is a newer step in it.
-        most_failures: in a row, without a new step in between.
-        loses: after a failure go on with one rank less, if that is allowed.
-        grace_s: seconds that ranks have for a checkpoint, until they are killed.
-    """
-
-    checkpoints: Path
-    most_failures: int = 3
-    loses: bool = False
-    grace_s: float = 120.0
+    checkpoints: Path  # the persistent directory: failures are counted anew when there is a newer step in it
+    most_failures: int = 3  # in a row, without a new step in between
+    loses: bool = False  # after a failure go on with one rank less, if that is allowed
+    grace_s: float = 120.0  # that ranks have for a checkpoint, until they are killed
 
 
 class ElasticRun:
@@ -99,7 +92,7 @@ class ElasticRun:
                 "ended", rank=ended.rank, node=ended.node, exit_code=ended.code, asked=self._asked,
                 step=None if newest is None else newest.step,
             )  # fmt: skip
-            if ended.code == EXIT_CODE and not self._asked:  # by somebody else, who wants the job to end
+            if ended.code == EXIT_CODE and not self._asked:  # by another process, which wants the job to end
                 return EXIT_CODE
             now = self._wanted.look(self._events.passed_s)
             if self._asked or now != wanted:
@@ -278,7 +271,7 @@ class Wanted:
 
     @staticmethod
     def _is_ordinary(file: Path) -> bool | None:
-        """None if it is not there, or nobody may say."""
+        """None if it does not exist, or cannot be examined."""
         try:
             return stat.S_ISREG(file.stat().st_mode)
         except OSError:
@@ -289,7 +282,7 @@ class Wanted:
         if self._file is None:
             return self._text
         try:
-            if not self._is_ordinary(self._file):  # one would wait for whoever writes into a pipe
+            if not self._is_ordinary(self._file):  # reading a pipe would wait for its writer
                 return self._text
             with self._file.open("rb") as file:
                 return file.read(_MOST_BYTES).decode("utf-8", "replace").strip() or self._text
@@ -301,7 +294,7 @@ class Wanted:
 
 
 class Events:
-    """Tells each event to whoever wants to know. May be used by several threads."""
+    """Reports each event to the terminal, a log and a script. May be used by several threads."""
 
     def __init__(
         self,

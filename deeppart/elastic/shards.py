@@ -110,12 +110,12 @@ class ShardedDataset(Generic[S]):
 
     @property
     def lengths(self) -> Int64s | None:
-        """Samples of each shard, int64[shards]; None as long as nobody has counted."""
+        """Samples of each shard, int64[shards]; None until they are counted."""
         return self._lengths
 
     @property
     def samples(self) -> int | None:
-        """Of an epoch; None as long as nobody has counted."""
+        """Of an epoch; None until they are counted."""
         return None if self._lengths is None else int(self._lengths.sum())
 
     @property
@@ -128,7 +128,7 @@ class ShardedDataset(Generic[S]):
 
     @property
     def lengths_digest(self) -> str | None:
-        """Of the lengths; None as long as nobody has counted."""
+        """Of the lengths; None until they are counted."""
         if self._digest is None and self._lengths is not None:
             self._digest = _digest(_bytes(self._lengths))
         return self._digest
@@ -269,13 +269,7 @@ def _compare(everybody: list[dict[str, Any]]) -> None:
 
 
 class Spot(NamedTuple):
-    """Where a sample is.
-
-    Attributes:
-        lane: by which it is read.
-        shard: its number, in the list of all shards.
-        offset: of the sample in the shard.
-    """
+    """Where a sample is: the lane by which it is read, the number of its shard, its offset there."""
 
     lane: int
     shard: int
@@ -284,26 +278,11 @@ class Spot(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lanes:
-    """The lanes of one pass over the data.
+    """The lanes of one pass over the data."""
 
-    Attributes:
-        order: numbers of the shards, in the order of the pass: int64[shards].
-        ends: samples up to the end of each of these: int64[shards].
-        count: of lanes.
-
-    Example:
-        >>> import numpy as np
-        >>> from deeppart.elastic.shards import laid
-        >>> lanes = laid(np.array([3, 2, 4]), 2, np.array([2, 0, 1]))  # shard 2 first, then 0, then 1
-        >>> [(spot.shard, spot.offset) for spot in lanes.spots(0, 4)]  # lane 0 has five samples, and lane 1 has four
-        [(2, 0), (2, 1), (0, 1), (0, 2)]
-        >>> [(spot.shard, spot.offset) for spot in lanes.spots(4, 9)]
-        [(2, 2), (2, 3), (0, 0), (1, 0), (1, 1)]
-    """
-
-    order: Int64s
-    ends: Int64s
-    count: int
+    order: Int64s  # int64[shards]: numbers of the shards, in the order of the pass
+    ends: Int64s  # int64[shards]: samples up to the end of each of these
+    count: int  # of lanes
 
     def spots(self, first: int, end: int, start: int = 0, count: int | None = None) -> list[Spot]:
         """Samples of a step that has the places from ``first`` to ``end``, exclusively."""
@@ -329,15 +308,7 @@ def laid(lengths: Int64s, count: int, order: Int64s) -> Lanes:
 
 
 class Wanted(NamedTuple):
-    """A sample that is to be read: the index that data loader workers are given.
-
-    Attributes:
-        lane: by which it is read.
-        number: of the shard, in the list of all.
-        shard: as the user has given it.
-        offset: of the sample in the shard.
-        length: samples that the shard is said to have.
-    """
+    """A sample that is to be read, of a shard with so many: the index that data loader workers are given."""
 
     lane: int
     number: int
@@ -432,11 +403,7 @@ class ShardReader(Dataset[Any]):
 
 @dataclass(slots=True)
 class _Open:
-    """A shard that a lane is in.
-
-    Attributes:
-        next: the offset of the sample that comes next.
-    """
+    """A shard that a lane is in, and the offset of the sample that comes next."""
 
     number: int
     next: int

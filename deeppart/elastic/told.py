@@ -38,7 +38,7 @@ class Told:
 
     Args:
         signals: to note; those of other handlers are called, too. Forked children do not have them.
-        file: that somebody touches; by default what the variable ``DEEPPART_STOP_FILE`` names. Rank 0 looks at it, once
+        file: to be touched; by default the one that the variable ``DEEPPART_STOP_FILE`` names. Rank 0 looks at it, once
             a second at most.
 
     Example:

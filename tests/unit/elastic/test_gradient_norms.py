@@ -277,21 +277,6 @@ def test_over_all_turns_the_sum_over_ranks_is_what_one_finds_of_all(elements: in
     assert found == pytest.approx(float(tensor.square().sum()), rel=1e-9)
 
 
-def test_ranks_look_at_different_parts_in_every_turn() -> None:
-    for number in range(30):
-        looked = {Turn(number, rank, 4, BERT_BASE).of(1 << 20, 0) for rank in range(4)}
-        assert len(looked) == 4 and all(each and each[0].parts == 4 * TIMES for each in looked)
-
-
-def test_a_small_tensor_is_looked_at_whole_by_one_rank_after_the_other() -> None:
-    looking = [
-        [rank for rank in range(4) if Turn(turn, rank, 4, BERT_BASE).of(768, 5) == (WHOLE, 1.0)] for turn in range(8)
-    ]
-    assert looking == [[1], [2], [3], [0], [1], [2], [3], [0]]
-    in_a_turn = [rank for tensor in range(4) for rank in range(4) if Turn(0, rank, 4, BERT_BASE).of(768, tensor)]
-    assert sorted(in_a_turn) == [0, 1, 2, 3], "each rank has some of them"
-
-
 def test_a_part_of_a_matrix_with_rows_that_differ_much_says_what_all_do() -> None:
     """Of an embedding the rows of frequent words have gradients, most others have none."""
     rows = torch.arange(30_000, 0, -1).float().pow(-1).flip(0)  # by Zipf

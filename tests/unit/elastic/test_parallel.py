@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from deeppart.elastic import AdamScale, AdaScale, ElasticDataParallel, LEGWScale, LinearScale
+from deeppart.elastic import AdamScale, AdaScale, ElasticDataParallel, LEGWScale, LinearScale, Progress
 from deeppart.errors import ConfigError, RestoreError
 from tests.unit.elastic.settings import Setting, one_rank, setting
 
@@ -50,6 +50,14 @@ def test_parameters_that_are_trained_later_are_refused() -> None:
         with pytest.raises(ConfigError, match="frozen when the model was wrapped"):
             optimizer.step()
         break
+
+
+def test_frozen_parameters_are_no_reason_to_look_at_less_of_the_others() -> None:
+    """Adapters of a very large model: so much as is enough is looked at of what is trained."""
+    model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 2))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert ElasticDataParallel(model, optimizer, progress=Progress())._norms._elements == 602
 
 
 def test_groups_of_parameters_that_come_later_are_refused() -> None:
@@ -152,6 +160,8 @@ def test_the_estimate_and_the_progress_are_saved() -> None:
     assert later.parallel.worth == this.parallel.worth > 0
     assert later.parallel.noise.by_group() == this.parallel.noise.by_group() and later.parallel.noise.known
     assert set(this.parallel.state()) == {"model", "optimizer", "elastic"}
+    # Sessions of a few steps each would look at the same few parts of gradients again and again.
+    assert later.parallel._norms.turn == this.parallel._norms.turn > 0
 
 
 class _Box:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -168,7 +168,7 @@ class Accumulator(elastic.Accumulator):
         super().__init__(name=_name("sums"), ranks=Replicas())
 
 
-def write_scalars(writer: Any, values: dict[str, float], step: int, prefix: str) -> None:
+def write_scalars(writer: Any, values: Mapping[str, float], step: int, prefix: str) -> None:
     """Write values to a ``SummaryWriter``, under a prefix with one slash at its end."""
     prefix = prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
     for name, value in values.items():
@@ -190,7 +190,8 @@ def _name(kind: str) -> str | None:
 
 def _end() -> None:
     """All replicas end here (collective)."""
-    if save_all_states() is None and env.checkpoint_path() is None and env.replica_rank() == 0:
+    save_all_states()
+    if env.checkpoint_path() is None and env.replica_rank() == 0:
         warn_caller(
             "told to end, and no checkpoint is made: neither ADAPTDL_CHECKPOINT_PATH nor DEEPPART_PERSISTENT_DIR names "
             "a directory. Started again, the training begins anew",

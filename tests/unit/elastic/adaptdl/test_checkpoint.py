@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 from typing import BinaryIO
 
@@ -92,23 +91,3 @@ def test_a_damaged_checkpoint_is_an_error_and_not_a_beginning(directory: Path) -
         part.write_bytes(data)
     with pytest.raises(deeppart.DeeppartError):
         again("a")
-
-
-def test_one_that_was_not_completed_is_passed_over(directory: Path) -> None:
-    def killed() -> None:
-        class Dies(State):
-            def save(self, fileobj: BinaryIO) -> None:
-                import os
-
-                os._exit(9)
-
-        Dies("dies")
-        save_all_states()
-
-    Text("a", "kept")
-    save_all_states()
-    process = multiprocessing.get_context("fork").Process(target=killed)
-    process.start()
-    process.join(60)
-    assert process.exitcode == 9
-    assert again("a") == {"a": "kept"}

@@ -208,6 +208,7 @@ def test_rules_of_a_script_and_a_scheduler_that_is_made_later(rule: Any, factors
             parallel(inputs).mean().backward()
             optimizer.step()
             scheduler.step()
+            assert model.weight.grad is not None
             moved.append(((before - model.weight.detach()) / model.weight.grad).mean().item() / rates[number])
             if number == 1:
                 break
