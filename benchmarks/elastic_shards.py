@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from deeppart.elastic import Batch, ElasticDataLoader, Place, Progress, ShardedDataset
-from deeppart.elastic.sampler import ShardSampler
+from deeppart.elastic.data import ShardSampler
 
 #: (ranks, samples of a step), in 32 lanes.
 CASES = ((1, 64), (4, 64), (4, 16), (5, 64), (4, 50), (8, 100), (3, 1000))

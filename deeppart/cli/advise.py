@@ -36,9 +36,7 @@ def advise(directory: Path, ranks: str | None, batch: int | None, worth: float, 
     the job has measured of its steps itself. Nothing is said of more than twice the ranks, or four times the batch,
     that were measured.
     """
-    from deeppart.elastic.fitting import goodput_of
-    from deeppart.elastic.profile import PROFILE_NAME
-    from deeppart.elastic.profile_file import read_profile
+    from deeppart.elastic.profile import PROFILE_NAME, goodput_of, read_profile
 
     profile = read_profile(directory)
     if profile is None:

@@ -90,8 +90,7 @@ def _with_events(
     least: int, most: int, schedule: str | None, size_file: Path | None, log: Path | None, as_json: bool, options: Any
 ) -> int:
     """The job, with a line for each event."""
-    from deeppart.elastic.events import Events
-    from deeppart.elastic.schedule import Range, Wanted, read_schedule
+    from deeppart.elastic.running import Events, Range, Wanted, read_schedule
 
     allowed = Range(least, most)
     if size_file is not None and not size_file.parent.is_dir():

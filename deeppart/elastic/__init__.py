@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from .accumulator import Accumulator
+from .data import ElasticSampler
 from .loader import ElasticDataLoader
 from .noise import NoiseScale, Norms
 from .parallel import ElasticDataParallel
 from .permutation import permuted
-from .place import Place
+from .place import Batch, Place, Share, shares
 from .progress import Member, Progress, Working, progress
 from .ranks import Ranks
 from .rules import AdamScale, AdaScale, LEGWScale, LinearScale, ScalingRule, SqrtScale
-from .sampler import ElasticSampler
 from .shards import ShardedDataset
-from .steps import Batch, Share, shares
 from .told import Told, leave, should_stop
 
 __all__ = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import numbers
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any, Self
 
 import torch
 
@@ -13,14 +13,13 @@ from deeppart.errors import ConfigError
 
 from .progress import Progress, progress
 from .ranks import Ranks, ranks_of_job
-from .sums import Sums
 
 Number = int | float
 #: Of integer tensors.
 _MOST = (1 << 63) - 1
 
 
-class Accumulator(Sums):
+class Accumulator(MutableMapping[str, Any]):
     """A dict of sums that survive a restart on another number of ranks.
 
     Outside of :meth:`synchronized` each rank only adds: ``sums["loss"] += loss`` or ``sums.update(loss=loss, seen=n)``.
@@ -97,8 +96,33 @@ class Accumulator(Sums):
         finally:
             self._open = None
 
-    def _addend(self, key: str) -> _Sum:
-        return _Sum(self, key)
+    # --- adding -------------------------------------------------------------------------------------------------------
+
+    def update(self, *args: Any, **values: Any) -> None:
+        """Add to the sums, as ``+=`` does; within a block, too, where a new one begins at 0."""
+        for key, value in dict(*args, **values).items():
+            self._begin(key)
+            self[key] += value
+
+    def subtract(self, *args: Any, **values: Any) -> None:
+        """Take from the sums, in the same way."""
+        for key, value in dict(*args, **values).items():
+            self._begin(key)
+            self[key] -= value
+
+    def _begin(self, key: str) -> None:
+        if self._open is not None:
+            self._open.setdefault(key, 0)
+
+    def __iadd__(self, other: Mapping[str, Any]) -> Self:
+        """``sums += {"loss": loss}``: as :meth:`update`."""
+        self.update(other)
+        return self
+
+    def __isub__(self, other: Mapping[str, Any]) -> Self:
+        """As :meth:`subtract`."""
+        self.subtract(other)
+        return self
 
     def __setitem__(self, key: str, value: Any) -> None:
         """Within :meth:`synchronized`; outside of it, the last part of ``sums[key] += value``."""
@@ -117,6 +141,34 @@ class Accumulator(Sums):
         working = self._progress.loader
         if working is None or working.counted:
             self._added[key] = _together(self._added[key], value.added) if key in self._added else value.added
+
+    # --- reading: outside of a block, as of an empty dict -------------------------------------------------------------
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As of a dict."""
+        return super().get(key, default) if key in self else default
+
+    def __getitem__(self, key: str) -> Any:
+        """A sum; outside of a block, something to be added to."""
+        return _Sum(self, key) if self._open is None else self._open[key]
+
+    def __delitem__(self, key: str) -> None:
+        """Within a block."""
+        del ({} if self._open is None else self._open)[key]
+
+    def __contains__(self, key: object) -> bool:
+        """False outside of a block."""
+        return key in (self._open or ())
+
+    def __iter__(self) -> Iterator[str]:
+        """Of nothing, outside of a block."""
+        return iter(self._open or ())
+
+    def __len__(self) -> int:
+        """0 outside of a block."""
+        return len(self._open or ())
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """The sums over all ranks (collective).

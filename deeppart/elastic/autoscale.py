@@ -6,29 +6,17 @@ import socket
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from deeppart.errors import ConfigError, StorageError
 from deeppart.plan.goodput import Bounds, GradientNoise, Throughput, better_step
 
-from .fitting import goodput_of
-from .noise import NoiseScale
-from .profile import Profile, Timed
-from .profile_file import write_profile
+from .place import Batch, Share
+from .profile import Profile, Timed, goodput_of, write_profile
 from .ranks import Ranks
-from .steps import Batch, Share
 
 #: A profile of fewer steps of a kind says little: the first ones are slower.
 _LEAST_STEPS = 3
-
-
-class Trained(Protocol):
-    """A model whose gradients' noise is known."""
-
-    @property
-    def noise(self) -> NoiseScale:
-        """As far as it is known."""
-        ...
 
 
 class StepTimes:
@@ -70,7 +58,7 @@ class Autoscale:
         self._near: Throughput | None = None
         self._steps = 0
 
-    def after_step(self, now: Batch, trained: Trained | None) -> Batch | None:
+    def after_step(self, now: Batch, trained: Any) -> Batch | None:
         """Count a step; at every so-many-th one, decide (collective)."""
         self._steps += 1
         if self._steps % self._every:
@@ -84,7 +72,7 @@ class Autoscale:
         batch = Batch(*told["batch"])
         return None if batch == now else batch
 
-    def _decide(self, now: Batch, trained: Trained | None) -> Batch:
+    def _decide(self, now: Batch, trained: Any) -> Batch:
         self.profile = self.times.added_to(self.profile)
         if not self.profile.times:
             return now

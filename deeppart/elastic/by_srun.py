@@ -16,8 +16,7 @@ from types import FrameType
 from deeppart.config.job import Allocation
 from deeppart.errors import LaunchError
 
-from .agent import Ended
-from .launching import SIGNALS, handled_by, heard
+from .launching import SIGNALS, Ended, handled_by, heard
 from .node_agent import FAILED, NO_COMMAND, NOT_MET, PORT_TAKEN, TELL, Assignment
 from .told import EXIT_CODE
 
@@ -93,7 +92,7 @@ class BySrun:
 
     def run(self, ranks: int) -> Ended:
         """As of :class:`.launching.Launcher` (in the main thread: signals to this process go to all agents)."""
-        # First: another thread may send at once, and nobody is to tell the ranks of the run before.
+        # First: another thread may send at once, and must not signal the ranks of the run before.
         self._run, self._tells, self._told = "", False, None
         for _ in range(_TRIES):
             ended = self._run_at_a_port(ranks)
@@ -142,7 +141,7 @@ class BySrun:
     def _send(self, number: signal.Signals, *, asked: bool) -> bool:
         try:
             lines = _ask("squeue", "--steps", "--noheader", f"--jobs={self._job}", "--format=%i %j", check=False)
-        except LaunchError:  # whoever sends tries again
+        except LaunchError:  # the caller tries again
             return False
         steps = [line.split()[0] for line in lines.splitlines() if line.split()[1:] == [self._run]]
         if steps:  # what follows is known before they can end by it

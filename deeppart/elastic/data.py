@@ -1,70 +1,175 @@
-"""What a loader hands out samples of: a map-style data set, or shards."""
+"""The samples of this rank, step after step: of a map-style data set, or of shards."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from torch.utils.data import Dataset, IterableDataset
+import numpy as np
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from deeppart.errors import ConfigError, RestoreError
 
-from .counting import check_lanes, settle
-from .lanes import VERSION
+from .permutation import permuted
+from .place import Place, Share, shares
 from .ranks import Ranks
-from .sampler import ElasticSampler, ShardSampler
-from .shard_reader import ShardReader
-from .shards import ShardedDataset
+from .shards import VERSION, Lanes, ShardedDataset, ShardReader, Wanted, check_lanes, laid, settle
 
 
-class Data(Protocol):
-    """A data set as a loader uses it.
+class ElasticSampler(Sampler[list[Any]]):
+    """Micro-batches of indices for one rank: a ``batch_sampler`` for a DataLoader.
 
-    Attributes:
-        reading: what a DataLoader reads by the sampler's indices.
-        sampler: its length is right after :meth:`settle`.
+    A loader with workers takes micro-batches long before they are trained on. So the sampler has no place of its own
+    that could be saved: it goes on from the :class:`Place` that it is given, and notes what it has handed out, for
+    the loader, which knows when it arrives (:class:`deeppart.elastic.ElasticDataLoader`).
+
+    Args:
+        length: samples of the data set.
+        seed: of the order.
+        rank: of so many ``ranks``.
+        shuffle: in a new order in each pass, or in the order of the data set.
+        drop_last: leave out the samples that do not fill a step.
+
+    Example:
+        >>> from deeppart.elastic import Batch, ElasticSampler, Place
+        >>> sampler = ElasticSampler(10, seed=0, rank=1, ranks=2, shuffle=False)
+        >>> sampler.begin(Place(epoch=0, passes=0, seen=0, batch=Batch(4)))
+        >>> list(sampler)
+        [[2, 3], [6, 7], [9]]
     """
 
-    reading: Any
-    sampler: ElasticSampler
+    def __init__(
+        self, length: int, *, seed: int, rank: int, ranks: int, shuffle: bool = True, drop_last: bool = False
+    ) -> None:
+        self.length, self.seed = length, seed
+        self._rank, self._ranks = rank, ranks
+        self._shuffle, self._drop_last = shuffle, drop_last
+        self._place: Place | None = None
+        #: What has been handed out and has not been taken, oldest first.
+        self.handed_out: deque[Share] = deque()
+
+    def begin(self, place: Place) -> None:
+        """The next iteration goes on from here."""
+        self._place = place
+        self.handed_out.clear()
+
+    def decide(self, place: Place) -> None:
+        """Use the batch that a place has for later, if the sampler has not come so far; see :meth:`Place.batch_at`."""
+        self._place = place
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        """Indices of the micro-batches of this rank, up to the end of the pass."""
+        assert self._place is not None, "begin() says where"
+        seen = self._place.seen
+        while seen < self.length:
+            batch = self._place.batch_at(seen)
+            if self._drop_last and self.length - seen < batch.size:
+                return
+            for share in shares(seen, self.length, batch, self._rank, self._ranks):
+                self.handed_out.append(share)
+                yield self._indices(share)
+                seen = share.seen
+
+    def _indices(self, share: Share) -> list[Any]:
+        assert self._place is not None
+        places = np.arange(share.start, share.start + share.count)
+        if self._shuffle:
+            places = permuted(places, self.length, self.seed, self._place.epoch, self._place.passes)
+        found: list[Any] = places.tolist()
+        return found
+
+
+class ShardSampler(ElasticSampler):
+    """The same for a list of shards: what it hands out says which sample of which shard is meant.
+
+    Its length is that of :attr:`ElasticSampler.length`, which is set when all shards' lengths are known.
+
+    Attributes:
+        lanes: of the pass under way.
+    """
+
+    def __init__(
+        self,
+        dataset: ShardedDataset[Any],
+        *,
+        seed: int,
+        rank: int,
+        ranks: int,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__(0, seed=seed, rank=rank, ranks=ranks, shuffle=shuffle, drop_last=drop_last)
+        self._dataset = dataset
+        self.lanes = dataset.lanes
+        self._laid: tuple[tuple[int, int, int, int], Lanes] | None = None
+
+    def begin(self, place: Place) -> None:
+        """The next iteration goes on from here; a pass that begins has the lanes that the data set asks for."""
+        if not place.seen:
+            self.lanes = self._dataset.lanes
+        super().begin(place)
+
+    def _indices(self, share: Share) -> list[Any]:
+        lengths, shards = self._dataset.lengths, self._dataset.shards
+        assert lengths is not None
+        first = share.seen - share.size
+        spots = self._lanes().spots(first, share.seen, share.start - first, share.count)
+        return [
+            Wanted(spot.lane, spot.shard, shards[spot.shard], spot.offset, int(lengths[spot.shard])) for spot in spots
+        ]
+
+    def _lanes(self) -> Lanes:
+        """Of the pass; they are laid once in it."""
+        assert self._place is not None and self._dataset.lengths is not None
+        key = (self.seed, self._place.epoch, self._place.passes, self.lanes)
+        if self._laid is None or self._laid[0] != key:
+            order = np.arange(len(self._dataset.lengths))
+            if self._shuffle:
+                order = permuted(order, len(order), *key[:3])
+            self._laid = key, laid(self._dataset.lengths, self.lanes, order)
+        return self._laid[1]
+
+
+def data_of(
+    dataset: Dataset[Any] | ShardedDataset[Any], *, seed: int, ranks: Ranks, shuffle: bool, drop_last: bool
+) -> Data:
+    """What a loader needs of a data set."""
+    seed = _integer(seed)
+    if isinstance(dataset, ShardedDataset):
+        check_lanes(dataset, ranks.size)
+        sharded = ShardSampler(
+            dataset, seed=seed, rank=ranks.rank, ranks=ranks.size, shuffle=shuffle, drop_last=drop_last
+        )
+        return Sharded(dataset, sharded)
+    if isinstance(dataset, IterableDataset):
+        raise ConfigError(
+            "an iterable data set has no places that a job could go on at",
+            found=type(dataset).__name__,
+            todo="give deeppart.elastic.ShardedDataset a list of its shards, and a function that reads one",
+        )
+    length = len(dataset)  # type: ignore[arg-type]
+    sampler = ElasticSampler(length, seed=seed, rank=ranks.rank, ranks=ranks.size, shuffle=shuffle, drop_last=drop_last)
+    return Data(dataset, sampler)
+
+
+class Data:
+    """A data set with a length, and samples by their number, as a loader uses it.
+
+    ``reading`` is what a DataLoader reads by the sampler's indices; the sampler's length is right after :meth:`settle`.
+    """
+
+    def __init__(self, reading: Any, sampler: ElasticSampler) -> None:
+        self.reading, self.sampler = reading, sampler
 
     @property
     def length(self) -> int | None:
-        """Samples of an epoch; None as long as nobody has counted."""
-        ...
-
-    def settle(self, ranks: Ranks, name: str) -> int:
-        """Make sure of the length, before each pass and whenever it is needed (collective)."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """What checkpoints have of it beside the place."""
-        ...
-
-    def take(self, state: Mapping[str, Any], name: str) -> None:
-        """Compare with what a checkpoint has of it, and go on from it."""
-        ...
-
-    def close(self) -> None:
-        """A pass is over."""
-        ...
-
-
-class MapStyle:
-    """A data set with a length, and samples by their number; see :class:`Data`."""
-
-    def __init__(self, dataset: Dataset[Any], sampler: ElasticSampler) -> None:
-        self.reading: Any = dataset
-        self.sampler = sampler
-
-    @property
-    def length(self) -> int | None:
-        """As when the loader was made."""
+        """Samples of an epoch; None until they are counted."""
         return self.sampler.length
 
     def settle(self, ranks: Ranks, name: str) -> int:
-        """See :class:`Data`."""
+        """Make sure of the length, before each pass and whenever it is needed (collective)."""
         if (length := len(self.reading)) != self.sampler.length:
             raise ConfigError(
                 "the data set has changed its length",
@@ -76,24 +181,23 @@ class MapStyle:
         return length
 
     def state(self) -> dict[str, Any]:
-        """Nothing."""
+        """What checkpoints have of it beside the place."""
         return {}
 
     def take(self, state: Mapping[str, Any], name: str) -> None:
-        """See :class:`Data`; :func:`deeppart.elastic.place.from_state` compares the rest."""
+        """Compare with what a checkpoint has of it, and go on from it; the place has the rest."""
         if "shards" in state:
             raise _other_kind(name, "shards", "samples by their number")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """A pass is over."""
 
 
-class Sharded:
-    """A list of shards; see :class:`Data`."""
+class Sharded(Data):
+    """A list of shards."""
 
     def __init__(self, dataset: ShardedDataset[Any], sampler: ShardSampler) -> None:
-        self.reading: Any = ShardReader(dataset.open_shard, dataset.open_at, dataset.name)
-        self.sampler: ElasticSampler = sampler
+        super().__init__(ShardReader(dataset.open_shard, dataset.open_at, dataset.name), sampler)
         self._shards = sampler
         self._dataset = dataset
         #: The digest of the lengths that a checkpoint has, where they are to be counted anew.
@@ -105,7 +209,7 @@ class Sharded:
         return self._dataset.samples
 
     def settle(self, ranks: Ranks, name: str) -> int:
-        """See :class:`Data`."""
+        """As of :class:`Data`; samples are counted where lengths were not given."""
         settle(self._dataset, ranks)
         assert self._dataset.samples is not None
         if self._expected is not None:
@@ -128,7 +232,7 @@ class Sharded:
         }
 
     def take(self, state: Mapping[str, Any], name: str) -> None:
-        """See :class:`Data`."""
+        """As of :class:`Data`."""
         if "shards" not in state:
             raise _other_kind(name, "samples by their number", "shards")
         saved = state["shards"]
@@ -163,28 +267,6 @@ class Sharded:
                 todo="give the same list, sorted, with names that do not change (`name_of`); or restore the rest, and "
                 "begin anew with `loader.start_over(epoch)`",
             )
-
-
-def data_of(
-    dataset: Dataset[Any] | ShardedDataset[Any], *, seed: int, ranks: Ranks, shuffle: bool, drop_last: bool
-) -> Data:
-    """What a loader needs of a data set."""
-    seed = _integer(seed)
-    if isinstance(dataset, ShardedDataset):
-        check_lanes(dataset, ranks.size)
-        sharded = ShardSampler(
-            dataset, seed=seed, rank=ranks.rank, ranks=ranks.size, shuffle=shuffle, drop_last=drop_last
-        )
-        return Sharded(dataset, sharded)
-    if isinstance(dataset, IterableDataset):
-        raise ConfigError(
-            "an iterable data set has no places that a job could go on at",
-            found=type(dataset).__name__,
-            todo="give deeppart.elastic.ShardedDataset a list of its shards, and a function that reads one",
-        )
-    length = len(dataset)  # type: ignore[arg-type]
-    sampler = ElasticSampler(length, seed=seed, rank=ranks.rank, ranks=ranks.size, shuffle=shuffle, drop_last=drop_last)
-    return MapStyle(dataset, sampler)
 
 
 def _integer(seed: Any) -> int:

@@ -2,23 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from .noise import Norms, of_two_steps
-from .parts import LEAST_DIVIDED, WHOLE, Turn
 from .progress import Working
-from .squared_norms import Alike, Scaling, second_moments
 
+#: Of a model with so many elements each rank looks at some of them: to look at all is what costs then. Of fewer
+#: elements some say less, and all cost nothing.
+LEAST_DIVIDED = 1 << 20
+#: All ranks together look at about so many elements of a model in a step: the sum over them is as good as that over
+#: all, to within sqrt(kurtosis / elements).
+ENOUGH = 1 << 22
+#: Tensors with fewer elements are looked at whole, by one rank after the other; of others at so many in each step, or
+#: small ones would be left out in most steps of a very large model.
+LEAST_OF_TENSOR = 1 << 12
+#: Parts consist of runs of so many elements, two cache lines: rows of a matrix, which may differ much, fall to many
+#: parts each.
+RUN = 32
+#: So far from the golden section a better stride is looked for: what has no common divisor with the parts may be a bad
+#: one.
+_NEAR = 32
+#: Adam's second moments say little before so many steps.
+_LEAST_ADAM_STEPS = 5
+#: Elements that are worked on at a time: on a CPU what is made of them is small beside its caches, on a GPU they are as
+#: many as keep it busy.
+_AT_A_TIME, _AT_A_TIME_ON_GPU = 1 << 17, 1 << 24
 #: Of a bucket, what is taken together: by the group, by how often it counts, and by the steps that Adam has made.
-Looked = dict[tuple[int, float, int | None], Alike]
+Looked: TypeAlias = "dict[tuple[int, float, int | None], Alike]"
 #: A group, and a squared norm of some of its gradients.
 Norm = tuple[int, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step whose gradients are exchanged."""
+
+    weight: float  # of this rank's batches
+    size: int  # samples, all ranks together
+    base: int  # of a step at scale 1
+    scale: float  # of a whole step, by those
+    loss_scale: torch.Tensor | None = None  # by which the loss is multiplied; None for 1
+    measured: bool = True  # false if its gradients are not those of its own batches alone
+
+    @classmethod
+    def of(cls, working: Working, **more: Any) -> Step:
+        """The one that the batch of a loader ends."""
+        base = working.base_size
+        return cls(working.step_weight, working.step_size, base, working.whole_size / base, **more)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The norms of a step, on their way."""
+
+    values: Later  # 2 or 3 for each group: as of Norms, or of two steps
+    work: Any  # the reduction, if the values are not copied after it; or None
+    parts: int
+    scale: float
+
+    def norms(self) -> tuple[Norms, bool]:
+        """The norms, and whether they are of two steps; waits for them, which are a step old."""
+        if self.work is not None:
+            self.work.wait()  # bounded: by the timeout of the process group
+        values = self.values.numbers()
+        if self.parts == 1:
+            groups = len(values) // 3
+            before, now, of_mean = (values[at : at + groups] for at in range(0, 3 * groups, groups))
+            return of_two_steps(before, now, of_mean, self.scale), True
+        groups = len(values) // 2
+        return Norms(tuple(values[:groups]), tuple(values[groups:]), self.parts, self.scale), False
 
 
 class Later:
@@ -40,60 +100,6 @@ class Later:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The norms of a step, on their way.
-
-    Attributes:
-        values: 2 or 3 for each group; as of :class:`Norms`, or of two steps.
-        work: the reduction, if the values are not copied after it; or None.
-    """
-
-    values: Later
-    work: Any
-    parts: int
-    scale: float
-
-    def norms(self) -> tuple[Norms, bool]:
-        """The norms, and whether they are of two steps; waits for them, which are a step old."""
-        if self.work is not None:
-            self.work.wait()  # bounded: by the timeout of the process group
-        values = self.values.numbers()
-        if self.parts == 1:
-            groups = len(values) // 3
-            before, now, of_mean = (values[at : at + groups] for at in range(0, 3 * groups, groups))
-            return of_two_steps(before, now, of_mean, self.scale), True
-        groups = len(values) // 2
-        return Norms(tuple(values[:groups]), tuple(values[groups:]), self.parts, self.scale), False
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A step whose gradients are exchanged.
-
-    Attributes:
-        weight: the weights of this rank's batches in it.
-        size: samples, all ranks together.
-        base: samples of a step at scale 1.
-        scale: samples of a whole step, by those.
-        loss_scale: by which the loss is multiplied; None for 1.
-        measured: false if its gradients are not those of its own batches alone.
-    """
-
-    weight: float
-    size: int
-    base: int
-    scale: float
-    loss_scale: torch.Tensor | None = None
-    measured: bool = True
-
-    @classmethod
-    def of(cls, working: Working, **more: Any) -> Step:
-        """The one that the batch of a loader ends."""
-        base = working.base_size
-        return cls(working.step_weight, working.step_size, base, working.whole_size / base, **more)
-
-
 class GradientNorms:
     """The norms of the step under way.
 
@@ -101,7 +107,7 @@ class GradientNorms:
     them. One reduction of a few numbers brings them together, and is looked at in the next step.
 
     Of a large model, where ranks have as many samples each, a rank takes the norms of a part of each gradient, of its
-    own and of the mean, another one in each step (:mod:`.parts`). The sum over ranks is an estimate of the mean over
+    own and of the mean, another one in each step (:class:`Turn`). The sum over ranks is an estimate of the mean over
     ranks of the norms of all, without bias: on average an element of one rank's gradient is as large as of another's.
 
     Guarded by nothing: hooks run in the backward pass, their continuations before it ends, each with a bucket of its
@@ -117,7 +123,7 @@ class GradientNorms:
         }
         self._number_of = {each: number for number, each in enumerate(self._group_of)}
         self._own: list[Norm] = []
-        # Some for each bucket. By their numbers they could not be told apart: DDP gives all of them the same one in the
+        # Some for each bucket. Their numbers do not identify them: DDP gives all of them the same one in the
         # first step of a static graph.
         self._of_mean: list[Norm] = []
         self._before: list[Norm] = []
@@ -290,7 +296,7 @@ class GradientNorms:
 
 
 def _gradients(buffer: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Of a bucket, those that it would not give itself: a sparse one, which is alone, and complex ones.
+    """The gradients that ``bucket.gradients()`` does not give: a sparse one, alone in its bucket, and complex ones.
 
     DDP exchanges two real numbers for each complex one, and cuts that as if it were one.
     """
@@ -319,3 +325,200 @@ def _as_in_buckets(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tenso
         return tensor
     order = sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
     return tensor.permute(order) if parameter.permute(order).is_contiguous() else tensor
+
+
+# --- squared norms, as gradients are or as an Adam scales them --------------------------------------------------------
+
+
+def second_moments(state: Mapping[str, Any]) -> torch.Tensor | None:
+    """Of an optimizer's state of one parameter: Adam's, AMSGrad's, or RMSprop's; those that it divides by."""
+    names = ("max_exp_avg_sq", "exp_avg_sq", "square_avg")
+    return next((state[name] for name in names if name in state), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """An Adam divides gradients by ``(sqrt(moments) + eps) * correction``."""
+
+    eps: float
+    correction: float
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], steps: int) -> Scaling | None:
+        """After so many steps with a group's options; None for not at all, where moments say little yet."""
+        if steps < _LEAST_ADAM_STEPS:
+            return None
+        beta = options["betas"][1] if "betas" in options else None
+        correction = 1.0 if beta is None else 1 / math.sqrt(1 - beta**steps)
+        return cls(options["eps"] / correction, correction)
+
+
+class Alike:
+    """Gradients of a bucket whose squared norms are taken together, of a part of each.
+
+    Most parts are so small that calling for each of them would be what costs.
+    """
+
+    def __init__(self, scaling: Scaling | None, counts: float = 1.0, *, keeps: bool = False) -> None:
+        self._scaling, self._keeps = scaling, keeps
+        self._factor = counts if scaling is None else counts / scaling.correction**2
+        self._looked: list[tuple[int, Part]] = []
+        self._moments: list[torch.Tensor] = []
+        self._kept: list[torch.Tensor] | None = None
+
+    def add(self, place: int, part: Part, moments: torch.Tensor | None = None) -> None:
+        """One more."""
+        self._looked.append((place, part))
+        if self._scaling is not None:
+            assert moments is not None
+            self._moments.append(moments)
+
+    def squared_norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """float64: of all of these together, out of the bucket's."""
+        vectors = _gathered((gradients[place], part) for place, part in self._looked)
+        if self._scaling is not None:
+            pairs = zip(vectors, self._divisors(), strict=True)
+            # What is not kept is written over: it is in caches, other memory is not.
+            vectors = (torch.div(one.float(), by, out=None if self._keeps else by) for one, by in pairs)
+        norm = _summed([_square(vector) for vector in vectors], gradients[0].device)
+        return norm if self._factor == 1.0 else norm * self._factor
+
+    def _divisors(self) -> Iterable[torch.Tensor]:
+        """Without the correction: one pass over the elements less."""
+        assert self._scaling is not None
+        if self._kept is not None:
+            for each in self._kept:
+                if each.is_cuda:  # made in another stream than that of this call
+                    each.record_stream(torch.cuda.current_stream(each.device))
+            return self._kept
+        eps, parts = self._scaling.eps, (part for _, part in self._looked)
+        found = (torch.sqrt(vector.float()).add_(eps) for vector in _gathered(zip(self._moments, parts, strict=True)))
+        if not self._keeps:
+            return found
+        self._kept = list(found)
+        return self._kept
+
+
+def _gathered(looked: Iterable[tuple[torch.Tensor, Part]]) -> Iterator[torch.Tensor]:
+    """Parts of tensors, as few vectors of as many elements as are worked on at a time; only shapes decide which.
+
+    Complex numbers are two real ones each, as Adam takes them.
+    """
+    pieces = [
+        piece
+        for tensor, part in looked
+        for piece in part.of(torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor)
+    ]
+    for dim in (1, 2):  # of two shapes they could not be put together without copying each before
+        for batch in _batches([piece for piece in pieces if piece.dim() == dim]):
+            yield (torch.cat(batch) if len(batch) > 1 else batch[0]).reshape(-1)
+
+
+def _batches(pieces: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """As many of them as are worked on at a time; larger ones are cut."""
+    batch, elements = list[torch.Tensor](), 0
+    for piece in pieces:
+        most = _AT_A_TIME_ON_GPU if piece.is_cuda else _AT_A_TIME
+        for cut in piece.split(max(1, most * len(piece) // piece.numel())) if piece.numel() > most else (piece,):
+            if batch and elements + cut.numel() > most:
+                yield batch
+                batch, elements = [], 0
+            batch.append(cut)
+            elements += cut.numel()
+    if batch:
+        yield batch
+
+
+def _square(vector: torch.Tensor) -> torch.Tensor:
+    """float64"""
+    if vector.dtype in (torch.float32, torch.float64):
+        return torch.dot(vector, vector).double()
+    norm: torch.Tensor = torch.linalg.vector_norm(vector, dtype=torch.float32)
+    return norm.square().double()
+
+
+def _summed(norms: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+    if len(norms) == 1:
+        return norms[0]
+    return torch.stack(norms).sum() if norms else torch.zeros((), dtype=torch.float64, device=device)
+
+
+# --- which elements of large gradients each rank looks at -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of several parts of each tensor's elements: together they are all of them, and none is in two."""
+
+    number: int = 0
+    parts: int = 1
+
+    def of(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The part: the whole as a vector; or runs of RUN elements, one in each row, and what may be left of another.
+
+        Those without elements are left out. They are views where the tensor's memory allows.
+        """
+        whole = tensor.detach().contiguous()
+        if self.parts == 1:
+            return [whole.view(-1)] if whole.numel() else []
+        begin, stride = self.number * RUN, self.parts * RUN
+        rows = max(0, (whole.numel() - begin - RUN) // stride + 1)
+        pieces = [whole.as_strided((rows, RUN), (stride, 1), whole.storage_offset() + begin)] if rows else []
+        if whole.numel() > begin + rows * stride:
+            pieces.append(whole.view(-1)[begin + rows * stride :])
+        return pieces
+
+
+#: All elements.
+WHOLE = Part()
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the ranks look at in a step: each at another part of every large tensor, and at others in the next step."""
+
+    number: int  # of the step, from 0 on
+    rank: int
+    ranks: int
+    elements: int  # of the whole model
+
+    def of(self, elements: int, number: int) -> tuple[Part, float] | None:
+        """The part of a tensor, and how often what is found of it counts; None if it is another rank's turn.
+
+        With that, the sum over ranks estimates what one rank would find of the whole tensor, without bias where all of
+        them look at the same, or at what is alike on average.
+        """
+        if elements < LEAST_OF_TENSOR:
+            return (WHOLE, 1.0) if (self.number + number) % self.ranks == self.rank else None
+        times = max(1, min(self.elements // ENOUGH, elements // LEAST_OF_TENSOR))
+        # Rows of matrices are often a power of two long, or a small multiple of one. Of an even number of parts a turn
+        # would look at the same few columns of every row, and in most turns at none of those with large gradients.
+        times -= 1 - times % 2
+        parts = times * self.ranks
+        # Another part of each tensor: layers of a model have large gradients in the same places.
+        turn = self.number + number
+        return Part((self.rank * times + turn * _stride(times, parts)) % parts, parts), float(times)
+
+
+@cache
+def _stride(times: int, parts: int) -> int:
+    """From the part of a turn to that of the next one: any few turns are spread evenly over the tensor.
+
+    Of neighbouring parts many turns would look at the same rows, and then for long at none of them. It comes to all
+    parts, and with the other ranks to all in ``times`` turns, in an order that depends on ``times`` alone.
+    """
+    golden = round(times * (math.sqrt(5) - 1) / 2)
+    near = range(max(1, golden - _NEAR), min(times, golden + _NEAR) + 1)
+    stride = min((each for each in near if math.gcd(each, times) == 1), key=lambda each: _worst_quotient(each, times))
+    while math.gcd(stride, parts) > 1:
+        stride += times
+    return stride
+
+
+def _worst_quotient(stride: int, times: int) -> int:
+    """The largest one in the continued fraction of stride / times: the larger it is, the closer some few turns lie."""
+    worst = 0
+    while stride:
+        times, (quotient, stride) = stride, divmod(times, stride)
+        worst = max(worst, quotient)
+    return worst

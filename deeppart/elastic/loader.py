@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,12 +16,13 @@ from deeppart.errors import ConfigError
 
 from .autoscale import Autoscale, bounds_of, check_every
 from .data import data_of
-from .loader_options import refuse_own, steps_ahead, with_calm_workers
-from .place import Place, from_state, to_state
+from .place import Batch, Place, Share, check_ranks, from_state, to_state
 from .progress import Progress, progress
 from .ranks import Ranks, ranks_of_job
 from .shards import ShardedDataset
-from .steps import Batch, Share, check_ranks
+
+#: They say which samples there are, or in which order, which is for the elastic loader to say.
+_OWN = ("sampler", "batch_sampler", "shuffle", "batch_size", "drop_last")
 
 
 class ElasticDataLoader:
@@ -384,3 +387,48 @@ class ElasticDataLoader:
         self._place, self._sampler.seed = place, seed
         self._begun = max(0, self._begun - 1) if self._turn == self._progress.turn else 0  # the one that is made again
         self._left, self._nested, self._share = False, state.get("nested", 0), None
+
+
+# --- options of the DataLoader ----------------------------------------------------------------------------------------
+
+
+def refuse_own(options: Mapping[str, Any]) -> None:
+    """Refuse what the elastic loader decides itself."""
+    for name in _OWN:
+        if name in options:
+            raise ConfigError(
+                "a loader cannot be given this option",
+                found=name,
+                todo="leave it out: this loader decides which samples it has, and in which order",
+            )
+    if options.get("in_order") is False:
+        raise ConfigError(
+            "a loader cannot hand out batches in another order than it takes them",
+            found="in_order=False",
+            todo="leave it out: what has been seen would not be known",
+        )
+
+
+def steps_ahead(options: Mapping[str, Any]) -> int:
+    """Steps that may be under way in the workers of a DataLoader with these options, on every rank."""
+    workers, each = options.get("num_workers", 0), options.get("prefetch_factor")
+    return int(workers * (2 if each is None else each) + 1) if workers else 0
+
+
+def with_calm_workers(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a DataLoader whose workers live through a SIGUSR1 to all processes of a job.
+
+    Slurm (``--signal=USR1@120``) and ``kill -USR1 -PID`` send it to whole process groups. By default it would end the
+    workers, and with them the rank, before that has made its checkpoint. A handler of the caller's own stays. SIGTERM
+    ends workers still: torch sends it to those that do not end otherwise.
+    """
+    if not options.get("num_workers"):
+        return dict(options)
+    return {**options, "worker_init_fn": functools.partial(_begin, options.get("worker_init_fn"))}
+
+
+def _begin(function: Callable[[int], None] | None, worker: int) -> None:
+    if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if function is not None:
+        function(worker)

@@ -23,10 +23,10 @@ from torch.distributed import DistError
 from deeppart.config.job import node_name
 from deeppart.errors import LaunchError
 
-from .agent import Ended, end_those_left, name_code, ranks_of, run_agent, send
+from .launching import Ended, end_those_left, name_code, ranks_of, run_agent, send
 from .told import EXIT_CODE
 
-#: Of this process: a rank has failed, there is no such command, the port of the meeting is somebody else's, others have
+#: Of this process: a rank has failed, there is no such command, the port of the rendezvous is taken, others have
 #: not come there; it has said so. Everything but these, 0, 143 and signals is of the node, or of srun.
 FAILED, NO_COMMAND, PORT_TAKEN, NOT_MET = 70, 71, 72, 73
 #: Ranks can not be started on this node.
@@ -43,25 +43,15 @@ _ENDED_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The part of one node in one run of a job.
+    """The part of one node in one run of a job."""
 
-    Attributes:
-        run: its name, which no other run has.
-        ranks: on this node.
-        node: number of the node among those of the run.
-        nodes: of the run.
-        endpoint: host and port at which the agents meet; the first node holds it.
-        grace_s: seconds that ranks have for a checkpoint.
-        meet_s: seconds within which all agents have to be there.
-    """
-
-    run: str
-    ranks: int
-    node: int
+    run: str  # its name, which no other run has
+    ranks: int  # on this node
+    node: int  # its number among those of the run
     nodes: int
-    endpoint: str
-    grace_s: float
-    meet_s: int = 300
+    endpoint: str  # host and port at which the agents meet; the first node holds it
+    grace_s: float  # that ranks have for a checkpoint
+    meet_s: int = 300  # within which all agents have to be there
 
     def as_text(self) -> str:
         """For a command line."""

@@ -1,4 +1,4 @@
-"""How much gradients differ from batch to batch: |G|^2 and the variance, from norms that are had anyway. Pure.
+"""How much gradients differ from batch to batch: |G|^2 and the variance, from norms of gradients. Pure.
 
 A rank's mean gradient g_k over its n_k samples is the gradient G plus noise, of which the squared norm is
 tr(S) / n_k on average. With B samples on K ranks, g their mean, and the mean of the ranks' squared norms weighted by

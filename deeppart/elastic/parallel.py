@@ -82,7 +82,7 @@ class ElasticDataParallel(DistributedDataParallel):
         self._made: tuple[float, list[torch.Tensor]] | None = None
         self._skipped: Later | None = None
         #: Within :meth:`no_sync`; and whether gradients were accumulated there since the last step.
-        self._apart = self._by_hand = False
+        self._unsynced = self._by_hand = False
         #: Of each group the rate, and the one that the step under way has.
         self._rates: list[tuple[Any, Any]] | None = None
         self._scale = 1.0
@@ -126,25 +126,25 @@ class ElasticDataParallel(DistributedDataParallel):
 
         The noise of the next step is not measured then. ``accumulation`` of the loader needs none of this.
         """
-        before, self._apart = self._apart, True
+        before, self._unsynced = self._unsynced, True
         try:
             with super().no_sync():
                 yield
         finally:
-            self._apart = before
+            self._unsynced = before
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """As of DistributedDataParallel; gradients of what it returns are weighted by the batch's samples."""
         working = self._progress.loader
         if not torch.is_grad_enabled():
             return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
-        self.require_backward_grad_sync = not self._apart and (working is None or working.ends_step)
+        self.require_backward_grad_sync = not self._unsynced and (working is None or working.ends_step)
         if working is None:
             self._norms.forget()
             return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
-        if self._apart or self._adds_to_exchanged():
+        if self._unsynced or self._adds_to_exchanged():
             self._by_hand = True
-        if working.ends_step and not self._apart:
+        if working.ends_step and not self._unsynced:
             self._norms.coming = Step.of(working, loss_scale=self._loss_scale(), measured=not self._by_hand)
         output = super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
         return _weighted(output, working.weight, needed=self.training)
@@ -260,7 +260,7 @@ class ElasticDataParallel(DistributedDataParallel):
             owner.noise.load_state_dict(state["noise"])
             owner._worth, owner._base = state["worth"], state.get("base")
             owner._measured = owner._made = owner._skipped = None
-            # No key of its own: restore refuses older checkpoints, which have none. It is the same on all ranks, too.
+            # Any number that is the same on all ranks, and that later sessions do not begin with again.
             owner._norms.restored(int(owner._worth))
 
 

@@ -1,14 +1,22 @@
-"""What a job has measured of its steps, on all the sizes that it has had. Pure."""
+"""What a job has measured of its steps, on all the sizes that it has had: kept, fitted, and in a file.
+
+Rank 0 of a job, which has the persistent directory, writes ``deeppart-profile.json`` there, atomically; who reads it
+needs no lock. What it says bears on advice alone, so a job that cannot write it goes on.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from deeppart.errors import ConfigError
-from deeppart.plan.goodput import Bounds, GradientNoise, Limits, Measured
+from deeppart.errors import ConfigError, CorruptFileError, FormatError, StorageError
+from deeppart.part.json_text import parse_json
+from deeppart.plan.goodput import Bounds, Goodput, GradientNoise, Limits, Measured, Throughput, fit
+from deeppart.storage.small_files import UNUSABLE, read_file, write_file
 
 #: Name of the file, in the persistent directory, and what is in it (docs/format.md).
 PROFILE_NAME = "deeppart-profile.json"
@@ -16,6 +24,7 @@ FORMAT, VERSION = "deeppart-profile", 1
 #: Kinds of steps that are kept; more are no profile.
 MOST_TIMES = 10_000
 _MOST = 1 << 40
+_MOST_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +103,7 @@ class Profile:
     def with_step(
         self, *, nodes: int, ranks: int, local_batch: int, batch: int, seconds: float, accumulating: bool = False
     ) -> Profile:
-        """The profile with one more step, or micro-batch.
-
-        Args:
-            nodes, ranks: of the job.
-            local_batch: samples of the largest micro-batch of a rank.
-            batch: samples of the whole step, of all ranks.
-            seconds: that it took.
-            accumulating: true of a micro-batch after which gradients are not exchanged.
-        """
+        """The profile with one more step of ``batch`` samples, or with a micro-batch; as of :class:`Timed`."""
         timed = Timed(nodes, ranks, local_batch, accumulating, 1, seconds)
         return replace(self, times=_joined([*self.times, timed]), largest_batch=max(self.largest_batch, batch))
 
@@ -171,6 +172,83 @@ class Profile:
             None if noise is None else GradientNoise(float(noise["sqr"]), float(noise["var"]), _whole(noise["batch"])),
             None if bounds is None else _bounds(bounds),
         )
+
+
+def fit_throughput(profile: Profile, near: Throughput | None = None) -> Throughput:
+    """The throughput model that is nearest to the times of a profile; quicker with an earlier one that is ``near``.
+
+    Raises:
+        ConfigError: nothing was measured, or scipy is missing.
+
+    Example:
+        >>> from deeppart.elastic.profile import fit_throughput
+        >>> from deeppart.elastic.profile import Profile
+        >>> profile = Profile()
+        >>> for ranks, local, seconds in [(1, 32, 0.042), (1, 64, 0.074), (2, 32, 0.062), (4, 64, 0.094)]:
+        ...     step = {"nodes": 1, "ranks": ranks, "local_batch": local, "batch": local * ranks}
+        ...     profile = profile.with_step(**step, seconds=seconds)
+        >>> round(float(fit_throughput(profile).step_s(1, 8, 32)), 2)
+        0.06
+    """
+    return fit(profile.measured(), near)
+
+
+def goodput_of(profile: Profile, near: Throughput | None = None) -> tuple[Goodput, Bounds]:
+    """Goodput, and what the batch may be.
+
+    A job whose noise was not measured, or that has no bounds, keeps its batch: all its samples are worth the same.
+
+    Raises:
+        ConfigError: nothing was measured, or scipy is missing.
+    """
+    throughput = fit_throughput(profile, near)
+    if not profile.largest_batch:
+        raise ConfigError("the profile of this job has no batch", todo="train for some steps first")
+    if profile.noise is None or profile.bounds is None:
+        batch = profile.largest_batch if profile.bounds is None else profile.bounds.batch
+        most_local = batch if profile.bounds is None else profile.bounds.most_local
+        return Goodput(throughput, GradientNoise(1.0, 0.0, batch)), Bounds(batch, batch, most_local)
+    return Goodput(throughput, profile.noise), profile.bounds
+
+
+def write_profile(directory: Path, profile: Profile) -> None:
+    """Write a profile into a persistent directory, over the one that is there.
+
+    Raises:
+        StorageError: the operating system refused.
+    """
+    write_file(directory / PROFILE_NAME, json.dumps(profile.document(), indent=1).encode() + b"\n")
+
+
+def read_profile(directory: Path) -> Profile | None:
+    """The profile of a persistent directory; None if there is none.
+
+    Raises:
+        FormatError: the file is damaged, or of another version.
+        StorageError: it cannot be read.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from deeppart.elastic.profile import Profile
+        >>> from deeppart.elastic.profile import read_profile, write_profile
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     write_profile(Path(directory), Profile(largest_batch=128))
+        ...     read_profile(Path(directory)).largest_batch
+        128
+    """
+    path = directory / PROFILE_NAME
+    try:
+        return Profile.from_document(parse_json(read_file(path, _MOST_BYTES)))
+    except FileNotFoundError:
+        return None
+    except (StorageError, FormatError):
+        raise
+    except (*UNUSABLE, ConfigError) as error:
+        raise CorruptFileError(
+            "the profile of a job cannot be used", found=f"{type(error).__name__}: {error}", where=str(path),
+            todo="remove it: the next run of the job measures again",
+        ) from error  # fmt: skip
 
 
 def _joined(times: Iterable[Timed]) -> tuple[Timed, ...]:

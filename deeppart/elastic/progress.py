@@ -24,11 +24,9 @@ class Member(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """The same small values on every rank; it may be collective."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from such values."""
-        ...
 
 
 class Working(Protocol):
@@ -37,37 +35,30 @@ class Working(Protocol):
     @property
     def weight(self) -> float:
         """Of the batch's mean gradient in the mean over ranks."""
-        ...
 
     @property
     def counted(self) -> int:
         """Samples of the batch that count."""
-        ...
 
     @property
     def ends_step(self) -> bool:
         """True if the step is done after the batch."""
-        ...
 
     @property
     def step_weight(self) -> float:
         """The weights of this rank's batches in the step, up to this one."""
-        ...
 
     @property
     def step_size(self) -> int:
         """Samples of the step, all ranks together."""
-        ...
 
     @property
     def whole_size(self) -> int:
         """Samples of a step with this batch; the last one of an epoch may have fewer."""
-        ...
 
     @property
     def base_size(self) -> int:
         """Samples of a step as the loader was made."""
-        ...
 
 
 class Progress:
@@ -216,6 +207,11 @@ class Progress:
         self._members[name] = member
         if self._in_loop:
             self._within.add(name)
+
+    def forget(self, name: str) -> None:
+        """Leave a member out of checkpoints from now on."""
+        self._members.pop(name, None)
+        self._within.discard(name)
 
     def state_dict(self) -> dict[str, Any]:
         """Small values, the same on every rank."""

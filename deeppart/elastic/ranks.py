@@ -24,7 +24,6 @@ class Ranks(Protocol):
             value: what JSON can hold.
             what: is done, for messages.
         """
-        ...
 
 
 class OfTorch:

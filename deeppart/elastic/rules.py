@@ -73,10 +73,8 @@ class LinearScale(ScalingRule):
     """The scale (Goyal et al., 2017).
 
     Example:
-        >>> from deeppart.elastic import LinearScale, NoiseScale, Norms
-        >>> noise = NoiseScale(groups=1)
-        >>> noise.update(Norms(mean_of_parts=(5.0,), of_mean=(3.0,), parts=2, scale=2.0))
-        >>> LinearScale().factors(4.0, noise, progress=100.0)
+        >>> from deeppart.elastic import LinearScale, NoiseScale
+        >>> LinearScale().factors(4.0, NoiseScale(groups=1), progress=100.0)
         [4.0]
     """
 
@@ -89,10 +87,8 @@ class SqrtScale(ScalingRule):
     """The square root of the scale (Krizhevsky, 2014).
 
     Example:
-        >>> from deeppart.elastic import SqrtScale, NoiseScale, Norms
-        >>> noise = NoiseScale(groups=1)
-        >>> noise.update(Norms(mean_of_parts=(5.0,), of_mean=(3.0,), parts=2, scale=2.0))
-        >>> SqrtScale().factors(4.0, noise, progress=100.0)
+        >>> from deeppart.elastic import SqrtScale, NoiseScale
+        >>> SqrtScale().factors(4.0, NoiseScale(groups=1), progress=100.0)
         [2.0]
     """
 
@@ -111,10 +107,8 @@ class LEGWScale(ScalingRule):
         steps_per_epoch: at scale 1.
 
     Example:
-        >>> from deeppart.elastic import LEGWScale, NoiseScale, Norms
-        >>> noise = NoiseScale(groups=1)
-        >>> noise.update(Norms(mean_of_parts=(5.0,), of_mean=(3.0,), parts=2, scale=2.0))
-        >>> LEGWScale(warmup_epochs=2, steps_per_epoch=100).factors(4.0, noise, progress=100.0)
+        >>> from deeppart.elastic import LEGWScale, NoiseScale
+        >>> LEGWScale(warmup_epochs=2, steps_per_epoch=100).factors(4.0, NoiseScale(groups=1), progress=100.0)
         [0.25]
     """
 

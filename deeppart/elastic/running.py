@@ -8,46 +8,47 @@ agent is started with another number of them, here (:mod:`.launching`) or on the
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 import signal
+import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from deeppart._threads import start_thread
-from deeppart.errors import LaunchError
+from deeppart.errors import ConfigError, LaunchError
 from deeppart.model.records import StepKey
+from deeppart.model.units import read_seconds
 from deeppart.stopping.notices import Signals
 from deeppart.storage.manifests import committed_steps
+from deeppart.storage.timestamps import timestamp
 
-from .agent import Ended, name_code
-from .events import Events
-from .launching import Launcher, deaf, ended_by_signals
-from .schedule import Wanted
+from .launching import Ended, Launcher, deaf, ended_by_signals, name_code
 from .told import EXIT_CODE
 
 _LOOK_EVERY_S = 0.1
+_NOTHING = re.compile(r"0+(\.0*)?")
+#: More digits are no number of ranks.
+_DIGITS = re.compile(r"[0-9]{1,9}")
+#: More of the file is not looked at.
+_MOST_BYTES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a job is run.
+    """How a job is run."""
 
-    Attributes:
-        checkpoints: the persistent directory: failures are counted anew when there is a newer step in it.
-        most_failures: in a row, without a new step in between.
-        loses: after a failure go on with one rank less, if that is allowed.
-        grace_s: seconds that ranks have for a checkpoint, until they are killed.
-    """
-
-    checkpoints: Path
-    most_failures: int = 3
-    loses: bool = False
-    grace_s: float = 120.0
+    checkpoints: Path  # the persistent directory: failures are counted anew when there is a newer step in it
+    most_failures: int = 3  # in a row, without a new step in between
+    loses: bool = False  # after a failure go on with one rank less, if that is allowed
+    grace_s: float = 120.0  # that ranks have for a checkpoint, until they are killed
 
 
 class ElasticRun:
@@ -91,7 +92,7 @@ class ElasticRun:
                 "ended", rank=ended.rank, node=ended.node, exit_code=ended.code, asked=self._asked,
                 step=None if newest is None else newest.step,
             )  # fmt: skip
-            if ended.code == EXIT_CODE and not self._asked:  # by somebody else, who wants the job to end
+            if ended.code == EXIT_CODE and not self._asked:  # by another process, which wants the job to end
                 return EXIT_CODE
             now = self._wanted.look(self._events.passed_s)
             if self._asked or now != wanted:
@@ -180,3 +181,163 @@ class ElasticRun:
         if not self._options.checkpoints.is_dir():
             return None
         return max(committed_steps(self._options.checkpoints), default=None)
+
+
+# --- how many ranks are wanted ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers of ranks that are allowed."""
+
+    least: int
+    most: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.most:
+            raise ConfigError(
+                "there is no such number of ranks",
+                expected="1 <= MIN <= MAX",
+                found=f"--min {self.least} --max {self.most}",
+            )
+
+    def checked(self, ranks: int, where: str) -> int:
+        """The number, if it is in the range."""
+        if not self.least <= ranks <= self.most:
+            raise ConfigError(
+                "a number of ranks is out of range",
+                expected=f"{self.least} to {self.most}",
+                found=str(ranks),
+                where=where,
+                todo="change it, or --min and --max",
+            )
+        return ranks
+
+
+def read_schedule(text: str, allowed: Range) -> tuple[tuple[float, int], ...]:
+    """``0:2,60s:4`` -> ((0.0, 2), (60.0, 4)): seconds since the beginning, and ranks from then on.
+
+    Example:
+        >>> from deeppart.elastic.running import Range, read_schedule
+        >>> read_schedule("0:2,2min:4", Range(1, 4))
+        ((0.0, 2), (120.0, 4))
+    """
+    found: list[tuple[float, int]] = []
+    for item in text.split(","):
+        moment, separator, ranks = item.strip().partition(":")
+        try:
+            if not separator or not _DIGITS.fullmatch(ranks):
+                raise ValueError("no number of ranks")
+            seconds = 0.0 if _NOTHING.fullmatch(moment) else read_seconds(moment)
+        except ValueError as error:
+            raise ConfigError(
+                "a schedule cannot be read", expected="TIME:RANKS,...: 0:2,60s:4", found=repr(item), where="--schedule"
+            ) from error
+        if found and seconds <= found[-1][0]:
+            raise ConfigError("a schedule goes back in time", found=text, where="--schedule")
+        found.append((seconds, allowed.checked(int(ranks), f"--schedule {item.strip()}")))
+    return tuple(found)
+
+
+class Wanted:
+    """The number of ranks that is wanted now: what was said last, by the schedule or in the file."""
+
+    def __init__(self, allowed: Range, schedule: Sequence[tuple[float, int]], file: Path | None) -> None:
+        self._allowed, self._schedule, self._file = allowed, list(schedule), file
+        self._text = ""
+        if file is not None and self._is_ordinary(file) is False:
+            raise ConfigError(
+                "the number of ranks is to be in an ordinary file", where=str(file), todo="name another one"
+            )
+        self.now = allowed.most
+        #: Of the file, what could not be used and has not been told.
+        self.refused: str | None = None
+        self.look(0.0)
+
+    def look(self, passed_s: float) -> int:
+        """Look at both."""
+        while self._schedule and self._schedule[0][0] <= passed_s:
+            self.now = self._schedule.pop(0)[1]
+        text = self._read()
+        if text != self._text:
+            self._text = text
+            if _DIGITS.fullmatch(text) and self._allowed.least <= int(text) <= self._allowed.most:
+                self.now = int(text)
+            elif text:
+                self.refused = (
+                    f"{text[:40]!r} in {self._file}: not a number in {self._allowed.least} to {self._allowed.most}"
+                )
+        return self.now
+
+    @staticmethod
+    def _is_ordinary(file: Path) -> bool | None:
+        """None if it does not exist, or cannot be examined."""
+        try:
+            return stat.S_ISREG(file.stat().st_mode)
+        except OSError:
+            return None
+
+    def _read(self) -> str:
+        """The text of the file; as it was before if it cannot be read, or is just being written."""
+        if self._file is None:
+            return self._text
+        try:
+            if not self._is_ordinary(self._file):  # reading a pipe would wait for its writer
+                return self._text
+            with self._file.open("rb") as file:
+                return file.read(_MOST_BYTES).decode("utf-8", "replace").strip() or self._text
+        except OSError:
+            return self._text
+
+
+# --- what has happened ------------------------------------------------------------------------------------------------
+
+
+class Events:
+    """Reports each event to the terminal, a log and a script. May be used by several threads."""
+
+    def __init__(
+        self,
+        say: Callable[[str], object] | None = None,
+        log: Path | None = None,
+        print_json: Callable[[str], object] | None = None,
+    ) -> None:
+        self._say, self._log, self._print_json = say, log, print_json
+        self._began = time.monotonic()
+        if log is not None:
+            log.open("a").close()
+
+    @property
+    def passed_s(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self._began
+
+    def tell(self, event: str, **values: Any) -> None:
+        """Something has happened."""
+        passed_s = self.passed_s
+        known = {name: value for name, value in values.items() if value is not None}
+        if self._say is not None:
+            self._say(f"{passed_s:.1f} s: {event} {_words(known)}".rstrip())
+        line = json.dumps({"time": timestamp(time.time()), "passed_s": round(passed_s, 3), "event": event, **known})
+        if self._print_json is not None:
+            self._print_json(line)
+        if self._log is not None:
+            try:
+                with self._log.open("a", encoding="utf-8") as file:
+                    file.write(line + "\n")
+            except OSError as error:  # the job goes on
+                log, self._log = self._log, None
+                self.tell("note", text=f"{log} is not written any more: {error.strerror}")
+
+
+def _words(values: dict[str, Any]) -> str:
+    """``rank 0, asked True, step 120: exit code 143 (told to end)``; errors are told elsewhere."""
+    shown = {name: value for name, value in values.items() if name not in ("exit_code", "error")}
+    words = ", ".join(str(value) if name == "text" else f"{name} {_word(value)}" for name, value in shown.items())
+    if "exit_code" not in values:
+        return words
+    return f"{words}: {name_code(values['exit_code'])}" if words else name_code(values["exit_code"])
+
+
+def _word(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

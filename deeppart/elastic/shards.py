@@ -1,24 +1,42 @@
-"""A data set that is a list of shards, each read from its beginning: files of text, tar archives, parquet files."""
+"""A data set that is a list of shards, each read from its beginning: files of text, tar archives, parquet files.
+
+The samples of an epoch are laid in a line: shard after shard, in the epoch's order of shards. The line is cut into
+*lanes*, whose lengths differ by one at most, and places take a sample of each lane in turn. So a step has samples of
+many shards, and each lane is read from its beginning to its end. The number of lanes is one of the order's, as the seed
+is; it is not the number of ranks (MosaicML's Streaming calls the same *canonical nodes*).
+
+Which samples a step has follows from its places. Within the step they are handed out lane by lane: a rank, which has a
+run of them, reads a few lanes, the same ones in each step if steps are multiples of the lanes. Two ranks share a lane
+at most where their runs meet.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from torch.utils.data import Dataset
 
-from deeppart.errors import ConfigError
+from deeppart.comm import rank_names
+from deeppart.errors import ConfigError, RanksDisagreeError, RemoteRankError
 
 from .permutation import MOST_PLACES, Int64s
+from .ranks import Ranks
 
 #: What a shard is known by: a path, a URL, a (file, row group).
 S = TypeVar("S")
 #: By default. So many shards are open at a time, all ranks together.
 LANES = 64
+#: Of the way in which shards are laid into lanes. Checkpoints name it: another one would give samples twice.
+VERSION = 1
+_END = object()
 
 
 class ShardedDataset(Generic[S]):
@@ -92,12 +110,12 @@ class ShardedDataset(Generic[S]):
 
     @property
     def lengths(self) -> Int64s | None:
-        """Samples of each shard, int64[shards]; None as long as nobody has counted."""
+        """Samples of each shard, int64[shards]; None until they are counted."""
         return self._lengths
 
     @property
     def samples(self) -> int | None:
-        """Of an epoch; None as long as nobody has counted."""
+        """Of an epoch; None until they are counted."""
         return None if self._lengths is None else int(self._lengths.sum())
 
     @property
@@ -110,7 +128,7 @@ class ShardedDataset(Generic[S]):
 
     @property
     def lengths_digest(self) -> str | None:
-        """Of the lengths; None as long as nobody has counted."""
+        """Of the lengths; None until they are counted."""
         if self._digest is None and self._lengths is not None:
             self._digest = _digest(_bytes(self._lengths))
         return self._digest
@@ -160,3 +178,233 @@ def _bytes(lengths: Int64s) -> bytes:
 
 def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+# --- the same shards on all ranks, and their lengths ------------------------------------------------------------------
+
+
+def settle(dataset: ShardedDataset[Any], ranks: Ranks) -> None:
+    """Once for a data set (collective): afterwards its lengths are known, and the same on all ranks.
+
+    Each of R ranks counts every R-th shard. All of them raise if one does.
+    """
+    if dataset.agreed:
+        return
+    check_lanes(dataset, ranks.size)
+    own, counted, failure = range(ranks.rank, len(dataset.shards), ranks.size), list[int](), None
+    if dataset.lengths is None:
+        try:
+            counted = [_count(dataset, number) for number in own]
+        except Exception as error:  # the other ranks wait for this one
+            failure = error
+    mine = _said(dataset) | {
+        "counted": counted,
+        "failed": None if failure is None else f"{type(failure).__name__}: {failure}",
+    }
+    everybody = ranks.gather(mine, "comparing the shards of a data set, and counting their samples")
+    if failure is not None:
+        raise failure
+    _compare(everybody)
+    for rank, other in enumerate(everybody):
+        if other["failed"] is not None:
+            raise RemoteRankError("a rank could not count samples", found=other["failed"], where=f"rank {rank}")
+    if dataset.lengths is None:
+        lengths = np.zeros(len(dataset.shards), np.int64)
+        for rank, other in enumerate(everybody):
+            lengths[rank :: ranks.size] = other["counted"]
+        dataset.set_counted(lengths)
+    dataset.agreed = True
+
+
+def check_lanes(dataset: ShardedDataset[Any], ranks: int) -> None:
+    """Refuse fewer lanes than ranks."""
+    if dataset.lanes < ranks:
+        raise ConfigError(
+            "there are fewer lanes than ranks",
+            expected=f"{ranks} lanes or more",
+            found=str(dataset.lanes),
+            todo="give ShardedDataset(..., lanes=) as many as the job will ever have ranks; it holds from the next pass"
+            " on",
+        )
+
+
+def _count(dataset: ShardedDataset[Any], number: int) -> int:
+    shard = dataset.shards[number]
+    try:
+        return sum(1 for _ in dataset.open_shard(shard))
+    except Exception as error:
+        error.add_note(f"while the samples of shard {dataset.name(shard)} were counted")
+        raise
+
+
+def _said(dataset: ShardedDataset[Any]) -> dict[str, Any]:
+    return {
+        "number": len(dataset.shards),
+        "names": dataset.names,
+        "lengths": dataset.lengths_digest,
+        "lanes": dataset.lanes,
+    }
+
+
+def _compare(everybody: list[dict[str, Any]]) -> None:
+    texts = {
+        "number": "numbers of shards",
+        "names": "names of shards, or another order of them",
+        "lengths": "lengths of shards",
+        "lanes": "numbers of lanes",
+    }
+    for key, text in texts.items():
+        others = [rank for rank, each in enumerate(everybody) if each[key] != everybody[0][key]]
+        if others:
+            raise RanksDisagreeError(
+                f"ranks were given different {text}",
+                expected=f"{everybody[0][key]}, as on rank 0",
+                found=str(everybody[others[0]][key]),
+                where=rank_names(others),
+                todo="sort what glob() finds; give names that are the same on all nodes (`name_of`)",
+            )
+
+
+# --- which sample of which shard has a place in an epoch's order -----------------------------------------------------
+
+
+class Spot(NamedTuple):
+    """Where a sample is: the lane by which it is read, the number of its shard, its offset there."""
+
+    lane: int
+    shard: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lanes:
+    """The lanes of one pass over the data."""
+
+    order: Int64s  # int64[shards]: numbers of the shards, in the order of the pass
+    ends: Int64s  # int64[shards]: samples up to the end of each of these
+    count: int  # of lanes
+
+    def spots(self, first: int, end: int, start: int = 0, count: int | None = None) -> list[Spot]:
+        """Samples of a step that has the places from ``first`` to ``end``, exclusively."""
+        places = np.arange(first, end)
+        chosen = np.argsort(places % self.count, kind="stable")[start : None if count is None else start + count]
+        lanes, depths = places[chosen] % self.count, places[chosen] // self.count
+        each, more = divmod(int(self.ends[-1]), self.count)
+        on_line = lanes * each + np.minimum(lanes, more) + depths
+        at = np.searchsorted(self.ends, on_line, side="right")
+        starts = np.where(at > 0, self.ends[at - 1], 0)
+        return [
+            Spot(*found)
+            for found in zip(lanes.tolist(), self.order[at].tolist(), (on_line - starts).tolist(), strict=True)
+        ]
+
+
+def laid(lengths: Int64s, count: int, order: Int64s) -> Lanes:
+    """Lay shards into lanes."""
+    return Lanes(order, np.cumsum(lengths[order]), min(count, len(lengths)))
+
+
+# --- samples out of shards --------------------------------------------------------------------------------------------
+
+
+class Wanted(NamedTuple):
+    """A sample that is to be read, of a shard with so many: the index that data loader workers are given."""
+
+    lane: int
+    number: int
+    shard: Any
+    offset: int
+    length: int
+
+
+class ShardReader(Dataset[Any]):
+    """Reads what it is asked for; it goes on where the lane is, if that is before it in the same shard.
+
+    Each process has its own: children that are forked share no open file, and copies have none open.
+    """
+
+    def __init__(
+        self,
+        open_shard: Callable[[Any], Iterable[Any]],
+        open_at: Callable[[Any, int], Iterable[Any]] | None,
+        name: Callable[[Any], str],
+    ) -> None:
+        self._open_shard, self._open_at, self._name = open_shard, open_at, name
+        self._lanes: dict[int, _Open] = {}
+        self._of_parent: list[dict[int, _Open]] = []
+        self._process = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is open."""
+        return vars(self) | {"_lanes": {}, "_of_parent": []}
+
+    def __getitems__(self, wanted: list[Wanted]) -> list[Any]:
+        """As DataLoader asks for a batch."""
+        return [self[each] for each in wanted]
+
+    def __getitem__(self, wanted: Wanted) -> Any:
+        """A sample."""
+        if os.getpid() != self._process:
+            self._of_parent.append(self._lanes)  # what is done at their end is the parent's to do
+            self._lanes, self._process = {}, os.getpid()
+        at = self._lanes.get(wanted.lane)
+        if at is None or at.number != wanted.number or at.next > wanted.offset:
+            self._close(wanted.lane)
+        try:
+            return self._read(wanted)
+        except Exception as error:
+            self._close(wanted.lane)
+            if not isinstance(error, ConfigError):
+                error.add_note(f"while shard {self._name(wanted.shard)} was read, for its sample {wanted.offset:,}")
+            raise
+
+    def close(self) -> None:
+        """Close what this process has open."""
+        if os.getpid() == self._process:
+            for lane in list(self._lanes):
+                self._close(lane)
+
+    def _read(self, wanted: Wanted) -> Any:
+        at = self._lanes.get(wanted.lane)
+        if at is None:
+            at = self._lanes[wanted.lane] = self._opened(wanted)
+        while True:
+            sample = next(at.samples, _END)
+            if sample is _END:
+                raise self._wrong(wanted, f"{at.next:,}")
+            at.next += 1
+            if at.next > wanted.offset:
+                break
+        if at.next == wanted.length:
+            if next(at.samples, _END) is not _END:
+                raise self._wrong(wanted, f"more than {wanted.length:,}")
+            self._close(wanted.lane)
+        return sample
+
+    def _opened(self, wanted: Wanted) -> _Open:
+        if wanted.offset and self._open_at is not None:
+            return _Open(wanted.number, wanted.offset, iter(self._open_at(wanted.shard, wanted.offset)))
+        return _Open(wanted.number, 0, iter(self._open_shard(wanted.shard)))
+
+    def _close(self, lane: int) -> None:
+        at = self._lanes.pop(lane, None)
+        if at is not None and (close := getattr(at.samples, "close", None)) is not None:
+            close()  # of a generator: what it has open is closed now
+
+    def _wrong(self, wanted: Wanted, found: str) -> ConfigError:
+        return ConfigError(
+            "a shard has another length than was said, or than was counted",
+            expected=f"{wanted.length:,} samples",
+            found=found,
+            where=f"shard {self._name(wanted.shard)}",
+            todo="look whether the file is whole; give lengths anew, and begin with `loader.start_over(epoch)`",
+        )
+
+
+@dataclass(slots=True)
+class _Open:
+    """A shard that a lane is in, and the offset of the sample that comes next."""
+
+    number: int
+    next: int
+    samples: Iterator[Any]

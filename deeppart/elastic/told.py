@@ -38,7 +38,7 @@ class Told:
 
     Args:
         signals: to note; those of other handlers are called, too. Forked children do not have them.
-        file: that somebody touches; by default what the variable ``DEEPPART_STOP_FILE`` names. Rank 0 looks at it, once
+        file: to be touched; by default the one that the variable ``DEEPPART_STOP_FILE`` names. Rank 0 looks at it, once
             a second at most.
 
     Example:
@@ -144,6 +144,11 @@ def leave(state: Any, step: int, checkpointer: Checkpointer, *, code: int = EXIT
     """
     checkpointer.checkpoint(state, step=step, force=True).wait()
     checkpointer.close()
+    end_process(code)
+
+
+def end_process(code: int) -> NoReturn:
+    """Leave the ranks and end (collective); the handlers of signals stay until the process has ended."""
     if dist.is_available() and dist.is_initialized():
         told.end_exchange()
         dist.destroy_process_group()

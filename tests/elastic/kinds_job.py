@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from deeppart.elastic import ElasticDataLoader, ElasticDataParallel, Progress, gradient_norms, parts
+from deeppart.elastic import ElasticDataLoader, ElasticDataParallel, Progress, gradient_norms
 from tests.mpi.torchrun_job import tell
 
 #: Steps before Adam's moments say enough; and those, for each rank, after which all have looked at all parts: a
@@ -117,10 +117,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Any, dict[str, Any]]] = {
 @contextmanager
 def large_models(enough: int = 1500) -> Iterator[None]:
     """What holds for large models holds for small ones; ``enough`` elements of them are looked at in a step."""
-    with (
-        patch.multiple(parts, ENOUGH=enough, LEAST_OF_TENSOR=200),
-        patch.object(gradient_norms, "LEAST_DIVIDED", 1),
-    ):
+    with patch.multiple(gradient_norms, ENOUGH=enough, LEAST_OF_TENSOR=200, LEAST_DIVIDED=1):
         yield
 
 

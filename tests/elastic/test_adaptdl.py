@@ -25,7 +25,7 @@ def test_it_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     alone = run(monkeypatch, 1, tmp_path / "alone")
     run(monkeypatch, 2, tmp_path / "changing", "4", expect_rc=1)
     assert not (tmp_path / "changing" / "found.json").exists()
-    saved = deeppart.load(tmp_path / "changing" / "ckpt")["states"]
+    saved = deeppart.load(tmp_path / "changing" / "ckpt")["models"]
     weights = saved["adaptdl-dataparallel"]["model"]
     assert sorted(weights) == ["0.bias", "0.weight", "2.bias", "2.weight"]  # tensors, not one file
     changing = run(monkeypatch, 3, tmp_path / "changing")

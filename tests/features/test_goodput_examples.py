@@ -9,7 +9,7 @@ import pytest
 
 MODULES = (
     *(f"deeppart.plan.goodput.{name}" for name in ("throughput", "noise", "goodput", "optimum", "fitting", "advice")),
-    *(f"deeppart.elastic.{name}" for name in ("profile", "profile_file", "fitting")),
+    "deeppart.elastic.profile",
     *(f"deeppart_simulator.cluster.{name}" for name in ("applications", "workloads", "restarting", "traces.archive")),
     *(f"deeppart_simulator.cluster.policies.{name}" for name in ("worth", "dividing", "packing")),
 )

@@ -23,7 +23,7 @@ from deeppart_simulator.machine.files import read_machine
 import deeppart
 from deeppart.cadence.history import History
 from deeppart.cli import main
-from deeppart.elastic.profile_file import read_profile
+from deeppart.elastic.profile import read_profile
 from deeppart.errors import DeeppartError, StateError
 from deeppart.offline.export import export
 from deeppart.offline.inspect.node_files import verify_nodes

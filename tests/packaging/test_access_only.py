@@ -38,7 +38,7 @@ MEANT: dict[str, set[str]] = {
     # a part, by its number; the directory that the caller named
     "offline": {"open", "is_dir", "stat", "is_file", "iterdir"},
     # files that the caller named; the children of this process, in /proc
-    "elastic": {"tempfile", "is_dir", "glob", "open", "stat", "iterdir", "read_bytes"},
+    "elastic": {"is_dir", "glob", "open", "stat", "iterdir", "read_bytes"},
     # the file by which somebody tells the job to stop; nothing is read
     "stopping": {"stat"},
 }

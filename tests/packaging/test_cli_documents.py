@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from deeppart.elastic.profile_file import write_profile
+from deeppart.elastic.profile import write_profile
 from deeppart.model import SuspectLeaf
 from deeppart.storage.owner import DirectoryOwner
 from deeppart.storage.suspects import Suspicions
 from deeppart.telemetry.status_files import StatusFile
 from tests.unit.cli_support import call_json, flip, forge, manifest_path, part_path, save, save_states
-from tests.unit.elastic.test_fitting import profile_of_true
+from tests.unit.elastic.test_profile import profile_of_true
 from tests.unit.telemetry.samples import in_flight, status
 
 COMMANDS = ("ls", "show", "cat", "diff", "verify", "explain", "export", "import", "prune", "watch", "advise")

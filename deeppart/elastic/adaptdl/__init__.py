@@ -1,17 +1,45 @@
-"""AdaptDL's names over this library, for scripts that were written for AdaptDL (https://github.com/petuum/adaptdl).
+"""AdaptDL's names over :mod:`deeppart.elastic`, for scripts that were written for AdaptDL.
 
     import deeppart.elastic.adaptdl as adaptdl
     import deeppart.elastic.adaptdl.torch as adl
 
-Names, arguments and behaviour are AdaptDL's; new scripts are better off with :mod:`deeppart.elastic`. Where the
-environment has none of AdaptDL's variables, the launcher's are used, so such scripts run under torchrun, srun and
-``deeppart elastic-run``. Differences: docs/elastic-adaptdl.md.
+Where the environment has none of AdaptDL's variables, the launcher's are used, so such scripts run under torchrun, srun
+and ``deeppart elastic-run``. What differs from AdaptDL: docs/elastic-adaptdl.md.
 
-Source: A. Qiao et al., Pollux, OSDI 2021; AdaptDL, Apache License 2.0.
+Source: A. Qiao et al., Pollux, OSDI 2021; AdaptDL, Apache License 2.0, https://github.com/petuum/adaptdl.
 """
 
 from __future__ import annotations
 
-from . import checkpoint, collective, env, goodput, reducer, torch
+import sys
 
-__all__ = ["checkpoint", "collective", "env", "goodput", "reducer", "torch"]
+from . import checkpoint, collective, env, torch
+
+__all__ = ["checkpoint", "collective", "env", "torch"]
+
+#: AdaptDL's modules that are not here, and what to use.
+_ELSEWHERE = {
+    "_signal": "deeppart.elastic.should_stop",
+    "conftest": "torchrun, or `deeppart elastic-run --schedule`, to run a job on several sizes",
+    "goodput": "deeppart.plan.goodput",
+    "reducer": "deeppart.elastic.adaptdl.collective",
+    "sched_hints": "`deeppart elastic-run --size-file`: there is no scheduler",
+    "torch._metrics": "AdaptiveDataParallel.gns and AdaptiveDataParallel.gain",
+    "torch.accumulator": "deeppart.elastic.adaptdl.torch",
+    "torch.epoch": "deeppart.elastic.adaptdl.torch",
+    "torch.gradient_noise_scale": "AdaptiveDataParallel.gns",
+    "torch.iterator": "an AdaptiveDataLoader over windows of the text: torchtext has had no BPTTIterator since 0.12",
+}
+
+
+class _Elsewhere:
+    """Finds no module; says what to use instead of those of AdaptDL's that are not here."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        parent, inner = {str(__path__): "", str(torch.__path__): "torch."}.get(str(path)), name.rpartition(".")[2]
+        if parent is not None and (instead := _ELSEWHERE.get(parent + inner)) is not None:
+            raise ImportError(f"AdaptDL's module {parent + inner} is not here; use {instead}", name=name)
+
+
+sys.meta_path.append(_Elsewhere)

@@ -1,36 +1,27 @@
-"""State that is saved and comes back by its name, in one checkpoint of the library.
-
-AdaptDL writes a file for each state on replica 0. Here all of them are one checkpoint: checked, complete or not there,
-and where the launcher connects the replicas each writes its share of the models.
-"""
+"""States that come back by their names, in one checkpoint with the models and the training's progress."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
 import torch
-import torch.distributed as dist
 
 import deeppart
-from deeppart.comm import SingleComm
-from deeppart.config.job import launch
-from deeppart.errors import DeeppartWarning, warn_caller
-from deeppart.offline.find import find_step
-from deeppart.offline.load import load
+from deeppart.elastic.parallel import ElasticDataParallel
+from deeppart.elastic.progress import progress
+from deeppart.errors import ConfigError
 from deeppart.storage.manifests import committed_steps
 
 from . import env
-from .collective import broadcast, initialized
-from .errors import UsageError
+from .collective import broadcast, refuse_unconnected
 
-_STATES = "states"
 _states: dict[str, State] = {}
-#: Directory -> the step that this process goes on from: one, even if another is saved meanwhile.
-_found: dict[str, int | None] = {}
+_models: dict[str, ElasticDataParallel] = {}
+#: What this process goes on from. It is read once: another checkpoint may be made before the last state is loaded.
+_found: dict[str, Any] | None = None
 
 
 class State:
@@ -38,7 +29,7 @@ class State:
 
     def __init__(self, name: str) -> None:
         if name in _states:
-            raise UsageError("two states have the same name", found=repr(name), todo="give one another name")
+            raise ConfigError("two states have the same name", found=repr(name), todo="give one another name")
         self.name = name
         _states[name] = self
 
@@ -51,103 +42,88 @@ class State:
     def sync(self) -> None:
         """Make it the same on all replicas (collective); is called before it is saved."""
 
-    def outdated(self) -> bool:
-        """True once it is never needed again: it is left out then, and forgotten."""
-        return False
-
-
-class TreeState(State):
-    """A state of tensors, which is saved as it is, by all replicas together."""
-
-    def tree(self) -> dict[str, Any]:
-        """Nested containers, the same on every replica but for what is below "buffers", of which replica 0's count."""
-        raise NotImplementedError
-
-    def load_tree(self, tree: Mapping[str, Any]) -> None:
-        """Go on from them."""
-        raise NotImplementedError
-
 
 def save_all_states() -> str | None:
-    """Make a checkpoint of all states (collective), complete when this returns."""
-    for name in [name for name, state in _states.items() if state.outdated()]:
-        del _states[name]
+    """Make a checkpoint of all states, models and places in the data (collective), complete when this returns."""
     for state in _states.values():
         state.sync()
-    path, rank = env.checkpoint_path(), env.replica_rank()
+    path = env.checkpoint_path()
     if path is None:
         return None
-    together = env.num_replicas() == 1 or dist.is_initialized() or launch() is not None
-    if together or rank == 0:
-        _save(path, rank, None if together else SingleComm())
-    return path if rank == 0 else None
-
-
-def _save(path: str, rank: int, comm: Any) -> None:
-    saved = {_key(name): _content(state, rank, alone=comm is not None) for name, state in _states.items()}
-    replicated = {f"{_STATES}/*/buffers/*": "rank0", "*": "auto"}
-    with deeppart.Checkpointer(persistent_dir=path, comm=comm, replicated=replicated) as checkpointer:
-        checkpointer.checkpoint({_STATES: saved}, checkpointer._next_step(), force=True).wait()
-
-
-def _content(state: State, rank: int, *, alone: bool) -> Any:
-    """What is saved of a state: what it writes on replica 0, or its tensors."""
-    if isinstance(state, TreeState):
-        return state.tree()
-    file = io.BytesIO()
-    if rank == 0:
-        state.save(file)
-    data = file.getvalue()
-    if not alone and env.num_replicas() > 1:
-        data = _from_replica_0(data)
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-
-
-def _from_replica_0(data: bytes) -> bytes:
-    if initialized():
-        found: bytes = broadcast(data)
-        return found
-    holder = [data]
-    dist.broadcast_object_list(holder)
-    return holder[0]
+    if env.num_replicas() > 1:
+        refuse_unconnected()
+    content = {
+        "states": {_key(name): _written(state) for name, state in _states.items()},
+        "models": {name: _objects(model) for name, model in _models.items()},
+        "elastic": progress,
+    }
+    # Of buffers, such as running means, replica 0's count, as in DistributedDataParallel.
+    buffers = [f"models/{name}/model/{each}" for name, model in _models.items() for each in _buffers(model.module)]
+    replicated = dict.fromkeys(buffers, "rank0") | {"*": "auto"}
+    with deeppart.Checkpointer(persistent_dir=path, replicated=replicated) as checkpointer:
+        checkpointer.checkpoint(content, checkpointer._next_step(), force=True).wait()
+    return path if env.replica_rank() == 0 else None
 
 
 def load_state(state: State) -> bool:
     """Bring a state back, if there is a checkpoint that has it; each replica reads it for itself."""
-    path = env.checkpoint_path()
-    step = None if path is None else _step(path)
-    if path is None or step is None:
-        return False
-    name = _key(state.name)
-    try:
-        saved = load(path, step, keys=f"{_STATES}/{name}")[_STATES][name]
-    except deeppart.StructureMismatchError:
-        return False
-    if isinstance(state, TreeState):
-        state.load_tree(saved)
-    else:
+    saved = found()["states"].get(_key(state.name))
+    if saved is not None:
         state.load(io.BytesIO(saved.numpy().tobytes()))
-    return True
+    return saved is not None
 
 
-def _step(path: str) -> int | None:
-    """The step that this process goes on from; None if nothing was saved."""
-    if path not in _found:
-        root = Path(path)
-        _found[path] = None
-        committed = committed_steps(root) if root.is_dir() else ()
-        if not committed and any(root.glob("checkpoint-*")):
-            raise UsageError(
+def load_model(name: str, model: ElasticDataParallel) -> None:
+    """Bring a model back, with what belongs to it, and save it from now on."""
+    name = _key(name)
+    saved = found()["models"].pop(name, {})  # it may be large
+    for key, each in _objects(model).items():
+        if key in saved:
+            each.load_state_dict(saved[key])
+    _models[name] = model
+
+
+def found() -> dict[str, Any]:
+    """The newest checkpoint; the first call brings the training's progress back."""
+    global _found
+    if _found is None:
+        _found = _read(env.checkpoint_path())
+        if "elastic" in _found:
+            progress.load_state_dict(_found["elastic"])
+    return _found
+
+
+def _read(path: str | None) -> dict[str, Any]:
+    root = None if path is None else Path(path)
+    if root is not None and root.is_dir():
+        if committed_steps(root):
+            saved: dict[str, Any] = deeppart.load(root)
+            return saved
+        if any(root.glob("checkpoint-*")):
+            raise ConfigError(
                 "these checkpoints are AdaptDL's own, which are not read",
                 where=path,
                 todo="give another directory, and begin the training anew; or load the model's file by hand",
             )
-        if committed:
-            chosen, passed_over = find_step(root, None, None)
-            _found[path] = chosen.key.step
-            for line in passed_over:
-                warn_caller(f"step {chosen.key.step} is loaded; {line}", DeeppartWarning)
-    return _found[path]
+    return {"states": {}, "models": {}}
+
+
+def _written(state: State) -> torch.Tensor:
+    """uint8: what a state writes on replica 0."""
+    file = io.BytesIO()
+    if env.replica_rank() == 0:
+        state.save(file)
+    data = file.getvalue() if env.num_replicas() == 1 else broadcast(file.getvalue())
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _buffers(module: torch.nn.Module) -> list[str]:
+    trained = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    return [name for name in module.state_dict() if name not in trained]
+
+
+def _objects(model: ElasticDataParallel) -> dict[str, Any]:
+    return {key: each for key, each in model.state().items() if key != "elastic"}
 
 
 def _key(name: str) -> str:

@@ -1,17 +1,22 @@
-"""Reductions and broadcasts of small Python objects between all replicas, which call them in the same order."""
+"""Reductions and broadcasts of small Python objects between all replicas, over torch.distributed.
+
+What is sent is pickled, and unpickled by all: replicas trust each other, as all ranks of a job do.
+"""
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 
-from . import env
-from .errors import UsageError
-from .reducer import Future, Reducer, default_reduce_fn
+from deeppart.config.job import launch
+from deeppart.elastic.ranks import OfTorch
+from deeppart.errors import ConfigError
 
-_reducer: Reducer | None = None
+from . import env
 
 
 def initialize(
@@ -19,52 +24,69 @@ def initialize(
     master_port: int | None = None,
     replica_rank: int | None = None,
     num_replicas: int | None = None,
-    *,
-    store: dist.Store | None = None,
 ) -> None:
-    """Connect all replicas (collective)."""
-    global _reducer
-    if _reducer is not None:
-        raise UsageError("the replicas are connected already", todo="call initialize(), or init_process_group(), once")
-    _reducer = Reducer(
-        env.replica_rank() if replica_rank is None else replica_rank,
-        env.num_replicas() if num_replicas is None else num_replicas,
-        env.master_addr() if master_addr is None else master_addr,
-        env.master_port() if master_port is None else master_port,
-        store,
-    )
+    """Connect all replicas by gloo (collective); ``init_process_group`` does it with another backend."""
+    host, port = master_addr or env.master_addr(), env.master_port() if master_port is None else master_port
+    connect("gloo", f"tcp://{host}:{port}" if port else None, num_replicas, replica_rank)
+
+
+def connect(backend: str, init_method: str | None, world_size: int | None, rank: int | None) -> None:
+    """Initialize torch.distributed by AdaptDL's variables, or the launcher's (collective)."""
+    if dist.is_initialized():
+        raise ConfigError("the replicas are connected already", todo="call initialize(), or init_process_group(), once")
+    rank = env.replica_rank() if rank is None else rank
+    size = env.num_replicas() if world_size is None else world_size
+    store = None
+    if init_method is None and env.master_port():
+        init_method = f"tcp://{env.master_addr()}:{env.master_port()}"
+    elif init_method is None and size == 1 and launch() is None:
+        store = dist.HashStore()
+    dist.init_process_group(backend, init_method, store=store, rank=rank, world_size=size)
 
 
 def initialized() -> bool:
     """Whether the replicas are connected."""
-    return _reducer is not None
+    return dist.is_initialized()
 
 
 def teardown() -> None:
     """Wait for all replicas, and disconnect (collective)."""
-    global _reducer
-    _connected().allreduce(0)
-    _reducer = None
+    allreduce(0)
+    dist.destroy_process_group()
 
 
-def allreduce(value: Any, reduce_fn: Callable[[Any, Any], Any] = default_reduce_fn) -> Any:
-    """The values of all replicas, reduced (collective); by default their sum."""
-    return _connected().allreduce(value, reduce_fn)
-
-
-def allreduce_async(value: Any, reduce_fn: Callable[[Any, Any], Any] = default_reduce_fn) -> Future:
-    """Begin a reduction (collective)."""
-    return _connected().allreduce_async(value, reduce_fn)
+def allreduce(value: Any, reduce_fn: Callable[[Any, Any], Any] = operator.add) -> Any:
+    """The values of all replicas, reduced from the first to the last one (collective); by default their sum."""
+    refuse_unconnected()
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return functools.reduce(reduce_fn, values)
 
 
 def broadcast(value: Any) -> Any:
     """What replica 0 gives (collective)."""
-    return _connected().broadcast(value)
+    return allreduce(value, lambda first, _: first)
 
 
-def _connected() -> Reducer:
-    if _reducer is None:
-        raise UsageError(
-            "the replicas are not connected", todo="call init_process_group() of deeppart.elastic.adaptdl.torch first"
+def refuse_unconnected() -> None:
+    """Raise if the replicas are not connected: each would train by itself."""
+    if not dist.is_initialized():
+        raise ConfigError(
+            "the replicas are not connected",
+            found=f"{env.num_replicas()} replicas",
+            todo="call init_process_group() of deeppart.elastic.adaptdl.torch first",
         )
-    return _reducer
+
+
+class Replicas:
+    """The replicas as :class:`deeppart.elastic.Ranks`: known before they are connected, as loaders are made first."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = env.replica_rank(), env.num_replicas()
+
+    def gather(self, value: Any, what: str) -> list[Any]:
+        """Every replica's value (collective)."""
+        if self.size == 1:
+            return [value]
+        refuse_unconnected()
+        return OfTorch().gather(value, what)

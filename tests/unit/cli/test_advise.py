@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from deeppart.elastic.profile import PROFILE_NAME
-from deeppart.elastic.profile_file import write_profile
+from deeppart.elastic.profile import PROFILE_NAME, write_profile
 from deeppart.plan.goodput import Bounds, GradientNoise
 from tests.unit.cli_support import call, call_json
-from tests.unit.elastic.test_fitting import profile_of_true
+from tests.unit.elastic.test_profile import profile_of_true
 from tests.unit.plan.goodput.models import TRUE
 
 NOISE, BOUNDS = GradientNoise(1.0, 30.0, 32), Bounds(32, 4096, 64)

@@ -21,14 +21,22 @@ def test_numbers_tensors_and_arrays_are_added() -> None:
         sums["hits"] += 2
         sums.update(seen=np.int64(4), share=np.array([0.5]))
         sums -= {"hits": torch.tensor(1)}
-    assert dict(sums) == {} and "loss" not in sums and len(sums) == 0
+        sums += {"seen": 1}
+        sums.subtract(seen=1)
+    assert dict(sums) == {} and "loss" not in sums and len(sums) == 0 and sums.get("loss", 5) == 5
+    with pytest.raises(KeyError):
+        del sums["loss"]
     with sums.synchronized():
         assert dict(sums) == {"loss": pytest.approx(0.3, rel=1e-7), "hits": 3, "seen": 12, "share": 1.5}
         assert type(sums["hits"]) is int and type(sums["loss"]) is float
         sums["mean"] = sums["loss"] / sums["seen"]
+        sums.update(new=2)
+        sums.subtract(new=3)
+        with pytest.raises(KeyError):
+            sums["newer"] += 1
         del sums["hits"]
     with sums.synchronized():
-        assert set(sums) == {"loss", "seen", "share", "mean"}
+        assert set(sums) == {"loss", "seen", "share", "mean", "new"} and sums.get("new") == -1
 
 
 def test_small_numbers_are_added_in_double_precision() -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from deeppart.config.job import Allocation
 from deeppart.elastic import by_srun
-from deeppart.elastic.agent import Ended
 from deeppart.elastic.by_srun import BySrun, divided
+from deeppart.elastic.launching import Ended
 from deeppart.elastic.node_agent import FAILED, NO_COMMAND, NOT_MET, PORT_TAKEN
 from deeppart.errors import LaunchError
 from tests.unit.elastic.handlers import handlers_kept
@@ -334,10 +334,3 @@ def test_a_signal_as_the_nodes_have_ended_is_told(slurm: Path, monkeypatch: pyte
     does(slurm, 1, node1=f"exit {FAILED}")
     with handlers_kept():
         assert launcher().run(1) == Ended(143, told=signal.SIGTERM)
-
-
-def test_slurm_is_not_asked_all_the_time_for_steps_that_it_does_not_know(slurm: Path) -> None:
-    command(slurm, "squeue", f'echo "$*" >>asked; {SLURM["squeue"]}')
-    does(slurm, 1, node1=f"exit {FAILED}", node2="sleep 2; exit 143")
-    launcher().run(2)
-    assert 1 <= (slurm / "asked").read_text().count("--steps") <= 6

@@ -1,9 +1,12 @@
-"""Every sample once in every epoch, in the same steps, on whatever ranks."""
+"""Every sample once in every epoch, in the same steps, on whatever ranks: of data sets and of lists of shards."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
+from collections import Counter
 from typing import Any, cast
 
 import numpy as np
@@ -14,22 +17,10 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from benchmarks.elastic_shards import read_per_sample
 from deeppart.elastic import Accumulator, ElasticDataLoader, Progress
 from deeppart.errors import ConfigError, RestoreError
-from tests.unit.elastic.jobs import Alone, Job, numbers, same_steps
-
-CHANGES = [(4, 3), (2, 4), (6, 2), (3, 1000)]
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("accumulation", [0, 2])
-def test_a_job_that_changes_its_size_has_every_sample_once(shuffle: bool, accumulation: int) -> None:
-    options = {"shuffle": shuffle, "accumulation": accumulation}
-    found, straight = Job(103, 10, options=options), Job(103, 10, options=options)
-    same_steps(CHANGES, found)
-    straight.run(1)
-    assert found.whole() and found.steps == straight.steps  # the last step of an epoch has 3 samples, for 3 ranks or 6
-    assert found.weights == pytest.approx([1.0] * len(found.weights))
+from tests.unit.elastic.jobs import Alone, Job, Opened, numbers, same_steps, uneven
 
 
 @settings(max_examples=60)
@@ -37,14 +28,18 @@ def test_a_job_that_changes_its_size_has_every_sample_once(shuffle: bool, accumu
     st.integers(1, 80),
     st.integers(1, 20),
     st.integers(0, 3),
+    st.booleans(),
     st.lists(st.tuples(st.integers(1, 7), st.integers(1, 9)), max_size=4),
 )
-def test_whatever_the_sizes(length: int, batch: int, accumulation: int, runs: list[tuple[int, int]]) -> None:
-    options = {"accumulation": accumulation}
+def test_whatever_the_sizes(
+    length: int, batch: int, accumulation: int, shuffle: bool, runs: list[tuple[int, int]]
+) -> None:
+    options = {"accumulation": accumulation, "shuffle": shuffle}
     found, straight = Job(length, batch, options=options), Job(length, batch, options=options)
     same_steps([(min(ranks, batch), steps) for ranks, steps in runs] + [(1, 10**9)], found)
     straight.run(1)
     assert found.whole() and found.steps == straight.steps
+    assert found.weights == pytest.approx([1.0] * len(found.weights))
 
 
 @settings(max_examples=40)
@@ -175,11 +170,6 @@ def test_batches_for_later_are_compared_with_the_ranks_too() -> None:
         ElasticDataLoader(numbers(60), 8, progress=Progress(), ranks=Alone(0, 4)).load_state_dict(loader.state_dict())
 
 
-def test_the_length_is_without_the_step_that_is_dropped() -> None:
-    loader = ElasticDataLoader(numbers(23), 5, drop_last=True, progress=Progress(), ranks=Alone())
-    assert len(loader) == 4 == sum(1 for _ in loader)
-
-
 def test_a_loop_that_was_left_is_gone_on_with_after_a_restart_and_over_in_the_same_process() -> None:
     progress = Progress()
     loader = ElasticDataLoader(numbers(6), 2, progress=progress, ranks=Alone(), shuffle=False)
@@ -233,6 +223,7 @@ def test_incomplete_steps_are_left_out() -> None:
     job = Job(23, 5, options={"drop_last": True})
     job.run(2)
     assert len(job.steps) == 2 * 4 and len(job.seen) == 2 * 20
+    assert len(ElasticDataLoader(numbers(23), 5, drop_last=True, progress=Progress(), ranks=Alone())) == 4
 
 
 def test_a_batch_smaller_than_the_ranks_is_named() -> None:
@@ -384,3 +375,141 @@ def test_the_second_pass_of_an_epoch_is_gone_back_in_and_begun_again() -> None:
                         break
     whole = [(epoch, number, sample) for epoch in range(2) for number in range(2) for sample in range(3)]
     assert seen == [*whole[:5], *whole[4:]]
+
+
+# --- options and workers ----------------------------------------------------------------------------------------------
+
+
+class Signalled(Dataset[torch.Tensor]):
+    """Whoever loads the fourth sample gets SIGUSR1, as from a batch system. In workers samples are larger by 10."""
+
+    more = 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 3:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return torch.tensor(index + self.more)
+
+
+def test_they_live_through_sigusr1() -> None:
+    """By default it would end them: RuntimeError, DataLoader worker is killed by signal."""
+
+    def begin(worker: int) -> None:
+        Signalled.more = 10
+
+    loader = ElasticDataLoader(
+        Signalled(), 2, shuffle=False, num_workers=1, worker_init_fn=begin, progress=Progress(), ranks=Alone()
+    )
+    assert [batch.tolist() for batch in loader] == [[10, 11], [12, 13], [14, 15], [16, 17]]
+
+
+# --- shards -----------------------------------------------------------------------------------------------------------
+
+
+def job_of_shards(lengths: list[int], batch: int, **more: Any) -> Job:
+    return Job(sum(lengths), batch, data=Opened(lengths).data, **more)
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=12),
+    st.integers(1, 20),
+    st.integers(0, 3),
+    st.lists(st.tuples(st.integers(1, 7), st.integers(1, 9)), max_size=4),
+)
+def test_whatever_the_sizes_of_shards(
+    lengths: list[int], batch: int, accumulation: int, runs: list[tuple[int, int]]
+) -> None:
+    options = {"accumulation": accumulation}
+    found, straight = job_of_shards(lengths, batch, options=options), job_of_shards(lengths, batch, options=options)
+    same_steps([(min(ranks, batch), steps) for ranks, steps in runs] + [(1, 10**9)], found)
+    straight.run(1)
+    assert found.whole() and found.steps == straight.steps
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 with torch 2.13
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_that_are_ahead_in_shards_change_nothing(kind: Any, workers: int) -> None:
+    options = {"num_workers": workers, "persistent_workers": workers == 2, "loader": kind}
+    found = job_of_shards(uneven(120), 8, options=options)
+    straight = job_of_shards(uneven(120), 8)
+    found.run(2, 4)
+    found.run(1)
+    straight.run(1)
+    assert found.whole() and found.steps == straight.steps
+
+
+def test_two_loaders_over_one_list_do_not_disturb_each_other() -> None:
+    opened = Opened([20] * 8)
+    data = opened.data()
+    first, second = (ElasticDataLoader(data, 8, progress=Progress(), ranks=Alone()) for _ in range(2))
+    seen = Counter[int]()
+    for (a,), (b,) in zip(first, second, strict=True):
+        assert a.tolist() == b.tolist()
+        seen.update(a.tolist())
+    assert seen == Counter(range(160)) and opened.read == 2 * 160 and opened.opened == opened.closed == 2 * 8
+
+
+def test_what_is_left_in_the_middle_is_closed_and_gone_on_with() -> None:
+    opened = Opened([20] * 8)
+    progress = Progress()
+    loader = ElasticDataLoader(opened.data(), 8, progress=progress, ranks=Alone())
+    found = list[int]()
+    for _ in progress.remaining_epochs_until(1):
+        for (batch,) in loader:
+            found += batch.tolist()
+            if len(found) == 80:
+                break
+        state = progress.state_dict()
+    assert opened.opened == opened.closed == 8
+    later, skipped = Progress(), Opened([20] * 8)
+    loader = ElasticDataLoader(skipped.data(open_at=skipped.samples_at), 8, progress=later, ranks=Alone())
+    later.load_state_dict(state)
+    for _ in later.remaining_epochs_until(1):
+        found += [number for (batch,) in loader for number in batch.tolist()]
+    assert sorted(found) == list(range(160)) and skipped.read == 80  # nothing again: open_at goes there
+
+
+@pytest.mark.parametrize(
+    ("ranks", "batch", "most"),
+    [
+        (1, 64, 1.0),
+        (4, 64, 1.0),
+        (4, 16, 1.0),  # half of the lanes in turn
+        (5, 64, 1.2),  # neighbours share a lane
+        (4, 50, 1.6),
+    ],
+)
+def test_ranks_read_the_shards_of_their_own_samples(ranks: int, batch: int, most: float) -> None:
+    """Where each rank read all, it would be as many times as much as there are ranks."""
+    assert read_per_sample([20] * 320, 32, ranks, batch) <= most + 0.005  # the last step may have fillers
+
+
+def test_a_shard_that_is_shorter_than_was_said_is_named_by_a_worker() -> None:
+    opened = Opened([20] * 8)
+    data = opened.data()
+    whole = data.open_shard
+    data.open_shard = lambda shard: whole((shard[0], min(shard[1], 159)))
+    loader = ElasticDataLoader(data, 8, progress=Progress(), ranks=Alone(), num_workers=1)
+    steps = 0
+    with pytest.raises(ConfigError, match="another length") as caught:
+        for _ in loader:
+            steps += 1
+    text = str(caught.value)
+    assert "shard (140, 160)" in text and "20 samples" in text and "19" in text and steps == 19
+
+
+def test_a_length_of_the_loader_is_counted_when_it_is_asked_for() -> None:
+    opened = Opened([20] * 8)
+    data = opened.data()
+    counted = type(data)(data.shards, data.open_shard)
+    loader = ElasticDataLoader(counted, 50, progress=Progress(), ranks=Alone())
+    assert loader.state_dict()["length"] is None and not opened.opened
+    assert len(loader) == 4 and opened.read == 160
+    assert loader.state_dict()["length"] == 160
+    opened.read = 0
+    assert sum(len(batch) for (batch,) in loader) == 160 == opened.read

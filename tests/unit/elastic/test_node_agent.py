@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from deeppart.elastic.agent import Ended
+from deeppart.elastic.launching import Ended
 from deeppart.elastic.node_agent import FAILED, NO_COMMAND, NOT_MET, PORT_TAKEN, TELL, Assignment, exit_code
 from tests.mpi.launchers import ROOT, environment
 from tests.ports import free_port

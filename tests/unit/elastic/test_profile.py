@@ -1,16 +1,26 @@
-"""What a job has measured: kept by kind of step, merged, and as JSON."""
+"""What a job has measured: kept by kind of step, merged, as JSON in a file, and fitted."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deeppart.elastic.profile import Profile, Timed
-from deeppart.errors import ConfigError
+from deeppart.elastic.profile import (
+    PROFILE_NAME,
+    Profile,
+    Timed,
+    fit_throughput,
+    goodput_of,
+    read_profile,
+    write_profile,
+)
+from deeppart.errors import ConfigError, CorruptFileError
 from deeppart.plan.goodput import Bounds, GradientNoise
+from tests.unit.cli_support import call, call_json, save
+from tests.unit.plan.goodput.models import SIZES, TRUE
 
 
 def profiled(*ranks: int, seconds: float = 0.05) -> Profile:
@@ -55,11 +65,6 @@ def test_how_far_it_carries() -> None:
         _ = Profile().limits
 
 
-def test_json_and_back() -> None:
-    for profile in (profiled(1, 4, 8), Profile()):
-        assert Profile.from_document(json.loads(json.dumps(profile.document()))) == profile
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -94,6 +99,56 @@ def test_impossible_times_are_refused(change: dict[str, Any]) -> None:
         Profile.from_document(document)
 
 
-def test_an_impossible_step_is_refused() -> None:
-    with pytest.raises(ConfigError, match="impossible"):
-        replace(Timed(1, 1, 8, False, 1, 1.0), nodes=2)
+def test_written_over_and_read(tmp_path: Path) -> None:
+    assert read_profile(tmp_path) is None
+    for profile in (profiled(1), Profile(), profiled(1, 4, 8)):
+        write_profile(tmp_path, profile)
+        assert read_profile(tmp_path) == profile
+    assert [path.name for path in tmp_path.iterdir()] == [PROFILE_NAME]
+
+
+@pytest.mark.parametrize("text", ["", "[", "[]", "{}", "null", '{"format": "deeppart-profile", "version": 2}'])
+def test_a_damaged_file_is_told_by_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / PROFILE_NAME).write_text(text)
+    with pytest.raises(CorruptFileError, match="profile") as caught:
+        read_profile(tmp_path)
+    assert PROFILE_NAME in str(caught.value)
+
+
+def test_checkpoints_beside_it_are_as_without(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2)
+    before = call_json("ls", tmp_path)
+    write_profile(tmp_path, profiled(1))
+    assert call_json("ls", tmp_path) == before
+    call("verify", tmp_path, "--all")
+    call("prune", tmp_path, "--before", "2", "--yes")
+    assert read_profile(tmp_path) == profiled(1)
+
+
+def profile_of_true() -> Profile:
+    """Steps on one and on two nodes, without a single one that accumulates."""
+    profile = Profile()
+    for nodes, ranks in SIZES:
+        for local in (16, 32, 64):
+            step_s = float(TRUE.step_s(nodes, ranks, local))
+            profile = profile.with_step(
+                nodes=nodes, ranks=ranks, local_batch=local, batch=local * ranks, seconds=step_s
+            )
+    return profile
+
+
+def test_a_profile_is_fitted() -> None:
+    found = fit_throughput(profile_of_true())
+    assert float(found.step_s(4, 16, 32)) == pytest.approx(float(TRUE.step_s(4, 16, 32)), rel=0.05)
+
+
+def test_a_job_that_measured_no_noise_keeps_its_batch() -> None:
+    goodput, bounds = goodput_of(profile_of_true())
+    assert (bounds.batch, bounds.most_batch) == (512, 512) and float(goodput.noise.efficiency(512)) == 1.0
+    goodput, bounds = goodput_of(replace(profile_of_true(), bounds=Bounds(128, 4096, 64)))
+    assert bounds == Bounds(128, 128, 64)
+
+
+def test_an_empty_profile_says_nothing() -> None:
+    with pytest.raises(ConfigError, match="nothing was measured"):
+        goodput_of(Profile())

@@ -30,18 +30,6 @@ def test_an_epoch_that_is_left_is_the_current_one_for_a_checkpoint_and_over_in_t
     assert list(progress.remaining_epochs_until(5)) == [3, 4]
 
 
-def test_an_error_in_an_epoch_leaves_it() -> None:
-    progress = Progress()
-
-    def train() -> None:
-        for _ in progress.remaining_epochs_until(5):
-            raise KeyError("of the training")
-
-    with pytest.raises(KeyError, match="of the training"):
-        train()
-    assert progress.current_epoch is None and progress.finished_epochs == 0
-
-
 def test_loops_over_epochs_do_not_overlap() -> None:
     progress = Progress()
     for _ in progress.remaining_epochs_until(1):

@@ -1,23 +1,23 @@
-"""Jobs of tiny scripts, which torchrun's agent starts: exit codes, failures in a row, who is told."""
+"""Jobs of tiny scripts, which torchrun's agent starts: exit codes, failures in a row, who is told, how many ranks."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deeppart.elastic.agent import Ended
-from deeppart.elastic.events import Events
-from deeppart.elastic.launching import OnThisHost
-from deeppart.elastic.running import ElasticRun, Options
-from deeppart.elastic.schedule import Range, Wanted
-from deeppart.errors import LaunchError
+from deeppart.elastic.launching import Ended, OnThisHost
+from deeppart.elastic.running import ElasticRun, Events, Options, Range, Wanted, read_schedule
+from deeppart.errors import ConfigError, LaunchError
 from tests.unit.cli_support import save
 from tests.unit.elastic.handlers import handlers_kept
 
@@ -57,11 +57,6 @@ def told(events: list[Any], *keys: str) -> list[tuple[Any, ...]]:
     return [tuple(event[key] for key in keys if key in event) for event in events]
 
 
-def test_a_job_that_is_done_is_done(tmp_path: Path) -> None:
-    code, events = run(tmp_path, "pass")
-    assert code == 0 and told(events, "event", "ranks") == [("start", 1)]
-
-
 def test_failures_in_a_row_end_it_and_are_named(tmp_path: Path) -> None:
     with pytest.raises(LaunchError) as caught:
         run(tmp_path, "sys.exit(3)", most_failures=1)
@@ -96,12 +91,9 @@ def test_ranks_that_leave_untold_end_the_job(tmp_path: Path) -> None:
     code, events = run(tmp_path, "sys.exit(143)")
     assert code == 143 and told(events, "event", "asked") == [("start",), ("ended", False)]
     assert "step" not in events[-1], "nothing has been saved"
-
-
-def test_the_newest_step_is_told_when_ranks_have_ended(tmp_path: Path) -> None:
     save(tmp_path / "ckpt", 12)
-    _, events = run(tmp_path, "sys.exit(143)")
-    assert events[-1]["event"] == "ended" and events[-1]["step"] == 12
+    (tmp_path / "log").unlink()
+    assert run(tmp_path, "sys.exit(143)")[1][-1]["step"] == 12
 
 
 def test_another_number_in_the_file_changes_it(tmp_path: Path) -> None:
@@ -231,3 +223,112 @@ def test_a_kill_that_nobody_has_heard_is_tried_again(tmp_path: Path) -> None:
     assert ElasticRun(Options(tmp_path, grace_s=0.1), wanted, 1, ranks, Events(said.append)).run() == 0
     assert ranks.sent == [signal.SIGTERM, signal.SIGKILL, signal.SIGKILL]
     assert sum("they are killed" in line for line in said) == 1
+
+
+# --- how many ranks are wanted ----------------------------------------------------------------------------------------
+
+
+ALLOWED = Range(1, 4)
+
+
+@pytest.mark.parametrize(("least", "most"), [(0, 4), (3, 2), (-1, -1)])
+def test_ranges_are_checked(least: int, most: int) -> None:
+    with pytest.raises(ConfigError, match=f"--min {least} --max {most}"):
+        Range(least, most)
+
+
+def test_schedules_are_read() -> None:
+    assert read_schedule("0:2, 60s:4,1.5min:1", ALLOWED) == ((0.0, 2), (60.0, 4), (90.0, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("2", "'2'"),
+        ("0:²", "'0:²'"),
+        (":2", "':2'"),
+        (".:2", "'.:2'"),
+        pytest.param("0:" + "9" * 5000, "999", id="long"),
+        ("0:x", "'0:x'"),
+        ("soon:2", "'soon:2'"),
+        ("0:2,60s:5", "60s:5"),
+        ("9s:2,3s:1", "back"),
+    ],
+)
+def test_schedules_that_cannot_be_are_named(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_schedule(text, ALLOWED)
+    assert said in str(caught.value)
+
+
+def test_what_was_said_last_is_wanted(tmp_path: Path) -> None:
+    file = tmp_path / "SIZE"
+    wanted = Wanted(ALLOWED, ((0.0, 2), (60.0, 4)), file)
+    assert wanted.now == 2 and wanted.look(59.0) == 2
+    file.write_text("3\n")
+    assert wanted.look(59.5) == 3
+    assert wanted.look(60.0) == 4, "later than the file"
+    assert wanted.look(61.0) == 4, "the same text says nothing new"
+    file.write_text("1")
+    assert wanted.look(62.0) == 1
+
+
+@pytest.mark.parametrize("text", ["five", "5", "0", "-1", "²", "1 2", "0x2", pytest.param("9" * 5000, id="long")])
+def test_a_number_that_cannot_be_is_told_and_ignored(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "SIZE"
+    wanted = Wanted(ALLOWED, ((0.0, 2),), file)
+    file.write_text(text)
+    assert wanted.look(1.0) == 2
+    assert wanted.refused is not None and repr(text[:40]) in wanted.refused and "1 to 4" in wanted.refused
+    file.write_text("")
+    assert wanted.look(2.0) == 2, "it is just being written"
+
+
+def test_nobody_waits_for_what_is_no_file_nor_reads_all_of_a_large_one(tmp_path: Path) -> None:
+    file = tmp_path / "SIZE"
+    wanted = Wanted(ALLOWED, ((0.0, 2),), file)
+    os.mkfifo(file)
+    assert wanted.look(1.0) == 2
+    with pytest.raises(ConfigError, match="an ordinary file"):
+        Wanted(ALLOWED, (), file)
+    file.unlink()
+    file.write_bytes(b"\xff\x00" * 1_000_000)
+    assert wanted.look(2.0) == 2 and wanted.refused is not None and len(wanted.refused) < 400
+    file.unlink()
+    assert wanted.look(3.0) == 2
+    file.write_text(" 3 \n")
+    assert wanted.look(4.0) == 3
+
+
+# --- events: for people, in a file, and for scripts -------------------------------------------------------------------
+
+
+def test_an_event_is_told_in_each_form(tmp_path: Path) -> None:
+    said, printed = list[str](), list[str]()
+    events = Events(said.append, tmp_path / "log", printed.append)
+    events.tell("start", ranks=3, nodes=("node1", "node2"))
+    events.tell("ended", rank=0, node=None, exit_code=-9, asked=False)
+    assert [line.partition(" s: ")[2] for line in said] == [
+        "start ranks 3, nodes node1 node2",
+        "ended rank 0, asked False: killed by SIGKILL",
+    ]
+    assert (tmp_path / "log").read_text() == "".join(f"{line}\n" for line in printed)
+    first, second = map(json.loads, printed)
+    assert first.keys() == {"time", "passed_s", "event", "ranks", "nodes"} and first["nodes"] == ["node1", "node2"]
+    assert second.keys() == {"time", "passed_s", "event", "rank", "exit_code", "asked"}
+    assert abs(datetime.fromisoformat(first["time"]).timestamp() - time.time()) < 10
+    assert 0 <= first["passed_s"] <= second["passed_s"] <= events.passed_s
+
+
+def test_a_log_that_cannot_be_written_any_more_does_not_end_the_job(tmp_path: Path) -> None:
+    said, log = list[str](), tmp_path / "log"
+    events = Events(said.append, log)
+    log.unlink()
+    log.mkdir()
+    events.tell("start", ranks=1)
+    events.tell("start", ranks=2)
+    assert [line.partition(" s: ")[2] for line in said] == [
+        "start ranks 1",
+        f"note {log} is not written any more: Is a directory",
+        "start ranks 2",
+    ]

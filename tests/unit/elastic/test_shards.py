@@ -1,15 +1,26 @@
-"""What a list of shards must be."""
+"""Lists of shards: what they must be, ranks that count them together, the places of samples, and reading on."""
 
 from __future__ import annotations
 
+import json
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from deeppart.elastic import ShardedDataset
-from deeppart.errors import ConfigError
+from deeppart.elastic.shards import Lanes, ShardReader, Spot, Wanted, laid, settle
+from deeppart.errors import ConfigError, RanksDisagreeError, RemoteRankError
+from tests.unit.elastic.jobs import Alone, Opened
 
 
 def made(shards: list[Any], lengths: Any = None, **options: Any) -> ShardedDataset[Any]:
@@ -47,12 +58,6 @@ def test_what_is_no_list_of_shards_is_named(shards: Any) -> None:
         made(shards)
 
 
-def test_lengths_may_be_given_or_not() -> None:
-    data = made(["a", "b"], [3, 4])
-    assert data.samples == 7 and data.lengths is not None and data.lengths.dtype == np.int64 and data.counted is None
-    assert made(["a"]).samples is None
-
-
 def test_names_tell_lists_apart() -> None:
     names = {made(each).names for each in (["a", "b"], ["b", "a"], ["ab"], ["a", "b", "c"], ["a", "b\udcff"])}
     assert len(names) == 5
@@ -63,3 +68,240 @@ def test_names_tell_lists_apart() -> None:
 
 def test_names_are_texts() -> None:
     assert made([3, 4], name_of=lambda shard: shard).names == made(["3", "4"]).names
+
+
+# --- ranks that count together: threads here, processes in tests/elastic/test_changing_sizes.py -----------------------
+
+
+RANKS = 3
+
+
+class Threads(Alone):
+    """A rank that is a thread; all of them have one list."""
+
+    def __init__(self, rank: int, said: list[str], barrier: threading.Barrier) -> None:
+        super().__init__(rank, RANKS)
+        self._said, self._barrier = said, barrier
+
+    def gather(self, value: Any, what: str) -> list[Any]:
+        self._said[self.rank] = json.dumps(value)
+        self._barrier.wait(20)
+        found = [json.loads(each) for each in self._said]
+        self._barrier.wait(20)
+        return found
+
+
+def on_each(make: Callable[[int], ShardedDataset[Any]]) -> list[tuple[ShardedDataset[Any], Exception | None]]:
+    """The data set of each rank after they have settled, and what was raised."""
+    said, barrier = [""] * RANKS, threading.Barrier(RANKS)
+
+    def run(rank: int) -> tuple[ShardedDataset[Any], Exception | None]:
+        data = make(rank)
+        try:
+            settle(data, Threads(rank, said, barrier))
+        except Exception as error:
+            return data, error
+        return data, None
+
+    with ThreadPoolExecutor(RANKS) as pool:
+        return list(pool.map(run, range(RANKS)))
+
+
+def test_each_shard_is_counted_by_one_rank() -> None:
+    opened: dict[int, list[int]] = {rank: [] for rank in range(RANKS)}
+
+    def make(rank: int) -> ShardedDataset[int]:
+        def open_shard(shard: int) -> Iterator[int]:
+            opened[rank].append(shard)
+            yield from range(shard)
+
+        return ShardedDataset([4, 0, 2, 9, 1], open_shard)
+
+    for data, error in on_each(make):
+        assert error is None and data.lengths is not None and data.lengths.tolist() == [4, 0, 2, 9, 1]
+        assert data.counted and data.agreed
+    assert opened == {0: [4, 9], 1: [0, 1], 2: [2]}
+
+
+def test_lengths_that_were_given_are_not_counted() -> None:
+    def make(rank: int) -> ShardedDataset[int]:
+        return ShardedDataset([4, 0], lambda shard: 1 // 0, [4, 0])  # type: ignore[arg-type, return-value]
+
+    assert all(error is None and not data.counted for data, error in on_each(make))
+
+
+@pytest.mark.parametrize(
+    ("shards", "options", "summary"),
+    [
+        (["a", "b"], {}, "numbers of shards"),
+        (["a", "c", "b"], {}, "order"),
+        (["a", "b", "c"], {"lengths": [1, 2, 1]}, "lengths of shards"),
+        (["a", "b", "c"], {"lanes": 8}, "numbers of lanes"),
+    ],
+)
+def test_other_shards_on_a_rank_are_named(shards: list[str], options: dict[str, Any], summary: str) -> None:
+    def make(rank: int) -> ShardedDataset[str]:
+        if rank == 2:
+            return ShardedDataset(shards, lambda shard: [shard], **options)
+        return ShardedDataset(["a", "b", "c"], lambda shard: [shard])
+
+    for data, error in on_each(make):
+        assert isinstance(error, RanksDisagreeError) and summary in error.summary and error.where == "rank 2"
+        assert not data.agreed
+
+
+def test_a_shard_that_cannot_be_read_ends_all_ranks() -> None:
+    def make(rank: int) -> ShardedDataset[str]:
+        return ShardedDataset(["1", "x", "2"], lambda shard: range(int(shard)))
+
+    (_, first), (_, second), (_, third) = on_each(make)
+    assert isinstance(second, ValueError) and second.__notes__ == ["while the samples of shard x were counted"]
+    for error in (first, third):
+        assert isinstance(error, RemoteRankError) and error.where == "rank 1" and "ValueError" in str(error)
+
+
+def test_fewer_lanes_than_ranks_are_named() -> None:
+    with pytest.raises(ConfigError, match="fewer lanes than ranks") as caught:
+        settle(ShardedDataset(["a"], lambda shard: [shard], lanes=3), Alone(0, 4))
+    assert "4 lanes or more" in str(caught.value)
+
+
+# --- places and samples -----------------------------------------------------------------------------------------------
+
+
+def lanes_of(lengths: list[int], count: int, seed: int = 0) -> Lanes:
+    return laid(np.array(lengths), count, np.random.default_rng(seed).permutation(len(lengths)))
+
+
+def in_steps(lanes: Lanes, steps: list[int]) -> list[list[Spot]]:
+    """The samples of steps of so many samples, and of a last one with all that are left."""
+    ends = np.minimum(np.cumsum([0, *steps]), lanes.ends[-1]).tolist()
+    return [lanes.spots(first, end) for first, end in pairwise([*ends, int(lanes.ends[-1])])]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=12),
+    st.integers(1, 14),
+    st.integers(0, 5),
+    st.lists(st.integers(1, 20), max_size=12),
+)
+def test_every_sample_has_one_place_and_lanes_are_read_in_order(
+    lengths: list[int], count: int, seed: int, steps: list[int]
+) -> None:
+    lanes = lanes_of(lengths, count, seed)
+    found = [spot for step in in_steps(lanes, steps) for spot in step]
+    assert sorted((spot.shard, spot.offset) for spot in found) == [
+        (shard, offset) for shard, length in enumerate(lengths) for offset in range(length)
+    ]
+    line = [(shard, offset) for shard in lanes.order.tolist() for offset in range(lengths[shard])]
+    places = {spot: place for place, spot in enumerate(line)}
+    by_lane = [[places[s.shard, s.offset] for s in found if s.lane == lane] for lane in range(count)]
+    assert [place for lane in by_lane for place in lane] == list(range(len(line)))  # neighbouring runs, each in order
+    of_lanes = [len(lane) for lane in by_lane[: lanes.count]]
+    assert max(of_lanes) - min(of_lanes) <= 1 and lanes.count == min(count, len(lengths))
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5, 11])
+def test_a_step_is_handed_out_lane_by_lane(cut: int) -> None:
+    lanes = lanes_of([5, 0, 20, 8, 3], 4)
+    whole = lanes.spots(9, 20)
+    assert [spot.lane for spot in whole] == sorted(spot.lane for spot in whole)
+    assert lanes.spots(9, 20, 0, cut) + lanes.spots(9, 20, cut) == whole
+
+
+def test_very_many_shards() -> None:
+    lengths = np.full(1_000_000, 1000)
+    lanes = laid(lengths, 64, np.arange(len(lengths))[::-1])
+    assert lanes.spots(999_999_999, 1_000_000_000) == [Spot(63, 0, 999)]
+    assert lanes.spots(0, 1) == [Spot(0, 999_999, 0)]
+
+
+# --- reading on in shards ---------------------------------------------------------------------------------------------
+
+
+def reader(opened: Opened, *, at: bool = False) -> ShardReader:
+    return ShardReader(opened.samples, opened.samples_at if at else None, str)
+
+
+def wanted(opened: Opened, number: int, offset: int, lane: int = 0, length: int | None = None) -> Wanted:
+    return Wanted(lane, number, opened.shards()[number], offset, opened.lengths[number] if length is None else length)
+
+
+def numbers(reading: ShardReader, samples: list[Wanted]) -> list[int]:
+    return [number for (number,) in reading.__getitems__(samples)]
+
+
+def test_a_lane_reads_on_and_opens_each_shard_once() -> None:
+    opened = Opened([4, 3])
+    reading = reader(opened)
+    assert numbers(reading, [wanted(opened, 0, 0), wanted(opened, 0, 1)]) == [0, 1]
+    assert numbers(reading, [wanted(opened, 0, 3), wanted(opened, 1, 0)]) == [3, 4]  # another rank has had 2
+    assert (opened.opened, opened.closed, opened.read) == (2, 1, 5)
+    assert numbers(reading, [wanted(opened, 0, 2)]) == [2]  # a new pass, for instance
+    assert opened.opened == 3
+    reading.close()
+    assert opened.closed == 3
+
+
+def test_lanes_are_apart() -> None:
+    opened = Opened([6])
+    reading = reader(opened)
+    assert numbers(reading, [wanted(opened, 0, 0), wanted(opened, 0, 3, 1), wanted(opened, 0, 1)]) == [0, 3, 1]
+    assert opened.opened == 2
+
+
+@pytest.mark.parametrize("at", [True, False])
+def test_a_shard_is_begun_in_its_middle(at: bool) -> None:
+    opened = Opened([3, 100])
+    assert numbers(reader(opened, at=at), [wanted(opened, 1, 90), wanted(opened, 1, 91)]) == [93, 94]
+    assert opened.read == (2 if at else 92)
+
+
+@pytest.mark.parametrize(("said", "found"), [(7, "5"), (4, "more than 4")])
+def test_a_shard_of_another_length_is_named(said: int, found: str) -> None:
+    opened = Opened([5])
+    with pytest.raises(ConfigError, match="another length") as caught:
+        numbers(reader(opened), [wanted(opened, 0, offset, length=said) for offset in range(said)])
+    assert caught.value.expected == f"{said} samples" and caught.value.found == found
+    assert caught.value.where == "shard (0, 5)" and opened.closed == opened.opened
+
+
+def test_what_a_reader_raises_names_the_shard_and_is_not_taken_for_its_end() -> None:
+    def broken(shard: str) -> Iterator[int]:
+        yield 1
+        raise OSError("no more")
+
+    reading = ShardReader(broken, None, str.upper)
+    for _ in range(2):
+        with pytest.raises(OSError, match="no more") as caught:
+            reading.__getitems__([Wanted(0, 0, "a.tar", offset, 9) for offset in (0, 1)])
+        assert caught.value.__notes__ == ["while shard A.TAR was read, for its sample 1"]
+
+
+def lines(path: Path) -> Iterator[str]:
+    with path.open() as file:
+        yield from file
+
+
+def test_a_child_that_is_forked_reads_by_itself(tmp_path: Path) -> None:
+    """A file that both had open would give each of them a part of it."""
+    path = tmp_path / "lines"
+    path.write_text("".join(f"{number:06}\n" for number in range(5000)))  # more than a file reads at a time
+    expected = [f"{number:06}\n" for number in range(1, 5000)]
+    rest = [Wanted(0, 0, path, offset, 5000) for offset in range(1, 5000)]
+    reading = ShardReader(lines, None, str)
+    assert reading[Wanted(0, 0, path, 0, 5000)] == "000000\n"
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if reading.__getitems__(rest) == expected else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert reading.__getitems__(rest) == expected
+
+
+def test_a_copy_has_nothing_open() -> None:
+    path = Path(__file__)
+    reading = ShardReader(lines, None, str)
+    first: Any = reading[Wanted(0, 0, path, 0, 10**6)]
+    copy: ShardReader = pickle.loads(pickle.dumps(reading))  # a generator could not be copied
+    assert copy[Wanted(0, 0, path, 0, 10**6)] == first

@@ -1,179 +1,200 @@
-"""Data loaders that go on where they were, on any number of replicas, with batches that follow the training."""
+"""Epochs, data loaders and sums that go on where they were, by AdaptDL's names."""
 
 from __future__ import annotations
 
-import functools
 import math
-import random
-from collections.abc import Callable, Iterator, Sized
-from typing import Any, cast
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from functools import partial
+from typing import Any
 
-import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from deeppart.elastic.loader_options import with_calm_workers
-from deeppart.elastic.permutation import permuted
+from deeppart import elastic
+from deeppart.elastic import told
+from deeppart.elastic.progress import progress
+from deeppart.errors import ConfigError, DeeppartWarning, warn_caller
 
 from .. import env
-from ..errors import UsageError
-from ._metrics import get_progress
-from .epoch import current_epoch
-from .loops import AdaptiveDataLoaderHelper, current_dataloader
+from ..checkpoint import found, save_all_states
+from ..collective import Replicas, refuse_unconnected
 
-__all__ = [
-    "AdaptiveDataLoader",
-    "AdaptiveDataLoaderHelper",
-    "AdaptiveDataLoaderMixin",
-    "ElasticSampler",
-    "current_dataloader",
-]
+#: Loaders and sums that were made in the epoch under way, which are forgotten with it.
+_of_epoch: list[str] = []
 
 
-class ElasticSampler(Sampler[int]):
-    """The samples of this replica from an index of the epoch's order on.
+def remaining_epochs_until(epoch: int) -> Iterator[int]:
+    """The epochs that are not over yet, up to ``epoch``, exclusively."""
+    found()
+    with closing(progress.remaining_epochs_until(epoch)) as epochs:  # type: ignore[type-var]
+        for each in epochs:
+            while _of_epoch:
+                progress.forget(_of_epoch.pop())
+            yield each
 
-    All replicas have the same number: some samples come twice if it does not divide. Use
-    :class:`deeppart.elastic.ElasticSampler` for every sample once.
+
+def current_epoch() -> int | None:
+    """The epoch that a loop of :func:`remaining_epochs_until` is in; None outside of them."""
+    return progress.current_epoch
+
+
+def finished_epochs() -> int:
+    """Epochs that are over."""
+    found()
+    return progress.finished_epochs
+
+
+def current_dataloader() -> AdaptiveDataLoader | None:
+    """The loader of the loop that is under way; None outside of loops."""
+    loader = progress.loader
+    return loader if isinstance(loader, AdaptiveDataLoader) else None
+
+
+class AdaptiveDataLoader(elastic.ElasticDataLoader):
+    """A loader whose ``batch_size`` is that of all replicas together, and which goes on where it was.
+
+    After any of its steps the job may end, with a checkpoint and exit code 143, if it was told to. With
+    :meth:`autoscale_batch_size` a loop lasts until the training has made as much progress as by one pass over the data
+    with the first batch, which may be several passes.
     """
 
-    def __init__(self, dataset: Any, shuffle: bool = True) -> None:
-        self.dataset, self.shuffle = dataset, shuffle
-        self.num_replicas, self.rank = env.num_replicas(), env.replica_rank()
-        self.epoch: int | None = 0
-        self.index = 0
+    def __init__(self, dataset: Any, batch_size: int = 1, shuffle: bool = False, **options: Any) -> None:
+        found()
+        options = {name: value for name, value in options.items() if value is not None}
+        replicas = Replicas()
+        if options.get("num_workers"):  # workers of no two replicas draw the same random numbers
+            seed = (torch.initial_seed() + replicas.rank) % (1 << 63)
+            options.setdefault("generator", torch.Generator().manual_seed(seed))
+        super().__init__(dataset, batch_size, shuffle=shuffle, name=_name("loader"), ranks=replicas, **options)
+        self._begin_autoscale: Any = None
 
-    def __iter__(self) -> Iterator[int]:
-        """Indices of samples."""
-        length, count = self._length(), len(self)
-        places = self.index % length + self.rank + self.num_replicas * np.arange(count)
-        places = np.where(places < length, places, self.rank % length)
-        if self.shuffle:
-            places = permuted(places, length, 0, self.epoch or 0, self.index // length)
-        found: list[int] = places.tolist()
-        return iter(found)
+    @property
+    def batch_size(self) -> int:
+        """As it was given."""
+        return self.base_size
 
-    def __len__(self) -> int:
-        """How many they are."""
-        return math.ceil((self._length() - self.index % self._length()) / self.num_replicas)
+    @property
+    def current_batch_size(self) -> int | None:
+        """Samples of a step, all replicas together; None outside of a loop."""
+        return None if self._share is None else self.whole_size
 
-    def set_epoch(self, epoch: int | None, index: int = 0) -> None:
-        """Go on at an index in an epoch; indices beyond the data's length are of further passes over it."""
-        self.epoch, self.index = epoch, index
+    @property
+    def current_local_bsz(self) -> int | None:
+        """The most samples of a micro-batch of a replica; None outside of a loop."""
+        return None if self._share is None else self._local(self.whole_size)
 
-    def _length(self) -> int:
-        return len(cast(Sized, self.dataset))
+    @property
+    def accumulation_steps(self) -> int:
+        """Micro-batches of a step beside the last one."""
+        return self.batch.accumulation
 
+    def is_optim_step(self) -> bool:
+        """Whether the optimizer makes a step after this micro-batch."""
+        return self.ends_step
 
-class AdaptiveDataLoaderMixin:
-    """What loops over a loader may ask it."""
+    def is_accum_step(self) -> bool:
+        """Whether the gradients of this micro-batch are accumulated."""
+        return not self.ends_step
 
-    def __init__(self, batch_size: int) -> None:
-        self._elastic = AdaptiveDataLoaderHelper(batch_size)
-
-    def autoscale_batch_size(
+    def autoscale_batch_size(  # type: ignore[override]
         self,
         max_batch_size: int,
         local_bsz_bounds: tuple[int | None, int | None] | None = None,
         gradient_accumulation: bool = False,
     ) -> None:
-        """As of :meth:`AdaptiveDataLoaderHelper.autoscale_batch_size`."""
-        self._elastic.autoscale_batch_size(max_batch_size, local_bsz_bounds, gradient_accumulation)
+        """Let the batch follow what the training measures of itself, from the first loop on."""
+        self._begin_autoscale = partial(
+            super().autoscale_batch_size,
+            max_batch_size,
+            local_bsz_bounds,
+            gradient_accumulation=gradient_accumulation,
+        )
 
-    @property
-    def current_local_bsz(self) -> int | None:
-        """Samples of a micro-batch of a replica; None outside of a loop."""
-        return self._elastic.current_local_bsz if current_dataloader() is self._elastic else None
-
-    @property
-    def current_batch_size(self) -> int | None:
-        """Samples of a step, all replicas together; None outside of a loop."""
-        return self._elastic.current_batch_size if current_dataloader() is self._elastic else None
-
-    @property
-    def accumulation_steps(self) -> int:
-        """Micro-batches of a step beside the last one."""
-        return self._elastic.accumulation_steps
-
-    @property
-    def training(self) -> bool:
-        """Whether it is the loader that trains."""
-        return self._elastic.training
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of this replica that are left of the loop."""
+        if self.ranks.size > 1:
+            refuse_unconnected()
+        if self._begin_autoscale is not None:  # collective: replicas may not be connected earlier
+            begin, self._begin_autoscale = self._begin_autoscale, None
+            begin()
+        while True:
+            before, steps = self._worth(), 0
+            with closing(super().__iter__()) as batches:  # type: ignore[type-var]
+                for batch in batches:
+                    yield batch
+                    steps += 1
+                    if self._share is not None and self._share.ends_step:
+                        if told.should_stop():
+                            _end()
+                        if self._is_worth_an_epoch():
+                            return
+            trains = not steps or self._worth() != before
+            if not (self._goes_on() and trains and len(self)) or self._is_worth_an_epoch():
+                return
 
     def to_tensorboard(self, writer: Any, global_step: int, tag_prefix: str = "") -> None:
         """Write the batch's sizes to a ``SummaryWriter``."""
-        self._elastic.to_tensorboard(writer, global_step, tag_prefix)
+        values = {
+            "Total_Batch_Size": self.batch.size,
+            "Local_Batch_Size": self._local(self.batch.size),
+            "Accumulation_Steps": self.accumulation_steps,
+        }
+        write_scalars(writer, values, global_step, tag_prefix)
 
+    def _local(self, size: int) -> int:
+        return math.ceil(size / self.ranks.size / (self.batch.accumulation + 1))
 
-class AdaptiveDataLoader(DataLoader[Any], AdaptiveDataLoaderMixin):
-    """A DataLoader whose ``batch_size`` is that of all replicas together, and which goes on where it was.
+    def _goes_on(self) -> bool:
+        """Whether one pass over the data may not be enough."""
+        return self._autoscale is not None and progress.trained is not None and progress.current_epoch is not None
 
-    Every replica has as many samples as the others, rounded up. Loops are within an epoch of
-    :func:`remaining_epochs_until`, one at a time.
-
-    With :meth:`autoscale_batch_size` a loop lasts until the training has made as much progress as by one pass over the
-    data with the first batch, which may be several passes.
-    """
-
-    def __init__(self, dataset: Any, batch_size: int = 1, shuffle: bool = False, **kwargs: Any) -> None:
-        given = [name for name in ("sampler", "batch_sampler") if kwargs.pop(name, None) is not None]
-        if given or isinstance(dataset, IterableDataset):
-            raise UsageError(
-                "AdaptiveDataLoader says which samples are loaded, of a data set with a length",
-                found=f"a {' and a '.join(given)}" if given else "an iterable data set",
-            )
-        kwargs["worker_init_fn"] = _seeding(kwargs.get("worker_init_fn"), kwargs.get("num_workers", 0))
-        sampler = ElasticSampler(dataset, shuffle)
-        super().__init__(dataset, batch_size, shuffle=False, sampler=sampler, **with_calm_workers(kwargs))
-        AdaptiveDataLoaderMixin.__init__(self, batch_size)
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """The batches of this replica that are left of the loop.
-
-        Between two of them the job may end, with a checkpoint: exit code 143.
-        """
-        epoch, elastic = current_epoch(), self._elastic
-        length = len(cast(Sized, self.dataset))
-        sampler, batches = cast(ElasticSampler, self.sampler), cast(Any, self.batch_sampler)
-        with elastic.context():
-            if elastic.skipdone():
-                return
-            elastic.check_length(length)
-            done = False
-            while not done:
-                index = begun = elastic.current_index
-                assert index is not None
-                sampler.set_epoch(epoch, index)
-                batches.batch_size = elastic.sync_local_bsz()
-                for number, batch in enumerate(super().__iter__()):
-                    with elastic.profile(self.training and number >= 1):
-                        yield batch
-                        index += sampler.num_replicas * batches.batch_size
-                        elastic.current_index = index
-                    if elastic.max_batch_size is not None and self._worth(length, epoch):
-                        done = True
-                        break
-                done = done or elastic.max_batch_size is None
-                if not done and index == begun and index % length == 0:
-                    raise UsageError(
-                        "a pass over the data has no batch", todo="leave out drop_last, or lower the batch"
-                    )
-                elastic.current_index = math.ceil(index / length) * length
-
-    def _worth(self, length: int, epoch: int | None) -> bool:
+    def _is_worth_an_epoch(self) -> bool:
         """Whether the training is as far as it would be at the end of the epoch with the first batch."""
-        return get_progress() >= length * ((epoch or 0) + 1) / cast(int, self.batch_size)
+        if not self._goes_on():
+            return False
+        epochs = (progress.current_epoch or 0) + 1
+        return self._worth() >= self._sampler.length * epochs / self.base_size
+
+    @staticmethod
+    def _worth() -> float:
+        return 0.0 if progress.trained is None else float(progress.trained.worth)
 
 
-def _seeding(function: Callable[[int], None] | None, workers: int) -> Callable[[int], None]:
-    """What each worker begins with: seeds that no other worker of any replica has, and the caller's function."""
-    return functools.partial(_seed, function, workers or 1)
+class Accumulator(elastic.Accumulator):
+    """A dict of sums over all replicas, as of :class:`deeppart.elastic.Accumulator`."""
+
+    def __init__(self) -> None:
+        found()
+        super().__init__(name=_name("sums"), ranks=Replicas())
 
 
-def _seed(function: Callable[[int], None] | None, workers: int, worker: int) -> None:
-    seed = torch.initial_seed() + env.replica_rank() * workers
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
-    if function is not None:
-        function(worker)
+def write_scalars(writer: Any, values: Mapping[str, float], step: int, prefix: str) -> None:
+    """Write values to a ``SummaryWriter``, under a prefix with one slash at its end."""
+    prefix = prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
+    for name, value in values.items():
+        writer.add_scalar(f"{prefix}{name}", value, step)
+
+
+def _name(kind: str) -> str | None:
+    """By the epoch and the order in it, for what is made within an epoch; None, for the order alone, elsewhere."""
+    if progress.loader is not None:
+        raise ConfigError(
+            "a data loader or an accumulator is made within a loop over a data loader", todo="make it before the loop"
+        )
+    if progress.current_epoch is None:
+        return None
+    name = f"{kind}-epoch{progress.current_epoch}-{sum(each.startswith(kind) for each in _of_epoch)}"
+    _of_epoch.append(name)
+    return name
+
+
+def _end() -> None:
+    """All replicas end here (collective)."""
+    save_all_states()
+    if env.checkpoint_path() is None and env.replica_rank() == 0:
+        warn_caller(
+            "told to end, and no checkpoint is made: neither ADAPTDL_CHECKPOINT_PATH nor DEEPPART_PERSISTENT_DIR names "
+            "a directory. Started again, the training begins anew",
+            DeeppartWarning,
+        )
+    told.end_process(told.EXIT_CODE)

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
-from deeppart.elastic.adaptdl import _signal, checkpoint, collective
-from deeppart.elastic.adaptdl.torch import _metrics, accumulator, epoch, loops
+from deeppart.elastic import Progress, Told, progress, told
+from deeppart.elastic.adaptdl import checkpoint
+from deeppart.elastic.adaptdl.torch import data
+
+
+def forget_all() -> None:
+    """As at the beginning of a process."""
+    checkpoint._states.clear()
+    checkpoint._models.clear()
+    checkpoint._found = None
+    data._of_epoch.clear()
+    vars(progress).update(vars(Progress()))
 
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(checkpoint, "_states", {})
-    monkeypatch.setattr(checkpoint, "_found", {})
-    monkeypatch.setattr(collective, "_reducer", None)
-    monkeypatch.setattr(epoch, "_state", None)
-    monkeypatch.setattr(_metrics, "_state", None)
-    monkeypatch.setattr(accumulator._AccumulatorState, "made", collections.Counter())
-    monkeypatch.setattr(loops._LoaderState, "made", collections.Counter())
-    monkeypatch.setattr(loops.AdaptiveDataLoaderHelper, "_position", collections.Counter())
-    for name in ("_training", "_current"):
-        monkeypatch.setattr(loops.AdaptiveDataLoaderHelper, name, None)
+    forget_all()
+    monkeypatch.setattr(told, "told", Told())
     yield
-    _signal._signals.put_back()
+    told.told.end()
+    forget_all()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.fixture

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-import numpy as np
 import pytest
-import torch
 
 import deeppart
 from deeppart.elastic.adaptdl import checkpoint
-from deeppart.elastic.adaptdl.checkpoint import State, TreeState, load_state, save_all_states
-from deeppart.elastic.adaptdl.errors import UsageError
+from deeppart.elastic.adaptdl.checkpoint import State, load_state, save_all_states
+from deeppart.errors import ConfigError
+from tests.unit.elastic.adaptdl.conftest import forget_all
 
 
 class Text(State):
@@ -32,23 +29,12 @@ class Text(State):
         self.synced += 1
 
 
-class Tree(TreeState):
-    content: Mapping[str, Any]
-
-    def tree(self) -> dict[str, Any]:
-        return dict(self.content)
-
-    def load_tree(self, tree: Mapping[str, Any]) -> None:
-        self.content = tree
-
-
 NAMES = ["plain", ".dot-first", "a/b", "with space", "*", "[x]?", "~0", "\u00fc", "%2F"]
 
 
 def again(*names: str) -> dict[str, str | None]:
     """What a job that is started again finds."""
-    checkpoint._states.clear()
-    checkpoint._found.clear()
+    forget_all()
     states = [Text(name) for name in names]
     return {state.name: state.text if load_state(state) else None for state in states}
 
@@ -74,6 +60,7 @@ def test_the_last_one_counts_but_one_process_goes_on_from_one(directory: Path) -
 def test_without_a_checkpoint_and_without_a_directory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not load_state(Text("a"))
     monkeypatch.delenv("ADAPTDL_CHECKPOINT_PATH")
+    monkeypatch.delenv("DEEPPART_PERSISTENT_DIR", raising=False)
     assert save_all_states() is None and not load_state(Text("b"))
 
 
@@ -83,41 +70,16 @@ def test_empty_and_large(directory: Path) -> None:
     assert again("empty", "large") == {"empty": "", "large": "x" * 3_000_000}
 
 
-def test_trees_come_back_as_they_were(directory: Path) -> None:
-    state = Tree("model")
-    state.content = {
-        "weights": {"w": torch.arange(6.0).reshape(2, 3)},
-        "buffers": {"seen": torch.tensor(3)},
-        "state": {0: {"step": 7}, "gns": {"avg": np.array([1.0, 2.0]), "biased": True}},
-    }
-    save_all_states()
-    checkpoint._states.clear()
-    found = Tree("model")
-    assert load_state(found)
-    assert torch.equal(found.content["weights"]["w"], state.content["weights"]["w"])
-    assert found.content["state"]["gns"]["avg"].tolist() == [1.0, 2.0] and found.content["state"][0] == {"step": 7}
-
-
 def test_two_of_a_name() -> None:
     State("a")
-    with pytest.raises(UsageError, match="same name\n  found: 'a'"):
+    with pytest.raises(ConfigError, match="same name\n  found: 'a'"):
         State("a")
 
 
 def test_checkpoints_of_adaptdl_are_not_taken_for_none(directory: Path) -> None:
     (directory / "checkpoint-0").mkdir(parents=True)
-    with pytest.raises(UsageError, match="AdaptDL's own"):
+    with pytest.raises(ConfigError, match="AdaptDL's own"):
         load_state(Text("a"))
-
-
-def test_an_outdated_state_is_left_out_and_forgotten(directory: Path) -> None:
-    class Old(Text):
-        def outdated(self) -> bool:
-            return True
-
-    Old("old", "x"), Text("new", "y")
-    save_all_states()
-    assert list(checkpoint._states) == ["new"] and again("old", "new") == {"old": None, "new": "y"}
 
 
 def test_a_damaged_checkpoint_is_an_error_and_not_a_beginning(directory: Path) -> None:
@@ -129,23 +91,3 @@ def test_a_damaged_checkpoint_is_an_error_and_not_a_beginning(directory: Path) -
         part.write_bytes(data)
     with pytest.raises(deeppart.DeeppartError):
         again("a")
-
-
-def test_one_that_was_not_completed_is_passed_over(directory: Path) -> None:
-    def killed() -> None:
-        class Dies(State):
-            def save(self, fileobj: BinaryIO) -> None:
-                import os
-
-                os._exit(9)
-
-        Dies("dies")
-        save_all_states()
-
-    Text("a", "kept")
-    save_all_states()
-    process = multiprocessing.get_context("fork").Process(target=killed)
-    process.start()
-    process.join(60)
-    assert process.exitcode == 9
-    assert again("a") == {"a": "kept"}

@@ -12,9 +12,9 @@ from torch.utils.data import TensorDataset
 import deeppart
 from deeppart.elastic.adaptdl import checkpoint, env
 from deeppart.elastic.adaptdl import torch as adl
-from deeppart.elastic.adaptdl.conftest import elastic_multiprocessing
-from deeppart.elastic.adaptdl.torch.gradient_noise_scale import AdamGradientNoiseScale
-from deeppart.elastic.adaptdl.torch.scaling_rules import AdamScale, AdaScale, LinearScale
+from deeppart.elastic.adaptdl.torch.scaling_rules import AdamScale, AdaScale, LEGWScale, LinearScale, ScalingRuleBase
+from deeppart.errors import ConfigError
+from tests.unit.elastic.adaptdl.replicas import elastic_multiprocessing
 
 
 def data() -> TensorDataset:
@@ -45,12 +45,12 @@ def train(changes: dict[int, tuple[int, int]], rule: Any = None, optimizer_of: A
     parallel = adl.AdaptiveDataParallel(model, optimizer, scheduler, scaling_rule=rule)
     for epoch in adl.remaining_epochs_until(2):
         for step, (inputs, targets) in enumerate(loader):
-            if changes.get(env.num_restarts()) == (epoch, step):
-                checkpoint.save_all_states()
-                return None
             optimizer.zero_grad()
             (parallel(inputs) - targets).square().mean().backward()
             optimizer.step()
+            if changes.get(env.num_restarts()) == (epoch, step):
+                checkpoint.save_all_states()
+                return None
         scheduler.step()
     return model.linear.weight.detach().flatten().tolist(), scheduler.get_last_lr(), parallel.gns.get_progress()
 
@@ -91,8 +91,8 @@ def test_defaults_by_the_optimizer() -> None:
         for number, kind in enumerate((torch.optim.SGD, torch.optim.AdamW)):
             model = torch.nn.Linear(1, 1)
             parallel = adl.AdaptiveDataParallel(model, kind(model.parameters(), lr=0.1), name=str(number))
-            kinds.append((type(parallel.scaling_rule), isinstance(parallel.gns, AdamGradientNoiseScale)))
-        assert kinds == [(AdaScale, False), (AdamScale, True)]
+            kinds.append(type(parallel.rule))
+        assert kinds == [AdaScale, AdamScale]
 
     job()
 
@@ -124,26 +124,24 @@ def test_accumulated_gradients_are_those_of_a_whole_batch() -> None:
     def job() -> None:
         adl.init_process_group("gloo")
         samples = data().tensors
-        loader = adl.AdaptiveDataLoader(data(), batch_size=32)
+        loader = adl.AdaptiveDataLoader(data(), batch_size=96)
+        loader.set_batch(96, 2)
         model, whole = (torch.nn.Linear(4, 1, dtype=torch.float64) for _ in range(2))
         whole.load_state_dict(model.state_dict())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         parallel = adl.AdaptiveDataParallel(model, optimizer, scaling_rule=LinearScale())
         steps = 0
         for _ in adl.remaining_epochs_until(1):
-            loader._elastic.train()
             for inputs, targets in loader:
-                if steps == 0:
-                    loader._elastic._state.accumulation_steps = 2
                 optimizer.zero_grad()
                 (parallel(inputs) - targets).square().mean().backward()
                 optimizer.step()
                 steps += 1
         (whole(samples[0]) - samples[1]).square().mean().backward()
         assert steps == 3 and whole.weight.grad is not None
-        expected = whole.weight.detach() - 0.01 * 3 * whole.weight.grad
+        expected = whole.weight.detach() - 0.01 * whole.weight.grad
         assert torch.allclose(model.weight.detach(), expected, atol=1e-12)
-        assert parallel.gns.get_progress() == pytest.approx(parallel.gns.gain(3.0))
+        assert parallel.gns.get_progress() == 1.0
 
     job()
 
@@ -161,6 +159,59 @@ def test_to_tensorboard() -> None:
         model = torch.nn.Linear(1, 1)
         parallel = adl.AdaptiveDataParallel(model, torch.optim.SGD(model.parameters(), lr=0.1))
         parallel.to_tensorboard(Writer(), 1, "Model")
-        assert len(written) == 7 and written["Model/Gain"] == parallel.gain == 1.0
+        assert len(written) == 5 and written["Model/Gain"] == parallel.gain == 1.0
+
+    job()
+
+
+def test_a_scaler_is_not_asked_for_a_step_while_gradients_are_accumulated() -> None:
+    @elastic_multiprocessing
+    def job() -> None:
+        adl.init_process_group("gloo")
+        model = torch.nn.Linear(4, 1, dtype=torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        parallel = adl.AdaptiveDataParallel(model, optimizer, mp_scaler=torch.amp.GradScaler("cpu"))
+        loader = adl.AdaptiveDataLoader(data(), batch_size=32)
+        loader.set_batch(32, 1)
+        for inputs, targets in loader:
+            (parallel(inputs) - targets).square().mean().backward()
+            with pytest.raises(ConfigError, match="is_optim_step"):
+                optimizer.step()
+            break
+
+    job()
+
+
+class Double(ScalingRuleBase):
+    """As a script may have it."""
+
+    def scale_lr(self, scale: float) -> Any:
+        assert self.adp.gns.sqr_avg() == self.adp.gns.raw_sqr_avg.sum()
+        assert self.adp.gns.var_avg() == self.adp.gns.raw_var_avg.sum()
+        return 2 * scale
+
+
+@pytest.mark.parametrize(("rule", "factors"), [(Double(), [2.0, 2.0]), (LEGWScale(2, 96), [0.0, 1 / 16])])
+def test_rules_of_a_script_and_a_scheduler_that_is_made_later(rule: Any, factors: list[float]) -> None:
+    @elastic_multiprocessing
+    def job() -> None:
+        adl.init_process_group("gloo")
+        model = torch.nn.Linear(4, 1, bias=False, dtype=torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        parallel = adl.AdaptiveDataParallel(model, optimizer, scaling_rule=rule)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        rates, moved = [1.0, 0.5], []
+        loader = adl.AdaptiveDataLoader(data(), batch_size=12)
+        for number, (inputs, _) in enumerate(loader):
+            before = model.weight.detach().clone()
+            parallel.zero_grad()
+            parallel(inputs).mean().backward()
+            optimizer.step()
+            scheduler.step()
+            assert model.weight.grad is not None
+            moved.append(((before - model.weight.detach()) / model.weight.grad).mean().item() / rates[number])
+            if number == 1:
+                break
+        assert moved == pytest.approx(factors) and optimizer.param_groups[0]["lr"] == 0.25
 
     job()

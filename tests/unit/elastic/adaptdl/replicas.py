@@ -1,4 +1,4 @@
-"""Functions that run on replicas in processes of their own, and again on as many as they say: for tests."""
+"""AdaptDL's ``elastic_multiprocessing``: functions that run on replicas in processes of their own."""
 
 from __future__ import annotations
 
@@ -17,15 +17,6 @@ def elastic_multiprocessing(function: Callable[..., Any]) -> Callable[..., None]
     """Run a function as a job: on one replica first, then on as many as it has returned, until that is 0 or None.
 
     Every replica is forked from this process, with AdaptDL's variables set; all runs share a checkpoint directory.
-
-    Example:
-        >>> from deeppart.elastic.adaptdl.conftest import elastic_multiprocessing
-        >>> @elastic_multiprocessing
-        ... def job():
-        ...     from deeppart.elastic.adaptdl.env import num_replicas, num_restarts
-        ...     assert num_replicas() == (1 if num_restarts() == 0 else 3)
-        ...     return 3 if num_restarts() == 0 else 0
-        >>> job()
     """
 
     @functools.wraps(function)

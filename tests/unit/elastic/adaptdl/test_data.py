@@ -1,0 +1,304 @@
+"""Epochs, loaders and sums by AdaptDL's names: where they go on, on which batches, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from deeppart.elastic import progress
+from deeppart.elastic.adaptdl import checkpoint, env
+from deeppart.elastic.adaptdl import torch as adl
+from deeppart.errors import ConfigError, DeeppartWarning
+from tests.unit.elastic.adaptdl.conftest import forget_all
+from tests.unit.elastic.adaptdl.replicas import elastic_multiprocessing
+
+
+def loader_of(length: int, batch: int, **options: Any) -> adl.AdaptiveDataLoader:
+    return adl.AdaptiveDataLoader(TensorDataset(torch.arange(length)), batch, **options)
+
+
+# --- epochs -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_loop_over_epochs_goes_on() -> None:
+    assert adl.current_epoch() is None
+    assert list(adl.remaining_epochs_until(2)) == [0, 1] and list(adl.remaining_epochs_until(2)) == []
+    for number in adl.remaining_epochs_until(4):
+        assert number == adl.current_epoch() == adl.finished_epochs()
+    assert adl.finished_epochs() == 4
+
+
+def test_an_epoch_that_is_left_early_is_over() -> None:
+    for number in adl.remaining_epochs_until(5):
+        if number == 2:
+            break
+    assert adl.current_epoch() is None and list(adl.remaining_epochs_until(5)) == [3, 4]
+
+
+def test_a_job_goes_on_in_the_epoch_that_it_was_in(directory: Path) -> None:
+    for number in adl.remaining_epochs_until(5):
+        if number == 3:
+            checkpoint.save_all_states()
+    forget_all()
+    assert adl.finished_epochs() == 3 and list(adl.remaining_epochs_until(5)) == [3, 4]
+
+
+# --- loops over data --------------------------------------------------------------------------------------------------
+
+
+def test_loops_that_were_over_are_skipped_and_places_are_kept() -> None:
+    @elastic_multiprocessing
+    def job() -> int:
+        adl.init_process_group("gloo")
+        train, valid = loader_of(8, 2), loader_of(8, 2)
+        seen = []
+        for epoch in adl.remaining_epochs_until(2):
+            for loop, loader in enumerate((train, valid, train)):  # one of them twice in an epoch
+                for step, _ in enumerate(loader):
+                    seen.append((epoch, loop))
+                    if (env.num_restarts(), epoch, loop, step) in {(0, 0, 2, 2), (1, 1, 1, 3)}:
+                        checkpoint.save_all_states()
+                        return 2
+        assert seen == [(1, 2)] * 4  # after the last batch of a loop the next loop comes
+        return 0
+
+    job()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_sample_once_whatever_the_replicas(workers: int) -> None:
+    """98 samples, batches of 12 on 1, 4, 2 and 3 replicas."""
+
+    @elastic_multiprocessing
+    def job() -> int:
+        adl.init_process_group("gloo")
+        loader = loader_of(98, 12, shuffle=True, num_workers=workers)
+        seen = Seen()
+        checkpoint.load_state(seen)
+        sizes = [4, 2, 3]
+        for epoch in adl.remaining_epochs_until(2):
+            for number, (batch,) in enumerate(loader):
+                assert loader.current_batch_size == 12 and len(batch) <= (loader.current_local_bsz or 0)
+                if loader.counted:
+                    seen.new.update((epoch, sample) for sample in batch.tolist())
+                if number == 3 and env.num_restarts() < len(sizes):
+                    checkpoint.save_all_states()
+                    return sizes[env.num_restarts()]
+        seen.sync()
+        assert seen.counts == Counter({(epoch, sample): 1 for epoch in range(2) for sample in range(98)})
+        return 0
+
+    job()
+
+
+class Seen(checkpoint.State):
+    """What all replicas have trained on."""
+
+    def __init__(self) -> None:
+        super().__init__("seen")
+        self.counts: Counter[tuple[int, int]] = Counter()
+        self.new: Counter[tuple[int, int]] = Counter()
+
+    def sync(self) -> None:
+        from deeppart.elastic.adaptdl import collective
+
+        self.counts += collective.allreduce(self.new)
+        self.new = Counter()
+
+    def save(self, fileobj: Any) -> None:
+        torch.save(dict(self.counts), fileobj)
+
+    def load(self, fileobj: Any) -> None:
+        self.counts = Counter(torch.load(fileobj))
+
+
+def test_which_loader_is_the_current_one() -> None:
+    loader = loader_of(4, 2)
+    assert (loader.batch_size, loader.current_batch_size, loader.current_local_bsz) == (2, None, None)
+    for _ in loader:
+        assert adl.current_dataloader() is loader and loader.is_optim_step() and not loader.is_accum_step()
+        for make in (adl.Accumulator, lambda: loader_of(4, 2)):
+            with pytest.raises(ConfigError, match="within a loop"):
+                make()
+    assert adl.current_dataloader() is None
+
+
+def test_replicas_that_are_not_connected_do_not_train_each_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADAPTDL_NUM_REPLICAS", "2")
+    loader = loader_of(4, 2)
+    with pytest.raises(ConfigError, match="not connected"):
+        list(loader)
+
+
+class Model:
+    """As a model that says what the training is worth."""
+
+    def __init__(self) -> None:
+        self.worth = 0.0
+        self.noise = Model
+
+    known = False
+
+
+def test_a_loop_with_larger_batches_lasts_until_it_is_worth_an_epoch() -> None:
+    loader, model = loader_of(20, 4), Model()
+    progress.trained = model
+    loader.autoscale_batch_size(8)
+    samples = []
+    for _ in adl.remaining_epochs_until(1):
+        for (batch,) in loader:
+            samples += batch.tolist()
+            model.worth += 0.5  # each step is worth half of one: two passes
+    assert samples == [*range(20)] * 2
+
+
+def test_a_job_goes_on_in_a_further_pass_of_a_loop(directory: Path) -> None:
+    samples = []
+    for run in range(2):
+        loader, model = loader_of(20, 4), Model()
+        progress.trained = model
+        loader.autoscale_batch_size(8)
+        model.worth = run * 3.5
+        for _ in adl.remaining_epochs_until(1):
+            for (batch,) in loader:
+                samples += batch.tolist()
+                model.worth += 0.5
+                if run == 0 and len(samples) == 28:
+                    checkpoint.save_all_states()
+                    break
+            if run == 0:
+                break
+        forget_all()
+    assert samples == [*range(20)] * 2
+
+
+def test_a_loop_that_trains_nothing_ends() -> None:
+    progress.trained = Model()
+    for length, options in ((20, {}), (3, {"drop_last": True})):
+        loader = loader_of(length, 4, **options)
+        loader.autoscale_batch_size(8)
+        for _ in adl.remaining_epochs_until(progress.finished_epochs + 1):
+            assert len(list(loader)) == length // 4
+
+
+def test_workers_of_replicas_draw_different_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for rank in ("0", "1", "1"):
+        monkeypatch.setenv("ADAPTDL_REPLICA_RANK", rank)
+        torch.manual_seed(7)
+        loader = adl.AdaptiveDataLoader(Random(), 1, num_workers=1)
+        found.append(float(next(iter(loader))))
+    assert found[0] != found[1] == found[2]
+
+
+class Random(torch.utils.data.Dataset[float]):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> float:
+        return float(torch.rand(()))
+
+
+def test_to_tensorboard() -> None:
+    written: dict[str, float] = {}
+
+    class Writer:
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            written[name] = value
+
+    for tag in ("a", "b/"):
+        loader_of(8, 8).to_tensorboard(Writer(), 3, tag)
+    assert written == {
+        f"{tag}/{name}": value
+        for tag in "ab"
+        for name, value in (("Total_Batch_Size", 8), ("Local_Batch_Size", 8), ("Accumulation_Steps", 0))
+    }
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_signal_to_one_replica_ends_all_after_the_same_step() -> None:
+    @elastic_multiprocessing
+    def job() -> int:
+        adl.init_process_group("gloo")
+        loader = loader_of(60, 3)
+        if env.num_restarts() == 0:
+            return 3
+        steps: list[int] = []
+
+        def walk() -> None:
+            for number, _ in enumerate(loader):
+                steps.append(number)
+                if env.num_restarts() == 1 and number == 5 and env.replica_rank() == 2:
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+        if env.num_restarts() == 2:
+            walk()
+            assert len(steps) == 20 - 7
+            return 0
+        with pytest.raises(SystemExit) as end:
+            walk()
+        assert end.value.code == 143 and steps == list(range(7)), steps
+        return 2
+
+    job()
+
+
+def test_an_end_without_a_directory_says_that_nothing_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DEEPPART_PERSISTENT_DIR", raising=False)
+    with pytest.warns(DeeppartWarning, match="ADAPTDL_CHECKPOINT_PATH"), pytest.raises(SystemExit, match="143"):
+        for number, _ in enumerate(loader_of(8, 2)):
+            if number == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+# --- sums -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_block_that_was_over_finds_the_same_again_and_sums_of_past_epochs_are_forgotten() -> None:
+    @elastic_multiprocessing
+    def job() -> int:
+        adl.init_process_group("gloo")
+        sums = adl.Accumulator()
+        ends = {0: (1, 3), 1: (2, 2)}.get(env.num_restarts())  # epoch, and on how many replicas it goes on
+        for number in adl.remaining_epochs_until(4):
+            own = adl.Accumulator()  # of this epoch
+            own["x"] += env.replica_rank() + 1
+            with own.synchronized():
+                first = own["x"]
+            sums["total"] += 1
+            if ends is not None and number == ends[0]:
+                checkpoint.save_all_states()
+                assert sorted(progress.state_dict()["members"]) == ["sums-0", f"sums-epoch{number}-0"]
+                return ends[1]
+            # An epoch that had been left after the block has what the replicas then have added.
+            expected = {0: {0: 1}, 1: {1: 1}, 2: {2: 6, 3: 3}}[env.num_restarts()]
+            assert first == expected[number], (env.num_restarts(), number, first)
+        return 0
+
+    job()
+
+
+def test_sums_of_a_job_that_changes_its_size() -> None:
+    @elastic_multiprocessing
+    def job() -> int:
+        adl.init_process_group("gloo")
+        sums = adl.Accumulator()
+        sizes = [1, 3, 2]
+        sums["n"] += 1
+        if env.num_restarts() < 2:
+            checkpoint.save_all_states()
+            return sizes[env.num_restarts() + 1]
+        with sums.synchronized():
+            assert sums["n"] == sum(sizes)
+        return 0
+
+    job()
