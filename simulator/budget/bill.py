@@ -1,4 +1,4 @@
-"""Node-hours, money and energy of a run: what was useful, and where the rest went.
+"""Node-hours, money and energy: of a run, of a campaign, and of calls that block for some time.
 
 All nodes of a job are paid for as long as it runs, those that wait for a repair and spare ones too. A node draws
 ``[power] busy`` while it trains, also where that training is lost later, and ``waiting`` while it does not.
@@ -7,10 +7,16 @@ All nodes of a job are paid for as long as it runs, those that wait for a repair
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..machine.record import Machine
+from deeppart.model import Level
+
+from ..campaign.outcomes import Summary
+from ..campaign.plan import Cadences, Planned
+from ..machine.record import DAY_S, Machine
+from ..timing.stages import TORCH_SAVE, Job, Protection, Times, times_of, torch_save_words
+from .space import Space, space_of
 
 HOUR_S = 3600.0
 #: What stands for a month.
@@ -145,3 +151,138 @@ def show_energy(kwh: float) -> str:
 def show_hours(node_hours: float) -> str:
     """Node-hours for people."""
     return f"{node_hours:,.0f}" if node_hours >= 100 else f"{node_hours:.3g}"
+
+
+#: A share of a summary -> its name in tables.
+LABELS = {
+    "useful": USEFUL,
+    "lost": "training lost",
+    "blocked": "blocked by checkpoints",
+    "waiting": "waiting for room",
+    "slowed": "slowed by the background",
+    "down": "down",
+    "short of nodes": "waiting for nodes",
+    "restoring": "restoring",
+}
+#: What a job does that was told that its turn will end.
+LEAVING = "saving before the end of a turn"
+_BUSY = ("lost", "slowed")
+#: What an elastic job's nodes do that are not there: it trains more slowly while they are repaired.
+FEWER = "training on fewer nodes"
+_ROUNDING = 1e-9
+
+
+def bill_of_run(planned: Planned, cadences: Cadences, summary: Summary) -> Bill:
+    """The mean bill of a campaign's runs; while the job is in a queue it holds no nodes."""
+    shares = {label: summary.shares[name].mean for name, label in LABELS.items()}
+    leaving, held = summary.shares["leaving"].mean, 1 - summary.shares["queued"].mean
+    shares |= {LEAVING: leaving} if leaving else {}
+    fewer = held - sum(shares.values())
+    shares |= {FEWER: fewer} if fewer > _ROUNDING else {}
+    machine, busy = planned.job.machine, [LABELS[name] for name in _BUSY]
+    shares = {label: share / held for label, share in shares.items()} if held > 0 else dict.fromkeys(shares, 0.0)
+    return bill(machine, planned.nodes, cadences.wall_s * held, shares, busy, cadences.spares)
+
+
+def space_of_run(planned: Planned, cadences: Cadences) -> Space:
+    """What a campaign keeps at each level."""
+    return space_of(planned.on(planned.nodes), cadences.every, cadences.keep)
+
+
+def daily_bytes(planned: Planned, cadences: Cadences, summary: Summary) -> tuple[float, float]:
+    """Bytes written per day: to each node's storage on average, and to the file system."""
+    days = cadences.wall_s / DAY_S
+    written = {level: estimate.mean / days for level, estimate in summary.nbytes.items()}
+    drained = written.pop(Level.PERSISTENT, 0.0)
+    return sum(written.values()) / planned.nodes, drained
+
+
+#: Seconds for which a call blocks, and training between two calls in seconds, of the usual table.
+BLOCKED_S = (0.01, 0.1, 1.0, 10.0, 100.0)
+PERIODS_S = (60.0, 600.0, 3600.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to checkpoint a job, and what the simulator says that it takes.
+
+    Attributes:
+        name: of the way.
+        blocked_s: training waits for so long.
+    """
+
+    name: str
+    blocked_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What calls that block for some time cost.
+
+    Attributes:
+        period_s: of training between two calls.
+        blocked_s: of each.
+        way: the way that blocks for so long; "" where the time is one that was asked about.
+        lost: the share of the time in which training waits.
+        cost: of that, in the time that was asked about.
+    """
+
+    period_s: float
+    blocked_s: float
+    way: str
+    lost: float
+    cost: Item
+
+
+def lost_share(blocked_s: float, period_s: float) -> float:
+    """The share of the time in which training waits.
+
+    Example:
+        >>> lost_share(1.0, period_s=9.0)
+        0.1
+    """
+    return blocked_s / (period_s + blocked_s)
+
+
+def ways_of(job: Job) -> list[Way]:
+    """What calls block for, by the simulator: this library; whole tensors, as DCP deals them out, straight to the file
+    system, in the background and waited for; and ``torch.save``.
+
+    Whole tensors are written as fast as this library writes: DCP's own serialization is not in it, so that these are
+    lower bounds.
+    """
+    straight = replace(
+        job, protection=Protection(local=False, partner=False), compression="none", capture="eager", files="rank"
+    )
+    own, whole = _times(job), _times(replace(straight, strategy="whole"))
+    saved = _times(replace(straight, strategy=TORCH_SAVE))
+    return [
+        Way("deeppart", own.blocked_s),
+        Way("DCP-like, in the background", whole.blocked_s),
+        Way("DCP-like, waited for", whole.serial_s()),
+        Way(torch_save_words(job.state.layout), saved.blocked_s),
+    ]
+
+
+def _times(job: Job) -> Times:
+    return times_of(job, job.shares())
+
+
+def rows_of(
+    machine: Machine,
+    nodes: int,
+    periods_s: Sequence[float],
+    blocked_s: Sequence[float],
+    ways: Sequence[Way],
+    days: float,
+) -> list[Row]:
+    """The table: for each period the times that are asked about, and those of the ways among them."""
+    asked = [Way("", seconds) for seconds in blocked_s]
+    found = []
+    for period_s in sorted(set(periods_s)):
+        for way in sorted([*dict.fromkeys(asked), *ways], key=lambda each: each.blocked_s):
+            lost = lost_share(way.blocked_s, period_s)
+            hours = lost * nodes * days * DAY_S / HOUR_S
+            cost = item(machine, way.name, hours, busy=False)
+            found.append(Row(period_s, way.blocked_s, way.name, lost, cost))
+    return found

@@ -2,7 +2,7 @@
 
 A level keeps its newest steps (``keep``) while another one is written. The local level also keeps what the redundant
 levels protect: where those are written more rarely, their newest steps are older ones
-(:func:`deeppart_simulator.campaign.retention.retire`).
+(:func:`deeppart_simulator.campaign.background.retire`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from deeppart.model.units import show_bytes, show_seconds, show_share
 from deeppart.plan.multiples import MOST_EVERY
 
 from ..campaign.plan import SizedJob
-from ..machine.kinds import DAY_S
-from ..machine.record import Machine
-from ..timing.bandwidth_sharing import by_node
+from ..machine.record import DAY_S, Machine
+from ..timing.stages import by_node
 
 #: Of a level that keeps all steps, so many are counted.
 _ALL = 1_000_000

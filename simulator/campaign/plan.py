@@ -1,9 +1,14 @@
-"""The data that a campaign needs about its job, computed once for each number of nodes on which it runs."""
+"""A job as a campaign needs it, computed once for each number of nodes: its cadence, its times, its placement.
+
+The library knows one domain a node (a switch, a rack). Where nodes fail in groups of several kinds, copies and parity keep
+that kind apart for which the failures that they do not survive are rarest.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -13,15 +18,12 @@ from deeppart.errors import ConfigError
 from deeppart.model import DEFAULT_KEEP, LEVELS, Level
 from deeppart.model.units import show_seconds
 
-from ..machine.record import Restart
-from ..timing.bandwidth_sharing import FloatArray, by_node
+from ..machine.record import Failures, Restart
 from ..timing.restores import restore_s
-from ..timing.stages import Job, metadata_s, times_of
-from ..timing.times import Times
-from ..workload.sharing import Shares
-from .domains import domain_nodes
-from .failures import Size, rates_per_s, repair_after_s
-from .scheduling import Scheduling
+from ..timing.stages import FloatArray, Job, Protection, Times, by_node, metadata_s, times_of
+from ..workload.holding import Shares
+from .failures import Scheduling, Size, group_count, nodes_of_group, rates_per_s, repair_after_s
+from .survival import Placement, placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,3 +235,92 @@ def _balanced_rate(encoded: FloatArray, ranks_per_node: int, node_rate: float) -
 def _parity_bytes(job: Job, written: float) -> float:
     group, tolerate = job.protection.parity_group, job.protection.parity_tolerate
     return written * tolerate / (group - tolerate) if group else 0.0
+
+
+def domain_nodes(failures: Failures, nodes: int, protection: Protection) -> int:
+    """Nodes of a group of the kind that is kept apart; 0 where nodes do not fail in groups.
+
+    Example:
+        >>> from deeppart_simulator.campaign.domains import domain_nodes
+        >>> from deeppart_simulator.machine.record import Failures, Group
+        >>> from deeppart_simulator.timing.stages import Protection
+        >>> kinds = {"switch": Group(nodes=2, mtbf=1e8), "power": Group(nodes=8, mtbf=1e9)}
+        >>> domain_nodes(Failures(groups=kinds), 16, Protection(partner=True))  # racks of power have both
+        8
+        >>> domain_nodes(Failures(groups=kinds), 8, Protection(partner=True))  # there is no second one
+        2
+    """
+    sizes = sorted({kind.nodes for kind in failures.kinds.values() if math.isfinite(kind.mtbf)})
+    if len(sizes) < 2 or not (protection.partner or protection.parity_group):
+        return sizes[0] if sizes else 0
+    everyone = tuple(range(nodes))
+
+    def lost_per_s(size: int) -> float:
+        places = placement(everyone, protection, size)
+        return sum(_lost_groups(kind.nodes, nodes, places, protection) / kind.mtbf for kind in failures.kinds.values())
+
+    return min(sizes, key=lost_per_s)
+
+
+def _lost_groups(size: int, nodes: int, places: Placement, protection: Protection) -> int:
+    """Groups of a size whose loss neither copies nor parity survive."""
+    return sum(
+        not _survives(nodes_of_group(group, nodes, size), places, protection)
+        for group in range(group_count(nodes, size))
+    )
+
+
+def _survives(struck: tuple[int, ...], places: Placement, protection: Protection) -> bool:
+    gone = set(struck)
+    if places.partner and all(places.partner[place] not in gone for place in struck):
+        return True
+    if not places.group:
+        return False
+    lost = Counter(places.group[place] for place in struck)
+    return max(lost.values()) <= protection.parity_tolerate
+
+
+#: Longer is not waited for unasked.
+LIMIT_S = 3600.0
+#: Seconds of one core (AMD EPYC, 2 GHz), measured: a call of checkpoint(), each level of it, and the same in a row
+#: (:mod:`.calm`); a failure, each node of the job, and each node whose storage was lost, whose parts the planner looks
+#: for.
+_CALL_S, _LEVEL_S, _IN_ROW_S = 30e-6, 40e-6, 6e-6
+_FAILURE_S, _NODE_S, _LOST_S = 0.5e-3, 2e-6, 75e-6
+
+
+def effort_s(planned: Planned, cadences: Cadences, failures: int | None = None) -> float:
+    """Seconds that one run takes to simulate, to within a factor of a few."""
+    levels = sum(1 / count for count in cadences.every.values() if count)
+    world = planned.on(planned.nodes)
+    apart_s = cadences.period_s + world.blocked_s
+    calls = cadences.wall_s / apart_s
+    flush_every = cadences.every.get(Level.PERSISTENT, 0)
+    flush_s = world.times.complete().get(Level.PERSISTENT, 0.0)
+    alone = min(1.0, (2 + flush_s / apart_s) / flush_every) if flush_every else 0.0  # of all calls, not in a row
+    nodes, lost = planned.nodes, _lost_nodes(planned)
+    if failures is None:
+        rates = rates_per_s(planned.job.machine.failures, Size(planned.job.ranks, nodes))
+        restarts_s = sum(rates[kind] * cadences.wall_s * _failure_s(nodes, lost[kind]) for kind in rates)
+    else:
+        restarts_s = failures * _failure_s(nodes, lost["node"])
+    restarts_s += cadences.scheduling.ends_per_s() * cadences.wall_s * _failure_s(nodes, lost["system"])
+    return calls * (alone * (_CALL_S + levels * _LEVEL_S) + (1 - alone) * _IN_ROW_S) + restarts_s
+
+
+def _lost_nodes(planned: Planned) -> dict[str, int]:
+    """Failure class -> nodes whose parts the planner looks for, with those that could give them back."""
+    protection, nodes = planned.job.protection, planned.nodes
+    width = 1 + max(int(protection.partner), protection.parity_group)
+    kinds = planned.job.machine.failures.kinds
+    groups = {name: min(nodes, kind.nodes * width) for name, kind in kinds.items()}
+    return {"process": 0, "node": min(nodes, width), **groups, "system": nodes}
+
+
+def _failure_s(nodes: int, lost: int) -> float:
+    return _FAILURE_S + nodes * _NODE_S + lost * _LOST_S
+
+
+def too_long(seconds: float) -> bool:
+    """True if nobody should wait for that unasked."""
+    return math.isnan(seconds) or seconds > LIMIT_S

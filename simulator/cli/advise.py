@@ -14,15 +14,12 @@ from deeppart.cli.commands import GOOD
 from deeppart.model import LEVELS
 from deeppart.model.units import show_bytes, show_seconds, show_share
 
-from ..advise.choose import Advice, Choice, describe, shown
+from ..advise.choose import Advice, Choice, describe, least_restart, loss_of, shown
 from ..advise.choose import advise as compare
-from ..advise.front import least_restart, loss_of
-from ..advise.notes import what_if
-from ..advise.spending import bill_of
-from ..advise.text import config_toml, in_a_sentence, reasons
+from ..advise.text import bill_of, config_toml, in_a_sentence, reasons, what_if
 from ..budget.bill import missing
 from ..budget.space import drive_years
-from ..campaign.scheduling import Scheduling
+from ..campaign.failures import Scheduling
 from ..report.advice_charts import advice_chart
 from ..report.page import Contents, write_page
 from .budget import bill_document, bill_row, bill_table, known, space_document

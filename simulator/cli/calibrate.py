@@ -9,8 +9,7 @@ import click
 from deeppart.cli.commands import GOOD
 
 from ..machine.files import machine_toml
-from ..machine.kinds import MOST_RANKS_PER_NODE
-from ..machine.record import Machine
+from ..machine.record import MOST_RANKS_PER_NODE, Machine
 from ..measure.calibrate import calibrate as measure_machine
 from ..measure.start import Directories
 from ..report.charts import scaling_chart

@@ -17,21 +17,16 @@ from deeppart.model.spelling import meant_todo
 from deeppart.model.units import show_bytes, show_seconds, show_share
 from deeppart.plan.interval import best
 
-from ..advise.choose import Advice, advise, describe
-from ..advise.notes import what_if
-from ..advise.wanted import Wanted
-from ..budget.bill import missing
-from ..budget.runs import LABELS, LEAVING, bill_of_run, daily_bytes, space_of_run
+from ..advise.choose import Advice, Wanted, advise, describe
+from ..advise.text import what_if
+from ..budget.bill import LABELS, LEAVING, bill_of_run, daily_bytes, missing, space_of_run
 from ..budget.space import space_lines
 from ..campaign.costs import NOTHING, followed, level_costs, often_enough, training_s
-from ..campaign.effort import LIMIT_S, effort_s, too_long
-from ..campaign.failures import Failure, Size, need_failures
-from ..campaign.outcomes import Estimate, Summary, show_number, summarize
-from ..campaign.plan import Cadences, Planned, usual_spares
-from ..campaign.result import RunResult
-from ..campaign.scheduling import Scheduling
+from ..campaign.failures import Failure, Scheduling, Size, need_failures
+from ..campaign.outcomes import Estimate, RunResult, Summary, show_number, summarize
+from ..campaign.plan import LIMIT_S, Cadences, Planned, effort_s, too_long, usual_spares
 from ..campaign.seeds import WORTH_S, cores, run_seeds
-from ..machine.kinds import DAY_S
+from ..machine.record import DAY_S
 from ..report.charts import campaign_chart
 from ..report.page import Contents, write_page
 from ..timing.stages import Job

@@ -16,13 +16,9 @@ from deeppart.errors import ConfigError
 from deeppart.model.spelling import meant_todo
 from deeppart.model.units import show_seconds
 
-from ..cluster.applications import Application
-from ..cluster.engine import Cluster, run
-from ..cluster.policies.known import POLICIES, policy_of
-from ..cluster.restarting import restarts_s
-from ..cluster.result import Outcome, mean_of
-from ..cluster.traces.archive import SHIPPED, Archive
-from ..cluster.workloads import read_workload
+from ..cluster.applications import SHIPPED, Application, Archive, read_workload, restarts_s
+from ..cluster.engine import Cluster, Outcome, mean_of, run
+from ..cluster.policies import POLICIES, policy_of
 from ..machine.files import read_machine
 from .consoles import console, status_console, table
 from .options import MOST_RANKS, print_json, read_time, write_csv

@@ -15,10 +15,9 @@ from deeppart.errors import ConfigError
 from deeppart.model import LEVELS
 from deeppart.partition import STRATEGIES
 
-from ..advise.choose import describe
-from ..advise.notes import what_if
-from ..advise.sides import Side, side_of
-from ..advise.wanted import Wanted
+from ..advise.choose import Wanted, describe
+from ..advise.compare import Side, side_of
+from ..advise.text import what_if
 from ..report.compare_charts import comparison_charts, together
 from ..report.compare_page import side_rows, write_comparison
 from ..timing.stages import Job

@@ -16,13 +16,11 @@ from deeppart.cli.commands import GOOD
 from deeppart.errors import ConfigError
 from deeppart.model.units import show_seconds
 
-from ..machine.kinds import DAY_S, MOST_RANKS_PER_NODE
-from ..traces.fit import Assumed, Fit, failures_toml
+from ..machine.record import DAY_S, MOST_RANKS_PER_NODE
+from ..traces.fit import Assumed, Fit, Rate, Shape, failures_toml
 from ..traces.fit import fit as fit_trace
-from ..traces.rates import Rate
 from ..traces.read import read_trace
 from ..traces.record import PREEMPTION
-from ..traces.weibull import Shape
 from .consoles import console, table
 from .options import MOST_RANKS, print_json, read_time
 from .parameters import FiniteRange, NewFile, given, no_effect

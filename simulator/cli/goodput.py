@@ -10,10 +10,9 @@ from rich.table import Table
 from deeppart.cli.commands import GOOD
 from deeppart.errors import ConfigError
 
-from ..advise.notes import what_if
-from ..budget.bill import MONTH_DAYS, missing
-from ..budget.goodput import BLOCKED_S, PERIODS_S, Row, rows_of, ways_of
-from ..machine.kinds import DAY_S, MOST_RANKS_PER_NODE
+from ..advise.text import what_if
+from ..budget.bill import BLOCKED_S, MONTH_DAYS, PERIODS_S, Row, missing, rows_of, ways_of
+from ..machine.record import DAY_S, MOST_RANKS_PER_NODE
 from ..report.goodput_page import cost_rows, write_goodput
 from ..timing.stages import Job
 from .command_line import command_line

@@ -18,10 +18,9 @@ from deeppart.errors import ConfigError
 from deeppart.model.units import SECONDS_WORDS, read_rate, read_seconds
 from deeppart.plan.interval import FLUSH_SHARE
 
-from ..advise.wanted import Wanted
+from ..advise.choose import Wanted
 from ..machine.files import read_machine
-from ..machine.kinds import LEAST_RATE, MOST_RANKS_PER_NODE, RATE
-from ..machine.record import Machine
+from ..machine.record import LEAST_RATE, MOST_RANKS_PER_NODE, RATE, Machine
 from ..measure.start import Directories
 from ..timing.stages import COMPRESSIONS, FILES, Job
 from ..workload.external import read_external

@@ -13,10 +13,9 @@ from deeppart.model.units import show_seconds
 
 from ..advise.choose import Choice, describe
 from ..advise.choose import advise as find_advice
-from ..advise.notes import what_if
-from ..advise.restarts import PARTS, REPLAY, WRITING, Comparison, compare
-from ..machine.kinds import DAY_S
-from ..machine.ways import WAYS
+from ..advise.compare import PARTS, REPLAY, WRITING, Comparison, compare
+from ..advise.text import what_if
+from ..machine.record import DAY_S, WAYS
 from ..report.restart_charts import OF_ONE
 from ..report.restart_page import after_rows, share_rows, write_restarts
 from .command_line import command_line

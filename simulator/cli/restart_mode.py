@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ..machine.record import Machine
-from ..machine.ways import WAYS
+from ..machine.record import WAYS, Machine
 from .parameters import OneOf
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -13,12 +13,11 @@ from deeppart.model import LEVELS
 from deeppart.model.units import show_bytes, show_seconds
 from deeppart.partition import STRATEGIES
 
-from ..advise.notes import what_if
+from ..advise.text import what_if
 from ..report.charts import scaling_chart
 from ..report.page import Contents, write_page
 from ..timing.scale import Point, study
-from ..timing.stages import Job
-from ..timing.times import STAGES
+from ..timing.stages import STAGES, Job
 from .command_line import command_line
 from .consoles import console, status_console, table
 from .options import Common, common_options, counts, job_options, make_job, print_json, refuse_seed, write_csv

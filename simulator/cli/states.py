@@ -11,8 +11,7 @@ from deeppart.cli.commands import GOOD
 from deeppart.model.units import show_bytes
 
 from ..workload.layout import KEYS
-from ..workload.mlperf import WORKLOADS
-from ..workload.shapes import FAMILIES, PRESETS
+from ..workload.shapes import FAMILIES, PRESETS, WORKLOADS
 from ..workload.states import OPTIMIZERS, State, read_state
 from .consoles import console, table
 from .options import print_json

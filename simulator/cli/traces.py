@@ -16,10 +16,8 @@ from deeppart.errors import ConfigError
 from deeppart.model.spelling import meant_todo
 from deeppart.model.units import SECONDS_WORDS
 
-from ..campaign.failures import Failure, Size, rates_per_s
-from ..campaign.from_trace import failures_from
+from ..campaign.failures import PREEMPTION, Failure, Scheduling, Size, Waits, failures_from, rates_per_s
 from ..campaign.outcomes import show_number
-from ..campaign.scheduling import PREEMPTION, Scheduling, Waits
 from ..timing.stages import Job
 from ..traces.read import read_trace
 from .options import read_time

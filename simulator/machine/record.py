@@ -1,4 +1,4 @@
-"""A machine as numbers: what copying, encoding, writing, sending and failing cost on it.
+"""A machine as numbers: what copying, encoding, writing, sending, failing and coming back cost on it.
 
 Every number is a field of a small record with its unit; :mod:`deeppart_simulator.machine.files` reads and writes them
 as TOML. Bandwidths are in bytes per second, times in seconds.
@@ -7,33 +7,190 @@ as TOML. Bandwidths are in bytes per second, times in seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
-from .kinds import (
-    BYTES,
-    COUNT,
-    CURRENCY,
-    DAY_S,
-    LIFE,
-    MONEY,
-    MTBF,
-    NODES,
-    NOT_SAID,
-    PER_DAY,
-    PER_NODE,
-    PER_SECOND,
-    RATE,
-    RATIO,
-    SECONDS,
-    SHAPE,
-    SHARE,
-    WATTS,
-    Words,
-    of,
+from deeppart.model.units import BYTES_WORDS, RATE_WORDS, SECONDS_WORDS, read_bytes, read_rate, read_seconds
+
+_WATTS = {"W": 1.0, "kW": 1e3, "MW": 1e6}
+#: Longer is a sentence.
+_LONGEST_CURRENCY = 8
+
+
+def read_watts(value: object) -> float:
+    """Watts from ``2500`` or ``"2.5 kW"``; NaN for another unit."""
+    if isinstance(value, str):
+        number, _, unit = value.strip().partition(" ")
+        return float(number) * _WATTS.get(unit, math.nan)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    raise ValueError("watts")
+
+
+def read_currency(value: object) -> str:
+    """A currency: a short word or sign, which tables print behind numbers."""
+    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_CURRENCY:
+        raise ValueError("a currency")
+    if not value.isprintable() or set(value) & set(" []"):
+        raise ValueError("a currency without spaces and brackets")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The kind of a field: how it is read, and its possible values.
+
+    Attributes:
+        read: from a TOML value.
+        words: the expected value, for messages.
+        least: smallest value.
+        above: true if ``least`` itself is too small.
+        most: largest value; infinity where there is none.
+        endless: true if infinity is possible.
+        text: true if it is no number.
+    """
+
+    read: Callable[[object], Any]
+    words: str
+    least: float = 0.0
+    above: bool = False
+    most: float = math.inf
+    endless: bool = False
+    text: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The kind of a field that is one of some words.
+
+    Attributes:
+        allowed: all of them.
+    """
+
+    allowed: tuple[str, ...]
+
+
+def _number(value: object) -> float:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    raise ValueError("a number")
+
+
+def _whole(value: object) -> float:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise ValueError("a whole number")
+
+
+def _mtbf(value: object) -> float:
+    return math.inf if value == "never" else read_seconds(value)
+
+
+#: Bytes per second. Slower is nothing that moves checkpoints, but a rate whose unit was forgotten.
+LEAST_RATE = 1e6
+#: A file system, a drive, what it may take: smaller is a number whose unit was forgotten.
+LEAST_BYTES = 1e6
+#: Watts of a node: below there is none, above it is the whole machine.
+LEAST_WATTS, MOST_WATTS = 10.0, 1e6
+#: More share no node; the simulator lays out so many places on every node.
+MOST_RANKS_PER_NODE = 4096
+#: A hundred times as many as the largest machines have.
+MOST_NODES = 10_000_000
+RATE = Kind(read_rate, RATE_WORDS + ", at least 1 MB/s", least=LEAST_RATE)
+SECONDS = Kind(read_seconds, SECONDS_WORDS + ", at least 0")
+MTBF = Kind(_mtbf, SECONDS_WORDS + ', above 0, or "never"', above=True, endless=True)
+COUNT = Kind(_whole, "a whole number, at least 1", least=1)
+PER_NODE = Kind(_whole, f"a whole number from 1 to {MOST_RANKS_PER_NODE}", least=1, most=MOST_RANKS_PER_NODE)
+NODES = Kind(_whole, f"a whole number from 1 to {MOST_NODES:,}", least=1, most=MOST_NODES)
+SHARE = Kind(_number, "a number from 0 to below 1", most=math.nextafter(1.0, 0.0))
+RATIO = Kind(_number, "a number above 0, at most 1.1", above=True, most=1.1)
+PER_SECOND = Kind(_number, "a number per second, above 0", above=True)
+LIFE = Kind(read_seconds, SECONDS_WORDS + ", above 0", above=True)
+BYTES = Kind(read_bytes, BYTES_WORDS + ", at least 1 MB", least=LEAST_BYTES)
+PER_DAY = Kind(_number, "a number per day, above 0", above=True)
+CURRENCY = Kind(read_currency, 'a currency, such as "USD"', text=True)
+MONEY = Kind(_number, "a number, at least 0")
+WATTS = Kind(
+    read_watts, 'watts of a node, such as 2500 or "2.5 kW", from 10 W to 1 MW', least=LEAST_WATTS, most=MOST_WATTS
 )
-from .ways import WAYS
+#: The default of what a machine file need not say, and what depends on it is then not said either.
+NOT_SAID = math.inf
+DAY_S = 86_400.0
+SHAPE = Kind(_number, "a number above 0, at most 100", above=True, most=100.0)
+
+
+def of(kind: Kind, default: Any = None) -> Any:
+    """A field of a kind; without a default it must be in every machine file."""
+    if default is None:
+        return field(metadata={"kind": kind})
+    return field(default=default, metadata={"kind": kind})
+
+
+#: Pieces of the time until a restore begins, and the first step after it; in the order in which they come.
+PIECES = ("detect", "requeue", "replace", "relaunch", "imports", "communicator", "first_step")
+#: Whatever the way: the failure is noticed, all ranks meet again, and a first step is taken.
+_ALWAYS = frozenset({"detect", "communicator", "first_step"})
+#: Nothing is left that could be kept; the nodes are the same, so none is replaced.
+_ALL_STOPPED = frozenset(PIECES) - {"replace"}
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to come back.
+
+    Attributes:
+        name: as in machine files and options.
+        words: what happens.
+        pays: failure class -> the pieces that lie between the failure and training; groups of any name pay as "group".
+
+    Example:
+        >>> from deeppart_simulator.machine.ways import WAYS
+        >>> sorted(WAYS["allocation"].after({"node"}) - WAYS["spares"].after({"node"}))
+        ['replace']
+    """
+
+    name: str
+    words: str
+    pays: Mapping[str, frozenset[str]]
+
+    def after(self, kinds: Iterable[str]) -> frozenset[str]:
+        """The pieces that are paid once where failures of some classes struck before training went on."""
+        return frozenset().union(*(self.pays.get(kind, self.pays["group"]) for kind in kinds))
+
+
+def _way(name: str, words: str, process: Iterable[str], node: Iterable[str]) -> Way:
+    a_process, a_node = _ALWAYS.union(process), _ALWAYS.union(node)
+    pays = {"process": a_process, "node": a_node, "group": a_node, "system": _ALL_STOPPED}
+    return Way(name, words, MappingProxyType(pays))
+
+
+_STARTED = ("relaunch", "imports")
+#: By name, each with a piece less than the one before. The job waits for the slower of two: the processes of nodes that
+#: are well, and those that take the place of lost ones. So a spare node that has imported everything spares no imports
+#: as long as all others import, too.
+WAYS: Mapping[str, Way] = MappingProxyType(
+    {
+        way.name: way
+        for way in (
+            _way(
+                "job", "the scheduler starts the whole job again",
+                ("requeue", *_STARTED), ("requeue", "replace", *_STARTED),
+            ),
+            _way(
+                "allocation", "a launcher starts all processes again on the nodes that the job holds",
+                _STARTED, ("replace", *_STARTED),
+            ),
+            _way("spares", "likewise, and the job holds spare nodes that are ready to run", _STARTED, _STARTED),
+            _way(
+                "standby", "likewise, and on every node processes wait that have imported everything",
+                ("relaunch",), ("relaunch",),
+            ),
+            _way("in-process", "processes that are well stay, and waiting ones take the place of lost ones", (), ()),
+        )
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,19 @@ from typing import Any
 from deeppart.cli.calibrate.tasks import LOSE, RESTORE, TRAIN, SaveTask
 
 from ..machine.record import Codec, Local, Machine, Memory, Persistent, Serialize
-from .encoding import Encoded, as_encoded
-from .fitting import Sample, after, bytes_beside, fit, fit_planning, rate
-from .lazy import guards_s, late_copies
-from .network import between_ranks
+from .fitting import (
+    Encoded,
+    Sample,
+    after,
+    as_encoded,
+    between_ranks,
+    bytes_beside,
+    fit,
+    fit_planning,
+    guards_s,
+    late_copies,
+    rate,
+)
 from .start import Directories, measure
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int64")

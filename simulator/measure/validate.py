@@ -1,13 +1,9 @@
 """The simulator against the library on this machine: real checkpoints under MPI, each predicted before.
 
 Machines are not equally fast all the time, virtual ones least of all: several passes, each a calibration and then the
-checkpoints that it predicts, tell how far the machine agrees with itself.
-
-Measured are sizes and numbers of tensors that were not calibrated on: eager and lazy, raw and compressed, freely and
-throttled; held alike by all ranks, or divided among them; with copies and parity, where each rank is taken for a
-node; restores, also after the files of a node are gone; and training beside the background. What is compared is what
-users feel: how long a call blocks, how long it takes until a level is complete, until a state is back, and how long the
-same training takes with a checkpoint.
+checkpoints that it predicts, tell how far the machine agrees with itself. Sizes and numbers of tensors are others than
+those that were calibrated on. What is compared is what users feel: how long a call blocks, until a level is complete,
+until a state is back, and how long the same training takes with a checkpoint.
 """
 
 from __future__ import annotations
@@ -16,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
+from types import MappingProxyType
 from typing import Any
 
 from deeppart.cli.calibrate.tasks import LOSE, NOTHING, RESTORE, TRAIN, SaveTask
@@ -28,7 +25,6 @@ from ..timing.restores import restore_s
 from ..timing.stages import Job, Protection, times_of
 from ..workload.layout import Layout
 from ..workload.states import read_state
-from .as_nodes import as_nodes
 from .calibrate import MOST_GROUP
 from .start import Directories, measure
 
@@ -310,3 +306,67 @@ def _parts(task: SaveTask, nodes: int) -> dict[str, int]:
     """Level -> nodes whose parts are read there."""
     level = _lost(task)
     return {Level.LOCAL: nodes} if level is None else {Level.LOCAL: nodes - 1, level: 1}
+
+
+def as_nodes(machine: Machine, nodes: int, lost: str | None = None) -> Machine:
+    """The machine that consists of such nodes, one rank on each.
+
+    Each of them has its part of the memory and of the local storage, whether or not the others use theirs: that is what
+    nodes are. The file system is one for all, and one node alone has what one rank has of it.
+    """
+    crowding = machine.crowding(nodes)
+    memory, local, network, persistent = machine.memory, machine.local, machine.network, machine.persistent
+    copy = min(memory.copy, memory.node_copy / nodes)
+    read = min(local.rank_read, local.read / nodes)
+    if lost == Level.PARTNER:  # as much with the others as without them
+        read = 2 / (1 / read + 1 / min(local.rank_read, local.read))
+    codecs = {
+        dtype: replace(codec, encode=codec.encode / crowding, decode=codec.decode / crowding)
+        for dtype, codec in machine.codecs.items()
+    }
+    return replace(
+        machine,
+        nodes=nodes,
+        ranks_per_node=1,
+        cores=max(1, machine.cores // nodes),
+        memory=replace(
+            memory,
+            copy=copy,
+            node_copy=copy,
+            tensor=memory.tensor * crowding,
+            call=memory.call * crowding,
+            leaf=memory.leaf * crowding,
+            defer_call=memory.defer_call * crowding,
+            defer=memory.defer * crowding,
+            late_tensor=memory.late_tensor * crowding,
+            hash=memory.hash / crowding,
+            compare=memory.compare * crowding,
+            compare_large=memory.compare_large * crowding,
+            restore=memory.restore * crowding,
+            restored_leaf=memory.restored_leaf * crowding,
+        ),
+        local=replace(
+            local,
+            write=min(local.rank_write, local.write / nodes),
+            read=read,
+            tensor=local.tensor * crowding,
+            work=local.work / crowding,
+        ),
+        network=replace(
+            network,
+            copies=network.copies / crowding,
+            parity=network.parity / crowding,
+            rebuild=network.rebuild / crowding,
+        ),
+        persistent=replace(
+            persistent,
+            write=min(persistent.write, persistent.node_write),
+            read=min(persistent.read, persistent.node_read),
+            node_write=min(persistent.rank_write, persistent.node_write),
+            node_read=min(persistent.rank_read, persistent.node_read),
+            tensor=persistent.tensor * crowding,
+            leaf=persistent.leaf * crowding,
+            work=persistent.work / crowding,
+        ),
+        codecs=MappingProxyType(codecs),
+    )

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from deeppart.model.units import show_bytes, show_seconds
 
-from ..advise.choose import Advice, Choice, describe, shown
-from ..advise.front import as_good_as_least, least_restart, loss_of
+from ..advise.choose import Advice, Choice, as_good_as_least, describe, least_restart, loss_of, shown
 from .chart import SMALL, Chart, Mark, Panel, bars, linear_axis, log_axis, rows, rows_height, show_part
 from .palette import light
 

@@ -12,8 +12,7 @@ from deeppart.model.units import show_share
 from ..campaign.outcomes import Estimate, Summary, show_number
 from ..measure.validate import WORST_TARGET, Validation
 from ..timing.scale import Point
-from ..timing.serializing import torch_save_words
-from ..timing.stages import TORCH_SAVE, Job
+from ..timing.stages import TORCH_SAVE, Job, torch_save_words
 from .chart import (
     Chart,
     Mark,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from deeppart.model import Level
 from deeppart.model.units import show_bytes, show_seconds
 
-from ..advise.sides import Side, least_restart_of
+from ..advise.compare import Side, least_restart_of
 from .advice_charts import PARTS, losses
 from .chart import Chart, Mark, Panel, log_axis, log_time_axis, rows, rows_height
 from .palette import light

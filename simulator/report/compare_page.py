@@ -10,12 +10,12 @@ from deeppart.model import LEVELS, Level
 from deeppart.model.units import show_bytes, show_seconds, show_share
 
 from ..advise.choose import describe
-from ..advise.notes import bursts, what_if
-from ..advise.sides import Side, least_restart_of
+from ..advise.compare import Side, least_restart_of
+from ..advise.text import bursts, what_if
 from .compare_charts import comparison_charts
 from .html import document, figure, folded, legend, section, table
 from .page import groups_of, job_facts
-from .timeline_svg import legend_of, numbers_of, timeline_html
+from .timeline import legend_of, numbers_of, timeline_html
 
 #: Kinds of nodes that are drawn of each side.
 _MOST_GROUPS = 3

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from deeppart.model.units import show_seconds, show_share
 
-from ..advise.notes import what_if
-from ..budget.bill import cells, missing, show_hours
-from ..budget.goodput import Row
+from ..advise.text import what_if
+from ..budget.bill import Row, cells, missing, show_hours
 from ..timing.stages import Job
 from .chart import Chart, Mark, Panel, log_axis, log_time_axis, rows, rows_height, show_count, show_part
 from .html import document, figure, folded, section, table

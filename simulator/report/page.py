@@ -10,29 +10,23 @@ from pathlib import Path
 from deeppart.errors import ConfigError
 from deeppart.model.units import show_bytes, show_rate, show_seconds, show_share
 
-from ..advise.choose import Advice, advise, describe, shown
-from ..advise.front import least_restart, loss_of
-from ..advise.notes import what_if
-from ..advise.sides import has_failures
-from ..advise.spending import bill_of
-from ..advise.text import config_toml, in_a_sentence, reasons
-from ..budget.bill import MONTH_DAYS, missing
-from ..budget.runs import bill_of_run, daily_bytes, space_of_run
+from ..advise.choose import Advice, advise, describe, least_restart, loss_of, shown
+from ..advise.compare import has_failures
+from ..advise.text import bill_of, config_toml, in_a_sentence, reasons, what_if
+from ..budget.bill import MONTH_DAYS, bill_of_run, daily_bytes, missing, space_of_run
 from ..budget.space import space_lines
 from ..campaign.costs import followed, training_s
-from ..campaign.effort import effort_s, too_long
 from ..campaign.outcomes import Estimate, Summary, show_number, summarize
-from ..campaign.plan import Cadences, Planned, usual_spares
-from ..machine.kinds import DAY_S
+from ..campaign.plan import Cadences, Planned, effort_s, too_long, usual_spares
+from ..machine.record import DAY_S
 from ..measure.validate import Validation
 from ..timing.scale import Point, study
 from ..timing.stages import Job, times_of
-from ..timing.timeline import MOST_NODES, Group, fold, timeline
 from .advice_charts import advice_chart
 from .bill_part import bill_html
 from .charts import campaign_chart, scaling_chart, validation_chart
 from .html import document, facts, figure, folded, legend, section, table
-from .timeline_svg import legend_of, numbers_of, timeline_html
+from .timeline import MOST_NODES, Group, fold, legend_of, numbers_of, timeline, timeline_html
 
 #: Runs of the campaign that a page makes for itself, and their length.
 _SEEDS, _WALL_S = 3, 30 * DAY_S
@@ -193,7 +187,7 @@ def _advice(advice: Advice) -> str:
 def _campaign(job: Job, contents: Contents, advice: Advice | None, seed: int) -> str:
     summary, cadences, planned = contents.summary, contents.cadences, Planned(job)
     if summary is None and advice is not None:
-        from ..campaign.run import run  # brings in simpy, which a command without a page or a campaign does without
+        from ..campaign.run import run
 
         chosen = advice.chosen
         period = training_s(chosen.costs, chosen.cadence)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from deeppart.model.units import show_seconds, show_share
 
-from ..advise.restarts import PARTS, REPLAY, RESTORE, Comparison
-from ..machine.ways import PIECES
+from ..advise.compare import PARTS, REPLAY, RESTORE, Comparison
+from ..machine.record import PIECES
 from .chart import SMALL, Chart, Mark, Panel, bars, linear_axis, rows, rows_height, show_part, time_axis
 from .palette import SERIES, light
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from deeppart.model.units import show_seconds, show_share
 
 from ..advise.choose import Choice, describe
-from ..advise.notes import what_if
-from ..advise.restarts import PARTS, REPLAY, Comparison
-from ..machine.ways import WAYS
+from ..advise.compare import PARTS, REPLAY, Comparison
+from ..advise.text import what_if
+from ..machine.record import WAYS
 from .html import document, figure, folded, section, table
 from .page import job_facts
 from .restart_charts import OF_ONE, after_chart, not_all_zero, share_chart, words_of

@@ -13,9 +13,8 @@ from deeppart.errors import ConfigError
 from deeppart.model.spelling import meant_todo
 from deeppart.partition import STRATEGIES
 
-from ..workload.sharing import Shares
-from .stages import COMPRESSIONS, Job, times_of
-from .times import Times
+from ..workload.holding import Shares
+from .stages import COMPRESSIONS, Job, Times, times_of
 
 #: What the speed-up is measured against.
 REFERENCE = "rank0"

@@ -1,9 +1,15 @@
-"""The time of each stage of one checkpoint, from the shares that the partitioner made and the machine's numbers.
+"""The time of each stage of one checkpoint, and when it is complete at each level.
 
 The stages are the library's (docs/architecture.md, "A save, step by step"): planning and the copy block training;
 encoding, the part file on the node, copies, parity and the flush follow in the background. Times are those of the
-slowest rank or node, since ranks meet in the next stage. What overlaps is said in :mod:`.times`.
-The strategy "rank0" is ``torch.save`` (:mod:`.serializing`): training waits for all of it.
+slowest rank or node, since ranks meet in the next stage. Overlapped, chunks are encoded while others are written, and the
+flush follows the local file as it grows, as far as the node has cores for it; what ends a file follows its last chunk.
+
+The strategy "rank0" is ``torch.save``: on one thread it copies tensor after tensor to memory that is not pinned, computes
+a CRC-32 and writes through the page cache (torch/serialization.py, caffe2/serialize/inline_container.cc). Only what the
+kernel writes on to the storage is done at the same time, and training waits for all of it.
+
+A bandwidth is shared equally, each transfer up to a limit of its own (L. Kleinrock, Queueing Systems, volume 2, 1976).
 """
 
 from __future__ import annotations
@@ -12,18 +18,184 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deeppart.errors import ConfigError
+from deeppart.model import REDUNDANT_LEVELS, Level
 from deeppart.plan.interval import FLUSH_SHARE
 from deeppart.plan.limit import limited_s
 from deeppart.plan.redundancy import Stripes, block_bytes_for
 
 from ..machine.record import Machine
-from ..workload.sharing import Shares
+from ..workload.holding import Shares
+from ..workload.layout import Layout
 from ..workload.states import State
-from .bandwidth_sharing import FloatArray, by_node, finish_times, finish_times_of_all
-from .serializing import streams_s
-from .times import Times
+
+FloatArray = NDArray[np.float64]
+
+
+def finish_times(amounts: FloatArray, each: float, together: float) -> FloatArray:
+    """The time at which each of several transfers ends that begin together."""
+    order = np.argsort(amounts, axis=1, kind="stable")
+    ascending = np.take_along_axis(amounts, order, axis=1)
+    steps = np.diff(ascending, axis=1, prepend=0.0)
+    members = amounts.shape[1]
+    active = np.arange(members, 0, -1)
+    # While the j-th smallest is under way, it and all larger ones are; what is empty never was.
+    rate = np.minimum(each, together / active)
+    times = np.cumsum(steps / rate, axis=1)
+    found = np.empty_like(times)
+    np.put_along_axis(found, order, times, axis=1)
+    return np.where(amounts > 0, found, 0.0)
+
+
+def finish_times_of_all(amounts: FloatArray, each: float, together: float, all_rows: float) -> FloatArray:
+    """The same, where the rows share a bandwidth with one another, too, in equal parts."""
+    times = finish_times(amounts, each, together)
+    slowest, everything = float(times.max()), float(amounts.sum()) / all_rows
+    return times * (everything / slowest) if slowest and everything > slowest else times
+
+
+def by_node(per_rank: NDArray[np.int64] | FloatArray, ranks_per_node: int) -> FloatArray:
+    """float64[nodes, ranks_per_node] from one entry per rank; the last node is filled up with zeros."""
+    nodes = -(-len(per_rank) // ranks_per_node)
+    padded = np.zeros(nodes * ranks_per_node)
+    padded[: len(per_rank)] = per_rank
+    return padded.reshape(nodes, ranks_per_node)
+
+
+#: Stages in the order in which tables and timelines show them.
+STAGES = ("plan", "capture", "encode", Level.LOCAL, Level.PARTNER, Level.PARITY, Level.PERSISTENT)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Times:
+    """Seconds of one checkpoint.
+
+    Attributes:
+        plan: planning and agreement, on every rank.
+        capture: float64[ranks], the copy of the share; of a lazy call, what is copied after it.
+        encode: float64[ranks], with all encoding threads.
+        local: float64[ranks], writing the part, without encoding.
+        local_end: float64[ranks], of that, what comes after the last chunk: tables, sync, rename, round.
+        partner: float64[nodes], sending and storing copies.
+        parity: float64[nodes], exchanging, encoding and storing parity.
+        persistent: float64[ranks], writing to the file system.
+        persistent_end: float64[ranks], of that, what comes after the last chunk.
+        commit: from when the parts are on the nodes until the step is committed, at least.
+        cores: float64[ranks], where chunks are encoded: that the node's cores need for all its ranks, who encode, write
+            and read back at the same time; 0 elsewhere, since the rates of writing were measured with all of that.
+        encoded: float64[ranks], bytes of the parts.
+        raw: float64[ranks], bytes of the shares.
+        files: created on the file system, without the manifest.
+        spans: most spans of a rank.
+        lazy: true if the copy is made in the background.
+        deferring: of a lazy call, guards of what is copied later, and copies of what is small, of the slowest rank.
+        limited: from the copy until all that leaves a node has passed the job's own limit, which copies, parity and the
+            flush share; 0 without one, or where there are not both.
+        waits: true if training waits for all of it; then ``capture`` is the stream of ``torch.save``.
+    """
+
+    plan: float
+    capture: FloatArray
+    encode: FloatArray
+    local: FloatArray
+    local_end: FloatArray
+    partner: FloatArray
+    parity: FloatArray
+    persistent: FloatArray
+    persistent_end: FloatArray
+    cores: FloatArray
+    encoded: FloatArray
+    raw: FloatArray
+    files: int
+    spans: int
+    lazy: bool
+    deferring: float = 0.0
+    commit: float = 0.0
+    limited: float = 0.0
+    waits: bool = False
+
+    @property
+    def blocked_s(self) -> float:
+        """Training waits for so long."""
+        if self.waits:
+            return self.serial_s()
+        return self.plan + (self.deferring if self.lazy else float(self.capture.max()))
+
+    @property
+    def stored(self) -> FloatArray:
+        """float64[ranks]: from the copy until the part is on the node, encoded on the way."""
+        chunks = np.maximum(np.maximum(self.encode, self.cores), self.local - self.local_end)
+        return np.where(self.local > 0, chunks + self.local_end, 0.0)
+
+    @property
+    def flushed(self) -> FloatArray:
+        """float64[ranks]: from the copy until the part is on the file system, encoded and followed on the way."""
+        chunks = np.maximum(np.maximum(self.encode, self.cores), self.persistent - self.persistent_end)
+        kept_up = self.stored + np.where(self.stored > 0, self.commit, 0.0)
+        return np.where(self.persistent > 0, np.maximum(kept_up, chunks + self.persistent_end), self.stored)
+
+    def stages(self) -> dict[str, float]:
+        """Stage -> seconds of the slowest."""
+        found = {name: getattr(self, name) for name in STAGES[1:]}
+        return {"plan": self.plan} | {name: float(times.max(initial=0.0)) for name, times in found.items()}
+
+    def complete(self, *, overlapped: bool = True, flushed: bool = True) -> dict[str, float]:
+        """Level -> seconds from the call until it is complete on all ranks; levels that are off are left out."""
+        took = self.stages()
+        if self.waits:  # the storage takes bytes while others are serialized
+            to = {Level.LOCAL: self.local, Level.PERSISTENT: self.persistent}
+            return {name: self.plan + float(np.maximum(self.capture, at).max()) for name, at in to.items() if at.any()}
+        captured = took["plan"] + took["capture"] + self.deferring
+        done: dict[str, float] = {}
+        ready, last = captured, ""
+        if took[Level.LOCAL]:
+            stored = self.stored if overlapped else self.encode + self.local
+            ready = done[Level.LOCAL] = captured + float(stored.max())
+        for level in REDUNDANT_LEVELS:
+            if took[level]:
+                ready = done[level] = ready + took[level]
+                last = level
+        if took[Level.PERSISTENT]:
+            if overlapped:
+                done[Level.PERSISTENT] = captured + max(float(self.flushed.max()), self.limited)
+                if self.limited and flushed:
+                    done[last] = max(done[last], captured + self.limited)
+            else:
+                encode = 0 if took[Level.LOCAL] else self.encode
+                done[Level.PERSISTENT] = ready + float((self.persistent + encode).max())
+                if took[Level.LOCAL]:
+                    done[Level.PERSISTENT] = max(done[Level.PERSISTENT], done[Level.LOCAL] + self.commit)
+        return done
+
+    def serial_s(self) -> float:
+        """Seconds of all stages, one after the other: what it takes where nothing is done in the background."""
+        return max(self.complete(overlapped=False).values(), default=self.plan + float(self.capture.max()))
+
+
+def device_copies_s(machine: Machine, nbytes: FloatArray) -> FloatArray:
+    """Seconds that each rank takes to copy bytes from its device to memory that is not pinned."""
+    serialize = machine.serialize
+    if np.isinf(serialize.copy) and np.isinf(serialize.node_copy):
+        return np.zeros_like(nbytes)
+    return finish_times(nbytes, serialize.copy, serialize.node_copy)
+
+
+def streams_s(machine: Machine, nbytes: FloatArray, tensors: FloatArray) -> FloatArray:
+    """Seconds of each rank's stream: its copies, its bytes and its tensors, one after the other."""
+    serialize = machine.serialize
+    streams = np.count_nonzero(tensors, axis=1)
+    crowding = np.array([machine.crowding(max(1, int(count))) for count in streams])[:, None]
+    computing = (nbytes / serialize.stream + tensors * serialize.tensor) * crowding
+    times: FloatArray = device_copies_s(machine, nbytes) + computing
+    return times
+
+
+def torch_save_words(layout: Layout) -> str:
+    """What the strategy "rank0" is: where ranks hold parts, one of those that hold the same saves it, all at a time."""
+    return "torch.save on rank 0" if layout == Layout() else "torch.save, one rank for each part"
+
 
 COMPRESSIONS = ("none", "tensor", "auto")
 #: The strategy that stands for ``torch.save`` on the lowest rank that holds a tensor, while all ranks wait.

@@ -15,12 +15,9 @@ from deeppart.errors import ConfigError
 from deeppart.model.spelling import meant_todo
 from deeppart.partition.cost import whole_kappa
 
-from .holding import ByAspect, Groups, Held, groups_of, own_groups
+from .holding import ByAspect, Groups, Held, PlannedSpan, Shares, groups_of, kappa_of, own_groups, share_out, spans_of
 from .layout import Layout, read_layout
-from .mlperf import WORKLOADS
-from .shapes import Model, model_named
-from .sharing import PlannedSpan, Shares, kappa_of, share_out, spans_of
-from .tensors import ITEM_BYTES, Tensor
+from .shapes import ITEM_BYTES, WORKLOADS, Model, Tensor, model_named
 
 _SHORT = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn"}
 #: Optimizer -> dtype of the model's parameters where none is named, and dtypes of what is kept for each parameter.

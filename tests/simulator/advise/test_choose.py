@@ -5,14 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.advise.choose import FACTORS, HOPELESS, advise, describe, shown
-from deeppart_simulator.advise.front import AS_GOOD_OF_ALL, least_restart, loss_of
+from deeppart_simulator.advise.choose import (
+    AS_GOOD_OF_ALL,
+    FACTORS,
+    HOPELESS,
+    Wanted,
+    advise,
+    describe,
+    least_restart,
+    loss_of,
+    shown,
+)
 from deeppart_simulator.advise.text import reasons
-from deeppart_simulator.advise.wanted import Wanted
 from deeppart_simulator.campaign.costs import followed, training_s
+from deeppart_simulator.campaign.failures import Scheduling
 from deeppart_simulator.campaign.plan import Cadences, Planned
 from deeppart_simulator.campaign.run import run
-from deeppart_simulator.campaign.scheduling import Scheduling
 from deeppart_simulator.machine.record import Failures
 from deeppart_simulator.timing.stages import Job, Protection
 

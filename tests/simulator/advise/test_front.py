@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
-from deeppart_simulator.advise.front import AS_GOOD_OF_ALL, advised, as_good_as_least, front_of, least_restart, loss_of
+from deeppart_simulator.advise.choose import AS_GOOD_OF_ALL, advised, as_good_as_least, front_of, least_restart, loss_of
 
 from deeppart.plan.interval import Waste
 

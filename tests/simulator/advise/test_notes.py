@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from deeppart_simulator.advise.notes import bursts, what_if
+from deeppart_simulator.advise.text import bursts, what_if
 from deeppart_simulator.machine.record import Failures
 
 from tests.simulator.timing.jobs import MACHINE, job

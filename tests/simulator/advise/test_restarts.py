@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.advise.choose import Choice, advise
-from deeppart_simulator.advise.restarts import PARTS, REPLAY, RESTORE, WRITING, Comparison, compare
-from deeppart_simulator.advise.wanted import Wanted
+from deeppart_simulator.advise.choose import Choice, Wanted, advise
+from deeppart_simulator.advise.compare import PARTS, REPLAY, RESTORE, WRITING, Comparison, compare
 from deeppart_simulator.campaign.costs import cadence_of, training_s
 from deeppart_simulator.campaign.outcomes import estimate
 from deeppart_simulator.campaign.plan import Cadences, Planned
 from deeppart_simulator.campaign.run import run
-from deeppart_simulator.machine.record import Failures, Restart
-from deeppart_simulator.machine.ways import PIECES, WAYS
+from deeppart_simulator.machine.record import PIECES, WAYS, Failures, Restart
 from deeppart_simulator.timing.stages import Job
 
 from tests.simulator.campaign.jobs import DAY

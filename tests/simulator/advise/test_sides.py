@@ -6,9 +6,8 @@ import math
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.advise.choose import advise
-from deeppart_simulator.advise.sides import has_failures, least_restart_of, side_of
-from deeppart_simulator.advise.wanted import Wanted
+from deeppart_simulator.advise.choose import Wanted, advise
+from deeppart_simulator.advise.compare import has_failures, least_restart_of, side_of
 from deeppart_simulator.machine.record import Failures
 from deeppart_simulator.timing.stages import Protection, times_of
 

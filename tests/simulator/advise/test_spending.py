@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from deeppart_simulator.advise.choose import advise
-from deeppart_simulator.advise.spending import bill_of
+from deeppart_simulator.advise.text import bill_of
 from deeppart_simulator.machine.record import Failures, Power, Price
 from deeppart_simulator.timing.stages import Job
 

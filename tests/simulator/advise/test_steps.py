@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from deeppart_simulator.advise.steps import in_steps, steps_between
+from deeppart_simulator.advise.choose import in_steps, steps_between
 from deeppart_simulator.campaign.costs import training_s
 
 from deeppart.plan.interval import LevelCost, best

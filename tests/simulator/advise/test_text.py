@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from deeppart_simulator.advise.choose import Advice, advise
+from deeppart_simulator.advise.choose import Advice, Wanted, advise
 from deeppart_simulator.advise.text import config_toml, in_a_sentence, reasons
-from deeppart_simulator.advise.wanted import Wanted
 from deeppart_simulator.machine.record import Failures, Group
 from deeppart_simulator.timing.stages import Job
 

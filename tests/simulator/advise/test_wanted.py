@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.advise.choose import advise, describe
-from deeppart_simulator.advise.wanted import Wanted
+from deeppart_simulator.advise.choose import Wanted, advise, describe
 from deeppart_simulator.machine.record import Failures
 from deeppart_simulator.timing.stages import Job, Protection
 

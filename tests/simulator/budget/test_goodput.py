@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.budget.goodput import Way, lost_share, rows_of, ways_of
+from deeppart_simulator.budget.bill import Way, lost_share, rows_of, ways_of
 from deeppart_simulator.machine.record import Power, Price
 from deeppart_simulator.timing.scale import study
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.budget.bill import SPARES
-from deeppart_simulator.budget.runs import FEWER, LABELS, LEAVING, bill_of_run, daily_bytes, space_of_run
+from deeppart_simulator.budget.bill import FEWER, LABELS, LEAVING, SPARES, bill_of_run, daily_bytes, space_of_run
+from deeppart_simulator.campaign.failures import Scheduling, Waits
 from deeppart_simulator.campaign.outcomes import summarize
 from deeppart_simulator.campaign.plan import Planned
 from deeppart_simulator.campaign.run import run
-from deeppart_simulator.campaign.scheduling import Scheduling, Waits
 from deeppart_simulator.machine.record import Power, Price
 
 from tests.simulator.campaign.jobs import DAY, busy

@@ -8,8 +8,8 @@ import pytest
 import simpy
 from deeppart_simulator.campaign.background import Background
 from deeppart_simulator.campaign.costs import level_costs
+from deeppart_simulator.campaign.outcomes import RunResult
 from deeppart_simulator.campaign.plan import Cadences, Planned, SizedJob
-from deeppart_simulator.campaign.result import RunResult
 from deeppart_simulator.campaign.survival import Stored
 from deeppart_simulator.machine.record import Codec
 from deeppart_simulator.timing.stages import Protection

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from deeppart_simulator.campaign import run as run_module
 from deeppart_simulator.campaign.calm import Call, Calm, Pace, calm_call
+from deeppart_simulator.campaign.failures import Scheduling, Waits
 from deeppart_simulator.campaign.plan import Planned
 from deeppart_simulator.campaign.run import run
-from deeppart_simulator.campaign.scheduling import Scheduling, Waits
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -9,8 +9,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from deeppart_simulator.campaign.coincidences import Rows, again, share_beyond
-from deeppart_simulator.campaign.costs import cadence_of, level_costs, survival, training_s
+from deeppart_simulator.campaign.costs import Rows, again, cadence_of, level_costs, share_beyond, survival, training_s
 from deeppart_simulator.campaign.plan import Cadences, Planned
 from deeppart_simulator.campaign.run import run
 from deeppart_simulator.campaign.survival import Stored, recover

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.campaign.comeback import pieces_s, stopped_s
 from deeppart_simulator.campaign.costs import level_costs, survival
-from deeppart_simulator.campaign.failures import CLASSES, Failure
+from deeppart_simulator.campaign.failures import CLASSES, Failure, pieces_s, stopped_s
+from deeppart_simulator.campaign.outcomes import RunResult
 from deeppart_simulator.campaign.plan import Cadences, Planned
-from deeppart_simulator.campaign.result import RunResult
 from deeppart_simulator.campaign.run import run
-from deeppart_simulator.machine.record import Failures, Restart
-from deeppart_simulator.machine.ways import PIECES, WAYS
+from deeppart_simulator.machine.record import PIECES, WAYS, Failures, Restart
 
 from tests.simulator.campaign.jobs import DAY, QUIET
 from tests.simulator.campaign.jobs import planned as planned_for

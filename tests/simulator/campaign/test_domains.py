@@ -6,7 +6,7 @@ import math
 from collections import Counter
 
 import pytest
-from deeppart_simulator.campaign.domains import domain_nodes
+from deeppart_simulator.campaign.plan import domain_nodes
 from deeppart_simulator.campaign.survival import placement
 from deeppart_simulator.machine.record import Failures, Group
 from deeppart_simulator.timing.stages import Protection

@@ -6,8 +6,7 @@ import math
 import time
 from dataclasses import replace
 
-from deeppart_simulator.campaign.effort import LIMIT_S, effort_s, too_long
-from deeppart_simulator.campaign.plan import Cadences
+from deeppart_simulator.campaign.plan import LIMIT_S, Cadences, effort_s, too_long
 from deeppart_simulator.campaign.run import run
 from deeppart_simulator.machine.record import Failures
 

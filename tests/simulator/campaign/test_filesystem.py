@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import simpy
-from deeppart_simulator.campaign.filesystem import SharedBandwidth, bursts
+from deeppart_simulator.campaign.background import SharedBandwidth, bursts
 
 
 def ends(capacity: float, *transfers: tuple[float, float, float]) -> list[float]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from deeppart_simulator.campaign.failures import Failure, Size
-from deeppart_simulator.campaign.from_trace import failures_from
+from deeppart_simulator.campaign.failures import Failure, Size, failures_from
 
 from deeppart.errors import ConfigError
 from tests.simulator.traces.logs import LANL, SACCT, written

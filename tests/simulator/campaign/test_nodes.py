@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from deeppart_simulator.campaign.nodes import JobNodes
-from deeppart_simulator.campaign.survival import place_of
+from deeppart_simulator.campaign.survival import JobNodes, place_of
 
 
 def test_a_spare_takes_the_place_of_the_lost_one_and_is_another_node() -> None:

@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from deeppart_simulator.campaign.outcomes import estimate, share_estimate, student, summarize
-from deeppart_simulator.campaign.result import RunResult
+from deeppart_simulator.campaign.outcomes import RunResult, estimate, share_estimate, student, summarize
 
 # --- statistics -------------------------------------------------------------------------------------------------------
 

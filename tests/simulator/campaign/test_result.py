@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from deeppart_simulator.campaign.result import BUCKETS
+from deeppart_simulator.campaign.outcomes import BUCKETS
 from deeppart_simulator.campaign.run import run
 
 from tests.simulator.campaign.jobs import busy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from deeppart_simulator.campaign.retention import retire
+from deeppart_simulator.campaign.background import retire
 from deeppart_simulator.campaign.survival import Stored
 
 ALL = {"local": 2, "partner": 1, "parity": 1, "persistent": 1}

@@ -6,13 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from deeppart_simulator.campaign.effort import effort_s
-from deeppart_simulator.campaign.failures import Failure
-from deeppart_simulator.campaign.outcomes import estimate
-from deeppart_simulator.campaign.plan import Cadences, Planned
-from deeppart_simulator.campaign.result import RunResult
+from deeppart_simulator.campaign.failures import Failure, Scheduling, Waits
+from deeppart_simulator.campaign.outcomes import RunResult, estimate
+from deeppart_simulator.campaign.plan import Cadences, Planned, effort_s
 from deeppart_simulator.campaign.run import run
-from deeppart_simulator.campaign.scheduling import Scheduling, Waits
 from deeppart_simulator.machine.record import Failures, Restart
 from deeppart_simulator.timing.stages import Protection
 

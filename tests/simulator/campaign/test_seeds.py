@@ -17,8 +17,8 @@ from typing import cast
 
 import pytest
 from deeppart_simulator.campaign import seeds
+from deeppart_simulator.campaign.outcomes import RunResult
 from deeppart_simulator.campaign.plan import Planned, SizedJob
-from deeppart_simulator.campaign.result import RunResult
 from deeppart_simulator.campaign.run import run
 from deeppart_simulator.campaign.seeds import cores, run_seeds
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import simpy
-from deeppart_simulator.campaign.failures import Failure
-from deeppart_simulator.campaign.scheduling import Scheduling
-from deeppart_simulator.campaign.turn import Turn
+from deeppart_simulator.campaign.failures import Failure, Scheduling
+from deeppart_simulator.campaign.run import Turn
 
 
 def _turn(scheduling: Scheduling) -> tuple[simpy.Environment, Turn, list[float], list[Failure]]:

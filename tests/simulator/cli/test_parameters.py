@@ -246,7 +246,7 @@ def _outcome(
         patch.setattr("deeppart_simulator.measure.calibrate.measure", measured)
         patch.setattr("deeppart_simulator.measure.validate.measure", measured)
         if limit_s is not None:
-            patch.setattr("deeppart_simulator.campaign.effort.LIMIT_S", limit_s)
+            patch.setattr("deeppart_simulator.campaign.plan.LIMIT_S", limit_s)
         code, out, err = sim(capsys, command, *kept, *way, *(("--json",) if as_json else ()))
     written = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     return code, out, err, written, measured.asked

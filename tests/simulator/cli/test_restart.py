@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deeppart_simulator.machine.ways import PIECES, WAYS
+from deeppart_simulator.machine.record import PIECES, WAYS
 
 from tests.simulator.commands import rows_of, sim, sim_json
 

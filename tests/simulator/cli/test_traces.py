@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from deeppart_simulator.campaign.scheduling import Waits
+from deeppart_simulator.campaign.failures import Waits
 from deeppart_simulator.cli.traces import read_waits
 
 from deeppart.errors import ConfigError

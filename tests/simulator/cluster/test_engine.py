@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from deeppart_simulator.cluster.engine import Cluster, placement_of, run
-from deeppart_simulator.cluster.jobs import Job, Request
-from deeppart_simulator.cluster.policies.fifo import Fifo
+from deeppart_simulator.cluster.engine import Cluster, Job, Request, placement_of, run
+from deeppart_simulator.cluster.policies import Fifo
 
 from deeppart.errors import ConfigError
 from tests.simulator.cluster.toy import application, request

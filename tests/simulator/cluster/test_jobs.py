@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from deeppart_simulator.cluster.jobs import Job
+from deeppart_simulator.cluster.engine import Job
 
 from deeppart.plan.goodput import GradientNoise
 from tests.simulator.cluster.toy import MODELS, NOISE, application, request

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from deeppart_simulator.cluster.applications import Settings
-from deeppart_simulator.cluster.restarting import restarts_s
+from deeppart_simulator.cluster.applications import Settings, restarts_s
 from deeppart_simulator.machine.files import read_machine
 
 from tests.simulator.cluster.toy import application

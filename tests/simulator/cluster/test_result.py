@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from deeppart_simulator.cluster.engine import JobResult
-from deeppart_simulator.cluster.result import Outcome, mean_of
+from deeppart_simulator.cluster.engine import JobResult, Outcome, mean_of
 
 
 def outcome(*took_s: float) -> Outcome:

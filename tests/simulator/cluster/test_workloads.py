@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from deeppart_simulator.cluster.workloads import read_workload
+from deeppart_simulator.cluster.applications import read_workload
 
 from deeppart.errors import ConfigError
 from tests.simulator.cluster.toy import write_trace

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from deeppart_simulator.campaign.failures import repair_after_s
 from deeppart_simulator.machine.files import CODEC_DTYPES, machine_toml, preset_names, read_machine
-from deeppart_simulator.workload.tensors import ITEM_BYTES
+from deeppart_simulator.workload.shapes import ITEM_BYTES
 
 from deeppart.errors import ConfigError
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields
 
 import pytest
-from deeppart_simulator.machine.kinds import COUNT, MTBF, PER_NODE, SHARE, of
+from deeppart_simulator.machine.record import COUNT, MTBF, PER_NODE, SHARE, of
 
 
 def test_never_is_infinity_for_failures_alone() -> None:

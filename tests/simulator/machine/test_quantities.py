@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from deeppart_simulator.machine.quantities import read_currency, read_watts
+from deeppart_simulator.machine.record import read_currency, read_watts
 
 
 def test_watts_with_a_unit_and_without() -> None:

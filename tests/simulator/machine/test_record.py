@@ -6,8 +6,7 @@ import math
 from dataclasses import fields, replace
 
 import pytest
-from deeppart_simulator.machine.record import Failures, Group, Machine, Memory, Restart
-from deeppart_simulator.machine.ways import PIECES
+from deeppart_simulator.machine.record import PIECES, Failures, Group, Machine, Memory, Restart
 
 from tests.simulator.timing.jobs import MACHINE
 

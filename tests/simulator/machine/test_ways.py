@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 from deeppart_simulator.campaign.failures import CLASSES
-from deeppart_simulator.machine.ways import PIECES, WAYS
+from deeppart_simulator.machine.record import PIECES, WAYS
 
 
 def test_every_way_knows_every_class_of_failures() -> None:

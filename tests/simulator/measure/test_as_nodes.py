@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from deeppart_simulator.machine.record import Codec
-from deeppart_simulator.measure.as_nodes import as_nodes
+from deeppart_simulator.measure.validate import as_nodes
 from deeppart_simulator.timing.restores import restore_s
 from deeppart_simulator.timing.stages import Job, Protection, times_of
 

@@ -12,10 +12,9 @@ from unittest.mock import patch
 import pytest
 from deeppart_simulator.machine.record import Codec, Local, Machine, Memory, Network, Persistent, Serialize
 from deeppart_simulator.measure import calibrate as module
-from deeppart_simulator.measure.as_nodes import as_nodes
 from deeppart_simulator.measure.calibrate import calibrate
 from deeppart_simulator.measure.start import Directories
-from deeppart_simulator.measure.validate import CASES, predict
+from deeppart_simulator.measure.validate import CASES, as_nodes, predict
 from deeppart_simulator.timing.restores import restore_s
 from deeppart_simulator.timing.stages import Job, Protection, times_of
 from deeppart_simulator.workload.states import read_state

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import pytest
 from deeppart_simulator.machine.record import Codec, Local, Machine, Memory, Network, Persistent
-from deeppart_simulator.measure.encoding import Encoded, as_encoded
+from deeppart_simulator.measure.fitting import Encoded, as_encoded
 from deeppart_simulator.timing.restores import restore_s
 from deeppart_simulator.timing.stages import Job, Protection, times_of
 from deeppart_simulator.workload.states import read_state

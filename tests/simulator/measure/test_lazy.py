@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from deeppart_simulator.measure.fitting import Sample
-from deeppart_simulator.measure.lazy import guards_s, late_copies
+from deeppart_simulator.measure.fitting import Sample, guards_s, late_copies
 
 SHARES = ((160_000_000, 500), (160_000_000, 20))
 

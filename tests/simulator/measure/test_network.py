@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from deeppart_simulator.machine.record import Network
-from deeppart_simulator.measure.fitting import Sample
-from deeppart_simulator.measure.network import between_ranks
+from deeppart_simulator.measure.fitting import Sample, between_ranks
 
 PIECES: dict[str, Any] = {"parity": 2e9, "network": {"bandwidth": 6e9, "latency": 3e-6}}
 SHARES = ((64 << 20, 16), (128 << 20, 64))

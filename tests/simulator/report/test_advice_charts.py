@@ -6,8 +6,7 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from deeppart_simulator.advise.choose import Advice, advise, describe, shown
-from deeppart_simulator.advise.front import least_restart, loss_of
+from deeppart_simulator.advise.choose import Advice, advise, describe, least_restart, loss_of, shown
 from deeppart_simulator.machine.files import read_machine
 from deeppart_simulator.report.advice_charts import advice_chart
 from deeppart_simulator.timing.stages import Job

@@ -7,8 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from deeppart_simulator.campaign.outcomes import Estimate, Summary
-from deeppart_simulator.campaign.result import BUCKETS
+from deeppart_simulator.campaign.outcomes import BUCKETS, Estimate, Summary
 from deeppart_simulator.measure.validate import Comparison, Validation
 from deeppart_simulator.report.charts import campaign_chart, scaling_chart, validation_chart
 from deeppart_simulator.timing.scale import study

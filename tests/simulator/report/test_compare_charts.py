@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deeppart_simulator.advise.sides import side_of
+from deeppart_simulator.advise.compare import side_of
 from deeppart_simulator.report.compare_charts import comparison_charts, together
 
 from tests.simulator.advise.test_sides import FAILING

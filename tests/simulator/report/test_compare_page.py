@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from deeppart_simulator.advise.sides import side_of
+from deeppart_simulator.advise.compare import side_of
 from deeppart_simulator.report.compare_page import comparison_page, side_rows, write_comparison
 
 from tests.simulator.advise.test_sides import FAILING

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from deeppart_simulator.budget.goodput import Row, Way, rows_of
+from deeppart_simulator.budget.bill import Row, Way, rows_of
 from deeppart_simulator.machine.files import read_machine
 from deeppart_simulator.report.goodput_page import cost_rows, goodput_chart, goodput_page
 from deeppart_simulator.timing.stages import Job

@@ -6,9 +6,9 @@ from functools import cache
 
 import pytest
 from deeppart_simulator.advise.choose import Choice, advise
-from deeppart_simulator.advise.restarts import Comparison, compare
+from deeppart_simulator.advise.compare import Comparison, compare
 from deeppart_simulator.machine.files import read_machine
-from deeppart_simulator.machine.ways import WAYS
+from deeppart_simulator.machine.record import WAYS
 from deeppart_simulator.report.restart_charts import after_chart, share_chart, words_of
 from deeppart_simulator.timing.stages import Job
 from deeppart_simulator.workload.states import read_state

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from deeppart_simulator.report.html import legend
-from deeppart_simulator.report.timeline_svg import legend_of, numbers_of, timeline_html
+from deeppart_simulator.report.timeline import Bar, fold, legend_of, numbers_of, timeline, timeline_html
 from deeppart_simulator.timing.stages import times_of
-from deeppart_simulator.timing.timeline import Bar, fold, timeline
 
 from tests.simulator.timing.jobs import STATE, job
 

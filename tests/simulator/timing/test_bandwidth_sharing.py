@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from deeppart_simulator.timing.bandwidth_sharing import finish_times
+from deeppart_simulator.timing.stages import finish_times
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -5,9 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.timing.mlperf import GIVEN, RESULTS, compared, load_s, machine_of, save_s
-from deeppart_simulator.timing.published import MLPERF, TARGET, figures
-from deeppart_simulator.workload.mlperf import WORKLOADS
+from deeppart_simulator.timing.published import (
+    GIVEN,
+    MLPERF,
+    RESULTS,
+    TARGET,
+    compared,
+    figures,
+    load_s,
+    machine_of,
+    save_s,
+)
+from deeppart_simulator.workload.shapes import WORKLOADS
 
 
 def test_the_storage_is_as_it_is_sold() -> None:

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from deeppart_simulator.machine.record import Serialize
-from deeppart_simulator.timing.serializing import device_copies_s, streams_s, torch_save_words
-from deeppart_simulator.timing.stages import TORCH_SAVE
+from deeppart_simulator.timing.stages import TORCH_SAVE, device_copies_s, streams_s, torch_save_words
 from deeppart_simulator.workload.states import read_state
 
 from tests.simulator.timing.jobs import MACHINE

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from deeppart_simulator.timing.bandwidth_sharing import by_node, finish_times
-from deeppart_simulator.timing.stages import Protection, times_of
-from deeppart_simulator.timing.timeline import MOST_NODES, Bar, fold, timeline
+from deeppart_simulator.report.timeline import MOST_NODES, Bar, fold, timeline
+from deeppart_simulator.timing.stages import Protection, by_node, finish_times, times_of
 
 from tests.simulator.timing.jobs import MACHINE, STATE, job
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.timing.stages import Protection, times_of
-from deeppart_simulator.timing.times import STAGES, Times
+from deeppart_simulator.timing.stages import STAGES, Protection, Times, times_of
 
 from tests.simulator.timing.jobs import MACHINE, STATE, job
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from deeppart_simulator.traces.job_log import JobLog, LoggedRun
+from deeppart_simulator.traces.record import JobLog, LoggedRun
 
 
 def test_runs_are_added_up() -> None:

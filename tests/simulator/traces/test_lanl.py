@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from deeppart_simulator.traces.lanl import is_lanl, read_lanl
+from deeppart_simulator.traces.read import is_lanl, read_lanl
 
 from deeppart.errors import ConfigError
 from tests.simulator.traces.logs import LANL, written

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from deeppart_simulator.traces.nodelist import node_names
+from deeppart_simulator.traces.schedulers import node_names
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deeppart_simulator.traces.ordering import in_order
+from deeppart_simulator.traces.record import in_order
 
 
 def test_numbers_count_as_numbers() -> None:

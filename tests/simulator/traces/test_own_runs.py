@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deeppart_simulator.traces.own_runs import is_own_runs, read_own_runs
+from deeppart_simulator.traces.read import is_own_runs, read_own_runs
 from deeppart_simulator.traces.record import KINDS
 
 from deeppart.cadence import HISTORY_NAME, History

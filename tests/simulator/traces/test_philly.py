@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deeppart_simulator.traces import philly
-from deeppart_simulator.traces.philly import is_philly, read_philly
+from deeppart_simulator.traces.schedulers import is_philly, read_philly
 
 from deeppart.errors import ConfigError
 from tests.simulator.traces.logs import PHILLY, written

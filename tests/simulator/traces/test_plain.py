@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from deeppart_simulator.traces.plain import is_plain, read_plain
-from deeppart_simulator.traces.read import format_of
+from deeppart_simulator.traces.read import format_of, is_plain, read_plain
 from deeppart_simulator.traces.record import Event
 
 from deeppart.errors import ConfigError

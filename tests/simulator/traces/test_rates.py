@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from deeppart_simulator.traces.rates import rate
+from deeppart_simulator.traces.fit import rate
 from scipy import stats
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from deeppart_simulator.campaign.failures import CLASSES
-from deeppart_simulator.campaign.scheduling import ENDS
+from deeppart_simulator.campaign.failures import CLASSES, ENDS
 from deeppart_simulator.traces.record import FAILURES, KINDS, Event, Observation, Trace
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deeppart_simulator.traces.refusal import refusal, shown, unreadable
+from deeppart_simulator.traces.record import refusal, shown, unreadable
 
 
 def test_where_and_what() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from deeppart_simulator.traces.read import format_of
 from deeppart_simulator.traces.record import KINDS
-from deeppart_simulator.traces.slurm import is_slurm, read_slurm
+from deeppart_simulator.traces.schedulers import is_slurm, read_slurm
 
 from deeppart.errors import ConfigError
 from tests.simulator.traces.logs import SACCT, written

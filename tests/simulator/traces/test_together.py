@@ -6,8 +6,8 @@ from time import process_time
 
 import numpy as np
 import pytest
+from deeppart_simulator.traces.fit import merged, together
 from deeppart_simulator.traces.record import Event, Observation, Trace
-from deeppart_simulator.traces.together import merged, together
 
 
 def _trace(*events: Event, nodes: int = 100, seconds: float = 1e6) -> Trace:

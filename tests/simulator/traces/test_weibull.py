@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from deeppart_simulator.traces.weibull import Shape, Times, fit_shape
+from deeppart_simulator.traces.fit import Shape, Times, fit_shape
 from scipy import stats
 
 NOTHING = np.empty(0)

@@ -6,8 +6,7 @@ from itertools import product
 
 from deeppart_simulator.workload.holding import Form, Kind, aspect_of, boxes_at, classes, form_of, kind_of
 from deeppart_simulator.workload.layout import read_layout
-from deeppart_simulator.workload.shapes import Parameter, model_named
-from deeppart_simulator.workload.tensors import Tensor
+from deeppart_simulator.workload.shapes import Parameter, Tensor, model_named
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

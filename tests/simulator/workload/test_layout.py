@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 from deeppart_simulator.workload.layout import Layout, read_layout
-from deeppart_simulator.workload.shapes import Parameter
+from deeppart_simulator.workload.shapes import Parameter, Tensor
 from deeppart_simulator.workload.states import read_state, state_of
-from deeppart_simulator.workload.tensors import Tensor
 
 from deeppart.errors import ConfigError
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from deeppart_simulator.timing.mlperf import RESULTS
-from deeppart_simulator.workload.mlperf import WORKLOADS
-from deeppart_simulator.workload.shapes import WORKLOAD_NAMES
+from deeppart_simulator.timing.published import RESULTS
+from deeppart_simulator.workload.shapes import WORKLOAD_NAMES, WORKLOADS
 from deeppart_simulator.workload.states import read_state
 
 from deeppart.errors import ConfigError

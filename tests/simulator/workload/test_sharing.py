@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 import numpy as np
+from deeppart_simulator.workload.shapes import ITEM_BYTES
 from deeppart_simulator.workload.states import State, read_state
-from deeppart_simulator.workload.tensors import ITEM_BYTES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

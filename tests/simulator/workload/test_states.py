@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from deeppart_simulator.workload.holding import Kind
 from deeppart_simulator.workload.layout import read_layout
-from deeppart_simulator.workload.shapes import Parameter
+from deeppart_simulator.workload.shapes import Parameter, Tensor
 from deeppart_simulator.workload.states import State, read_state, state_of
-from deeppart_simulator.workload.tensors import Tensor
 
 from deeppart.errors import ConfigError
 from deeppart.model import LeafSpec

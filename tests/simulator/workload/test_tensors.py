@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from deeppart_simulator.workload.shapes import Parameter
-from deeppart_simulator.workload.tensors import ITEM_BYTES, Tensor
+from deeppart_simulator.workload.shapes import ITEM_BYTES, Parameter, Tensor
 
 
 @pytest.mark.parametrize("dtype", sorted(ITEM_BYTES))

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from deeppart_simulator.cluster.policies.dividing import divide
+from deeppart_simulator.cluster.pollux import divide
 
 
 @pytest.mark.parametrize("seed", range(20))

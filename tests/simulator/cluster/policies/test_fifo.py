@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deeppart_simulator.cluster.jobs import Job
-from deeppart_simulator.cluster.policies.fifo import Fifo
+from deeppart_simulator.cluster.engine import Job
+from deeppart_simulator.cluster.policies import Fifo
 
 from tests.simulator.cluster.toy import application, request
 

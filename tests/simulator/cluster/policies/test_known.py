@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from deeppart_simulator.cluster.policies.known import POLICIES, policy_of
-from deeppart_simulator.cluster.policies.pollux import Pollux
+from deeppart_simulator.cluster.policies import POLICIES, policy_of
+from deeppart_simulator.cluster.pollux import Pollux
 
 
 def test_each_name_is_a_policy_of_its_own() -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from deeppart_simulator.cluster.engine import Cluster, run
-from deeppart_simulator.cluster.jobs import Job
-from deeppart_simulator.cluster.policies.optimus import Optimus
-from deeppart_simulator.cluster.traces.archive import Archive
-from deeppart_simulator.cluster.workloads import read_workload
+from deeppart_simulator.cluster.applications import Archive, read_workload
+from deeppart_simulator.cluster.engine import Cluster, Job, run
+from deeppart_simulator.cluster.policies import Optimus
 
 from tests.simulator.cluster.toy import application, request
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deeppart_simulator.cluster.policies.packing import Packing
+from deeppart_simulator.cluster.pollux import Packing
 
 
 def test_small_jobs_go_where_they_leave_least() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deeppart_simulator.cluster.policies.policy import Free
+from deeppart_simulator.cluster.engine import Free
 
 
 def test_the_emptiest_nodes_come_first() -> None:

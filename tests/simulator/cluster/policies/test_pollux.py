@@ -8,14 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from deeppart_simulator.cluster.engine import Cluster, run
-from deeppart_simulator.cluster.jobs import Job
-from deeppart_simulator.cluster.policies.policy import Allocation
-from deeppart_simulator.cluster.policies.pollux import Pollux
-from deeppart_simulator.cluster.policies.tiresias import Tiresias
-from deeppart_simulator.cluster.policies.worth import Worth
-from deeppart_simulator.cluster.traces.archive import Archive
-from deeppart_simulator.cluster.workloads import read_workload
+from deeppart_simulator.cluster.applications import Archive, read_workload
+from deeppart_simulator.cluster.engine import Allocation, Cluster, Job, run
+from deeppart_simulator.cluster.policies import Tiresias
+from deeppart_simulator.cluster.pollux import Pollux, Worth
 
 from deeppart.plan.goodput import GradientNoise
 from tests.simulator.cluster.toy import MODELS, application, request

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from deeppart_simulator.cluster.policies.worth import Worth
+from deeppart_simulator.cluster.pollux import Worth
 
 from deeppart.plan.goodput import best_step
 from tests.unit.plan.goodput.models import BOUNDS, JOB

@@ -6,8 +6,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from deeppart_simulator.cluster.traces import archive as module
-from deeppart_simulator.cluster.traces.archive import SHIPPED, Archive
+from deeppart_simulator.cluster import applications as module
+from deeppart_simulator.cluster.applications import SHIPPED, Archive
 
 from deeppart.errors import ConfigError
 from tests.simulator.cluster.toy import write_trace

@@ -1,9 +1,9 @@
 """Pollux (A. Qiao et al., OSDI 2021): jobs choose their batches, and GPUs go where they make the cluster learn fastest.
 
 What is to be largest is the artefact's: the power mean of speed-ups with exponent -1, where a restart makes a speed-up
-count for less (``worth``). The artefact looks for it with a genetic algorithm. Here numbers of GPUs are found exactly
-(``dividing``), then put on nodes (``packing``), and then improved job by job until nothing improves: from several
-beginnings, of which the best result is taken. Nothing is random.
+count for less. The artefact looks for it with a genetic algorithm. Here numbers of GPUs are found exactly, then put on
+nodes, and then improved job by job until nothing improves: from several beginnings, of which the best result is taken.
+Nothing is random.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..jobs import Job, Request
-from .dividing import divide
-from .packing import Packing
-from .policy import Allocation
-from .worth import Worth
+from deeppart.plan.goodput import Bounds, Goodput, best_steps
 
+from .engine import Allocation, Job, Request
+
+Floats = npt.NDArray[np.float64]
 #: Seconds that a restart is taken to cost, by default.
 RESTART_S = 30.0
 #: No job has more: placements of more were not measured.
@@ -160,3 +159,134 @@ class Pollux:
 
 def _total(wishes: Sequence[_Wish], allocations: Sequence[Allocation]) -> float:
     return sum(wish.cost(allocation) for wish, allocation in zip(wishes, allocations, strict=True))
+
+
+#: Of the denominator: what no GPUs at all cost is finite.
+_LEAST = 1e-3
+
+
+class Worth:
+    """What sizes are worth to one job.
+
+    Example:
+        >>> from deeppart_simulator.cluster.policies.worth import Worth
+        >>> from deeppart.plan.goodput import Bounds
+        >>> worth = Worth(None, Bounds(32, 32, 32), most=8, per_node=4)
+        >>> round(worth.cost(1, 4, fair=2), 3), round(worth.cost(1, 4, fair=2, factor=0.5), 3)
+        (1.996, 3.984)
+    """
+
+    def __init__(self, goodput: Goodput | None, bounds: Bounds, most: int, per_node: int) -> None:
+        self._goodput, self._bounds = goodput, bounds
+        self.most, self._per_node = most, per_node
+        self._known: dict[tuple[int, int], float] = {(0, 0): 0.0}
+        gpus = np.arange(1, most + 1)
+        self._learn(-(-gpus // per_node), gpus)
+
+    def cost(self, nodes: int, gpus: int, fair: int, factor: float = 1.0) -> float:
+        """What the job contributes to the sum that is to be small."""
+        return 1 / (self._goodput_of(nodes, gpus) / self._fair(fair) / self._per_node * factor + _LEAST)
+
+    def costs(self, fair: int, factor: float) -> Floats:
+        """The same for 0, 1... GPUs on as few nodes as can be."""
+        sizes = range(self.most + 1)
+        found = np.array([self._known[-(-gpus // self._per_node), gpus] for gpus in sizes])
+        costs: Floats = 1 / (found / self._fair(fair) / self._per_node * factor + _LEAST)
+        return costs
+
+    def _fair(self, gpus: int) -> float:
+        """Goodput of a fair share, on one node, or of the largest that the bounds allow."""
+        most = max(1, self._bounds.most_batch // self._bounds.least_local)
+        return max(self._goodput_of(1, min(gpus, most)), 1e-9)
+
+    def _goodput_of(self, nodes: int, gpus: int) -> float:
+        if (nodes, gpus) not in self._known:
+            self._learn(np.array([nodes]), np.array([gpus]))
+        return self._known[nodes, gpus]
+
+    def _learn(self, nodes: npt.NDArray[np.int64], gpus: npt.NDArray[np.int64]) -> None:
+        values = gpus if self._goodput is None else best_steps(self._goodput, nodes, gpus, self._bounds).goodput
+        for each_nodes, each_gpus, value in zip(nodes.tolist(), gpus.tolist(), values.tolist(), strict=True):
+            self._known[each_nodes, each_gpus] = float(value)
+
+
+def divide(costs: Sequence[Floats], gpus: int) -> list[int]:
+    """How many each job gets.
+
+    Example:
+        >>> import numpy as np
+        >>> from deeppart_simulator.cluster.policies.dividing import divide
+        >>> divide([np.array([9.0, 4.0, 3.0]), np.array([9.0, 5.0, 1.0])], gpus=3)
+        [1, 2]
+    """
+    least = np.zeros(gpus + 1)
+    taken = []
+    for cost in costs:
+        sizes = np.arange(min(cost.size, gpus + 1))
+        left = np.arange(gpus + 1)[:, None] - sizes
+        totals = np.where(left >= 0, least[np.maximum(left, 0)] + cost[sizes], np.inf)
+        best = np.argmin(totals, axis=1)
+        least = totals[np.arange(gpus + 1), best]
+        taken.append(best)
+    found, left_over = [], gpus
+    for best in reversed(taken):
+        found.append(int(best[left_over]))
+        left_over -= found[-1]
+    return found[::-1]
+
+
+class Packing:
+    """Who has which GPUs while they are shared out.
+
+    Example:
+        >>> from deeppart_simulator.cluster.policies.packing import Packing
+        >>> packing = Packing(nodes=2, per_node=4)
+        >>> packing.put(packing.place(5))
+        >>> packing.place(2), packing.place(4)  # the second would have to share node 1 with the first
+        ((1, 1), None)
+    """
+
+    def __init__(self, nodes: int, per_node: int) -> None:
+        self._per_node = per_node
+        self._free = [per_node] * nodes
+        self._spread = [0] * nodes
+
+    def place(self, gpus: int, scattered: int = 2) -> Allocation | None:
+        """Where so many GPUs would be; None if nowhere."""
+        if gpus <= self._per_node:
+            enough = [(free, node) for node, free in enumerate(self._free) if free >= gpus]
+            if enough:
+                return (min(enough)[1],) * gpus
+        allowed = [node for node, free in enumerate(self._free) if free and not self._spread[node]]
+        allowed.sort(key=lambda node: (-self._free[node], node))
+        found: dict[int, int] = {}
+        left = gpus
+        while left and allowed:
+            fits = [node for node in allowed if self._free[node] >= left]
+            node = min(fits, key=lambda node: (self._free[node], node)) if fits else allowed[0]
+            allowed.remove(node)
+            found[node] = min(left, self._free[node])
+            left -= found[node]
+        if left or len(found) > -(-gpus // self._per_node) + scattered:
+            return None
+        return tuple(node for node in sorted(found) for _ in range(found[node]))
+
+    def fits(self, allocation: Allocation) -> bool:
+        """Whether just these GPUs are free."""
+        nodes = set(allocation)
+        alone = len(nodes) == 1 or not any(self._spread[node] for node in nodes)
+        return alone and all(self._free[node] >= allocation.count(node) for node in nodes)
+
+    def put(self, allocation: Allocation) -> None:
+        """Take these GPUs."""
+        self._change(allocation, 1)
+
+    def remove(self, allocation: Allocation) -> None:
+        """Give them back."""
+        self._change(allocation, -1)
+
+    def _change(self, allocation: Allocation, sign: int) -> None:
+        nodes = set(allocation)
+        for node in nodes:
+            self._free[node] -= sign * allocation.count(node)
+            self._spread[node] += sign * (len(nodes) > 1)

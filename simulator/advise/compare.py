@@ -1,20 +1,66 @@
-"""Ways to come back, compared: what each takes after each class of failures, and what it costs a job with the levels
-and the cadence that are advised.
-"""
+"""Comparisons: jobs with what is advised for each; and the ways in which one job comes back after failures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from deeppart.plan.interval import Cadence, LevelCost, Waste
 from deeppart.plan.lateness import late_s
 
-from ..campaign.comeback import pieces_s
 from ..campaign.costs import Survival, cadence_of, level_costs, restored_s, survival
+from ..campaign.failures import pieces_s
 from ..campaign.plan import Planned
-from ..machine.ways import PIECES, WAYS
-from .choose import Choice
+from ..machine.record import PIECES, WAYS
+from ..timing.stages import Job, times_of
+from .choose import ANYTHING, Choice, Wanted, advise
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the jobs that are compared.
+
+    Attributes:
+        label: what sets it apart.
+        job: with the levels and the compression that are advised; as it was given where nothing fails.
+        choice: what is advised; None where nothing fails.
+        blocked_s: of each call.
+        complete_s: level -> until it is complete.
+    """
+
+    label: str
+    job: Job
+    choice: Choice | None
+    blocked_s: float
+    complete_s: dict[str, float]
+
+
+def side_of(
+    label: str,
+    job: Job,
+    wanted: Wanted = ANYTHING,
+    step_s: float = 0.0,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Side:
+    """A job with what is advised for it."""
+    if not has_failures(job):
+        times = times_of(job, job.shares())
+        return Side(label, job, None, times.blocked_s, times.complete())
+    chosen = advise(job, step_s, progress, wanted).chosen
+    return Side(label, chosen.job, chosen, chosen.blocked_s, chosen.complete_s)
+
+
+def has_failures(job: Job) -> bool:
+    """Whether the job's machine fails at all."""
+    failures = job.machine.failures
+    of_groups = [kind.mtbf for kind in failures.kinds.values()]
+    return min(failures.process, failures.node, failures.system, *of_groups) < float("inf")
+
+
+def least_restart_of(sides: Sequence[Side]) -> float:
+    """The share of the time that coming back takes on the side where it takes least."""
+    return min((side.choice.waste.restart for side in sides if side.choice is not None), default=0.0)
+
 
 #: What a failure costs beside the pieces of a machine's [restart]; and what checkpoints cost without any.
 RESTORE, REPLAY, WRITING = "restore", "replay", "writing"
