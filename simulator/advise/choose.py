@@ -41,19 +41,12 @@ from ..timing.stages import Job, Protection
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is given of the levels and the compression; None where it is free.
+    """What is given of the levels and the compression; None where it is free."""
 
-    Attributes:
-        local: true for the nodes' own storage, and what is kept there.
-        partner: true for copies on another node.
-        parity: (nodes of a group, how many of them may be lost).
-        compression: "none", "tensor" or "auto".
-    """
-
-    local: bool | None = None
-    partner: bool | None = None
-    parity: tuple[int, int] | None = None
-    compression: str | None = None
+    local: bool | None = None  # true for the nodes' own storage, and what is kept there
+    partner: bool | None = None  # true for copies on another node
+    parity: tuple[int, int] | None = None  # (nodes of a group, how many of them may be lost)
+    compression: str | None = None  # "none", "tensor" or "auto"
 
     def protection(self) -> Protection:
         """The levels, where what is free is as usual: local storage, copies, no parity."""
@@ -128,25 +121,16 @@ _UNDISTURBED = Scheduling()
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One way to checkpoint.
+    """One way to checkpoint."""
 
-    Attributes:
-        job: with the levels, the compression and the capture.
-        costs: per level.
-        survival: which failure needs which level.
-        cadence: the best one, or one that writes less often.
-        world: the job, on its nodes.
-        step_s: length of a training step, at each of which the script calls; 0 if it calls only as often as is advised.
-        leaving: share of the time that preemptions take which are told in time.
-    """
-
-    job: Job
-    costs: tuple[LevelCost, ...]
-    survival: Survival
-    cadence: Cadence
-    world: SizedJob = field(compare=False)
+    job: Job  # with the levels, the compression and the capture
+    costs: tuple[LevelCost, ...]  # per level
+    survival: Survival  # which failure needs which level
+    cadence: Cadence  # the best one, or one that writes less often
+    world: SizedJob = field(compare=False)  # the job, on its nodes
+    #: length of a training step, at each of which the script calls; 0 if it calls only as often as is advised
     step_s: float = 0.0
-    leaving: float = 0.0
+    leaving: float = 0.0  # share of the time that preemptions take which are told in time
 
     @property
     def blocked_s(self) -> float:
@@ -227,44 +211,30 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """If failures came at another rate than assumed.
+    """If failures came at another rate than assumed."""
 
-    Attributes:
-        factor: on the mean times between failures.
-        kept: share of time wasted with the advised cadence.
-        adapted: with the best one for that rate.
-        period_s: of the latter.
-    """
-
-    factor: float
-    kept: float
-    adapted: float
-    period_s: float
+    factor: float  # on the mean times between failures
+    kept: float  # share of time wasted with the advised cadence
+    adapted: float  # with the best one for that rate
+    period_s: float  # of the latter
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The advice, with its reasons.
+    """The advice, with its reasons."""
 
-    Attributes:
-        chosen: the advice, one of the front.
-        choices: every candidate with the cadence that wastes least; the least waste first.
-        front: the choices that none of the others is as good as (:func:`deeppart_simulator.advise.front.front_of`).
-        sensitivity: to the failure rate.
-        by_ranks_per_node: ranks per node -> (blocked, complete on the nodes) in seconds, of the same number of ranks.
-        too_large: candidate -> why it cannot be: what it keeps is more than there is room for.
-        scheduling: the preemptions that are counted.
-        unshared: the best cadence with the chosen levels if flushes could take all of the time, where their share of it
-            is what keeps checkpoints as far apart as they are; else None.
-    """
-
-    chosen: Choice
-    choices: tuple[Choice, ...]
+    chosen: Choice  # the advice, one of the front
+    choices: tuple[Choice, ...]  # every candidate with the cadence that wastes least; the least waste first
+    #: the choices that none of the others is as good as (:func:`deeppart_simulator.advise.front.front_of`)
     front: tuple[Choice, ...]
-    sensitivity: tuple[Sensitivity, ...]
+    sensitivity: tuple[Sensitivity, ...]  # to the failure rate
+    #: ranks per node -> (blocked, complete on the nodes) in seconds, of the same number of ranks
     by_ranks_per_node: dict[int, tuple[float, float]]
+    #: candidate -> why it cannot be: what it keeps is more than there is room for
     too_large: Mapping[str, str] = field(default_factory=dict)
-    scheduling: Scheduling = _UNDISTURBED
+    scheduling: Scheduling = _UNDISTURBED  # the preemptions that are counted
+    #: the best cadence with the chosen levels if flushes could take all of the time, where their share of it is what
+    #: keeps checkpoints as far apart as they are; else None
     unshared: Cadence | None = None
 
 

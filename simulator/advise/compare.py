@@ -18,21 +18,13 @@ from .choose import ANYTHING, Choice, Wanted, advise
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the jobs that are compared.
+    """One of the jobs that are compared."""
 
-    Attributes:
-        label: what sets it apart.
-        job: with the levels and the compression that are advised; as it was given where nothing fails.
-        choice: what is advised; None where nothing fails.
-        blocked_s: of each call.
-        complete_s: level -> until it is complete.
-    """
-
-    label: str
-    job: Job
-    choice: Choice | None
-    blocked_s: float
-    complete_s: dict[str, float]
+    label: str  # what sets it apart
+    job: Job  # with the levels and the compression that are advised; as it was given where nothing fails
+    choice: Choice | None  # what is advised; None where nothing fails
+    blocked_s: float  # of each call
+    complete_s: dict[str, float]  # level -> until it is complete
 
 
 def side_of(
@@ -70,17 +62,11 @@ PARTS = (*PIECES, RESTORE, REPLAY, WRITING)
 
 @dataclass(frozen=True, slots=True)
 class Back:
-    """Coming back from one class of failures.
+    """Coming back from one class of failures."""
 
-    Attributes:
-        failures_per_s: how often.
-        pieces: piece -> seconds, of those that are paid; with the restore.
-        replay_s: work that has to be done again, on average, to first order.
-    """
-
-    failures_per_s: float
-    pieces: Mapping[str, float]
-    replay_s: float
+    failures_per_s: float  # how often
+    pieces: Mapping[str, float]  # piece -> seconds, of those that are paid; with the restore
+    replay_s: float  # work that has to be done again, on average, to first order
 
     @property
     def total_s(self) -> float:
@@ -90,21 +76,13 @@ class Back:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One way to come back.
-
-    Attributes:
-        way: its name.
-        after: class of failures that happens -> coming back from it.
-        waste: of the time, as the advice has it.
-        shares: part -> share of all time; they add up to the waste.
-        saved: part -> share of all time that would be saved if it took half as long.
-    """
+    """One way to come back."""
 
     way: str
-    after: Mapping[str, Back]
-    waste: Waste
-    shares: Mapping[str, float]
-    saved: Mapping[str, float]
+    after: Mapping[str, Back]  # class of failures that happens -> coming back from it
+    waste: Waste  # of the time, as the advice has it
+    shares: Mapping[str, float]  # part -> share of all time; they add up to the waste
+    saved: Mapping[str, float]  # part -> share of all time that would be saved if it took half as long
 
 
 def compare(choice: Choice) -> list[Comparison]:

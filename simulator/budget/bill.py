@@ -26,32 +26,20 @@ USEFUL, SPARES = "useful training", "spare nodes"
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A line of a bill.
+    """A line of a bill."""
 
-    Attributes:
-        what: the time went to.
-        node_hours: of all nodes.
-        money: in the machine's currency; None where it has no price.
-        kwh: energy; None where the machine file does not say what a node draws.
-    """
-
-    what: str
-    node_hours: float
-    money: float | None
-    kwh: float | None
+    what: str  # the time went to
+    node_hours: float  # of all nodes
+    money: float | None  # in the machine's currency; None where it has no price
+    kwh: float | None  # energy; None where the machine file does not say what a node draws
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What a run takes.
+    """What a run takes."""
 
-    Attributes:
-        items: adding up to ``total``; the first is what was useful.
-        currency: of the money; "" without a price.
-    """
-
-    items: tuple[Item, ...]
-    currency: str
+    items: tuple[Item, ...]  # adding up to ``total``; the first is what was useful
+    currency: str  # of the money; "" without a price
 
     @property
     def total(self) -> Item:
@@ -204,43 +192,25 @@ PERIODS_S = (60.0, 600.0, 3600.0)
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to checkpoint a job, and what the simulator says that it takes.
-
-    Attributes:
-        name: of the way.
-        blocked_s: training waits for so long.
-    """
+    """A way to checkpoint a job, and what the simulator says that it takes."""
 
     name: str
-    blocked_s: float
+    blocked_s: float  # training waits for so long
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What calls that block for some time cost.
+    """What calls that block for some time cost."""
 
-    Attributes:
-        period_s: of training between two calls.
-        blocked_s: of each.
-        way: the way that blocks for so long; "" where the time is one that was asked about.
-        lost: the share of the time in which training waits.
-        cost: of that, in the time that was asked about.
-    """
-
-    period_s: float
-    blocked_s: float
-    way: str
-    lost: float
-    cost: Item
+    period_s: float  # of training between two calls
+    blocked_s: float  # of each
+    way: str  # the way that blocks for so long; "" where the time is one that was asked about
+    lost: float  # the share of the time in which training waits
+    cost: Item  # of that, in the time that was asked about
 
 
 def lost_share(blocked_s: float, period_s: float) -> float:
-    """The share of the time in which training waits.
-
-    Example:
-        >>> lost_share(1.0, period_s=9.0)
-        0.1
-    """
+    """The share of the time in which training waits."""
     return blocked_s / (period_s + blocked_s)
 
 

@@ -25,22 +25,14 @@ _ALL = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What a job keeps, and what there is for it.
+    """What a job keeps, and what there is for it."""
 
-    Attributes:
-        steps: level -> most steps on it at a time.
-        node_bytes: level -> bytes of these on the node that has most.
-        file_system_bytes: at the persistent level, of all.
-        node_capacity, file_system_capacity: bytes; infinity where the machine file does not say.
-        quota: true if a quota is what limits the file system.
-    """
-
-    steps: Mapping[str, int]
-    node_bytes: Mapping[str, float]
-    file_system_bytes: float
-    node_capacity: float
+    steps: Mapping[str, int]  # level -> most steps on it at a time
+    node_bytes: Mapping[str, float]  # level -> bytes of these on the node that has most
+    file_system_bytes: float  # at the persistent level, of all
+    node_capacity: float  # node_capacity, file_system_capacity: bytes; infinity where the machine file does not say
     file_system_capacity: float
-    quota: bool
+    quota: bool  # true if a quota is what limits the file system
 
     @property
     def on_node(self) -> float:

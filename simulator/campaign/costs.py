@@ -41,16 +41,12 @@ NOTHING = "none"
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """The failures that a job survives, and the levels from which it does.
+    """The failures that a job survives, and the levels from which it does."""
 
-    Attributes:
-        needs: failure class -> the cheapest level that survives it wherever it strikes; "none" where no level does.
-        rates_per_s: failure class -> how often.
-        shares: failure class -> level -> the share of its failures that need it, since they do not come alone.
-    """
-
+    #: failure class -> the cheapest level that survives it wherever it strikes; "none" where no level does
     needs: dict[str, str]
-    rates_per_s: dict[str, float]
+    rates_per_s: dict[str, float]  # failure class -> how often
+    #: failure class -> level -> the share of its failures that need it, since they do not come alone
     shares: dict[str, dict[str, float]]
 
     @property
@@ -246,19 +242,12 @@ _LEAST, _LONGEST = 1e-7, 2_000
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """How failures follow one another before everything is rebuilt.
+    """How failures follow one another before everything is rebuilt."""
 
-    Attributes:
-        again: the probability that one more comes, q above.
-        takes: the share of failures that take the storage of a given node, f above.
-        needing: the share of failures that need a level on the nodes other than a node's own.
-        beyond: the share that needs a higher one, whatever has been lost before.
-    """
-
-    again: float
-    takes: float
-    needing: float = 1.0
-    beyond: float = 0.0
+    again: float  # the probability that one more comes, q above
+    takes: float  # the share of failures that take the storage of a given node, f above
+    needing: float = 1.0  # the share of failures that need a level on the nodes other than a node's own
+    beyond: float = 0.0  # the share that needs a higher one, whatever has been lost before
 
 
 def again(rate: float, undisturbed_s: float) -> float:
@@ -277,15 +266,10 @@ def share_beyond(
 
 @dataclass(frozen=True, slots=True)
 class _Ring:
-    """Copies, along a ring of nodes of which no two neighbours are out.
+    """Copies, along a ring of nodes of which no two neighbours are out."""
 
-    Attributes:
-        nodes: on it.
-        partners: with copies of what is struck, or whose copies that has.
-    """
-
-    nodes: int
-    partners: int
+    nodes: int  # on it
+    partners: int  # with copies of what is struck, or whose copies that has
 
     def begin(self, longest: int) -> list[FloatArray]:
         """The probabilities that so many are out, where none is yet."""
@@ -320,15 +304,10 @@ class _Ring:
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """Groups of parity.
+    """Groups of parity."""
 
-    Attributes:
-        sizes: members, and how many of them are struck, of each group that is.
-        tolerate: of a group so many may be out.
-    """
-
-    sizes: tuple[tuple[int, int], ...]
-    tolerate: int
+    sizes: tuple[tuple[int, int], ...]  # members, and how many of them are struck, of each group that is
+    tolerate: int  # of a group so many may be out
 
     def begin(self, longest: int) -> list[FloatArray]:
         """For each group float64[out of those that are struck, out of the others], where none is yet."""

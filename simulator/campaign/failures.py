@@ -34,28 +34,18 @@ CLASSES = ("process", "node", "group", "system")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failure.
+    """One failure."""
 
-    Attributes:
-        at_s: time since the job began.
-        kind: one of CLASSES, or the name of a kind of groups.
-        nodes: that it strikes; one for a process, whose storage survives.
-    """
-
-    at_s: float
-    kind: str
-    nodes: tuple[int, ...]
+    at_s: float  # time since the job began
+    kind: str  # one of CLASSES, or the name of a kind of groups
+    nodes: tuple[int, ...]  # that it strikes; one for a process, whose storage survives
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The size of the job.
+    """The size of the job."""
 
-    Attributes:
-        ranks, nodes: processes, and nodes that they run on.
-    """
-
-    ranks: int
+    ranks: int  # ranks, nodes: processes, and nodes that they run on
     nodes: int
 
 
@@ -83,14 +73,7 @@ def need_failures(machine: Machine, size: Size) -> None:
 
 
 def classes(failures: Failures) -> tuple[str, ...]:
-    """All that can fail on a machine: CLASSES, and groups that have a name before "system".
-
-    Example:
-        >>> from deeppart_simulator.campaign.failures import classes
-        >>> from deeppart_simulator.machine.record import Failures, Group
-        >>> classes(Failures(groups={"rack": Group(nodes=4, mtbf=1e8)}))
-        ('process', 'node', 'group', 'rack', 'system')
-    """
+    """All that can fail on a machine: CLASSES, and groups that have a name before "system"."""
     return ("process", "node", *failures.kinds, "system")
 
 
@@ -212,17 +195,11 @@ ENDS = (PREEMPTION, TIME_LIMIT)
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Times in a queue.
-
-    Attributes:
-        mean_s: of them.
-        exponential: true if they are exponential; otherwise all are alike, or ``seen`` is drawn from.
-        seen: times of a trace, one of which it is, at random; none of these if empty.
-    """
+    """Times in a queue."""
 
     mean_s: float = 0.0
-    exponential: bool = False
-    seen: tuple[float, ...] = ()
+    exponential: bool = False  # true if they are exponential; otherwise all are alike, or ``seen`` is drawn from
+    seen: tuple[float, ...] = ()  # times of a trace, one of which it is, at random; none of these if empty
 
     @property
     def random(self) -> bool:
@@ -238,19 +215,12 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """What the scheduler does.
+    """What the scheduler does."""
 
-    Attributes:
-        limit_s: a job has so much time at once, from its turn on.
-        preemption_s: mean time after which it has to make room; exponential.
-        notice_s: it is told so long before either.
-        waits: in the queue.
-    """
-
-    limit_s: float = math.inf
-    preemption_s: float = math.inf
-    notice_s: float = 0.0
-    waits: Waits = Waits()
+    limit_s: float = math.inf  # a job has so much time at once, from its turn on
+    preemption_s: float = math.inf  # mean time after which it has to make room; exponential
+    notice_s: float = 0.0  # it is told so long before either
+    waits: Waits = Waits()  # in the queue
 
     @property
     def random(self) -> bool:
@@ -274,12 +244,6 @@ def pieces_s(restart: Restart, ranks: int, kinds: Iterable[str], *, cold: bool =
 
     A scheduler that starts a job again gives it other nodes for those that are lost: of the time to replace one, only
     what is longer than that comes on top.
-
-    Example:
-        >>> from deeppart_simulator.campaign.comeback import pieces_s
-        >>> from deeppart_simulator.machine.record import Restart
-        >>> pieces_s(Restart(detect=30.0, relaunch=60.0, imports=20.0, mode="standby"), 64, {"node"})
-        {'detect': 30.0, 'relaunch': 60.0, 'communicator': 0.0, 'first_step': 0.0}
     """
     paid = WAYS[restart.mode].after(kinds) | (_COLD if cold else frozenset())
     found = {piece: seconds for piece, seconds in restart.seconds(ranks).items() if piece in paid}

@@ -28,25 +28,17 @@ from .survival import Placement, placement
 
 @dataclass(frozen=True, slots=True)
 class Cadences:
-    """The cadence of a job's checkpoints, its length, and what it does without a node.
+    """The cadence of a job's checkpoints, its length, and what it does without a node."""
 
-    Attributes:
-        period_s: training from the end of one call to the next.
-        every: level -> at every how many-th call; 0 or left out for never.
-        keep: level -> how many steps stay there; 0 keeps all.
-        wall_s: length of the run.
-        spares: spare nodes.
-        elastic: true if training continues with fewer nodes while none is ready; otherwise it waits for a repair.
-        scheduling: what the scheduler does to the job.
-    """
-
-    period_s: float
-    every: Mapping[str, int]
-    wall_s: float
+    period_s: float  # training from the end of one call to the next
+    every: Mapping[str, int]  # level -> at every how many-th call; 0 or left out for never
+    wall_s: float  # length of the run
+    #: level -> how many steps stay there; 0 keeps all
     keep: Mapping[str, int] = field(default_factory=lambda: dict(DEFAULT_KEEP))
-    spares: int = 0
+    spares: int = 0  # spare nodes
+    #: true if training continues with fewer nodes while none is ready; otherwise it waits for a repair
     elastic: bool = False
-    scheduling: Scheduling = field(default_factory=Scheduling)
+    scheduling: Scheduling = field(default_factory=Scheduling)  # what the scheduler does to the job
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.period_s) and self.period_s > 0):
@@ -103,35 +95,21 @@ def _nth(count: int) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SizedJob:
-    """A job on some number of nodes.
+    """A job on some number of nodes."""
 
-    Attributes:
-        job, shares, times: the job, shares and times for that.
-        speed: of training, 1 with all nodes.
-        stages: stage -> seconds.
-        blocked_s: training waits for so long.
-        encoded_s: from the copy until the last chunk is encoded; 0 where nothing is.
-        local_s: encoding and writing the local part.
-        flushed_bytes: to the file system, with one checkpoint.
-        flush_rate: most bytes per second that the job's nodes can send there.
-        flush_latency_s: creating files there, and what else follows the last byte.
-        level_bytes: level -> bytes that one checkpoint writes there.
-        heal_s: rebuilding what a step lost.
-    """
-
-    job: Job
+    job: Job  # job, shares, times: the job, shares and times for that
     shares: Shares
     times: Times
-    speed: float
-    stages: Mapping[str, float]
-    blocked_s: float
-    encoded_s: float
-    local_s: float
-    flushed_bytes: float
-    flush_rate: float
-    flush_latency_s: float
-    level_bytes: Mapping[str, int]
-    heal_s: float
+    speed: float  # of training, 1 with all nodes
+    stages: Mapping[str, float]  # stage -> seconds
+    blocked_s: float  # training waits for so long
+    encoded_s: float  # from the copy until the last chunk is encoded; 0 where nothing is
+    local_s: float  # encoding and writing the local part
+    flushed_bytes: float  # to the file system, with one checkpoint
+    flush_rate: float  # most bytes per second that the job's nodes can send there
+    flush_latency_s: float  # creating files there, and what else follows the last byte
+    level_bytes: Mapping[str, int]  # level -> bytes that one checkpoint writes there
+    heal_s: float  # rebuilding what a step lost
     _restores: dict[tuple[object, ...], float] = field(default_factory=dict)
 
     def restore_s(self, parts: Mapping[str, int], saved_nodes: int) -> float:
@@ -238,18 +216,7 @@ def _parity_bytes(job: Job, written: float) -> float:
 
 
 def domain_nodes(failures: Failures, nodes: int, protection: Protection) -> int:
-    """Nodes of a group of the kind that is kept apart; 0 where nodes do not fail in groups.
-
-    Example:
-        >>> from deeppart_simulator.campaign.domains import domain_nodes
-        >>> from deeppart_simulator.machine.record import Failures, Group
-        >>> from deeppart_simulator.timing.stages import Protection
-        >>> kinds = {"switch": Group(nodes=2, mtbf=1e8), "power": Group(nodes=8, mtbf=1e9)}
-        >>> domain_nodes(Failures(groups=kinds), 16, Protection(partner=True))  # racks of power have both
-        8
-        >>> domain_nodes(Failures(groups=kinds), 8, Protection(partner=True))  # there is no second one
-        2
-    """
+    """Nodes of a group of the kind that is kept apart; 0 where nodes do not fail in groups."""
     sizes = sorted({kind.nodes for kind in failures.kinds.values() if math.isfinite(kind.mtbf)})
     if len(sizes) < 2 or not (protection.partner or protection.parity_group):
         return sizes[0] if sizes else 0

@@ -34,34 +34,21 @@ def place_of(node: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class Stored:
-    """One checkpoint, wherever it is.
-
-    Attributes:
-        sequence: its number.
-        progress_s: training that it holds.
-        nodes: that saved it; the place of a node is its number in the world then.
-        levels: on which it is complete, and still there.
-        lost: nodes whose storage was lost since.
-    """
+    """One checkpoint, wherever it is."""
 
     sequence: int
-    progress_s: float
-    nodes: tuple[int, ...]
-    levels: set[str] = field(default_factory=set)
-    lost: set[int] = field(default_factory=set)
+    progress_s: float  # training that it holds
+    nodes: tuple[int, ...]  # that saved it; the place of a node is its number in the world then
+    levels: set[str] = field(default_factory=set)  # on which it is complete, and still there
+    lost: set[int] = field(default_factory=set)  # nodes whose storage was lost since
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The choice of the planner.
+    """The choice of the planner."""
 
-    Attributes:
-        stored: the checkpoint.
-        parts: level -> nodes whose parts come from there.
-    """
-
-    stored: Stored
-    parts: dict[str, int]
+    stored: Stored  # the checkpoint
+    parts: dict[str, int]  # level -> nodes whose parts come from there
 
     @property
     def level(self) -> str:
@@ -71,15 +58,11 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The places of copies and parity among the nodes of a world.
+    """The places of copies and parity among the nodes of a world."""
 
-    Attributes:
-        partner: per place, that of the node with its copies; empty without such a level, or with one node.
-        group: per place, the places of its parity group; empty without such a level.
-    """
-
+    #: per place, that of the node with its copies; empty without such a level, or with one node
     partner: tuple[int, ...]
-    group: tuple[tuple[int, ...], ...]
+    group: tuple[tuple[int, ...], ...]  # per place, the places of its parity group; empty without such a level
 
 
 @lru_cache(maxsize=64)
@@ -213,14 +196,6 @@ class JobNodes:
         used: nodes of the job, in the order of their places. Each has a number of its own, from which
             :func:`~deeppart_simulator.campaign.survival.place_of` tells its place.
         turn: counts how often the job has got other nodes.
-
-    Example:
-        >>> from deeppart_simulator.campaign.nodes import JobNodes
-        >>> from deeppart_simulator.campaign.survival import place_of
-        >>> nodes = JobNodes(4, spares=1)
-        >>> lost, _ = nodes.lose([1, 2]), nodes.take()
-        >>> lost, [place_of(node) for node in nodes.used], nodes.waiting
-        ([1, 2], [0, 1, 3], 0)
     """
 
     def __init__(self, places: int, spares: int) -> None:

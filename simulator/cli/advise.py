@@ -96,12 +96,7 @@ def advise(
     if common.png_path is not None:
         advice_chart(advice).save(common.png_path)
     if common.report_path is not None:
-        write_page(
-            common.report_path,
-            advice.chosen.job,
-            Contents(advice=advice, command=command_line()),
-            common.seed,
-        )
+        write_page(common.report_path, advice.chosen.job, Contents(advice=advice, command=command_line()), common.seed)
     if common.as_json:
         print_json(document(advice, text))
         return GOOD

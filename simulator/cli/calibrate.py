@@ -25,11 +25,7 @@ from .parameters import NewFile
 @click.command(short_help="Measure this machine.")
 @output_options
 @click.option(
-    "--out",
-    type=NewFile(),
-    default=Path("machine.toml"),
-    show_default=True,
-    help="The machine file to write.",
+    "--out", type=NewFile(), default=Path("machine.toml"), show_default=True, help="The machine file to write."
 )
 @click.option("--name", default="this machine", show_default=True, help="Name of the machine.")
 @click.option(

@@ -59,11 +59,7 @@ _LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity", NOTHING: "n
     "--days", type=FiniteRange(min=0, min_open=True), default=30.0, show_default=True, help="Length of the run."
 )
 @click.option(
-    "--seeds",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    help="Number of runs, one per seed.",
+    "--seeds", type=click.IntRange(min=1), default=10, show_default=True, help="Number of runs, one per seed."
 )
 @click.option("--every", metavar="TIME", help="Training between two calls, such as 10min; the best one if left out.")
 @click.option(
@@ -173,13 +169,7 @@ def simulate(
 
 
 def _cadences(
-    planned: Planned,
-    wanted: Wanted,
-    every: str | None,
-    levels: str | None,
-    wall_s: float,
-    spares: int,
-    elastic: bool,
+    planned: Planned, wanted: Wanted, every: str | None, levels: str | None, wall_s: float, spares: int, elastic: bool
 ) -> Cadences:
     on = list(planned.on(planned.nodes).times.complete())
     if every is not None and levels is not None:

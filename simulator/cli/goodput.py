@@ -42,12 +42,7 @@ _MOST_DAYS, _LEAST_S = 36_525.0, 1e-6
     help="In which it costs.",
 )
 def goodput(
-    common: Common,
-    ranks: int,
-    ranks_per_node: int | None,
-    every: str | None,
-    blocked: str | None,
-    days: float,
+    common: Common, ranks: int, ranks_per_node: int | None, every: str | None, blocked: str | None, days: float
 ) -> int:
     """What calls that block for so long take of the goodput, in node-hours, money and energy.
 

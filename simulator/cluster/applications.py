@@ -44,20 +44,13 @@ _MOST_NODES = 16
 
 
 class Settings(NamedTuple):
-    """What AdaptDL's artefact says of a training beside its measurements.
+    """What AdaptDL's artefact says of a training beside its measurements."""
 
-    Attributes:
-        epochs: after which it is done.
-        most_local: samples of a micro-batch of a GPU at most; the largest that was measured if None.
-        most_gpus: that policies which choose a size give it.
-        batch: that Pollux gives it, instead of choosing one.
-        state: what a checkpoint of it holds, as ``--state`` says it; assumed from the models that the paper names.
-    """
-
-    epochs: int
-    most_local: int | None = None
-    most_gpus: int | None = None
-    batch: int | None = None
+    epochs: int  # after which it is done
+    most_local: int | None = None  # samples of a micro-batch of a GPU at most; the largest that was measured if None
+    most_gpus: int | None = None  # that policies which choose a size give it
+    batch: int | None = None  # that Pollux gives it, instead of choosing one
+    #: what a checkpoint of it holds, as ``--state`` says it; assumed from the models that the paper names
     state: str = "tensors-160x1.3MB"
 
 
@@ -79,13 +72,9 @@ class Times(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """A row of measured times.
+    """A row of measured times."""
 
-    Attributes:
-        placement: GPUs on each node, if the row is of one placement.
-    """
-
-    placement: Placement | None
+    placement: Placement | None  # GPUs on each node, if the row is of one placement
     nodes: int
     gpus: int
     local_batch: int
@@ -94,37 +83,23 @@ class Timing(NamedTuple):
 
 @dataclass(frozen=True)
 class Course:
-    """How a training with one batch went: one value for each epoch.
+    """How a training with one batch went: one value for each epoch."""
 
-    Attributes:
-        progress: steps with the first batch that it is worth, by the end of the epoch.
-        iteration: steps by then.
-        sqr, var: of gradients, as :class:`deeppart.plan.goodput.GradientNoise` has them, of the first batch.
-    """
-
-    progress: Floats
-    iteration: Floats
-    sqr: Floats
+    progress: Floats  # steps with the first batch that it is worth, by the end of the epoch
+    iteration: Floats  # steps by then
+    sqr: Floats  # sqr, var: of gradients, as :class:`deeppart.plan.goodput.GradientNoise` has them, of the first batch
     var: Floats
 
 
 @dataclass(frozen=True)
 class Application:
-    """One kind of training.
-
-    Attributes:
-        name: of it.
-        timings: measured.
-        courses: by batch, ascending.
-        settings: what is known of it beside that.
-        least_local, most_local: samples of a micro-batch of a GPU.
-    """
+    """One kind of training."""
 
     name: str
-    timings: Sequence[Timing]
-    courses: Mapping[int, Course]
-    settings: Settings
-    least_local: int
+    timings: Sequence[Timing]  # measured
+    courses: Mapping[int, Course]  # by batch, ascending
+    settings: Settings  # what is known of it beside that
+    least_local: int  # least_local, most_local: samples of a micro-batch of a GPU
     most_local: int
     _known: dict[tuple[Placement, int], Times] = field(default_factory=dict, repr=False)
 
@@ -232,15 +207,7 @@ def divided(batch: int, gpus: int, application: Application) -> tuple[int, int]:
 
 
 def read_application(archive: Archive, name: str) -> Application:
-    """The application of that name.
-
-    Example:
-        >>> from deeppart_simulator.cluster.applications import read_application
-        >>> from deeppart_simulator.cluster.traces.archive import Archive
-        >>> cifar = read_application(Archive(), "cifar10")
-        >>> cifar.batch, cifar.most_batch, round(cifar.times((4, 4), 128).step_s, 3)
-        (128, 4096, 0.23)
-    """
+    """The application of that name."""
     folder = f"traces/{name}/"
     try:
         timings = _placements(archive.table(f"{folder}placements.csv"))
@@ -285,15 +252,7 @@ def _course(rows: Sequence[Mapping[str, str]]) -> Course:
 
 
 def read_workload(archive: Archive, name: str, known: dict[str, Application]) -> list[Request]:
-    """The jobs of a table, in its order.
-
-    Example:
-        >>> from deeppart_simulator.cluster.traces.archive import Archive
-        >>> from deeppart_simulator.cluster.workloads import read_workload
-        >>> jobs = read_workload(Archive(), "workloads/workload-1.csv", {})
-        >>> len(jobs), jobs[0].name, jobs[0].gpus
-        (160, 'cifar10-0', 6)
-    """
+    """The jobs of a table, in its order."""
     found = []
     for number, row in enumerate(archive.table(name)):
         try:
@@ -320,14 +279,7 @@ _MOST_BYTES = 64 << 20
 
 
 class Archive:
-    """The tables of a trace.
-
-    Example:
-        >>> from deeppart_simulator.cluster.traces.archive import Archive
-        >>> archive = Archive("adaptdl")
-        >>> archive.workloads("workloads")[0], len(archive.table("workloads/workload-1.csv"))
-        ('workloads/workload-1.csv', 160)
-    """
+    """The tables of a trace."""
 
     def __init__(self, where: str | Path = SHIPPED) -> None:
         self.name = str(where)
@@ -394,16 +346,6 @@ def restarts_s(machine: Machine, per_node: int, applications: Iterable[Applicati
 
     It waits until its checkpoint is complete on the file system, where any nodes can read it; then it pays what the
     machine's way to come back costs a job that stops by itself and whose nodes are ready; then it restores.
-
-    Example:
-        >>> from deeppart_simulator.cluster.applications import read_application
-        >>> from deeppart_simulator.cluster.restarting import restarts_s
-        >>> from deeppart_simulator.cluster.traces.archive import Archive
-        >>> from deeppart_simulator.machine.files import read_machine
-        >>> machine = read_machine("summit")
-        >>> found = restarts_s(machine, 4, [read_application(Archive(), "bert")])
-        >>> machine.restart.relaunch < found["bert"] < 2 * machine.restart.relaunch  # most of it is to start processes
-        True
     """
     return {each.name: _seconds(machine, per_node, each) for each in applications}
 

@@ -20,19 +20,12 @@ _FIRST_GUESS = Throughput(0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 1.001)
 
 @dataclass(frozen=True)
 class Request:
-    """A row of a workload.
+    """A row of a workload."""
 
-    Attributes:
-        name: of the job.
-        submitted_s: from the beginning.
-        application: that it runs.
-        gpus, batch: that its user asks for.
-    """
-
-    name: str
-    submitted_s: float
-    application: Application
-    gpus: int
+    name: str  # of the job
+    submitted_s: float  # from the beginning
+    application: Application  # that it runs
+    gpus: int  # gpus, batch: that its user asks for
     batch: int
 
 
@@ -165,38 +158,25 @@ _MOST_S = 365 * 86_400
 
 @dataclass(frozen=True)
 class Cluster:
-    """What jobs share, and how.
-
-    Attributes:
-        nodes: of it.
-        per_node: GPUs of each.
-        interval_s: from one decision to the next.
-        restart_s: of an application, by name: from the moment that its GPUs change until it trains again.
-    """
+    """What jobs share, and how."""
 
     nodes: int
-    per_node: int
-    interval_s: float
+    per_node: int  # GPUs of each
+    interval_s: float  # from one decision to the next
+    #: of an application, by name: from the moment that its GPUs change until it trains again
     restart_s: Callable[[str], float]
 
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job went.
-
-    Attributes:
-        name, application: of it.
-        submitted_s, finished_s: from the beginning.
-        restarts: with other GPUs, after its first start.
-        stopped_s: that it spent with GPUs and without training, since it was starting.
-    """
+    """How a job went."""
 
     name: str
     application: str
-    submitted_s: float
+    submitted_s: float  # submitted_s, finished_s: from the beginning
     finished_s: float
-    restarts: int
-    stopped_s: float
+    restarts: int  # with other GPUs, after its first start
+    stopped_s: float  # that it spent with GPUs and without training, since it was starting
 
     @property
     def completion_s(self) -> float:
@@ -245,18 +225,12 @@ def _result(job: Job) -> JobResult:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A workload with one policy.
-
-    Attributes:
-        policy, workload: their names.
-        restart_s: of each application, by name.
-        jobs: how each went.
-    """
+    """A workload with one policy."""
 
     policy: str
     workload: str
-    restart_s: dict[str, float]
-    jobs: Sequence[JobResult]
+    restart_s: dict[str, float]  # of each application, by name
+    jobs: Sequence[JobResult]  # how each went
 
     @property
     def mean_s(self) -> float:

@@ -30,19 +30,12 @@ _CLOSE = 1e-9
 
 @dataclass(frozen=True)
 class _Wish:
-    """A job when GPUs are shared out.
+    """A job when GPUs are shared out."""
 
-    Attributes:
-        worth: of GPUs to it.
-        held: what it has.
-        factor: by which a restart makes a speed-up less.
-        fair: GPUs of a fair share.
-    """
-
-    worth: Worth
-    held: Allocation
-    factor: float
-    fair: int
+    worth: Worth  # of GPUs to it
+    held: Allocation  # what it has
+    factor: float  # by which a restart makes a speed-up less
+    fair: int  # GPUs of a fair share
 
     def cost(self, allocation: Allocation) -> float:
         factor = 1.0 if allocation == self.held else self.factor
@@ -166,15 +159,7 @@ _LEAST = 1e-3
 
 
 class Worth:
-    """What sizes are worth to one job.
-
-    Example:
-        >>> from deeppart_simulator.cluster.policies.worth import Worth
-        >>> from deeppart.plan.goodput import Bounds
-        >>> worth = Worth(None, Bounds(32, 32, 32), most=8, per_node=4)
-        >>> round(worth.cost(1, 4, fair=2), 3), round(worth.cost(1, 4, fair=2, factor=0.5), 3)
-        (1.996, 3.984)
-    """
+    """What sizes are worth to one job."""
 
     def __init__(self, goodput: Goodput | None, bounds: Bounds, most: int, per_node: int) -> None:
         self._goodput, self._bounds = goodput, bounds
@@ -211,14 +196,7 @@ class Worth:
 
 
 def divide(costs: Sequence[Floats], gpus: int) -> list[int]:
-    """How many each job gets.
-
-    Example:
-        >>> import numpy as np
-        >>> from deeppart_simulator.cluster.policies.dividing import divide
-        >>> divide([np.array([9.0, 4.0, 3.0]), np.array([9.0, 5.0, 1.0])], gpus=3)
-        [1, 2]
-    """
+    """How many each job gets."""
     least = np.zeros(gpus + 1)
     taken = []
     for cost in costs:
@@ -236,15 +214,7 @@ def divide(costs: Sequence[Floats], gpus: int) -> list[int]:
 
 
 class Packing:
-    """Who has which GPUs while they are shared out.
-
-    Example:
-        >>> from deeppart_simulator.cluster.policies.packing import Packing
-        >>> packing = Packing(nodes=2, per_node=4)
-        >>> packing.put(packing.place(5))
-        >>> packing.place(2), packing.place(4)  # the second would have to share node 1 with the first
-        ((1, 1), None)
-    """
+    """Who has which GPUs while they are shared out."""
 
     def __init__(self, nodes: int, per_node: int) -> None:
         self._per_node = per_node

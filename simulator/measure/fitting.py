@@ -26,19 +26,12 @@ from ..workload.states import read_state
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One measured checkpoint, by medians over its rounds.
-
-    Attributes:
-        ranks: how many.
-        share_bytes: of each.
-        share_tensors: of each.
-        seconds: name -> median of the slowest rank.
-    """
+    """One measured checkpoint, by medians over its rounds."""
 
     ranks: int
-    share_bytes: int
-    share_tensors: int
-    seconds: Mapping[str, float]
+    share_bytes: int  # of each
+    share_tensors: int  # of each
+    seconds: Mapping[str, float]  # name -> median of the slowest rank
 
 
 def after(measured: Mapping[str, Sequence[float]], end: str, begin: str) -> float:
@@ -214,23 +207,14 @@ _MOST_COMMITS = 3
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A compressed checkpoint of float32, and its restore from the node, by medians of the slowest rank.
+    """A compressed checkpoint of float32, and its restore from the node, by medians of the slowest rank."""
 
-    Attributes:
-        ranks: of the node.
-        share_bytes: of each, before encoding.
-        share_tensors: of each.
-        local_s: from the end of the call until it is on the node, while it goes to the file system, too.
-        longer_s: by how much longer a restore takes than one of the same state that was stored raw.
-        commit_s: from the node until it is committed on the file system.
-    """
-
-    ranks: int
-    share_bytes: int
-    share_tensors: int
-    local_s: float
-    longer_s: float
-    commit_s: float = 0.0
+    ranks: int  # of the node
+    share_bytes: int  # of each, before encoding
+    share_tensors: int  # of each
+    local_s: float  # from the end of the call until it is on the node, while it goes to the file system, too
+    longer_s: float  # by how much longer a restore takes than one of the same state that was stored raw
+    commit_s: float = 0.0  # from the node until it is committed on the file system
 
 
 def as_encoded(machine: Machine, encoded: Encoded) -> Machine:

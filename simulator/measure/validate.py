@@ -37,19 +37,12 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Checkpoints of one kind.
+    """Checkpoints of one kind."""
 
-    Attributes:
-        kind: in words.
-        task: the checkpoints; how many, among how many ranks and in what parity groups is filled in.
-        what: that is compared: names of what is measured.
-        least_ranks: it needs so many.
-    """
-
-    kind: str
-    task: SaveTask
-    what: tuple[str, ...]
-    least_ranks: int = 1
+    kind: str  # in words
+    task: SaveTask  # the checkpoints; how many, among how many ranks and in what parity groups is filled in
+    what: tuple[str, ...]  # that is compared: names of what is measured
+    least_ranks: int = 1  # it needs so many
 
     def on(self, ranks: int, rounds: int, shards: int) -> SaveTask:
         """The checkpoints on so many ranks."""
@@ -92,33 +85,22 @@ ROUNDS, QUICK_ROUNDS = (3, 2), (4, 1)
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One number.
+    """One number."""
 
-    Attributes:
-        kind: of the checkpoints, in words.
-        ranks, nbytes, tensors: of what.
-        flush_bandwidth: of the node, or None.
-        what: "blocked", a level, "restore" or "trained".
-        predicted_s: seconds; with several passes the median of their predictions.
-        measured_s: median of all rounds.
-        least_s, most_s: of the rounds.
-        spread: how far apart the middle half of the rounds lies, as a share of the median: two equal measurements often
-            differ by so much.
-        varied: how much longer the slowest pass measured than the fastest one, as a share; 0 with one pass.
-    """
-
-    kind: str
-    ranks: int
+    kind: str  # of the checkpoints, in words
+    ranks: int  # ranks, nbytes, tensors: of what
     nbytes: int
     tensors: int
-    flush_bandwidth: float | None
-    what: str
-    predicted_s: float
-    measured_s: float
-    least_s: float
+    flush_bandwidth: float | None  # of the node, or None
+    what: str  # "blocked", a level, "restore" or "trained"
+    predicted_s: float  # seconds; with several passes the median of their predictions
+    measured_s: float  # median of all rounds
+    least_s: float  # least_s, most_s: of the rounds
     most_s: float
+    #: how far apart the middle half of the rounds lies, as a share of the median: two equal measurements often differ
+    #: by so much
     spread: float = 0.0
-    varied: float = 0.0
+    varied: float = 0.0  # how much longer the slowest pass measured than the fastest one, as a share; 0 with one pass
 
     @property
     def error(self) -> float:
@@ -133,13 +115,9 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """All numbers.
+    """All numbers."""
 
-    Attributes:
-        comparisons: of every case.
-    """
-
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[Comparison, ...]  # of every case
 
     @property
     def median_error(self) -> float:

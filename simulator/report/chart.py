@@ -35,49 +35,30 @@ _MARK_WIDTH, _LETTER_WIDTH = 55.0, 6.8
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A line of the legend.
+    """A line of the legend."""
 
-    Attributes:
-        label: what the mark stands for.
-        colour: its name in the palette.
-        shape: "block", "line", "dotted", "dashed", "point", "square", "triangle", "hollow" or "ring".
-    """
-
-    label: str
-    colour: str
-    shape: str = "block"
+    label: str  # what the mark stands for
+    colour: str  # its name in the palette
+    shape: str = "block"  # "block", "line", "dotted", "dashed", "point", "square", "triangle", "hollow" or "ring"
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One drawing.
+    """One drawing."""
 
-    Attributes:
-        title: what it shows.
-        draw: draws it.
-        height: in pixels.
-    """
-
-    title: str
-    draw: Callable[[Axes], None]
-    height: int = 280
+    title: str  # what it shows
+    draw: Callable[[Axes], None]  # draws it
+    height: int = 280  # in pixels
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Drawings that belong together.
+    """Drawings that belong together."""
 
-    Attributes:
-        name: of the chart, which its identifiers in a page begin with.
-        panels: its drawings.
-        key: what their marks stand for.
-        heading: for a picture that stands alone.
-    """
-
-    name: str
-    panels: tuple[Panel, ...]
-    key: tuple[Mark, ...] = ()
-    heading: str = ""
+    name: str  # of the chart, which its identifiers in a page begin with
+    panels: tuple[Panel, ...]  # its drawings
+    key: tuple[Mark, ...] = ()  # what their marks stand for
+    heading: str = ""  # for a picture that stands alone
 
     def svgs(self) -> list[str]:
         """Each panel as an element of a page, without a background; the same chart gives the same bytes."""

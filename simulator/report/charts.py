@@ -117,9 +117,7 @@ def campaign_chart(summary: Summary) -> Chart:
         title = f"Not useful training: {show_share(1 - summary.efficiency.mean)} of the time"
         panels.append(
             Panel(
-                title,
-                partial(_estimates, shares, "share of the time", show_share, show_part),
-                rows_height(len(shares)),
+                title, partial(_estimates, shares, "share of the time", show_share, show_part), rows_height(len(shares))
             )
         )
     if summary.recoveries:

@@ -21,32 +21,17 @@ _NEARLY = 1e-9
 
 
 def linear_ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Round numbers from ``low`` to ``high``, evenly apart, as many as fit.
-
-    Example:
-        >>> linear_ticks(0, 3.1, 5)
-        [0.0, 1.0, 2.0, 3.0]
-    """
+    """Round numbers from ``low`` to ``high``, evenly apart, as many as fit."""
     return _evenly(low, high, most, _decimal_step)
 
 
 def time_ticks(end_s: float, most: int = 5) -> list[float]:
-    """The same for times from 0 on.
-
-    Example:
-        >>> time_ticks(7000, 5)
-        [0.0, 1800.0, 3600.0, 5400.0]
-    """
+    """The same for times from 0 on."""
     return _evenly(0.0, end_s, most, _time_step)
 
 
 def log_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers from ``low`` to ``high``, both above 0, for a logarithmic axis.
-
-    Example:
-        >>> log_ticks(3, 4000)
-        [10.0, 100.0, 1000.0]
-    """
+    """Round numbers from ``low`` to ``high``, both above 0, for a logarithmic axis."""
     digits = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     return _fitting(
         low, high, most, [m * 10.0**n for n in digits for m in (1, 2, 5)], [10.0**n for n in digits], linear_ticks
@@ -54,12 +39,7 @@ def log_ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def log_time_ticks(low_s: float, high_s: float, most: int = 6) -> list[float]:
-    """The same for times.
-
-    Example:
-        >>> log_time_ticks(0.5, 7200)
-        [1.0, 10.0, 60.0, 600.0, 3600.0]
-    """
+    """The same for times."""
     digits = range(math.floor(math.log10(low_s)) - 1, 2)
     days = range(max(1, math.ceil(math.log10(max(high_s, _DAY_S) / _DAY_S)) + 1))
     fine = [m * 10.0**n for n in digits for m in (1, 2, 5) if m * 10.0**n < _MINUTE_S]
@@ -69,12 +49,7 @@ def log_time_ticks(low_s: float, high_s: float, most: int = 6) -> list[float]:
 
 
 def time_labels(ticks_s: Sequence[float]) -> list[str]:
-    """Times as texts, those below 100 s all in the unit of the longest, so that they can be compared at a glance.
-
-    Example:
-        >>> time_labels([0, 0.5, 1])
-        ['0', '0.5 s', '1 s']
-    """
+    """Times as texts, those below 100 s all in the unit of the longest, so that they can be compared at a glance."""
     longest = max(ticks_s, default=0.0)
     if longest >= 100:
         return [show_seconds(tick) if tick else "0" for tick in ticks_s]

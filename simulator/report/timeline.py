@@ -27,35 +27,22 @@ _SAME = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Something that a node does for a while.
-
-    Attributes:
-        node: its number.
-        lane: one of LANES.
-        what: "plan", "copy", "encode", "write", "exchange copies", "exchange parity", "flush" or "train".
-        begin_s, end_s: from the call on.
-        nbytes: moved meanwhile, as far as that means something.
-    """
+    """Something that a node does for a while."""
 
     node: int
-    lane: str
-    what: str
-    begin_s: float
+    lane: str  # one of LANES
+    what: str  # "plan", "copy", "encode", "write", "exchange copies", "exchange parity", "flush" or "train"
+    begin_s: float  # begin_s, end_s: from the call on
     end_s: float
-    nbytes: int = 0
+    nbytes: int = 0  # moved meanwhile, as far as that means something
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Nodes that do the same, to within 3 %.
+    """Nodes that do the same, to within 3 %."""
 
-    Attributes:
-        nodes: their numbers, ascending.
-        bars: of the first of them.
-    """
-
-    nodes: tuple[int, ...]
-    bars: tuple[Bar, ...]
+    nodes: tuple[int, ...]  # their numbers, ascending
+    bars: tuple[Bar, ...]  # of the first of them
 
     @property
     def words(self) -> str:

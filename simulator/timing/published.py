@@ -48,23 +48,15 @@ _THESIS_RANKS, _THESIS_WIDTH = 64, 4
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One published number beside the model's.
+    """One published number beside the model's."""
 
-    Attributes:
-        source: who published it.
-        case: what was measured.
-        unit: "s", or "x" for times as fast as ``torch.save``.
-        published, simulated: the numbers.
-        why: what the difference comes from, or what the number depends on.
-        given: true if a number of the machine file is from this very figure, which then says nothing about the model.
-    """
-
-    source: str
-    case: str
-    unit: str
+    source: str  # who published it
+    case: str  # what was measured
+    unit: str  # "s", or "x" for times as fast as ``torch.save``
     published: float
     simulated: float
-    why: str
+    why: str  # what the difference comes from, or what the number depends on
+    #: true if a number of the machine file is from this very figure, which then says nothing about the model
     given: bool = False
 
     @property
@@ -79,12 +71,7 @@ class Figure:
 
 
 def figures() -> list[Figure]:
-    """All published figures, with what the model says of them.
-
-    Example:
-        >>> [figure.case for figure in figures() if figure.source == TORCHSNAPSHOT][0]
-        'torch.save, local'
-    """
+    """All published figures, with what the model says of them."""
     return [*_torchsnapshot(), *_mlperf(), *_thesis()]
 
 
@@ -193,24 +180,15 @@ def _first(faster: Callable[[int], float], published: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Two published numbers, and what they were measured on.
+    """Two published numbers, and what they were measured on."""
 
-    Attributes:
-        workload: its name, as a state.
-        hosts: on which it ran.
-        storage: bytes per second that the storage is sold with.
-        link: bytes per second of a host.
-        save_s, load_s: means of ten checkpoints.
-        size: of the checkpoint, in units of 2^30 bytes, as the results have it.
-    """
-
-    workload: str
-    hosts: int
-    storage: float
-    link: float
-    save_s: float
+    workload: str  # its name, as a state
+    hosts: int  # on which it ran
+    storage: float  # bytes per second that the storage is sold with
+    link: float  # bytes per second of a host
+    save_s: float  # save_s, load_s: means of ten checkpoints
     load_s: float
-    size: float
+    size: float  # of the checkpoint, in units of 2^30 bytes, as the results have it
 
     @property
     def ranks_per_host(self) -> int:

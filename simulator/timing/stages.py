@@ -70,51 +70,32 @@ STAGES = ("plan", "capture", "encode", Level.LOCAL, Level.PARTNER, Level.PARITY,
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Times:
-    """Seconds of one checkpoint.
+    """Seconds of one checkpoint."""
 
-    Attributes:
-        plan: planning and agreement, on every rank.
-        capture: float64[ranks], the copy of the share; of a lazy call, what is copied after it.
-        encode: float64[ranks], with all encoding threads.
-        local: float64[ranks], writing the part, without encoding.
-        local_end: float64[ranks], of that, what comes after the last chunk: tables, sync, rename, round.
-        partner: float64[nodes], sending and storing copies.
-        parity: float64[nodes], exchanging, encoding and storing parity.
-        persistent: float64[ranks], writing to the file system.
-        persistent_end: float64[ranks], of that, what comes after the last chunk.
-        commit: from when the parts are on the nodes until the step is committed, at least.
-        cores: float64[ranks], where chunks are encoded: that the node's cores need for all its ranks, who encode, write
-            and read back at the same time; 0 elsewhere, since the rates of writing were measured with all of that.
-        encoded: float64[ranks], bytes of the parts.
-        raw: float64[ranks], bytes of the shares.
-        files: created on the file system, without the manifest.
-        spans: most spans of a rank.
-        lazy: true if the copy is made in the background.
-        deferring: of a lazy call, guards of what is copied later, and copies of what is small, of the slowest rank.
-        limited: from the copy until all that leaves a node has passed the job's own limit, which copies, parity and the
-            flush share; 0 without one, or where there are not both.
-        waits: true if training waits for all of it; then ``capture`` is the stream of ``torch.save``.
-    """
-
-    plan: float
-    capture: FloatArray
-    encode: FloatArray
-    local: FloatArray
-    local_end: FloatArray
-    partner: FloatArray
-    parity: FloatArray
-    persistent: FloatArray
-    persistent_end: FloatArray
+    plan: float  # planning and agreement, on every rank
+    capture: FloatArray  # float64[ranks], the copy of the share; of a lazy call, what is copied after it
+    encode: FloatArray  # float64[ranks], with all encoding threads
+    local: FloatArray  # float64[ranks], writing the part, without encoding
+    local_end: FloatArray  # float64[ranks], of that, what comes after the last chunk: tables, sync, rename, round
+    partner: FloatArray  # float64[nodes], sending and storing copies
+    parity: FloatArray  # float64[nodes], exchanging, encoding and storing parity
+    persistent: FloatArray  # float64[ranks], writing to the file system
+    persistent_end: FloatArray  # float64[ranks], of that, what comes after the last chunk
+    #: float64[ranks], where chunks are encoded: that the node's cores need for all its ranks, who encode, write and
+    #: read back at the same time; 0 elsewhere, since the rates of writing were measured with all of that
     cores: FloatArray
-    encoded: FloatArray
-    raw: FloatArray
-    files: int
-    spans: int
-    lazy: bool
+    encoded: FloatArray  # float64[ranks], bytes of the parts
+    raw: FloatArray  # float64[ranks], bytes of the shares
+    files: int  # created on the file system, without the manifest
+    spans: int  # most spans of a rank
+    lazy: bool  # true if the copy is made in the background
+    #: of a lazy call, guards of what is copied later, and copies of what is small, of the slowest rank
     deferring: float = 0.0
-    commit: float = 0.0
+    commit: float = 0.0  # from when the parts are on the nodes until the step is committed, at least
+    #: from the copy until all that leaves a node has passed the job's own limit, which copies, parity and the flush
+    #: share; 0 without one, or where there are not both
     limited: float = 0.0
-    waits: bool = False
+    waits: bool = False  # true if training waits for all of it; then ``capture`` is the stream of ``torch.save``
 
     @property
     def blocked_s(self) -> float:
@@ -209,21 +190,13 @@ FILES = ("rank", "node")
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """The levels to which a checkpoint goes.
+    """The levels to which a checkpoint goes."""
 
-    Attributes:
-        local: the nodes' own storage.
-        partner: a copy on another node.
-        parity_group: nodes in a parity group; 0 for no parity.
-        parity_tolerate: of them, how many may be lost.
-        persistent: the parallel file system.
-    """
-
-    local: bool = True
-    partner: bool = True
-    parity_group: int = 0
-    parity_tolerate: int = 1
-    persistent: bool = True
+    local: bool = True  # the nodes' own storage
+    partner: bool = True  # a copy on another node
+    parity_group: int = 0  # nodes in a parity group; 0 for no parity
+    parity_tolerate: int = 1  # of them, how many may be lost
+    persistent: bool = True  # the parallel file system
 
     def __post_init__(self) -> None:
         if self.parity_group and not 1 <= self.parity_tolerate < self.parity_group:
@@ -237,34 +210,22 @@ class Protection:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job on a machine.
-
-    Attributes:
-        state: its state.
-        machine: the machine on which it runs.
-        ranks: how many.
-        ranks_per_node: on each node.
-        strategy: of the partitioner.
-        compression: "none", "tensor" or "auto".
-        capture: "eager" or "lazy".
-        protection: the levels.
-        flush_bandwidth: most bytes per second of a node to the file system and other nodes; infinity for no limit.
-        files: "rank" or "node": what is written to the file system.
-        flush_share: of the time, that the job means to be writing to the file system at most, which others use too.
-            With a ``flush_bandwidth`` that is the limit, and it may write all the time.
-    """
+    """A job on a machine."""
 
     state: State
-    machine: Machine
+    machine: Machine  # the machine on which it runs
     ranks: int
-    ranks_per_node: int
-    strategy: str = "deeppart"
-    compression: str = "none"
-    capture: str = "eager"
-    protection: Protection = Protection()
+    ranks_per_node: int  # on each node
+    strategy: str = "deeppart"  # of the partitioner
+    compression: str = "none"  # "none", "tensor" or "auto"
+    capture: str = "eager"  # "eager" or "lazy"
+    protection: Protection = Protection()  # the levels
+    #: most bytes per second of a node to the file system and other nodes; infinity for no limit
     flush_bandwidth: float = math.inf
+    #: of the time, that the job means to be writing to the file system at most, which others use too. With a
+    #: ``flush_bandwidth`` that is the limit, and it may write all the time.
     flush_share: float = FLUSH_SHARE
-    files: str = "rank"
+    files: str = "rank"  # "rank" or "node": what is written to the file system
 
     @property
     def nodes(self) -> int:

@@ -33,46 +33,27 @@ _DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """What the user says of the machine, where the file does not.
+    """What the user says of the machine, where the file does not."""
 
-    Attributes:
-        seconds: how long it was watched.
-        nodes: how many were watched.
-        ranks_per_node: processes on each.
-        group_nodes: nodes that may fail together.
-        window_s: what counts as together.
-    """
-
-    seconds: float | None = None
-    nodes: int | None = None
-    ranks_per_node: int | None = None
-    group_nodes: int | None = None
-    window_s: float | None = None
+    seconds: float | None = None  # how long it was watched
+    nodes: int | None = None  # how many were watched
+    ranks_per_node: int | None = None  # processes on each
+    group_nodes: int | None = None  # nodes that may fail together
+    window_s: float | None = None  # what counts as together
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What a trace says of failures.
+    """What a trace says of failures."""
 
-    Attributes:
-        trace: with failures of nodes put together.
-        rates: class, or "preemption" -> of one process, node, group, of the system, of one job.
-        shape: of all classes together; None if there were too few failures.
-        shapes: the same class by class, where there were enough.
-        together: how often nodes fail together.
-        group_nodes: nodes of a group.
-        time_limits: runs that had had their time.
-        notes: what was assumed.
-    """
-
-    trace: Trace
-    rates: Mapping[str, Rate]
-    shape: Shape | None
-    shapes: Mapping[str, Shape]
-    together: Together
-    group_nodes: int
-    time_limits: int
-    notes: tuple[str, ...]
+    trace: Trace  # with failures of nodes put together
+    rates: Mapping[str, Rate]  # class, or "preemption" -> of one process, node, group, of the system, of one job
+    shape: Shape | None  # of all classes together; None if there were too few failures
+    shapes: Mapping[str, Shape]  # the same class by class, where there were enough
+    together: Together  # how often nodes fail together
+    group_nodes: int  # nodes of a group
+    time_limits: int  # runs that had had their time
+    notes: tuple[str, ...]  # what was assumed
 
     @property
     def used_shape(self) -> float:
@@ -256,21 +237,13 @@ def _one(cluster: list[Event], size: int) -> Event:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """How often nodes fail together.
+    """How often nodes fail together."""
 
-    Attributes:
-        window_s: what counts as together.
-        failures: of nodes, one by one, before they are put together.
-        sizes: nodes at once -> how often.
-        by_chance: so many groups would be expected of nodes that fail independently.
-        p_value: the probability of as many groups as there were, or more, by chance.
-    """
-
-    window_s: float
-    failures: int
-    sizes: dict[int, int]
-    by_chance: float
-    p_value: float
+    window_s: float  # what counts as together
+    failures: int  # of nodes, one by one, before they are put together
+    sizes: dict[int, int]  # nodes at once -> how often
+    by_chance: float  # so many groups would be expected of nodes that fail independently
+    p_value: float  # the probability of as many groups as there were, or more, by chance
 
     @property
     def groups(self) -> int:
@@ -321,30 +294,17 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A rate, as the mean time between events.
-
-    Attributes:
-        events: how many.
-        exposure_s: time in which they were counted, of all things that could have had one together.
-        mtbf_s: the time between two of one thing; infinity if there was none.
-        low_s, high_s: bounds of it, at the given confidence; high_s is infinity if there was none.
-    """
+    """A rate, as the mean time between events."""
 
     events: int
-    exposure_s: float
-    mtbf_s: float
-    low_s: float
+    exposure_s: float  # time in which they were counted, of all things that could have had one together
+    mtbf_s: float  # the time between two of one thing; infinity if there was none
+    low_s: float  # low_s, high_s: bounds of it, at the given confidence; high_s is infinity if there was none
     high_s: float
 
 
 def rate(events: int, exposure_s: float, dispersion: float = 1.0, confidence: float = CONFIDENCE) -> Rate:
-    """The rate at which something happens.
-
-    Example:
-        >>> found = rate(0, 100.0)
-        >>> found.mtbf_s, round(found.low_s, 1), found.high_s
-        (inf, 27.1, inf)
-    """
+    """The rate at which something happens."""
     from scipy.special import gammaincinv
 
     tail, count, time_s = (1 - confidence) / 2, events / dispersion, exposure_s / dispersion
@@ -364,33 +324,21 @@ _FEWEST = 3
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Times between failures of one class.
+    """Times between failures of one class."""
 
-    Attributes:
-        failed: that ended in a failure; above 0.
-        censored: that did not.
-    """
-
-    failed: Floats
-    censored: Floats
+    failed: Floats  # that ended in a failure; above 0
+    censored: Floats  # that did not
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A shape.
+    """A shape."""
 
-    Attributes:
-        shape: most likely; 1 is exponential, below, failures come in bursts.
-        low, high: bounds of it.
-        p_exponential: the probability of a likelihood ratio such as this if times are exponential.
-        failures: that it is from.
-    """
-
-    shape: float
-    low: float
+    shape: float  # most likely; 1 is exponential, below, failures come in bursts
+    low: float  # low, high: bounds of it
     high: float
-    p_exponential: float
-    failures: int
+    p_exponential: float  # the probability of a likelihood ratio such as this if times are exponential
+    failures: int  # that it is from
 
     @property
     def exponential(self) -> bool:

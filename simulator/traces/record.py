@@ -29,78 +29,49 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that ended a job, or a node's work.
+    """Something that ended a job, or a node's work."""
 
-    Attributes:
-        at_s: since the observation began.
-        kind: one of KINDS.
-        nodes: names of those that it struck. Of a node's failure more than one where the log does not say which of
-            the job's nodes it was.
-    """
-
-    at_s: float
-    kind: str
+    at_s: float  # since the observation began
+    kind: str  # one of KINDS
+    #: names of those that it struck. Of a node's failure more than one where the log does not say which of the job's
+    #: nodes it was.
     nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What was watched.
+    """What was watched."""
 
-    Attributes:
-        seconds: for how long.
-        nodes: how many different ones.
-        node_s: seconds of all nodes together.
-        process_s: seconds of all processes together; 0 where the file says nothing of processes.
-        resolution_s: of the times.
-    """
-
-    seconds: float
-    nodes: int
-    node_s: float
-    process_s: float = 0.0
-    resolution_s: float = 1.0
+    seconds: float  # for how long
+    nodes: int  # how many different ones
+    node_s: float  # seconds of all nodes together
+    process_s: float = 0.0  # seconds of all processes together; 0 where the file says nothing of processes
+    resolution_s: float = 1.0  # of the times
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Runs of jobs, one after the other in three columns.
+    """Runs of jobs, one after the other in three columns."""
 
-    Attributes:
-        seconds, nodes: how long each was, and on how many nodes.
-        ended: number in KINDS of what ended it; -1 where nothing did but itself, its user, or the end of the log.
-    """
-
-    seconds: Floats
+    seconds: Floats  # seconds, nodes: how long each was, and on how many nodes
     nodes: Floats
+    #: number in KINDS of what ended it; -1 where nothing did but itself, its user, or the end of the log
     ended: npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A file, read.
+    """A file, read."""
 
-    Attributes:
-        format: name of the format.
-        events: in order of time.
-        observation: what was watched.
-        names: of the nodes, in order; a job's node number k is the k-th of them.
-        runs: of jobs, where the log is one of jobs; None where it is one of nodes.
-        waits_s: how long runs had to wait in a queue.
-        notes: sentences: how the file was taken.
-        one_job: true if the runs are of one job, one after the other.
-        tells: failures that such a file has if there are any; of others it says nothing.
-    """
-
-    format: str
-    events: tuple[Event, ...]
-    observation: Observation
-    names: tuple[str, ...]
-    runs: Runs | None = None
-    waits_s: Floats = field(default_factory=lambda: np.empty(0))
-    notes: tuple[str, ...] = ()
-    one_job: bool = False
-    tells: tuple[str, ...] = FAILURES
+    format: str  # name of the format
+    events: tuple[Event, ...]  # in order of time
+    observation: Observation  # what was watched
+    names: tuple[str, ...]  # of the nodes, in order; a job's node number k is the k-th of them
+    runs: Runs | None = None  # of jobs, where the log is one of jobs; None where it is one of nodes
+    waits_s: Floats = field(default_factory=lambda: np.empty(0))  # how long runs had to wait in a queue
+    notes: tuple[str, ...] = ()  # sentences: how the file was taken
+    one_job: bool = False  # true if the runs are of one job, one after the other
+    tells: tuple[str, ...] = FAILURES  # failures that such a file has if there are any; of others it says nothing
 
 
 #: A cell is shown up to here.
@@ -138,12 +109,7 @@ _DIGITS = re.compile(r"([0-9]+)")
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """The different names, sorted.
-
-    Example:
-        >>> in_order(["node10", "node2", "node2"])
-        ('node2', 'node10')
-    """
+    """The different names, sorted."""
     return tuple(sorted(set(names), key=_key))
 
 
@@ -154,22 +120,14 @@ def _key(name: str) -> tuple[tuple[int, int, str], ...]:
 
 @dataclass(frozen=True, slots=True)
 class LoggedRun:
-    """One run of a job.
+    """One run of a job."""
 
-    Attributes:
-        began_s, ended_s: on any clock; the end is None where the log does not know it yet.
-        nodes: that it had.
-        ended: one of KINDS; None if it ended as it should, by its user, or not at all.
-        processes: that it had; 0 where the log does not say.
-        waited_s: in the queue; None where the log does not say.
-    """
-
-    began_s: float
+    began_s: float  # began_s, ended_s: on any clock; the end is None where the log does not know it yet
     ended_s: float | None
-    nodes: tuple[str, ...]
-    ended: str | None
-    processes: int = 0
-    waited_s: float | None = None
+    nodes: tuple[str, ...]  # that it had
+    ended: str | None  # one of KINDS; None if it ended as it should, by its user, or not at all
+    processes: int = 0  # that it had; 0 where the log does not say
+    waited_s: float | None = None  # in the queue; None where the log does not say
 
 
 class JobLog:

@@ -38,12 +38,7 @@ NONE = "None assigned"
 
 @lru_cache(maxsize=65_536)
 def node_names(text: str) -> tuple[str, ...]:
-    """The names in a list, in its order; none for a job that never had nodes.
-
-    Example:
-        >>> node_names("node[008-010,1],login1")
-        ('node008', 'node009', 'node010', 'node1', 'login1')
-    """
+    """The names in a list, in its order; none for a job that never had nodes."""
     if text in ("", NONE, "(null)"):
         return ()
     if _ITEM.sub("", text).strip(",") or not _ITEM.search(text) or ",," in text or text[0] == "," or text[-1] == ",":

@@ -29,83 +29,51 @@ _Sizes = tuple[tuple[int, ...], ...]
 
 
 class Kind(NamedTuple):
-    """Which ranks divide a leaf. Two leaves of one kind are divided among the same ranks.
+    """Which ranks divide a leaf. Two leaves of one kind are divided among the same ranks."""
 
-    Attributes:
-        stage: of the pipeline.
-        expert: which of the expert-parallel ranks have it; None for leaves outside experts.
-        tensor: tensor-parallel ranks that divide it; 1 for none.
-        shards: data-parallel ranks that divide it; 1 for none.
-        in_a_row: true if these divide its elements in a row (ZeRO); false if they divide its first dimension (FSDP).
-    """
-
-    stage: int
-    expert: int | None = None
-    tensor: int = 1
-    shards: int = 1
+    stage: int  # of the pipeline
+    expert: int | None = None  # which of the expert-parallel ranks have it; None for leaves outside experts
+    tensor: int = 1  # tensor-parallel ranks that divide it; 1 for none
+    shards: int = 1  # data-parallel ranks that divide it; 1 for none
+    #: true if these divide its elements in a row (ZeRO); false if they divide its first dimension (FSDP)
     in_a_row: bool = False
 
 
 class Aspect(NamedTuple):
-    """What the kind of a leaf follows from, beside its layer: thousands of leaves have the same.
+    """What the kind of a leaf follows from, beside its layer: thousands of leaves have the same."""
 
-    Attributes:
-        expert: of the parameter; None outside experts.
-        divided: true if tensor parallelism divides it.
-        whole: true if no rank divides it.
-        optimizer: true if it is the optimizer's.
-    """
-
-    expert: int | None
-    divided: bool
-    whole: bool
-    optimizer: bool
+    expert: int | None  # of the parameter; None outside experts
+    divided: bool  # true if tensor parallelism divides it
+    whole: bool  # true if no rank divides it
+    optimizer: bool  # true if it is the optimizer's
 
 
 class Form(NamedTuple):
-    """What the boxes of a leaf follow from, beside its kind.
+    """What the boxes of a leaf follow from, beside its kind."""
 
-    Attributes:
-        shape: of the whole tensor.
-        divided: the dimension that tensor parallelism divides.
-    """
-
-    shape: tuple[int, ...]
-    divided: int
+    shape: tuple[int, ...]  # of the whole tensor
+    divided: int  # the dimension that tensor parallelism divides
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """What each rank of a set holds alike, up to the places of boxes.
+    """What each rank of a set holds alike, up to the places of boxes."""
 
-    Attributes:
-        leaves: the boxes, for the partitioner.
-        tensors: the leaves of the state that they are of.
-        pieces: of each box its leaf's number in ``tensors``, and which of that leaf's boxes it is.
-        bytes_by_dtype: bytes of the boxes.
-    """
-
-    leaves: Leaves
-    tensors: tuple[Tensor, ...]
+    leaves: Leaves  # the boxes, for the partitioner
+    tensors: tuple[Tensor, ...]  # the leaves of the state that they are of
+    #: of each box its leaf's number in ``tensors``, and which of that leaf's boxes it is
     pieces: tuple[tuple[int, int], ...]
-    bytes_by_dtype: dict[str, int]
+    bytes_by_dtype: dict[str, int]  # bytes of the boxes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Groups:
-    """Sets of ranks that hold boxes of equal sizes: within a set the same bytes, from set to set others.
+    """Sets of ranks that hold boxes of equal sizes: within a set the same bytes, from set to set others."""
 
-    Attributes:
-        held: by each rank.
-        ranks: int64[sets, members].
-        places: int64[sets, 2]; the place of each set among the shards, and among the tensor-parallel ranks.
-        kind: of the leaves; None for those that every rank has for itself.
-    """
-
-    held: Held
-    ranks: IntArray
-    places: IntArray
-    kind: Kind | None
+    held: Held  # by each rank
+    ranks: IntArray  # int64[sets, members]
+    places: IntArray  # int64[sets, 2]; the place of each set among the shards, and among the tensor-parallel ranks
+    kind: Kind | None  # of the leaves; None for those that every rank has for itself
 
     @property
     def leaves(self) -> Leaves:
@@ -278,36 +246,22 @@ def _held(tensors: Sequence[Tensor], forms: Sequence[Form], sizes: dict[Form, _S
 
 
 class PlannedSpan(NamedTuple):
-    """Bytes of a box that a rank saves.
+    """Bytes of a box that a rank saves."""
 
-    Attributes:
-        path: of the leaf.
-        box: of the leaf, that the rank holds.
-        start: first byte, in the box.
-        length: number of bytes.
-    """
-
-    path: str
-    box: Box
-    start: int
-    length: int
+    path: str  # of the leaf
+    box: Box  # of the leaf, that the rank holds
+    start: int  # first byte, in the box
+    length: int  # number of bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shares:
-    """The share of each rank.
+    """The share of each rank."""
 
-    Attributes:
-        nbytes: int64[ranks].
-        spans: int64[ranks].
-        split: how many leaves are in more than one share.
-        by_dtype: share of all bytes that each dtype has; adds up to 1.
-    """
-
-    nbytes: IntArray
-    spans: IntArray
-    split: int
-    by_dtype: dict[str, float]
+    nbytes: IntArray  # int64[ranks]
+    spans: IntArray  # int64[ranks]
+    split: int  # how many leaves are in more than one share
+    by_dtype: dict[str, float]  # share of all bytes that each dtype has; adds up to 1
 
 
 class _Planned(NamedTuple):

@@ -27,21 +27,13 @@ _MOST_TENSORS = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a model.
+    """One parameter of a model."""
 
-    Attributes:
-        path: its name; components joined by dots, as in a module's ``state_dict()``.
-        shape: its lengths.
-        layer: -1 before the first layer, the number of layers behind the last one.
-        divided: the dimension that tensor parallelism divides, or None.
-        expert: its number among the experts of its layer, or None.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    layer: int
-    divided: int | None = None
-    expert: int | None = None
+    path: str  # its name; components joined by dots, as in a module's ``state_dict()``
+    shape: tuple[int, ...]  # its lengths
+    layer: int  # -1 before the first layer, the number of layers behind the last one
+    divided: int | None = None  # the dimension that tensor parallelism divides, or None
+    expert: int | None = None  # its number among the experts of its layer, or None
 
     @property
     def elements(self) -> int:
@@ -51,21 +43,13 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model by shapes.
+    """A model by shapes."""
 
-    Attributes:
-        name: the name by which it was asked for.
-        parameters: in order.
-        layers: how many layers a pipeline can divide.
-        experts: per layer; 0 for a dense model.
-        source: the source of the shapes.
-    """
-
-    name: str
-    parameters: tuple[Parameter, ...]
-    layers: int
-    experts: int
-    source: str
+    name: str  # the name by which it was asked for
+    parameters: tuple[Parameter, ...]  # in order
+    layers: int  # how many layers a pipeline can divide
+    experts: int  # per layer; 0 for a dense model
+    source: str  # the source of the shapes
 
     @property
     def elements(self) -> int:
@@ -111,13 +95,7 @@ def gpt(layers: int, hidden: int, vocabulary: int = 50257, positions: int = 1024
 
 
 def llama(
-    layers: int,
-    hidden: int,
-    feed_forward: int,
-    heads: int,
-    key_heads: int,
-    vocabulary: int,
-    experts: int = 0,
+    layers: int, hidden: int, feed_forward: int, heads: int, key_heads: int, vocabulary: int, experts: int = 0
 ) -> Iterator[Parameter]:
     """``LlamaForCausalLM``, output not tied; with experts ``MixtralForCausalLM``.
 
@@ -265,22 +243,14 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One leaf of the whole state.
+    """One leaf of the whole state."""
 
-    Attributes:
-        parameter: the parameter to which it belongs.
-        path: in the state.
-        dtype: torch's name.
-        shape: its lengths.
-        optimizer: true if it is the optimizer's.
-        plain: true if no rank divides it, whatever the layout: a buffer. So it is with what has no dimensions.
-    """
-
-    parameter: Parameter
-    path: str
-    dtype: str
-    shape: tuple[int, ...]
-    optimizer: bool = False
+    parameter: Parameter  # the parameter to which it belongs
+    path: str  # in the state
+    dtype: str  # torch's name
+    shape: tuple[int, ...]  # its lengths
+    optimizer: bool = False  # true if it is the optimizer's
+    #: true if no rank divides it, whatever the layout: a buffer. So it is with what has no dimensions.
     plain: bool = False
 
     @property
