@@ -4,9 +4,10 @@ Candidates are compared by the model of :mod:`deeppart.plan.interval`, with stag
 :mod:`deeppart_simulator.timing.stages` and what survives from the restart planner: each with the cadence that wastes
 least, and with cadences that write less often.
 
-What a choice costs is the training time that it can change: writing, doing again what was lost, and coming back slower
-than the fastest choice does. Beside it stand the bytes that go to the file system which others share, the bytes that wear
-the nodes' drives, and how much there is to operate. A choice is on the *front* if no other one is as good in all four.
+What a choice costs is the training time that it can change: writing, doing again what was lost, and coming back
+slower than the fastest choice does. Beside it stand the bytes that go to the file system which others share, the
+bytes that wear the nodes' drives, and how much there is to operate. A choice is on the *front* if no other one is as
+good in all four.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
 
 from deeppart.errors import ConfigError
 from deeppart.model import REDUNDANT_LEVELS, Level
@@ -116,7 +116,7 @@ HOPELESS = 0.999
 _RARER = tuple(2**power for power in range(1, 41))
 #: Of the time; what is less is not worth a word.
 _NOTED = 1e-4
-_UNDISTURBED = Scheduling()
+UNDISTURBED = Scheduling()
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ class Advice:
     by_ranks_per_node: dict[int, tuple[float, float]]
     #: candidate -> why it cannot be: what it keeps is more than there is room for
     too_large: Mapping[str, str] = field(default_factory=dict)
-    scheduling: Scheduling = _UNDISTURBED  # the preemptions that are counted
+    scheduling: Scheduling = UNDISTURBED  # the preemptions that are counted
     #: the best cadence with the chosen levels if flushes could take all of the time, where their share of it is what
     #: keeps checkpoints as far apart as they are; else None
     unshared: Cadence | None = None
@@ -243,7 +243,7 @@ def advise(
     step_s: float = 0.0,
     progress: Callable[[str], None] = lambda text: None,
     wanted: Wanted = ANYTHING,
-    scheduling: Scheduling = _UNDISTURBED,
+    scheduling: Scheduling = UNDISTURBED,
 ) -> Advice:
     """Compare all candidates for a job."""
     if math.isinf(scheduling.preemption_s):
@@ -450,66 +450,34 @@ _WORTH_A_LOOK = 10.0
 _SAME = 0.02
 
 
-class Weighed(Protocol):
-    """What is needed of a choice."""
-
-    @property
-    def waste(self) -> Waste:
-        """Of the time."""
-        ...
-
-    @property
-    def idle(self) -> float:
-        """Of the time: calls that save nothing."""
-        ...
-
-    @property
-    def drained_daily_bytes(self) -> float:
-        """To the file system, per day."""
-        ...
-
-    @property
-    def node_daily_bytes(self) -> float:
-        """To each node's storage, per day."""
-        ...
-
-    @property
-    def simplicity(self) -> tuple[int, ...]:
-        """Less is simpler."""
-        ...
-
-
-T = TypeVar("T", bound=Weighed)
-
-
-def loss_of(choice: Weighed, least_restart: float) -> float:
+def loss_of(choice: Choice, least_restart: float) -> float:
     """The share of the time that another choice could give back."""
     return choice.waste.total - least_restart
 
 
-def least_restart(choices: Sequence[Weighed]) -> float:
+def least_restart(choices: Sequence[Choice]) -> float:
     """The share of the time that coming back takes whatever is chosen."""
     return min(choice.waste.restart for choice in choices)
 
 
-def as_good_as_least(choices: Sequence[Weighed]) -> float:
+def as_good_as_least(choices: Sequence[Choice]) -> float:
     """The share of the time that a choice may lose and be as good as the one that loses least."""
     fewest, idle = _fewest(choices)
     useful = 1 - min(choice.waste.total for choice in choices)
     return fewest + min(max(AS_GOOD * (fewest - idle), AS_GOOD_OF_ALL), AS_GOOD_OF_USEFUL * useful)
 
 
-def _fewest(choices: Sequence[Weighed]) -> tuple[float, float]:
+def _fewest(choices: Sequence[Choice]) -> tuple[float, float]:
     """What is lost at least; and the part of it that is lost with each of the choices, which makes nothing as good."""
     least = least_restart(choices)
     return min(loss_of(choice, least) for choice in choices), min(choice.idle for choice in choices)
 
 
-def front_of(choices: Sequence[T]) -> tuple[T, ...]:
+def front_of(choices: Sequence[Choice]) -> tuple[Choice, ...]:
     """The choices that none of the others is as good as, least waste first; of equal ones the simplest. Without those
     that lose ten times the least.
     """
-    kept: list[T] = []
+    kept: list[Choice] = []
     least = least_restart(choices)
     fewest, idle = _fewest(choices)
     most = max(_WORTH_A_LOOK * (fewest - idle), AS_GOOD_OF_ALL) + idle
@@ -519,7 +487,7 @@ def front_of(choices: Sequence[T]) -> tuple[T, ...]:
     return tuple(kept)
 
 
-def _as_good(one: Weighed, other: Weighed) -> bool:
+def _as_good(one: Choice, other: Choice) -> bool:
     return (
         one.drained_daily_bytes <= other.drained_daily_bytes * (1 + _SAME)
         and one.node_daily_bytes <= other.node_daily_bytes * (1 + _SAME)
@@ -527,7 +495,7 @@ def _as_good(one: Weighed, other: Weighed) -> bool:
     )
 
 
-def advised(front: Sequence[T]) -> T:
+def advised(front: Sequence[Choice]) -> Choice:
     """The one that is advised: of those that lose nearly least, what writes least to the file system, then to drives,
     each within a factor of two; then the simplest; then what loses least.
     """

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from deeppart.plan.interval import Cadence, LevelCost, Waste
 from deeppart.plan.lateness import late_s
 
 from ..campaign.costs import Survival, cadence_of, level_costs, restored_s, survival
-from ..campaign.failures import pieces_s
+from ..campaign.failures import Scheduling, pieces_s
 from ..campaign.plan import Planned
 from ..machine.record import PIECES, WAYS
 from ..timing.stages import Job, times_of
-from .choose import ANYTHING, Choice, Wanted, advise
+from .choose import ANYTHING, UNDISTURBED, Choice, Wanted, advise
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +29,13 @@ class Side:
 
 
 def side_of(
-    label: str,
-    job: Job,
-    wanted: Wanted = ANYTHING,
-    step_s: float = 0.0,
-    progress: Callable[[str], None] = lambda text: None,
+    label: str, job: Job, wanted: Wanted = ANYTHING, step_s: float = 0.0, scheduling: Scheduling = UNDISTURBED
 ) -> Side:
     """A job with what is advised for it."""
-    if not has_failures(job):
+    if not has_failures(job) and math.isinf(scheduling.preemption_s):
         times = times_of(job, job.shares())
         return Side(label, job, None, times.blocked_s, times.complete())
-    chosen = advise(job, step_s, progress, wanted).chosen
+    chosen = advise(job, step_s, wanted=wanted, scheduling=scheduling).chosen
     return Side(label, chosen.job, chosen, chosen.blocked_s, chosen.complete_s)
 
 

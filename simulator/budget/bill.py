@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from deeppart.model import Level
 
@@ -16,7 +17,7 @@ from ..campaign.outcomes import Summary
 from ..campaign.plan import Cadences, Planned
 from ..machine.record import DAY_S, Machine
 from ..timing.stages import TORCH_SAVE, Job, Protection, Times, times_of, torch_save_words
-from .space import Space, space_of
+from .space import Space, space_lines, space_of
 
 HOUR_S = 3600.0
 #: What stands for a month.
@@ -51,6 +52,16 @@ class Bill:
         """Of what was no useful training."""
         nothing = replace(self.total, node_hours=0.0, money=_nothing(self.total.money), kwh=_nothing(self.total.kwh))
         return _sum("not useful", [nothing, *(item for item in self.items if item.what != USEFUL)])
+
+    def document(self) -> dict[str, Any]:
+        """The bill for JSON; money and energy are null where they are not known."""
+        return {"currency": self.currency, "items": self.items, "not_useful": self.lost, "total": self.total}
+
+    def row(self) -> dict[str, Any]:
+        """What a row of a table has room for."""
+        lost = self.lost
+        row = {"node_hours": self.total.node_hours, "lost_node_hours": lost.node_hours}
+        return row | {"lost_money": lost.money, "lost_kwh": lost.kwh, "currency": self.currency}
 
 
 def item(machine: Machine, what: str, node_hours: float, *, busy: bool) -> Item:
@@ -110,17 +121,6 @@ def cells(each: Item, currency: str) -> list[str]:
     found = [show_hours(each.node_hours)]
     found += [show_money(each.money, currency)] if each.money is not None else []
     return found + ([show_energy(each.kwh)] if each.kwh is not None else [])
-
-
-def bill_rows(bill: Bill) -> list[list[str]]:
-    """The bill as rows of a table with a head: its items, and then what was not useful, and all; columns only for what
-    is known.
-    """
-    total = bill.total
-    names = ["", "node-hours", *(["money"] if total.money is not None else [])]
-    names += ["energy"] if total.kwh is not None else []
-    shown = [each for each in bill.items if each.node_hours]
-    return [names, *([each.what, *cells(each, bill.currency)] for each in (*shown, bill.lost, total))]
 
 
 def show_money(amount: float, currency: str) -> str:
@@ -185,6 +185,13 @@ def daily_bytes(planned: Planned, cadences: Cadences, summary: Summary) -> tuple
     return sum(written.values()) / planned.nodes, drained
 
 
+def spending_lines(planned: Planned, cadences: Cadences, summary: Summary) -> list[str]:
+    """What a campaign keeps and wears, and what its bill leaves out, in sentences."""
+    machine, space = planned.job.machine, space_of_run(planned, cadences)
+    lines = [f"no room: {line}; a job would end there" for line in space.too_large]
+    return [*lines, *space_lines(machine, space, *daily_bytes(planned, cadences, summary)), *missing(machine)]
+
+
 #: Seconds for which a call blocks, and training between two calls in seconds, of the usual table.
 BLOCKED_S = (0.01, 0.1, 1.0, 10.0, 100.0)
 PERIODS_S = (60.0, 600.0, 3600.0)
@@ -238,7 +245,7 @@ def _times(job: Job) -> Times:
     return times_of(job, job.shares())
 
 
-def rows_of(
+def costs_of_blocking(
     machine: Machine,
     nodes: int,
     periods_s: Sequence[float],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from deeppart.model import DEFAULT_KEEP, LEVELS, REDUNDANT_LEVELS, Level
 from deeppart.model.units import show_bytes, show_seconds, show_share
@@ -101,6 +102,23 @@ def drive_writes(machine: Machine, node_daily_bytes: float) -> float | None:
 def bandwidth_share(machine: Machine, drained_daily_bytes: float) -> float:
     """The share of all that the file system can write."""
     return drained_daily_bytes / (machine.persistent.write * DAY_S)
+
+
+def space_document(
+    machine: Machine, space: Space, node_daily_bytes: float, drained_daily_bytes: float
+) -> dict[str, Any]:
+    """What is kept and written, for JSON; null where the machine file does not say what would be needed."""
+    return {
+        "steps": space.steps,
+        "node_bytes": space.node_bytes,
+        "node_capacity": space.node_capacity,
+        "file_system_bytes": space.file_system_bytes,
+        "file_system_capacity": space.file_system_capacity,
+        "file_system_bandwidth_share": bandwidth_share(machine, drained_daily_bytes),
+        "drive_writes_per_day": drive_writes(machine, node_daily_bytes),
+        "drive_years": drive_years(machine, node_daily_bytes),
+        "too_large": space.too_large,
+    }
 
 
 def space_lines(machine: Machine, space: Space, node_daily_bytes: float, drained_daily_bytes: float) -> Iterator[str]:

@@ -1,11 +1,12 @@
 """The cost of each level for a job, and the failures that need it: the input for the cadence.
 
-A copy survives the loss of its node, not that of the partner as well. So of the failures that need a level on the nodes, a
-share needs a higher level: those that strike while the storage that this level needs is already gone. Lost storage is out
-until the job has come back and what was lost is rebuilt, which takes W seconds where nothing strikes meanwhile. Every
-failure begins that anew, so failures come in *rows* that are less than W apart: with failures at a rate r, one is followed
-by another in its row with the probability q = 1 - exp(-r W). How many nodes are out is followed from one failure to the
-next, as a Markov chain; a level that survives t losses of g nodes fails with one more, and there the row is over.
+A copy survives the loss of its node, not that of the partner as well. So of the failures that need a level on the
+nodes, a share needs a higher level: those that strike while the storage that this level needs is already gone. Lost
+storage is out until the job has come back and what was lost is rebuilt, which takes W seconds where nothing strikes
+meanwhile. Every failure begins that anew, so failures come in *rows* that are less than W apart: with failures at a
+rate r, one is followed by another in its row with the probability q = 1 - exp(-r W). How many nodes are out is
+followed from one failure to the next, as a Markov chain; a level that survives t losses of g nodes fails with one
+more, and there the row is over.
 """
 
 from __future__ import annotations

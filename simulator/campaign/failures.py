@@ -1,13 +1,13 @@
 """What happens to a job: failures, drawn or from a trace, the scheduler, and what coming back takes.
 
 The classes of failures are what dies together: a process (its node's storage survives), a node, a group of nodes (a
-switch or a rack), and everything. The job has one stream of failures per class, exponential or Weibull, with the rate of
-all its processes, nodes or groups together, and each failure strikes one of them at random. Of a trace, the job's node
-number k is the k-th node in the order of the numbers in the names.
+switch or a rack), and everything. The job has one stream of failures per class, exponential or Weibull, with the rate
+of all its processes, nodes or groups together, and each failure strikes one of them at random. Of a trace, the job's
+node number k is the k-th node in the order of the numbers in the names.
 
-A scheduler ends a job after its time, or to make room, and may give notice (``--signal`` of Slurm). The job then makes a
-checkpoint at all levels and leaves as soon as that is complete, or is ended with what is complete. Afterwards it waits in
-a queue for other nodes, on which nothing of it is stored.
+A scheduler ends a job after its time, or to make room, and may give notice (``--signal`` of Slurm). The job then
+makes a checkpoint at all levels and leaves as soon as that is complete, or is ended with what is complete. Afterwards
+it waits in a queue for other nodes, on which nothing of it is stored.
 """
 
 from __future__ import annotations

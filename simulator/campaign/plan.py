@@ -1,7 +1,7 @@
 """A job as a campaign needs it, computed once for each number of nodes: its cadence, its times, its placement.
 
-The library knows one domain a node (a switch, a rack). Where nodes fail in groups of several kinds, copies and parity keep
-that kind apart for which the failures that they do not survive are rarest.
+The library knows one domain a node (a switch, a rack). Where nodes fail in groups of several kinds, copies and parity
+keep that kind apart for which the failures that they do not survive are rarest.
 """
 
 from __future__ import annotations

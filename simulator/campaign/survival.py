@@ -1,8 +1,8 @@
 """The nodes of a job, and which files survive a failure, decided by the library's restart planner.
 
 A campaign knows which nodes' storage was lost since each checkpoint. The planner is asked about the parts that this
-concerns: those of the lost nodes, and all that could give them back. All other parts are on their own nodes. Ranks of one
-node live and die together, so one part stands for the parts of a node.
+concerns: those of the lost nodes, and all that could give them back. All other parts are on their own nodes. Ranks of
+one node live and die together, so one part stands for the parts of a node.
 
 A *place* is where a node stands: number n of the machine, with its switch, its rack and its power. What fails strikes a
 place, whatever node is there now.

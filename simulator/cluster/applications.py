@@ -35,7 +35,6 @@ from ..machine.record import PIECES, Machine
 from ..timing.restores import restore_s
 from ..timing.stages import Job, Protection, times_of
 from ..workload.states import read_state
-from .engine import Request
 
 Floats = npt.NDArray[np.float64]
 Placement = tuple[int, ...]
@@ -249,6 +248,17 @@ def _scalability(rows: Sequence[Mapping[str, str]]) -> list[Timing]:
 def _course(rows: Sequence[Mapping[str, str]]) -> Course:
     names = ("progress", "iteration", "grad_sqr", "grad_var")
     return Course(*(np.array([float(row[name]) for row in rows]) for name in names))
+
+
+@dataclass(frozen=True)
+class Request:
+    """A row of a workload."""
+
+    name: str  # of the job
+    submitted_s: float  # from the beginning
+    application: Application  # that it runs
+    gpus: int  # gpus, batch: that its user asks for
+    batch: int
 
 
 def read_workload(archive: Archive, name: str, known: dict[str, Application]) -> list[Request]:

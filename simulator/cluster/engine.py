@@ -12,21 +12,10 @@ import numpy as np
 from deeppart.errors import ConfigError
 from deeppart.plan.goodput import Bounds, Goodput, GradientNoise, Measured, Throughput, best_step, fit
 
-from .applications import Application, Placement, Times, divided
+from .applications import Placement, Request, Times, divided
 
 #: Where the first fit of a job begins.
 _FIRST_GUESS = Throughput(0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 1.001)
-
-
-@dataclass(frozen=True)
-class Request:
-    """A row of a workload."""
-
-    name: str  # of the job
-    submitted_s: float  # from the beginning
-    application: Application  # that it runs
-    gpus: int  # gpus, batch: that its user asks for
-    batch: int
 
 
 class Job:

@@ -1,16 +1,17 @@
 """Policies that share out GPUs; :mod:`.pollux` has one more.
 
-*fifo*: who came first has the GPUs that it asked for until it is done. *tiresias* (J. Gu et al., NSDI 2019): two queues, a
-job goes to the second when its GPUs have worked for 16 hours together. *optimus* (Y. Peng et al., EuroSys 2018), with an
-oracle: a GPU goes to the job that it brings nearer to its end most. All as AdaptDL's artefact has them.
+*fifo*: who came first has the GPUs that it asked for until it is done. *tiresias* (J. Gu et al., NSDI 2019): two
+queues, a job goes to the second when its GPUs have worked for 16 hours together. *optimus* (Y. Peng et al., EuroSys
+2018), with an oracle: a GPU goes to the job that it brings nearer to its end most. All as AdaptDL's artefact has
+them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .applications import divided, packed
-from .engine import Allocation, Job, Policy, Request
+from .applications import Request, divided, packed
+from .engine import Allocation, Job, Policy
 from .pollux import Pollux
 
 

@@ -13,9 +13,8 @@ from deeppart.model import Level
 from deeppart.model.units import show_bytes, show_seconds
 
 from ..timing.stages import Job, Times, by_node
-from .chart import Mark
-from .palette import variable
-from .ticks import time_labels, time_ticks
+from .chart import Mark, time_labels, time_ticks, variable
+from .tables import Columns, Table, table_of
 
 #: Rows of the picture, per node, from top to bottom: what runs side by side there.
 LANES = ("training", "store", "protect", "flush")
@@ -173,18 +172,17 @@ def legend_of(groups: Sequence[Group]) -> list[Mark]:
     ]
 
 
-def numbers_of(groups: Sequence[Group]) -> list[list[str]]:
-    """The bars as rows of a table with a head."""
-    rows = [["nodes", "what", "from", "takes", "bytes"]]
-    for group in groups:
-        rows += [
-            [
-                group.words, bar.what, show_seconds(bar.begin_s), show_seconds(bar.end_s - bar.begin_s),
-                show_bytes(bar.nbytes) if bar.nbytes else "",
-            ]
-            for bar in group.bars if bar.what != "train"
-        ]  # fmt: skip
-    return rows
+def bars_table(groups: Sequence[Group]) -> Table:
+    """The bars as numbers."""
+    columns: Columns = {
+        "nodes": lambda line: line[0],
+        "what": lambda line: line[1].what,
+        "from": lambda line: show_seconds(line[1].begin_s),
+        "takes": lambda line: show_seconds(line[1].end_s - line[1].begin_s),
+        "bytes": lambda line: show_bytes(line[1].nbytes) if line[1].nbytes else "",
+    }
+    shown = [(group.words, bar) for group in groups for bar in group.bars if bar.what != "train"]
+    return table_of("one checkpoint", shown, columns)
 
 
 def _drawing(group: Group, lanes: Sequence[str], last_s: float, ticks: Sequence[float]) -> str:

@@ -2,12 +2,13 @@
 
 The stages are the library's (docs/architecture.md, "A save, step by step"): planning and the copy block training;
 encoding, the part file on the node, copies, parity and the flush follow in the background. Times are those of the
-slowest rank or node, since ranks meet in the next stage. Overlapped, chunks are encoded while others are written, and the
-flush follows the local file as it grows, as far as the node has cores for it; what ends a file follows its last chunk.
+slowest rank or node, since ranks meet in the next stage. Overlapped, chunks are encoded while others are written, and
+the flush follows the local file as it grows, as far as the node has cores for it; what ends a file follows its last
+chunk.
 
-The strategy "rank0" is ``torch.save``: on one thread it copies tensor after tensor to memory that is not pinned, computes
-a CRC-32 and writes through the page cache (torch/serialization.py, caffe2/serialize/inline_container.cc). Only what the
-kernel writes on to the storage is done at the same time, and training waits for all of it.
+The strategy "rank0" is ``torch.save``: on one thread it copies tensor after tensor to memory that is not pinned,
+computes a CRC-32 and writes through the page cache (torch/serialization.py, caffe2/serialize/inline_container.cc).
+Only what the kernel writes on to the storage is done at the same time, and training waits for all of it.
 
 A bandwidth is shared equally, each transfer up to a limit of its own (L. Kleinrock, Queueing Systems, volume 2, 1976).
 """

@@ -1,18 +1,19 @@
 """Failure rates and a shape from a trace, as a machine file has them, with bounds.
 
-*Rates.* A count in a time T that was fixed before is Poisson if events come at a constant rate, with the bounds of
-F. Garwood (Biometrika 28, 1936): chi2(a/2; 2 r) / (2 T) <= rate <= chi2(1 - a/2; 2 r + 2) / (2 T). Where gaps are not
-exponential, the variance of counts is c^2 times Poisson's for long times, c being the gaps' standard deviation over their
-mean (D. R. Cox, Renewal Theory, 1962, section 3.3): bounds are then those of r / c^2 events in T / c^2.
+*Rates.* A count in a time T that was fixed before is Poisson if events come at a constant rate, with the bounds of F.
+Garwood (Biometrika 28, 1936): chi2(a/2; 2 r) / (2 T) <= rate <= chi2(1 - a/2; 2 r + 2) / (2 T). Where gaps are not
+exponential, the variance of counts is c^2 times Poisson's for long times, c being the gaps' standard deviation over
+their mean (D. R. Cox, Renewal Theory, 1962, section 3.3): bounds are then those of r / c^2 events in T / c^2.
 
-*Shape* of a Weibull distribution. Classes have one shape and each a scale of its own. To take the most likely scale for
-each would make few failures look like more: the shape then comes out too large, by a fifth with eight of them. So scales
-are integrated out, the logarithm of each with equal weight, which leaves, with d_c failures among the times t of class c,
+*Shape* of a Weibull distribution. Classes have one shape and each a scale of its own. To take the most likely scale
+for each would make few failures look like more: the shape then comes out too large, by a fifth with eight of them. So
+scales are integrated out, the logarithm of each with equal weight, which leaves, with d_c failures among the times t
+of class c,
 
     l(k) = sum over c of  (d_c - 1) ln(k) - d_c ln(sum(t^k)) + k sum(ln t of failures)
 
-(J. Kalbfleisch and D. Sprott, Journal of the Royal Statistical Society B 32, 1970). Bounds are where it is 1.92 below its
-largest value; against k = 1, twice the difference tests whether times are exponential.
+(J. Kalbfleisch and D. Sprott, Journal of the Royal Statistical Society B 32, 1970). Bounds are where it is 1.92 below
+its largest value; against k = 1, twice the difference tests whether times are exponential.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Reads any trace; how the file begins tells its format. Logs of schedulers are in :mod:`.schedulers`; the others here.
 
-*LANL*: ``LA-UR-05-7318-failure-data-1996-2005.csv`` (https://www.usenix.org/cfdr-data), failures of 22 systems. A line is
-a node that was down. Days of production are as a spreadsheet has left them: ``Jan-97`` is January 1997 and ``2-May`` is
-May 2002. Nodes that went down together are found by the fit.
+*LANL*: ``LA-UR-05-7318-failure-data-1996-2005.csv`` (https://www.usenix.org/cfdr-data), failures of 22 systems. A
+line is a node that was down. Days of production are as a spreadsheet has left them: ``Jan-97`` is January 1997 and
+``2-May`` is May 2002. Nodes that went down together are found by the fit.
 
 *A table*: CSV with the columns ``at_s``, ``kind`` and ``nodes`` (numbers from 0, with blanks between), times ascending.
 Lines ``# seconds = 2592000``, ``# nodes = 1024`` and ``# processes = 8192`` before the columns say what was watched;
 without them, nothing has a rate.
 
-*A job's runs*: ``deeppart-runs.json``, which ``every = "auto"`` keeps in ``persistent_dir``. The level from which the next
-run came back says what had failed: from the local level, a process, since every node's storage was there; from a
+*A job's runs*: ``deeppart-runs.json``, which ``every = "auto"`` keeps in ``persistent_dir``. The level from which the
+next run came back says what had failed: from the local level, a process, since every node's storage was there; from a
 partner's copies or parity, a node; from the file system, or nothing known, everything.
 """
 

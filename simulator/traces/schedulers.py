@@ -1,6 +1,6 @@
-"""Logs of schedulers: the output of Slurm's ``sacct --parsable2``, and Microsoft's Philly log.
+r"""Logs of schedulers: the output of Slurm's ``sacct --parsable2``, and Microsoft's Philly log.
 
-    TZ=UTC sacct --allusers --duplicates --allocations --parsable2 --starttime 2026-01-01 --endtime now \\
+    TZ=UTC sacct --allusers --duplicates --allocations --parsable2 --starttime 2026-01-01 --endtime now \
         --format=JobID,State,Submit,Start,End,NodeList
 
 ``--duplicates`` also gives the runs that a requeued job had before, one line each. Other columns may be there, in any

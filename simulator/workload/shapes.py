@@ -1,8 +1,8 @@
 """Models by shape: their parameters, in the order and under the names of their reference implementations.
 
-Nothing is allocated: a trillion parameters are a few thousand records. What parallel layouts need is beside each shape:
-its layer (pipeline parallelism), the dimension that tensor parallelism divides (M. Shoeybi et al., Megatron-LM, 2019) and
-its expert.
+Nothing is allocated: a trillion parameters are a few thousand records. What parallel layouts need is beside each
+shape: its layer (pipeline parallelism), the dimension that tensor parallelism divides (M. Shoeybi et al.,
+Megatron-LM, 2019) and its expert.
 """
 
 from __future__ import annotations

@@ -5,17 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.advise.choose import (
-    AS_GOOD_OF_ALL,
-    FACTORS,
-    HOPELESS,
-    Wanted,
-    advise,
-    describe,
-    least_restart,
-    loss_of,
-    shown,
-)
+from deeppart_simulator.advise.choose import AS_GOOD_OF_ALL, FACTORS, HOPELESS, Wanted, advise, describe, least_restart, loss_of, shown
 from deeppart_simulator.advise.text import reasons
 from deeppart_simulator.campaign.costs import followed, training_s
 from deeppart_simulator.campaign.failures import Scheduling

@@ -6,17 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.budget.bill import (
-    SPARES,
-    USEFUL,
-    bill,
-    bill_rows,
-    item,
-    missing,
-    show_energy,
-    show_hours,
-    show_money,
-)
+from deeppart_simulator.budget.bill import SPARES, USEFUL, bill, bill_rows, item, missing, show_energy, show_hours, show_money
 from deeppart_simulator.machine.record import Power, Price
 from hypothesis import given
 from hypothesis import strategies as st

@@ -8,22 +8,8 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 import pytest
-from deeppart_simulator.report.chart import (
-    Chart,
-    Mark,
-    Panel,
-    bars,
-    linear_axis,
-    log_axis,
-    log_time_axis,
-    rows,
-    show_count,
-    show_part,
-    show_time,
-    show_times,
-    time_axis,
-)
-from deeppart_simulator.report.palette import COLOURS
+from deeppart_simulator.report.chart import Chart, Mark, Panel, bars, linear_axis, log_axis, log_time_axis, rows, show_count, show_part, show_time, show_times, time_axis
+from deeppart_simulator.report.chart import COLOURS
 from matplotlib import image
 
 if TYPE_CHECKING:

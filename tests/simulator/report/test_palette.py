@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from deeppart_simulator.report.palette import COLOURS, INKS, SERIES, as_variables, light, variables_css
+from deeppart_simulator.report.chart import COLOURS, INKS, SERIES, as_variables, light, variables_css
 
 from tests.simulator.report.colours import SIGHTS, apart, ciede2000, contrast
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from deeppart_simulator.report.palette import COLOURS, INKS
-from deeppart_simulator.report.style import STYLE
+from deeppart_simulator.report.chart import COLOURS, INKS
+from deeppart_simulator.report.html import STYLE
 
 
 def test_every_rule_is_closed_and_every_colour_known() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from deeppart_simulator.report.ticks import linear_ticks, log_ticks, log_time_ticks, time_labels, time_ticks
+from deeppart_simulator.report.chart import linear_ticks, log_ticks, log_time_ticks, time_labels, time_ticks
 
 ROUND_S = {m * unit for unit, ms in ((60, (1, 2, 5, 10, 20, 30)), (3600, (1, 2, 4, 5, 6, 10, 12))) for m in ms}
 

@@ -5,17 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.timing.published import (
-    GIVEN,
-    MLPERF,
-    RESULTS,
-    TARGET,
-    compared,
-    figures,
-    load_s,
-    machine_of,
-    save_s,
-)
+from deeppart_simulator.timing.published import GIVEN, MLPERF, RESULTS, TARGET, compared, figures, load_s, machine_of, save_s
 from deeppart_simulator.workload.shapes import WORKLOADS
 
 

@@ -6,19 +6,7 @@ from dataclasses import replace
 
 import pytest
 from deeppart_simulator.machine.files import read_machine
-from deeppart_simulator.timing.published import (
-    FTI_CORE,
-    TAKE_ENTRY_S,
-    TAKE_S,
-    TARGET,
-    THESIS,
-    TORCHSNAPSHOT,
-    Figure,
-    figures,
-    prototype_s,
-    take_s,
-    torch_save_s,
-)
+from deeppart_simulator.timing.published import FTI_CORE, TAKE_ENTRY_S, TAKE_S, TARGET, THESIS, TORCHSNAPSHOT, Figure, figures, prototype_s, take_s, torch_save_s
 from deeppart_simulator.workload.states import read_state
 
 from tests.simulator.timing.jobs import MACHINE
