@@ -46,9 +46,11 @@ class Table:
 
     @property
     def words(self) -> list[bool]:
-        """Of each column, whether it has words; numbers are aligned on the right."""
+        """Of each column, whether most of it is words; numbers are aligned on the right."""
         columns = zip(*self.rows, strict=True) if self.rows else ([] for _ in self.head)
-        return [all(not cell[:1].strip("+-").isdigit() for cell in column if cell) for column in columns]
+        return [
+            2 * sum(cell.lstrip("+-")[:1].isdigit() for cell in column) < sum(map(bool, column)) for column in columns
+        ]
 
 
 def table_of(
