@@ -18,14 +18,13 @@ import simpy
 
 from deeppart.model import LEVELS
 
+from ..traces.record import PREEMPTION, TIME_LIMIT
 from .background import Background, bursts, tell
 from .calm import Call, Calm, Pace, Passed, calm_row
 from .costs import NOTHING
 from .failures import (
     AFTER,
     ENDS,
-    PREEMPTION,
-    TIME_LIMIT,
     Failure,
     Scheduling,
     Size,

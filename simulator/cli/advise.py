@@ -208,8 +208,13 @@ _ADVISED = (
 def _side_row(side: Side) -> dict[str, Any]:
     """A side as one flat row; without advice where nothing fails."""
     job = side.job
-    row = {"label": side.label, "state": job.state.name, "machine": job.machine.name, "strategy": job.strategy}
-    row |= {"ranks": job.ranks, "nodes": job.nodes, "levels": describe(job), "blocked_s": side.blocked_s}
+    row: dict[str, Any] = {
+        "label": side.label,
+        "state": job.state.name,
+        "machine": job.machine.name,
+        "strategy": job.strategy,
+    }
+    row |= {"strategy": job.strategy, "ranks": job.ranks, "nodes": job.nodes, "levels": describe(job), "blocked_s": side.blocked_s}
     row |= {f"until_{level}_s": side.complete_s.get(level) for level in LEVELS}
     found = {} if side.choice is None else row_of(side.choice)
     return row | {key: found.get(key) for key in _ADVISED}

@@ -19,7 +19,7 @@ from ..advise.choose import Advice, advise, describe
 from ..budget.bill import bill_of_run, daily_bytes, space_of_run, spending_lines
 from ..budget.space import space_document
 from ..campaign.costs import followed, level_costs, often_enough, training_s
-from ..campaign.failures import PREEMPTION, Failure, Scheduling, Size, Waits, failures_from, need_failures, rates_per_s
+from ..campaign.failures import Failure, Scheduling, Size, Waits, failures_from, need_failures, rates_per_s
 from ..campaign.outcomes import RunResult, show_number, summarize
 from ..campaign.plan import LIMIT_S, Cadences, Planned, effort_s, too_long, usual_spares
 from ..campaign.seeds import WORTH_S, cores, run_seeds
@@ -28,6 +28,7 @@ from ..report.charts import campaign_chart
 from ..report.page import job_page
 from ..report.tables import bill_table, summary_table
 from ..timing.stages import Job
+from ..traces.record import PREEMPTION
 from .options import (
     CHECKPOINTS,
     OUTPUT,

@@ -66,7 +66,7 @@ def _rows(each: Comparison) -> list[dict[str, Any]]:
         parts = {part: back.pieces.get(part, 0.0) for part in OF_ONE} | {"replay": back.replay_s, "writing": 0.0}
         rows.append({"way": each.way, "row": kind, "unit": "s"} | rate | parts | {"back": back.total_s})
     for name, values in (("of the time", each.shares), ("saved by half", each.saved)):
-        row = {"way": each.way, "row": name, "unit": "share", "failures_per_day": ""}
+        row: dict[str, Any] = {"way": each.way, "row": name, "unit": "share", "failures_per_day": ""}
         row |= {part: values[part] for part in PARTS} | {"back": sum(values[part] for part in OF_ONE)}
         rows.append(row)
     return rows

@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from deeppart.plan.goodput import Bounds, Goodput, best_steps
 
-from .engine import Allocation, Job, Request
+from .applications import Request
+from .engine import Allocation, Job
 
 Floats = npt.NDArray[np.float64]
 #: Seconds that a restart is taken to cost, by default.

@@ -7,7 +7,14 @@ import math
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.budget.space import bandwidth_share, drive_writes, drive_years, space_lines, space_of, steps_kept
+from deeppart_simulator.budget.space import (
+    bandwidth_share,
+    drive_writes,
+    drive_years,
+    space_lines,
+    space_of,
+    steps_kept,
+)
 from deeppart_simulator.campaign.background import retire
 from deeppart_simulator.campaign.plan import Planned
 from deeppart_simulator.campaign.survival import Stored

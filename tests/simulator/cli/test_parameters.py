@@ -39,12 +39,7 @@ WATCHED = ("--nodes", "8", "--days", "3")
 MEASURING: dict[str, Any] = OUTPUTS | {"--local-dir": ("one", "two"), "--persistent-dir": ("one", "two")}
 WAYS: dict[str, dict[str, Any]] = {
     "scale": JOB
-    | {
-        "--ranks": ("8", "32"),
-        "--strategy": ("whole", "flat"),
-        "--with-compression": FLAG,
-        "--serial": FLAG,
-    },
+    | {"--ranks": ("8", "32"), "--strategy": ("whole", "flat"), "--with-compression": FLAG, "--serial": FLAG},
     "campaign": JOB
     | {
         # Without copies, which take longer than the flush and so hide it.
@@ -83,30 +78,10 @@ WAYS: dict[str, dict[str, Any]] = {
         "--notice": (("--preemption", "1h"), ("--preemption", "1h", "--notice", "10min")),
         "--config": FILE,
         "--restart-mode": ("job", "in-process"),
-    },
-    "restart": {name: ways for name, ways in JOB.items() if name not in ("--png", "--seed")} | {"--ranks": ("8", "32")},
-    "compare": {option: two for option, two in JOB.items() if option != "--seed"}
-    | {
-        "--ranks": ("8", "32"),
-        "--step-time": ("1s", "7s"),
-        "--mtbf-factor": ("1", "0.1"),
-        "--restart-mode": ("job", "in-process"),
         "--strategy": ("deeppart", "whole"),
         "--with": ("--machine summit", "--machine llama3"),
     },
-    "goodput": {
-        "--state": ("bert-base", "gpt2"),
-        "--from": ((), ("--from", "model.py")),
-        "--machine": ("summit", "llama3"),
-        "--ranks": ("8", "32"),
-        "--ranks-per-node": ("4", "8"),
-        "--every": ("10min", "20min,1h"),
-        "--blocked": ("1s", "1s,2s"),
-        "--days": ("10", "20"),
-        "--json": FLAG,
-        "--csv": FILE,
-        "--report": FILE,
-    },
+    "restart": {name: ways for name, ways in JOB.items() if name not in ("--png", "--seed")} | {"--ranks": ("8", "32")},
     "cluster": {
         "--trace": ("adaptdl", "nowhere"),
         "--workload": ("workloads/workload-6", "workloads/workload-1"),
@@ -136,12 +111,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "--json": (("trace.csv", *WATCHED), ("trace.csv", *WATCHED, "--json")),
     },
     "calibrate": MEASURING
-    | {
-        "--out": ("a.toml", "b.toml"),
-        "--name": ("a", "b"),
-        "--ranks-per-node": ("1", "2"),
-        "--quick": FLAG,
-    },
+    | {"--out": ("a.toml", "b.toml"), "--name": ("a", "b"), "--ranks-per-node": ("1", "2"), "--quick": FLAG},
     "validate": MEASURING
     | {
         "--machine": ((), ("--machine", "frontier")),
@@ -151,9 +121,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "--only": ("plain", "lazy"),
         "--layout": ("fsdp", "tp=1"),
     },
-    "machines": {"name": (("frontier",), ("summit",)), "--json": FLAG},
     "published": {"--json": FLAG},
-    "states": {"names": (("gpt2",), ("bert-base",)), "--json": FLAG},
 }
 SHORT = ("--state", "tensors-64x4MB", "--ranks", "32")
 BASE: dict[str, Way] = {
@@ -162,14 +130,10 @@ BASE: dict[str, Way] = {
     "advise": SHORT,
     "fit": (),
     "restart": SHORT,
-    "compare": (*SHORT, "--with", "--ranks 16"),
-    "goodput": SHORT,
     "cluster": ("--policy", "fifo", "--jobs", "8"),
     "calibrate": ("--out", "machine.toml", "--ranks-per-node", "1"),
     "validate": ("--ranks", "2"),
-    "machines": (),
     "published": (),
-    "states": (),
 }
 CASES = [(command, option) for command, options in WAYS.items() for option in options]
 
@@ -344,7 +308,7 @@ def test_what_another_option_leaves_no_use_for_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("trace.csv").write_text("at_s,kind,nodes\n2000,node,1\n")
     Path("watched.csv").write_text("# seconds = 9000\n# nodes = 4\nat_s,kind,nodes\n2000,node,1\n")
-    _, least, _ = sim(capsys, "machines", "summit")
+    _, least, _ = sim(capsys, "scale", "--machine", "list:summit")
     Path("plain.toml").write_text(least[: least.index("[codec.")])
     code, _, err = sim(
         capsys, *arguments, *(() if "--ranks" in arguments or arguments[0] != "scale" else ("--ranks", "64"))

@@ -203,35 +203,6 @@ def _start_s(preset: str, ranks: int, *pieces: str) -> float:
     return sum(seconds[piece] for piece in pieces)
 
 
-@pytest.mark.parametrize(
-    ("preset", "ranks", "pieces", "published_s", "within"),
-    [
-        # ByteRobust, SOSP 2025, table 7: the queue, and a start on the nodes that the job has.
-        *(
-            ("byterobust", ranks, ("requeue", "relaunch", "imports", "communicator"), requeued_s, 0.08)
-            for ranks, requeued_s in ((2048, 454.0), (4096, 545.0), (8192, 635.0), (16384, 768.0))
-        ),
-        *(
-            ("byterobust", ranks, ("relaunch", "imports", "communicator"), started_s, 0.04)
-            for ranks, started_s in ((2048, 46.0), (4096, 51.0), (8192, 54.0), (16384, 65.0))
-        ),
-        # MegaScale, NSDI 2024, section 3.5: less than 5 s, less than 30 s with more than 10,000.
-        ("megascale", 2048, ("communicator",), 5.0, 0.01),
-        ("megascale", 12288, ("communicator",), 30.0, 0.01),
-        # FT-HSDP, 2026, figure 2: NCCL, and coming back with another node, with 16,384 GPUs.
-        ("llama3", 16384, ("communicator",), 17.0, 0.01),
-        ("llama3", 16384, ("replace", "relaunch", "imports", "communicator"), 200.0, 0.01),
-        # OLCF's guide: torch from Orion on 8 nodes of 8; and what Copper's documentation has of 2,048 nodes of 12.
-        ("frontier", 64, ("imports",), 51.0, 0.01),
-        ("frontier", 24576, ("imports",), 120.0, 0.01),
-    ],
-)
-def test_presets_come_back_as_published(
-    preset: str, ranks: int, pieces: tuple[str, ...], published_s: float, within: float
-) -> None:
-    assert _start_s(preset, ranks, *pieces) == pytest.approx(published_s, rel=within)
-
-
 def test_every_number_of_a_restart_in_a_preset_has_a_source() -> None:
     folder = resources.files("deeppart_simulator.machine.presets")
     seen = 0

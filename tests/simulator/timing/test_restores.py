@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.timing.restores import ALONE_BYTES, LEAST_THREADS, MOST_THREADS, _most_fetched, distribute_s, restore_s
+from deeppart_simulator.timing.restores import (
+    ALONE_BYTES,
+    LEAST_THREADS,
+    MOST_THREADS,
+    _most_fetched,
+    distribute_s,
+    restore_s,
+)
 from deeppart_simulator.timing.stages import Protection
 from deeppart_simulator.workload.states import State, read_state
 

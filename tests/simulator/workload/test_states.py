@@ -83,12 +83,6 @@ def test_shares_are_those_of_the_partitioner_on_the_whole_state(text: str, ranks
     assert float(cost.max()) == pytest.approx(float(direct.max()), rel=0.011, abs=65536)
 
 
-def test_shares_by_dtype_add_up() -> None:
-    shares = read_state("llama3-8b+adam-mixed@tp=8").shares(16)
-    assert sum(shares.by_dtype.values()) == pytest.approx(1.0)
-    assert shares.by_dtype["bfloat16"] == pytest.approx(2 / 14, rel=1e-3)
-
-
 @pytest.mark.now_and_then(2)
 def test_a_trillion_parameters_fit_on_a_laptop() -> None:
     tracemalloc.start()

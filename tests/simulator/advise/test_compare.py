@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 from deeppart_simulator.advise.choose import Choice, Wanted, advise
-from deeppart_simulator.advise.compare import PARTS, REPLAY, RESTORE, WRITING, Comparison, compare
+from deeppart_simulator.advise.compare import PARTS, REPLAY, RESTORE, WRITING, Comparison, compare, has_failures
 from deeppart_simulator.campaign.costs import cadence_of, training_s
 from deeppart_simulator.campaign.outcomes import estimate
 from deeppart_simulator.campaign.plan import Cadences, Planned
@@ -15,7 +16,7 @@ from deeppart_simulator.machine.record import PIECES, WAYS, Failures, Restart
 from deeppart_simulator.timing.stages import Job
 
 from tests.simulator.campaign.jobs import DAY
-from tests.simulator.timing.jobs import MACHINE, STATE
+from tests.simulator.timing.jobs import MACHINE, STATE, job
 
 RESTART = Restart(
     detect=60.0, requeue=600.0, replace=700.0, relaunch=60.0, imports=40.0, imports_rank=1.0, communicator=5.0,
@@ -94,3 +95,12 @@ def test_a_campaign_loses_what_the_comparison_says(choice: Choice, way: str) -> 
     cadences = Cadences(training_s(choice.costs, rare.cadence), every, 100 * DAY, spares=8)
     lost = estimate([1 - run(planned, cadences, seed).efficiency for seed in range(4)])
     assert lost.low <= expected <= lost.high and lost.mean == pytest.approx(expected, rel=0.1), (lost, expected)
+
+
+FAILING = replace(MACHINE, failures=Failures(node=5e6, system=5e6))
+
+
+@pytest.mark.parametrize("kind", ["process", "node", "group", "system"])
+def test_any_failure_is_one(kind: str) -> None:
+    assert has_failures(job(machine=replace(MACHINE, failures=Failures(**{kind: 1e6}))))
+    assert not has_failures(job(machine=replace(MACHINE, failures=Failures(**{kind: math.inf}))))
