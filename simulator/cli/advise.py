@@ -104,6 +104,7 @@ def _document(advice: Advice, config: str) -> dict[str, Any]:
     chosen = advice.chosen
     widths = advice.by_ranks_per_node.items()
     return job_document("advice", chosen.job) | {
+        "strategy": chosen.job.strategy,
         "sentence": in_a_sentence(chosen),
         "advised": row_of(chosen),
         "flush_share_binds": advice.unshared is not None,
@@ -208,14 +209,9 @@ _ADVISED = (
 def _side_row(side: Side) -> dict[str, Any]:
     """A side as one flat row; without advice where nothing fails."""
     job = side.job
-    row: dict[str, Any] = {
-        "label": side.label,
-        "state": job.state.name,
-        "machine": job.machine.name,
-        "strategy": job.strategy,
-    }
-    row |= {"strategy": job.strategy, "ranks": job.ranks, "nodes": job.nodes, "levels": describe(job), "blocked_s": side.blocked_s}
-    row |= {f"until_{level}_s": side.complete_s.get(level) for level in LEVELS}
+    row: dict[str, Any] = {"label": side.label, "state": job.state.name, "machine": job.machine.name}
+    row |= {"ranks": job.ranks, "nodes": job.nodes, "strategy": job.strategy, "levels": describe(job)}
+    row |= {"blocked_s": side.blocked_s} | {f"until_{level}_s": side.complete_s.get(level) for level in LEVELS}
     found = {} if side.choice is None else row_of(side.choice)
     return row | {key: found.get(key) for key in _ADVISED}
 

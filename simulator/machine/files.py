@@ -85,7 +85,7 @@ def read_machine(name: str) -> Machine:
             todo=meant_todo(
                 name,
                 preset_names(),
-                "see deeppart-sim machines for the presets; deeppart-sim calibrate writes a file for this machine",
+                "--machine list shows the presets; deeppart-sim calibrate writes a file for this machine",
             ),
         )
     try:

@@ -114,7 +114,7 @@ def log_time_ticks(low_s: float, high_s: float, most: int = 6) -> list[float]:
     """The same for times."""
     digits = range(math.floor(math.log10(low_s)) - 1, 2)
     days = range(max(1, math.ceil(math.log10(max(high_s, _DAY_S) / _DAY_S)) + 1))
-    fine = [m * 10.0**n for n in digits for m in (1, 2, 5) if m * 10.0**n < _MINUTE_S]
+    fine = [m * 10.0**n for n in digits for m in (1, 2, 5) if m * 10.0**n < 0.5 * _MINUTE_S]  # 50 s is close to 1 min
     fine += [*_FINE_S, *(m * _DAY_S * 10.0**n for n in days for m in (1, 2, 5))]
     coarse = [10.0**n for n in digits] + [*_COARSE_S, *(_DAY_S * 10.0**n for n in days)]
     return _fitting(low_s, high_s, most, fine, coarse, linear_ticks)

@@ -20,7 +20,7 @@ CHECKED = {
     "campaign --state llama3-8b": re.compile(r"\d"),
     "campaign --state llama3-70b": re.compile(r"\d"),
     "restart --state": re.compile(r"\d"),
-    "goodput": re.compile(r"\d"),
+    "scale --goodput": re.compile(r"\d"),
     "published": re.compile(r"^[+-]\d+%$"),
 }
 

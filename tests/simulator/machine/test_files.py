@@ -198,11 +198,6 @@ def test_a_way_to_come_back_is_read_and_written_back(tmp_path: Path) -> None:
     assert read_machine(str(file)).restart.imports == 0.0, "as before there was such a key"
 
 
-def _start_s(preset: str, ranks: int, *pieces: str) -> float:
-    seconds: dict[str, float] = read_machine(preset).restart.seconds(ranks)
-    return sum(seconds[piece] for piece in pieces)
-
-
 def test_every_number_of_a_restart_in_a_preset_has_a_source() -> None:
     folder = resources.files("deeppart_simulator.machine.presets")
     seen = 0

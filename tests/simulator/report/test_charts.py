@@ -189,7 +189,7 @@ def test_a_panel_for_each_class_and_bars_that_end_where_training_goes_on() -> No
     ]  # without the band of the machine's own way
     ends = [max(bar.get_x() + bar.get_width() for bar in bars[place :: len(found)]) for place in range(len(found))]
     assert ends == pytest.approx([each.after["node"].total_s + each.after["node"].replay_s for each in found])
-    assert [text.get_text() for text in axes.texts[: len(found)]] == list(WAYS)
+    assert [text.get_text() for text in axes.texts[-len(found) :]] == list(WAYS)
 
 
 def test_shares_end_at_what_is_lost() -> None:

@@ -163,8 +163,8 @@ SAFE = "&lt;script&gt;alert(&quot;1&amp;2&quot;)&lt;/script&gt;"
 
 def test_no_text_is_markup() -> None:
     for found in (
-        document(EVIL, ""), section(EVIL, ""), listed([EVIL]), facts([(EVIL, EVIL)]), table(Table("", [EVIL], [[EVIL]])),
-        legend([Mark(EVIL, "teal")]),
+        document(EVIL, ""), section(EVIL, ""), listed([EVIL]), facts([(EVIL, EVIL)]),
+        table(Table("", [EVIL], [[EVIL]])), legend([Mark(EVIL, "teal")]),
     ):  # fmt: skip
         assert EVIL not in found and SAFE in found
 
