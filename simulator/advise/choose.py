@@ -38,6 +38,8 @@ from ..campaign.plan import Planned, SizedJob
 from ..machine.record import DAY_S
 from ..timing.stages import Job, Protection
 
+# --- what is given ----------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -102,6 +104,9 @@ class Wanted:
 
 #: Everything is free.
 ANYTHING = Wanted()
+
+
+# --- candidates and advice --------------------------------------------------------------------------------------------
 
 
 #: Parity groups that are tried: (nodes, of them may be lost).
@@ -439,6 +444,9 @@ def _by_ranks_per_node(job: Job) -> dict[int, tuple[float, float]]:
     return found
 
 
+# --- the front --------------------------------------------------------------------------------------------------------
+
+
 #: Losing so much more than the least, as a share of that or of all time, is as good: no number is known better. But
 #: never more than this share of the useful time: where most is lost, a twentieth of that is much of what is left.
 AS_GOOD, AS_GOOD_OF_ALL, AS_GOOD_OF_USEFUL = 0.05, 5e-4, 0.01
@@ -506,6 +514,9 @@ def advised(front: Sequence[Choice]) -> Choice:
     worn = min(choice.node_daily_bytes for choice in left)
     left = [choice for choice in left if choice.node_daily_bytes <= _AS_FEW * worn]
     return min(left, key=lambda choice: (choice.simplicity, choice.waste.total))
+
+
+# --- whole training steps ---------------------------------------------------------------------------------------------
 
 
 #: Share of a step that is rounding.

@@ -16,6 +16,8 @@ from ..machine.record import PIECES, WAYS
 from ..timing.stages import Job, times_of
 from .choose import ANYTHING, UNDISTURBED, Choice, Wanted, advise
 
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True)
 class Side:
@@ -49,6 +51,9 @@ def has_failures(job: Job) -> bool:
 def least_restart_of(sides: Sequence[Side]) -> float:
     """The share of the time that coming back takes on the side where it takes least."""
     return min((side.choice.waste.restart for side in sides if side.choice is not None), default=0.0)
+
+
+# --- ways to come back ------------------------------------------------------------------------------------------------
 
 
 #: What a failure costs beside the pieces of a machine's [restart]; and what checkpoints cost without any.

@@ -227,6 +227,9 @@ def _codec_line(advice: Advice) -> str:
     return ""
 
 
+# --- notes ------------------------------------------------------------------------------------------------------------
+
+
 def what_if(machine: Machine, nodes: int, spares: int = 0) -> list[str]:
     """A sentence if the machine has fewer nodes than that: the result is hypothetical."""
     if nodes + spares <= machine.nodes:
@@ -248,6 +251,9 @@ def bursts(job: Job) -> list[str]:
         f"failures of {job.machine.name} come {words} (Weibull, shape {shape:g}); this advice takes them to be "
         "exponential with the same means: `deeppart-sim campaign` with the same options draws them as they come"
     ]
+
+
+# --- a month of it ----------------------------------------------------------------------------------------------------
 
 
 _BLOCKED, _SLOWED, _REDONE, _BACK = "blocked by checkpoints", "slowed by the background", "training lost", "coming back"

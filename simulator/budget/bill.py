@@ -141,6 +141,9 @@ def show_hours(node_hours: float) -> str:
     return f"{node_hours:,.0f}" if node_hours >= 100 else f"{node_hours:.3g}"
 
 
+# --- campaigns --------------------------------------------------------------------------------------------------------
+
+
 #: A share of a summary -> its name in tables.
 LABELS = {
     "useful": USEFUL,
@@ -190,6 +193,9 @@ def spending_lines(planned: Planned, cadences: Cadences, summary: Summary) -> li
     machine, space = planned.job.machine, space_of_run(planned, cadences)
     lines = [f"no room: {line}; a job would end there" for line in space.too_large]
     return [*lines, *space_lines(machine, space, *daily_bytes(planned, cadences, summary)), *missing(machine)]
+
+
+# --- blocked time -----------------------------------------------------------------------------------------------------
 
 
 #: Seconds for which a call blocks, and training between two calls in seconds, of the usual table.

@@ -196,6 +196,9 @@ def tell(event: simpy.Event) -> None:
         event.succeed()
 
 
+# --- what stays on each level -----------------------------------------------------------------------------------------
+
+
 #: A checkpoint that leaves these may leave the local level, too.
 _BEFORE_LOCAL = (*REDUNDANT_LEVELS, Level.PERSISTENT)
 _sequence = attrgetter("sequence")
@@ -218,6 +221,9 @@ def retire(stored: Sequence[Stored], keep: Mapping[str, int]) -> list[Stored]:
             if 0 < keep[Level.LOCAL] < on[Level.LOCAL] and levels.isdisjoint(REDUNDANT_LEVELS):
                 levels.discard(Level.LOCAL)
     return [each for each in stored if each.levels]
+
+
+# --- the shared file system -------------------------------------------------------------------------------------------
 
 
 #: Bytes that do not count as left over, for the rounding of floating point.

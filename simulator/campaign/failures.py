@@ -128,6 +128,9 @@ def nodes_of_group(group: int, nodes: int, group_nodes: int) -> tuple[int, ...]:
     return tuple(range(first, min(first + group_nodes, nodes)))
 
 
+# --- from a trace -----------------------------------------------------------------------------------------------------
+
+
 def failures_from(
     path: Path, size: Size, system: str | None = None, wall_s: float | None = None
 ) -> tuple[Failure, ...]:
@@ -190,6 +193,9 @@ def _check_size(trace: Trace, size: Size, path: Path) -> None:
         )
 
 
+# --- schedulers -------------------------------------------------------------------------------------------------------
+
+
 ENDS = (PREEMPTION, TIME_LIMIT)
 
 
@@ -231,6 +237,9 @@ class Scheduling:
         """How often the job is ended, about."""
         rate = 1 / self.preemption_s + 1 / self.limit_s
         return 1 / (1 / rate + self.waits.mean_s) if rate else 0.0
+
+
+# --- coming back ------------------------------------------------------------------------------------------------------
 
 
 #: The pieces that come after nodes are gathered.

@@ -215,6 +215,9 @@ def _parity_bytes(job: Job, written: float) -> float:
     return written * tolerate / (group - tolerate) if group else 0.0
 
 
+# --- groups that are kept apart ---------------------------------------------------------------------------------------
+
+
 def domain_nodes(failures: Failures, nodes: int, protection: Protection) -> int:
     """Nodes of a group of the kind that is kept apart; 0 where nodes do not fail in groups."""
     sizes = sorted({kind.nodes for kind in failures.kinds.values() if math.isfinite(kind.mtbf)})
@@ -245,6 +248,9 @@ def _survives(struck: tuple[int, ...], places: Placement, protection: Protection
         return False
     lost = Counter(places.group[place] for place in struck)
     return max(lost.values()) <= protection.parity_tolerate
+
+
+# --- how long a campaign takes to simulate ----------------------------------------------------------------------------
 
 
 #: Longer is not waited for unasked.

@@ -261,6 +261,9 @@ class Request:
     batch: int
 
 
+# --- workloads --------------------------------------------------------------------------------------------------------
+
+
 def read_workload(archive: Archive, name: str, known: dict[str, Application]) -> list[Request]:
     """The jobs of a table, in its order."""
     found = []
@@ -280,6 +283,9 @@ def read_workload(archive: Archive, name: str, known: dict[str, Application]) ->
     if len({request.name for request in found}) < len(found):
         raise ConfigError("two jobs of a workload have the same name", where=f"{archive.name}: {name}")
     return found
+
+
+# --- archives ---------------------------------------------------------------------------------------------------------
 
 
 #: The trace that comes with the simulator.
@@ -345,6 +351,9 @@ def _opened(path: Path) -> zipfile.ZipFile:
             "there is no such trace", expected=f"a folder, a zip archive, or {SHIPPED!r}", found=f"{path}: {error}",
             where="--trace", todo="docs/simulator.md has the layout",
         ) from error  # fmt: skip
+
+
+# --- restarts ---------------------------------------------------------------------------------------------------------
 
 
 #: GPUs of the job whose restart is timed: about the mean of the published workloads.

@@ -14,6 +14,9 @@ from deeppart.plan.goodput import Bounds, Goodput, GradientNoise, Measured, Thro
 
 from .applications import Placement, Request, Times, divided
 
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
+
 #: Where the first fit of a job begins.
 _FIRST_GUESS = Throughput(0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 1.001)
 
@@ -125,6 +128,9 @@ class Job:
         self._local, self._accumulation = min(step.local_batch, most), step.accumulation
 
 
+# --- what a policy is -------------------------------------------------------------------------------------------------
+
+
 #: The node of each GPU of a job.
 Allocation = tuple[int, ...]
 
@@ -139,6 +145,9 @@ class Policy(Protocol):
     def share(self, now_s: float, jobs: Sequence[Job], held: Mapping[str, Allocation]) -> dict[str, Allocation]:
         """The GPUs of each job from now on."""
         ...
+
+
+# --- rounds -----------------------------------------------------------------------------------------------------------
 
 
 #: A workload that is not done after so long never will be.
@@ -210,6 +219,9 @@ def _result(job: Job) -> JobResult:
     return JobResult(
         request.name, request.application.name, request.submitted_s, job.finished_s, job.restarts, job.stopped_s
     )
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -159,6 +159,9 @@ def _total(wishes: Sequence[_Wish], allocations: Sequence[Allocation]) -> float:
 _LEAST = 1e-3
 
 
+# --- what GPUs are worth ----------------------------------------------------------------------------------------------
+
+
 class Worth:
     """What sizes are worth to one job."""
 
@@ -196,6 +199,9 @@ class Worth:
             self._known[each_nodes, each_gpus] = float(value)
 
 
+# --- numbers of GPUs --------------------------------------------------------------------------------------------------
+
+
 def divide(costs: Sequence[Floats], gpus: int) -> list[int]:
     """How many each job gets."""
     least = np.zeros(gpus + 1)
@@ -212,6 +218,9 @@ def divide(costs: Sequence[Floats], gpus: int) -> list[int]:
         found.append(int(best[left_over]))
         left_over -= found[-1]
     return found[::-1]
+
+
+# --- GPUs on nodes ----------------------------------------------------------------------------------------------------
 
 
 class Packing:

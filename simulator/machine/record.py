@@ -38,6 +38,9 @@ def read_currency(value: object) -> str:
     return value
 
 
+# --- kinds of fields --------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """The kind of a field: how it is read, and its possible values."""
@@ -114,6 +117,9 @@ def of(kind: Kind, default: Any = None) -> Any:
     return field(default=default, metadata={"kind": kind})
 
 
+# --- ways to come back ------------------------------------------------------------------------------------------------
+
+
 #: Pieces of the time until a restore begins, and the first step after it; in the order in which they come.
 PIECES = ("detect", "requeue", "replace", "relaunch", "imports", "communicator", "first_step")
 #: Whatever the way: the failure is noticed, all ranks meet again, and a first step is taken.
@@ -167,6 +173,9 @@ WAYS: Mapping[str, Way] = MappingProxyType(
         )
     }
 )  # fmt: skip
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

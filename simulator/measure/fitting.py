@@ -119,6 +119,9 @@ def _least_squares(
     return constant, per_byte, per_tensor
 
 
+# --- lazy calls -------------------------------------------------------------------------------------------------------
+
+
 #: So fast a copy in the background is taken to be at least, as a share of an eager one: below, something else was slow.
 _LEAST_LATE = 0.1
 
@@ -167,6 +170,9 @@ def late_copies(
     return max(_LEAST_LATE, copied / of_bytes), of_tensor
 
 
+# --- the network ------------------------------------------------------------------------------------------------------
+
+
 #: What the node of a machine file without a network is given: ranks of one node never use it.
 _UNKNOWN = Network(bandwidth=1e10, latency=2e-6)
 
@@ -191,6 +197,9 @@ def between_ranks(pieces: Mapping[str, Any], samples: Sequence[Sample], crowding
     if rebuilding > 0:  # on a busy machine a restore with a lost node may seem to be as fast as one without
         network = replace(network, rebuild=rate(rebuilding / largest.share_bytes / crowding))
     return replace(network, parity=rate(per_byte / crowding), exchange=exchange)
+
+
+# --- codecs -----------------------------------------------------------------------------------------------------------
 
 
 #: A codec is taken to be so many times as fast as in the loop, at least and at most: beyond, something else was

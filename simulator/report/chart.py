@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
+# --- colours ----------------------------------------------------------------------------------------------------------
+
+
 #: Name in the page's style -> (colour on light paper, on dark paper).
 COLOURS = MappingProxyType(
     {
@@ -77,6 +80,9 @@ def as_variables(drawing: str) -> str:
     return re.sub(
         r"#[0-9a-f]{6}\b", lambda found: variable(_LIGHT[found[0]]) if found[0] in _LIGHT else found[0], drawing
     )
+
+
+# --- marks of axes ----------------------------------------------------------------------------------------------------
 
 
 _MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86400.0
@@ -174,6 +180,9 @@ def _fitting(
         if len(found) <= most:
             return found if len(found) > 1 else even(low, high, most)
     return [low, high]
+
+
+# --- panels -----------------------------------------------------------------------------------------------------------
 
 
 Which = Literal["x", "y"]

@@ -32,6 +32,9 @@ from ..workload.holding import Shares
 from ..workload.layout import Layout
 from ..workload.states import State
 
+# --- bandwidth that is shared -----------------------------------------------------------------------------------------
+
+
 FloatArray = NDArray[np.float64]
 
 
@@ -63,6 +66,9 @@ def by_node(per_rank: NDArray[np.int64] | FloatArray, ranks_per_node: int) -> Fl
     padded = np.zeros(nodes * ranks_per_node)
     padded[: len(per_rank)] = per_rank
     return padded.reshape(nodes, ranks_per_node)
+
+
+# --- times, and what waits for what -----------------------------------------------------------------------------------
 
 
 #: Stages in the order in which tables and timelines show them.
@@ -156,6 +162,9 @@ class Times:
         return max(self.complete(overlapped=False).values(), default=self.plan + float(self.capture.max()))
 
 
+# --- one stream of torch.save -----------------------------------------------------------------------------------------
+
+
 def device_copies_s(machine: Machine, nbytes: FloatArray) -> FloatArray:
     """Seconds that each rank takes to copy bytes from its device to memory that is not pinned."""
     serialize = machine.serialize
@@ -177,6 +186,9 @@ def streams_s(machine: Machine, nbytes: FloatArray, tensors: FloatArray) -> Floa
 def torch_save_words(layout: Layout) -> str:
     """What the strategy "rank0" is: where ranks hold parts, one of those that hold the same saves it, all at a time."""
     return "torch.save on rank 0" if layout == Layout() else "torch.save, one rank for each part"
+
+
+# --- jobs and their stages --------------------------------------------------------------------------------------------
 
 
 COMPRESSIONS = ("none", "tensor", "auto")

@@ -185,6 +185,9 @@ def _days(seconds: float) -> str:
     return "never" if math.isinf(seconds) else f"{seconds / _DAY_S:.4g} d"
 
 
+# --- nodes that fail together -----------------------------------------------------------------------------------------
+
+
 #: Failures of nodes within this time are one, in seconds, unless the file's times are coarser.
 WINDOW_S = 60.0
 
@@ -290,6 +293,8 @@ def _at_least(count: int, mean: float) -> float:
     return 1.0 if count == 0 else float(pdtrc(count - 1, mean)) if mean > 0 else 0.0
 
 
+# --- rates ------------------------------------------------------------------------------------------------------------
+
 CONFIDENCE = 0.95
 
 
@@ -316,6 +321,8 @@ def rate(events: int, exposure_s: float, dispersion: float = 1.0, confidence: fl
         events, exposure_s, exposure_s / events if events else math.inf, 1 / most, 1 / least if least else math.inf
     )
 
+
+# --- the shape --------------------------------------------------------------------------------------------------------
 
 #: A shape is looked for between these.
 _LEAST, _MOST = 0.02, 50.0

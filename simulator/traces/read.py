@@ -85,6 +85,9 @@ def format_of(path: Path) -> str:
     )  # fmt: skip
 
 
+# --- LANL -------------------------------------------------------------------------------------------------------------
+
+
 _NEEDED = ("System", "nodes", "nodenumz", "node prod", "node decom", "Prob Started")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 #: "Jan-97", of the years with two digits, and "2-May", of those that a spreadsheet took for days.
@@ -203,6 +206,9 @@ def _time(text: str, path: Path, number: int) -> datetime:
         raise refusal(path, number, shown(text), "a time such as 6/21/2005 10:54", "Prob Started") from None
 
 
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
 _KINDS = (*FAILURES, PREEMPTION)
 _WATCHED = ("seconds", "nodes", "processes")
 #: Numbers of nodes are below.
@@ -288,6 +294,9 @@ def _event(row: dict[str, str], path: Path, number: int, nodes: int) -> Event:
         allowed = f"node numbers from 0 to {nodes - 1}" + ("" if kind == "group" else ", just one")
         raise refusal(path, number, f"nodes = {row.get('nodes')!r}", allowed, "nodes")
     return Event(at_s, kind, tuple(str(node) for node in numbers))
+
+
+# --- a job's runs -----------------------------------------------------------------------------------------------------
 
 
 _MOST_BYTES = 1 << 20

@@ -74,6 +74,9 @@ class Trace:
     tells: tuple[str, ...] = FAILURES  # failures that such a file has if there are any; of others it says nothing
 
 
+# --- what cannot be read ----------------------------------------------------------------------------------------------
+
+
 #: A cell is shown up to here.
 _MOST_SHOWN = 60
 
@@ -105,6 +108,9 @@ def shown(found: object) -> str:
     return repr(found)
 
 
+# --- names of nodes ---------------------------------------------------------------------------------------------------
+
+
 _DIGITS = re.compile(r"([0-9]+)")
 
 
@@ -116,6 +122,9 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
 def _key(name: str) -> tuple[tuple[int, int, str], ...]:
     pieces = _DIGITS.split(name)
     return tuple((0, int(piece), piece) if place % 2 else (1, 0, piece) for place, piece in enumerate(pieces))
+
+
+# --- runs of jobs -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,9 @@ from typing import Any, TextIO
 
 from .record import PREEMPTION, TIME_LIMIT, JobLog, LoggedRun, Trace, refusal, shown, unreadable
 
+# --- Slurm's lists of nodes -------------------------------------------------------------------------------------------
+
+
 #: More nodes no list has; a range written by mistake may have more names than there is memory.
 MOST_NODES = 1 << 20
 _ITEM = re.compile(r"(?:[^,\[\]]|\[[0-9,-]+\])+")
@@ -68,6 +71,9 @@ def _numbers(text: str) -> list[str]:
             raise ValueError(f"ranges upwards, of at most {MOST_NODES} nodes")
         found += [str(number).zfill(len(match[1])) for number in range(first, last + 1)]
     return found
+
+
+# --- Slurm ------------------------------------------------------------------------------------------------------------
 
 
 SLURM = "slurm"
@@ -187,6 +193,9 @@ class _Lines:
 
 
 _EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+# --- Philly -----------------------------------------------------------------------------------------------------------
 
 
 PHILLY = "philly"

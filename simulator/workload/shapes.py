@@ -223,6 +223,9 @@ def _rows(name: str, inputs: int, outputs: int, layer: int, *, rows_are_inputs: 
     yield Parameter(f"{name}.bias", (outputs,), layer)
 
 
+# --- leaves -----------------------------------------------------------------------------------------------------------
+
+
 ITEM_BYTES = {
     "float64": 8,
     "int64": 8,
@@ -262,6 +265,9 @@ class Tensor:
     def nbytes(self) -> int:
         """Bytes of its elements."""
         return self.elements * ITEM_BYTES[self.dtype]
+
+
+# --- MLPerf Storage's workloads ---------------------------------------------------------------------------------------
 
 
 _SOURCE = "MLCommons, MLPerf Storage v2.0, Submission_guidelines.md, table 2"

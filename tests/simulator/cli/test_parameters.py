@@ -39,7 +39,13 @@ WATCHED = ("--nodes", "8", "--days", "3")
 MEASURING: dict[str, Any] = OUTPUTS | {"--local-dir": ("one", "two"), "--persistent-dir": ("one", "two")}
 WAYS: dict[str, dict[str, Any]] = {
     "scale": JOB
-    | {"--ranks": ("8", "32"), "--strategy": ("whole", "flat"), "--with-compression": FLAG, "--serial": FLAG},
+    | {"--ranks": ("8", "32"), "--strategy": ("whole", "flat"), "--with-compression": FLAG, "--serial": FLAG}
+    | {
+        "--goodput": FLAG,
+        "--every": (("--goodput", "--every", "10min"), ("--goodput", "--every", "20min,1h")),
+        "--blocked": (("--goodput", "--blocked", "1s"), ("--goodput", "--blocked", "1s,2s")),
+        "--days": (("--goodput", "--days", "10"), ("--goodput", "--days", "20")),
+    },
     "campaign": JOB
     | {
         # Without copies, which take longer than the flush and so hide it.
