@@ -22,18 +22,7 @@ from ..traces.record import PREEMPTION, TIME_LIMIT
 from .background import Background, bursts, tell
 from .calm import Call, Calm, Pace, Passed, calm_row
 from .costs import NOTHING
-from .failures import (
-    AFTER,
-    ENDS,
-    Failure,
-    Scheduling,
-    Size,
-    drawn,
-    pieces_s,
-    rates_per_s,
-    repair_after_s,
-    stopped_s,
-)
+from .failures import AFTER, ENDS, Failure, Scheduling, Size, drawn, pieces_s, rates_per_s, repair_after_s, stopped_s
 from .outcomes import RunResult
 from .plan import Cadences, Planned
 from .survival import JobNodes, Stored, recover

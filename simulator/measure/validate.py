@@ -298,53 +298,37 @@ def as_nodes(machine: Machine, nodes: int, lost: str | None = None) -> Machine:
     read = min(local.rank_read, local.read / nodes)
     if lost == Level.PARTNER:  # as much with the others as without them
         read = 2 / (1 / read + 1 / min(local.rank_read, local.read))
-    codecs = {
-        dtype: replace(codec, encode=codec.encode / crowding, decode=codec.decode / crowding)
-        for dtype, codec in machine.codecs.items()
-    }
+    memory = replace(_crowded(memory, _COMPUTED, crowding), copy=copy, node_copy=copy, hash=memory.hash / crowding)
+    local = _crowded(local, ("tensor",), crowding, ("work",))
+    persistent = _crowded(persistent, ("tensor", "leaf"), crowding, ("work",))
+    codecs = {name: _crowded(codec, (), crowding, ("encode", "decode")) for name, codec in machine.codecs.items()}
     return replace(
         machine,
         nodes=nodes,
         ranks_per_node=1,
         cores=max(1, machine.cores // nodes),
-        memory=replace(
-            memory,
-            copy=copy,
-            node_copy=copy,
-            tensor=memory.tensor * crowding,
-            call=memory.call * crowding,
-            leaf=memory.leaf * crowding,
-            defer_call=memory.defer_call * crowding,
-            defer=memory.defer * crowding,
-            late_tensor=memory.late_tensor * crowding,
-            hash=memory.hash / crowding,
-            compare=memory.compare * crowding,
-            compare_large=memory.compare_large * crowding,
-            restore=memory.restore * crowding,
-            restored_leaf=memory.restored_leaf * crowding,
-        ),
-        local=replace(
-            local,
-            write=min(local.rank_write, local.write / nodes),
-            read=read,
-            tensor=local.tensor * crowding,
-            work=local.work / crowding,
-        ),
-        network=replace(
-            network,
-            copies=network.copies / crowding,
-            parity=network.parity / crowding,
-            rebuild=network.rebuild / crowding,
-        ),
+        memory=memory,
+        local=replace(local, write=min(local.rank_write, local.write / nodes), read=read),
+        network=_crowded(network, (), crowding, ("copies", "parity", "rebuild")),
         persistent=replace(
             persistent,
             write=min(persistent.write, persistent.node_write),
             read=min(persistent.read, persistent.node_read),
             node_write=min(persistent.rank_write, persistent.node_write),
             node_read=min(persistent.rank_read, persistent.node_read),
-            tensor=persistent.tensor * crowding,
-            leaf=persistent.leaf * crowding,
-            work=persistent.work / crowding,
         ),
         codecs=MappingProxyType(codecs),
     )
+
+
+#: Seconds of ``[memory]`` that ranks compute, and that take longer where they share cores.
+_COMPUTED = (
+    "tensor", "call", "leaf", "defer_call", "defer", "late_tensor", "compare", "compare_large", "restore",
+    "restored_leaf",
+)  # fmt: skip
+
+
+def _crowded(record: Any, seconds: Sequence[str], crowding: float, rates: Sequence[str] = ()) -> Any:
+    """A record with what is computed as slow as with so many ranks on a core."""
+    values = {name: getattr(record, name) * crowding for name in seconds}
+    return replace(record, **values, **{name: getattr(record, name) / crowding for name in rates})
