@@ -175,9 +175,10 @@ class Asked:
         self.values = dict(values)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("values", "__setstate__") or name not in self.values:
-            raise AttributeError(name)
-        return self.values[name]
+        try:
+            return self.values[name]
+        except KeyError:
+            raise AttributeError(name) from None
 
     def seconds(self, name: str) -> float | None:
         """A time that may be left out."""

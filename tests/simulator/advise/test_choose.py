@@ -247,14 +247,6 @@ def test_candidates(wanted: Wanted, protections: list[Protection], compressions:
     assert found == [(protection, compression) for protection in protections for compression in compressions]
 
 
-def test_only_what_is_given_is_advised() -> None:
-    job = Job(STATE, replace(MACHINE, failures=Failures(node=10 * DAY, system=100 * DAY)), 64, 4)
-    advice = advise(job, wanted=Wanted(parity=(8, 2), compression="none"))
-    assert [describe(choice.job) for choice in advice.choices] == ["local + parity 8/2 + persistent"]
-    free = advise(job)
-    assert len(free.choices) > 4
-
-
 @pytest.mark.parametrize(("wanted", "level"), [(Wanted(partner=True), "partner"), (Wanted(parity=(4, 1)), "parity")])
 def test_what_is_given_is_advised_even_if_no_failure_needs_it(wanted: Wanted, level: str) -> None:
     job = Job(STATE, replace(MACHINE, failures=Failures(process=DAY)), 64, 4)
@@ -291,8 +283,3 @@ def test_training_between_calls_is_whole_steps(step_s: float) -> None:
     assert free.waste.total <= found.waste.total * (1 + 1e-3)
     busy = sum(cost.busy_s / found.every[cost.name] for cost in COSTS)
     assert found.period_s >= busy * (1 - 1e-9)
-
-
-def test_without_a_step_it_stays() -> None:
-    free = best(COSTS)
-    assert in_steps(COSTS, free, 0.0) is free

@@ -103,14 +103,6 @@ def model_s(job: Planned) -> float:
     return float(world.times.complete()["persistent"] - world.blocked_s)
 
 
-def test_a_flush_ends_when_the_model_says() -> None:
-    """With all that follows the last byte: the file, its tables, the manifest."""
-    usual, cadences = busy()
-    persistent = replace(usual.job.machine.persistent, others=0.0, file=2.0, tensor=1.0, leaf=3.0)
-    job = Planned(replace(usual.job, machine=replace(usual.job.machine, persistent=persistent)))
-    assert flushed_s(job, cadences) == pytest.approx(model_s(job), rel=1e-6)
-
-
 def test_a_flush_that_keeps_up_ends_with_its_commit() -> None:
     """The file system takes everything in next to no time, and the commit follows the local level by 20 s."""
     usual, cadences = busy()
@@ -209,11 +201,6 @@ def test_what_a_redundant_level_keeps_stays_on_the_nodes_too() -> None:
     assert left(found, ALL) == [(1, ["local", "partner"]), (2, ["local"]), (3, ["local"])]
 
 
-def test_the_order_of_the_list_does_not_matter_and_stays() -> None:
-    found = stored(["local"], ["local"], ["local"])[::-1]
-    assert [sequence for sequence, _ in left(found, ALL)] == [2, 1]
-
-
 def ends(capacity: float, *transfers: tuple[float, float, float]) -> list[float]:
     """When each of (begin, bytes, own limit) is done."""
     env = simpy.Environment()
@@ -269,20 +256,6 @@ def test_one_that_is_given_up_leaves_its_part_to_the_others() -> None:
     assert done == pytest.approx([15])
 
 
-def test_a_capacity_that_changes_counts_from_then_on() -> None:
-    env = simpy.Environment()
-    shared = SharedBandwidth(env, 10.0)
-    transfer = shared.begin(100, math.inf)
-
-    def change() -> Generator[Any, Any, None]:
-        yield env.timeout(5)
-        shared.set_capacity(5.0)
-        yield transfer.done
-        assert env.now == pytest.approx(15)
-
-    env.run(env.process(change()))
-
-
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.7])
 def test_other_jobs_take_their_share_on_average(share: float) -> None:
     env = simpy.Environment()
@@ -292,10 +265,3 @@ def test_other_jobs_take_their_share_on_average(share: float) -> None:
     env.run(length)
     shared.set_capacity(10.0)
     assert (1e12 - transfer.left) / (10.0 * length) == pytest.approx(1 - share, abs=0.03)
-
-
-def test_without_other_jobs_there_are_no_bursts() -> None:
-    env = simpy.Environment()
-    shared = SharedBandwidth(env, 10.0)
-    for rate, share in ((10.0, 0.0), (math.inf, 0.5)):
-        assert list(bursts(env, shared, rate, share, 100.0, np.random.default_rng(1))) == []

@@ -68,22 +68,6 @@ def test_a_file_may_build_on_a_preset(tmp_path: Path) -> None:
     assert machine.persistent.read == base.persistent.read and machine.memory == base.memory
 
 
-def test_what_things_cost_and_hold_is_read_and_written_back(tmp_path: Path) -> None:
-    file = tmp_path / "mine.toml"
-    file.write_text(
-        'base = "frontier"\n[price]\ncurrency = "EUR"\nnode_hour = 2.5\nkwh = 0.1\n'
-        '[power]\nbusy = "2.5 kW"\nwaiting = 800\n'
-        '[local]\ncapacity = "8 TB"\nendurance = "7 PB"\n[persistent]\nquota = "50 TB"\n'
-    )
-    machine = read_machine(str(file))
-    assert (machine.price.currency, machine.price.node_hour, machine.price.kwh) == ("EUR", 2.5, 0.1)
-    assert (machine.power.busy, machine.power.waiting) == (2500.0, 800.0)
-    assert (machine.local.capacity, machine.local.endurance, machine.persistent.quota) == (8e12, 7e15, 50e12)
-    file.write_text(machine_toml(machine))
-    again = read_machine(str(file))
-    assert (again.price, again.power, again.local) == (machine.price, machine.power, machine.local)
-
-
 def test_what_is_not_said_is_not_written(tmp_path: Path) -> None:
     file = tmp_path / "least.toml"
     file.write_text(LEAST)
@@ -186,16 +170,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot read"):
         read_machine(str(file))
-
-
-def test_a_way_to_come_back_is_read_and_written_back(tmp_path: Path) -> None:
-    file = tmp_path / "least.toml"
-    file.write_text(LEAST + '[restart]\nmode = "in-process"\ncommunicator_rank = "3 ms"\n')
-    machine = read_machine(str(file))
-    assert machine.restart.mode == "in-process" and machine.restart.seconds(1000)["communicator"] == 3.0
-    file.write_text(machine_toml(machine))
-    assert read_machine(str(file)).restart == machine.restart
-    assert read_machine(str(file)).restart.imports == 0.0, "as before there was such a key"
 
 
 def test_every_number_of_a_restart_in_a_preset_has_a_source() -> None:

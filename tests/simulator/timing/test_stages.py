@@ -157,18 +157,6 @@ def test_a_lazy_call_copies_small_tensors_itself() -> None:
     assert SMALL_LEAF_BYTES == fingerprint.SMALL_LEAF_BYTES  # as the library does it
 
 
-def test_a_lazy_call_and_its_copies_are_together_what_an_eager_one_copies() -> None:
-    """Of BERT-large and its optimizer two thirds of the tensors are small."""
-    machine = replace(MACHINE, memory=replace(MACHINE.memory, tensor=1e-4, defer=0.0))
-    state = read_state("bert-large+adam")
-    lazy, eager = (
-        times_of(this, state.shares(16, kappa=0))
-        for this in (job(state=state, machine=machine, capture=how) for how in ("lazy", "eager"))
-    )
-    assert lazy.plan < lazy.blocked_s < eager.blocked_s
-    assert lazy.blocked_s + float(lazy.capture.max()) == pytest.approx(eager.blocked_s, rel=0.02)
-
-
 def test_parity_moves_encodes_and_stores() -> None:
     """Groups of 4 of which 1 may be lost: a node stores a third of its 4 GB, and sends all of it: it encodes none."""
     this = job(protection=Protection(partner=False, parity_group=4))
@@ -257,14 +245,6 @@ def test_one_rank_that_has_all_writes_one_file() -> None:
     this = job(strategy="rank0", files="node")
     assert times_of(this, STATE.shares(16, "rank0", 0)).files == 1
     assert times_of(replace(this, protection=Protection(persistent=False)), STATE.shares(16, "rank0", 0)).files == 0
-
-
-def test_node_files_of_one_rank_each_save_nothing() -> None:
-    shares = STATE.shares(16, kappa=0)
-    ranks = times_of(job(ranks_per_node=1), shares)
-    nodes = times_of(job(ranks_per_node=1, files="node"), shares)
-    assert ranks.files == nodes.files == 16
-    assert nodes.stages()["persistent"] >= ranks.stages()["persistent"]
 
 
 #: A rank's 1 GB takes this long to encode on one core at 1 GB/s, with digests of it before and after.

@@ -235,22 +235,6 @@ def test_lines_are_counted(tmp_path: Path) -> None:
     assert is_philly(" [\n") and not is_philly("{")
 
 
-def test_runs_are_added_up() -> None:
-    log = JobLog()
-    log.add(LoggedRun(1000.0, 1100.0, ("b", "a"), "node", 16, 5.0))
-    log.add(LoggedRun(900.0, 1200.0, ("a",), None, 8, -1.0))
-    log.add(LoggedRun(1150.0, None, ("c",), None, 8))  # until the last time that the log knows
-    trace = log.trace("x", 1.0, ["said"])
-    seen = trace.observation
-    assert (seen.seconds, seen.nodes, seen.node_s) == (300.0, 3, 2 * 100.0 + 300.0 + 50.0)
-    assert seen.process_s == 16 * 100.0 + 8 * 300.0 + 8 * 50.0
-    assert [(event.at_s, event.kind, event.nodes) for event in trace.events] == [(200.0, "node", ("b", "a"))]
-    assert trace.names == ("a", "b", "c") and trace.notes == ("said",)
-    assert trace.runs is not None
-    assert list(trace.runs.seconds) == [100.0, 300.0, 50.0] and list(trace.runs.ended) == [1, -1, -1]
-    assert list(trace.waits_s) == [5.0, 0.0]
-
-
 def test_a_job_that_has_only_begun() -> None:
     log = JobLog()
     log.add(LoggedRun(5.0, None, ("a",), None))
