@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from deeppart_simulator.cluster.applications import SETTINGS, Application, Timing, read_application
-from deeppart_simulator.cluster.traces.archive import Archive
+from deeppart_simulator.cluster.applications import SETTINGS, Application, Archive, Timing, read_application
 
 from deeppart.plan.goodput import GradientNoise, Measured, Throughput, fit
 

@@ -1,15 +1,19 @@
-"""The choice of levels, cadence, redundancy and compression that wastes least, with the reasons.
+"""The choice of levels, cadence, redundancy and compression that wastes least.
 
 Candidates are compared by the model of :mod:`deeppart.plan.interval`, with stage times from
 :mod:`deeppart_simulator.timing.stages` and what survives from the restart planner: each with the cadence that wastes
-least, and with cadences that write less often. Which are worth a look, and which one is advised, says
-:mod:`deeppart_simulator.advise.front`.
+least, and with cadences that write less often.
+
+What a choice costs is the training time that it can change: writing, doing again what was lost, and coming back
+slower than the fastest choice does. Beside it stand the bytes that go to the file system which others share, the
+bytes that wear the nodes' drives, and how much there is to operate. A choice is on the *front* if no other one is as
+good in all four.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from deeppart.errors import ConfigError
@@ -19,7 +23,6 @@ from deeppart.plan.interval import Cadence, LevelCost, Waste, best, waste
 from deeppart.plan.multiples import MOST_EVERY
 
 from ..budget.space import Space, space_of
-from ..campaign.comeback import new_turn_s
 from ..campaign.costs import (
     AT_LEAST_S,
     Survival,
@@ -30,14 +33,81 @@ from ..campaign.costs import (
     survival,
     training_s,
 )
-from ..campaign.failures import Size, need_failures
+from ..campaign.failures import Scheduling, Size, need_failures, new_turn_s
 from ..campaign.plan import Planned, SizedJob
-from ..campaign.scheduling import Scheduling
-from ..machine.kinds import DAY_S
+from ..machine.record import DAY_S
 from ..timing.stages import Job, Protection
-from .front import advised, front_of
-from .steps import in_steps, steps_between
-from .wanted import ANYTHING, Wanted
+
+# --- what is given ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is given of the levels and the compression; None where it is free."""
+
+    local: bool | None = None  # true for the nodes' own storage, and what is kept there
+    partner: bool | None = None  # true for copies on another node
+    parity: tuple[int, int] | None = None  # (nodes of a group, how many of them may be lost)
+    compression: str | None = None  # "none", "tensor" or "auto"
+
+    def protection(self) -> Protection:
+        """The levels, where what is free is as usual: local storage, copies, no parity."""
+        local = self.local is not False
+        group, tolerate = self.parity or (0, 1)
+        return Protection(local, local and self.partner is not False, group, tolerate)
+
+    def among(self, candidates: Iterable[Job]) -> Iterator[Job]:
+        """Those of some candidates that are as wanted, each once.
+
+        A parity group or a compression that none of them has is put in; copies and parity together are only tried if
+        both are given.
+        """
+        seen = set()
+        for candidate in candidates:
+            job = self._given(candidate)
+            key = (job.protection, job.compression)
+            if key not in seen and self._fits(job.protection):
+                seen.add(key)
+                yield job
+
+    def kept(self, costs: Sequence[LevelCost], cadence: Cadence) -> Cadence:
+        """A cadence with the levels that are given, where it leaves them out: as often as the next one above them."""
+        given = {Level.PARTNER} if self.partner else set()
+        given |= {Level.PARITY} if self.parity else set()
+        every, above = dict(cadence.every), 1
+        for cost in reversed(costs):
+            if every[cost.name] >= MOST_EVERY and cost.name in given:
+                every[cost.name] = above
+            above = every[cost.name] if every[cost.name] < MOST_EVERY else above
+        if every == cadence.every:
+            return cadence
+        counts = list(every.values())
+        busy_s = sum(cost.busy_s / count for cost, count in zip(costs, counts, strict=True))
+        period_s = max(cadence.period_s, busy_s)
+        return cadence_of(costs, period_s, every)
+
+    def _given(self, job: Job) -> Job:
+        """A candidate with the group and the compression that are given."""
+        protection = job.protection
+        if self.parity and protection.local:
+            group, tolerate = self.parity
+            protection = replace(protection, partner=bool(self.partner), parity_group=group, parity_tolerate=tolerate)
+        return replace(job, protection=protection, compression=self.compression or job.compression)
+
+    def _fits(self, protection: Protection) -> bool:
+        return (
+            self.local in (None, protection.local)
+            and self.partner in (None, protection.partner)
+            and (self.parity is None or protection.parity_group == self.parity[0])
+        )
+
+
+#: Everything is free.
+ANYTHING = Wanted()
+
+
+# --- candidates and advice --------------------------------------------------------------------------------------------
+
 
 #: Parity groups that are tried: (nodes, of them may be lost).
 PARITIES = ((4, 1), (8, 1), (8, 2), (16, 1), (16, 2))
@@ -51,30 +121,21 @@ HOPELESS = 0.999
 _RARER = tuple(2**power for power in range(1, 41))
 #: Of the time; what is less is not worth a word.
 _NOTED = 1e-4
-_UNDISTURBED = Scheduling()
+UNDISTURBED = Scheduling()
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One way to checkpoint.
+    """One way to checkpoint."""
 
-    Attributes:
-        job: with the levels, the compression and the capture.
-        costs: per level.
-        survival: which failure needs which level.
-        cadence: the best one, or one that writes less often.
-        world: the job, on its nodes.
-        step_s: length of a training step, at each of which the script calls; 0 if it calls only as often as is advised.
-        leaving: share of the time that preemptions take which are told in time.
-    """
-
-    job: Job
-    costs: tuple[LevelCost, ...]
-    survival: Survival
-    cadence: Cadence
-    world: SizedJob = field(compare=False)
+    job: Job  # with the levels, the compression and the capture
+    costs: tuple[LevelCost, ...]  # per level
+    survival: Survival  # which failure needs which level
+    cadence: Cadence  # the best one, or one that writes less often
+    world: SizedJob = field(compare=False)  # the job, on its nodes
+    #: length of a training step, at each of which the script calls; 0 if it calls only as often as is advised
     step_s: float = 0.0
-    leaving: float = 0.0
+    leaving: float = 0.0  # share of the time that preemptions take which are told in time
 
     @property
     def blocked_s(self) -> float:
@@ -155,44 +216,30 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """If failures came at another rate than assumed.
+    """If failures came at another rate than assumed."""
 
-    Attributes:
-        factor: on the mean times between failures.
-        kept: share of time wasted with the advised cadence.
-        adapted: with the best one for that rate.
-        period_s: of the latter.
-    """
-
-    factor: float
-    kept: float
-    adapted: float
-    period_s: float
+    factor: float  # on the mean times between failures
+    kept: float  # share of time wasted with the advised cadence
+    adapted: float  # with the best one for that rate
+    period_s: float  # of the latter
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The advice, with its reasons.
+    """The advice, with its reasons."""
 
-    Attributes:
-        chosen: the advice, one of the front.
-        choices: every candidate with the cadence that wastes least; the least waste first.
-        front: the choices that none of the others is as good as (:func:`deeppart_simulator.advise.front.front_of`).
-        sensitivity: to the failure rate.
-        by_ranks_per_node: ranks per node -> (blocked, complete on the nodes) in seconds, of the same number of ranks.
-        too_large: candidate -> why it cannot be: what it keeps is more than there is room for.
-        scheduling: the preemptions that are counted.
-        unshared: the best cadence with the chosen levels if flushes could take all of the time, where their share of it
-            is what keeps checkpoints as far apart as they are; else None.
-    """
-
-    chosen: Choice
-    choices: tuple[Choice, ...]
+    chosen: Choice  # the advice, one of the front
+    choices: tuple[Choice, ...]  # every candidate with the cadence that wastes least; the least waste first
+    #: the choices that none of the others is as good as (:func:`deeppart_simulator.advise.front.front_of`)
     front: tuple[Choice, ...]
-    sensitivity: tuple[Sensitivity, ...]
+    sensitivity: tuple[Sensitivity, ...]  # to the failure rate
+    #: ranks per node -> (blocked, complete on the nodes) in seconds, of the same number of ranks
     by_ranks_per_node: dict[int, tuple[float, float]]
+    #: candidate -> why it cannot be: what it keeps is more than there is room for
     too_large: Mapping[str, str] = field(default_factory=dict)
-    scheduling: Scheduling = _UNDISTURBED
+    scheduling: Scheduling = UNDISTURBED  # the preemptions that are counted
+    #: the best cadence with the chosen levels if flushes could take all of the time, where their share of it is what
+    #: keeps checkpoints as far apart as they are; else None
     unshared: Cadence | None = None
 
 
@@ -201,7 +248,7 @@ def advise(
     step_s: float = 0.0,
     progress: Callable[[str], None] = lambda text: None,
     wanted: Wanted = ANYTHING,
-    scheduling: Scheduling = _UNDISTURBED,
+    scheduling: Scheduling = UNDISTURBED,
 ) -> Advice:
     """Compare all candidates for a job."""
     if math.isinf(scheduling.preemption_s):
@@ -395,3 +442,101 @@ def _by_ranks_per_node(job: Job) -> dict[int, tuple[float, float]]:
         complete = world.times.complete()
         found[width] = (world.times.blocked_s, next(iter(complete.values())))
     return found
+
+
+# --- the front --------------------------------------------------------------------------------------------------------
+
+
+#: Losing so much more than the least, as a share of that or of all time, is as good: no number is known better. But
+#: never more than this share of the useful time: where most is lost, a twentieth of that is much of what is left.
+AS_GOOD, AS_GOOD_OF_ALL, AS_GOOD_OF_USEFUL = 0.05, 5e-4, 0.01
+#: So many times the bytes are as good.
+_AS_FEW = 2.0
+#: Losing more than so many times the least is not worth a look, however little is written.
+_WORTH_A_LOOK = 10.0
+#: What differs by less than this share does not differ.
+_SAME = 0.02
+
+
+def loss_of(choice: Choice, least_restart: float) -> float:
+    """The share of the time that another choice could give back."""
+    return choice.waste.total - least_restart
+
+
+def least_restart(choices: Sequence[Choice]) -> float:
+    """The share of the time that coming back takes whatever is chosen."""
+    return min(choice.waste.restart for choice in choices)
+
+
+def as_good_as_least(choices: Sequence[Choice]) -> float:
+    """The share of the time that a choice may lose and be as good as the one that loses least."""
+    fewest, idle = _fewest(choices)
+    useful = 1 - min(choice.waste.total for choice in choices)
+    return fewest + min(max(AS_GOOD * (fewest - idle), AS_GOOD_OF_ALL), AS_GOOD_OF_USEFUL * useful)
+
+
+def _fewest(choices: Sequence[Choice]) -> tuple[float, float]:
+    """What is lost at least; and the part of it that is lost with each of the choices, which makes nothing as good."""
+    least = least_restart(choices)
+    return min(loss_of(choice, least) for choice in choices), min(choice.idle for choice in choices)
+
+
+def front_of(choices: Sequence[Choice]) -> tuple[Choice, ...]:
+    """The choices that none of the others is as good as, least waste first; of equal ones the simplest. Without those
+    that lose ten times the least.
+    """
+    kept: list[Choice] = []
+    least = least_restart(choices)
+    fewest, idle = _fewest(choices)
+    most = max(_WORTH_A_LOOK * (fewest - idle), AS_GOOD_OF_ALL) + idle
+    for choice in sorted(choices, key=lambda each: (each.waste.total, each.simplicity, each.drained_daily_bytes)):
+        if loss_of(choice, least) <= most and not any(_as_good(other, choice) for other in kept):
+            kept.append(choice)
+    return tuple(kept)
+
+
+def _as_good(one: Choice, other: Choice) -> bool:
+    return (
+        one.drained_daily_bytes <= other.drained_daily_bytes * (1 + _SAME)
+        and one.node_daily_bytes <= other.node_daily_bytes * (1 + _SAME)
+        and one.simplicity <= other.simplicity
+    )
+
+
+def advised(front: Sequence[Choice]) -> Choice:
+    """The one that is advised: of those that lose nearly least, what writes least to the file system, then to drives,
+    each within a factor of two; then the simplest; then what loses least.
+    """
+    least, most = least_restart(front), as_good_as_least(front)
+    left = [choice for choice in front if loss_of(choice, least) <= most]
+    drained = min(choice.drained_daily_bytes for choice in left)
+    left = [choice for choice in left if choice.drained_daily_bytes <= _AS_FEW * drained]
+    worn = min(choice.node_daily_bytes for choice in left)
+    left = [choice for choice in left if choice.node_daily_bytes <= _AS_FEW * worn]
+    return min(left, key=lambda choice: (choice.simplicity, choice.waste.total))
+
+
+# --- whole training steps ---------------------------------------------------------------------------------------------
+
+
+#: Share of a step that is rounding.
+_ROUNDING = 1e-9
+
+
+def in_steps(costs: Sequence[LevelCost], cadence: Cadence, step_s: float) -> Cadence:
+    """The cadence near by whose calls are whole steps of training apart, the better of the two."""
+    if not step_s > 0:
+        return cadence
+    every = [cadence.every[cost.name] for cost in costs]
+    cost_s = cadence.period_s - training_s(costs, cadence)
+    busy_s = sum(cost.busy_s / n for cost, n in zip(costs, every, strict=True))
+    fewest = max(1, math.ceil((busy_s - cost_s) / step_s - _ROUNDING))
+    steps = (cadence.period_s - cost_s) / step_s
+    tried = {max(fewest, math.floor(steps + _ROUNDING)), max(fewest, math.ceil(steps - _ROUNDING))}
+    found = [cadence_of(costs, count * step_s + cost_s, cadence.every) for count in sorted(tried)]
+    return min(found, key=lambda each: each.waste.total)
+
+
+def steps_between(costs: Sequence[LevelCost], cadence: Cadence, step_s: float) -> int:
+    """Training steps from one call to the next."""
+    return max(1, round(training_s(costs, cadence) / step_s))

@@ -1,4 +1,4 @@
-"""Advice as text: the reasons, and a deeppart.toml that the library loads."""
+"""Advice in words: the reasons, notes, a bill, and a deeppart.toml that the library loads."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 
 from deeppart.model import LEVELS, Level
 from deeppart.model.units import show_bytes, show_seconds, show_share
+from deeppart.plan.completion import cost_per_call_s
 
+from ..budget.bill import MONTH_DAYS, USEFUL, Bill, bill
 from ..budget.space import space_lines
 from ..campaign.costs import followed
 from ..campaign.failures import struck_nodes
-from ..machine.kinds import DAY_S
-from .choose import Advice, Choice, describe
-from .front import least_restart
-from .notes import bursts
-from .steps import steps_between
+from ..machine.record import DAY_S, Machine
+from ..timing.stages import Job
+from .choose import Advice, Choice, describe, least_restart, steps_between
 
 _FROM: dict[str, str] = {
     Level.LOCAL: "the node's own storage",
@@ -225,3 +225,51 @@ def _codec_line(advice: Advice) -> str:
             encoded, raw = (show_seconds(max(each.complete_s.values())) for each in (with_codec, without))
             return f"compression: a checkpoint is complete everywhere after {encoded} with it and {raw} without"
     return ""
+
+
+# --- notes ------------------------------------------------------------------------------------------------------------
+
+
+def what_if(machine: Machine, nodes: int, spares: int = 0) -> list[str]:
+    """A sentence if the machine has fewer nodes than that: the result is hypothetical."""
+    if nodes + spares <= machine.nodes:
+        return []
+    needed = f"{nodes:,} nodes" + (f" and {spares:,} spare ones" if spares else "")
+    return [
+        f"a what-if: {needed}, and {machine.name} has {machine.nodes:,}; its file system, its network and each node's "
+        "failures are taken as they are"
+    ]
+
+
+def bursts(job: Job) -> list[str]:
+    """A sentence if failures do not come as the advice takes them to come."""
+    shape = job.machine.failures.shape
+    if shape == 1:
+        return []
+    words = "in bursts" if shape < 1 else "more evenly than at random"
+    return [
+        f"failures of {job.machine.name} come {words} (Weibull, shape {shape:g}); this advice takes them to be "
+        "exponential with the same means: `deeppart-sim campaign` with the same options draws them as they come"
+    ]
+
+
+# --- a month of it ----------------------------------------------------------------------------------------------------
+
+
+_BLOCKED, _SLOWED, _REDONE, _BACK = "blocked by checkpoints", "slowed by the background", "training lost", "coming back"
+
+
+def bill_of(choice: Choice) -> Bill:
+    """The bill of 30 days, as the model of the advice expects them."""
+    waste, every = choice.waste, choice.cadence.every
+    per_call_s = cost_per_call_s(choice.costs, [every[cost.name] for cost in choice.costs])
+    saving = choice.cadence.waste.cost * (1 - choice.leaving)  # the rest are calls that save nothing
+    slowed = saving * (1 - min(1.0, choice.blocked_s / per_call_s)) if per_call_s else saving
+    shares = {
+        USEFUL: 1 - waste.total,
+        _BLOCKED: waste.cost - slowed,
+        _SLOWED: slowed,
+        _REDONE: waste.rework,
+        _BACK: waste.restart,
+    }
+    return bill(choice.job.machine, choice.job.nodes, MONTH_DAYS * DAY_S, shares, busy=(_SLOWED, _REDONE))

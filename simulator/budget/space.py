@@ -2,7 +2,7 @@
 
 A level keeps its newest steps (``keep``) while another one is written. The local level also keeps what the redundant
 levels protect: where those are written more rarely, their newest steps are older ones
-(:func:`deeppart_simulator.campaign.retention.retire`).
+(:func:`deeppart_simulator.campaign.background.retire`).
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from deeppart.model import DEFAULT_KEEP, LEVELS, REDUNDANT_LEVELS, Level
 from deeppart.model.units import show_bytes, show_seconds, show_share
 from deeppart.plan.multiples import MOST_EVERY
 
 from ..campaign.plan import SizedJob
-from ..machine.kinds import DAY_S
-from ..machine.record import Machine
-from ..timing.bandwidth_sharing import by_node
+from ..machine.record import DAY_S, Machine
+from ..timing.stages import by_node
 
 #: Of a level that keeps all steps, so many are counted.
 _ALL = 1_000_000
@@ -26,22 +26,14 @@ _ALL = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What a job keeps, and what there is for it.
+    """What a job keeps, and what there is for it."""
 
-    Attributes:
-        steps: level -> most steps on it at a time.
-        node_bytes: level -> bytes of these on the node that has most.
-        file_system_bytes: at the persistent level, of all.
-        node_capacity, file_system_capacity: bytes; infinity where the machine file does not say.
-        quota: true if a quota is what limits the file system.
-    """
-
-    steps: Mapping[str, int]
-    node_bytes: Mapping[str, float]
-    file_system_bytes: float
-    node_capacity: float
+    steps: Mapping[str, int]  # level -> most steps on it at a time
+    node_bytes: Mapping[str, float]  # level -> bytes of these on the node that has most
+    file_system_bytes: float  # at the persistent level, of all
+    node_capacity: float  # node_capacity, file_system_capacity: bytes; infinity where the machine file does not say
     file_system_capacity: float
-    quota: bool
+    quota: bool  # true if a quota is what limits the file system
 
     @property
     def on_node(self) -> float:
@@ -110,6 +102,23 @@ def drive_writes(machine: Machine, node_daily_bytes: float) -> float | None:
 def bandwidth_share(machine: Machine, drained_daily_bytes: float) -> float:
     """The share of all that the file system can write."""
     return drained_daily_bytes / (machine.persistent.write * DAY_S)
+
+
+def space_document(
+    machine: Machine, space: Space, node_daily_bytes: float, drained_daily_bytes: float
+) -> dict[str, Any]:
+    """What is kept and written, for JSON; null where the machine file does not say what would be needed."""
+    return {
+        "steps": space.steps,
+        "node_bytes": space.node_bytes,
+        "node_capacity": space.node_capacity,
+        "file_system_bytes": space.file_system_bytes,
+        "file_system_capacity": space.file_system_capacity,
+        "file_system_bandwidth_share": bandwidth_share(machine, drained_daily_bytes),
+        "drive_writes_per_day": drive_writes(machine, node_daily_bytes),
+        "drive_years": drive_years(machine, node_daily_bytes),
+        "too_large": space.too_large,
+    }
 
 
 def space_lines(machine: Machine, space: Space, node_daily_bytes: float, drained_daily_bytes: float) -> Iterator[str]:

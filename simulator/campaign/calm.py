@@ -19,14 +19,10 @@ from .plan import Cadences, SizedJob
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call whose background is over before the next one.
+    """A call whose background is over before the next one."""
 
-    Attributes:
-        blocked_s: training waits for so long.
-        done_s: level -> seconds from when training goes on until it is complete, in this order.
-    """
-
-    blocked_s: float
+    blocked_s: float  # training waits for so long
+    #: level -> seconds from when training goes on until it is complete, in this order
     done_s: tuple[tuple[str, float], ...]
 
     @property
@@ -52,17 +48,11 @@ def calm_call(world: SizedJob, due: tuple[str, ...]) -> Call | None:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The speed of training.
+    """The speed of training."""
 
-    Attributes:
-        work_s: of training between two calls, in seconds of the whole job.
-        rate: work per second.
-        interference: share of it that is lost while the background is busy.
-    """
-
-    work_s: float
-    rate: float
-    interference: float
+    work_s: float  # of training between two calls, in seconds of the whole job
+    rate: float  # work per second
+    interference: float  # share of it that is lost while the background is busy
 
     def trains_s(self, busy_s: float) -> float:
         """Seconds from one call to the next, of which the background is busy for so many."""
@@ -86,24 +76,15 @@ def calm_row(world: SizedJob, cadences: Cadences, sequence: int, pace: Pace, mos
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A part of a row.
+    """A part of a row."""
 
-    Attributes:
-        trained_s, blocked_s: how the time was spent.
-        work_s: that was done.
-        slowed_s: work that was not done since the background was busy.
-        calls: that have begun to be in the background.
-        done: how many of the levels of the last of them are complete; of those before, all are.
-        blocking: true if training waits now.
-    """
-
-    trained_s: float
+    trained_s: float  # trained_s, blocked_s: how the time was spent
     blocked_s: float
-    work_s: float
-    slowed_s: float
-    calls: int
-    done: int
-    blocking: bool
+    work_s: float  # that was done
+    slowed_s: float  # work that was not done since the background was busy
+    calls: int  # that have begun to be in the background
+    done: int  # how many of the levels of the last of them are complete; of those before, all are
+    blocking: bool  # true if training waits now
 
 
 class Calm:

@@ -1,23 +1,32 @@
-"""Failures of a job, class by class, drawn from a distribution; :mod:`.from_trace` has them from a trace.
+"""What happens to a job: failures, drawn or from a trace, the scheduler, and what coming back takes.
 
-The classes are what dies together: a process (its node's storage survives), a node, a group of nodes (a switch or a
-rack), and everything. Times between failures of a class are exponential or Weibull; the job as a whole has one stream
-of failures per class with the rate of all its processes, nodes or groups together, and each failure strikes one of
-them at random.
+The classes of failures are what dies together: a process (its node's storage survives), a node, a group of nodes (a
+switch or a rack), and everything. The job has one stream of failures per class, exponential or Weibull, with the rate
+of all its processes, nodes or groups together, and each failure strikes one of them at random. Of a trace, the job's
+node number k is the k-th node in the order of the numbers in the names.
+
+A scheduler ends a job after its time, or to make room, and may give notice (``--signal`` of Slurm). The job then
+makes a checkpoint at all levels and leaves as soon as that is complete, or is ended with what is complete. Afterwards
+it waits in a queue for other nodes, on which nothing of it is stored.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from deeppart.errors import ConfigError
 
-from ..machine.record import Failures, Machine
+from ..machine.record import DAY_S, PIECES, WAYS, Failures, Machine, Restart
+from ..traces.fit import WINDOW_S, merged
+from ..traces.read import TABLE as PLAIN
+from ..traces.read import read_trace
+from ..traces.record import PREEMPTION, TIME_LIMIT, Event, Trace
 
 #: What can fail, from the smallest to the largest. Groups that have a name are classes of their own (:func:`classes`).
 CLASSES = ("process", "node", "group", "system")
@@ -25,28 +34,18 @@ CLASSES = ("process", "node", "group", "system")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failure.
+    """One failure."""
 
-    Attributes:
-        at_s: time since the job began.
-        kind: one of CLASSES, or the name of a kind of groups.
-        nodes: that it strikes; one for a process, whose storage survives.
-    """
-
-    at_s: float
-    kind: str
-    nodes: tuple[int, ...]
+    at_s: float  # time since the job began
+    kind: str  # one of CLASSES, or the name of a kind of groups
+    nodes: tuple[int, ...]  # that it strikes; one for a process, whose storage survives
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The size of the job.
+    """The size of the job."""
 
-    Attributes:
-        ranks, nodes: processes, and nodes that they run on.
-    """
-
-    ranks: int
+    ranks: int  # ranks, nodes: processes, and nodes that they run on
     nodes: int
 
 
@@ -74,14 +73,7 @@ def need_failures(machine: Machine, size: Size) -> None:
 
 
 def classes(failures: Failures) -> tuple[str, ...]:
-    """All that can fail on a machine: CLASSES, and groups that have a name before "system".
-
-    Example:
-        >>> from deeppart_simulator.campaign.failures import classes
-        >>> from deeppart_simulator.machine.record import Failures, Group
-        >>> classes(Failures(groups={"rack": Group(nodes=4, mtbf=1e8)}))
-        ('process', 'node', 'group', 'rack', 'system')
-    """
+    """All that can fail on a machine: CLASSES, and groups that have a name before "system"."""
     return ("process", "node", *failures.kinds, "system")
 
 
@@ -134,3 +126,148 @@ def nodes_of_group(group: int, nodes: int, group_nodes: int) -> tuple[int, ...]:
     """The nodes of one of them."""
     first = group * group_nodes
     return tuple(range(first, min(first + group_nodes, nodes)))
+
+
+# --- from a trace -----------------------------------------------------------------------------------------------------
+
+
+def failures_from(
+    path: Path, size: Size, system: str | None = None, wall_s: float | None = None
+) -> tuple[Failure, ...]:
+    """The failures of a job that runs through a trace from its beginning."""
+    trace = read_trace(path, nodes=size.nodes, system=system)
+    _check_size(trace, size, path)
+    if wall_s is not None and 0 < trace.observation.seconds < wall_s:
+        raise ConfigError(
+            "the run is longer than the trace",
+            expected=f"--days of at most {_floor(trace.observation.seconds / DAY_S)}",
+            found=f"{wall_s / DAY_S:.6g} days",
+            where=f"--trace {path}",
+            todo="take fewer --days",
+        )
+    if trace.format != PLAIN:
+        trace = merged(trace, max(trace.observation.resolution_s, WINDOW_S))
+    place_of = {name: place for place, name in enumerate(trace.names[: size.nodes])}
+    turns = 0
+    found = []
+    for event in trace.events:
+        unsure = event.kind in ("node", "process") and len(event.nodes) != 1
+        places = _places(event, place_of, size, turns)
+        turns += unsure
+        if places is not None:
+            found.append(Failure(event.at_s, event.kind, places))
+    return tuple(found)
+
+
+def _floor(days: float) -> str:
+    """So many days, and no more: what is told is to be accepted."""
+    text = f"{days:.6g}"
+    return text if float(text) <= days else f"{math.floor(days * 1e6) / 1e6:.17g}"
+
+
+def _places(event: Event, place_of: dict[str, int], size: Size, turns: int) -> tuple[int, ...] | None:
+    """The places of the job's nodes that an event struck; None if it is not the job's."""
+    if event.kind == TIME_LIMIT:
+        return None  # the job has a limit of its own
+    if event.kind == "system" or (event.kind == PREEMPTION and not event.nodes):
+        return tuple(range(size.nodes))
+    names = event.nodes
+    if event.kind in ("node", "process") and len(names) != 1:
+        if not names:  # of a job's own runs: it was one of its nodes
+            return (turns % size.nodes,)
+        names = (names[turns % len(names)],)
+    places = tuple(sorted(place_of[name] for name in names if name in place_of))
+    if not places:
+        return None
+    return tuple(range(size.nodes)) if event.kind == PREEMPTION else places
+
+
+def _check_size(trace: Trace, size: Size, path: Path) -> None:
+    if size.nodes > len(trace.names):
+        raise ConfigError(
+            "the job has more nodes than the trace tells of",
+            expected=f"a job of at most {len(trace.names):,} nodes",
+            found=f"{size.nodes:,} nodes",
+            where=f"--trace {path}",
+            todo="take fewer --ranks, or fit rates to the trace (deeppart-sim fit) and draw failures from them",
+        )
+
+
+# --- schedulers -------------------------------------------------------------------------------------------------------
+
+
+ENDS = (PREEMPTION, TIME_LIMIT)
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Times in a queue."""
+
+    mean_s: float = 0.0
+    exponential: bool = False  # true if they are exponential; otherwise all are alike, or ``seen`` is drawn from
+    seen: tuple[float, ...] = ()  # times of a trace, one of which it is, at random; none of these if empty
+
+    @property
+    def random(self) -> bool:
+        """True if one is not like the next."""
+        return self.exponential or len(set(self.seen)) > 1
+
+    def one_s(self, random: np.random.Generator) -> float:
+        """How long it takes this time."""
+        if self.seen:
+            return self.seen[int(random.integers(len(self.seen)))]
+        return float(random.exponential(self.mean_s)) if self.exponential else self.mean_s
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """What the scheduler does."""
+
+    limit_s: float = math.inf  # a job has so much time at once, from its turn on
+    preemption_s: float = math.inf  # mean time after which it has to make room; exponential
+    notice_s: float = 0.0  # it is told so long before either
+    waits: Waits = Waits()  # in the queue
+
+    @property
+    def random(self) -> bool:
+        """True if chance has a part in it."""
+        return math.isfinite(self.preemption_s) or self.waits.random
+
+    def ends_per_s(self) -> float:
+        """How often the job is ended, about."""
+        rate = 1 / self.preemption_s + 1 / self.limit_s
+        return 1 / (1 / rate + self.waits.mean_s) if rate else 0.0
+
+
+# --- coming back ------------------------------------------------------------------------------------------------------
+
+
+#: The pieces that come after nodes are gathered.
+AFTER = ("relaunch", "imports", "communicator", "first_step")
+#: The time that a node takes to join whose processes are not ready, where those of spare nodes would be.
+_COLD = frozenset({"relaunch", "imports"})
+
+
+def pieces_s(restart: Restart, ranks: int, kinds: Iterable[str], *, cold: bool = False) -> dict[str, float]:
+    """Piece -> seconds, of those that are paid after failures of some classes; in their order, without the restore.
+
+    A scheduler that starts a job again gives it other nodes for those that are lost: of the time to replace one, only
+    what is longer than that comes on top.
+    """
+    paid = WAYS[restart.mode].after(kinds) | (_COLD if cold else frozenset())
+    found = {piece: seconds for piece, seconds in restart.seconds(ranks).items() if piece in paid}
+    if "replace" in found:
+        found["replace"] = max(0.0, found["replace"] - found.get("requeue", 0.0))
+    return found
+
+
+def stopped_s(restart: Restart, ranks: int) -> float:
+    """Seconds that a job pays that stops by itself to take nodes in; without the restore."""
+    pieces = pieces_s(restart, ranks, {"node"})
+    return sum(seconds for piece, seconds in pieces.items() if piece != PIECES[0])
+
+
+def new_turn_s(restart: Restart, ranks: int) -> float:
+    """Seconds from the begin of a new turn, on other nodes, until the processes are ready; without the restore."""
+    pieces = pieces_s(restart, ranks, {"system"})
+    return sum(pieces.get(piece, 0.0) for piece in AFTER)

@@ -1,4 +1,4 @@
-"""Many runs of one campaign: means, with confidence intervals over seeds."""
+"""Results of campaigns: the figures of one run, and means over seeds with confidence intervals."""
 
 from __future__ import annotations
 
@@ -7,53 +7,67 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
-from .result import BUCKETS, RunResult
+#: Where the time of the job goes.
+BUCKETS = ("training", "blocked", "waiting", "down", "short of nodes", "restoring", "leaving", "queued")
+
+
+@dataclass(slots=True)
+class RunResult:
+    """The figures of one simulated run. Times are in seconds."""
+
+    seed: int  # of its random numbers
+    wall_s: float  # how long the run was
+    useful_s: float = 0.0  # training that was not lost, as seconds of the whole job
+    lost_s: float = 0.0  # training that had to be done again
+    slowed_s: float = 0.0  # training time lost because checkpoints worked in the background
+    #: how the wall time was spent; adds up to ``wall_s``
+    buckets: dict[str, float] = field(default_factory=lambda: dict.fromkeys(BUCKETS, 0.0))
+    failures: dict[str, int] = field(default_factory=dict)  # class -> how many struck the job
+    #: costliest level that was needed -> how often; "none" for a start from nothing
+    recoveries: dict[str, int] = field(default_factory=dict)
+    checkpoints: dict[str, int] = field(default_factory=dict)  # level -> how many were completed there
+    nbytes: dict[str, int] = field(default_factory=dict)  # level -> bytes written there
+    least_nodes: int = 0  # fewest nodes the job ran on
+    grown: int = 0  # how often it was stopped to go on with more nodes
+    #: what the scheduler ended it for, "preemption" or "time limit" -> how often
+    ends: dict[str, int] = field(default_factory=dict)
+    in_time: int = 0  # how often it had saved everything by then
+
+    @property
+    def efficiency(self) -> float:
+        """Useful training / wall time."""
+        return self.useful_s / self.wall_s
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over seeds.
+    """A mean over seeds."""
 
-    Attributes:
-        mean: of all.
-        low, high: 95 % confidence interval of the mean; equal to it with one seed. Counts and bytes: Student's t, from
-            0 up. Shares: Student's t on the logit scale (:func:`share_estimate`).
-        least, most: of all.
-    """
-
-    mean: float
+    mean: float  # of all
+    #: low, high: 95 % confidence interval of the mean; equal to it with one seed. Counts and bytes: Student's t, from 0
+    #: up. Shares: Student's t on the logit scale (:func:`share_estimate`).
     low: float
     high: float
-    least: float
+    least: float  # least, most: of all
     most: float
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A campaign.
+    """A campaign."""
 
-    Attributes:
-        seeds: how many runs.
-        efficiency: useful training / wall time.
-        shares: how the wall time is spent, as shares of it; training is split into useful, lost and slowed.
-        failures: class -> how many.
-        recoveries: costliest level that was needed -> how many.
-        checkpoints: level -> how many.
-        nbytes: level -> bytes.
-        grown: how often an elastic job was stopped to take nodes in that were back.
-        ends: "preemption", "time limit" -> how often the scheduler ended the job.
-        in_time: how often it had saved everything by then.
-    """
-
-    seeds: int
-    efficiency: Estimate
+    seeds: int  # how many runs
+    efficiency: Estimate  # useful training / wall time
+    #: how the wall time is spent, as shares of it; training is split into useful, lost and slowed
     shares: dict[str, Estimate]
-    failures: dict[str, Estimate]
-    recoveries: dict[str, Estimate]
-    checkpoints: dict[str, Estimate]
-    nbytes: dict[str, Estimate]
-    grown: Estimate
+    failures: dict[str, Estimate]  # class -> how many
+    recoveries: dict[str, Estimate]  # costliest level that was needed -> how many
+    checkpoints: dict[str, Estimate]  # level -> how many
+    nbytes: dict[str, Estimate]  # level -> bytes
+    grown: Estimate  # how often an elastic job was stopped to take nodes in that were back
+    #: "preemption", "time limit" -> how often the scheduler ended the job
     ends: dict[str, Estimate] = field(default_factory=dict)
+    #: how often it had saved everything by then
     in_time: Estimate = field(default_factory=lambda: Estimate(0.0, 0.0, 0.0, 0.0, 0.0))
 
 

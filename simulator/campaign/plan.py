@@ -1,9 +1,14 @@
-"""The data that a campaign needs about its job, computed once for each number of nodes on which it runs."""
+"""A job as a campaign needs it, computed once for each number of nodes: its cadence, its times, its placement.
+
+The library knows one domain a node (a switch, a rack). Where nodes fail in groups of several kinds, copies and parity
+keep that kind apart for which the failures that they do not survive are rarest.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -13,38 +18,27 @@ from deeppart.errors import ConfigError
 from deeppart.model import DEFAULT_KEEP, LEVELS, Level
 from deeppart.model.units import show_seconds
 
-from ..machine.record import Restart
-from ..timing.bandwidth_sharing import FloatArray, by_node
+from ..machine.record import Failures, Restart
 from ..timing.restores import restore_s
-from ..timing.stages import Job, metadata_s, times_of
-from ..timing.times import Times
-from ..workload.sharing import Shares
-from .domains import domain_nodes
-from .failures import Size, rates_per_s, repair_after_s
-from .scheduling import Scheduling
+from ..timing.stages import FloatArray, Job, Protection, Times, by_node, metadata_s, times_of
+from ..workload.holding import Shares
+from .failures import Scheduling, Size, group_count, nodes_of_group, rates_per_s, repair_after_s
+from .survival import Placement, placement
 
 
 @dataclass(frozen=True, slots=True)
 class Cadences:
-    """The cadence of a job's checkpoints, its length, and what it does without a node.
+    """The cadence of a job's checkpoints, its length, and what it does without a node."""
 
-    Attributes:
-        period_s: training from the end of one call to the next.
-        every: level -> at every how many-th call; 0 or left out for never.
-        keep: level -> how many steps stay there; 0 keeps all.
-        wall_s: length of the run.
-        spares: spare nodes.
-        elastic: true if training continues with fewer nodes while none is ready; otherwise it waits for a repair.
-        scheduling: what the scheduler does to the job.
-    """
-
-    period_s: float
-    every: Mapping[str, int]
-    wall_s: float
+    period_s: float  # training from the end of one call to the next
+    every: Mapping[str, int]  # level -> at every how many-th call; 0 or left out for never
+    wall_s: float  # length of the run
+    #: level -> how many steps stay there; 0 keeps all
     keep: Mapping[str, int] = field(default_factory=lambda: dict(DEFAULT_KEEP))
-    spares: int = 0
+    spares: int = 0  # spare nodes
+    #: true if training continues with fewer nodes while none is ready; otherwise it waits for a repair
     elastic: bool = False
-    scheduling: Scheduling = field(default_factory=Scheduling)
+    scheduling: Scheduling = field(default_factory=Scheduling)  # what the scheduler does to the job
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.period_s) and self.period_s > 0):
@@ -101,35 +95,21 @@ def _nth(count: int) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SizedJob:
-    """A job on some number of nodes.
+    """A job on some number of nodes."""
 
-    Attributes:
-        job, shares, times: the job, shares and times for that.
-        speed: of training, 1 with all nodes.
-        stages: stage -> seconds.
-        blocked_s: training waits for so long.
-        encoded_s: from the copy until the last chunk is encoded; 0 where nothing is.
-        local_s: encoding and writing the local part.
-        flushed_bytes: to the file system, with one checkpoint.
-        flush_rate: most bytes per second that the job's nodes can send there.
-        flush_latency_s: creating files there, and what else follows the last byte.
-        level_bytes: level -> bytes that one checkpoint writes there.
-        heal_s: rebuilding what a step lost.
-    """
-
-    job: Job
+    job: Job  # job, shares, times: the job, shares and times for that
     shares: Shares
     times: Times
-    speed: float
-    stages: Mapping[str, float]
-    blocked_s: float
-    encoded_s: float
-    local_s: float
-    flushed_bytes: float
-    flush_rate: float
-    flush_latency_s: float
-    level_bytes: Mapping[str, int]
-    heal_s: float
+    speed: float  # of training, 1 with all nodes
+    stages: Mapping[str, float]  # stage -> seconds
+    blocked_s: float  # training waits for so long
+    encoded_s: float  # from the copy until the last chunk is encoded; 0 where nothing is
+    local_s: float  # encoding and writing the local part
+    flushed_bytes: float  # to the file system, with one checkpoint
+    flush_rate: float  # most bytes per second that the job's nodes can send there
+    flush_latency_s: float  # creating files there, and what else follows the last byte
+    level_bytes: Mapping[str, int]  # level -> bytes that one checkpoint writes there
+    heal_s: float  # rebuilding what a step lost
     _restores: dict[tuple[object, ...], float] = field(default_factory=dict)
 
     def restore_s(self, parts: Mapping[str, int], saved_nodes: int) -> float:
@@ -233,3 +213,87 @@ def _balanced_rate(encoded: FloatArray, ranks_per_node: int, node_rate: float) -
 def _parity_bytes(job: Job, written: float) -> float:
     group, tolerate = job.protection.parity_group, job.protection.parity_tolerate
     return written * tolerate / (group - tolerate) if group else 0.0
+
+
+# --- groups that are kept apart ---------------------------------------------------------------------------------------
+
+
+def domain_nodes(failures: Failures, nodes: int, protection: Protection) -> int:
+    """Nodes of a group of the kind that is kept apart; 0 where nodes do not fail in groups."""
+    sizes = sorted({kind.nodes for kind in failures.kinds.values() if math.isfinite(kind.mtbf)})
+    if len(sizes) < 2 or not (protection.partner or protection.parity_group):
+        return sizes[0] if sizes else 0
+    everyone = tuple(range(nodes))
+
+    def lost_per_s(size: int) -> float:
+        places = placement(everyone, protection, size)
+        return sum(_lost_groups(kind.nodes, nodes, places, protection) / kind.mtbf for kind in failures.kinds.values())
+
+    return min(sizes, key=lost_per_s)
+
+
+def _lost_groups(size: int, nodes: int, places: Placement, protection: Protection) -> int:
+    """Groups of a size whose loss neither copies nor parity survive."""
+    return sum(
+        not _survives(nodes_of_group(group, nodes, size), places, protection)
+        for group in range(group_count(nodes, size))
+    )
+
+
+def _survives(struck: tuple[int, ...], places: Placement, protection: Protection) -> bool:
+    gone = set(struck)
+    if places.partner and all(places.partner[place] not in gone for place in struck):
+        return True
+    if not places.group:
+        return False
+    lost = Counter(places.group[place] for place in struck)
+    return max(lost.values()) <= protection.parity_tolerate
+
+
+# --- how long a campaign takes to simulate ----------------------------------------------------------------------------
+
+
+#: Longer is not waited for unasked.
+LIMIT_S = 3600.0
+#: Seconds of one core (AMD EPYC, 2 GHz), measured: a call of checkpoint(), each level of it, and the same in a row
+#: (:mod:`.calm`); a failure, each node of the job, and each node whose storage was lost, whose parts the planner looks
+#: for.
+_CALL_S, _LEVEL_S, _IN_ROW_S = 30e-6, 40e-6, 6e-6
+_FAILURE_S, _NODE_S, _LOST_S = 0.5e-3, 2e-6, 75e-6
+
+
+def effort_s(planned: Planned, cadences: Cadences, failures: int | None = None) -> float:
+    """Seconds that one run takes to simulate, to within a factor of a few."""
+    levels = sum(1 / count for count in cadences.every.values() if count)
+    world = planned.on(planned.nodes)
+    apart_s = cadences.period_s + world.blocked_s
+    calls = cadences.wall_s / apart_s
+    flush_every = cadences.every.get(Level.PERSISTENT, 0)
+    flush_s = world.times.complete().get(Level.PERSISTENT, 0.0)
+    alone = min(1.0, (2 + flush_s / apart_s) / flush_every) if flush_every else 0.0  # of all calls, not in a row
+    nodes, lost = planned.nodes, _lost_nodes(planned)
+    if failures is None:
+        rates = rates_per_s(planned.job.machine.failures, Size(planned.job.ranks, nodes))
+        restarts_s = sum(rates[kind] * cadences.wall_s * _failure_s(nodes, lost[kind]) for kind in rates)
+    else:
+        restarts_s = failures * _failure_s(nodes, lost["node"])
+    restarts_s += cadences.scheduling.ends_per_s() * cadences.wall_s * _failure_s(nodes, lost["system"])
+    return calls * (alone * (_CALL_S + levels * _LEVEL_S) + (1 - alone) * _IN_ROW_S) + restarts_s
+
+
+def _lost_nodes(planned: Planned) -> dict[str, int]:
+    """Failure class -> nodes whose parts the planner looks for, with those that could give them back."""
+    protection, nodes = planned.job.protection, planned.nodes
+    width = 1 + max(int(protection.partner), protection.parity_group)
+    kinds = planned.job.machine.failures.kinds
+    groups = {name: min(nodes, kind.nodes * width) for name, kind in kinds.items()}
+    return {"process": 0, "node": min(nodes, width), **groups, "system": nodes}
+
+
+def _failure_s(nodes: int, lost: int) -> float:
+    return _FAILURE_S + nodes * _NODE_S + lost * _LOST_S
+
+
+def too_long(seconds: float) -> bool:
+    """True if nobody should wait for that unasked."""
+    return math.isnan(seconds) or seconds > LIMIT_S

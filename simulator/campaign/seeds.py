@@ -20,8 +20,8 @@ from typing import Any
 from deeppart.errors import DeeppartError
 
 from .failures import Failure
+from .outcomes import RunResult
 from .plan import Cadences, Planned
-from .result import RunResult
 from .run import run
 
 #: Shorter campaigns are over before other processes have begun: seconds of one core.

@@ -1,13 +1,16 @@
-"""The files that survive a failure, decided by the library's own restart planner.
+"""The nodes of a job, and which files survive a failure, decided by the library's restart planner.
 
 A campaign knows which nodes' storage was lost since each checkpoint. The planner is asked about the parts that this
-concerns: those of the lost nodes, and all that could give them back (their partners, the members of their parity
-groups). All other parts are on their own nodes, and would be found there. Ranks of one node live and die together, so
-one part stands for the parts of a node.
+concerns: those of the lost nodes, and all that could give them back. All other parts are on their own nodes. Ranks of
+one node live and die together, so one part stands for the parts of a node.
+
+A *place* is where a node stands: number n of the machine, with its switch, its rack and its power. What fails strikes a
+place, whatever node is there now.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -31,34 +34,21 @@ def place_of(node: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class Stored:
-    """One checkpoint, wherever it is.
-
-    Attributes:
-        sequence: its number.
-        progress_s: training that it holds.
-        nodes: that saved it; the place of a node is its number in the world then.
-        levels: on which it is complete, and still there.
-        lost: nodes whose storage was lost since.
-    """
+    """One checkpoint, wherever it is."""
 
     sequence: int
-    progress_s: float
-    nodes: tuple[int, ...]
-    levels: set[str] = field(default_factory=set)
-    lost: set[int] = field(default_factory=set)
+    progress_s: float  # training that it holds
+    nodes: tuple[int, ...]  # that saved it; the place of a node is its number in the world then
+    levels: set[str] = field(default_factory=set)  # on which it is complete, and still there
+    lost: set[int] = field(default_factory=set)  # nodes whose storage was lost since
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The choice of the planner.
+    """The choice of the planner."""
 
-    Attributes:
-        stored: the checkpoint.
-        parts: level -> nodes whose parts come from there.
-    """
-
-    stored: Stored
-    parts: dict[str, int]
+    stored: Stored  # the checkpoint
+    parts: dict[str, int]  # level -> nodes whose parts come from there
 
     @property
     def level(self) -> str:
@@ -68,15 +58,11 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The places of copies and parity among the nodes of a world.
+    """The places of copies and parity among the nodes of a world."""
 
-    Attributes:
-        partner: per place, that of the node with its copies; empty without such a level, or with one node.
-        group: per place, the places of its parity group; empty without such a level.
-    """
-
+    #: per place, that of the node with its copies; empty without such a level, or with one node
     partner: tuple[int, ...]
-    group: tuple[tuple[int, ...], ...]
+    group: tuple[tuple[int, ...], ...]  # per place, the places of its parity group; empty without such a level
 
 
 @lru_cache(maxsize=64)
@@ -201,3 +187,71 @@ def _add(
             for place, number in number_of.items()
         )
         committed.append(Committed(attempt, f"persistent/{stored.sequence}", records_of))
+
+
+class JobNodes:
+    """The nodes of a job.
+
+    Attributes:
+        used: nodes of the job, in the order of their places. Each has a number of its own, from which
+            :func:`~deeppart_simulator.campaign.survival.place_of` tells its place.
+        turn: counts how often the job has got other nodes.
+    """
+
+    def __init__(self, places: int, spares: int) -> None:
+        self._places, self._spares = places, spares
+        self._made = 0  # how often nodes have taken places that others had before
+        self._fresh = spares  # spare nodes on which nothing of the job is stored
+        self._back: list[int] = []  # of the job before, with what is stored on them
+        self._empty: list[int] = []  # places of lost nodes, ascending
+        self.used = list(range(places))
+        self.turn = 0
+
+    @property
+    def waiting(self) -> int:
+        """Spare nodes, of whatever kind."""
+        return self._fresh + len(self._back)
+
+    @property
+    def missing(self) -> int:
+        """Places that are empty."""
+        return self._places - len(self.used)
+
+    def at(self, places: Iterable[int]) -> list[int]:
+        """The job's nodes at some places."""
+        found = ((place, bisect_left(self.used, place, key=place_of)) for place in sorted(set(places)))
+        return [self.used[at] for place, at in found if at < len(self.used) and place_of(self.used[at]) == place]
+
+    def lose(self, places: Iterable[int]) -> list[int]:
+        """Those nodes are gone; returns them."""
+        struck = self.at(places)
+        gone = set(struck)
+        self.used = [node for node in self.used if node not in gone]
+        self._empty = sorted([*self._empty, *map(place_of, struck)])
+        return struck
+
+    def repaired(self) -> None:
+        """A lost node is back, empty."""
+        self._fresh += 1
+
+    def take(self) -> None:
+        """Fill empty places, first with nodes that the job had there before."""
+        filled, self._empty = self._empty[: self._fresh], self._empty[self._fresh :]
+        self._fresh -= len(filled)
+        fresh = [place + PLACES * (self._made + number) for number, place in enumerate(filled, 1)]
+        self._made += len(fresh)
+        if self._back or fresh:
+            self.used = sorted([*self.used, *self._back, *fresh], key=place_of)
+        self._back = []
+
+    def keep(self, count: int) -> None:
+        """The job goes on with so many; the others wait."""
+        self._back += self.used[count:]
+        self.used = self.used[:count]
+
+    def renew(self) -> None:
+        """The scheduler has given the job other nodes, as many as at the beginning."""
+        self._made += 1
+        self.turn += 1
+        self.used = [place + PLACES * self._made for place in range(self._places)]
+        self._fresh, self._back, self._empty = self._spares, [], []

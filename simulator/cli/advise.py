@@ -1,224 +1,223 @@
-"""``deeppart-sim advise``: which levels, how often, which redundancy."""
+"""``deeppart-sim advise``: which levels, how often, which redundancy; for one job, or for several beside each other."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, replace
-from pathlib import Path
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.table import Table
 
-from deeppart.cli.commands import GOOD
+from deeppart.errors import ConfigError
 from deeppart.model import LEVELS
-from deeppart.model.units import show_bytes, show_seconds, show_share
 
-from ..advise.choose import Advice, Choice, describe, shown
-from ..advise.choose import advise as compare
-from ..advise.front import least_restart, loss_of
-from ..advise.notes import what_if
-from ..advise.spending import bill_of
-from ..advise.text import config_toml, in_a_sentence, reasons
+from ..advise.choose import Advice, Choice, describe
+from ..advise.choose import advise as advice_for
+from ..advise.compare import Side, side_of
+from ..advise.text import bill_of, config_toml, in_a_sentence, reasons, what_if
 from ..budget.bill import missing
-from ..budget.space import drive_years
-from ..campaign.scheduling import Scheduling
-from ..report.advice_charts import advice_chart
-from ..report.page import Contents, write_page
-from .budget import bill_document, bill_row, bill_table, known, space_document
-from .command_line import command_line
-from .consoles import console, status_console, table
+from ..budget.space import drive_years, space_document
+from ..report.charts import advice_chart, comparison_charts, together
+from ..report.page import comparison_sections, job_page, page
+from ..report.tables import advice_table, bill_table, sensitivity_table, sides_table
+from ..timing.stages import Job
 from .options import (
-    Common,
-    common_options,
-    free_job_options,
-    make_job,
-    print_json,
-    ranks_option,
-    read_time,
-    refuse_seed,
-    wanted_of,
-    write_csv,
+    CHECKPOINTS,
+    OPTIONS,
+    OUTPUT,
+    SOURCE,
+    Asked,
+    NewFile,
+    command,
+    command_line,
+    given,
+    no_effect,
+    option,
 )
-from .parameters import FiniteRange, NewFile, no_effect
-from .restart_mode import coming_back, restart_mode_option
-from .scale import describe_state, heading
-from .traces import preemption_options
+from .output import Shown, about, bold, emit, flat, job_document, state_document, status_console
+
+#: What describes a job: what --with takes.
+_JOB = (
+    *SOURCE, "ranks", "step-time", "mtbf-factor", "preemption", "notice", "restart-mode", "strategy", *CHECKPOINTS,
+)  # fmt: skip
+_settings = click.Command("--with", params=[OPTIONS[name] for name in _JOB], add_help_option=False)
+_BASE = "base"
 
 
-@click.command(short_help="Advise on levels, cadence and redundancy.")
-@common_options
-@ranks_option
-@click.option(
-    "--step-time",
-    metavar="TIME",
-    help="Length of a training step, at each of which the script calls checkpoint(); cadences are then in steps.",
-)
-@click.option(
-    "--mtbf-factor",
-    type=FiniteRange(min=0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Factor for all times between failures.",
-)
-@click.option(
-    "--config",
-    "config_path",
-    type=NewFile(),
-    metavar="FILE",
-    help="Write the advice as a deeppart.toml; a file of that name is replaced.",
-)
-@preemption_options
-@restart_mode_option
-@free_job_options
-def advise(
-    common: Common,
-    ranks: int,
-    scheduling: Scheduling,
-    step_time: str | None,
-    mtbf_factor: float,
-    config_path: Path | None,
-    restart_mode: str | None,
-    **options: Any,
-) -> int:
-    """The cadence of each level, partner copies or parity and its group, compression: what wastes least, and why."""
-    refuse_seed(common)
-    if scheduling.notice_s and math.isinf(scheduling.preemption_s):
-        raise no_effect("--notice", "the job never has to make room", "give --preemption, too, or leave it out")
-    job = make_job(common.read_state(), coming_back(common.read_machine(), restart_mode), ranks, options)
-    if mtbf_factor != 1.0:
-        job = replace(job, machine=job.machine.with_failures(mtbf_factor))
-    step_s = 0.0 if step_time is None else read_time(step_time, "--step-time")
+@command(
+    "Advise on levels, cadence and redundancy.",
+    *_JOB, "seed", *OUTPUT,
+    option("--config", "config_path", type=NewFile(), metavar="FILE",
+           help="Write the advice as a deeppart.toml; a file of that name is replaced."),
+    option("--with", "variants", multiple=True, metavar="OPTIONS",
+           help="Compare: also a job with these options in place of those outside, such as --with '--machine llama3'; "
+           "may be repeated."),
+)  # fmt: skip
+def advise(asked: Asked) -> int:
+    """The cadence of each level, partner copies or parity and its group, compression: what wastes least, and why.
+
+    With --with, how long a checkpoint takes, and what is advised and lost, for the job and for the same job with other
+    options.
+    """
+    asked.refuse_seed()
+    if asked.variants:
+        return _compare(asked)
+    job, step_s = _job(asked), asked.seconds("step_time") or 0.0
     with status_console().status("") as status:
-        advice = compare(job, step_s, lambda text: status.update(f"judging: {text}"), wanted_of(options), scheduling)
-    text = config_toml(advice)
-    if config_path is not None:
-        config_path.write_text(text, encoding="utf-8")
-    if common.csv_path is not None:
-        write_csv(common.csv_path, [row_of(choice) for choice in advice.choices])
-    if common.png_path is not None:
-        advice_chart(advice).save(common.png_path)
-    if common.report_path is not None:
-        write_page(
-            common.report_path,
-            advice.chosen.job,
-            Contents(advice=advice, command=command_line()),
-            common.seed,
+        advice = advice_for(
+            job, step_s, lambda text: status.update(f"judging: {text}"), asked.wanted(), asked.scheduling()
         )
-    if common.as_json:
-        print_json(document(advice, text))
-        return GOOD
-    out = console()
-    out.print(in_a_sentence(advice.chosen), style="bold", soft_wrap=True)
-    out.print(heading(job))
-    for note in what_if(job.machine, job.nodes):
-        out.print(note, soft_wrap=True)
-    out.print(_table(advice))
-    for line in reasons(advice):
-        out.print(f"- {line}", soft_wrap=True)
-    out.print(bill_table(bill_of(advice.chosen), "in 30 days of this, as advised"))
-    for line in missing(job.machine):
-        out.print(f"- {line}", soft_wrap=True)
-    out.print(_sensitivity(advice))
-    if config_path is None:
-        out.print("\ndeeppart.toml", style="bold")
-        out.print(text)
-    else:
-        out.print(f"written: {config_path}")
-    return GOOD
+    config = config_toml(advice)
+    if asked.config_path is not None:
+        asked.config_path.write_text(config, encoding="utf-8")
+
+    def shown() -> Shown:
+        yield bold(in_a_sentence(advice.chosen))
+        yield from about(job)
+        yield advice_table(advice)
+        yield from (f"- {line}" for line in reasons(advice))
+        yield bill_table(bill_of(advice.chosen), "in 30 days of this, as advised")
+        yield from (f"- {line}" for line in missing(job.machine))
+        yield sensitivity_table(advice)
+        if asked.config_path is None:
+            yield bold("\ndeeppart.toml")
+            yield config
+        else:
+            yield f"written: {asked.config_path}"
+
+    return emit(
+        asked.values, lambda: _document(advice, config), shown,
+        rows=lambda: [row_of(choice) for choice in advice.choices],
+        chart=lambda: advice_chart(advice),
+        page=lambda: job_page(advice.chosen.job, command_line(), asked.seed, advice=advice),
+    )  # fmt: skip
 
 
-def document(advice: Advice, config: str) -> dict[str, Any]:
-    """The advice as JSON."""
-    job = advice.chosen.job
-    return {
-        "format": "deeppart-sim-advice",
-        "version": 1,
-        "state": describe_state(job),
-        "machine": job.machine.name,
-        "ranks": job.ranks,
-        "nodes": job.nodes,
-        "notes": what_if(job.machine, job.nodes),
-        "restart_mode": job.machine.restart.mode,
-        "sentence": in_a_sentence(advice.chosen),
-        "advised": row_of(advice.chosen),
+def _job(asked: Asked) -> Job:
+    if asked.notice is not None and asked.preemption is None:
+        raise no_effect("--notice", "the job never has to make room", "give --preemption, too, or leave it out")
+    return asked.job()
+
+
+def _document(advice: Advice, config: str) -> dict[str, Any]:
+    chosen = advice.chosen
+    widths = advice.by_ranks_per_node.items()
+    return job_document("advice", chosen.job) | {
+        "strategy": chosen.job.strategy,
+        "sentence": in_a_sentence(chosen),
+        "advised": row_of(chosen),
         "flush_share_binds": advice.unshared is not None,
         "choices": [row_of(choice) for choice in advice.choices],
         "front": [row_of(choice) for choice in advice.front],
-        "too_large": dict(advice.too_large),
-        "bill": bill_document(bill_of(advice.chosen)),
+        "too_large": advice.too_large,
+        "bill": bill_of(chosen).document(),
         "space": space_document(
-            job.machine, advice.chosen.space, advice.chosen.node_daily_bytes, advice.chosen.drained_daily_bytes
+            chosen.job.machine, chosen.space, chosen.node_daily_bytes, chosen.drained_daily_bytes
         ),
         "reasons": reasons(advice),
-        "sensitivity": [asdict(each) for each in advice.sensitivity],
-        "ranks_per_node": {
-            str(width): {"blocked_s": blocked, "complete_s": complete}
-            for width, (blocked, complete) in advice.by_ranks_per_node.items()
-        },
+        "sensitivity": advice.sensitivity,
+        "ranks_per_node": {width: {"blocked_s": one, "complete_s": other} for width, (one, other) in widths},
         "config": config,
-    }
+    }  # fmt: skip
+
+
+_OF_CHOICE = (
+    "blocked_s", "idle", "node_bytes", "node_daily_bytes",
+    "drained_daily_bytes",
+)  # fmt: skip
 
 
 def row_of(choice: Choice) -> dict[str, Any]:
     """A choice as one flat row."""
     waste = choice.waste
-    row: dict[str, Any] = {
-        "levels": describe(choice.job),
-        "waste": waste.total,
-        "waste_cost": waste.cost,
-        "waste_rework": waste.rework,
-        "waste_restart": waste.restart,
-        "period_s": choice.cadence.period_s,
-        "blocked_s": choice.blocked_s,
-        "work_per_failure_s": choice.work_s,
-        "back_per_failure_s": choice.back_s,
-        "idle": choice.idle,
-        "node_bytes": choice.node_bytes,
-        "node_daily_bytes": choice.node_daily_bytes,
-        "drained_daily_bytes": choice.drained_daily_bytes,
-        "file_system_bytes": choice.space.file_system_bytes,
-        "drive_years": known(drive_years(choice.job.machine, choice.node_daily_bytes)),
-    }
-    row |= bill_row(bill_of(choice))
-    for level in LEVELS:
-        row[f"every_{level}"] = choice.cadence.every.get(level, 0)
-    return row
+    row = {"levels": describe(choice.job), "waste": waste.total}
+    row |= {f"waste_{name}": share for name, share in asdict(waste).items()}
+    row |= {"period_s": choice.cadence.period_s} | {name: getattr(choice, name) for name in _OF_CHOICE}
+    row |= {"work_per_failure_s": choice.work_s, "back_per_failure_s": choice.back_s}
+    row |= {"file_system_bytes": choice.space.file_system_bytes}
+    row |= {"drive_years": drive_years(choice.job.machine, choice.node_daily_bytes)} | bill_of(choice).row()
+    return flat(row | {f"every_{level}": choice.cadence.every.get(level, 0) for level in LEVELS})
 
 
-def _table(advice: Advice) -> Table:
-    names = [
-        "levels",
-        "lost",
-        "writing",
-        "redone",
-        "back slower",
-        "wasted",
-        "levels every",
-        "on a node",
-        "written/day",
-        "flushed/day",
-    ]
-    title = "> advised, and choices that no other one is as good as; lost: what another choice could give back"
-    found = table(title, names)
-    least = least_restart(advice.front)
-    for choice in shown(advice):
-        cadence, waste = choice.cadence, choice.waste
-        every = " / ".join(show_seconds(cadence.interval_s(cost.name)) for cost in choice.costs)
-        parts = (loss_of(choice, least), waste.cost, waste.rework, waste.restart - least, waste.total)
-        shares = [show_share(max(0.0, share)) for share in parts]
-        mark, style = ("> ", "bold green") if choice is advice.chosen else ("", "")
-        sizes = [choice.node_bytes, choice.node_daily_bytes, choice.drained_daily_bytes]
-        found.add_row(mark + describe(choice.job), *shares, every, *map(show_bytes, sizes), style=style)
-    return found
+# --- jobs beside each other -------------------------------------------------------------------------------------------
 
 
-def _sensitivity(advice: Advice) -> Table:
-    found = table(
-        "if failures come at another rate",
-        ["time between failures", "wasted as advised", "wasted at best", "a call then every"],
+def _compare(asked: Asked) -> int:
+    for name in ("config_path", "seed"):
+        if given(name):
+            raise no_effect(f"--{name.removesuffix('_path')}", "--with compares jobs, and only shows them")
+    outside = click.get_current_context()
+    base = {each.name: asked.values[str(each.name)] for each in _settings.params}
+    contexts, seen = [(_BASE, outside)], [base]
+    for text in asked.variants:
+        changed = _changed(outside, text, base)
+        if changed.params in seen:
+            raise no_effect(f"--with {text!r}", "another of the compared jobs has the same options")
+        seen.append(changed.params)
+        contexts.append((text, changed))
+    sides = []
+    with status_console().status("") as status:
+        for label, context in contexts:
+            with context.scope(cleanup=False):
+                each = Asked(context.params)
+                job, wanted, scheduling = _job(each), each.wanted(), each.scheduling()
+                step_s = each.seconds("step_time") or 0.0
+            status.update(label)
+            sides.append(side_of(label, job, wanted, step_s, scheduling))
+
+    def shown() -> Shown:
+        for side in sides:
+            yield from (f"{side.label}: {note}" for note in what_if(side.job.machine, side.job.nodes))
+        yield sides_table(sides)
+
+    return emit(
+        asked.values,
+        lambda: {"format": "deeppart-sim-comparison", "version": 1, "jobs": _side_documents(sides)},
+        shown,
+        rows=lambda: [_side_row(side) for side in sides],
+        chart=lambda: together(comparison_charts(sides)),
+        page=lambda: page(f"{len(sides)} jobs compared", comparison_sections(sides), command_line()),
     )
-    for each in advice.sensitivity:
-        cells = [f"{each.factor:g} times", show_share(each.kept), show_share(each.adapted), show_seconds(each.period_s)]
-        found.add_row(*cells)
+
+
+def _changed(outside: click.Context, text: str, base: dict[Any, Any]) -> click.Context:
+    """The options of one --with, with those outside where it has none of its own."""
+    try:
+        found = _settings.make_context("--with", shlex.split(text))
+    except (ValueError, click.UsageError) as error:
+        words = error.format_message() if isinstance(error, click.UsageError) else str(error)
+        raise ConfigError(
+            "impossible value for --with", expected="options that describe a job, such as '--machine llama3'",
+            found=f"{text!r}: {words}", where="--with",
+        ) from None  # fmt: skip
+    for name, value in base.items():
+        if found.get_parameter_source(name) is not click.core.ParameterSource.COMMANDLINE:
+            found.params[name] = value
+            source = outside.get_parameter_source(name)
+            if source is not None:
+                found.set_parameter_source(name, source)
     return found
+
+
+_ADVISED = (
+    "period_s", *(f"every_{level}" for level in LEVELS), "waste", "waste_cost", "waste_rework", "waste_restart",
+    "node_bytes", "node_daily_bytes", "drained_daily_bytes",
+)  # fmt: skip
+
+
+def _side_row(side: Side) -> dict[str, Any]:
+    """A side as one flat row; without advice where nothing fails."""
+    job = side.job
+    row: dict[str, Any] = {"label": side.label, "state": job.state.name, "machine": job.machine.name}
+    row |= {"ranks": job.ranks, "nodes": job.nodes, "strategy": job.strategy, "levels": describe(job)}
+    row |= {"blocked_s": side.blocked_s} | {f"until_{level}_s": side.complete_s.get(level) for level in LEVELS}
+    found = {} if side.choice is None else row_of(side.choice)
+    return row | {key: found.get(key) for key in _ADVISED}
+
+
+def _side_documents(sides: Sequence[Side]) -> list[dict[str, Any]]:
+    return [
+        _side_row(side) | {"state": state_document(side.job.state), "notes": what_if(side.job.machine, side.job.nodes)}
+        for side in sides
+    ]

@@ -12,10 +12,7 @@ from deeppart.cli.commands import Commands
 
 class _Commands(Commands):
     package = "deeppart_simulator.cli"
-    names = (
-        "scale", "campaign", "advise", "compare", "restart", "goodput", "cluster", "fit", "calibrate", "validate",
-        "published", "machines", "states",
-    )  # fmt: skip
+    names = ("scale", "campaign", "advise", "restart", "cluster", "fit", "calibrate", "validate", "published")
     extra = (("simpy", "scipy", "matplotlib"), "pip install 'deeppart[sim]'")
 
 
@@ -24,6 +21,6 @@ def main() -> None:
     """Ask what checkpoints will cost before paying for nodes: how they scale, how often to make them and where, and
     what failures will cost.
 
-    scale, campaign, advise and compare take the same --state, --machine, --ranks and --ranks-per-node;
+    scale, campaign, advise and restart take the same --state, --machine, --ranks and --ranks-per-node;
     docs/simulator.md explains them. An option that would change nothing is refused.
     """

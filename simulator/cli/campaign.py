@@ -2,212 +2,228 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from deeppart.cli.commands import GOOD
 from deeppart.errors import ConfigError
 from deeppart.model import REDUNDANT_LEVELS, Level
 from deeppart.model.spelling import meant_todo
-from deeppart.model.units import show_bytes, show_seconds, show_share
+from deeppart.model.units import show_seconds
 from deeppart.plan.interval import best
 
 from ..advise.choose import Advice, advise, describe
-from ..advise.notes import what_if
-from ..advise.wanted import Wanted
-from ..budget.bill import missing
-from ..budget.runs import LABELS, LEAVING, bill_of_run, daily_bytes, space_of_run
-from ..budget.space import space_lines
-from ..campaign.costs import NOTHING, followed, level_costs, often_enough, training_s
-from ..campaign.effort import LIMIT_S, effort_s, too_long
-from ..campaign.failures import Failure, Size, need_failures
-from ..campaign.outcomes import Estimate, Summary, show_number, summarize
-from ..campaign.plan import Cadences, Planned, usual_spares
-from ..campaign.result import RunResult
-from ..campaign.scheduling import Scheduling
+from ..budget.bill import bill_of_run, daily_bytes, space_of_run, spending_lines
+from ..budget.space import space_document
+from ..campaign.costs import followed, level_costs, often_enough, training_s
+from ..campaign.failures import Failure, Scheduling, Size, Waits, failures_from, need_failures, rates_per_s
+from ..campaign.outcomes import RunResult, show_number, summarize
+from ..campaign.plan import LIMIT_S, Cadences, Planned, effort_s, too_long, usual_spares
 from ..campaign.seeds import WORTH_S, cores, run_seeds
-from ..machine.kinds import DAY_S
+from ..machine.record import DAY_S
 from ..report.charts import campaign_chart
-from ..report.page import Contents, write_page
+from ..report.page import job_page
+from ..report.tables import bill_table, summary_table
 from ..timing.stages import Job
-from .budget import bill_document, bill_row, bill_table, space_document
-from .command_line import command_line
-from .consoles import console, status_console, table
+from ..traces.record import PREEMPTION
 from .options import (
-    Common,
-    common_options,
-    job_options,
-    make_job,
-    print_json,
-    ranks_option,
+    CHECKPOINTS,
+    OUTPUT,
+    SOURCE,
+    Asked,
+    FiniteRange,
+    command,
+    command_line,
+    given,
+    impossible,
+    no_effect,
+    option,
     read_time,
-    wanted_of,
-    write_csv,
 )
-from .parameters import FiniteRange, given, no_effect
-from .restart_mode import coming_back, restart_mode_option
-from .scale import describe_state, heading
-from .traces import Happenings, happenings_options, other_rates
+from .output import Shown, about, emit, job_document, status_console
 
-_LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity", NOTHING: "nothing: from the beginning"}
+#: Of numbers of failures of which one is so many times the other a note is made, unless both are below so many.
+_FAR, _FEW = 2, 5
+Trace = tuple[Failure, ...]
 
 
-@click.command(short_help="Simulate a run of weeks with failures.")
-@common_options
-@ranks_option
-@click.option(
-    "--days", type=FiniteRange(min=0, min_open=True), default=30.0, show_default=True, help="Length of the run."
-)
-@click.option(
-    "--seeds",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    help="Number of runs, one per seed.",
-)
-@click.option("--every", metavar="TIME", help="Training between two calls, such as 10min; the best one if left out.")
-@click.option(
-    "--levels", metavar="LEVEL=N,...", help="Each level is written at every N-th call; the best N if left out."
-)
-@click.option(
-    "--spares", type=click.IntRange(min=0), help="Spare nodes; if left out, as many as are usually under repair."
-)
-@click.option("--elastic", is_flag=True, help="Continue with fewer nodes while no spare node is ready.")
-@click.option(
-    "--advised", is_flag=True, help="What `advise` advises for this job: levels, redundancy, compression and cadence."
-)
-@happenings_options
-@click.option(
-    "--jobs", type=click.IntRange(1, 1024), help="Runs at a time; if left out, as many as there are cores, if it pays."
-)
-@click.option("--anyway", is_flag=True, help="Simulate it even if that takes more than an hour.")
-@restart_mode_option
-@job_options
-def campaign(
-    common: Common,
-    ranks: int,
-    days: float,
-    seeds: int,
-    every: str | None,
-    levels: str | None,
-    spares: int | None,
-    elastic: bool,
-    advised: bool,
-    happenings: Happenings,
-    jobs: int | None,
-    anyway: bool,
-    restart_mode: str | None,
-    **options: Any,
-) -> int:
+@command(
+    "Simulate a run of weeks with failures.",
+    *SOURCE, "seed", *OUTPUT, "ranks",
+    option("--days", type=FiniteRange(min=0, min_open=True), default=30.0, help="Length of the run."),
+    option("--seeds", type=click.IntRange(min=1), default=10, help="Number of runs, one per seed."),
+    option("--every", metavar="TIME", help="Training between two calls, such as 10min; the best one if left out."),
+    option("--levels", metavar="LEVEL=N,...", help="Each level is written at every N-th call; the best N if left out."),
+    option("--spares", type=click.IntRange(min=0),
+           help="Spare nodes; if left out, as many as are usually under repair."),
+    option("--elastic", is_flag=True, help="Continue with fewer nodes while no spare node is ready."),
+    option("--advised", is_flag=True,
+           help="What `advise` advises for this job: levels, redundancy, compression and cadence."),
+    option("--trace", type=click.Path(path_type=Path), metavar="FILE",
+           help="Failures from a file instead of random ones: of sacct, LANL, Philly, a job's own runs, or a table."),
+    "system",
+    option("--time-limit", metavar="TIME", help="Of each turn of the job; no limit if left out."),
+    option("--queue", metavar="TIME|exponential:TIME|FILE",
+           help="How long it waits for its next turn: always, on average, or as the jobs of a trace did."),
+    "preemption", "notice",
+    option("--jobs", type=click.IntRange(1, 1024),
+           help="Runs at a time; if left out, as many as there are cores, if it pays."),
+    option("--anyway", is_flag=True, help="Simulate it even if that takes more than an hour."),
+    "restart-mode", *CHECKPOINTS,
+)  # fmt: skip
+def campaign(asked: Asked) -> int:
     """Useful time, lost work, time blocked, recoveries by level and bytes of a long run, over several seeds."""
-    job = make_job(common.read_state(), coming_back(common.read_machine(), restart_mode), ranks, options)
-    advice = _advice(job, wanted_of(options), every, levels, happenings.scheduling) if advised else None
+    job, scheduling = asked.job(), asked.scheduling()
+    advice = _advice(job, asked, scheduling) if asked.advised else None
     planned = Planned(job if advice is None else advice.chosen.job)
     job = planned.job
-    failures = happenings.failures(Size(job.ranks, job.nodes), days * DAY_S)
-    random = job.machine.persistent.others or happenings.scheduling.random
-    if failures is not None and not random:
-        seeds = _one_seed(common, seeds)
-    if every is not None and levels is not None and given("flush_share"):
-        raise no_effect("--flush-share", "it limits how often checkpoints are flushed, which --every and --levels give")
-    ready = usual_spares(planned) if spares is None else spares
-    if advice is None:
-        cadences = _cadences(planned, wanted_of(options), every, levels, days * DAY_S, ready, elastic)
-        _check_protection(options, cadences)
-    else:
-        chosen = advice.chosen
-        period_s = training_s(chosen.costs, chosen.cadence)
-        cadences = Cadences(period_s, followed(chosen.cadence), days * DAY_S, spares=ready, elastic=elastic)
-    cadences = replace(cadences, scheduling=happenings.scheduling)
-    left_out = advised or every is None or levels is None or spares is None
-    other = other_rates(job, failures, days * DAY_S) if left_out and failures is not None else ""
-    jobs = _at_a_time(planned, cadences, seeds, failures, jobs, anyway=anyway)
-    numbers = range(common.seed, common.seed + seeds)
-    results = simulate(planned, cadences, numbers, failures, jobs=jobs, shown=not common.as_json)
+    trace = _trace(asked, Size(job.ranks, job.nodes), scheduling)
+    seeds = asked.seeds
+    if trace is not None and not (job.machine.persistent.others or scheduling.random):
+        seeds = _one_seed(seeds)
+    cadences = _cadences(asked, planned, advice, scheduling)
+    at_a_time = _at_a_time(asked, planned, cadences, seeds, trace)
+    results = _simulate(planned, cadences, range(asked.seed, asked.seed + seeds), trace, at_a_time, asked.as_json)
     summary = summarize(results)
-    if common.csv_path is not None:
-        bills = [bill_of_run(planned, cadences, summarize([result])) for result in results]
-        rows = [row_of(result) | bill_row(each) for result, each in zip(results, bills, strict=True)]
-        write_csv(common.csv_path, rows)
-    if common.png_path is not None:
-        campaign_chart(summary).save(common.png_path)
-    if common.report_path is not None:
-        contents = Contents(summary=summary, cadences=cadences, advice=advice, command=command_line())
-        write_page(common.report_path, cadences.of(job), contents, common.seed)
-    if common.as_json:
-        found = document(job, cadences, results, summary) | _budget(planned, cadences, summary)
-        print_json(found | {"notes": [*found["notes"], *([other] if other else [])]})
-    else:
-        out = console()
-        out.print(heading(job))
-        for note in what_if(job.machine, job.nodes, cadences.spares):
-            out.print(note, soft_wrap=True)
-        if other:
-            out.print(other, soft_wrap=True)
-        out.print(f"{describe(cadences.of(job))}: {cadences}", soft_wrap=True)
-        out.print(_table(summary))
-        out.print(bill_table(bill_of_run(planned, cadences, summary), "what the run takes, all of its nodes together"))
-        for line in _spending(planned, cadences, summary):
-            out.print(f"- {line}", soft_wrap=True)
-    return GOOD
+    left_out = asked.advised or None in (asked.every, asked.levels, asked.spares)
+    notes = _other_rates(job, trace, asked.days * DAY_S) if left_out and trace is not None else []
 
+    def document() -> dict[str, Any]:
+        found = job_document("campaign", job, cadences.spares)
+        written = daily_bytes(planned, cadences, summary)
+        return found | {
+            "notes": [*found["notes"], *notes],
+            "cadence": {"period_s": cadences.period_s, "every": cadences.every, "wall_s": cadences.wall_s},
+            "courses": results,
+            "summary": summary,
+            "bill": bill_of_run(planned, cadences, summary).document(),
+            "space": space_document(job.machine, space_of_run(planned, cadences), *written),
+        }
 
-def simulate(
-    planned: Planned,
-    cadences: Cadences,
-    seeds: range,
-    trace: tuple[Failure, ...] | None = None,
-    *,
-    jobs: int = 1,
-    shown: bool = True,
-) -> list[RunResult]:
-    """One run per seed, so many at a time, with a bar where someone is looking."""
-    screen = status_console()
-    bar = Progress(
-        TextColumn("{task.completed:.0f} of {task.total:.0f} runs"), BarColumn(), TimeRemainingColumn(),
-        console=screen, transient=True, disable=not (shown and screen.is_terminal),
+    def shown() -> Shown:
+        yield from (*about(job, cadences.spares), *notes)
+        yield f"{describe(cadences.of(job))}: {cadences}"
+        yield summary_table(summary)
+        yield bill_table(bill_of_run(planned, cadences, summary), "what the run takes, all of its nodes together")
+        yield from (f"- {line}" for line in spending_lines(planned, cadences, summary))
+
+    return emit(
+        asked.values, document, shown,
+        rows=lambda: [_row(each) | bill_of_run(planned, cadences, summarize([each])).row() for each in results],
+        chart=lambda: campaign_chart(summary),
+        page=lambda: job_page(
+            cadences.of(job), command_line(), asked.seed, advice=advice, played=(planned, cadences, summary)
+        ),
     )  # fmt: skip
-    with bar:
+
+
+def _row(result: RunResult) -> dict[str, Any]:
+    """A run as one flat row."""
+    row: dict[str, Any] = {"seed": result.seed, "efficiency": result.efficiency}
+    row |= {name: seconds for name, seconds in asdict(result).items() if name in ("useful_s", "lost_s", "slowed_s")}
+    row |= {f"{name.replace(' ', '_')}_s": seconds for name, seconds in result.buckets.items()}
+    row |= {"failures": sum(result.failures.values()), "recoveries": sum(result.recoveries.values())}
+    return row | {"checkpoints": max(result.checkpoints.values(), default=0), "bytes": sum(result.nbytes.values())}
+
+
+def _simulate(
+    planned: Planned, cadences: Cadences, seeds: range, trace: Trace | None, at_a_time: int, quiet: bool
+) -> list[RunResult]:
+    """One run per seed, with a bar where someone is looking."""
+    screen = status_console()
+    columns = (TextColumn("{task.completed:.0f} of {task.total:.0f} runs"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=screen, transient=True, disable=quiet or not screen.is_terminal) as bar:
         task = bar.add_task("", total=float(len(seeds)))
-        return run_seeds(planned, cadences, seeds, trace, lambda runs: bar.update(task, completed=runs), processes=jobs)
+        return run_seeds(
+            planned, cadences, seeds, trace, lambda runs: bar.update(task, completed=runs), processes=at_a_time
+        )
 
 
-def _cadences(
-    planned: Planned,
-    wanted: Wanted,
-    every: str | None,
-    levels: str | None,
-    wall_s: float,
-    spares: int,
-    elastic: bool,
-) -> Cadences:
-    on = list(planned.on(planned.nodes).times.complete())
-    if every is not None and levels is not None:
-        period = read_time(every, "--every")
-        return Cadences(period, _read_levels(levels, on), wall_s, spares=spares, elastic=elastic)
-    need_failures(planned.job.machine, Size(planned.job.ranks, planned.nodes))
-    costs = level_costs(planned)
-    found = wanted.kept(costs, often_enough(costs, best(costs)))
-    period = training_s(costs, found) if every is None else read_time(every, "--every")
-    counts = followed(found) if levels is None else _read_levels(levels, on)
-    return Cadences(period, counts, wall_s, spares=spares, elastic=elastic)
+# --- what happens -----------------------------------------------------------------------------------------------------
 
 
-def _advice(job: Job, wanted: Wanted, every: str | None, levels: str | None, scheduling: Scheduling) -> Advice:
-    """What is advised for a job."""
-    if every is not None or levels is not None:
+def _trace(asked: Asked, size: Size, scheduling: Scheduling) -> Trace | None:
+    """The failures of the trace that strike the job; None without one. What nothing can come of is refused."""
+    if asked.trace is None and asked.system is not None:
+        raise no_effect("--system", "it is about --trace")
+    found = None if asked.trace is None else failures_from(asked.trace, size, asked.system, asked.days * DAY_S)
+    if not any(failure.kind == PREEMPTION for failure in found or ()) and not scheduling.ends_per_s():
+        why = "the job never leaves its nodes: give --time-limit or --preemption, or a --trace with preemptions"
+        if scheduling.notice_s:
+            raise no_effect("--notice", why)
+        if scheduling.waits != Waits():
+            raise no_effect("--queue", why)
+    if scheduling.notice_s >= scheduling.limit_s:
+        raise ConfigError(
+            "--notice leaves no time to train", expected="less than --time-limit",
+            found=f"{scheduling.notice_s:g} s of {scheduling.limit_s:g} s", where="--notice",
+        )  # fmt: skip
+    return found
+
+
+def _one_seed(seeds: int) -> int:
+    """With a trace and no other jobs on the file system nothing is random: one run says it all."""
+    why = "with --trace, and no other jobs on the file system ([persistent] others), nothing is random"
+    for name, useless in (("seeds", seeds > 1), ("seed", True)):
+        if given(name) and useless:
+            raise no_effect(f"--{name}", why)
+    return 1
+
+
+def _other_rates(job: Job, trace: Trace, wall_s: float) -> list[str]:
+    """A note where a trace has far more failures than the machine file, or far fewer: cadence and spare nodes that are
+    left out are chosen for those of the file.
+    """
+    seen = sum(failure.kind != PREEMPTION for failure in trace)
+    expected = wall_s * sum(rates_per_s(job.machine.failures, Size(job.ranks, job.nodes)).values())
+    if max(seen, expected) < _FEW or (seen < _FAR * expected and expected < _FAR * seen):
+        return []
+    return [
+        f"the trace has {seen:,} failures, where {job.machine.name} has {show_number(expected)} in that time: what is "
+        "chosen here (cadence, spare nodes) is chosen for the latter; `deeppart-sim fit` makes [failures] of a trace"
+    ]
+
+
+# --- how often --------------------------------------------------------------------------------------------------------
+
+
+def _advice(job: Job, asked: Asked, scheduling: Scheduling) -> Advice:
+    if asked.every is not None or asked.levels is not None:
         raise ConfigError(
             "--advised and a cadence",
             expected="--advised alone, or --every and --levels",
-            found="--advised, and " + ("--every" if every is not None else "--levels"),
+            found="--advised, and " + ("--every" if asked.every is not None else "--levels"),
             where="--advised",
         )
-    return advise(job, wanted=wanted, scheduling=scheduling)
+    return advise(job, wanted=asked.wanted(), scheduling=scheduling)
+
+
+def _cadences(asked: Asked, planned: Planned, advice: Advice | None, scheduling: Scheduling) -> Cadences:
+    """The cadence that is asked for, or advised; what is left out is the best."""
+    every, levels = asked.every, asked.levels
+    if every is not None and levels is not None and given("flush_share"):
+        raise no_effect("--flush-share", "it limits how often checkpoints are flushed, which --every and --levels give")
+    ready = usual_spares(planned) if asked.spares is None else asked.spares
+    how: dict[str, Any] = {"spares": ready, "elastic": asked.elastic, "scheduling": scheduling}
+    wall_s = asked.days * DAY_S
+    if advice is not None:
+        chosen = advice.chosen
+        return Cadences(training_s(chosen.costs, chosen.cadence), followed(chosen.cadence), wall_s, **how)
+    period_s = None if every is None else read_time(every, "--every")
+    counts = None if levels is None else _read_levels(levels, list(planned.on(planned.nodes).times.complete()))
+    if period_s is None or counts is None:
+        need_failures(planned.job.machine, Size(planned.job.ranks, planned.nodes))
+        costs = level_costs(planned)
+        found = asked.wanted().kept(costs, often_enough(costs, best(costs)))
+        period_s = training_s(costs, found) if period_s is None else period_s
+        counts = followed(found) if counts is None else counts
+    for level in (Level.PARTNER, Level.PARITY, Level.LOCAL):
+        if asked.values[level] and not counts.get(level):
+            raise no_effect(f"--{level}", f"--levels leaves {level} out", f"add {level}=N to --levels, or leave it out")
+    return Cadences(period_s, counts, wall_s, **how)
 
 
 def _read_levels(text: str, on: list[str]) -> dict[str, int]:
@@ -216,13 +232,8 @@ def _read_levels(text: str, on: list[str]) -> dict[str, int]:
         level, _, count = (word.strip() for word in item.partition("="))
         if level not in on or level in found or not (count.isascii() and count.isdigit() and len(count) < 10):
             todo = None if level in on else meant_todo(level, on, "take one of these")
-            raise ConfigError(
-                "impossible value for --levels",
-                expected="LEVEL=N, separated by commas, with levels that are on, each once: " + ", ".join(on),
-                found=repr(item),
-                where="--levels",
-                todo=todo,
-            )
+            expected = "LEVEL=N, separated by commas, with levels that are on, each once: " + ", ".join(on)
+            raise impossible("--levels", expected, repr(item), todo)
         found[level] = int(count)
     local = found.get(Level.LOCAL, 0)
     for level in REDUNDANT_LEVELS:
@@ -235,130 +246,25 @@ def _read_levels(text: str, on: list[str]) -> dict[str, int]:
                 todo=f"give local=N, and a multiple of it for {level}",
             )
     if not any(found.values()):
-        raise ConfigError(
-            "a job without checkpoints needs no campaign", expected="a level with N of 1 or more", found=text,
-            where="--levels",
-        )  # fmt: skip
+        what = "a job without checkpoints needs no campaign"
+        raise ConfigError(what, expected="a level with N of 1 or more", found=text, where="--levels")
     return found
 
 
-def _one_seed(common: Common, seeds: int) -> int:
-    """With a trace and no other jobs on the file system nothing is random: one run says it all."""
-    why = "with --trace, and no other jobs on the file system ([persistent] others), nothing is random"
-    if given("seeds") and seeds > 1:
-        raise no_effect("--seeds", why)
-    if given("seed"):
-        raise no_effect("--seed", why)
-    return 1
-
-
-def _check_protection(options: Mapping[str, Any], cadences: Cadences) -> None:
-    """Refuse a protection that is asked for, and that --levels leaves out."""
-    wanted = {Level.PARTNER: options["partner"], Level.PARITY: options["parity"], Level.LOCAL: options["local"]}
-    for level, is_given in wanted.items():
-        if is_given and not cadences.every.get(level):
-            raise no_effect(f"--{level}", f"--levels leaves {level} out", f"add {level}=N to --levels, or leave it out")
-
-
-def _at_a_time(
-    planned: Planned,
-    cadences: Cadences,
-    seeds: int,
-    trace: tuple[Failure, ...] | None,
-    jobs: int | None,
-    *,
-    anyway: bool,
-) -> int:
+def _at_a_time(asked: Asked, planned: Planned, cadences: Cadences, seeds: int, trace: Trace | None) -> int:
     """Runs that are simulated at a time."""
-    if jobs is not None and jobs > seeds:
+    if asked.jobs is not None and asked.jobs > seeds:
         raise no_effect("--jobs", f"it is more than the {seeds} runs that there are", "take fewer, or more --seeds")
     seconds = seeds * effort_s(planned, cadences, None if trace is None else len(trace))
-    at_a_time = jobs or (min(cores(), seeds) if seconds > WORTH_S else 1)
-    if not anyway and too_long(seconds / min(at_a_time, cores())):
+    at_a_time: int = asked.jobs or (min(cores(), seeds) if seconds > WORTH_S else 1)
+    seconds /= min(at_a_time, cores())
+    if not asked.anyway and too_long(seconds):
         raise ConfigError(
             "this campaign takes long to simulate",
             expected=f"at most {show_seconds(LIMIT_S)}",
-            found=f"about {show_seconds(seconds / min(at_a_time, cores()))}: {seeds} runs of "
-            f"{show_seconds(cadences.wall_s)}, {at_a_time} at a time, a call after every "
-            f"{show_seconds(cadences.period_s)} of training",
+            found=f"about {show_seconds(seconds)}: {seeds} runs of {show_seconds(cadences.wall_s)}, {at_a_time} at a "
+            f"time, a call after every {show_seconds(cadences.period_s)} of training",
             where="deeppart-sim campaign",
             todo="take fewer --days or --seeds, a longer --every, or add --anyway",
         )
     return at_a_time
-
-
-# --- showing ----------------------------------------------------------------------------------------------------------
-
-
-def document(job: Job, cadences: Cadences, results: list[RunResult], summary: Summary) -> dict[str, Any]:
-    """The result as JSON."""
-    return {
-        "format": "deeppart-sim-campaign",
-        "version": 1,
-        "state": describe_state(job),
-        "machine": job.machine.name,
-        "ranks": job.ranks,
-        "nodes": job.nodes,
-        "notes": what_if(job.machine, job.nodes, cadences.spares),
-        "restart_mode": job.machine.restart.mode,
-        "cadence": {"period_s": cadences.period_s, "every": dict(cadences.every), "wall_s": cadences.wall_s},
-        "courses": [asdict(result) for result in results],
-        "summary": asdict(summary),
-    }
-
-
-def row_of(result: RunResult) -> dict[str, Any]:
-    """The result of a run as one flat row."""
-    row: dict[str, Any] = {"seed": result.seed, "efficiency": result.efficiency}
-    row |= {f"{name}_s": getattr(result, f"{name}_s") for name in ("useful", "lost", "slowed")}
-    row |= {f"{name.replace(' ', '_')}_s": seconds for name, seconds in result.buckets.items()}
-    row |= {"failures": sum(result.failures.values()), "recoveries": sum(result.recoveries.values())}
-    return row | {"checkpoints": max(result.checkpoints.values(), default=0), "bytes": sum(result.nbytes.values())}
-
-
-def _budget(planned: Planned, cadences: Cadences, summary: Summary) -> dict[str, Any]:
-    space, written = space_of_run(planned, cadences), daily_bytes(planned, cadences, summary)
-    return {
-        "bill": bill_document(bill_of_run(planned, cadences, summary)),
-        "space": space_document(planned.job.machine, space, *written),
-    }
-
-
-def _spending(planned: Planned, cadences: Cadences, summary: Summary) -> list[str]:
-    machine, space = planned.job.machine, space_of_run(planned, cadences)
-    lines = [f"no room: {line}; a job would end there" for line in space.too_large]
-    return [*lines, *space_lines(machine, space, *daily_bytes(planned, cadences, summary)), *missing(machine)]
-
-
-def _table(summary: Summary) -> Table:
-    title = "one run"
-    if summary.seeds > 1:
-        title = f"mean of {summary.seeds} runs (95 % confidence interval, Student's t; least and most)"
-    found = table(title, ["", "mean", "95 %", "least", "most"])
-    for name, label in LABELS.items():
-        _row(found, label, summary.shares[name], show_share)
-    for name, label in (("leaving", LEAVING), ("queued", "in the queue")):
-        if summary.shares[name].most:
-            _row(found, label, summary.shares[name], show_share)
-    found.add_section()
-    for kind, number in summary.failures.items():
-        _row(found, f"failures: {kind}", number, show_number)
-    for kind, number in summary.ends.items():
-        _row(found, f"ended: {kind}", number, show_number)
-    if summary.ends:
-        _row(found, "of these with everything saved", summary.in_time, show_number)
-    for level, number in summary.recoveries.items():
-        _row(found, f"came back from {_LEVEL_WORDS.get(level, level)}", number, show_number)
-    if summary.grown.most:
-        _row(found, "stopped to take nodes in", summary.grown, show_number)
-    found.add_section()
-    for level, number in summary.checkpoints.items():
-        _row(found, f"checkpoints: {level}", number, show_number)
-    for level, number in summary.nbytes.items():
-        _row(found, f"written: {level}", number, show_bytes)
-    return found
-
-
-def _row(found: Table, label: str, value: Estimate, show: Any) -> None:
-    interval = "" if value.low == value.high else f"{show(value.low)} to {show(value.high)}"
-    found.add_row(label, show(value.mean), interval, show(value.least), show(value.most))

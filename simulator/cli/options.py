@@ -1,333 +1,394 @@
-"""Common parts of the commands: options, the job that they describe, and the output of results."""
+"""Every option that several commands have, in one table, and the job that options describe.
+
+Each option changes something, or is refused (:func:`no_effect`).
+"""
 
 from __future__ import annotations
 
-import csv
-import functools
+import inspect
 import math
+import os
+import shlex
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import click
+import numpy as np
+from click.core import ParameterSource
 
-from deeppart.cli import commands
 from deeppart.errors import ConfigError
+from deeppart.model.spelling import meant, meant_todo
 from deeppart.model.units import SECONDS_WORDS, read_rate, read_seconds
+from deeppart.partition import STRATEGIES
 from deeppart.plan.interval import FLUSH_SHARE
 
-from ..advise.wanted import Wanted
+from ..advise.choose import Wanted
+from ..campaign.failures import Scheduling, Waits
 from ..machine.files import read_machine
-from ..machine.kinds import LEAST_RATE, MOST_RANKS_PER_NODE, RATE
-from ..machine.record import Machine
+from ..machine.record import LEAST_RATE, MOST_RANKS_PER_NODE, RATE, WAYS, Machine
 from ..measure.start import Directories
 from ..timing.stages import COMPRESSIONS, FILES, Job
+from ..traces.read import read_trace
 from ..workload.external import read_external
 from ..workload.states import State, read_state
-from .parameters import FiniteRange, NewFile, OneOf, add_options, given, no_effect
+from .listing import list_machines, list_states
 
-F = TypeVar("F", bound=Callable[..., Any])
-DEFAULT_STATE, DEFAULT_MACHINE, DEFAULT_RANKS, DEFAULT_SEED = "bert-large+adam", "frontier", 512, 1
+DEFAULT_STATE = "bert-large+adam"
 #: More than any machine has; beyond, the simulator itself would take long and much memory.
 MOST_RANKS = 1 << 20
 #: As the library's `parity_group` (docs/configuration.md).
-MOST_PARITY_NODES = 127
+_MOST_PARITY_NODES = 127
+_EXPONENTIAL = "exponential:"
 
 
-@dataclass(frozen=True)
-class Output:
-    """The results that a command is asked for.
-
-    Attributes:
-        as_json: true to print one JSON document.
-        csv_path, report_path, png_path: files to write, or None.
-    """
-
-    as_json: bool
-    csv_path: Path | None
-    report_path: Path | None
-    png_path: Path | None
+# --- kinds of values --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Common(Output):
-    """The options of every command that is about a job.
+class FiniteRange(click.FloatRange):
+    """A number in a range. Not NaN, which no bound keeps out, and not infinity."""
 
-    Attributes:
-        state, source, machine: texts as given.
-        seed: of everything that is random.
-    """
-
-    state: str
-    source: Path | None
-    machine: str
-    seed: int
-
-    def read_state(self) -> State:
-        """The state that --state and --from describe."""
-        if self.source is None:
-            return read_state(self.state)
-        text = "" if self.state == DEFAULT_STATE else self.state
-        return read_external(self.source, text)
-
-    def read_machine(self) -> Machine:
-        """The machine."""
-        return read_machine(self.machine)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number, if it is one."""
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return found
 
 
-#: The job that a command is about: its state, and its machine.
-SOURCE_OPTIONS = (
-    click.option(
-        "--state",
-        default=DEFAULT_STATE,
-        show_default=True,
-        metavar="MODEL[:DTYPE][+OPTIMIZER][@LAYOUT]",
-        help="State of the job; `deeppart-sim states` lists the models.",
+class NewFile(click.Path):
+    """A file that a command will write. What cannot be written is refused before, not after, what may take minutes."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, dir_okay=False, writable=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path, if there is a directory to write it in."""
+        found = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not found.parent.is_dir():
+            self.fail(f"there is no directory {str(found.parent)!r} to write {found.name!r} in.", param, ctx)
+        if not found.exists() and not os.access(found.parent, os.W_OK):
+            self.fail(f"the directory {str(found.parent)!r} is not writable.", param, ctx)
+        return found
+
+
+class OneOf(click.Choice[str]):
+    """One of some words; a refusal names the one that was most likely meant."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        """What click says, and the word that was meant."""
+        close = meant(str(value), self.choices)
+        return super().get_invalid_choice_message(value, ctx) + (f" Did you mean {close!r}?" if close else "")
+
+
+def option(*names: str, **how: Any) -> click.Option:
+    """An option; its default, if it has one, is shown."""
+    shows = how.get("default") is not None and not how.get("is_flag")
+    return click.Option(list(names), **({"show_default": True} if shows else {}) | how)
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+_OPTIONS = (
+    option(
+        "--state", default=DEFAULT_STATE, metavar="MODEL[:DTYPE][+OPTIMIZER][@LAYOUT]",
+        help='State of the job; "list" for the models, "list:STATE" for the size of one.',
     ),
-    click.option(
-        "--from",
-        "source",
-        type=click.Path(path_type=Path),
-        metavar="DIR|FILE.py[:FUNCTION]",
+    option(
+        "--from", "source", type=click.Path(path_type=Path), metavar="DIR|FILE.py[:FUNCTION]",
         help="A checkpoint, or a Python file with a function that builds a model on the meta device; then --state "
         "has only +OPTIMIZER and @LAYOUT.",
     ),
-    click.option(
-        "--machine",
-        default=DEFAULT_MACHINE,
-        show_default=True,
-        metavar="FILE|PRESET",
-        help="Machine of the job; `deeppart-sim machines` lists the presets.",
+    option(
+        "--machine", default="frontier", metavar="FILE|PRESET",
+        help='Machine of the job; "list" for the presets, "list:NAME" for one as a complete machine file.',
     ),
-)
+    option("--seed", type=click.IntRange(min=0), default=1, help="Of random numbers."),
+    option("--json", "as_json", is_flag=True, help="Print one JSON document."),
+    option("--csv", "csv_path", type=NewFile(), metavar="FILE", help="Write the table as CSV."),
+    option("--report", "report_path", type=NewFile(), metavar="FILE", help="Write a page for a browser."),
+    option("--png", "png_path", type=NewFile(), metavar="FILE", help="Draw the result."),
+    option("--ranks", type=click.IntRange(1, MOST_RANKS), default=512, help="Number of ranks."),
+    option(
+        "--ranks-per-node", type=click.IntRange(1, MOST_RANKS_PER_NODE),
+        help="Ranks on each node; the machine's if left out.",
+    ),
+    # Left out, advise and restart compare what is possible; the others take what is said.
+    option("--compression", type=OneOf(COMPRESSIONS), help="Of part files; none, or compared, if left out."),
+    option("--capture", default="eager", type=OneOf(("eager", "lazy"))),
+    option("--partner/--no-partner", default=None, help="Copies on another node; on, or compared, if left out."),
+    option(
+        "--parity", metavar="NODES[/LOST]",
+        help="Parity groups of NODES nodes, of which LOST may be lost; none, or compared, if left out.",
+    ),
+    option("--local/--no-local", default=None, help="The nodes' own storage; on, or compared, if left out."),
+    option("--files", default="rank", type=OneOf(FILES), help="On the file system."),
+    option("--flush-bandwidth", metavar="RATE", help="Most bytes per second of a node to the file system."),
+    option(
+        "--flush-share", "--drain-share", type=FiniteRange(min=0, max=1, min_open=True), default=FLUSH_SHARE,
+        help="Share of the time that the job may be writing there, where no --flush-bandwidth is the limit.",
+    ),
+    option("--strategy", default="deeppart", type=OneOf(STRATEGIES), help="Who saves what."),
+    option(
+        "--step-time", metavar="TIME",
+        help="Length of a training step, at each of which the script calls checkpoint(); cadences are then in steps.",
+    ),
+    option(
+        "--mtbf-factor", type=FiniteRange(min=0, min_open=True), default=1.0,
+        help="Factor for all times between failures.",
+    ),
+    option(
+        "--restart-mode", type=OneOf(tuple(WAYS)),
+        help="How the job comes back, as `deeppart-sim restart` compares it; the machine's own if left out.",
+    ),
+    option("--preemption", metavar="TIME", help="Mean time after which the job has to make room; never if left out."),
+    option("--notice", metavar="TIME", help="The job is told so long before; not at all if left out."),
+    option("--system", metavar="NUMBER", help="Of LANL's 22, where the trace is theirs."),
+    option("--quick", is_flag=True, help="Less exact, in a quarter of the time."),
+    option(
+        "--local-dir", type=click.Path(path_type=Path, exists=True),
+        help="On the node's own storage.  [default: /dev/shm]",
+    ),
+    option(
+        "--persistent-dir", type=click.Path(path_type=Path, exists=True),
+        help="On the file system.  [default: the temporary directory]",
+    ),
+)  # fmt: skip
+OPTIONS: Mapping[str, click.Option] = {each.opts[0].removeprefix("--"): each for each in _OPTIONS}
+
+SOURCE = ("state", "from", "machine")
+OUTPUT = ("json", "csv", "report", "png")
+CHECKPOINTS = (
+    "ranks-per-node", "compression", "capture", "partner", "parity", "local", "files", "flush-bandwidth", "flush-share",
+)  # fmt: skip
+MEASURING = ("quick", "local-dir", "persistent-dir")
+#: Options that say where results go, and nothing about them.
+_PLACES = frozenset({"--report", "--csv", "--png", "--json"})
 
 
-def common_options(function: F) -> F:
-    """The options of every command that is about a job, as one argument ``common``."""
+class Asked:
+    """The options of a command, as given, by the names of its parameters."""
 
-    @functools.wraps(function)
-    def wrapped(state: str, source: Path | None, machine: str, seed: int, output: Output, **rest: Any) -> Any:
-        return function(Common(**vars(output), state=state, source=source, machine=machine, seed=seed), **rest)
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = dict(values)
 
-    decorators = (
-        *SOURCE_OPTIONS,
-        click.option(
-            "--seed", type=click.IntRange(min=0), default=DEFAULT_SEED, show_default=True, help="Of random numbers."
-        ),
-    )
-    return cast("F", add_options(decorators, output_options(wrapped)))
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.values[name]
+        except KeyError:
+            raise AttributeError(name) from None
 
+    def seconds(self, name: str) -> float | None:
+        """A time that may be left out."""
+        text = self.values.get(name)
+        return None if text is None else read_time(text, f"--{name.replace('_', '-')}")
 
-def output_options(function: F) -> F:
-    """The forms in which a command gives its results, as one argument ``output``."""
+    def machine_of_job(self) -> Machine:
+        """The machine, with the way to come back and the failures that are asked for."""
+        machine = read_machine(self.machine)
+        if self.values.get("restart_mode") is not None:
+            machine = replace(machine, restart=replace(machine.restart, mode=self.restart_mode))
+        factor = self.values.get("mtbf_factor", 1.0)
+        return machine if factor == 1.0 else machine.with_failures(factor)
 
-    @functools.wraps(function)
-    def wrapped(
-        as_json: bool, csv_path: Path | None, report_path: Path | None, png_path: Path | None, **rest: Any
-    ) -> Any:
-        return function(output=Output(as_json, csv_path, report_path, png_path), **rest)
-
-    path = NewFile()
-    decorators = (
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
-        click.option("--csv", "csv_path", type=path, metavar="FILE", help="Write the table as CSV."),
-        click.option("--report", "report_path", type=path, metavar="FILE", help="Write a page for a browser."),
-        click.option("--png", "png_path", type=path, metavar="FILE", help="Draw the result."),
-    )
-    return cast("F", add_options(decorators, wrapped))
-
-
-def measuring_options(function: F) -> F:
-    """The directories for the real checkpoints that a command measures, as one argument ``directories``."""
-
-    @functools.wraps(function)
-    def wrapped(local_dir: Path | None, persistent_dir: Path | None, **rest: Any) -> Any:
-        memory, temporary = Path("/dev/shm"), Path(tempfile.gettempdir())
-        local = local_dir or (memory if memory.is_dir() else temporary)
-        return function(directories=Directories(local, persistent_dir or temporary), **rest)
-
-    path = click.Path(path_type=Path, exists=True)
-    decorators = (
-        click.option("--local-dir", type=path, help="On the node's own storage.  [default: /dev/shm]"),
-        click.option("--persistent-dir", type=path, help="On the file system.  [default: the temporary directory]"),
-    )
-    return cast("F", add_options(decorators, wrapped))
-
-
-def ranks_option(function: F) -> F:
-    """The size of one job."""
-    kind = click.IntRange(1, MOST_RANKS)
-    return click.option("--ranks", type=kind, default=DEFAULT_RANKS, show_default=True, help="Number of ranks.")(
-        function
-    )
-
-
-def job_options(function: F) -> F:
-    """Options that describe how the job checkpoints."""
-    return _job_options(function, lambda usual: f"{usual} if left out")
-
-
-def free_job_options(function: F) -> F:
-    """The same where an option that is left out is for the command to choose."""
-    return _job_options(function, lambda usual: "compared if left out")
-
-
-def _job_options(function: F, otherwise: Callable[[str], str]) -> F:
-    decorators = (
-        click.option(
-            "--ranks-per-node",
-            type=click.IntRange(1, MOST_RANKS_PER_NODE),
-            help="Ranks on each node; the machine's if left out.",
-        ),
-        click.option("--compression", type=OneOf(COMPRESSIONS), help=f"Of part files; {otherwise('none')}."),
-        click.option("--capture", default="eager", type=OneOf(("eager", "lazy")), show_default=True),
-        click.option("--partner/--no-partner", default=None, help=f"Copies on another node; {otherwise('on')}."),
-        click.option(
-            "--parity",
-            metavar="NODES[/LOST]",
-            help=f"Parity groups of NODES nodes, of which LOST may be lost; {otherwise('none')}.",
-        ),
-        click.option("--local/--no-local", default=None, help=f"The nodes' own storage; {otherwise('on')}."),
-        click.option("--files", default="rank", type=OneOf(FILES), show_default=True, help="On the file system."),
-        click.option("--flush-bandwidth", metavar="RATE", help="Most bytes per second of a node to the file system."),
-        click.option(
-            "--flush-share",
-            "--drain-share",
-            type=FiniteRange(min=0, max=1, min_open=True),
-            default=FLUSH_SHARE,
-            show_default=True,
-            help="Share of the time that the job may be writing there, where no --flush-bandwidth is the limit.",
-        ),
-    )
-    return cast("F", add_options(decorators, function))
-
-
-def wanted_of(options: Mapping[str, Any]) -> Wanted:
-    """The levels and the compression that the options ask for."""
-    parity = None if options.get("parity") is None else read_parity(options["parity"])
-    wanted = Wanted(options.get("local"), options.get("partner"), parity, options.get("compression"))
-    if wanted.local is False:
-        for option, is_given in (("--partner", wanted.partner), ("--parity", parity)):
-            if is_given:
+    def wanted(self) -> Wanted:
+        """The levels and the compression that are asked for."""
+        parity = None if self.parity is None else _read_parity(self.parity)
+        wanted = Wanted(self.local, self.partner, parity, self.compression)
+        for name, is_given in (("--partner", wanted.partner), ("--parity", parity)):
+            if wanted.local is False and is_given:
                 raise no_effect(
-                    option, "it protects what is on the nodes' storage, which --no-local leaves out",
-                    f"leave out --no-local, or {option}",
+                    name, "it protects what is on the nodes' storage, which --no-local leaves out",
+                    f"leave out --no-local, or {name}",
                 )  # fmt: skip
-    return wanted
+        return wanted
 
-
-def make_job(state: State, machine: Machine, ranks: int, options: Mapping[str, Any]) -> Job:
-    """The job that the options describe."""
-    wanted = wanted_of(options)
-    limit = options.get("flush_bandwidth")
-    if limit is not None and given("flush_share"):
-        raise no_effect(
-            "--flush-share", "with --flush-bandwidth that is the limit, all of the time",
-            "leave out one of the two",
+    def job(self, ranks: int | None = None) -> Job:
+        """The job that is described."""
+        state = (
+            read_state(self.state)
+            if self.source is None
+            else read_external(self.source, "" if self.state == DEFAULT_STATE else self.state)
+        )
+        machine, limit = self.machine_of_job(), self.flush_bandwidth
+        if limit is not None and given("flush_share"):
+            why = "with --flush-bandwidth that is the limit, all of the time"
+            raise no_effect("--flush-share", why, "leave out one of the two")
+        return make_job(
+            state, machine, ranks or self.ranks, self.wanted(),
+            ranks_per_node=self.ranks_per_node or machine.ranks_per_node,
+            strategy=self.values.get("strategy", "deeppart"),
+            capture=self.capture,
+            flush_bandwidth=math.inf if limit is None else _read_flush(limit),
+            flush_share=self.flush_share,
+            files=self.files,
         )  # fmt: skip
-    job = Job(
-        state=state,
-        machine=machine,
-        ranks=ranks,
-        ranks_per_node=options.get("ranks_per_node") or machine.ranks_per_node,
-        compression=wanted.compression or "none",
-        capture=options.get("capture", "eager"),
-        protection=wanted.protection(),
-        flush_bandwidth=math.inf if limit is None else read_flush(limit),
-        flush_share=options.get("flush_share", FLUSH_SHARE),
-        files=options.get("files", "rank"),
+
+    def scheduling(self) -> Scheduling:
+        """What the scheduler does to the job."""
+        queue = self.values.get("queue")
+        return Scheduling(
+            limit_s=self.seconds("time_limit") or math.inf,
+            preemption_s=self.seconds("preemption") or math.inf,
+            notice_s=self.seconds("notice") or 0.0,
+            waits=Waits() if queue is None else _read_waits(queue),
+        )
+
+    def directories(self) -> Directories:
+        """The directories for real checkpoints."""
+        memory, temporary = Path("/dev/shm"), Path(tempfile.gettempdir())
+        local = self.local_dir or (memory if memory.is_dir() else temporary)
+        return Directories(local, self.persistent_dir or temporary)
+
+    def refuse_seed(self) -> None:
+        """Refuse --seed where nothing is random but the campaign of a page."""
+        if given("seed") and self.report_path is None:
+            raise no_effect("--seed", "only the campaign of --report has random numbers")
+
+
+def command(short_help: str, *params: str | click.Parameter) -> Callable[[Callable[[Asked], int]], click.Command]:
+    """A command with some options of the table, by name, and some of its own."""
+
+    def made(function: Callable[[Asked], int]) -> click.Command:
+        def callback(**values: Any) -> int:
+            for name, show in (("machine", list_machines), ("state", list_states)):
+                word, _, one = (values.get(name) or "").partition(":")
+                if word == "list":
+                    return show(one, values.get("as_json", False))
+            return function(Asked(values))
+
+        every = [OPTIONS[each] if isinstance(each, str) else each for each in params]
+        return click.Command(
+            function.__name__, callback=callback, params=every, help=inspect.getdoc(function), short_help=short_help
+        )
+
+    return made
+
+
+def given(name: str) -> bool:
+    """True if an option of the command that runs was given, not left to its default."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source not in (None, ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
+
+
+def no_effect(name: str, why: str, todo: str | None = None) -> ConfigError:
+    """The refusal of an option that would change nothing."""
+    return ConfigError(
+        f"{name} would change nothing", expected=why, found=f"{name} is given", where=name, todo=todo or "leave it out"
     )
+
+
+def command_line() -> str:
+    """What was given to the command that runs, so that it can be run again; without the files that it writes."""
+    context = click.get_current_context()
+    words = [*context.command_path.split()]
+    for each in context.command.params:
+        if isinstance(each, click.Option) and each.name and given(each.name):
+            words += _words(each, context.params[each.name])
+    return shlex.join(words)
+
+
+def _words(each: click.Option, value: Any) -> Iterator[str]:
+    name = (each.secondary_opts if value is False and each.secondary_opts else each.opts)[0]
+    if name in _PLACES:
+        return
+    if each.is_flag:
+        yield name
+        return
+    for one in value if each.multiple else (value,):
+        yield name
+        yield f"{one:.15g}" if isinstance(one, float) else str(one)
+
+
+# --- jobs and values --------------------------------------------------------------------------------------------------
+
+
+def make_job(state: State, machine: Machine, ranks: int, wanted: Wanted, **how: Any) -> Job:
+    """A job; what would change nothing for it is refused."""
+    compression = wanted.compression or "none"
+    job = Job(state, machine, ranks, compression=compression, protection=wanted.protection(), **how)
     if wanted.partner and job.nodes == 1:
         raise no_effect("--partner", "copies are kept on another node, and the job has one node")
-    if job.compression != "none" and not machine.codecs:
-        raise no_effect(
-            "--compression", f"{machine.name} has no codec", "leave it out, or add tables [codec.DTYPE] to --machine"
-        )
+    todo = "leave it out, or add tables [codec.DTYPE] to --machine"
+    if compression != "none" and not machine.codecs:
+        raise no_effect("--compression", f"{machine.name} has no codec", todo)
     dtypes = {tensor.dtype for tensor in (*state.tensors, *state.own)}
-    if job.compression != "none" and dtypes.isdisjoint(machine.codecs):
-        raise no_effect(
-            "--compression", f"{machine.name} has no codec for what the state is made of: {', '.join(sorted(dtypes))}",
-            "leave it out, or add tables [codec.DTYPE] to --machine",
-        )  # fmt: skip
+    if compression != "none" and dtypes.isdisjoint(machine.codecs):
+        why = f"{machine.name} has no codec for what the state is made of: {', '.join(sorted(dtypes))}"
+        raise no_effect("--compression", why, todo)
     return job
 
 
 def one_node_job(machine: Machine) -> Job:
     """A job with the default state on one full node: for the pages about a machine that was measured."""
-    return make_job(read_state(DEFAULT_STATE), machine, machine.ranks_per_node, {"partner": False})
+    width = machine.ranks_per_node
+    return make_job(read_state(DEFAULT_STATE), machine, width, Wanted(partner=False), ranks_per_node=width)
 
 
-def read_flush(text: str) -> float:
-    """Bytes per second of a node, from ``--flush-bandwidth``."""
-    found = read_quantity(read_rate, text, "--flush-bandwidth")
-    if not LEAST_RATE <= found < math.inf:
-        raise ConfigError(
-            "impossible value for --flush-bandwidth", expected=RATE.words, found=repr(text), where="--flush-bandwidth",
-            todo='give it with its unit, such as "2.5 GB/s", or leave it out where there is no limit',
-        )  # fmt: skip
-    return found
+def impossible(name: str, expected: str, found: str, todo: str | None = None) -> ConfigError:
+    """The refusal of a value."""
+    return ConfigError(f"impossible value for {name}", expected=expected, found=found, where=name, todo=todo)
 
 
 def read_time(text: str, name: str) -> float:
     """Seconds, above 0."""
-    found = read_quantity(read_seconds, text, name)
+    found = _read_quantity(read_seconds, text, name)
     if not 0 < found < math.inf:
-        expected = SECONDS_WORDS + ", above 0"
-        raise ConfigError(f"impossible value for {name}", expected=expected, found=repr(text), where=name)
+        raise impossible(name, SECONDS_WORDS + ", above 0", repr(text))
     return found
 
 
-def refuse_seed(common: Common) -> None:
-    """Refuse --seed where nothing is random but the campaign of a page."""
-    if given("seed") and common.report_path is None:
-        raise no_effect("--seed", "only the campaign of --report has random numbers")
-
-
-def read_quantity(read: Callable[[object], float], text: str, name: str) -> float:
-    """A rate, a time: with its unit."""
-    try:
-        return read(text)
-    except ValueError as error:
-        raise ConfigError(f"impossible value for {name}", expected=str(error), found=repr(text), where=name) from None
-
-
-def read_parity(text: str) -> tuple[int, int]:
-    """(nodes of a group, how many may be lost) from ``8`` or ``8/2``."""
-    group, _, tolerate = text.partition("/")
-    whole = all(word.isascii() and word.isdigit() and len(word) < 4 for word in (group, tolerate or "1"))
-    if not whole or not 2 <= int(group) <= MOST_PARITY_NODES:
-        raise ConfigError(
-            "impossible value for --parity",
-            expected=f"NODES or NODES/LOST, such as 8 or 8/2, of 2 to {MOST_PARITY_NODES} nodes",
-            found=text,
-            where="--parity",
-        )
-    return int(group), int(tolerate or 1)
-
-
-def counts(text: str, name: str) -> list[int]:
+def read_counts(text: str, name: str) -> list[int]:
     """Whole numbers from ``1,4,64``."""
     found = [word.strip() for word in text.split(",")]
     whole = all(word.isascii() and word.isdigit() and len(word) <= len(str(MOST_RANKS)) for word in found)
     if not whole or not all(1 <= int(word) <= MOST_RANKS for word in found):
-        expected = f"whole numbers from 1 to {MOST_RANKS}, separated by commas"
-        raise ConfigError(f"impossible value for {name}", expected=expected, found=text, where=name)
+        raise impossible(name, f"whole numbers from 1 to {MOST_RANKS}, separated by commas", text)
     return [int(word) for word in found]
 
 
-# --- results ----------------------------------------------------------------------------------------------------------
+def _read_quantity(read: Callable[[object], float], text: str, name: str) -> float:
+    try:
+        return read(text)
+    except ValueError as error:
+        raise impossible(name, str(error), repr(text)) from None
 
 
-def print_json(document: Any) -> None:
-    """The one JSON document of a command: the same input, the same bytes."""
-    commands.print_json(document, sort_keys=True)
+def _read_flush(text: str) -> float:
+    found = _read_quantity(read_rate, text, "--flush-bandwidth")
+    if not LEAST_RATE <= found < math.inf:
+        todo = 'give it with its unit, such as "2.5 GB/s", or leave it out where there is no limit'
+        raise impossible("--flush-bandwidth", RATE.words, repr(text), todo)
+    return found
 
 
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows of equal keys as CSV (RFC 4180)."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]) if rows else [])
-        writer.writeheader()
-        writer.writerows(rows)
+def _read_parity(text: str) -> tuple[int, int]:
+    """(nodes of a group, how many may be lost) from ``8`` or ``8/2``."""
+    group, _, tolerate = text.partition("/")
+    whole = all(word.isascii() and word.isdigit() and len(word) < 4 for word in (group, tolerate or "1"))
+    if not whole or not 2 <= int(group) <= _MOST_PARITY_NODES:
+        expected = f"NODES or NODES/LOST, such as 8 or 8/2, of 2 to {_MOST_PARITY_NODES} nodes"
+        raise impossible("--parity", expected, text)
+    return int(group), int(tolerate or 1)
+
+
+def _read_waits(text: str) -> Waits:
+    """Times in the queue: always the same, exponential, or those that the jobs of a trace had."""
+    if text.startswith(_EXPONENTIAL):
+        return Waits(read_time(text.removeprefix(_EXPONENTIAL), "--queue"), exponential=True)
+    if not Path(text).is_file():
+        try:
+            return Waits(read_time(text, "--queue"))
+        except ConfigError:
+            todo = meant_todo(text.split(":", maxsplit=1)[0], ["exponential"], "give a time, or the path of a trace")
+            expected = f"{SECONDS_WORDS}; exponential:TIME; or a file"
+            raise impossible("--queue", expected, repr(text), todo) from None
+    seen = read_trace(Path(text)).waits_s
+    if not len(seen):
+        raise ConfigError(
+            "nothing in this trace says how long jobs waited", expected="the output of sacct with Submit, or of Philly",
+            found=text, where="--queue",
+        )  # fmt: skip
+    return Waits(float(np.mean(seen)), seen=tuple(float(wait) for wait in seen))

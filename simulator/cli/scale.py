@@ -1,138 +1,124 @@
-"""``deeppart-sim scale``: one checkpoint on more and more ranks."""
+"""``deeppart-sim scale``: one checkpoint on more and more ranks, and what blocked time costs."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
-import click
-from rich.table import Table
-
-from deeppart.cli.commands import GOOD
-from deeppart.model import LEVELS
-from deeppart.model.units import show_bytes, show_seconds
 from deeppart.partition import STRATEGIES
 
-from ..advise.notes import what_if
+from ..budget.bill import BLOCKED_S, MONTH_DAYS, PERIODS_S, Row, costs_of_blocking, missing, ways_of
+from ..machine.record import DAY_S
 from ..report.charts import scaling_chart
-from ..report.page import Contents, write_page
-from ..timing.scale import Point, study
+from ..report.page import goodput_section, job_page
+from ..report.tables import costs_table, points_table
+from ..timing.scale import study
 from ..timing.stages import Job
-from ..timing.times import STAGES
-from .command_line import command_line
-from .consoles import console, status_console, table
-from .options import Common, common_options, counts, job_options, make_job, print_json, refuse_seed, write_csv
-from .parameters import given, no_effect
-
-_LADDER = "1,2,4,8,16,32,64,128,256,512,1024"
-
-
-@click.command(short_help="Show how one checkpoint scales with ranks.")
-@common_options
-@click.option("--ranks", default=_LADDER, show_default=True, metavar="N,N,...", help="Numbers of ranks.")
-@click.option(
-    "--strategy", default="deeppart,rank0", show_default=True, metavar="NAME,...", help=f"Of {', '.join(STRATEGIES)}."
+from .options import (
+    CHECKPOINTS,
+    OUTPUT,
+    SOURCE,
+    Asked,
+    FiniteRange,
+    command,
+    command_line,
+    given,
+    impossible,
+    no_effect,
+    option,
+    read_counts,
+    read_time,
 )
-@click.option("--with-compression", is_flag=True, help="Also with the codec made for tensors.")
-@click.option("--serial", is_flag=True, help="Show stages one after the other, instead of overlapped.")
-@job_options
-def scale(common: Common, ranks: str, strategy: str, with_compression: bool, serial: bool, **options: Any) -> int:
-    """Time of each stage and level of one checkpoint, speed-up and efficiency, against the number of ranks."""
-    numbers = counts(ranks, "--ranks")
-    strategies = [name.strip() for name in strategy.split(",")]
-    refuse_seed(common)
-    if given("flush_share") and common.report_path is None:
-        raise no_effect("--flush-share", "it limits how often checkpoints are flushed, for the advice of --report")
-    job = make_job(common.read_state(), common.read_machine(), max(numbers), options)
-    if with_compression and job.compression == "tensor":
-        raise no_effect("--with-compression", "--compression tensor has that already")
-    if with_compression and not job.machine.codecs:
-        raise no_effect("--with-compression", f"{job.machine.name} has no codec")
-    if serial and common.as_json:
-        raise no_effect("--serial", "the JSON document has both", "leave it out; it has stages and serial_s")
-    compressions = list(dict.fromkeys([job.compression, *(["tensor"] if with_compression else [])]))
+from .output import Shown, about, emit, flat, job_document, status_console
+
+#: A century, and less than any call takes: beyond it is not time that somebody asks about.
+_MOST_DAYS, _LEAST_S = 36_525.0, 1e-6
+
+
+@command(
+    "Show how one checkpoint scales with ranks.",
+    *SOURCE, "seed", *OUTPUT,
+    option("--ranks", default="1,2,4,8,16,32,64,128,256,512,1024", metavar="N,N,...", help="Numbers of ranks."),
+    option(
+        "--strategy", "strategies", default="deeppart,rank0", metavar="NAME,...", help=f"Of {', '.join(STRATEGIES)}."
+    ),
+    option("--with-compression", is_flag=True, help="Also with the codec made for tensors."),
+    option("--serial", is_flag=True, help="Show stages one after the other, instead of overlapped."),
+    option("--goodput", is_flag=True, help="Also what blocked time costs, on the most ranks; --csv then has that."),
+    option("--every", metavar="TIME,...", help="Training between two calls, for --goodput.  [default: 1min,10min,1h]"),
+    option("--blocked", metavar="TIME,...",
+           help="What a call blocks for, for --goodput.  [default: 10ms,100ms,1s,10s,100s]"),
+    option("--days", type=FiniteRange(min=0, max=_MOST_DAYS, min_open=True), default=MONTH_DAYS,
+           help="In which it costs, for --goodput."),
+    *CHECKPOINTS,
+)  # fmt: skip
+def scale(asked: Asked) -> int:
+    """Time of each stage and level of one checkpoint, speed-up and efficiency, against the number of ranks.
+
+    With --goodput also what calls that block for so long take of the goodput, in node-hours, money and energy. Beside
+    these stands what this library, whole tensors as DCP deals them out, and torch.save are predicted to block for.
+    """
+    numbers = read_counts(asked.ranks, "--ranks")
+    job = asked.job(max(numbers))
+    _refuse_what_has_no_effect(asked, job)
+    compressions = list(dict.fromkeys([job.compression, *(["tensor"] if asked.with_compression else [])]))
+    strategies = [name.strip() for name in asked.strategies.split(",")]
+    costs = _costs(asked, job) if asked.goodput else None
     with status_console().status("") as status:
         points = study(job, numbers, strategies, compressions, lambda text: status.update(f"partitioning: {text}"))
-    if common.csv_path is not None:
-        write_csv(common.csv_path, [row_of(point) for point in points])
-    if common.png_path is not None:
-        scaling_chart(points, job).save(common.png_path)
-    if common.report_path is not None:
-        write_page(common.report_path, job, Contents(points=points, command=command_line()), common.seed)
-    if common.as_json:
-        print_json(document(job, points))
-    else:
-        out = console()
-        out.print(heading(job))
-        for note in what_if(job.machine, job.nodes):
-            out.print(note, soft_wrap=True)
-        out.print(_table(points, serial))
-    return GOOD
+
+    def document() -> dict[str, Any]:
+        found = job_document("scale", job) | {"points": points}
+        if costs is None:
+            return found
+        known = {"days": asked.days, "currency": job.machine.price.currency, "missing": missing(job.machine)}
+        return found | {"goodput": known | {"rows": costs}}
+
+    def shown() -> Shown:
+        yield from about(job)
+        yield points_table(points, asked.serial)
+        if costs is not None:
+            yield costs_table(job, costs, asked.days)
+            yield from (f"- {line}" for line in missing(job.machine))
+
+    def page() -> str:
+        first = [] if costs is None else [goodput_section(job, costs, asked.days)]
+        return job_page(job, command_line(), asked.seed, first=first, points=points)
+
+    return emit(
+        asked.values, document, shown,
+        rows=lambda: [flat(each) for each in (points if costs is None else costs)],
+        chart=lambda: scaling_chart(points, job),
+        page=page,
+    )  # fmt: skip
 
 
-def heading(job: Job) -> str:
-    """A line that says what is simulated."""
-    state = job.state
-    size = f"{state.name}: {show_bytes(state.nbytes)} in {len(state.tensors):,} leaves, {state.layout}"
-    return f"{size}; on {job.machine.name}, {job.ranks_per_node} ranks per node"
+def _refuse_what_has_no_effect(asked: Asked, job: Job) -> None:
+    asked.refuse_seed()
+    if given("flush_share") and asked.report_path is None:
+        raise no_effect("--flush-share", "it limits how often checkpoints are flushed, for the advice of --report")
+    if asked.with_compression and job.compression == "tensor":
+        raise no_effect("--with-compression", "--compression tensor has that already")
+    if asked.with_compression and not job.machine.codecs:
+        raise no_effect("--with-compression", f"{job.machine.name} has no codec")
+    if asked.serial and asked.as_json:
+        raise no_effect("--serial", "the JSON document has both", "leave it out; it has stages and serial_s")
+    for name in ("every", "blocked", "days"):
+        if given(name) and not asked.goodput:
+            raise no_effect(f"--{name}", "it is about --goodput", "add --goodput, or leave it out")
 
 
-def document(job: Job, points: list[Point]) -> dict[str, Any]:
-    """The results as JSON."""
-    return {
-        "format": "deeppart-sim-scale",
-        "version": 1,
-        "state": describe_state(job),
-        "machine": job.machine.name,
-        "ranks_per_node": job.ranks_per_node,
-        "notes": what_if(job.machine, job.nodes),
-        "points": [asdict(point) for point in points],
-    }
+def _costs(asked: Asked, job: Job) -> list[Row]:
+    periods = PERIODS_S if asked.every is None else _times(asked.every, "--every")
+    blocked = BLOCKED_S if asked.blocked is None else _times(asked.blocked, "--blocked")
+    return costs_of_blocking(job.machine, job.nodes, periods, blocked, ways_of(job), asked.days)
 
 
-def describe_state(job: Job) -> dict[str, Any]:
-    """The state, for documents."""
-    state = job.state
-    return {
-        "name": state.name,
-        "bytes": state.nbytes,
-        "leaves": len(state.tensors),
-        "parameters": state.parameters,
-        "layout": str(state.layout),
-        "source": state.source,
-    }
-
-
-def row_of(point: Point) -> dict[str, Any]:
-    """A point as one flat row."""
-    row = {name: value for name, value in asdict(point).items() if not isinstance(value, dict)}
-    row |= {f"{name}_s": point.stages[name] for name in STAGES}
-    return row | {f"until_{level}_s": point.complete_s.get(level, "") for level in LEVELS}
-
-
-def _table(points: list[Point], serial: bool) -> Table:
-    levels = [level for level in LEVELS if any(level in p.complete_s for p in points)]
-    names = ["ranks", "strategy", "codec", "blocked", "copy", "encode"]
-    names += ["local", "partner", "parity", "flush", "all"] if serial else [f"> {level}" for level in levels]
-    names += ["speed-up", "efficiency", "most / mean", "largest"]
-    title = "stages one after the other" if serial else "stages overlapped; > level: until it is complete there"
-    found = table(title, names, left=3)
-    before = 0
-    for point in points:
-        if before and point.ranks != before:
-            found.add_section()
-        before = point.ranks
-        stages = point.stages
-        cells = [f"{point.ranks:,}", point.strategy, point.compression, show_seconds(point.blocked_s)]
-        cells += [show_seconds(stages["capture"]), show_seconds(stages["encode"]) if stages["encode"] else ""]
-        if serial:
-            shown = [stages[name] for name in LEVELS] + [point.serial_s]
-            cells += [show_seconds(seconds) if seconds else "" for seconds in shown]
-            speedup, efficiency = point.serial_speedup, point.serial_efficiency
-        else:
-            cells += [show_seconds(point.complete_s[level]) if level in point.complete_s else "" for level in levels]
-            speedup, efficiency = point.blocked_speedup, point.blocked_efficiency
-        cells += [f"{speedup:.3g}x", "" if efficiency is None else f"{efficiency:.0%}"]
-        cells += [f"{point.imbalance:.3f}", show_bytes(point.largest_bytes)]
-        found.add_row(*cells)
+def _times(text: str, name: str) -> list[float]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(words):
+        raise impossible(name, "times, separated by commas, such as 1min,10min", repr(text))
+    found = [read_time(word, name) for word in words]
+    for word, seconds in zip(words, found, strict=True):
+        if not _LEAST_S <= seconds <= _MOST_DAYS * DAY_S:
+            raise impossible(name, f"a time from 1 us to {_MOST_DAYS:g} days", repr(word))
     return found

@@ -1,24 +1,40 @@
-"""How fast a training goes on any placement, with any batch: interpolated between what was measured.
+"""Trainings that share a cluster: how fast each goes on any placement, from measurements, and who submits what when.
 
-The measurements of AdaptDL's artefact are of 16 nodes with 4 GPUs each. Of a placement that was measured, times are
-interpolated between batches; of another one, between numbers of nodes and GPUs, too. Progress is counted in steps with
-the first batch, and the end of a training in epochs.
+The measurements and workloads are AdaptDL's (branch osdi21-artifact, in ``adaptdl.zip``), or one's own, in its layout:
+
+    traces/APPLICATION/placements.csv       placement,local_bsz,step_time,sync_time
+    traces/APPLICATION/scalability.csv      num_nodes,num_replicas,local_bsz,step_time,sync_time
+    traces/APPLICATION/validation-BATCH.csv progress,iteration,metric,grad_sqr,grad_var
+    WORKLOADS/NAME.csv                      name,time,application,num_replicas,batch_size
+
+Times are interpolated between batches, and for placements that were not measured between numbers of nodes and GPUs.
+Progress is counted in steps with the first batch, and the end of a training in epochs.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib import resources
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from deeppart.errors import ConfigError
+from deeppart.model import Level
 
-from .traces.archive import Archive
+from ..campaign.failures import pieces_s
+from ..machine.record import PIECES, Machine
+from ..timing.restores import restore_s
+from ..timing.stages import Job, Protection, times_of
+from ..workload.states import read_state
 
 Floats = npt.NDArray[np.float64]
 Placement = tuple[int, ...]
@@ -27,20 +43,13 @@ _MOST_NODES = 16
 
 
 class Settings(NamedTuple):
-    """What AdaptDL's artefact says of a training beside its measurements.
+    """What AdaptDL's artefact says of a training beside its measurements."""
 
-    Attributes:
-        epochs: after which it is done.
-        most_local: samples of a micro-batch of a GPU at most; the largest that was measured if None.
-        most_gpus: that policies which choose a size give it.
-        batch: that Pollux gives it, instead of choosing one.
-        state: what a checkpoint of it holds, as ``--state`` says it; assumed from the models that the paper names.
-    """
-
-    epochs: int
-    most_local: int | None = None
-    most_gpus: int | None = None
-    batch: int | None = None
+    epochs: int  # after which it is done
+    most_local: int | None = None  # samples of a micro-batch of a GPU at most; the largest that was measured if None
+    most_gpus: int | None = None  # that policies which choose a size give it
+    batch: int | None = None  # that Pollux gives it, instead of choosing one
+    #: what a checkpoint of it holds, as ``--state`` says it; assumed from the models that the paper names
     state: str = "tensors-160x1.3MB"
 
 
@@ -62,13 +71,9 @@ class Times(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """A row of measured times.
+    """A row of measured times."""
 
-    Attributes:
-        placement: GPUs on each node, if the row is of one placement.
-    """
-
-    placement: Placement | None
+    placement: Placement | None  # GPUs on each node, if the row is of one placement
     nodes: int
     gpus: int
     local_batch: int
@@ -77,37 +82,23 @@ class Timing(NamedTuple):
 
 @dataclass(frozen=True)
 class Course:
-    """How a training with one batch went: one value for each epoch.
+    """How a training with one batch went: one value for each epoch."""
 
-    Attributes:
-        progress: steps with the first batch that it is worth, by the end of the epoch.
-        iteration: steps by then.
-        sqr, var: of gradients, as :class:`deeppart.plan.goodput.GradientNoise` has them, of the first batch.
-    """
-
-    progress: Floats
-    iteration: Floats
-    sqr: Floats
+    progress: Floats  # steps with the first batch that it is worth, by the end of the epoch
+    iteration: Floats  # steps by then
+    sqr: Floats  # sqr, var: of gradients, as :class:`deeppart.plan.goodput.GradientNoise` has them, of the first batch
     var: Floats
 
 
 @dataclass(frozen=True)
 class Application:
-    """One kind of training.
-
-    Attributes:
-        name: of it.
-        timings: measured.
-        courses: by batch, ascending.
-        settings: what is known of it beside that.
-        least_local, most_local: samples of a micro-batch of a GPU.
-    """
+    """One kind of training."""
 
     name: str
-    timings: Sequence[Timing]
-    courses: Mapping[int, Course]
-    settings: Settings
-    least_local: int
+    timings: Sequence[Timing]  # measured
+    courses: Mapping[int, Course]  # by batch, ascending
+    settings: Settings  # what is known of it beside that
+    least_local: int  # least_local, most_local: samples of a micro-batch of a GPU
     most_local: int
     _known: dict[tuple[Placement, int], Times] = field(default_factory=dict, repr=False)
 
@@ -215,15 +206,7 @@ def divided(batch: int, gpus: int, application: Application) -> tuple[int, int]:
 
 
 def read_application(archive: Archive, name: str) -> Application:
-    """The application of that name.
-
-    Example:
-        >>> from deeppart_simulator.cluster.applications import read_application
-        >>> from deeppart_simulator.cluster.traces.archive import Archive
-        >>> cifar = read_application(Archive(), "cifar10")
-        >>> cifar.batch, cifar.most_batch, round(cifar.times((4, 4), 128).step_s, 3)
-        (128, 4096, 0.23)
-    """
+    """The application of that name."""
     folder = f"traces/{name}/"
     try:
         timings = _placements(archive.table(f"{folder}placements.csv"))
@@ -265,3 +248,133 @@ def _scalability(rows: Sequence[Mapping[str, str]]) -> list[Timing]:
 def _course(rows: Sequence[Mapping[str, str]]) -> Course:
     names = ("progress", "iteration", "grad_sqr", "grad_var")
     return Course(*(np.array([float(row[name]) for row in rows]) for name in names))
+
+
+@dataclass(frozen=True)
+class Request:
+    """A row of a workload."""
+
+    name: str  # of the job
+    submitted_s: float  # from the beginning
+    application: Application  # that it runs
+    gpus: int  # gpus, batch: that its user asks for
+    batch: int
+
+
+# --- workloads --------------------------------------------------------------------------------------------------------
+
+
+def read_workload(archive: Archive, name: str, known: dict[str, Application]) -> list[Request]:
+    """The jobs of a table, in its order."""
+    found = []
+    for number, row in enumerate(archive.table(name)):
+        try:
+            application = row["application"]
+            if application not in known:
+                known[application] = read_application(archive, application)
+            numbers = float(row["time"]), int(row["num_replicas"]), int(row["batch_size"])
+        except (ValueError, KeyError) as error:
+            raise ConfigError(
+                "a row of a workload says nothing", found=f"{type(error).__name__}: {error}",
+                where=f"{archive.name}: {name}, row {number + 1}",
+            ) from error  # fmt: skip
+        submitted_s, gpus, batch = numbers
+        found.append(Request(row["name"], submitted_s, known[application], gpus, batch))
+    if len({request.name for request in found}) < len(found):
+        raise ConfigError("two jobs of a workload have the same name", where=f"{archive.name}: {name}")
+    return found
+
+
+# --- archives ---------------------------------------------------------------------------------------------------------
+
+
+#: The trace that comes with the simulator.
+SHIPPED = "adaptdl"
+#: Bytes of one table; what is longer is none.
+_MOST_BYTES = 64 << 20
+
+
+class Archive:
+    """The tables of a trace."""
+
+    def __init__(self, where: str | Path = SHIPPED) -> None:
+        self.name = str(where)
+        path = Path(str(resources.files(__package__) / "adaptdl.zip")) if self.name == SHIPPED else Path(where)
+        self._folder = path if path.is_dir() else None
+        self._zip = None
+        if self._folder is not None:
+            files = [each for each in path.rglob("*.csv") if each.is_file()]
+            self.names = tuple(sorted(each.relative_to(path).as_posix() for each in files))
+        else:
+            self._zip = _opened(path)
+            self.names = tuple(sorted(name for name in self._zip.namelist() if name.endswith(".csv")))
+
+    def workloads(self, name: str) -> list[str]:
+        """The workloads of a folder, or the one of that name."""
+        wanted = name.removesuffix(".csv").rstrip("/")
+        found = [each for each in self.names if each == f"{wanted}.csv" or each.rpartition("/")[0] == wanted]
+        folders = sorted({each.rpartition("/")[0] for each in self.names if not each.startswith("traces/")})
+        if not found or wanted.startswith("traces/"):
+            raise ConfigError(
+                "there is no such workload", expected=f"a CSV file, or a folder of them: {', '.join(folders)}",
+                found=repr(name), where=self.name,
+            )  # fmt: skip
+        return found
+
+    def table(self, name: str) -> list[Mapping[str, str]]:
+        """The rows of a table."""
+        if name not in self.names:
+            raise ConfigError("a trace lacks a table", expected=name, found="no such file", where=self.name)
+        try:
+            rows: list[Mapping[str, str]] = list(csv.DictReader(io.StringIO(self._read(name).decode("utf-8"))))
+        except (UnicodeDecodeError, csv.Error, zipfile.BadZipFile, OSError) as error:
+            where = f"{self.name}: {name}"
+            raise ConfigError("a table of a trace cannot be read", found=str(error), where=where) from error
+        if not rows or any(None in row or None in row.values() for row in rows):
+            raise ConfigError("a table of a trace is empty, or its rows differ", where=f"{self.name}: {name}")
+        return rows
+
+    def _read(self, name: str) -> bytes:
+        if self._folder is not None:
+            with (self._folder / name).open("rb") as file:
+                return file.read(_MOST_BYTES)
+        assert self._zip is not None
+        with self._zip.open(name) as file:
+            return file.read(_MOST_BYTES)
+
+
+def _opened(path: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(path)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise ConfigError(
+            "there is no such trace", expected=f"a folder, a zip archive, or {SHIPPED!r}", found=f"{path}: {error}",
+            where="--trace", todo="docs/simulator.md has the layout",
+        ) from error  # fmt: skip
+
+
+# --- restarts ---------------------------------------------------------------------------------------------------------
+
+
+#: GPUs of the job whose restart is timed: about the mean of the published workloads.
+_RANKS = 8
+
+
+def restarts_s(machine: Machine, per_node: int, applications: Iterable[Application]) -> dict[str, float]:
+    """Application -> seconds from the call that saves until it trains again.
+
+    It waits until its checkpoint is complete on the file system, where any nodes can read it; then it pays what the
+    machine's way to come back costs a job that stops by itself and whose nodes are ready; then it restores.
+    """
+    return {each.name: _seconds(machine, per_node, each) for each in applications}
+
+
+def _seconds(machine: Machine, per_node: int, application: Application) -> float:
+    state = read_state(application.settings.state)
+    job = Job(state, machine, _RANKS, per_node, protection=Protection(local=True, partner=False))
+    shares = job.shares()
+    saved_s = times_of(job, shares).complete()[Level.PERSISTENT]
+    # As after a failed process, which no node has to be replaced for, and which nobody has to notice.
+    pieces = pieces_s(machine.restart, _RANKS, {"process"})
+    started_s = sum(seconds for piece, seconds in pieces.items() if piece != PIECES[0])
+    return saved_s + started_s + restore_s(job, shares, {Level.PERSISTENT: job.nodes})

@@ -2,15 +2,153 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Protocol
+
+import numpy as np
 
 from deeppart.errors import ConfigError
+from deeppart.plan.goodput import Bounds, Goodput, GradientNoise, Measured, Throughput, best_step, fit
 
-from .applications import Placement
-from .jobs import Job, Request
-from .policies.policy import Allocation, Policy
+from .applications import Placement, Request, Times, divided
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
+
+#: Where the first fit of a job begins.
+_FIRST_GUESS = Throughput(0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 1.001)
+
+
+class Job:
+    """A job under way.
+
+    Attributes:
+        epoch: that it is in.
+        placement: GPUs on each of its nodes; empty while it waits.
+        restarts: that it had beside its first start.
+        finished_s: when it was done, or None.
+        throughput, noise: as it knows them; None before its first step, and where it keeps its batch.
+        most_gpus_seen: GPUs that it has had at most.
+    """
+
+    def __init__(self, request: Request, batch: int | None) -> None:
+        self.request = request
+        self.batch = batch
+        self.epoch = 0
+        self.placement: Placement = ()
+        self.restarts = 0
+        self.finished_s: float | None = None
+        self.throughput: Throughput | None = None
+        self.noise: GradientNoise | None = None
+        self.most_gpus_seen = 0
+        self.stopped_s = 0.0
+        self._started = False
+        self._progress = 0.0
+        self._waits_s = 0.0
+        self._local, self._accumulation = 0, 0
+        self._profile: dict[tuple[int, int, int], Times] = {}
+
+    @property
+    def bounds(self) -> Bounds:
+        """What a batch of it may be."""
+        app = self.request.application
+        return Bounds(app.batch, app.most_batch, app.most_local, app.least_local)
+
+    @property
+    def goodput(self) -> Goodput | None:
+        """As far as it is known."""
+        return None if self.throughput is None or self.noise is None else Goodput(self.throughput, self.noise)
+
+    def place(self, placement: Placement, restart_s: float) -> None:
+        """Stop, and go on with other GPUs, or none, after so long."""
+        self.placement = placement
+        if not placement:
+            return
+        self._choose_batch()
+        self._waits_s = restart_s
+        self.restarts += self._started
+        self._started = True
+
+    def advance(self, now_s: float, seconds: float) -> None:
+        """Train for some time."""
+        if not self.placement or self.finished_s is not None:
+            return
+        waits = min(self._waits_s, seconds)
+        self._waits_s -= waits
+        self.stopped_s += waits
+        now_s, seconds = now_s + waits, seconds - waits
+        while seconds > 0 and self.finished_s is None:
+            rate = self._steps_per_s()
+            until = self.request.application.progress(self.epoch + 1)
+            if self._progress + rate * seconds < until:
+                self._progress += rate * seconds
+                seconds = 0
+            else:
+                taken = min(float(round((until - self._progress) / rate)), seconds)
+                self.epoch, self._progress = self.epoch + 1, until
+                now_s, seconds = now_s + taken, seconds - taken
+                if self.epoch >= self.request.application.settings.epochs:
+                    self.finished_s = now_s
+            if self.finished_s is None:
+                self._choose_batch()
+
+    def _steps_per_s(self) -> float:
+        """Progress now, in steps with the first batch; what is measured on the way is kept."""
+        app, gpus = self.request.application, sum(self.placement)
+        batch = gpus * self._local * (self._accumulation + 1)
+        times = app.times(self.placement, self._local)
+        sqr, var = app.noise(batch, self.epoch)
+        noise = GradientNoise(sqr, var, app.batch)
+        if self.batch is None or app.settings.batch is not None:
+            self._learn(times, noise)
+        taken = times.step_s + (times.step_s - times.sync_s) * self._accumulation
+        return float(noise.gain(batch)) / taken
+
+    def _learn(self, times: Times, noise: GradientNoise) -> None:
+        self.noise = noise
+        size = len(self.placement), sum(self.placement)
+        self.most_gpus_seen = max(self.most_gpus_seen, size[1])
+        key = (*size, self._local)
+        if key in self._profile:
+            return
+        self._profile[key] = times
+        measured = [Measured(*kind, each.step_s, each.step_s - each.sync_s) for kind, each in self._profile.items()]
+        self.throughput = fit(measured, self.throughput or _FIRST_GUESS)
+
+    def _choose_batch(self) -> None:
+        app, gpus, goodput = self.request.application, sum(self.placement), self.goodput
+        if self.batch is not None or goodput is None:
+            batch = max(app.batch, app.least_local * gpus) if self.batch is None else self.batch
+            self._local, self._accumulation = divided(batch, gpus, app)
+            return
+        step = best_step(goodput, len(self.placement), gpus, self.bounds)
+        most = app.most_batch // (gpus * (step.accumulation + 1))  # GPUs share it evenly here
+        self._local, self._accumulation = min(step.local_batch, most), step.accumulation
+
+
+# --- what a policy is -------------------------------------------------------------------------------------------------
+
+
+#: The node of each GPU of a job.
+Allocation = tuple[int, ...]
+
+
+class Policy(Protocol):
+    """Decides, in each round, who has which GPUs."""
+
+    def batch(self, request: Request) -> int | None:
+        """The batch that a job keeps; None if it chooses it itself."""
+        ...
+
+    def share(self, now_s: float, jobs: Sequence[Job], held: Mapping[str, Allocation]) -> dict[str, Allocation]:
+        """The GPUs of each job from now on."""
+        ...
+
+
+# --- rounds -----------------------------------------------------------------------------------------------------------
+
 
 #: A workload that is not done after so long never will be.
 _MOST_S = 365 * 86_400
@@ -18,38 +156,25 @@ _MOST_S = 365 * 86_400
 
 @dataclass(frozen=True)
 class Cluster:
-    """What jobs share, and how.
-
-    Attributes:
-        nodes: of it.
-        per_node: GPUs of each.
-        interval_s: from one decision to the next.
-        restart_s: of an application, by name: from the moment that its GPUs change until it trains again.
-    """
+    """What jobs share, and how."""
 
     nodes: int
-    per_node: int
-    interval_s: float
+    per_node: int  # GPUs of each
+    interval_s: float  # from one decision to the next
+    #: of an application, by name: from the moment that its GPUs change until it trains again
     restart_s: Callable[[str], float]
 
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job went.
-
-    Attributes:
-        name, application: of it.
-        submitted_s, finished_s: from the beginning.
-        restarts: with other GPUs, after its first start.
-        stopped_s: that it spent with GPUs and without training, since it was starting.
-    """
+    """How a job went."""
 
     name: str
     application: str
-    submitted_s: float
+    submitted_s: float  # submitted_s, finished_s: from the beginning
     finished_s: float
-    restarts: int
-    stopped_s: float
+    restarts: int  # with other GPUs, after its first start
+    stopped_s: float  # that it spent with GPUs and without training, since it was starting
 
     @property
     def completion_s(self) -> float:
@@ -94,3 +219,51 @@ def _result(job: Job) -> JobResult:
     return JobResult(
         request.name, request.application.name, request.submitted_s, job.finished_s, job.restarts, job.stopped_s
     )
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A workload with one policy."""
+
+    policy: str
+    workload: str
+    restart_s: dict[str, float]  # of each application, by name
+    jobs: Sequence[JobResult]  # how each went
+
+    @property
+    def mean_s(self) -> float:
+        """From submission to end, of all jobs."""
+        return float(np.mean([job.completion_s for job in self.jobs]))
+
+    @property
+    def median_s(self) -> float:
+        """The same, of the job in the middle."""
+        return float(np.median([job.completion_s for job in self.jobs]))
+
+    @property
+    def p90_s(self) -> float:
+        """Nine of ten jobs take no longer."""
+        return float(np.quantile([job.completion_s for job in self.jobs], 0.9))
+
+    @property
+    def makespan_s(self) -> float:
+        """Until the last one is done."""
+        return max(job.finished_s for job in self.jobs)
+
+    @property
+    def restarts(self) -> float:
+        """Of a job, on average."""
+        return float(np.mean([job.restarts for job in self.jobs]))
+
+    @property
+    def stopped_s(self) -> float:
+        """That a job spent starting, on average."""
+        return float(np.mean([job.stopped_s for job in self.jobs]))
+
+
+def mean_of(outcomes: Sequence[Outcome], name: str) -> float:
+    """The mean of a figure over workloads."""
+    return float(np.mean([getattr(outcome, name) for outcome in outcomes]))

@@ -20,11 +20,11 @@ from typing import Any
 from deeppart.errors import ConfigError
 from deeppart.model.spelling import meant_todo
 
-from .kinds import Kind, Words
 from .record import (
     Codec,
     Failures,
     Group,
+    Kind,
     Local,
     Machine,
     Memory,
@@ -34,6 +34,7 @@ from .record import (
     Price,
     Restart,
     Serialize,
+    Words,
 )
 
 #: Name of a table -> what it is read into; and the keys outside of tables.
@@ -84,7 +85,7 @@ def read_machine(name: str) -> Machine:
             todo=meant_todo(
                 name,
                 preset_names(),
-                "see deeppart-sim machines for the presets; deeppart-sim calibrate writes a file for this machine",
+                "--machine list shows the presets; deeppart-sim calibrate writes a file for this machine",
             ),
         )
     try:

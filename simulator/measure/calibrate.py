@@ -16,10 +16,19 @@ from typing import Any
 from deeppart.cli.calibrate.tasks import LOSE, RESTORE, TRAIN, SaveTask
 
 from ..machine.record import Codec, Local, Machine, Memory, Persistent, Serialize
-from .encoding import Encoded, as_encoded
-from .fitting import Sample, after, bytes_beside, fit, fit_planning, rate
-from .lazy import guards_s, late_copies
-from .network import between_ranks
+from .fitting import (
+    Encoded,
+    Sample,
+    after,
+    as_encoded,
+    between_ranks,
+    bytes_beside,
+    fit,
+    fit_planning,
+    guards_s,
+    late_copies,
+    rate,
+)
 from .start import Directories, measure
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int64")
@@ -75,31 +84,22 @@ def calibrate(
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What ranks have measured together.
+    """What ranks have measured together."""
 
-    Attributes:
-        samples: of plain checkpoints and restores, one for each share.
-        local_only: of some of the shares, without a persistent level: only their ``work``.
-        protected: of some of the shares, each rank taken for a node: with copies on another one, ``partner``; with
-            parity, ``parity``, and by how much longer a restore takes where a node is lost, ``rebuild``. Empty with
-            one rank.
-        defer: seconds of a lazy call as such, and for each tensor of the share, beside planning.
-        late: of lazy copies, as of :func:`.lazy.late_copies`.
-        interference: time that training lost to the background, as a share of what this takes without training.
-        fetched: of some of the shares, ``restore`` from the file system, where there is nothing on the nodes.
-        encoded: a compressed checkpoint.
-        pieces: of :func:`deeppart.cli.calibrate.pieces.measure_pieces`.
-    """
-
-    samples: Sequence[Sample]
-    pieces: Mapping[str, Any]
-    local_only: Sequence[Sample] = ()
+    samples: Sequence[Sample]  # of plain checkpoints and restores, one for each share
+    pieces: Mapping[str, Any]  # of :func:`deeppart.cli.calibrate.pieces.measure_pieces`
+    local_only: Sequence[Sample] = ()  # of some of the shares, without a persistent level: only their ``work``
+    #: of some of the shares, each rank taken for a node: with copies on another one, ``partner``; with parity,
+    #: ``parity``, and by how much longer a restore takes where a node is lost, ``rebuild``. Empty with one rank.
     protected: Sequence[Sample] = ()
+    #: seconds of a lazy call as such, and for each tensor of the share, beside planning
     defer: tuple[float, float] = (0.0, 15e-6)
-    late: tuple[float, float] = (1.0, 0.0)
+    late: tuple[float, float] = (1.0, 0.0)  # of lazy copies, as of :func:`.lazy.late_copies`
+    #: time that training lost to the background, as a share of what this takes without training
     interference: float = 0.02
+    #: of some of the shares, ``restore`` from the file system, where there is nothing on the nodes
     fetched: Sequence[Sample] = ()
-    encoded: Encoded | None = None
+    encoded: Encoded | None = None  # a compressed checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +172,7 @@ class _Measuring:
 
 
 def _sample(
-    ranks: int,
-    share: tuple[int, int],
-    saved: Mapping[str, Sequence[float]],
-    restored: Mapping[str, Sequence[float]],
+    ranks: int, share: tuple[int, int], saved: Mapping[str, Sequence[float]], restored: Mapping[str, Sequence[float]]
 ) -> Sample:
     seconds = {name: median(saved[name]) for name in ("capture", "blocked", "work")}
     # Not the slowest rank's planning: where ranks share cores, one plans while another copies already.
@@ -223,20 +220,13 @@ def _interference(trained: Mapping[str, Sequence[float]], saved: Mapping[str, Se
 
 @dataclass(frozen=True, slots=True)
 class _Fits:
-    """What was fitted to the plain checkpoints, and what the model's terms take of it.
+    """What was fitted to the plain checkpoints, and what the model's terms take of it."""
 
-    Attributes:
-        ranks: of a node.
-        crowding: how many times as long computing takes where these share cores.
-        rank: stage -> (constant, per byte, per tensor), of one rank alone.
-        node: the same, of all ranks of a node together.
-        rank_plan, node_plan: planning: (constant, per tensor, besides per large tensor).
-    """
-
-    ranks: int
-    crowding: float
-    rank: Mapping[str, tuple[float, float, float]]
-    node: Mapping[str, tuple[float, float, float]]
+    ranks: int  # of a node
+    crowding: float  # how many times as long computing takes where these share cores
+    rank: Mapping[str, tuple[float, float, float]]  # stage -> (constant, per byte, per tensor), of one rank alone
+    node: Mapping[str, tuple[float, float, float]]  # the same, of all ranks of a node together
+    #: rank_plan, node_plan: planning: (constant, per tensor, besides per large tensor)
     rank_plan: tuple[float, float, float]
     node_plan: tuple[float, float, float]
 
@@ -246,12 +236,7 @@ class _Fits:
         return rate(self.rank["capture"][1]), rate(self.node["capture"][1], self.ranks)
 
 
-def machine_from(
-    name: str,
-    ranks_per_node: int,
-    alone: Measured,
-    together: Measured,
-) -> Machine:
+def machine_from(name: str, ranks_per_node: int, alone: Measured, together: Measured) -> Machine:
     """The machine that was measured, by one rank alone and by all of a node together.
 
     What ranks compute takes longer where they share cores; a machine file has what it takes with a core of one's own.

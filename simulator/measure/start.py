@@ -29,24 +29,14 @@ TIMEOUT_S = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Directories:
-    """The directories for real checkpoints.
+    """The directories for real checkpoints."""
 
-    Attributes:
-        local: on the node's own storage.
-        persistent: on the file system.
-    """
-
-    local: Path
-    persistent: Path
+    local: Path  # on the node's own storage
+    persistent: Path  # on the file system
 
 
 def measure(
-    ranks: int,
-    saves: Sequence[SaveTask],
-    directories: Directories,
-    dtypes: Sequence[str] = (),
-    *,
-    sessions: int = 1,
+    ranks: int, saves: Sequence[SaveTask], directories: Directories, dtypes: Sequence[str] = (), *, sessions: int = 1
 ) -> dict[str, Any]:
     """Run checkpoints on so many ranks."""
     with _sigterm_raises(), _directory(directories.local) as scratch, _directory(directories.persistent) as kept:

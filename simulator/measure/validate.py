@@ -1,13 +1,9 @@
 """The simulator against the library on this machine: real checkpoints under MPI, each predicted before.
 
 Machines are not equally fast all the time, virtual ones least of all: several passes, each a calibration and then the
-checkpoints that it predicts, tell how far the machine agrees with itself.
-
-Measured are sizes and numbers of tensors that were not calibrated on: eager and lazy, raw and compressed, freely and
-throttled; held alike by all ranks, or divided among them; with copies and parity, where each rank is taken for a
-node; restores, also after the files of a node are gone; and training beside the background. What is compared is what
-users feel: how long a call blocks, how long it takes until a level is complete, until a state is back, and how long the
-same training takes with a checkpoint.
+checkpoints that it predicts, tell how far the machine agrees with itself. Sizes and numbers of tensors are others than
+those that were calibrated on. What is compared is what users feel: how long a call blocks, until a level is complete,
+until a state is back, and how long the same training takes with a checkpoint.
 """
 
 from __future__ import annotations
@@ -16,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
+from types import MappingProxyType
 from typing import Any
 
 from deeppart.cli.calibrate.tasks import LOSE, NOTHING, RESTORE, TRAIN, SaveTask
@@ -28,7 +25,6 @@ from ..timing.restores import restore_s
 from ..timing.stages import Job, Protection, times_of
 from ..workload.layout import Layout
 from ..workload.states import read_state
-from .as_nodes import as_nodes
 from .calibrate import MOST_GROUP
 from .start import Directories, measure
 
@@ -41,19 +37,12 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Checkpoints of one kind.
+    """Checkpoints of one kind."""
 
-    Attributes:
-        kind: in words.
-        task: the checkpoints; how many, among how many ranks and in what parity groups is filled in.
-        what: that is compared: names of what is measured.
-        least_ranks: it needs so many.
-    """
-
-    kind: str
-    task: SaveTask
-    what: tuple[str, ...]
-    least_ranks: int = 1
+    kind: str  # in words
+    task: SaveTask  # the checkpoints; how many, among how many ranks and in what parity groups is filled in
+    what: tuple[str, ...]  # that is compared: names of what is measured
+    least_ranks: int = 1  # it needs so many
 
     def on(self, ranks: int, rounds: int, shards: int) -> SaveTask:
         """The checkpoints on so many ranks."""
@@ -96,33 +85,22 @@ ROUNDS, QUICK_ROUNDS = (3, 2), (4, 1)
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One number.
+    """One number."""
 
-    Attributes:
-        kind: of the checkpoints, in words.
-        ranks, nbytes, tensors: of what.
-        flush_bandwidth: of the node, or None.
-        what: "blocked", a level, "restore" or "trained".
-        predicted_s: seconds; with several passes the median of their predictions.
-        measured_s: median of all rounds.
-        least_s, most_s: of the rounds.
-        spread: how far apart the middle half of the rounds lies, as a share of the median: two equal measurements often
-            differ by so much.
-        varied: how much longer the slowest pass measured than the fastest one, as a share; 0 with one pass.
-    """
-
-    kind: str
-    ranks: int
+    kind: str  # of the checkpoints, in words
+    ranks: int  # ranks, nbytes, tensors: of what
     nbytes: int
     tensors: int
-    flush_bandwidth: float | None
-    what: str
-    predicted_s: float
-    measured_s: float
-    least_s: float
+    flush_bandwidth: float | None  # of the node, or None
+    what: str  # "blocked", a level, "restore" or "trained"
+    predicted_s: float  # seconds; with several passes the median of their predictions
+    measured_s: float  # median of all rounds
+    least_s: float  # least_s, most_s: of the rounds
     most_s: float
+    #: how far apart the middle half of the rounds lies, as a share of the median: two equal measurements often differ
+    #: by so much
     spread: float = 0.0
-    varied: float = 0.0
+    varied: float = 0.0  # how much longer the slowest pass measured than the fastest one, as a share; 0 with one pass
 
     @property
     def error(self) -> float:
@@ -137,13 +115,9 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """All numbers.
+    """All numbers."""
 
-    Attributes:
-        comparisons: of every case.
-    """
-
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[Comparison, ...]  # of every case
 
     @property
     def median_error(self) -> float:
@@ -310,3 +284,51 @@ def _parts(task: SaveTask, nodes: int) -> dict[str, int]:
     """Level -> nodes whose parts are read there."""
     level = _lost(task)
     return {Level.LOCAL: nodes} if level is None else {Level.LOCAL: nodes - 1, level: 1}
+
+
+def as_nodes(machine: Machine, nodes: int, lost: str | None = None) -> Machine:
+    """The machine that consists of such nodes, one rank on each.
+
+    Each of them has its part of the memory and of the local storage, whether or not the others use theirs: that is what
+    nodes are. The file system is one for all, and one node alone has what one rank has of it.
+    """
+    crowding = machine.crowding(nodes)
+    memory, local, network, persistent = machine.memory, machine.local, machine.network, machine.persistent
+    copy = min(memory.copy, memory.node_copy / nodes)
+    read = min(local.rank_read, local.read / nodes)
+    if lost == Level.PARTNER:  # as much with the others as without them
+        read = 2 / (1 / read + 1 / min(local.rank_read, local.read))
+    memory = replace(_crowded(memory, _COMPUTED, crowding), copy=copy, node_copy=copy, hash=memory.hash / crowding)
+    local = _crowded(local, ("tensor",), crowding, ("work",))
+    persistent = _crowded(persistent, ("tensor", "leaf"), crowding, ("work",))
+    codecs = {name: _crowded(codec, (), crowding, ("encode", "decode")) for name, codec in machine.codecs.items()}
+    return replace(
+        machine,
+        nodes=nodes,
+        ranks_per_node=1,
+        cores=max(1, machine.cores // nodes),
+        memory=memory,
+        local=replace(local, write=min(local.rank_write, local.write / nodes), read=read),
+        network=_crowded(network, (), crowding, ("copies", "parity", "rebuild")),
+        persistent=replace(
+            persistent,
+            write=min(persistent.write, persistent.node_write),
+            read=min(persistent.read, persistent.node_read),
+            node_write=min(persistent.rank_write, persistent.node_write),
+            node_read=min(persistent.rank_read, persistent.node_read),
+        ),
+        codecs=MappingProxyType(codecs),
+    )
+
+
+#: Seconds of ``[memory]`` that ranks compute, and that take longer where they share cores.
+_COMPUTED = (
+    "tensor", "call", "leaf", "defer_call", "defer", "late_tensor", "compare", "compare_large", "restore",
+    "restored_leaf",
+)  # fmt: skip
+
+
+def _crowded(record: Any, seconds: Sequence[str], crowding: float, rates: Sequence[str] = ()) -> Any:
+    """A record with what is computed as slow as with so many ranks on a core."""
+    values = {name: getattr(record, name) * crowding for name in seconds}
+    return replace(record, **values, **{name: getattr(record, name) / crowding for name in rates})

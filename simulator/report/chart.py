@@ -1,29 +1,193 @@
-"""Charts: panels that are drawn on their own for a page, where they stack, and side by side into a picture file.
+"""Charts: panels that are drawn apart for a page, where they stack, and side by side into a picture file.
 
-A panel is as wide as a phone's screen, so that its text stays as large as it was made.
+A panel is as wide as a phone's screen, so that its text stays as large as it was made. Any two of the seven colours
+can be told apart with normal sight and with each of the three kinds of colour blindness, and all have contrast enough
+on their paper: tests/simulator/report/test_chart.py computes it, after G. M. Machado et al., "A Physiologically-based
+Model for Simulation of Color Vision Deficiency" (2009), CIEDE2000 and WCAG 2.2.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from io import StringIO
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from deeppart.model.units import show_seconds
-
-from .palette import as_variables, light
-from .ticks import linear_ticks, log_ticks, log_time_ticks, time_labels, time_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
+# --- colours ----------------------------------------------------------------------------------------------------------
+
+
+#: Name in the page's style -> (colour on light paper, on dark paper).
+COLOURS = MappingProxyType(
+    {
+        "violet": ("#8066e6", "#8066e6"),
+        "pink": ("#e63380", "#ff6699"),
+        "teal": ("#339999", "#4cffe6"),
+        "olive": ("#808000", "#999900"),
+        "brown": ("#801a00", "#ffe680"),
+        "green": ("#1a664c", "#338066"),
+        "purple": ("#661a99", "#b2b2ff"),
+    }
+)
+#: Text and lines beside it: name -> (on light paper, on dark paper).
+INKS = MappingProxyType(
+    {
+        "ink": ("#1d2127", "#e6e8eb"),
+        "soft": ("#5a626d", "#9ba4af"),
+        "line": ("#d9dde3", "#343a42"),
+        "paper": ("#fafbfc", "#15181c"),
+        "card": ("#ffffff", "#1c2025"),
+    }
+)
+#: In the order in which series get them.
+SERIES = ("violet", "pink", "teal", "brown", "olive", "green", "purple")
+_ALL = MappingProxyType({**COLOURS, **INKS})
+_LIGHT = MappingProxyType({light: name for name, (light, _) in _ALL.items()})
+
+
+def light(name: str) -> str:
+    """A colour as it is on light paper, and in pictures in files."""
+    return _ALL[name][0]
+
+
+def variable(name: str) -> str:
+    """A colour in the page, which follows the reader's scheme."""
+    return f"var(--{name})"
+
+
+def variables_css() -> str:
+    """The rules of the page that say what each colour is: on paper always the light ones."""
+    lights, darks = (";".join(f"--{name}:{pair[which]}" for name, pair in _ALL.items()) for which in (0, 1))
+    return (
+        f":root{{color-scheme:light dark;{lights}}}\n"
+        f"@media screen and (prefers-color-scheme:dark){{:root{{{darks}}}}}\n"
+    )
+
+
+def as_variables(drawing: str) -> str:
+    """A drawing in the colours of light paper with the page's variables in their place."""
+    return re.sub(
+        r"#[0-9a-f]{6}\b", lambda found: variable(_LIGHT[found[0]]) if found[0] in _LIGHT else found[0], drawing
+    )
+
+
+# --- marks of axes ----------------------------------------------------------------------------------------------------
+
+
+_MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86400.0
+#: Times that read well above half a minute; below, and above some days, it is 1, 2 and 5 with zeros.
+_LONG_STEPS_S = (
+    *(minutes * _MINUTE_S for minutes in (1, 2, 5, 10, 20, 30)),
+    *(hours * _HOUR_S for hours in (1, 2, 4, 6, 12)),
+)
+#: Marks of a logarithmic axis of time, from fine to coarse, in the same way.
+_FINE_S = (*(m * _MINUTE_S for m in (1, 2, 5, 10, 20)), *(h * _HOUR_S for h in (1, 2, 5, 10)))
+_COARSE_S = (_MINUTE_S, 10 * _MINUTE_S, _HOUR_S, 10 * _HOUR_S)
+#: A rounding error at the ends of an axis.
+_NEARLY = 1e-9
+
+
+def linear_ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """Round numbers from ``low`` to ``high``, evenly apart, as many as fit."""
+    return _evenly(low, high, most, _decimal_step)
+
+
+def time_ticks(end_s: float, most: int = 5) -> list[float]:
+    """The same for times from 0 on."""
+    return _evenly(0.0, end_s, most, _time_step)
+
+
+def log_ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round numbers from ``low`` to ``high``, both above 0, for a logarithmic axis."""
+    digits = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    return _fitting(
+        low, high, most, [m * 10.0**n for n in digits for m in (1, 2, 5)], [10.0**n for n in digits], linear_ticks
+    )
+
+
+def log_time_ticks(low_s: float, high_s: float, most: int = 6) -> list[float]:
+    """The same for times."""
+    digits = range(math.floor(math.log10(low_s)) - 1, 2)
+    days = range(max(1, math.ceil(math.log10(max(high_s, _DAY_S) / _DAY_S)) + 1))
+    fine = [m * 10.0**n for n in digits for m in (1, 2, 5) if m * 10.0**n < 0.5 * _MINUTE_S]  # 50 s is close to 1 min
+    fine += [*_FINE_S, *(m * _DAY_S * 10.0**n for n in days for m in (1, 2, 5))]
+    coarse = [10.0**n for n in digits] + [*_COARSE_S, *(_DAY_S * 10.0**n for n in days)]
+    return _fitting(low_s, high_s, most, fine, coarse, linear_ticks)
+
+
+def time_labels(ticks_s: Sequence[float]) -> list[str]:
+    """Times as texts, those below 100 s all in the unit of the longest, so that they can be compared at a glance."""
+    longest = max(ticks_s, default=0.0)
+    if longest >= 100:
+        return [show_seconds(tick) if tick else "0" for tick in ticks_s]
+    factor, unit = next(
+        ((factor, unit) for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")) if longest >= factor * 0.9995),
+        (1e-9, "ns"),
+    )
+    return [f"{tick / factor:.6g} {unit}" if tick else "0" for tick in ticks_s]
+
+
+def _evenly(low: float, high: float, most: int, larger: Callable[[float], float]) -> list[float]:
+    if not high > low:
+        return [low]
+    step = larger((high - low) / most)
+    first, last = math.ceil(low / step - _NEARLY), math.floor(high / step + _NEARLY)
+    while last - first + 1 > most:
+        step = larger(step * (1 + 1e-6))
+        first, last = math.ceil(low / step - _NEARLY), math.floor(high / step + _NEARLY)
+    return [float(f"{number * step:.12g}") for number in range(first, last + 1)]
+
+
+def _decimal_step(least: float) -> float:
+    """The smallest of 1, 2 and 5 with zeros that is not below."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(m * power for m in (1, 2, 5, 10) if m * power >= least * (1 - _NEARLY))
+
+
+def _time_step(least_s: float) -> float:
+    """The smallest round time that is not below."""
+    if least_s <= 0.5 * _MINUTE_S:
+        step = _decimal_step(least_s)
+        return step if step <= 20 else 0.5 * _MINUTE_S if least_s <= 30 else _MINUTE_S
+    for step in _LONG_STEPS_S:
+        if step >= least_s * (1 - _NEARLY):
+            return step
+    return _decimal_step(least_s / _DAY_S) * _DAY_S if least_s > _DAY_S else _DAY_S
+
+
+def _fitting(
+    low: float,
+    high: float,
+    most: int,
+    fine: Sequence[float],
+    coarse: Sequence[float],
+    even: Callable[[float, float, int], list[float]],
+) -> list[float]:
+    """Of some marks as many as fit; evenly apart where hardly one of them lies there."""
+    for marks in (fine, coarse, *(coarse[::every] for every in range(2, 9))):
+        found = [float(f"{mark:.12g}") for mark in marks if low * (1 - _NEARLY) <= mark <= high * (1 + _NEARLY)]
+        if len(found) <= most:
+            return found if len(found) > 1 else even(low, high, most)
+    return [low, high]
+
+
+# --- panels -----------------------------------------------------------------------------------------------------------
+
+
 Which = Literal["x", "y"]
+#: Shape of a mark -> matplotlib's name of it; others are lines or blocks.
+MARKERS = {"point": "o", "square": "s", "triangle": "^", "hollow": "o", "ring": "o"}
 #: Of a panel, and of its text, in pixels.
 WIDTH, TEXT, SMALL = 340, 12.0, 11.5
 _INCH = 72.0
@@ -35,49 +199,30 @@ _MARK_WIDTH, _LETTER_WIDTH = 55.0, 6.8
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A line of the legend.
+    """A line of the legend."""
 
-    Attributes:
-        label: what the mark stands for.
-        colour: its name in the palette.
-        shape: "block", "line", "dotted", "dashed", "point", "square", "triangle", "hollow" or "ring".
-    """
-
-    label: str
-    colour: str
-    shape: str = "block"
+    label: str  # what the mark stands for
+    colour: str  # its name in the palette
+    shape: str = "block"  # "block", "line", "dotted", "dashed", "point", "square", "triangle", "hollow" or "ring"
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One drawing.
+    """One drawing."""
 
-    Attributes:
-        title: what it shows.
-        draw: draws it.
-        height: in pixels.
-    """
-
-    title: str
-    draw: Callable[[Axes], None]
-    height: int = 280
+    title: str  # what it shows
+    draw: Callable[[Axes], None]  # draws it
+    height: int = 280  # in pixels
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Drawings that belong together.
+    """Drawings that belong together."""
 
-    Attributes:
-        name: of the chart, which its identifiers in a page begin with.
-        panels: its drawings.
-        key: what their marks stand for.
-        heading: for a picture that stands alone.
-    """
-
-    name: str
-    panels: tuple[Panel, ...]
-    key: tuple[Mark, ...] = ()
-    heading: str = ""
+    name: str  # of the chart, which its identifiers in a page begin with
+    panels: tuple[Panel, ...]  # its drawings
+    key: tuple[Mark, ...] = ()  # what their marks stand for
+    heading: str = ""  # for a picture that stands alone
 
     def svgs(self) -> list[str]:
         """Each panel as an element of a page, without a background; the same chart gives the same bytes."""
@@ -269,9 +414,8 @@ def _handle(mark: Mark) -> Any:
     if mark.shape == "block":
         return Patch(color=colour, label=mark.label)
     styles: dict[str, Literal["-", ":", "--"]] = {"line": "-", "dotted": ":", "dashed": "--"}
-    markers = {"point": "o", "square": "s", "triangle": "^", "hollow": "o", "ring": "o"}
     face = "none" if mark.shape in ("hollow", "ring") else colour
     return Line2D(
-        [], [], color=colour, linestyle=styles.get(mark.shape, ""), marker=markers.get(mark.shape, ""),
+        [], [], color=colour, linestyle=styles.get(mark.shape, ""), marker=MARKERS.get(mark.shape, ""),
         markerfacecolor=face, markersize=9 if mark.shape == "ring" else 6, label=mark.label,
     )  # fmt: skip

@@ -1,162 +1,158 @@
-"""One page for a browser with everything: scaling, a timeline, a campaign, the advice. It needs no network."""
+"""Pages for a browser: sections with charts and tables. The same input gives the same bytes.
+
+A command gives the results that it has; :func:`job_page` computes what else a page of a job shows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from html import escape
-from pathlib import Path
 
 from deeppart.errors import ConfigError
 from deeppart.model.units import show_bytes, show_rate, show_seconds, show_share
 
-from ..advise.choose import Advice, advise, describe, shown
-from ..advise.front import least_restart, loss_of
-from ..advise.notes import what_if
-from ..advise.sides import has_failures
-from ..advise.spending import bill_of
-from ..advise.text import config_toml, in_a_sentence, reasons
-from ..budget.bill import MONTH_DAYS, missing
-from ..budget.runs import bill_of_run, daily_bytes, space_of_run
-from ..budget.space import space_lines
+from ..advise.choose import Advice, Choice, advise, describe, least_restart, loss_of
+from ..advise.compare import Comparison, Side, has_failures, least_restart_of
+from ..advise.text import bill_of, bursts, config_toml, in_a_sentence, reasons, what_if
+from ..budget.bill import MONTH_DAYS, Bill, Row, bill_of_run, missing, spending_lines
 from ..campaign.costs import followed, training_s
-from ..campaign.effort import effort_s, too_long
-from ..campaign.outcomes import Estimate, Summary, show_number, summarize
-from ..campaign.plan import Cadences, Planned, usual_spares
-from ..machine.kinds import DAY_S
+from ..campaign.outcomes import Estimate, Summary, summarize
+from ..campaign.plan import Cadences, Planned, effort_s, too_long, usual_spares
+from ..machine.record import DAY_S, WAYS
 from ..measure.validate import Validation
 from ..timing.scale import Point, study
 from ..timing.stages import Job, times_of
-from ..timing.timeline import MOST_NODES, Group, fold, timeline
-from .advice_charts import advice_chart
-from .bill_part import bill_html
-from .charts import campaign_chart, scaling_chart, validation_chart
-from .html import document, facts, figure, folded, legend, section, table
-from .timeline_svg import legend_of, numbers_of, timeline_html
+from . import charts, tables
+from .html import document, facts, figure, legend, listed, numbers, section, table
+from .timeline import MOST_NODES, Group, bars_table, fold, legend_of, timeline, timeline_html
 
 #: Runs of the campaign that a page makes for itself, and their length.
 _SEEDS, _WALL_S = 3, 30 * DAY_S
-#: Of the time; less is not written in a table.
-_LEAST_PART = 5e-6
-#: Kinds of nodes that are drawn.
-_MOST_GROUPS = 8
+#: Kinds of nodes that are drawn: of a job, and of each where several are compared.
+_MOST_GROUPS, _MOST_COMPARED = 8, 3
 
 
-@dataclass(frozen=True)
-class Contents:
-    """The results that a command has already; a page computes the rest itself.
-
-    Attributes:
-        points: of a scaling study.
-        summary, cadences: of a campaign. Its page has no advice but the one that was followed, if one was.
-        advice: for the job.
-        extra: (heading, rows) of a table of its own, the first row being its head.
-        validation: what the table is of, if it is of one.
-        command: that was given.
+def job_page(
+    job: Job,
+    command: str,
+    seed: int = 1,
+    *,
+    first: Iterable[str] = (),
+    points: Sequence[Point] | None = None,
+    advice: Advice | None = None,
+    played: tuple[Planned, Cadences, Summary] | None = None,
+) -> str:
+    """The page of a job: how it scales, one checkpoint, advice, and a campaign that follows it. That of a campaign that
+    was ``played`` has no advice but the one that was followed, if one was.
     """
-
-    points: Sequence[Point] | None = None
-    summary: Summary | None = None
-    cadences: Cadences | None = None
-    advice: Advice | None = None
-    extra: tuple[str, Sequence[Sequence[str]]] | None = None
-    validation: Validation | None = None
-    command: str = ""
-
-
-def write_page(path: Path, job: Job, contents: Contents, seed: int) -> None:
-    """Write the page."""
-    path.write_text(page(job, contents, seed), encoding="utf-8")
-
-
-def page(job: Job, contents: Contents, seed: int) -> str:
-    """The page as a text; the same input, the same bytes."""
-    sections = []
-    if contents.extra is not None:
-        title, rows = contents.extra
-        drawn = "" if contents.validation is None else figure(validation_chart(contents.validation))
-        sections.append(section(title, drawn + table(rows)))
-    sections.append(_scaling(job, contents.points))
-    sections.append(_timeline(job))
-    advice = contents.advice
-    if advice is None and contents.summary is None and has_failures(job):
+    if points is None:
+        points = study(job, ladder(job), ("deeppart", "rank0"), tuple(dict.fromkeys(("none", job.compression))))
+    if advice is None and played is None and has_failures(job):
         advice = advise(job)
-    if advice is not None:
-        sections.append(_advice(advice))
-    sections.append(_campaign(job, contents, advice, seed))
-    title = f"{job.state.name} on {job.ranks} ranks of {job.machine.name}"
-    spares = 0 if contents.cadences is None else contents.cadences.spares
-    notes = "".join(f"<p>{escape(note)}.</p>" for note in what_if(job.machine, job.nodes, spares))
-    return document(title, job_facts(job) + notes + "".join(sections), contents.command)
+    sections = [*first, scaling_section(job, points), timeline_section(job)]
+    sections += [] if advice is None else [advice_section(advice)]
+    if played is not None:
+        sections.append(campaign_section(*played))
+    elif advice is not None:
+        sections.append(_followed(advice, seed))
+    spares = 0 if played is None else played[1].spares
+    return page(f"{job.state.name} on {job.ranks} ranks of {job.machine.name}", sections, command, job, spares)
+
+
+def page(title: str, sections: Iterable[str], command: str, job: Job | None = None, spares: int = 0) -> str:
+    """A page of some sections, with what their job is."""
+    about = "" if job is None else job_facts(job) + _paragraphs(what_if(job.machine, job.nodes, spares))
+    return document(title, about + "".join(sections), command)
+
+
+def _paragraphs(notes: Iterable[str]) -> str:
+    return "".join(f"<p>{escape(note)}.</p>" for note in notes)
 
 
 def job_facts(job: Job) -> str:
     """What a job is, and the numbers of its machine that matter most."""
     state, machine = job.state, job.machine
-    items = (
-        ("state", f"{show_bytes(state.nbytes)}, {state.parameters:,} parameters, {len(state.tensors):,} leaves"),
-        ("layout", f"{state.layout}; {job.nodes:,} node{'s' * (job.nodes > 1)}, {job.ranks_per_node} ranks on each"),
+    copies, writes, sends = map(show_rate, (machine.memory.copy, machine.local.write, machine.network.bandwidth))
+    return facts(
         (
-            "node",
-            f"copies {show_rate(machine.memory.copy)} a rank, writes {show_rate(machine.local.write)}, "
-            f"sends {show_rate(machine.network.bandwidth)}",
-        ),
-        ("file system", f"{show_rate(machine.persistent.write)}, {show_rate(machine.persistent.node_write)} a node"),
-        ("checkpoints", f"{describe(job)}; capture {job.capture}"),
+            ("state", f"{show_bytes(state.nbytes)}, {state.parameters:,} parameters, {len(state.tensors):,} leaves"),
+            (
+                "layout",
+                f"{state.layout}; {job.nodes:,} node{'s' * (job.nodes > 1)}, {job.ranks_per_node} ranks on each",
+            ),
+            ("node", f"copies {copies} a rank, writes {writes}, sends {sends}"),
+            (
+                "file system",
+                f"{show_rate(machine.persistent.write)}, {show_rate(machine.persistent.node_write)} a node",
+            ),
+            ("checkpoints", f"{describe(job)}; capture {job.capture}"),
+        )
     )
-    return facts(items)
 
 
-def _scaling(job: Job, points: Sequence[Point] | None) -> str:
-    if points is None:
-        points = study(job, ladder(job), ("deeppart", "rank0"), tuple(dict.fromkeys(("none", job.compression))))
-    rows = [["ranks", "strategy", "codec", "blocked", "all stages", "speed-up, blocked", "largest share"]]
-    rows += [
-        [
-            f"{point.ranks:,}", point.strategy, point.compression, show_seconds(point.blocked_s),
-            show_seconds(point.serial_s), f"{show_number(point.blocked_speedup)}x", show_bytes(point.largest_bytes),
-        ]
-        for point in points
-    ]  # fmt: skip
-    return section("How it scales", figure(scaling_chart(points, job)) + folded("the numbers", table(rows)))
+# --- one checkpoint ---------------------------------------------------------------------------------------------------
+
+
+def scaling_section(job: Job, points: Sequence[Point]) -> str:
+    """Time and speed-up against ranks."""
+    return section("How it scales", figure(charts.scaling_chart(points, job)) + numbers(tables.points_table(points)))
 
 
 def ladder(job: Job) -> list[int]:
-    """Powers of two up to the job's ranks that its layout fits."""
+    """The job's ranks, halved again and again, where its layout fits."""
     counts = [job.ranks]
     while counts[-1] > 1:
         counts.append(counts[-1] // 2)
-    fitting = []
-    for count in counts:
+
+    def fits(count: int) -> bool:
         try:
             job.state.layout.at(count)
         except ConfigError:
-            continue
-        fitting.append(count)
-    return sorted(set(fitting))
+            return False
+        return True
+
+    return sorted(filter(fits, set(counts)))
 
 
-def _timeline(job: Job) -> str:
-    groups = groups_of(job)
-    shown = groups[:_MOST_GROUPS]
+def timeline_section(job: Job) -> str:
+    """What each node does during one checkpoint."""
+    groups = _groups_of(job)
+    drawn = groups[:_MOST_GROUPS]
     words = "<p>What each node does from the call on. Nodes that do the same, to within 3 %, are one line."
     if job.nodes > MOST_NODES:
         words += f" Looked at were the first {MOST_NODES:,} of {job.nodes:,} nodes."
-    if len(groups) > len(shown):
+    if len(groups) > len(drawn):
         left = sum(len(group.nodes) for group in groups[_MOST_GROUPS:])
         words += f" {left:,} other nodes do the same at other times, and are not drawn."
-    body = f"{words}</p>{legend(legend_of(shown))}{timeline_html(shown)}"
-    return section("One checkpoint", body + folded("the numbers", table(numbers_of(shown))))
+    body = f"{words}</p>{legend(legend_of(drawn))}{timeline_html(drawn)}"
+    return section("One checkpoint", body + numbers(bars_table(drawn)))
 
 
-def groups_of(job: Job) -> list[Group]:
-    """What its nodes do during one checkpoint."""
-    shares = job.shares()
-    return fold(timeline(job, times_of(job, shares)))
+def _groups_of(job: Job) -> list[Group]:
+    return fold(timeline(job, times_of(job, job.shares())))
 
 
-def _advice(advice: Advice) -> str:
-    items = "".join(f"<li>{escape(line)}</li>" for line in reasons(advice))
+def goodput_section(job: Job, rows: Sequence[Row], days: float) -> str:
+    """What blocked time costs."""
+    words = (
+        "<p>A call blocks training for so long, and then training goes on until the next one. What else checkpoints "
+        "take is not in it: slower training in the background, and work that failures undo.</p>"
+    )
+    drawn = figure(charts.goodput_chart(rows, days)) + numbers(tables.costs_table(job, rows, days))
+    return section("Blocked time and goodput", words + drawn + listed(missing(job.machine)))
+
+
+def validation_section(found: Validation) -> str:
+    """Predicted and measured times."""
+    shown = tables.validation_table(found)
+    return section(shown.title, figure(charts.validation_chart(found)) + table(shown))
+
+
+# --- advice and campaigns ---------------------------------------------------------------------------------------------
+
+
+def advice_section(advice: Advice) -> str:
+    """What is advised, and why."""
     chosen, least = advice.chosen, least_restart(advice.front)
     words = (
         f"<p><b>{escape(in_a_sentence(chosen))}</b> {escape(describe(chosen.job))} loses "
@@ -164,88 +160,97 @@ def _advice(advice: Advice) -> str:
         f"to the file system. Coming back after failures takes {show_share(least)} of the time whatever is chosen; the "
         "charts leave that out.</p>"
     )
-    choices = shown(advice)
-    rows = [["number", "levels", "lost", "writing", "doing again", "back slower", "levels every",
-             "to the file system a day", "to each drive a day"]]  # fmt: skip
-    for number, choice in enumerate(choices, 1):
-        parts = (loss_of(choice, least), choice.waste.cost, choice.waste.rework, choice.waste.restart - least)
-        every = " / ".join(show_seconds(choice.cadence.interval_s(cost.name)) for cost in choice.costs)
-        sizes = (choice.drained_daily_bytes, choice.node_daily_bytes)
-        rows.append(
-            [str(number), describe(choice.job), *map(_part, parts), every,
-             *map(show_bytes, sizes)]
-        )  # fmt: skip
-    marked = next(number for number, choice in enumerate(choices) if choice is chosen)
-    rates = [["if time between failures is", "wasted as advised", "wasted at best", "a call then every"]]
-    rates += [
-        [f"{each.factor:g} times", show_share(each.kept), show_share(each.adapted), show_seconds(each.period_s)]
-        for each in advice.sensitivity
-    ]
-    month = f"<h3>What {MONTH_DAYS:g} days take</h3>{bill_html(bill_of(chosen), 'bill-advice')}{_missing(chosen.job)}"
-    config = f"<pre>{escape(config_toml(advice))}</pre>"
-    numbers = folded("the numbers", table(rows, {marked}, stacked=True))
-    return section(
-        "Advice", f"{words}{figure(advice_chart(advice))}{numbers}<h3>Why</h3><ul>{items}</ul>{month}"
-        f"<h3>If failures come at another rate</h3>{table(rates, stacked=True)}<h3>deeppart.toml</h3>{config}",
-    )  # fmt: skip
+    drawn = figure(charts.advice_chart(advice)) + numbers(tables.advice_table(advice))
+    month = f"<h3>What {MONTH_DAYS:g} days take</h3>{_bill(bill_of(chosen), 'bill-advice')}"
+    month += listed(missing(chosen.job.machine))
+    rates = f"<h3>If failures come at another rate</h3>{table(tables.sensitivity_table(advice))}"
+    config = f"<h3>deeppart.toml</h3><pre>{escape(config_toml(advice))}</pre>"
+    return section("Advice", f"{words}{drawn}<h3>Why</h3>{listed(reasons(advice))}{month}{rates}{config}")
 
 
-def _campaign(job: Job, contents: Contents, advice: Advice | None, seed: int) -> str:
-    summary, cadences, planned = contents.summary, contents.cadences, Planned(job)
-    if summary is None and advice is not None:
-        from ..campaign.run import run  # brings in simpy, which a command without a page or a campaign does without
+def _bill(bill: Bill, name: str) -> str:
+    chart = charts.bill_chart(bill, name)
+    return ("" if chart is None else figure(chart)) + table(tables.bill_table(bill, ""))
 
-        chosen = advice.chosen
-        period = training_s(chosen.costs, chosen.cadence)
-        planned = Planned(chosen.job)
-        cadences = Cadences(
-            period, followed(chosen.cadence), _WALL_S, spares=usual_spares(planned), scheduling=advice.scheduling
-        )
-        if too_long(_SEEDS * effort_s(planned, cadences)):
-            return section("A campaign", "<p>Failures come so often that this takes too long to simulate.</p>")
-        summary = summarize([run(planned, cadences, number) for number in range(seed, seed + _SEEDS)])
-    if summary is None or cadences is None:
-        return ""
-    setup = escape(f"{describe(cadences.of(planned.job))}: {cadences}")
+
+def _followed(advice: Advice, seed: int) -> str:
+    """A campaign with what is advised."""
+    from ..campaign.run import run  # brings in simpy, which a command without a page or a campaign does without
+
+    chosen, planned = advice.chosen, Planned(advice.chosen.job)
+    period_s, every = training_s(chosen.costs, chosen.cadence), followed(chosen.cadence)
+    spares = usual_spares(planned)
+    cadences = Cadences(period_s, every, _WALL_S, spares=spares, scheduling=advice.scheduling)
+    if too_long(_SEEDS * effort_s(planned, cadences)):
+        return section("A campaign", "<p>Failures come so often that this takes too long to simulate.</p>")
+    summary = summarize([run(planned, cadences, number) for number in range(seed, seed + _SEEDS)])
+    return campaign_section(planned, cadences, summary)
+
+
+def campaign_section(planned: Planned, cadences: Cadences, summary: Summary) -> str:
+    """A campaign: where the time goes, and what it takes."""
     words = (
-        f"<p>{setup}. {_interval(summary.efficiency)} of {show_seconds(cadences.wall_s)} is useful training, in "
-        f"{summary.seeds} runs.</p>"
+        f"<p>{escape(f'{describe(cadences.of(planned.job))}: {cadences}')}. {_interval(summary.efficiency)} of "
+        f"{show_seconds(cadences.wall_s)} is useful training, in {summary.seeds} runs.</p>"
     )
-    rows = [["", "mean", "least", "most"]]
-    for prefix, names, show in (
-        ("failures", summary.failures, show_number),
-        ("came back from", summary.recoveries, show_number),
-        ("checkpoints", summary.checkpoints, show_number),
-        ("written", summary.nbytes, show_bytes),
-    ):
-        rows += [
-            [f"{prefix}: {name}", show(each.mean), show(each.least), show(each.most)] for name, each in names.items()
-        ]
-    drawn = words + figure(campaign_chart(summary)) + folded("the numbers", table(rows))
-    return section("A campaign", f"{drawn}<h3>What the run takes</h3>{_budget(planned, cadences, summary)}")
-
-
-def _budget(planned: Planned, cadences: Cadences, summary: Summary) -> str:
-    """The bill of a run, and its space."""
-    space = space_of_run(planned, cadences)
-    written = daily_bytes(planned, cadences, summary)
-    lines = [f"no room: {line}; a job would end there" for line in space.too_large]
-    lines += space_lines(planned.job.machine, space, *written)
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    drawn = bill_html(bill_of_run(planned, cadences, summary), "bill-campaign")
-    return f"{drawn}<ul>{items}</ul>{_missing(planned.job)}"
-
-
-def _missing(job: Job) -> str:
-    """What a bill leaves out."""
-    lines = "".join(f"<li>{escape(line)}</li>" for line in missing(job.machine))
-    return f"<ul>{lines}</ul>" if lines else ""
-
-
-def _part(share: float) -> str:
-    """A part of what is lost; next to nothing is nothing."""
-    return show_share(share if share >= _LEAST_PART else 0.0)
+    drawn = words + figure(charts.campaign_chart(summary)) + numbers(tables.summary_table(summary))
+    bill = _bill(bill_of_run(planned, cadences, summary), "bill-campaign")
+    bill += listed(spending_lines(planned, cadences, summary))
+    return section("A campaign", f"{drawn}<h3>What the run takes</h3>{bill}")
 
 
 def _interval(value: Estimate) -> str:
     return f"{show_share(value.mean)} (95 %: {show_share(value.low)} to {show_share(value.high)})"
+
+
+# --- comparisons ------------------------------------------------------------------------------------------------------
+
+
+def restart_sections(chosen: Choice, found: Sequence[Comparison]) -> list[str]:
+    """The pieces of each way to come back, and the share of the time that each costs."""
+    mode = chosen.job.machine.restart.mode
+    words = (
+        f"<p>All ways have the levels and the cadence that are advised for <b>{escape(mode)}</b>, the machine's own: "
+        f"{escape(describe(chosen.job))}, every {tables.every_words(chosen)}. Replay: work that is done again, on "
+        "average.</p>"
+    )
+    ways = "".join(f"<li><b>{escape(way.name)}</b>: {escape(way.words)}</li>" for way in WAYS.values())
+    after = figure(charts.after_chart(found, mode)) + numbers(tables.after_table(found, mode))
+    saved = "<p>Saved by half: what would be saved of the time if the piece took half as long.</p>"
+    shares = figure(charts.share_chart(found, mode)) + numbers(tables.shares_table(found, mode))
+    return [
+        section("After one failure", f"{words}<ul>{ways}</ul>{after}"),
+        section("Share of the time", saved + shares),
+    ]
+
+
+def comparison_sections(sides: Sequence[Side]) -> list[str]:
+    """Jobs side by side, on common scales, and then each of them."""
+    words = (
+        "<p>Each line is a job with the levels, the redundancy, the compression and the cadence that are advised for "
+        f"it. Coming back after failures takes at least {show_share(least_restart_of(sides))} of the time; the chart "
+        "leaves that out.</p>"
+    )
+    drawn = "".join(f"<div>{figure(chart)}</div>" for chart in charts.comparison_charts(sides))
+    beside = words + table(tables.sides_table(sides)) + f"<div class=charts>{drawn}</div>"
+    return [
+        section("Side by side", beside), _timelines(sides), section("The jobs", "".join(map(_about, sides)))
+    ]  # fmt: skip
+
+
+def _timelines(sides: Sequence[Side]) -> str:
+    drawn = [_groups_of(side.job)[:_MOST_COMPARED] for side in sides]
+    every = [group for groups in drawn for group in groups]
+    end_s = max((bar.end_s for group in every for bar in group.bars), default=1.0)
+    parts = [
+        f"<h3>{escape(side.label)}</h3>{timeline_html(groups, end_s)}{numbers(bars_table(groups))}"
+        for side, groups in zip(sides, drawn, strict=True)
+    ]
+    words = "<p>What nodes do from the call on; all on the same scale. Nodes that do the same are one line.</p>"
+    return section("One checkpoint", words + legend(legend_of(every)) + "".join(parts))
+
+
+def _about(side: Side) -> str:
+    notes = _paragraphs([*what_if(side.job.machine, side.job.nodes), *bursts(side.job)])
+    title = f"{side.label}: {side.job.state.name} on {side.job.machine.name}"
+    return f"<h3>{escape(title)}</h3>{job_facts(side.job)}{notes}"

@@ -1,24 +1,33 @@
 """What others have published of checkpoints, and what the model says of the same: nothing here is measured.
 
 Each case is simulated as it was measured: a whole checkpoint by the library that was used, with its way of dividing the
-state, until the function returns. So a machine's :class:`~deeppart_simulator.machine.record.Serialize` counts, which
-``torch.save``, TorchSnapshot and the thesis' prototype all wait for. This library's own checkpoints are not among them.
+state, until the function returns. This library's own checkpoints are not among them. Of MLPerf Storage's results those
+are taken that state the bandwidth of their storage: Azure Managed Lustre is sold by it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..machine.files import read_machine
 from ..machine.record import Machine
+from ..workload.shapes import WORKLOADS, Workload
 from ..workload.states import State, read_state
-from .bandwidth_sharing import FloatArray, by_node, finish_times, finish_times_of_all
-from .mlperf import GIVEN, compared
-from .serializing import device_copies_s, streams_s
-from .stages import TORCH_SAVE, Job, Protection, times_of
+from .stages import (
+    TORCH_SAVE,
+    FloatArray,
+    Job,
+    Protection,
+    by_node,
+    device_copies_s,
+    finish_times,
+    finish_times_of_all,
+    streams_s,
+    times_of,
+)
 
 #: What counts as reproduced, as a share of what was published.
 TARGET = 0.25
@@ -39,23 +48,15 @@ _THESIS_RANKS, _THESIS_WIDTH = 64, 4
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One published number beside the model's.
+    """One published number beside the model's."""
 
-    Attributes:
-        source: who published it.
-        case: what was measured.
-        unit: "s", or "x" for times as fast as ``torch.save``.
-        published, simulated: the numbers.
-        why: what the difference comes from, or what the number depends on.
-        given: true if a number of the machine file is from this very figure, which then says nothing about the model.
-    """
-
-    source: str
-    case: str
-    unit: str
+    source: str  # who published it
+    case: str  # what was measured
+    unit: str  # "s", or "x" for times as fast as ``torch.save``
     published: float
     simulated: float
-    why: str
+    why: str  # what the difference comes from, or what the number depends on
+    #: true if a number of the machine file is from this very figure, which then says nothing about the model
     given: bool = False
 
     @property
@@ -70,12 +71,7 @@ class Figure:
 
 
 def figures() -> list[Figure]:
-    """All published figures, with what the model says of them.
-
-    Example:
-        >>> [figure.case for figure in figures() if figure.source == TORCHSNAPSHOT][0]
-        'torch.save, local'
-    """
+    """All published figures, with what the model says of them."""
     return [*_torchsnapshot(), *_mlperf(), *_thesis()]
 
 
@@ -180,3 +176,62 @@ def _thesis() -> Iterator[Figure]:
 def _first(faster: Callable[[int], float], published: float) -> int:
     """Fewest ranks that are as much faster as was published; all of them if none are."""
     return next((ranks for ranks in range(1, _THESIS_RANKS) if faster(ranks) >= published), _THESIS_RANKS)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Two published numbers, and what they were measured on."""
+
+    workload: str  # its name, as a state
+    hosts: int  # on which it ran
+    storage: float  # bytes per second that the storage is sold with
+    link: float  # bytes per second of a host
+    save_s: float  # save_s, load_s: means of ten checkpoints
+    load_s: float
+    size: float  # of the checkpoint, in units of 2^30 bytes, as the results have it
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Ranks on each of the hosts."""
+        return WORKLOADS[self.workload].processes // self.hosts
+
+
+#: github.com/mlcommons/storage_results_v3.0, closed/Azure/results/AMLFS-Durable-Premium-125-*, summary.json, July 2026.
+RESULTS = (
+    Result("mlperf-8b", 2, 20e9, 25e9, 7.8587829, 7.0989051, 104.70452117919922),
+    Result("mlperf-70b", 16, 160e9, 25e9, 8.6469579, 7.380531, 911.2121276855469),
+    Result("mlperf-405b", 128, 512e9, 12.5e9, 11.7573436, 12.3946725, 5292.248718261719),
+    Result("mlperf-1t", 128, 512e9, 12.5e9, 24.6310298, 32.2666942, 15426.589264154434),
+)
+#: The result from which the machine file has the rate of one rank.
+GIVEN = "mlperf-8b"
+
+
+def machine_of(result: Result) -> Machine:
+    """The preset, with the hosts and the storage of a result."""
+    machine = read_machine("azure-lustre")
+    storage, link = result.storage, result.link
+    persistent = replace(machine.persistent, write=storage, read=storage, node_write=link, node_read=link)
+    return replace(machine, nodes=result.hosts, ranks_per_node=result.ranks_per_host, persistent=persistent)
+
+
+def save_s(machine: Machine, workload: Workload) -> float:
+    """Seconds until the last rank has written its files."""
+    storage = machine.persistent
+    rates = (storage.rank_write, storage.node_write, storage.write * (1 - storage.others))
+    return float(finish_times_of_all(by_node(workload.rank_bytes(), machine.ranks_per_node), *rates).max())
+
+
+def load_s(machine: Machine, workload: Workload) -> float:
+    """Seconds until the last rank has read them."""
+    storage = machine.persistent
+    rates = (storage.rank_read, storage.node_read, storage.read * (1 - storage.others))
+    return float(finish_times_of_all(by_node(workload.rank_bytes(), machine.ranks_per_node), *rates).max())
+
+
+def compared() -> Iterator[tuple[Result, str, float, float]]:
+    """(result, "write" or "read", published seconds, simulated ones)."""
+    for result in RESULTS:
+        machine, workload = machine_of(result), WORKLOADS[result.workload]
+        yield result, "write", result.save_s, save_s(machine, workload)
+        yield result, "read", result.load_s, load_s(machine, workload)

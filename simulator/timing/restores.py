@@ -9,9 +9,8 @@ import numpy as np
 from deeppart.model import Level
 from deeppart.partition.cost import IntArray
 
-from ..workload.sharing import Shares
-from .bandwidth_sharing import FloatArray, by_node, finish_times
-from .stages import Job, codec_of
+from ..workload.holding import Shares
+from .stages import FloatArray, Job, by_node, codec_of, finish_times
 
 #: Training waits for a restore: a rank loads its parts with its share of the node's cores, up to so many
 #: (deeppart/session/topology.py), and with no fewer threads than that (deeppart/recovery/load_part.py).

@@ -13,9 +13,8 @@ from deeppart.errors import ConfigError
 from deeppart.model.spelling import meant_todo
 from deeppart.partition import STRATEGIES
 
-from ..workload.sharing import Shares
-from .stages import COMPRESSIONS, Job, times_of
-from .times import Times
+from ..workload.holding import Shares
+from .stages import COMPRESSIONS, Job, Times, times_of
 
 #: What the speed-up is measured against.
 REFERENCE = "rank0"
@@ -23,42 +22,27 @@ REFERENCE = "rank0"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One checkpoint of a study.
+    """One checkpoint of a study."""
 
-    Attributes:
-        ranks, nodes, strategy, compression: the case.
-        stages: stage -> seconds of the slowest rank or node.
-        blocked_s: training waits for so long, where the rest is in the background.
-        complete_s: level -> seconds until it is complete, where stages overlap.
-        serial_s: seconds of all stages, one after the other.
-        blocked_speedup, serial_speedup: against rank0, uncompressed, on as many ranks.
-        blocked_efficiency, serial_efficiency: against the same on one rank; None where that is not possible.
-        written_bytes: parts of all ranks, after encoding.
-        files: created on the file system, without the manifest.
-        largest_bytes: share of the most loaded rank, before encoding.
-        imbalance: its cost / the mean cost; 1 is perfect.
-        split_leaves: leaves that are in more than one share.
-        spans: most tensors or pieces of them in a share.
-    """
-
-    ranks: int
+    ranks: int  # ranks, nodes, strategy, compression: the case
     nodes: int
     strategy: str
     compression: str
-    stages: dict[str, float]
-    blocked_s: float
-    complete_s: dict[str, float]
-    serial_s: float
-    blocked_speedup: float
+    stages: dict[str, float]  # stage -> seconds of the slowest rank or node
+    blocked_s: float  # training waits for so long, where the rest is in the background
+    complete_s: dict[str, float]  # level -> seconds until it is complete, where stages overlap
+    serial_s: float  # seconds of all stages, one after the other
+    blocked_speedup: float  # blocked_speedup, serial_speedup: against rank0, uncompressed, on as many ranks
     serial_speedup: float
+    #: blocked_efficiency, serial_efficiency: against the same on one rank; None where that is not possible
     blocked_efficiency: float | None
     serial_efficiency: float | None
-    written_bytes: int
-    files: int
-    largest_bytes: int
-    imbalance: float
-    split_leaves: int
-    spans: int
+    written_bytes: int  # parts of all ranks, after encoding
+    files: int  # created on the file system, without the manifest
+    largest_bytes: int  # share of the most loaded rank, before encoding
+    imbalance: float  # its cost / the mean cost; 1 is perfect
+    split_leaves: int  # leaves that are in more than one share
+    spans: int  # most tensors or pieces of them in a share
 
 
 def study(

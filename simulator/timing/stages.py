@@ -1,9 +1,16 @@
-"""The time of each stage of one checkpoint, from the shares that the partitioner made and the machine's numbers.
+"""The time of each stage of one checkpoint, and when it is complete at each level.
 
 The stages are the library's (docs/architecture.md, "A save, step by step"): planning and the copy block training;
 encoding, the part file on the node, copies, parity and the flush follow in the background. Times are those of the
-slowest rank or node, since ranks meet in the next stage. What overlaps is said in :mod:`.times`.
-The strategy "rank0" is ``torch.save`` (:mod:`.serializing`): training waits for all of it.
+slowest rank or node, since ranks meet in the next stage. Overlapped, chunks are encoded while others are written, and
+the flush follows the local file as it grows, as far as the node has cores for it; what ends a file follows its last
+chunk.
+
+The strategy "rank0" is ``torch.save``: on one thread it copies tensor after tensor to memory that is not pinned,
+computes a CRC-32 and writes through the page cache (torch/serialization.py, caffe2/serialize/inline_container.cc).
+Only what the kernel writes on to the storage is done at the same time, and training waits for all of it.
+
+A bandwidth is shared equally, each transfer up to a limit of its own (L. Kleinrock, Queueing Systems, volume 2, 1976).
 """
 
 from __future__ import annotations
@@ -12,18 +19,177 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deeppart.errors import ConfigError
+from deeppart.model import REDUNDANT_LEVELS, Level
 from deeppart.plan.interval import FLUSH_SHARE
 from deeppart.plan.limit import limited_s
 from deeppart.plan.redundancy import Stripes, block_bytes_for
 
 from ..machine.record import Machine
-from ..workload.sharing import Shares
+from ..workload.holding import Shares
+from ..workload.layout import Layout
 from ..workload.states import State
-from .bandwidth_sharing import FloatArray, by_node, finish_times, finish_times_of_all
-from .serializing import streams_s
-from .times import Times
+
+# --- bandwidth that is shared -----------------------------------------------------------------------------------------
+
+
+FloatArray = NDArray[np.float64]
+
+
+def finish_times(amounts: FloatArray, each: float, together: float) -> FloatArray:
+    """The time at which each of several transfers ends that begin together."""
+    order = np.argsort(amounts, axis=1, kind="stable")
+    ascending = np.take_along_axis(amounts, order, axis=1)
+    steps = np.diff(ascending, axis=1, prepend=0.0)
+    members = amounts.shape[1]
+    active = np.arange(members, 0, -1)
+    # While the j-th smallest is under way, it and all larger ones are; what is empty never was.
+    rate = np.minimum(each, together / active)
+    times = np.cumsum(steps / rate, axis=1)
+    found = np.empty_like(times)
+    np.put_along_axis(found, order, times, axis=1)
+    return np.where(amounts > 0, found, 0.0)
+
+
+def finish_times_of_all(amounts: FloatArray, each: float, together: float, all_rows: float) -> FloatArray:
+    """The same, where the rows share a bandwidth with one another, too, in equal parts."""
+    times = finish_times(amounts, each, together)
+    slowest, everything = float(times.max()), float(amounts.sum()) / all_rows
+    return times * (everything / slowest) if slowest and everything > slowest else times
+
+
+def by_node(per_rank: NDArray[np.int64] | FloatArray, ranks_per_node: int) -> FloatArray:
+    """float64[nodes, ranks_per_node] from one entry per rank; the last node is filled up with zeros."""
+    nodes = -(-len(per_rank) // ranks_per_node)
+    padded = np.zeros(nodes * ranks_per_node)
+    padded[: len(per_rank)] = per_rank
+    return padded.reshape(nodes, ranks_per_node)
+
+
+# --- times, and what waits for what -----------------------------------------------------------------------------------
+
+
+#: Stages in the order in which tables and timelines show them.
+STAGES = ("plan", "capture", "encode", Level.LOCAL, Level.PARTNER, Level.PARITY, Level.PERSISTENT)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Times:
+    """Seconds of one checkpoint."""
+
+    plan: float  # planning and agreement, on every rank
+    capture: FloatArray  # float64[ranks], the copy of the share; of a lazy call, what is copied after it
+    encode: FloatArray  # float64[ranks], with all encoding threads
+    local: FloatArray  # float64[ranks], writing the part, without encoding
+    local_end: FloatArray  # float64[ranks], of that, what comes after the last chunk: tables, sync, rename, round
+    partner: FloatArray  # float64[nodes], sending and storing copies
+    parity: FloatArray  # float64[nodes], exchanging, encoding and storing parity
+    persistent: FloatArray  # float64[ranks], writing to the file system
+    persistent_end: FloatArray  # float64[ranks], of that, what comes after the last chunk
+    #: float64[ranks], where chunks are encoded: that the node's cores need for all its ranks, who encode, write and
+    #: read back at the same time; 0 elsewhere, since the rates of writing were measured with all of that
+    cores: FloatArray
+    encoded: FloatArray  # float64[ranks], bytes of the parts
+    raw: FloatArray  # float64[ranks], bytes of the shares
+    files: int  # created on the file system, without the manifest
+    spans: int  # most spans of a rank
+    lazy: bool  # true if the copy is made in the background
+    #: of a lazy call, guards of what is copied later, and copies of what is small, of the slowest rank
+    deferring: float = 0.0
+    commit: float = 0.0  # from when the parts are on the nodes until the step is committed, at least
+    #: from the copy until all that leaves a node has passed the job's own limit, which copies, parity and the flush
+    #: share; 0 without one, or where there are not both
+    limited: float = 0.0
+    waits: bool = False  # true if training waits for all of it; then ``capture`` is the stream of ``torch.save``
+
+    @property
+    def blocked_s(self) -> float:
+        """Training waits for so long."""
+        if self.waits:
+            return self.serial_s()
+        return self.plan + (self.deferring if self.lazy else float(self.capture.max()))
+
+    @property
+    def stored(self) -> FloatArray:
+        """float64[ranks]: from the copy until the part is on the node, encoded on the way."""
+        chunks = np.maximum(np.maximum(self.encode, self.cores), self.local - self.local_end)
+        return np.where(self.local > 0, chunks + self.local_end, 0.0)
+
+    @property
+    def flushed(self) -> FloatArray:
+        """float64[ranks]: from the copy until the part is on the file system, encoded and followed on the way."""
+        chunks = np.maximum(np.maximum(self.encode, self.cores), self.persistent - self.persistent_end)
+        kept_up = self.stored + np.where(self.stored > 0, self.commit, 0.0)
+        return np.where(self.persistent > 0, np.maximum(kept_up, chunks + self.persistent_end), self.stored)
+
+    def stages(self) -> dict[str, float]:
+        """Stage -> seconds of the slowest."""
+        found = {name: getattr(self, name) for name in STAGES[1:]}
+        return {"plan": self.plan} | {name: float(times.max(initial=0.0)) for name, times in found.items()}
+
+    def complete(self, *, overlapped: bool = True, flushed: bool = True) -> dict[str, float]:
+        """Level -> seconds from the call until it is complete on all ranks; levels that are off are left out."""
+        took = self.stages()
+        if self.waits:  # the storage takes bytes while others are serialized
+            to = {Level.LOCAL: self.local, Level.PERSISTENT: self.persistent}
+            return {name: self.plan + float(np.maximum(self.capture, at).max()) for name, at in to.items() if at.any()}
+        captured = took["plan"] + took["capture"] + self.deferring
+        done: dict[str, float] = {}
+        ready, last = captured, ""
+        if took[Level.LOCAL]:
+            stored = self.stored if overlapped else self.encode + self.local
+            ready = done[Level.LOCAL] = captured + float(stored.max())
+        for level in REDUNDANT_LEVELS:
+            if took[level]:
+                ready = done[level] = ready + took[level]
+                last = level
+        if took[Level.PERSISTENT]:
+            if overlapped:
+                done[Level.PERSISTENT] = captured + max(float(self.flushed.max()), self.limited)
+                if self.limited and flushed:
+                    done[last] = max(done[last], captured + self.limited)
+            else:
+                encode = 0 if took[Level.LOCAL] else self.encode
+                done[Level.PERSISTENT] = ready + float((self.persistent + encode).max())
+                if took[Level.LOCAL]:
+                    done[Level.PERSISTENT] = max(done[Level.PERSISTENT], done[Level.LOCAL] + self.commit)
+        return done
+
+    def serial_s(self) -> float:
+        """Seconds of all stages, one after the other: what it takes where nothing is done in the background."""
+        return max(self.complete(overlapped=False).values(), default=self.plan + float(self.capture.max()))
+
+
+# --- one stream of torch.save -----------------------------------------------------------------------------------------
+
+
+def device_copies_s(machine: Machine, nbytes: FloatArray) -> FloatArray:
+    """Seconds that each rank takes to copy bytes from its device to memory that is not pinned."""
+    serialize = machine.serialize
+    if np.isinf(serialize.copy) and np.isinf(serialize.node_copy):
+        return np.zeros_like(nbytes)
+    return finish_times(nbytes, serialize.copy, serialize.node_copy)
+
+
+def streams_s(machine: Machine, nbytes: FloatArray, tensors: FloatArray) -> FloatArray:
+    """Seconds of each rank's stream: its copies, its bytes and its tensors, one after the other."""
+    serialize = machine.serialize
+    streams = np.count_nonzero(tensors, axis=1)
+    crowding = np.array([machine.crowding(max(1, int(count))) for count in streams])[:, None]
+    computing = (nbytes / serialize.stream + tensors * serialize.tensor) * crowding
+    times: FloatArray = device_copies_s(machine, nbytes) + computing
+    return times
+
+
+def torch_save_words(layout: Layout) -> str:
+    """What the strategy "rank0" is: where ranks hold parts, one of those that hold the same saves it, all at a time."""
+    return "torch.save on rank 0" if layout == Layout() else "torch.save, one rank for each part"
+
+
+# --- jobs and their stages --------------------------------------------------------------------------------------------
+
 
 COMPRESSIONS = ("none", "tensor", "auto")
 #: The strategy that stands for ``torch.save`` on the lowest rank that holds a tensor, while all ranks wait.
@@ -37,21 +203,13 @@ FILES = ("rank", "node")
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """The levels to which a checkpoint goes.
+    """The levels to which a checkpoint goes."""
 
-    Attributes:
-        local: the nodes' own storage.
-        partner: a copy on another node.
-        parity_group: nodes in a parity group; 0 for no parity.
-        parity_tolerate: of them, how many may be lost.
-        persistent: the parallel file system.
-    """
-
-    local: bool = True
-    partner: bool = True
-    parity_group: int = 0
-    parity_tolerate: int = 1
-    persistent: bool = True
+    local: bool = True  # the nodes' own storage
+    partner: bool = True  # a copy on another node
+    parity_group: int = 0  # nodes in a parity group; 0 for no parity
+    parity_tolerate: int = 1  # of them, how many may be lost
+    persistent: bool = True  # the parallel file system
 
     def __post_init__(self) -> None:
         if self.parity_group and not 1 <= self.parity_tolerate < self.parity_group:
@@ -65,34 +223,22 @@ class Protection:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job on a machine.
-
-    Attributes:
-        state: its state.
-        machine: the machine on which it runs.
-        ranks: how many.
-        ranks_per_node: on each node.
-        strategy: of the partitioner.
-        compression: "none", "tensor" or "auto".
-        capture: "eager" or "lazy".
-        protection: the levels.
-        flush_bandwidth: most bytes per second of a node to the file system and other nodes; infinity for no limit.
-        files: "rank" or "node": what is written to the file system.
-        flush_share: of the time, that the job means to be writing to the file system at most, which others use too.
-            With a ``flush_bandwidth`` that is the limit, and it may write all the time.
-    """
+    """A job on a machine."""
 
     state: State
-    machine: Machine
+    machine: Machine  # the machine on which it runs
     ranks: int
-    ranks_per_node: int
-    strategy: str = "deeppart"
-    compression: str = "none"
-    capture: str = "eager"
-    protection: Protection = Protection()
+    ranks_per_node: int  # on each node
+    strategy: str = "deeppart"  # of the partitioner
+    compression: str = "none"  # "none", "tensor" or "auto"
+    capture: str = "eager"  # "eager" or "lazy"
+    protection: Protection = Protection()  # the levels
+    #: most bytes per second of a node to the file system and other nodes; infinity for no limit
     flush_bandwidth: float = math.inf
+    #: of the time, that the job means to be writing to the file system at most, which others use too. With a
+    #: ``flush_bandwidth`` that is the limit, and it may write all the time.
     flush_share: float = FLUSH_SHARE
-    files: str = "rank"
+    files: str = "rank"  # "rank" or "node": what is written to the file system
 
     @property
     def nodes(self) -> int:

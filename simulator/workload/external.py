@@ -21,9 +21,8 @@ from typing import Any
 from deeppart.errors import ConfigError
 
 from .layout import Layout, read_layout
-from .shapes import Model, Parameter
+from .shapes import ITEM_BYTES, Model, Parameter, Tensor
 from .states import State, read_state, state_of
-from .tensors import ITEM_BYTES, Tensor
 
 #: The function of a Python file that is called if none is named.
 DEFAULT_FUNCTION = "build"

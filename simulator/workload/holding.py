@@ -1,8 +1,8 @@
-"""Who holds what: the boxes of each leaf on each rank, as groups of ranks that hold boxes of equal sizes.
+"""Who holds what, and who saves it: the boxes of each leaf on each rank, and each rank's share of the bytes.
 
-The boxes are those that the library computes from a DTensor's mesh and placements (``deeppart.plan.shards``): what
-``fully_shard`` and tensor parallelism of PyTorch give to a rank. Most ranks hold boxes of equal sizes at other places,
-so that few of them are looked at.
+The boxes are those that the library computes from a DTensor's mesh and placements (``deeppart.plan.shards``), and the
+shares follow its rules. Sets of ranks that hold boxes of equal sizes, and carry the same already, are cut alike: one
+plan serves all of them.
 """
 
 from __future__ import annotations
@@ -10,102 +10,70 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from deeppart.model import LeafSpec
 from deeppart.model.boxes import Box
-from deeppart.partition import Leaves
+from deeppart.partition import Leaves, Plan
 from deeppart.partition.cost import IntArray
-from deeppart.plan.shards import Split, place_boxes
+from deeppart.plan.shards import Split, added_cost, least_usual_kappa, place_boxes, share_set
 
 from .layout import RankGrid
-from .tensors import ITEM_BYTES, Tensor
+from .shapes import ITEM_BYTES, Tensor
 
 #: Sizes of the boxes of one leaf on one rank.
 _Sizes = tuple[tuple[int, ...], ...]
 
 
 class Kind(NamedTuple):
-    """Which ranks divide a leaf. Two leaves of one kind are divided among the same ranks.
+    """Which ranks divide a leaf. Two leaves of one kind are divided among the same ranks."""
 
-    Attributes:
-        stage: of the pipeline.
-        expert: which of the expert-parallel ranks have it; None for leaves outside experts.
-        tensor: tensor-parallel ranks that divide it; 1 for none.
-        shards: data-parallel ranks that divide it; 1 for none.
-        in_a_row: true if these divide its elements in a row (ZeRO); false if they divide its first dimension (FSDP).
-    """
-
-    stage: int
-    expert: int | None = None
-    tensor: int = 1
-    shards: int = 1
+    stage: int  # of the pipeline
+    expert: int | None = None  # which of the expert-parallel ranks have it; None for leaves outside experts
+    tensor: int = 1  # tensor-parallel ranks that divide it; 1 for none
+    shards: int = 1  # data-parallel ranks that divide it; 1 for none
+    #: true if these divide its elements in a row (ZeRO); false if they divide its first dimension (FSDP)
     in_a_row: bool = False
 
 
 class Aspect(NamedTuple):
-    """What the kind of a leaf follows from, beside its layer: thousands of leaves have the same.
+    """What the kind of a leaf follows from, beside its layer: thousands of leaves have the same."""
 
-    Attributes:
-        expert: of the parameter; None outside experts.
-        divided: true if tensor parallelism divides it.
-        whole: true if no rank divides it.
-        optimizer: true if it is the optimizer's.
-    """
-
-    expert: int | None
-    divided: bool
-    whole: bool
-    optimizer: bool
+    expert: int | None  # of the parameter; None outside experts
+    divided: bool  # true if tensor parallelism divides it
+    whole: bool  # true if no rank divides it
+    optimizer: bool  # true if it is the optimizer's
 
 
 class Form(NamedTuple):
-    """What the boxes of a leaf follow from, beside its kind.
+    """What the boxes of a leaf follow from, beside its kind."""
 
-    Attributes:
-        shape: of the whole tensor.
-        divided: the dimension that tensor parallelism divides.
-    """
-
-    shape: tuple[int, ...]
-    divided: int
+    shape: tuple[int, ...]  # of the whole tensor
+    divided: int  # the dimension that tensor parallelism divides
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """What each rank of a set holds alike, up to the places of boxes.
+    """What each rank of a set holds alike, up to the places of boxes."""
 
-    Attributes:
-        leaves: the boxes, for the partitioner.
-        tensors: the leaves of the state that they are of.
-        pieces: of each box its leaf's number in ``tensors``, and which of that leaf's boxes it is.
-        bytes_by_dtype: bytes of the boxes.
-    """
-
-    leaves: Leaves
-    tensors: tuple[Tensor, ...]
+    leaves: Leaves  # the boxes, for the partitioner
+    tensors: tuple[Tensor, ...]  # the leaves of the state that they are of
+    #: of each box its leaf's number in ``tensors``, and which of that leaf's boxes it is
     pieces: tuple[tuple[int, int], ...]
-    bytes_by_dtype: dict[str, int]
+    bytes_by_dtype: dict[str, int]  # bytes of the boxes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Groups:
-    """Sets of ranks that hold boxes of equal sizes: within a set the same bytes, from set to set others.
+    """Sets of ranks that hold boxes of equal sizes: within a set the same bytes, from set to set others."""
 
-    Attributes:
-        held: by each rank.
-        ranks: int64[sets, members].
-        places: int64[sets, 2]; the place of each set among the shards, and among the tensor-parallel ranks.
-        kind: of the leaves; None for those that every rank has for itself.
-    """
-
-    held: Held
-    ranks: IntArray
-    places: IntArray
-    kind: Kind | None
+    held: Held  # by each rank
+    ranks: IntArray  # int64[sets, members]
+    places: IntArray  # int64[sets, 2]; the place of each set among the shards, and among the tensor-parallel ranks
+    kind: Kind | None  # of the leaves; None for those that every rank has for itself
 
     @property
     def leaves(self) -> Leaves:
@@ -275,3 +243,96 @@ def _held(tensors: Sequence[Tensor], forms: Sequence[Form], sizes: dict[Form, _S
             by_dtype[tensor.dtype] = by_dtype.get(tensor.dtype, 0) + sum(of_boxes) * item
             kept.append(tensor)
     return Held(Leaves.of(specs, 1), tuple(kept), tuple(pieces), by_dtype)
+
+
+class PlannedSpan(NamedTuple):
+    """Bytes of a box that a rank saves."""
+
+    path: str  # of the leaf
+    box: Box  # of the leaf, that the rank holds
+    start: int  # first byte, in the box
+    length: int  # number of bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shares:
+    """The share of each rank."""
+
+    nbytes: IntArray  # int64[ranks]
+    spans: IntArray  # int64[ranks]
+    split: int  # how many leaves are in more than one share
+    by_dtype: dict[str, float]  # share of all bytes that each dtype has; adds up to 1
+
+
+class _Planned(NamedTuple):
+    """One plan, and the sets of ranks that follow it."""
+
+    groups: Groups
+    numbers: IntArray
+    plan: Plan
+
+
+def share_out(groups: Sequence[Groups], ranks: int, strategy: str, kappa: int) -> Shares:
+    """Count what each rank saves."""
+    nbytes, spans = np.zeros(ranks, dtype=np.int64), np.zeros(ranks, dtype=np.int64)
+    split, by_dtype = 0, dict[str, int]()
+    for each in groups:
+        for dtype, count in each.held.bytes_by_dtype.items():
+            by_dtype[dtype] = by_dtype.get(dtype, 0) + count * len(each.ranks)
+    for each, numbers, plan in _plans(groups, ranks, strategy, kappa):
+        members = each.ranks[numbers]
+        nbytes[members] += plan.bytes_per_rank()
+        spans[members] += plan.spans_per_rank()
+        split += plan.split_leaves() * len(members)
+    total = sum(by_dtype.values())
+    shares = {dtype: count / total for dtype, count in by_dtype.items()} if total else {}
+    return Shares(nbytes, spans, split, shares)
+
+
+def spans_of(groups: Sequence[Groups], ranks: int, strategy: str, kappa: int) -> list[list[PlannedSpan]]:
+    """What each rank saves, span by span: for few ranks."""
+    found: list[list[PlannedSpan]] = [[] for _ in range(ranks)]
+    for each, numbers, plan in _plans(groups, ranks, strategy, kappa):
+        shares = list(plan.shares())
+        for number in numbers.tolist():
+            boxes = each.boxes(number)
+            for rank, share in zip(each.ranks[number].tolist(), shares, strict=True):
+                for span in share.spans:
+                    tensor, piece = each.held.pieces[span.leaf]
+                    path = each.held.tensors[tensor].path
+                    found[rank].append(PlannedSpan(path, boxes[tensor][piece], span.start, span.length))
+    return [sorted(of_rank) for of_rank in found]
+
+
+def kappa_of(groups: Iterable[Groups], ranks: int) -> int:
+    """The cost of a span where none is given; what every rank has for itself does not count."""
+    nbytes, leaves = np.zeros(ranks, dtype=np.int64), np.zeros(ranks, dtype=np.int64)
+    for each in groups:
+        if each.kind is not None:
+            nbytes[each.ranks] += int(each.leaves.nbytes.sum())
+            leaves[each.ranks] += len(each.leaves)
+    return least_usual_kappa(map(tuple, np.unique(np.stack((nbytes, leaves), axis=1), axis=0).tolist()))
+
+
+def _plans(groups: Sequence[Groups], ranks: int, strategy: str, kappa: int) -> Iterator[_Planned]:
+    """Every plan, those of smaller sets first."""
+    load = np.zeros(ranks, dtype=np.int64)
+    for _, alike in groupby(groups, key=lambda each: each.ranks.shape[1]):
+        before = load.copy()  # sets of one size do not know of each other
+        for each in alike:
+            for numbers, preload in _alike(before[each.ranks]):
+                plan = share_set(each.leaves, kappa, preload, strategy)
+                load[each.ranks[numbers]] += added_cost(plan)
+                yield _Planned(each, numbers, plan)
+
+
+def _alike(carried: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
+    """The numbers of equal rows, and the row: most often all are equal, and then none need be sorted."""
+    if (carried == carried[0]).all():
+        yield np.arange(len(carried), dtype=np.int64), carried[0]
+        return
+    rows = np.ascontiguousarray(carried)
+    as_bytes = rows.view(np.dtype((np.void, rows.strides[0]))).ravel()
+    _, first, kind_of = np.unique(as_bytes, return_index=True, return_inverse=True)
+    for kind, place in enumerate(first.tolist()):
+        yield np.flatnonzero(kind_of.ravel() == kind), rows[place]

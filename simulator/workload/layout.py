@@ -21,21 +21,14 @@ KEYS = ("tp=N", "pp=N", "ep=N", "fsdp", "hsdp=N", "zero1")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The layout of a model over ranks; the remaining ranks are data parallel.
+    """The layout of a model over ranks; the remaining ranks are data parallel."""
 
-    Attributes:
-        tensor: ranks that divide each matrix.
-        pipeline: stages that divide the layers.
-        expert: data-parallel ranks that divide the experts of a layer.
-        sharded: data-parallel ranks that divide every leaf: 1 for none, 0 for all of them.
-        optimizer_sharded: true if the optimizer's state is divided among all data-parallel ranks (ZeRO stage 1: S.
-            Rajbhandari et al., ZeRO, SC 2020).
-    """
-
-    tensor: int = 1
-    pipeline: int = 1
-    expert: int = 1
-    sharded: int = 1
+    tensor: int = 1  # ranks that divide each matrix
+    pipeline: int = 1  # stages that divide the layers
+    expert: int = 1  # data-parallel ranks that divide the experts of a layer
+    sharded: int = 1  # data-parallel ranks that divide every leaf: 1 for none, 0 for all of them
+    #: true if the optimizer's state is divided among all data-parallel ranks (ZeRO stage 1: S. Rajbhandari et al.,
+    #: ZeRO, SC 2020).
     optimizer_sharded: bool = False
 
     def at(self, ranks: int, where: str = "--ranks") -> RankGrid:
@@ -66,19 +59,14 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class RankGrid:
-    """A layout on a number of ranks. The data-parallel ranks are ``replicas * shards``.
+    """A layout on a number of ranks. The data-parallel ranks are ``replicas * shards``."""
 
-    Attributes:
-        stages, replicas, shards, tensor, expert: sizes of the dimensions.
-        optimizer_sharded: see :class:`Layout`.
-    """
-
-    stages: int
+    stages: int  # stages, replicas, shards, tensor, expert: sizes of the dimensions
     replicas: int
     shards: int
     tensor: int
     expert: int
-    optimizer_sharded: bool
+    optimizer_sharded: bool  # see :class:`Layout`
 
     @property
     def ranks(self) -> int:

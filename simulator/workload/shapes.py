@@ -1,10 +1,8 @@
-"""The parameters of model families, by shape and in the order and under the names of their reference implementations.
+"""Models by shape: their parameters, in the order and under the names of their reference implementations.
 
-Nothing is allocated: a trillion parameters are a few thousand records. What each parameter needs for parallel layouts
-is kept beside its shape: the layer it belongs to (pipeline parallelism); which of its dimensions tensor parallelism
-divides (M. Shoeybi et al., Megatron-LM, 2019: the outputs of the matrices that attention and feed-forward begin with,
-the inputs of those that they end with, the vocabulary of embeddings and of the output; norms and the biases after a
-row-parallel matrix not); and which expert it belongs to.
+Nothing is allocated: a trillion parameters are a few thousand records. What parallel layouts need is beside each
+shape: its layer (pipeline parallelism), the dimension that tensor parallelism divides (M. Shoeybi et al.,
+Megatron-LM, 2019) and its expert.
 """
 
 from __future__ import annotations
@@ -15,9 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import numpy as np
+
 from deeppart.errors import ConfigError
 from deeppart.model.spelling import meant_todo
 from deeppart.model.units import read_bytes
+from deeppart.partition.cost import IntArray
 
 #: Most layers, so that a slip of the keys does not fill the memory.
 _MOST_LAYERS = 100_000
@@ -26,21 +27,13 @@ _MOST_TENSORS = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a model.
+    """One parameter of a model."""
 
-    Attributes:
-        path: its name; components joined by dots, as in a module's ``state_dict()``.
-        shape: its lengths.
-        layer: -1 before the first layer, the number of layers behind the last one.
-        divided: the dimension that tensor parallelism divides, or None.
-        expert: its number among the experts of its layer, or None.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    layer: int
-    divided: int | None = None
-    expert: int | None = None
+    path: str  # its name; components joined by dots, as in a module's ``state_dict()``
+    shape: tuple[int, ...]  # its lengths
+    layer: int  # -1 before the first layer, the number of layers behind the last one
+    divided: int | None = None  # the dimension that tensor parallelism divides, or None
+    expert: int | None = None  # its number among the experts of its layer, or None
 
     @property
     def elements(self) -> int:
@@ -50,21 +43,13 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model by shapes.
+    """A model by shapes."""
 
-    Attributes:
-        name: the name by which it was asked for.
-        parameters: in order.
-        layers: how many layers a pipeline can divide.
-        experts: per layer; 0 for a dense model.
-        source: the source of the shapes.
-    """
-
-    name: str
-    parameters: tuple[Parameter, ...]
-    layers: int
-    experts: int
-    source: str
+    name: str  # the name by which it was asked for
+    parameters: tuple[Parameter, ...]  # in order
+    layers: int  # how many layers a pipeline can divide
+    experts: int  # per layer; 0 for a dense model
+    source: str  # the source of the shapes
 
     @property
     def elements(self) -> int:
@@ -110,13 +95,7 @@ def gpt(layers: int, hidden: int, vocabulary: int = 50257, positions: int = 1024
 
 
 def llama(
-    layers: int,
-    hidden: int,
-    feed_forward: int,
-    heads: int,
-    key_heads: int,
-    vocabulary: int,
-    experts: int = 0,
+    layers: int, hidden: int, feed_forward: int, heads: int, key_heads: int, vocabulary: int, experts: int = 0
 ) -> Iterator[Parameter]:
     """``LlamaForCausalLM``, output not tied; with experts ``MixtralForCausalLM``.
 
@@ -242,3 +221,140 @@ def _rows(name: str, inputs: int, outputs: int, layer: int, *, rows_are_inputs: 
     shape, divided = ((inputs, outputs), 0) if rows_are_inputs else ((outputs, inputs), 1)
     yield Parameter(f"{name}.weight", shape, layer, divided)
     yield Parameter(f"{name}.bias", (outputs,), layer)
+
+
+# --- leaves -----------------------------------------------------------------------------------------------------------
+
+
+ITEM_BYTES = {
+    "float64": 8,
+    "int64": 8,
+    "float32": 4,
+    "int32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+    "complex64": 8,
+    "complex128": 16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One leaf of the whole state."""
+
+    parameter: Parameter  # the parameter to which it belongs
+    path: str  # in the state
+    dtype: str  # torch's name
+    shape: tuple[int, ...]  # its lengths
+    optimizer: bool = False  # true if it is the optimizer's
+    #: true if no rank divides it, whatever the layout: a buffer. So it is with what has no dimensions.
+    plain: bool = False
+
+    @property
+    def elements(self) -> int:
+        """How many."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return self.elements * ITEM_BYTES[self.dtype]
+
+
+# --- MLPerf Storage's workloads ---------------------------------------------------------------------------------------
+
+
+_SOURCE = "MLCommons, MLPerf Storage v2.0, Submission_guidelines.md, table 2"
+_VOCABULARY = 128256
+_ITEM, _OPTIMIZER_ITEM, _OPTIMIZER_TENSORS, _SMALL = 2, 4, 3, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One of the benchmark's models, in its closed division.
+
+    Attributes:
+        name: as a state.
+        layers, hidden, feed_forward, heads, key_heads: of the model.
+        tensor, pipeline, data: parallel ranks of each kind.
+        zero: its stage, 1 or 3.
+        processes: that write a checkpoint; in the open division a multiple.
+        published: the size that the benchmark's table gives, in its GB of 2^30 bytes.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    feed_forward: int
+    heads: int
+    key_heads: int
+    tensor: int
+    pipeline: int
+    data: int
+    zero: int
+    published: float
+
+    @property
+    def processes(self) -> int:
+        """That write a checkpoint in the closed division."""
+        return self.tensor * self.pipeline * self.data
+
+    @property
+    def specification(self) -> str:
+        """What stands behind the model's name in a state: dtype, optimizer, layout."""
+        sizes = [f"tp={self.tensor}"] if self.tensor > 1 else []
+        sizes += [f"pp={self.pipeline}"] if self.pipeline > 1 else []
+        return ":fp16+adam-mixed@" + ",".join([*sizes, "fsdp" if self.zero == 3 else "zero1"])
+
+    def model(self) -> Model:
+        """Its parameters."""
+        shape = (self.layers, self.hidden, self.feed_forward, self.heads, self.key_heads, _VOCABULARY)
+        return Model(self.name, tuple(llama(*shape)), self.layers, 0, _SOURCE)
+
+    def rank_bytes(self) -> IntArray:
+        """int64[processes], the bytes that each rank of the benchmark writes."""
+        parts = self.data if self.zero == 3 else 1
+        keys = self.hidden // self.heads * self.key_heads
+        embedding = _VOCABULARY * self.hidden
+        norms = (self.hidden, self.hidden)
+        matrices = (
+            self.hidden * (self.hidden + 2 * keys),
+            self.hidden * self.hidden,
+            2 * self.hidden * self.feed_forward,
+            self.hidden * self.feed_forward,
+        )
+        elements = 2 * embedding + self.hidden + (sum(norms) + sum(matrices)) * self.layers
+        layer = sum(norm // parts for norm in norms) + sum(matrix // self.tensor // parts for matrix in matrices)
+        ends = embedding // self.tensor // parts
+        # The first stages have a layer more where the layers cannot be divided evenly; DLIO numbers ranks tensor
+        # parallelism first, then pipeline, then data parallelism.
+        each, more = divmod(self.layers, self.pipeline)
+        stages = np.array([(each + (stage < more)) * layer for stage in range(self.pipeline)], dtype=np.int64)
+        stages[0] += ends
+        stages[-1] += ends + self.hidden // parts
+        model = np.tile(np.repeat(stages, self.tensor), self.data) * _ITEM
+        if self.zero != 3:
+            model[self.tensor * self.pipeline :] = 0
+        optimizer = _OPTIMIZER_TENSORS * (elements // self.processes + _SMALL * self.hidden) * _OPTIMIZER_ITEM
+        found: IntArray = model + optimizer
+        return found
+
+
+#: Name of the state -> the workload.
+WORKLOADS: Mapping[str, Workload] = MappingProxyType(
+    {
+        each.name: each
+        for each in (
+            Workload("mlperf-8b", 32, 4096, 14336, 32, 8, 1, 1, 8, 3, 105),
+            Workload("mlperf-70b", 80, 8192, 28672, 128, 8, 8, 1, 8, 3, 912),
+            Workload("mlperf-405b", 126, 16384, 53248, 128, 8, 8, 32, 2, 1, 5290),
+            Workload("mlperf-1t", 128, 25872, 98304, 192, 32, 8, 64, 2, 1, 18000),
+        )
+    }
+)

@@ -15,12 +15,9 @@ from deeppart.errors import ConfigError
 from deeppart.model.spelling import meant_todo
 from deeppart.partition.cost import whole_kappa
 
-from .holding import ByAspect, Groups, Held, groups_of, own_groups
+from .holding import ByAspect, Groups, Held, PlannedSpan, Shares, groups_of, kappa_of, own_groups, share_out, spans_of
 from .layout import Layout, read_layout
-from .mlperf import WORKLOADS
-from .shapes import Model, model_named
-from .sharing import PlannedSpan, Shares, kappa_of, share_out, spans_of
-from .tensors import ITEM_BYTES, Tensor
+from .shapes import ITEM_BYTES, WORKLOADS, Model, Tensor, model_named
 
 _SHORT = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn"}
 #: Optimizer -> dtype of the model's parameters where none is named, and dtypes of what is kept for each parameter.
@@ -29,35 +26,22 @@ _SHORT = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "flo
 OPTIMIZERS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "": ("float32", ()),
     "adam": ("float32", (("exp_avg", "float32"), ("exp_avg_sq", "float32"))),
-    "adam-mixed": (
-        "bfloat16",
-        (("master", "float32"), ("exp_avg", "float32"), ("exp_avg_sq", "float32")),
-    ),
+    "adam-mixed": ("bfloat16", (("master", "float32"), ("exp_avg", "float32"), ("exp_avg_sq", "float32"))),
     "sgd-momentum": ("float32", (("momentum_buffer", "float32"),)),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A state, on any number of ranks.
+    """A state, on any number of ranks."""
 
-    Attributes:
-        name: the name by which it was asked for.
-        tensors: its leaves, before any division.
-        layers: that a pipeline can divide.
-        experts: per layer.
-        layout: how it is spread.
-        source: the source of its shapes.
-        own: leaves that every rank has for itself, such as states of random number generators.
-    """
-
-    name: str
-    tensors: tuple[Tensor, ...]
-    layers: int
-    experts: int
-    layout: Layout
-    source: str
-    own: tuple[Tensor, ...] = ()
+    name: str  # the name by which it was asked for
+    tensors: tuple[Tensor, ...]  # its leaves, before any division
+    layers: int  # that a pipeline can divide
+    experts: int  # per layer
+    layout: Layout  # how it is spread
+    source: str  # the source of its shapes
+    own: tuple[Tensor, ...] = ()  # leaves that every rank has for itself, such as states of random number generators
     _known: dict[int, tuple[Groups, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _sorted: list[ByAspect] = field(default_factory=list, init=False, repr=False, compare=False)
     _held: dict[object, Held] = field(default_factory=dict, init=False, repr=False, compare=False)

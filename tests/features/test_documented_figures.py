@@ -20,7 +20,7 @@ CHECKED = {
     "campaign --state llama3-8b": re.compile(r"\d"),
     "campaign --state llama3-70b": re.compile(r"\d"),
     "restart --state": re.compile(r"\d"),
-    "goodput": re.compile(r"\d"),
+    "scale --goodput": re.compile(r"\d"),
     "published": re.compile(r"^[+-]\d+%$"),
 }
 
@@ -102,7 +102,7 @@ def test_the_table_of_files_of_nodes(capsys: pytest.CaptureFixture[str]) -> None
 def test_figures_that_are_not_printed_are_found() -> None:
     example = Example("goodput", ("| | a | b |", "|-|-:|-:|", "| `x` | 1 s | 3 % |", "- no energy: 5 kW are not given"))
     printed = "│ x │ 1 s │ 3 % │\n- no energy: 5 kW are not given\n"
-    every = CHECKED["goodput"]
+    every = CHECKED["scale --goodput"]
     assert not stale(example, printed, every)
     assert stale(example, printed.replace("3 %", "4 %"), every) == ["| `x` | 1 s | 3 % |"]
     assert stale(example, printed.replace("1 s │ 3 %", "1 s │\n│ 3 %"), every)  # in two rows

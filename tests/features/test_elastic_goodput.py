@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from deeppart_simulator.cluster.applications import SETTINGS, read_application
-from deeppart_simulator.cluster.traces.archive import Archive
+from deeppart_simulator.cluster.applications import SETTINGS, Archive, read_application
 
 from benchmarks.elastic_goodput import errors_of
 

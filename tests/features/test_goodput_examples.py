@@ -1,4 +1,4 @@
-"""The examples in the docstrings of what is about goodput, and of the simulator's clusters, say what happens."""
+"""The examples in the docstrings of what is about goodput say what happens."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from importlib import import_module
 import pytest
 
 MODULES = (
-    *(f"deeppart.plan.goodput.{name}" for name in ("throughput", "noise", "goodput", "optimum", "fitting", "advice")),
+    *(f"deeppart.plan.goodput.{name}" for name in ("throughput", "noise", "optimum", "fitting", "advice")),
     "deeppart.elastic.profile",
-    *(f"deeppart_simulator.cluster.{name}" for name in ("applications", "workloads", "restarting", "traces.archive")),
-    *(f"deeppart_simulator.cluster.policies.{name}" for name in ("worth", "dividing", "packing")),
 )
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from deeppart_simulator.workload.layout import Layout, read_layout
-from deeppart_simulator.workload.shapes import Parameter
+from deeppart_simulator.workload.shapes import Parameter, Tensor
 from deeppart_simulator.workload.states import State, state_of
-from deeppart_simulator.workload.tensors import Tensor
 from hypothesis import strategies as st
 
 #: Layout -> ranks that it needs.

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from deeppart_simulator.workload.external import read_external
 from deeppart_simulator.workload.layout import read_layout
-from deeppart_simulator.workload.shapes import Parameter
+from deeppart_simulator.workload.shapes import Parameter, Tensor
 from deeppart_simulator.workload.states import State, state_of
-from deeppart_simulator.workload.tensors import Tensor
 
 from tests.mpi.torchrun import torchrun
 from tests.sharded.layouts import HAS_TWO_DIMENSIONS, build, tensors

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
-from deeppart_simulator.advise.choose import FACTORS, HOPELESS, advise, describe, shown
-from deeppart_simulator.advise.front import AS_GOOD_OF_ALL, least_restart, loss_of
+from deeppart_simulator.advise.choose import (
+    AS_GOOD_OF_ALL,
+    FACTORS,
+    HOPELESS,
+    Wanted,
+    advise,
+    advised,
+    as_good_as_least,
+    describe,
+    front_of,
+    in_steps,
+    least_restart,
+    loss_of,
+    shown,
+    steps_between,
+)
 from deeppart_simulator.advise.text import reasons
-from deeppart_simulator.advise.wanted import Wanted
 from deeppart_simulator.campaign.costs import followed, training_s
+from deeppart_simulator.campaign.failures import Scheduling
 from deeppart_simulator.campaign.plan import Cadences, Planned
 from deeppart_simulator.campaign.run import run
-from deeppart_simulator.campaign.scheduling import Scheduling
 from deeppart_simulator.machine.record import Failures
 from deeppart_simulator.timing.stages import Job, Protection
 
 from deeppart.errors import ConfigError
+from deeppart.plan.interval import Cadence, LevelCost, Waste, best
+from deeppart.plan.multiples import MOST_EVERY
 from tests.simulator.campaign.jobs import DAY
 from tests.simulator.timing.jobs import MACHINE, STATE
 
@@ -67,13 +82,6 @@ def test_nodes_that_are_often_lost_are_protected_from_it() -> None:
     assert chosen.survival.needs["node"] in ("partner", "parity")
 
 
-def test_without_a_codec_nothing_is_compressed_and_progress_is_told() -> None:
-    told: list[str] = []
-    advice = advise(asked(Failures(node=DAY), codecs={}), progress=told.append)
-    assert {choice.job.compression for choice in advice.choices} == {"none"}
-    assert len(told) == len(set(told)) >= len(advice.choices)
-
-
 def test_what_is_adapted_is_never_worse_than_what_is_kept() -> None:
     advice = advise(asked(Failures(node=10 * DAY, system=100 * DAY)))
     assert tuple(each.factor for each in advice.sensitivity) == FACTORS
@@ -81,53 +89,6 @@ def test_what_is_adapted_is_never_worse_than_what_is_kept() -> None:
         assert each.adapted <= each.kept * (1 + 1e-9)
     periods = [each.period_s for each in advice.sensitivity]
     assert periods == sorted(periods), "the rarer failures are, the longer one may wait"
-
-
-def test_what_keeps_more_than_a_node_holds_is_on_no_list() -> None:
-    """16 GB on 4 nodes: 8 GB for two local steps, 8 for two copies, 4 more where copies are written more rarely."""
-    failures = Failures(process=DAY / 4, node=DAY, system=10 * DAY)
-    shared = replace(MACHINE.persistent, write=1e9, read=1e9)
-    partner = Wanted(partner=True, compression="none")
-    for capacity, copies_at in ((20.5e9, 2), (16.5e9, 1), (15.5e9, None)):
-        job = asked(failures, persistent=shared, local=replace(MACHINE.local, capacity=capacity))
-        found = advise(job)
-        assert all(each.space.on_node <= capacity for each in (*found.front, *found.choices, found.chosen))
-        copies = [each for each in found.choices if describe(each.job) == "local + partner + persistent"]
-        assert [each.cadence.every["partner"] for each in copies] == ([copies_at] if copies_at else [])
-        if copies_at:
-            assert not found.too_large and advise(job, wanted=partner).chosen.job.protection.partner
-        else:
-            assert list(found.too_large) == ["local + partner + persistent"]
-            with pytest.raises(ConfigError, match="no room"):
-                advise(job, wanted=partner)
-
-
-def test_a_quota_that_nothing_fits_is_refused_and_one_that_compression_fits_is_met() -> None:
-    """Four steps of 16 GB are 64 GB, compressed 51.2."""
-    failures = Failures(node=DAY, system=10 * DAY)
-    found = advise(asked(failures, persistent=replace(MACHINE.persistent, quota=60e9)))
-    assert {choice.job.compression for choice in found.front} == {"tensor"} and found.too_large
-    with pytest.raises(ConfigError) as caught:
-        advise(asked(failures, persistent=replace(MACHINE.persistent, quota=50e9)))
-    assert "[persistent] quota" in str(caught.value) and "keep" in str(caught.value)
-
-
-def test_a_machine_without_failures_needs_no_advice() -> None:
-    with pytest.raises(ConfigError):
-        advise(asked(Failures()))
-
-
-@pytest.mark.parametrize(
-    ("protection", "compression", "text"),
-    [
-        (Protection(), "none", "local + partner + persistent"),
-        (Protection(local=False, partner=False), "none", "persistent"),
-        (Protection(partner=False, parity_group=8, parity_tolerate=2), "tensor",
-         "local + parity 8/2 + persistent, compressed"),
-    ],
-)  # fmt: skip
-def test_described_in_a_few_words(protection: Protection, compression: str, text: str) -> None:
-    assert describe(replace(asked(Failures()), protection=protection, compression=compression)) == text
 
 
 @pytest.mark.parametrize(("nodes", "widths"), [(64, {1, 2, 4, 8}), (8, {2, 4, 8}), (2, {4, 8})])
@@ -159,13 +120,6 @@ def test_a_job_that_gets_nowhere_is_refused_with_what_would_have_to_change() -> 
     assert 0.25 < found < 0.55
 
 
-def test_what_is_advised_is_shown_first() -> None:
-    advice = advise(asked(Failures(node=10 * DAY, system=100 * DAY)))
-    assert shown(advice)[0] is advice.chosen
-    others = [choice.waste.total for choice in shown(advice)[1:]]
-    assert others == sorted(others) and shown(advice).count(advice.chosen) == 1
-
-
 @pytest.mark.parametrize("notice_s", [0.0, 60.0])
 def test_a_campaign_with_preemptions_loses_what_the_advice_says(notice_s: float) -> None:
     """With a notice no work is lost, and checkpoints are as rare as without preemptions; otherwise it is a failure."""
@@ -185,3 +139,147 @@ def test_a_campaign_with_preemptions_loses_what_the_advice_says(notice_s: float)
     runs = [run(Planned(chosen.job), cadences, seed) for seed in range(4)]
     wasted = 1 - sum(each.efficiency for each in runs) / len(runs)
     assert wasted == pytest.approx(chosen.waste.total, rel=0.1)
+
+
+@dataclass(frozen=True)
+class Weighed:
+    waste: Waste
+    drained_daily_bytes: float
+    node_daily_bytes: float
+    simplicity: tuple[int, ...] = (0,)
+    idle: float = 0.0
+
+
+def choice(loss: float, drained: float, worn: float, simplicity: int = 0, restart: float = 0.4) -> Weighed:
+    return Weighed(Waste(loss / 2, loss / 2, restart), drained, worn, (simplicity,))
+
+
+def test_on_the_front_is_what_no_other_one_is_as_good_as() -> None:
+    best, rare, simple = choice(0.010, 100.0, 10.0, 1), choice(0.012, 20.0, 10.0, 1), choice(0.013, 200.0, 10.0, 0)
+    worse = choice(0.014, 100.0, 10.0, 1)
+    assert front_of([worse, simple, rare, best]) == (best, rare, simple)
+
+
+def test_what_loses_ten_times_the_least_is_not_worth_a_look() -> None:
+    assert front_of([choice(0.010, 100.0, 10.0), choice(0.101, 1.0, 1.0)]) == (choice(0.010, 100.0, 10.0),)
+
+
+def test_the_time_to_come_back_makes_nothing_as_good() -> None:
+    """Half of the time is lost by coming back, whatever is chosen: five percent of that is no excuse."""
+    best, more = choice(0.010, 100.0, 10.0, 1, restart=0.5), choice(0.025, 1.0, 10.0, 0, restart=0.5)
+    assert least_restart([best, more]) == 0.5
+    assert advised(front_of([best, more])) == best
+
+
+def test_coming_back_slower_is_lost_time_too() -> None:
+    fast, slow = choice(0.01, 10.0, 10.0, restart=0.40), choice(0.01, 1.0, 10.0, restart=0.45)
+    assert abs(loss_of(slow, least_restart([fast, slow])) - 0.06) < 1e-12
+    assert advised(front_of([fast, slow])) == fast
+
+
+def test_of_those_that_lose_nearly_least_the_file_system_counts_first_then_drives_then_how_simple_it_is() -> None:
+    best, same, simple = choice(0.0100, 1000.0, 1.0, 0), choice(0.0102, 10.0, 50.0, 3), choice(0.0103, 15.0, 20.0, 2)
+    assert advised(front_of([best, same])) == same
+    assert advised(front_of([best, same, simple])) == simple, "drives wear less than half as much"
+    simplest = choice(0.0104, 16.0, 30.0, 1)
+    assert advised(front_of([best, same, simple, simplest])) == simplest, "as few bytes, within a factor of two"
+
+
+def test_what_nobody_would_notice_is_as_good() -> None:
+    best, rare = choice(0.00010, 1000.0, 1.0), choice(0.00010 + 0.9 * AS_GOOD_OF_ALL, 1.0, 1.0)
+    assert advised([best, rare]) == rare
+    assert advised([best, choice(0.00010 + 1.1 * AS_GOOD_OF_ALL, 1.0, 1.0)]) == best
+
+
+def test_what_is_as_good_as_the_least_is_what_may_be_advised() -> None:
+    best = choice(0.1, 100.0, 10.0)
+    limit = as_good_as_least([best])
+    assert limit == pytest.approx(0.105)
+    inside, outside = choice(limit - 1e-6, 1.0, 10.0), choice(limit + 1e-6, 1.0, 10.0)
+    assert advised([best, inside]) == inside and advised([best, outside]) == best
+
+
+def test_where_most_is_lost_a_twentieth_of_that_is_no_excuse() -> None:
+    """0.1402 of the time is useful where 0.1548 could be."""
+    best, rare = choice(0.8452, 100.0, 10.0, restart=0.0), choice(0.8598, 1.0, 10.0, restart=0.0)
+    assert advised([best, rare]) == best
+    assert as_good_as_least([best, rare]) == pytest.approx(0.8452 + 0.01 * 0.1548)
+
+
+def test_what_calls_take_that_save_nothing_makes_nothing_as_good() -> None:
+    """Of 3 % that are lost, 1 % is lost whatever is chosen."""
+    best, rare = (replace(choice(loss, drained, 10.0), idle=0.01) for loss, drained in ((0.03, 100.0), (0.0312, 1.0)))
+    assert advised([best, rare]) == best
+    assert as_good_as_least([best]) == pytest.approx(0.03 + 0.05 * 0.02)
+
+
+NOWHERE = Protection(local=False, partner=False)
+LOCAL, COPIES = Protection(partner=False), Protection()
+PARITY = Protection(partner=False, parity_group=4)
+
+
+def candidates() -> list[Job]:
+    job = Job(STATE, MACHINE, 64, 4)
+    return [
+        replace(job, protection=protection, compression=compression)
+        for protection in (NOWHERE, LOCAL, COPIES, PARITY)
+        for compression in ("none", "tensor")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "protections", "compressions"),
+    [
+        (Wanted(), [NOWHERE, LOCAL, COPIES, PARITY], ["none", "tensor"]),
+        (Wanted(local=False), [NOWHERE], ["none", "tensor"]),
+        (Wanted(local=True), [LOCAL, COPIES, PARITY], ["none", "tensor"]),
+        (Wanted(partner=True), [COPIES], ["none", "tensor"]),
+        (Wanted(partner=False), [NOWHERE, LOCAL, PARITY], ["none", "tensor"]),
+        (Wanted(parity=(4, 1)), [PARITY], ["none", "tensor"]),
+        (Wanted(parity=(12, 3)), [Protection(partner=False, parity_group=12, parity_tolerate=3)], ["none", "tensor"]),
+        (Wanted(parity=(4, 1), partner=True), [replace(PARITY, partner=True)], ["none", "tensor"]),
+        (Wanted(compression="none", local=False), [NOWHERE], ["none"]),
+        (Wanted(compression="auto", partner=True), [COPIES], ["auto"]),
+    ],
+)
+def test_candidates(wanted: Wanted, protections: list[Protection], compressions: list[str]) -> None:
+    found = [(job.protection, job.compression) for job in wanted.among(candidates())]
+    assert found == [(protection, compression) for protection in protections for compression in compressions]
+
+
+@pytest.mark.parametrize(("wanted", "level"), [(Wanted(partner=True), "partner"), (Wanted(parity=(4, 1)), "parity")])
+def test_what_is_given_is_advised_even_if_no_failure_needs_it(wanted: Wanted, level: str) -> None:
+    job = Job(STATE, replace(MACHINE, failures=Failures(process=DAY)), 64, 4)
+    for step_s in (0.0, 5.0):
+        chosen = advise(job, step_s, wanted=wanted).chosen
+        every, least = chosen.cadence.every, advise(job, step_s).chosen.cadence.waste.total
+        assert every["local"] == 1 <= every[level] < MOST_EVERY
+        assert least * (1 - 1e-9) <= chosen.cadence.waste.total < 1
+        busy = sum(cost.busy_s / every[cost.name] for cost in chosen.costs)
+        assert chosen.cadence.period_s >= busy * (1 - 1e-9)
+
+
+def test_a_level_that_is_left_out_is_as_often_as_the_next_above() -> None:
+    costs = [LevelCost(level, 1.0, failures_per_s=1e-5) for level in ("local", "partner", "parity", "persistent")]
+    counts = {"local": 1, "partner": MOST_EVERY, "parity": MOST_EVERY, "persistent": 6}
+    cadence = Cadence(600.0, counts, Waste(0.1, 0.1, 0.1))
+    assert Wanted().kept(costs, cadence) is cadence
+    assert dict(Wanted(partner=True).kept(costs, cadence).every) == counts | {"partner": 6}
+    assert dict(Wanted(partner=True, parity=(4, 1)).kept(costs, cadence).every) == counts | {"partner": 6, "parity": 6}
+    rare = Cadence(600.0, counts | {"persistent": MOST_EVERY}, cadence.waste)
+    assert Wanted(parity=(4, 1)).kept(costs, rare).every["parity"] == 1
+
+
+COSTS = (LevelCost("local", 0.5, 1.0, 1.0, 60.0, 1 / 3e4), LevelCost("persistent", 2.0, 30.0, 40.0, 300.0, 1 / 1e6))
+
+
+@pytest.mark.parametrize("step_s", [0.001, 0.37, 1.0, 30.0, 1000.0, 1e5])
+def test_training_between_calls_is_whole_steps(step_s: float) -> None:
+    free = best(COSTS, step_s)
+    found = in_steps(COSTS, free, step_s)
+    steps = training_s(COSTS, found) / step_s
+    assert steps == pytest.approx(round(steps), rel=1e-9) and round(steps) == steps_between(COSTS, found, step_s) >= 1
+    assert found.every == free.every and abs(found.period_s - free.period_s) <= step_s * (1 + 1e-9)
+    assert free.waste.total <= found.waste.total * (1 + 1e-3)
+    busy = sum(cost.busy_s / found.every[cost.name] for cost in COSTS)
+    assert found.period_s >= busy * (1 - 1e-9)

@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from deeppart_simulator.advise.choose import Advice, advise
-from deeppart_simulator.advise.text import config_toml, in_a_sentence, reasons
-from deeppart_simulator.advise.wanted import Wanted
-from deeppart_simulator.machine.record import Failures, Group
+from deeppart_simulator.advise.choose import Advice, Wanted, advise
+from deeppart_simulator.advise.text import bill_of, config_toml, in_a_sentence, reasons
+from deeppart_simulator.machine.record import Failures, Group, Power, Price
 from deeppart_simulator.timing.stages import Job
 
 import deeppart
@@ -163,3 +162,29 @@ def test_each_kind_of_groups_has_a_line_with_what_survives_it() -> None:
     assert len(lines) == 2
     assert lines[0].startswith("a group of 2 nodes (switch) is lost every 10 d") and "copy on another node" in lines[0]
     assert lines[1].startswith("a group of 4 nodes (power) is lost every 50 d") and "file system" in lines[1]
+
+
+PRICED = replace(
+    MACHINE,
+    failures=Failures(node=10 * DAY, system=100 * DAY),
+    price=Price(currency="USD", node_hour=2.0),
+    power=Power(busy=1000.0, waiting=100.0),
+)
+
+
+def test_thirty_days_by_where_the_time_goes() -> None:
+    """4 nodes for 720 hours each."""
+    chosen = advise(Job(STATE, PRICED, 16, 4)).chosen
+    found = {item.what: item for item in bill_of(chosen).items}
+    total, lost = bill_of(chosen).total, bill_of(chosen).lost
+    assert total.node_hours == pytest.approx(2880) and total.money == pytest.approx(5760)
+    assert lost.node_hours == pytest.approx(2880 * chosen.waste.total)
+    writing = found["blocked by checkpoints"].node_hours + found["slowed by the background"].node_hours
+    assert writing == pytest.approx(2880 * chosen.waste.cost)
+    assert found["training lost"].node_hours == pytest.approx(2880 * chosen.waste.rework)
+    assert found["coming back"].node_hours == pytest.approx(2880 * chosen.waste.restart)
+    # A call blocks once a period; the period has what it costs in it.
+    blocked = chosen.blocked_s / chosen.cadence.period_s * 2880
+    assert found["blocked by checkpoints"].node_hours == pytest.approx(blocked, rel=0.05)
+    assert found["coming back"].kwh == pytest.approx(0.1 * found["coming back"].node_hours)
+    assert found["training lost"].kwh == pytest.approx(found["training lost"].node_hours)

@@ -7,21 +7,31 @@ from dataclasses import replace
 
 import pytest
 from deeppart_simulator.budget.bill import (
+    FEWER,
+    LABELS,
+    LEAVING,
     SPARES,
     USEFUL,
+    Way,
     bill,
-    bill_rows,
+    bill_of_run,
+    costs_of_blocking,
     item,
     missing,
     show_energy,
     show_hours,
     show_money,
+    ways_of,
 )
+from deeppart_simulator.campaign.failures import Scheduling, Waits
+from deeppart_simulator.campaign.outcomes import summarize
+from deeppart_simulator.campaign.plan import Planned
+from deeppart_simulator.campaign.run import run
 from deeppart_simulator.machine.record import Power, Price
-from hypothesis import given
-from hypothesis import strategies as st
+from deeppart_simulator.timing.scale import study
 
-from tests.simulator.timing.jobs import MACHINE
+from tests.simulator.campaign.jobs import DAY, busy
+from tests.simulator.timing.jobs import MACHINE, job
 
 PRICED = replace(MACHINE, price=Price(currency="USD", node_hour=3.0), power=Power(busy=2000.0, waiting=500.0))
 SHARES = {USEFUL: 0.9, "blocked": 0.06, "lost": 0.04}
@@ -40,7 +50,6 @@ def test_a_day_of_ten_nodes() -> None:
 def test_if_all_was_useful_nothing_was_lost_rather_than_something_unknown() -> None:
     found = bill(PRICED, 10, 3600.0, {USEFUL: 1.0})
     assert (found.lost.node_hours, found.lost.money, found.lost.kwh) == (0, 0, 0)
-    assert [len(row) for row in bill_rows(found)] == [4] * 4
     assert bill(MACHINE, 10, 3600.0, {USEFUL: 1.0}).lost.money is None
 
 
@@ -76,30 +85,82 @@ def test_what_is_not_known_is_left_out_and_its_key_said() -> None:
     assert "needs [power] busy" in missing(energy_alone)[0] and item(energy_alone, "x", 1.0, busy=True).money is None
 
 
-@given(
-    nodes=st.integers(1, 10_000),
-    seconds=st.floats(1.0, 1e8),
-    blocked=st.floats(0.0, 0.5),
-    price=st.floats(0.01, 1000.0),
-)
-def test_twice_the_price_the_nodes_or_the_time_is_twice_the_money(
-    nodes: int, seconds: float, blocked: float, price: float
-) -> None:
-    def money(factor: float = 1.0, nodes: int = nodes, seconds: float = seconds) -> float:
-        machine = replace(PRICED, price=Price(currency="USD", node_hour=factor * price))
-        found = bill(machine, nodes, seconds, {USEFUL: 1 - blocked, "blocked": blocked})
-        assert found.total.money is not None and found.lost.money is not None
-        assert found.lost.money == pytest.approx(blocked * found.total.money)
-        total: float = found.total.money
-        return total
-
-    once = money()
-    assert once == pytest.approx(nodes * seconds / 3600 * price)
-    for twice in (money(2.0), money(nodes=2 * nodes), money(seconds=2 * seconds)):
-        assert twice == pytest.approx(2 * once)
-
-
 def test_shown_for_people() -> None:
     assert show_money(1234.4, "USD") == "1,234 USD" and show_money(0.4256, "EUR") == "0.426 EUR"
     assert [show_energy(kwh) for kwh in (0.5, 20, 1500, 2.5e6)] == ["500 Wh", "20 kWh", "1.5 MWh", "2.5 GWh"]
     assert show_hours(12345.6) == "12,346" and show_hours(0.125) == "0.125" and not math.isinf(PRICED.power.waiting)
+
+
+PLANNED, CADENCES = busy()
+PRICE, POWER = Price(currency="USD", node_hour=2.0), Power(busy=1000.0, waiting=100.0)
+PRICED_RUNS = Planned(replace(PLANNED.job, machine=replace(PLANNED.job.machine, price=PRICE, power=POWER)))
+RESULTS = [run(PLANNED, CADENCES, seed) for seed in (1, 2)]
+SUMMARY = summarize(RESULTS)
+
+
+def test_every_second_of_every_node_is_on_the_bill_once() -> None:
+    """8 nodes and a spare one for 40 days."""
+    found = bill_of_run(PRICED_RUNS, CADENCES, SUMMARY)
+    assert found.total.node_hours == pytest.approx(9 * 40 * 24) and found.total.money == pytest.approx(2 * 9 * 40 * 24)
+    hours = {item.what: item.node_hours for item in found.items}
+    assert hours.pop(SPARES) == pytest.approx(40 * 24) and set(hours) == {*LABELS.values(), FEWER}
+    blocked_s = sum(result.buckets["blocked"] for result in RESULTS) / 2
+    assert hours["blocked by checkpoints"] == pytest.approx(8 * blocked_s / 3600)
+    assert hours["training lost"] == pytest.approx(8 * sum(result.lost_s for result in RESULTS) / 2 / 3600)
+
+
+def test_a_job_in_a_queue_holds_no_nodes() -> None:
+    planned, cadences = busy(elastic=False)
+    turns = Scheduling(limit_s=DAY, notice_s=3600.0, waits=Waits(DAY / 2))
+    summary = summarize([run(planned, replace(cadences, scheduling=turns), 1)])
+    queued = summary.shares["queued"].mean
+    found = {item.what: item.node_hours for item in bill_of_run(planned, cadences, summary).items}
+    assert 0.2 < queued < 0.5 and sum(found.values()) == pytest.approx(9 * 40 * 24 * (1 - queued))
+    assert found[LEAVING] == pytest.approx(8 * 40 * 24 * summary.shares["leaving"].mean) and found[LEAVING] > 0
+
+
+def test_nodes_draw_what_trains_while_they_train() -> None:
+    found = {item.what: item for item in bill_of_run(PRICED_RUNS, CADENCES, SUMMARY).items}
+    for what, watts in (("useful training", 1.0), ("training lost", 1.0), ("slowed by the background", 1.0),
+                        ("blocked by checkpoints", 0.1), ("down", 0.1), ("restoring", 0.1), (SPARES, 0.1)):  # fmt: skip
+        assert found[what].kwh == pytest.approx(watts * found[what].node_hours), what
+
+
+PRICED_GOODPUT = replace(MACHINE, price=Price(currency="USD", node_hour=3.0), power=Power(busy=2000.0, waiting=500.0))
+
+
+def test_a_row_by_hand() -> None:
+    """A tenth of 30 days of 100 nodes: 7,200 node-hours, 21,600 USD, and 3.6 MWh at 0.5 kW."""
+    (row,) = costs_of_blocking(PRICED_GOODPUT, 100, [9.0], [1.0], [], days=30)
+    assert row.lost == pytest.approx(0.1)
+    assert (row.cost.node_hours, row.cost.money, row.cost.kwh) == pytest.approx((7200, 21600, 3600))
+    (half,) = costs_of_blocking(PRICED_GOODPUT, 100, [9.0], [1.0], [], days=15)
+    assert half.cost.money == pytest.approx(10800)
+
+
+def test_ways_stand_where_their_time_puts_them_and_nothing_is_said_twice() -> None:
+    rows = costs_of_blocking(
+        PRICED_GOODPUT, 1, [600.0, 60.0, 60.0], [1.0, 0.1, 1.0], [Way("this", 0.5), Way("that", 7.0)], days=1
+    )
+    assert [row.period_s for row in rows] == [60.0] * 4 + [600.0] * 4
+    assert [(row.blocked_s, row.way) for row in rows[:4]] == [(0.1, ""), (0.5, "this"), (1.0, ""), (7.0, "that")]
+    lost = [row.lost for row in rows[:4]]
+    assert lost == sorted(lost) and rows[4].lost < rows[0].lost
+
+
+def test_ways_are_as_scale_predicts_them() -> None:
+    """16 GB on 4 nodes: the copy at 20 GB/s of a node; whole tensors straight to 4 GB/s of four nodes, after it."""
+    ways = {way.name: way.blocked_s for way in ways_of(job())}
+    points = {point.strategy: point for point in study(job(), [16], ["deeppart", "rank0"], ["none"])}
+    assert ways["deeppart"] == pytest.approx(points["deeppart"].blocked_s) == pytest.approx(0.2)
+    assert ways["DCP-like, in the background"] == pytest.approx(0.2)
+    assert ways["DCP-like, waited for"] == pytest.approx(0.2 + 4.0)
+    assert ways["torch.save on rank 0"] == pytest.approx(points["rank0"].blocked_s)
+    assert ways["torch.save on rank 0"] > 16 / 1.24
+
+
+def test_levels_do_not_slow_what_goes_straight_to_the_file_system() -> None:
+    compressed = {way.name: way.blocked_s for way in ways_of(job(compression="tensor", capture="lazy"))}
+    plain = {way.name: way.blocked_s for way in ways_of(job())}
+    assert compressed.pop("deeppart") < plain.pop("deeppart"), "lazy: the copy is in the background"
+    assert compressed == plain

@@ -15,8 +15,8 @@ from deeppart_simulator.budget.space import (
     space_of,
     steps_kept,
 )
+from deeppart_simulator.campaign.background import retire
 from deeppart_simulator.campaign.plan import Planned
-from deeppart_simulator.campaign.retention import retire
 from deeppart_simulator.campaign.survival import Stored
 from deeppart_simulator.timing.stages import Job, Protection
 from deeppart_simulator.workload.states import read_state

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Generator, Iterable
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import simpy
-from deeppart_simulator.campaign.background import Background
+from deeppart_simulator.campaign.background import Background, SharedBandwidth, bursts, retire
 from deeppart_simulator.campaign.costs import level_costs
+from deeppart_simulator.campaign.outcomes import RunResult
 from deeppart_simulator.campaign.plan import Cadences, Planned, SizedJob
-from deeppart_simulator.campaign.result import RunResult
 from deeppart_simulator.campaign.survival import Stored
 from deeppart_simulator.machine.record import Codec
 from deeppart_simulator.timing.stages import Protection
@@ -99,14 +103,6 @@ def model_s(job: Planned) -> float:
     return float(world.times.complete()["persistent"] - world.blocked_s)
 
 
-def test_a_flush_ends_when_the_model_says() -> None:
-    """With all that follows the last byte: the file, its tables, the manifest."""
-    usual, cadences = busy()
-    persistent = replace(usual.job.machine.persistent, others=0.0, file=2.0, tensor=1.0, leaf=3.0)
-    job = Planned(replace(usual.job, machine=replace(usual.job.machine, persistent=persistent)))
-    assert flushed_s(job, cadences) == pytest.approx(model_s(job), rel=1e-6)
-
-
 def test_a_flush_that_keeps_up_ends_with_its_commit() -> None:
     """The file system takes everything in next to no time, and the commit follows the local level by 20 s."""
     usual, cadences = busy()
@@ -180,3 +176,92 @@ def test_what_was_complete_meanwhile_is_counted_and_retired() -> None:
     assert kept == list(range(1, 20, 2))[-cadences.keep["local"] :]
     background.forget_after(kept[0])
     assert [each.sequence for each in background.stored] == kept[:1]
+
+
+ALL = {"local": 2, "partner": 1, "parity": 1, "persistent": 1}
+
+
+def stored(*levels: Iterable[str]) -> list[Stored]:
+    return [Stored(number, float(number), (0,), set(each)) for number, each in enumerate(levels)]
+
+
+def left(found: list[Stored], keep: dict[str, int]) -> list[tuple[int, list[str]]]:
+    return [(each.sequence, sorted(each.levels)) for each in retire(found, keep)]
+
+
+def test_each_level_keeps_its_newest() -> None:
+    found = stored(["persistent"], ["local", "persistent"], ["local"], ["local"])
+    assert left(found, ALL) == [(1, ["persistent"]), (2, ["local"]), (3, ["local"])]
+
+
+def test_what_a_redundant_level_keeps_stays_on_the_nodes_too() -> None:
+    found = stored(["local", "partner"], ["local"], ["local"], ["local"])
+    assert left(found, ALL) == [(0, ["local", "partner"]), (2, ["local"]), (3, ["local"])]
+    found = stored(["local", "partner"], ["local", "partner"], ["local"], ["local"])
+    assert left(found, ALL) == [(1, ["local", "partner"]), (2, ["local"]), (3, ["local"])]
+
+
+def ends(capacity: float, *transfers: tuple[float, float, float]) -> list[float]:
+    """When each of (begin, bytes, own limit) is done."""
+    env = simpy.Environment()
+    shared, done = SharedBandwidth(env, capacity), [math.nan] * len(transfers)
+
+    def one(place: int, begin: float, nbytes: float, most: float) -> Generator[Any, Any, None]:
+        yield env.timeout(begin)
+        yield shared.begin(nbytes, most).done
+        done[place] = env.now
+
+    for place, transfer in enumerate(transfers):
+        env.process(one(place, *transfer))
+    env.run()
+    return done
+
+
+@pytest.mark.parametrize(
+    ("transfers", "expected"),
+    [
+        ([(0, 100, math.inf)], [10]),
+        ([(0, 100, 5)], [20]),
+        ([(0, 100, math.inf), (0, 100, math.inf)], [20, 20]),
+        ([(0, 100, math.inf), (0, 50, math.inf)], [15, 10]),
+        ([(0, 100, math.inf), (5, 25, math.inf)], [12.5, 10]),
+        ([(0, 90, math.inf), (0, 20, 2)], [11, 10]),  # what one cannot use, the other has
+        ([(0, 0, math.inf)], [0]),
+    ],
+)
+def test_everyone_gets_an_equal_part_up_to_his_own_limit(
+    transfers: list[tuple[float, float, float]], expected: list[float]
+) -> None:
+    assert ends(10.0, *transfers) == pytest.approx(expected)
+
+
+def test_one_that_is_given_up_leaves_its_part_to_the_others() -> None:
+    env = simpy.Environment()
+    shared, done = SharedBandwidth(env, 10.0), []
+
+    def stays() -> Generator[Any, Any, None]:
+        yield shared.begin(100, math.inf).done
+        done.append(env.now)
+
+    def leaves() -> Generator[Any, Any, None]:
+        transfer = shared.begin(1000, math.inf)
+        yield env.timeout(10)
+        shared.give_up(transfer)
+        shared.give_up(transfer)  # a second time does nothing
+        assert not transfer.done.triggered
+
+    env.process(stays())
+    env.process(leaves())
+    env.run()
+    assert done == pytest.approx([15])
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.7])
+def test_other_jobs_take_their_share_on_average(share: float) -> None:
+    env = simpy.Environment()
+    shared, length = SharedBandwidth(env, 10.0), 1e6
+    transfer = shared.begin(1e12, math.inf)
+    env.process(bursts(env, shared, 10.0, share, 100.0, np.random.default_rng(1)))
+    env.run(length)
+    shared.set_capacity(10.0)
+    assert (1e12 - transfer.left) / (10.0 * length) == pytest.approx(1 - share, abs=0.03)

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections import defaultdict
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
-from deeppart_simulator.campaign.costs import is_left, level_costs, survival
-from deeppart_simulator.campaign.plan import Planned
+from deeppart_simulator.campaign.costs import (
+    Rows,
+    again,
+    cadence_of,
+    is_left,
+    level_costs,
+    share_beyond,
+    survival,
+    training_s,
+)
+from deeppart_simulator.campaign.plan import Cadences, Planned
+from deeppart_simulator.campaign.run import run
 from deeppart_simulator.campaign.survival import Stored, recover
-from deeppart_simulator.machine.record import Failures, Group
+from deeppart_simulator.machine.record import Failures, Group, Restart
 from deeppart_simulator.timing.stages import Job, Protection
 from deeppart_simulator.workload.states import read_state
 
@@ -80,3 +94,123 @@ def test_the_planner_is_asked_about_few_parts_however_many_nodes_fail_together(m
     needs = survival(Planned(job)).needs
     assert (needs["node"], needs["power"], needs["system"]) == ("parity", "parity", "persistent")
     assert asked and max(asked) <= 32
+
+
+EIGHT = tuple(range(8))
+
+
+@pytest.mark.parametrize("struck", [(0,), (2, 3), (1, 5)])
+@pytest.mark.parametrize(
+    ("level", "protection", "domain_nodes"),
+    [
+        ("partner", Protection(), 0),
+        ("partner", Protection(), 2),
+        ("parity", Protection(partner=False, parity_group=4), 0),
+        ("parity", Protection(partner=False, parity_group=4, parity_tolerate=2), 0),
+        ("parity", Protection(partner=False, parity_group=4), 2),
+        ("parity", Protection(partner=False, parity_group=8, parity_tolerate=3), 0),
+    ],
+)
+def test_the_share_is_that_of_all_rows_of_failures_that_the_planner_cannot_restore(
+    level: str, protection: Protection, domain_nodes: int, struck: tuple[int, ...]
+) -> None:
+    """Rows of failures of single nodes, each set of nodes that may be out by its probability, until all is rebuilt."""
+
+    @cache
+    def is_lost(gone: frozenset[int]) -> bool:
+        return recover([Stored(5, 1.0, EIGHT, {"local", level}, set(gone))], EIGHT, protection, domain_nodes) is None
+
+    if is_lost(frozenset(struck)):
+        pytest.skip("these nodes alone cannot be restored from there")
+    for follows in (0.02, 0.4, 0.8):
+        beyond = counted = 0.0
+        sets = {frozenset[int](): 1.0}  # where the next failure of the row finds these nodes out, and all to be had
+        while sum(sets.values()) > 1e-7:
+            counted += sum(sets.values())
+            beyond += sum(chance for gone, chance in sets.items() if is_lost(gone | set(struck)))
+            after = defaultdict[frozenset[int], float](float)
+            for (gone, chance), node in itertools.product(sets.items(), EIGHT):
+                if not is_lost(gone | {node}):
+                    after[gone | {node}] += chance * follows / len(EIGHT)
+            sets = dict(after)
+        found = share_beyond(level, struck, len(EIGHT), Rows(follows, 1 / len(EIGHT)), protection, domain_nodes)
+        # Exact where one node of a ring, or the only group, is struck; groups are taken one by one.
+        one_of_a_ring = len(struck) == 1 and level == "partner" and not domain_nodes
+        exact = one_of_a_ring or protection.parity_group == len(EIGHT)
+        assert found == pytest.approx(beyond / counted, rel=1e-5 if exact else 0.2), follows
+
+
+def test_one_more_failure_comes_before_all_is_rebuilt() -> None:
+    assert again(0.0, 600.0) == 0.0
+    assert again(1e-9, 600.0) == pytest.approx(600e-9)
+    assert again(1 / 600, 600.0) == pytest.approx(1 - 1 / math.e)
+    assert again(1.0, 1e4) == 1.0
+
+
+def test_a_row_is_over_with_what_needs_the_file_system_anyway() -> None:
+    """And with what these levels do not survive: how it goes on then is nothing that they could have saved."""
+
+    def share(rows: Rows) -> float:
+        found: float = share_beyond("partner", (0,), 8, rows, Protection(), 0)
+        return found
+
+    assert share(Rows(0.0, 1 / 8)) == 0.0 and share(Rows(1.0, 1 / 8)) == 1.0
+    alone = share(Rows(0.9, 1 / 8))
+    assert 0 < share(Rows(0.9, 1 / 8, beyond=0.5, needing=0.5)) < alone
+    assert alone < share(Rows(0.9, 1 / 8, needing=0.5)) < 1  # the others take no storage, and let it go on
+    # The first of a row finds everything whole; of those after it two in eight strike a partner of the one that is out.
+    assert share(Rows(1e-3, 1 / 8)) == pytest.approx(1e-3 * 2 / 8, rel=0.1)
+
+
+def often_lost(protection: Protection, node_mtbf_s: float = 16 * DAY / 12) -> Planned:
+    """A node of 16 is lost every two hours, or more often, and it takes half an hour to come back."""
+    machine = replace(
+        QUIET,
+        failures=Failures(node=node_mtbf_s),
+        restart=Restart(detect=0.0, relaunch=1500.0, replace=300.0, repair=3600.0),
+    )
+    return Planned(Job(read_state("tensors-16x10GB"), machine, 16, 1, protection=protection))
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("protection", [Protection(), Protection(partner=False, parity_group=8)])
+def test_campaigns_come_back_from_the_file_system_as_often_as_is_expected(protection: Protection) -> None:
+    planned = often_lost(protection)
+    found = survival(planned)
+    level, share = next(iter(found.shares["node"].items()))
+    assert level in ("partner", "parity") and share + found.shares["node"]["persistent"] == pytest.approx(1.0)
+    costs = level_costs(planned)
+    cadence = cadence_of(costs, 1200.0, {"local": 1, level: 1, "persistent": 8})
+    days = 120
+    course = run(planned, Cadences(training_s(costs, cadence), dict(cadence.every), days * DAY, spares=8), 1)
+    expected = found.shares["node"]["persistent"] * found.rates_per_s["node"] * days * DAY
+    assert expected > 30
+    assert course.recoveries["persistent"] == pytest.approx(expected, rel=0.35)
+    assert 1 - course.useful_s / course.wall_s == pytest.approx(cadence.waste.total, rel=0.08)
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("protection", [Protection(), Protection(partner=False, parity_group=8)])
+def test_where_most_of_the_time_is_lost_it_is_what_is_expected(protection: Protection) -> None:
+    """A failure every hour, and half an hour to come back from each: failures come in rows.
+
+    The first call after each goes to the file system, too: there is one more often than is expected, and less is lost.
+    """
+    planned = often_lost(protection, node_mtbf_s=16 * 3600.0)
+    costs = level_costs(planned)
+    redundant = "partner" if protection.partner else "parity"
+    cadence = cadence_of(costs, 1200.0, {"local": 1, redundant: 1, "persistent": 8})
+    cadences = Cadences(training_s(costs, cadence), dict(cadence.every), 120 * DAY, spares=16)
+    course = run(planned, cadences, 1)
+    assert 0.55 < cadence.waste.total < 0.7
+    assert 0.9 * cadence.waste.total < 1 - course.useful_s / course.wall_s < 1.02 * cadence.waste.total
+
+
+@pytest.mark.parametrize("protection", [Protection(), Protection(partner=False, parity_group=4)])
+def test_shares_are_shares_where_failures_take_many_nodes_at_once(protection: Protection) -> None:
+    """Nearly all failures are of racks of 16 of the 64 nodes: each takes a given node once in four times."""
+    level = "partner" if protection.partner else "parity"
+    for often in (0.01, 0.5, 0.99):
+        for takes in (0.25, 1.0):
+            found = share_beyond(level, tuple(range(16)), 64, Rows(often, takes), protection, 16)
+            assert 0.0 <= found <= 1.0, (often, takes, found)

@@ -6,13 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from deeppart_simulator.campaign.effort import effort_s
-from deeppart_simulator.campaign.failures import Failure
-from deeppart_simulator.campaign.outcomes import estimate
-from deeppart_simulator.campaign.plan import Cadences, Planned
-from deeppart_simulator.campaign.result import RunResult
-from deeppart_simulator.campaign.run import run
-from deeppart_simulator.campaign.scheduling import Scheduling, Waits
+import simpy
+from deeppart_simulator.campaign.failures import Failure, Scheduling, Waits
+from deeppart_simulator.campaign.outcomes import RunResult, estimate
+from deeppart_simulator.campaign.plan import Cadences, Planned, effort_s
+from deeppart_simulator.campaign.run import Turn, run
 from deeppart_simulator.machine.record import Failures, Restart
 from deeppart_simulator.timing.stages import Protection
 
@@ -163,3 +161,43 @@ def test_a_repair_from_the_turn_before_is_no_spare_node_of_this_one() -> None:
     result = _run(Scheduling(1.5 * LIMIT, waits=Waits(WAIT)), 2.9 * LIMIT, *lost, job=job)
     # Until the end of the first turn; and from the second loss until the end of the run, though a node was repaired.
     assert result.buckets["short of nodes"] == pytest.approx(0.6 * LIMIT + 0.9 * LIMIT)
+
+
+def _turn(scheduling: Scheduling) -> tuple[simpy.Environment, Turn, list[float], list[Failure]]:
+    env, told, ended = simpy.Environment(), list[float](), list[Failure]()
+    turn = Turn(env, scheduling, np.random.default_rng(1), (0, 1), lambda: told.append(env.now), ended.append)
+    return env, turn, told, ended
+
+
+def test_a_preemption_within_the_notice_of_the_limit_ends_first() -> None:
+    env, turn, told, ended = _turn(Scheduling(100.0, notice_s=30.0))
+    turn.begin()
+    env.run(until=60.0)
+    turn.preempt(90.0)
+    env.run(until=95.0)
+    assert told == [60.0, 70.0] and turn.told == "preemption"
+    assert [(end.at_s, end.kind) for end in ended] == [(90.0, "preemption")]
+
+
+def test_a_notice_longer_than_the_turn_is_all_of_it() -> None:
+    env, turn, told, _ = _turn(Scheduling(10.0, notice_s=30.0))
+    turn.begin()
+    env.run(until=1.0)
+    assert told == [0.0]
+
+
+def test_a_preemption_that_is_drawn_leaves_the_time_of_its_notice() -> None:
+    env, turn, told, ended = _turn(Scheduling(preemption_s=5.0, notice_s=30.0))
+    turn.begin()
+    env.run()
+    assert ended[0].at_s == pytest.approx(told[0] + 30.0) and told[0] > 0
+
+
+def test_told_late_by_a_trace_it_has_what_is_left_of_the_notice() -> None:
+    """Another failure came before the notice was due in the order of the trace; the end stays where it was."""
+    env, turn, told, ended = _turn(Scheduling(notice_s=30.0))
+    turn.begin()
+    env.run(until=80.0)
+    turn.preempt(90.0)
+    env.run()
+    assert told == [80.0] and [end.at_s for end in ended] == [90.0]

@@ -17,10 +17,10 @@ from typing import cast
 
 import pytest
 from deeppart_simulator.campaign import seeds
+from deeppart_simulator.campaign.outcomes import RunResult
 from deeppart_simulator.campaign.plan import Planned, SizedJob
-from deeppart_simulator.campaign.result import RunResult
 from deeppart_simulator.campaign.run import run
-from deeppart_simulator.campaign.seeds import cores, run_seeds
+from deeppart_simulator.campaign.seeds import run_seeds
 
 from deeppart.errors import DeeppartError
 from tests.simulator.campaign.jobs import DAY, busy
@@ -130,10 +130,6 @@ def _begun(folder: Path, *, waits: bool) -> Iterator[subprocess.Popen[str]]:
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(job.pid, signal.SIGKILL)  # whatever is left if this test fails
-
-
-def test_there_is_a_core() -> None:
-    assert 1 <= cores() <= (os.cpu_count() or 1)
 
 
 def test_few_runs_are_handed_out_ahead_however_long_they_take(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+from deeppart_simulator.machine.record import PIECES, WAYS
 
 import deeppart
-from tests.simulator.commands import SMALL, sim, sim_json
+from tests.simulator.commands import SMALL, rows_of, sim, sim_json
 
 # --- advise -----------------------------------------------------------------------------------------------------------
 
@@ -92,7 +95,7 @@ def test_advice_begins_with_a_sentence_and_the_choice(capsys: pytest.CaptureFixt
     out, document = sim(capsys, *some)[1], sim_json(capsys, *some)
     assert out.splitlines()[0] == document["sentence"] and document["sentence"].startswith("Call checkpoint() every ")
     rows = [line.strip("\u2502 ") for line in out.splitlines() if line.startswith("\u2502")]
-    assert rows[0].startswith("> " + document["advised"]["levels"]) and not any(row[:2] == "> " for row in rows[1:])
+    assert [cell.strip() for cell in rows[0].split("\u2502")[:2]] == ["1", document["advised"]["levels"]]
     assert document["advised"]["work_per_failure_s"] > document["advised"]["period_s"] / 3
 
 
@@ -107,3 +110,232 @@ def test_preemptions_without_notice_are_failures(capsys: pytest.CaptureFixture[s
     assert told["waste"] > never["waste"]
     code, _, err = sim(capsys, *some, "--notice", "10min")
     assert code == 2 and "--preemption" in err
+
+
+JOB = (*SMALL, "--ranks", "32")
+WITH = ("--with", "--machine llama3", "--with", "--compression tensor --parity 2/1")
+
+
+def test_each_job_is_what_advise_says_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    found = sim_json(capsys, "advise", *JOB, "--step-time", "2s", *WITH)
+    assert [each["label"] for each in found["jobs"]] == [
+        "base",
+        "--machine llama3",
+        "--compression tensor --parity 2/1",
+    ]
+    for each, changed in zip(
+        found["jobs"], ((), ("--machine", "llama3"), ("--compression", "tensor", "--parity", "2/1")), strict=True
+    ):
+        advised = sim_json(capsys, "advise", *JOB, "--step-time", "2s", *changed)
+        assert each["machine"] == advised["machine"] and each["state"] == advised["state"]
+        for key in (
+            "levels",
+            "waste",
+            "period_s",
+            "blocked_s",
+            "drained_daily_bytes",
+            "node_daily_bytes",
+            "every_local",
+        ):
+            assert each[key] == advised["advised"][key], key
+
+
+def test_every_option_of_a_job_can_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    changes = (
+        "--state gpt2", "--ranks 8", "--ranks-per-node 4", "--mtbf-factor 0.01", "--strategy rank0", "--capture lazy",
+        "--files node", "--flush-bandwidth '10 MB/s'", "--no-local", "--partner",
+    )  # fmt: skip
+    arguments = [word for change in changes for word in ("--with", change)]
+    base, *others = sim_json(capsys, "advise", *JOB, *arguments)["jobs"]
+    for change, each in zip(changes, others, strict=True):
+        # --no-local and --files node say what is advised anyway, or matter to larger jobs.
+        same = {key for key in base if base[key] == each[key]}
+        assert same != {*base} - {"label"} or change in ("--no-local", "--files node"), change
+    assert others[0]["state"]["name"] == "gpt2" and others[1]["ranks"] == 8 and others[2]["nodes"] == 8
+    assert others[4]["strategy"] == "rank0" and others[4]["blocked_s"] > 10 * base["blocked_s"]
+
+
+def test_where_nothing_fails_times_are_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    quiet = tmp_path / "quiet machine.toml"
+    quiet.write_text('base = "frontier"\n[failures]\nnode = "never"\ngroup = "never"\nsystem = "never"\n')
+    files = (
+        "--csv",
+        str(tmp_path / "out.csv"),
+        "--report",
+        str(tmp_path / "out.html"),
+        "--png",
+        str(tmp_path / "a.png"),
+    )
+    code, out, err = sim(capsys, "advise", *JOB, "--with", f"--machine '{quiet}'", *files)
+    assert code == 0, err
+    base, other = rows_of(tmp_path / "out.csv")
+    assert base["period_s"] and not other["period_s"] and other["blocked_s"] and other["until_persistent_s"]
+    assert "base" in out and "quiet machine.toml" in out
+    assert "nothing fails there" in (tmp_path / "out.html").read_text()
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_label_is_shown_as_it_was_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "[bold]"
+    folder.mkdir()
+    (folder / "m.toml").write_text('base = "frontier"\nnodes = 7\n')
+    code, out, _ = sim(capsys, "advise", *JOB, "--ranks", "64", "--with", f"--machine {folder / 'm.toml'}")
+    assert code == 0 and out.count("[bold]") == 2 and "a what-if: 8 nodes" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("--machin llama3", "--machin"),
+        ("--machine 'llama3", "quotation"),
+        ("--machine nowhere", "nowhere"),
+        ("llama3", "llama3"),
+        ("--json", "--json"),
+        ("--compression tensr", "Did you mean 'tensor'?"),
+        ("--step-time never", "--step-time"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(capsys: pytest.CaptureFixture[str], text: str, said: str) -> None:
+    code, out, err = sim(capsys, "advise", *JOB, "--with", text)
+    assert code == 2 and said in out + err
+
+
+MONEY = """base = "p4d"
+[local]
+capacity = "8 TB"
+endurance = "50 PB"
+[persistent]
+capacity = "1 PB"
+[power]
+busy = "6 kW"
+[failures]
+node = "1 day"
+"""
+SOME = ("--state", "tensors-64x250MB", "--ranks", "32", "--compression", "none")
+
+
+@pytest.fixture
+def priced(tmp_path: Path) -> str:
+    file = tmp_path / "priced.toml"
+    file.write_text(MONEY)
+    return str(file)
+
+
+def test_advise_says_what_a_month_takes(capsys: pytest.CaptureFixture[str], priced: str, tmp_path: Path) -> None:
+    """4 nodes for 720 hours at 32.77 USD and 6 kW."""
+    table = tmp_path / "choices.csv"
+    document = sim_json(capsys, "advise", *SOME, "--machine", priced, "--csv", str(table))
+    total, lost = document["bill"]["total"], document["bill"]["not_useful"]
+    assert total["node_hours"] == pytest.approx(2880) and total["money"] == pytest.approx(2880 * 32.77)
+    assert total["kwh"] == pytest.approx(2880 * 6) and document["bill"]["currency"] == "USD"
+    assert lost["money"] == pytest.approx(document["advised"]["waste"] * 2880 * 32.77)
+    assert document["advised"]["lost_money"] == lost["money"]
+    first = rows_of(table)[0]
+    assert float(first["lost_node_hours"]) == pytest.approx(float(first["waste"]) * 2880)
+    space, advised = document["space"], document["advised"]
+    assert space["file_system_bytes"] == 4 * 16e9 and space["file_system_capacity"] == 1e15
+    assert sum(space["node_bytes"].values()) == advised["node_bytes"]
+    assert space["drive_years"] == pytest.approx(50e15 / advised["node_daily_bytes"] / 365.25)
+    assert space["drive_writes_per_day"] == pytest.approx(advised["node_daily_bytes"] / 8e12)
+    assert space["file_system_bandwidth_share"] == pytest.approx(advised["drained_daily_bytes"] / (100e9 * 86400))
+    code, out, _ = sim(capsys, "advise", *SOME, "--machine", priced)
+    assert code == 0 and "in 30 days of this" in out and "94,378 USD" in out and "17.3 MWh" in out
+    assert (
+        "0.0064 % of its capacity, 1 PB" in out and "does not say" not in out and "not in the machine file" not in out
+    )
+
+
+def test_advise_names_what_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = sim(capsys, "advise", *SOME, "--machine", "frontier")
+    assert code == 0 and "no money: [price] node_hour" in out and "MWh" in out and "USD" not in out
+    document = sim_json(capsys, "advise", *SOME, "--machine", "cte-power")
+    assert document["bill"]["total"]["money"] is None and document["bill"]["total"]["kwh"] is None
+    assert document["space"]["drive_years"] is None and document["space"]["file_system_capacity"] is None
+
+
+def test_a_plan_over_capacity_is_left_out_and_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """16 GB on 4 nodes: two steps take 8 GB on a node, with copies 16."""
+    file = tmp_path / "small.toml"
+    file.write_text(MONEY.replace("8 TB", "12 GB"))
+    document = sim_json(capsys, "advise", *SOME, "--machine", str(file))
+    assert "local + partner + persistent" in document["too_large"]
+    assert not any("partner" in row["levels"] for row in [*document["front"], *document["choices"]])
+    assert all(row["node_bytes"] <= 12e9 for row in [*document["front"], *document["choices"], document["advised"]])
+    code, out, _ = sim(capsys, "advise", *SOME, "--machine", str(file))
+    assert code == 0 and "no room for local + partner + persistent: 16 GB are kept on a node" in out
+    code, out, err = sim(capsys, "advise", *SOME, "--machine", str(file), "--partner")
+    assert code == 2 and out == "" and "no room" in err and "[local] capacity" in err
+
+
+def test_a_campaign_has_its_bill(capsys: pytest.CaptureFixture[str], priced: str, tmp_path: Path) -> None:
+    table = tmp_path / "runs.csv"
+    some = ("campaign", *SOME, "--machine", priced, "--days", "5", "--seeds", "2", "--spares", "1")
+    document = sim_json(capsys, *some, "--csv", str(table))
+    total = document["bill"]["total"]
+    assert total["node_hours"] == pytest.approx(5 * 24 * 5) and total["money"] == pytest.approx(600 * 32.77)
+    assert total["kwh"] == pytest.approx(600 * 6), "as busy while it waits, since nothing else is said"
+    items = {item["what"]: item["node_hours"] for item in document["bill"]["items"]}
+    assert items["spare nodes"] == pytest.approx(120)
+    shares = document["summary"]["shares"]
+    assert items["blocked by checkpoints"] == pytest.approx(480 * shares["blocked"]["mean"])
+    rows = rows_of(table)
+    mean = sum(float(row["lost_money"]) for row in rows) / len(rows)
+    assert [float(row["node_hours"]) for row in rows] == pytest.approx([600, 600])
+    assert mean == pytest.approx(document["bill"]["not_useful"]["money"]) and rows[0]["currency"] == "USD"
+    assert document["space"]["steps"]["persistent"] == 4 and document["space"]["too_large"] == []
+    code, out, _ = sim(capsys, *some)
+    assert code == 0 and "what the run takes" in out and "USD" in out and "spare nodes" in out
+
+
+def test_a_campaign_that_has_no_room_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(MONEY.replace("8 TB", "12 GB"))
+    some = ("campaign", *SOME, "--machine", str(file), "--days", "0.2", "--seeds", "1")
+    code, out, _ = sim(capsys, *some)
+    assert code == 0 and "no room: 16 GB are kept on a node" in out and "[local] capacity" in out
+    (line,) = json.loads(sim(capsys, *some, "--json")[1])["space"]["too_large"]
+    assert "16 GB" in line
+    assert "no room" not in sim(capsys, *some, "--no-partner")[1]
+
+
+JOB_RESTART = ("restart", "--state", "tensors-64x4MB", "--machine", "byterobust", "--ranks", "64", "--no-partner")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("restart") / "ways.csv"
+
+
+def test_tables_documents_and_rows_say_the_same(capsys: pytest.CaptureFixture[str], written: Path) -> None:
+    document = sim_json(capsys, *JOB_RESTART, "--csv", str(written))
+    assert (document["format"], document["version"], document["restart_mode"]) == ("deeppart-sim-restart", 1, "spares")
+    ways: dict[str, Any] = {each["way"]: each for each in document["ways"]}
+    assert tuple(ways) == tuple(WAYS)
+    requeued = ways["job"]["after"]["node"]["pieces_s"]
+    assert requeued["requeue"] == pytest.approx(397 + 64 * 0.0195) and requeued["replace"] == 0.0
+    assert ways["allocation"]["after"]["node"]["pieces_s"]["replace"] == 241.0
+    assert "replace" not in ways["spares"]["after"]["node"]["pieces_s"]
+    rows = rows_of(written)
+    for way, each in ways.items():
+        of_way = {row["row"]: row for row in rows if row["way"] == way}
+        assert set(of_way) == {*each["after"], "of the time", "saved by half"}
+        for kind, back in each["after"].items():
+            assert float(of_way[kind]["back"]) == pytest.approx(back["total_s"])
+            for piece in PIECES:
+                assert float(of_way[kind][piece]) == pytest.approx(back["pieces_s"].get(piece, 0.0))
+        parts = [float(of_way["of the time"][part]) for part in each["shares"]]
+        assert sum(parts) == pytest.approx(each["lost"])
+    code, out, _ = sim(capsys, *JOB_RESTART)
+    assert code == 0 and "first_step" not in out, "a piece that costs nothing is not shown"
+    for way in WAYS.values():
+        assert f"- {way.name}: {way.words}" in out
+    assert "6 min 38 s" in out, "the queue"
+
+
+def test_advice_and_campaigns_tell_which_way_they_took(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ("--state", "tensors-64x4MB", "--ranks", "32", "--machine", "byterobust")
+    own, other = (sim_json(capsys, "advise", *job, *way) for way in ((), ("--restart-mode", "job")))
+    assert (own["restart_mode"], other["restart_mode"]) == ("spares", "job")
+    assert own["advised"]["waste_restart"] < other["advised"]["waste_restart"]
+    course = sim_json(capsys, "campaign", *job, "--days", "0.1", "--seeds", "1", "--restart-mode", "standby")
+    assert course["restart_mode"] == "standby"

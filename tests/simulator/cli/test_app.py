@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
+from deeppart_simulator.cli import main
+from deeppart_simulator.machine.files import read_machine
+from deeppart_simulator.workload.states import read_state
 
+from deeppart.cli.commands import BROKEN_PIPE
 from tests.simulator.commands import sim, sim_json
 
 # --- lists ------------------------------------------------------------------------------------------------------------
 
 
 def test_lists(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, out, _ = sim(capsys, "machines")
+    code, out, _ = sim(capsys, "scale", "--machine", "list")
     assert code == 0 and "frontier" in out and "llama3" in out
-    code, out, _ = sim(capsys, "machines", "summit")
+    code, out, _ = sim(capsys, "scale", "--machine", "list:summit")
     assert code == 0 and tomllib.loads(out)["nodes"] == 4608
-    assert {each["name"] for each in sim_json(capsys, "machines")} >= {"frontier", "summit", "llama3"}
-    code, out, _ = sim(capsys, "states")
+    assert {each["name"] for each in sim_json(capsys, "scale", "--machine", "list")} >= {"frontier", "summit", "llama3"}
+    code, out, _ = sim(capsys, "scale", "--state", "list")
     assert code == 0 and "335,141,888" in out
-    (one,) = sim_json(capsys, "states", "gpt-1t+adam-mixed")
+    (one,) = sim_json(capsys, "scale", "--state", "list:gpt-1t+adam-mixed")
     assert one["parameters"] > 10**12
 
 
@@ -61,7 +70,12 @@ def test_lists(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (("scale", "--ranks", "8", "--strategy", "deepart"), "did you mean deeppart?"),
         (("scale", "--ranks", "8", "--strategy", "best"), "deeppart"),
         (("scale", "--ranks", "8", "--flush-bandwidth", "slow"), "--flush-bandwidth"),
-        (("campaign", "--ranks", "8", "--parity", "x"), "--parity"),
+        *(
+            (("campaign", "--ranks", "8", f"--parity={text}"), "--parity")
+            for text in ("x", "1", "8/2/1", "8/x", "/2", "\u00b2")
+        ),
+        *((("scale", f"--ranks={text}"), "--ranks") for text in ("", "1,,2", "-1", "9" * 5000)),
+        (("campaign", "--time-limit", "1h", "--queue", "exponential:"), "--queue"),
         (("campaign", "--ranks", "64", "--parity", "4/4"), "parity_tolerate"),
         (("campaign", "--ranks", "8", "--every", "often"), "--every"),
         (("campaign", "--ranks", "8", "--levels", "cloud=1"), "--levels"),
@@ -119,3 +133,88 @@ def test_what_needs_no_extra_packages_works_without(
     else:
         assert done.returncode == 2
         assert lacks in done.stderr and "pip install 'deeppart[sim]'" in done.stderr
+
+
+#: What rich would take for markup, an emoji, and a link.
+NAME = "[/red] [bold]a[/] :warning: [link=x]b"
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("command", ["scale", "restart", "campaign", "advise"])
+def test_names_of_machines_are_not_markup(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str) -> None:
+    file = tmp_path / f"{NAME.replace('/', '|')}.toml"
+    file.write_text(f'base = "llama3"\nname = "{NAME}"\n')
+    more = ["--days", "1", "--seeds", "1"] if command == "campaign" else []
+    code, out, _ = sim(capsys, command, "--state", "gpt2", "--machine", str(file), "--ranks", "512", *more)
+    assert code == 0 and NAME in out
+
+
+def test_a_reader_that_has_gone_is_no_result() -> None:
+    """1 would say that a validation has missed its target."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "deeppart_simulator.cli", "scale", "--machine", "list"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=120, check=False)
+    os.close(writer)
+    assert done.returncode == BROKEN_PIPE and done.stderr == b""
+
+
+LINES = {
+    "goodput": "scale --goodput --state mlperf-8b --machine p4d --ranks 64 --every 1min,10min --days 7.5",
+    "restart": "restart --state gpt2 --machine llama3 --ranks 256 --no-partner --parity 8/2",
+    "compare": "advise --state gpt2 --with '--machine llama3' --with '--machine summit --no-local'",
+}
+
+
+def made_by(arguments: list[str], file: Path) -> tuple[str, str]:
+    """The page, and the command at its end."""
+    assert main([*arguments, "--report", str(file), "--csv", f"{file}.csv"], "deeppart-sim", standalone_mode=False) == 0
+    text = file.read_text()
+    found = re.search(r"<footer><p>Made by</p><pre>(.*?)</pre>", text)
+    assert found is not None
+    return text, unescape(found[1])
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+def test_a_page_says_how_to_make_it_once_more(line: str, tmp_path: Path) -> None:
+    text, command = made_by(shlex.split(line), tmp_path / "a.html")
+    assert sorted(shlex.split(command)) == sorted(["deeppart-sim", *shlex.split(line)])
+    assert made_by(shlex.split(command)[1:], tmp_path / "b.html") == (text, command)
+
+
+def test_a_name_with_signs_of_a_shell_is_one_word(tmp_path: Path) -> None:
+    file = tmp_path / "a $(b) <i>'c.toml"
+    file.write_text('base = "p4d"\n')
+    text, command = made_by(["scale", "--machine", str(file), "--ranks", "8"], tmp_path / "page.html")
+    assert shlex.split(command) == ["deeppart-sim", "scale", "--machine", str(file), "--ranks", "8"]
+    assert "<i>" not in text
+
+
+def test_one_is_printed_as_a_file_that_says_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = sim(capsys, "scale", "--machine", "list:frontier")
+    (tmp_path / "mine.toml").write_text(out)
+    assert code == 0 and sim(capsys, "scale", "--machine", f"list:{tmp_path / 'mine.toml'}")[1] == out
+    mine, preset = read_machine(str(tmp_path / "mine.toml")), read_machine("frontier")
+    assert replace(mine, failures=preset.failures) == preset
+    assert mine.failures.node == pytest.approx(preset.failures.node, rel=1e-3), "times are rounded for people"
+
+
+def test_what_never_happens_is_null_in_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "safe.toml").write_text('base = "frontier"\n[failures]\nnode = "never"\n')
+    assert sim_json(capsys, "scale", "--machine", f"list:{tmp_path / 'safe.toml'}")["failures"]["node"] is None
+
+
+def test_groups_of_nodes_are_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    found = sim_json(capsys, "scale", "--machine", "list:llama3")
+    assert found["groups"]["switch"] == {"nodes": 2, "mtbf": pytest.approx(12.4 * 365.25 * 86400), "repair": None}
+    assert "groups" not in found["failures"]
+
+
+def test_the_numbers_are_those_of_the_state(capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = sim_json(capsys, "scale", "--state", "list:tensors-3x1GB")
+    state = read_state("tensors-3x1GB")
+    assert (found["bytes"], found["leaves"], found["parameters"]) == (3 * 10**9, 3, state.parameters)
+    code, out, _ = sim(capsys, "scale", "--state", "list:tensors-3x1GB")
+    assert code == 0 and "3 GB" in out and "families: " in out and "+adam" in out
+    assert "mlperf-8b on 8 ranks" in out and "mlperf-1t on 1,024 ranks" in out

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from deeppart_simulator.campaign.failures import Waits
+from deeppart_simulator.cli.options import _read_waits
 
+from deeppart.errors import ConfigError
 from tests.simulator.commands import SMALL, rows_of, sim, sim_json
+from tests.simulator.traces.logs import PHILLY, SACCT, written
 
 # --- campaign ---------------------------------------------------------------------------------------------------------
-
-
-def test_campaign(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = sim(capsys, "campaign", *SMALL, "--ranks", "512", "--days", "3", "--seeds", "2", "--parity", "8/2")
-    assert code == 0
-    assert "useful training" in out and "mean of 2 runs" in out
 
 
 def test_a_campaign_is_the_same_every_time(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,19 +22,6 @@ def test_a_campaign_is_the_same_every_time(capsys: pytest.CaptureFixture[str]) -
     assert first == second
     other = sim(capsys, *arguments[:-3], "--seed", "6", "--json")[1]
     assert other != first
-
-
-def test_a_machine_with_fewer_nodes_is_a_what_if(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "small.toml"
-    file.write_text('base = "frontier"\nnodes = 5\n')
-    some = ("campaign", *SMALL[:2], "--machine", str(file), "--days", "0.5", "--seeds", "2")
-    for size, note in (
-        (("--ranks", "64"), "8 nodes"),
-        (("--ranks", "40", "--spares", "1"), "5 nodes and 1 spare ones"),
-    ):
-        document, (code, out, _) = sim_json(capsys, *some, *size), sim(capsys, *some, *size)
-        assert code == 0 and f"a what-if: {note}" in out and note in document["notes"][0]
-    assert sim_json(capsys, *some, "--ranks", "40")["notes"] == []
 
 
 def test_shares_in_the_table_are_shares(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -137,3 +123,39 @@ def test_a_campaign_on_a_machine_without_failures_needs_a_cadence(
     code, _, err = sim(capsys, *some)
     assert code == 2 and "never fails" in err and "deeppart.plan" not in err
     assert sim(capsys, *some, "--every", "10min", "--levels", "local=1,persistent=6")[0] == 0
+
+
+JOB = ("campaign", "--state", "tensors-64x4MB", "--ranks", "32", "--days", "1", "--seeds", "1", "--no-partner")
+CADENCE = ("--every", "10min", "--levels", "persistent=1")
+
+
+def test_turns_and_queues_are_in_the_results(capsys: pytest.CaptureFixture[str]) -> None:
+    turns = ("--time-limit", "4h", "--notice", "5min", "--queue", "2h")
+    found = sim_json(capsys, *JOB, *CADENCE, *turns)
+    (course,) = found["courses"]
+    # Four turns of nearly four hours, and four waits of two: told 5 minutes before the end, it leaves at once.
+    assert course["ends"] == {"time limit": 4} and course["in_time"] == 4
+    assert course["buckets"]["queued"] == pytest.approx(4 * 7200, abs=1200) and course["lost_s"] < 1e-3
+    assert sum(course["buckets"].values()) == pytest.approx(86400)
+    code, out, _ = sim(capsys, *JOB, *CADENCE, *turns)
+    assert code == 0 and "in the queue" in out and "ended: time limit" in out and "everything saved" in out
+    assert "in the queue" not in sim(capsys, *JOB, *CADENCE)[1]
+
+
+def test_a_log_of_jobs_is_followed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = written(tmp_path, SACCT.replace("2026-11-27T15:56:13|Unknown", "2026-11-27T15:56:13|2026-12-27T15:56:13"))
+    found = sim_json(capsys, *JOB[:-3], "--no-partner", *CADENCE, "--trace", str(file), "--queue", "60s")
+    (course,) = found["courses"]
+    assert course["failures"] == {"node": 1, "process": 1} and course["ends"] == {"preemption": 1}
+
+
+def test_times_in_the_queue_of_a_trace(tmp_path: Path) -> None:
+    assert _read_waits(str(written(tmp_path, json.dumps(PHILLY)))) == Waits(18.5, seen=(30.0, 7.0))
+    with pytest.raises(ConfigError, match="how long jobs waited"):
+        _read_waits(str(written(tmp_path, "at_s,kind,nodes\n")))
+
+
+@pytest.mark.parametrize("text", ["soon", "exponential:soon", "exponential:", "-1h", "0"])
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(ConfigError, match="--queue"):
+        _read_waits(text)

@@ -35,7 +35,7 @@ def test_a_machine_begins_with_it(capsys: pytest.CaptureFixture[str], tmp_path: 
     trace, table = written(tmp_path, LANL), tmp_path / "machine.toml"
     assert sim(capsys, "fit", str(trace), "--toml", str(table), "--json")[0] == 0
     table.write_text('base = "llama3"\n' + table.read_text())
-    found = sim_json(capsys, "machines", str(table))
+    found = sim_json(capsys, "scale", "--machine", f"list:{table}")
     rates = sim_json(capsys, "fit", str(trace))["rates"]
     assert found["failures"]["node"] == pytest.approx(rates["node"]["mtbf_s"], rel=1e-5)
     assert found["failures"]["process"] == pytest.approx(9028 * 86400)  # LANL's file says nothing of processes

@@ -39,11 +39,12 @@ WATCHED = ("--nodes", "8", "--days", "3")
 MEASURING: dict[str, Any] = OUTPUTS | {"--local-dir": ("one", "two"), "--persistent-dir": ("one", "two")}
 WAYS: dict[str, dict[str, Any]] = {
     "scale": JOB
+    | {"--ranks": ("8", "32"), "--strategy": ("whole", "flat"), "--with-compression": FLAG, "--serial": FLAG}
     | {
-        "--ranks": ("8", "32"),
-        "--strategy": ("whole", "flat"),
-        "--with-compression": FLAG,
-        "--serial": FLAG,
+        "--goodput": FLAG,
+        "--every": (("--goodput", "--every", "10min"), ("--goodput", "--every", "20min,1h")),
+        "--blocked": (("--goodput", "--blocked", "1s"), ("--goodput", "--blocked", "1s,2s")),
+        "--days": (("--goodput", "--days", "10"), ("--goodput", "--days", "20")),
     },
     "campaign": JOB
     | {
@@ -83,30 +84,10 @@ WAYS: dict[str, dict[str, Any]] = {
         "--notice": (("--preemption", "1h"), ("--preemption", "1h", "--notice", "10min")),
         "--config": FILE,
         "--restart-mode": ("job", "in-process"),
-    },
-    "restart": {name: ways for name, ways in JOB.items() if name not in ("--png", "--seed")} | {"--ranks": ("8", "32")},
-    "compare": {option: two for option, two in JOB.items() if option != "--seed"}
-    | {
-        "--ranks": ("8", "32"),
-        "--step-time": ("1s", "7s"),
-        "--mtbf-factor": ("1", "0.1"),
-        "--restart-mode": ("job", "in-process"),
         "--strategy": ("deeppart", "whole"),
         "--with": ("--machine summit", "--machine llama3"),
     },
-    "goodput": {
-        "--state": ("bert-base", "gpt2"),
-        "--from": ((), ("--from", "model.py")),
-        "--machine": ("summit", "llama3"),
-        "--ranks": ("8", "32"),
-        "--ranks-per-node": ("4", "8"),
-        "--every": ("10min", "20min,1h"),
-        "--blocked": ("1s", "1s,2s"),
-        "--days": ("10", "20"),
-        "--json": FLAG,
-        "--csv": FILE,
-        "--report": FILE,
-    },
+    "restart": {name: ways for name, ways in JOB.items() if name not in ("--png", "--seed")} | {"--ranks": ("8", "32")},
     "cluster": {
         "--trace": ("adaptdl", "nowhere"),
         "--workload": ("workloads/workload-6", "workloads/workload-1"),
@@ -136,12 +117,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "--json": (("trace.csv", *WATCHED), ("trace.csv", *WATCHED, "--json")),
     },
     "calibrate": MEASURING
-    | {
-        "--out": ("a.toml", "b.toml"),
-        "--name": ("a", "b"),
-        "--ranks-per-node": ("1", "2"),
-        "--quick": FLAG,
-    },
+    | {"--out": ("a.toml", "b.toml"), "--name": ("a", "b"), "--ranks-per-node": ("1", "2"), "--quick": FLAG},
     "validate": MEASURING
     | {
         "--machine": ((), ("--machine", "frontier")),
@@ -151,9 +127,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "--only": ("plain", "lazy"),
         "--layout": ("fsdp", "tp=1"),
     },
-    "machines": {"name": (("frontier",), ("summit",)), "--json": FLAG},
     "published": {"--json": FLAG},
-    "states": {"names": (("gpt2",), ("bert-base",)), "--json": FLAG},
 }
 SHORT = ("--state", "tensors-64x4MB", "--ranks", "32")
 BASE: dict[str, Way] = {
@@ -162,14 +136,10 @@ BASE: dict[str, Way] = {
     "advise": SHORT,
     "fit": (),
     "restart": SHORT,
-    "compare": (*SHORT, "--with", "--ranks 16"),
-    "goodput": SHORT,
     "cluster": ("--policy", "fifo", "--jobs", "8"),
     "calibrate": ("--out", "machine.toml", "--ranks-per-node", "1"),
     "validate": ("--ranks", "2"),
-    "machines": (),
     "published": (),
-    "states": (),
 }
 CASES = [(command, option) for command, options in WAYS.items() for option in options]
 
@@ -246,7 +216,7 @@ def _outcome(
         patch.setattr("deeppart_simulator.measure.calibrate.measure", measured)
         patch.setattr("deeppart_simulator.measure.validate.measure", measured)
         if limit_s is not None:
-            patch.setattr("deeppart_simulator.campaign.effort.LIMIT_S", limit_s)
+            patch.setattr("deeppart_simulator.campaign.plan.LIMIT_S", limit_s)
         code, out, err = sim(capsys, command, *kept, *way, *(("--json",) if as_json else ()))
     written = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     return code, out, err, written, measured.asked
@@ -313,6 +283,8 @@ def test_values_that_no_option_has(capsys: pytest.CaptureFixture[str], arguments
         (("campaign", "--trace", "trace.csv", "--seed", "3"), "--seed"),
         (("campaign", "--every", "9min", "--levels", "local=1", "--flush-share", "0.2"), "--flush-share"),
         (("campaign", "--system", "2"), "--system"),
+        (("scale", "--days", "3"), "--days"),
+        (("advise", "--with", "--ranks 8", "--config", "x.toml"), "--config"),
         (("campaign", "--trace", "trace.csv", "--system", "2"), "--system"),
         (("campaign", "--notice", "1min"), "--notice"),
         (("campaign", "--queue", "1h"), "--queue"),
@@ -322,14 +294,14 @@ def test_values_that_no_option_has(capsys: pytest.CaptureFixture[str], arguments
         (("fit", "watched.csv", "--nodes", "3"), "--nodes"),
         (("campaign", "--partner", "--levels", "local=1,persistent=2"), "--partner"),
         (("campaign", "--parity", "2/1", "--levels", "local=1"), "--parity"),
-        (("compare", "--with", ""), "--with"),
-        (("compare", "--machine", "summit", "--with", "--machine summit"), "--with"),
-        (("compare", "--with", "--ranks 8", "--with", "--ranks 8"), "--with"),
-        (("compare", "--with", "--no-local --parity 2/1"), "--parity"),
-        (("compare", "--parity", "2/1", "--with", "--no-local"), "--parity"),
+        (("advise", "--with", ""), "--with"),
+        (("advise", "--machine", "summit", "--with", "--machine summit"), "--with"),
+        (("advise", "--with", "--ranks 8", "--with", "--ranks 8"), "--with"),
+        (("advise", "--with", "--no-local --parity 2/1"), "--parity"),
+        (("advise", "--parity", "2/1", "--with", "--no-local"), "--parity"),
         (("advise", "--state", "llama3-8b:fp16", "--compression", "tensor"), "--compression"),
-        (("compare", "--flush-share", "0.2", "--with", "--flush-bandwidth 1GB/s"), "--flush-share"),
-        (("compare", "--with", "--seed 2"), "--seed"),
+        (("advise", "--flush-share", "0.2", "--with", "--flush-bandwidth 1GB/s"), "--flush-share"),
+        (("advise", "--with", "--seed 2"), "--seed"),
         (("calibrate", "--state", "gpt2"), "--state"),
         (("calibrate", "--machine", "frontier"), "--machine"),
         (("calibrate", "--seed", "2"), "--seed"),
@@ -344,7 +316,7 @@ def test_what_another_option_leaves_no_use_for_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("trace.csv").write_text("at_s,kind,nodes\n2000,node,1\n")
     Path("watched.csv").write_text("# seconds = 9000\n# nodes = 4\nat_s,kind,nodes\n2000,node,1\n")
-    _, least, _ = sim(capsys, "machines", "summit")
+    _, least, _ = sim(capsys, "scale", "--machine", "list:summit")
     Path("plain.toml").write_text(least[: least.index("[codec.")])
     code, _, err = sim(
         capsys, *arguments, *(() if "--ranks" in arguments or arguments[0] != "scale" else ("--ranks", "64"))

@@ -41,7 +41,7 @@ def test_scale_as_json_and_csv(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert by_strategy[64, "deeppart"]["imbalance"] <= 1.02 < by_strategy[64, "whole"]["imbalance"]
     rows = rows_of(file)
     assert [row["ranks"] for row in rows] == ["1", "1", "4", "4", "64", "64", "65536", "65536"]
-    assert float(rows[0]["capture_s"]) == document["points"][0]["stages"]["capture"]
+    assert float(rows[0]["stages_capture"]) == document["points"][0]["stages"]["capture"]
 
 
 def test_more_nodes_than_the_machine_has_are_a_what_if(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -51,11 +51,6 @@ def test_more_nodes_than_the_machine_has_are_a_what_if(capsys: pytest.CaptureFix
     assert [point["nodes"] for point in document["points"]] == [16, 16384]
     assert len(document["notes"]) == 1 and document["notes"][0] in out
     assert sim_json(capsys, *some[:3], "--ranks", "64")["notes"] == []
-
-
-def test_serial_stages(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = sim(capsys, "scale", *SMALL, "--ranks", "8", "--serial")
-    assert code == 0 and "one after the other" in out
 
 
 def test_files_for_each_node(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,3 +71,67 @@ def test_files_for_each_node(capsys: pytest.CaptureFixture[str]) -> None:
         )["points"]
     assert (points["rank"]["files"], points["node"]["files"]) == (64, 8)
     assert points["rank"]["stages"]["local"] == points["node"]["stages"]["local"]
+
+
+SOME = ("scale", "--goodput", "--state", "mlperf-8b", "--machine", "p4d", "--ranks", "64")
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A second after every nine minutes 59 is a 600th: of 8 nodes, 9.6 node-hours in 30 days, at 32.77 USD."""
+    file = tmp_path / "table.csv"
+    document = sim_json(capsys, *SOME, "--every", "599s", "--blocked", "1s", "--csv", str(file))
+    assert (document["format"], document["version"], document["nodes"]) == ("deeppart-sim-scale", 1, 8)
+    asked = next(row for row in document["goodput"]["rows"] if not row["way"])
+    assert asked["lost"] == pytest.approx(1 / 600) and asked["cost"]["node_hours"] == pytest.approx(9.6)
+    assert (
+        asked["cost"]["money"] == pytest.approx(9.6 * 32.77)
+        and asked["cost"]["kwh"] == pytest.approx(9.6 * 6.5)
+        and document["goodput"]["currency"] == "USD"
+    )
+    assert {row["way"] for row in document["goodput"]["rows"]} >= {"deeppart", "torch.save, one rank for each part"}
+    assert [float(row["lost"]) for row in rows_of(file)] == [row["lost"] for row in document["goodput"]["rows"]]
+    code, out, _ = sim(capsys, *SOME, "--every", "599s", "--blocked", "1s")
+    assert code == 0 and "315 USD" in out and "62.4 kWh" in out and "in 30 days" in out
+    code, out, _ = sim(
+        capsys, "scale", "--goodput", "--state", "mlperf-8b", "--machine", "azure-lustre", "--ranks", "64"
+    )
+    assert code == 0 and "no energy: [power] busy" in out and "no money: [price]" in out
+
+
+def test_the_usual_rows_and_a_machine_that_is_too_small(capsys: pytest.CaptureFixture[str]) -> None:
+    document = sim_json(
+        capsys, "scale", "--goodput", "--state", "mlperf-8b", "--machine", "p4d", "--ranks", "1024", "--days", "1"
+    )
+    assert {row["period_s"] for row in document["goodput"]["rows"]} == {60, 600, 3600} and len(
+        document["goodput"]["rows"]
+    ) == 3 * 9
+    assert "a what-if" in document["notes"][0]
+    lost = [row["lost"] for row in document["goodput"]["rows"] if row["period_s"] == 60]
+    assert lost == sorted(lost) and 0 < lost[0] < lost[-1] < 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--every", "1min,"),
+        ("--every", "0s"),
+        ("--blocked", "never"),
+        ("--blocked", "-1s"),
+        ("--days", "0"),
+        ("--days", "1e300"),
+        ("--every", "1e-300s"),
+        ("--blocked", "1e308s"),
+        ("--every", "1000 years"),
+    ],
+)
+def test_impossible_times_are_refused(capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
+    code, out, err = sim(capsys, *SOME, f"{option}={value}")
+    assert code == 2 and out == "" and option in err
+
+
+def test_published(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = sim(capsys, "published")
+    assert code == 0 and "within 25%" in out
+    row = next(line for line in out.splitlines() if "torch.save, local" in line)
+    assert re.search(r"32 s .* 30\.4 s .* -5% .* yes", row)
+    assert out.count("(given)") == 4 and len(re.findall(r"UPC 2023.* no ", out)) == 3

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
-from deeppart_simulator.cluster.applications import Application, read_application
-from deeppart_simulator.cluster.jobs import Request
-from deeppart_simulator.cluster.traces.archive import Archive
+from deeppart_simulator.cluster.applications import Application, Archive, read_application
+from deeppart_simulator.cluster.engine import Request
 
 from deeppart.plan.goodput import Throughput
 

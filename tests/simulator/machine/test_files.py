@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from deeppart_simulator.campaign.failures import repair_after_s
 from deeppart_simulator.machine.files import CODEC_DTYPES, machine_toml, preset_names, read_machine
-from deeppart_simulator.workload.tensors import ITEM_BYTES
+from deeppart_simulator.workload.shapes import ITEM_BYTES
 
 from deeppart.errors import ConfigError
 
@@ -66,22 +66,6 @@ def test_a_file_may_build_on_a_preset(tmp_path: Path) -> None:
     machine, base = read_machine(str(file)), read_machine("frontier")
     assert (machine.name, machine.nodes, machine.persistent.write) == ("mine", 3, 1e9)
     assert machine.persistent.read == base.persistent.read and machine.memory == base.memory
-
-
-def test_what_things_cost_and_hold_is_read_and_written_back(tmp_path: Path) -> None:
-    file = tmp_path / "mine.toml"
-    file.write_text(
-        'base = "frontier"\n[price]\ncurrency = "EUR"\nnode_hour = 2.5\nkwh = 0.1\n'
-        '[power]\nbusy = "2.5 kW"\nwaiting = 800\n'
-        '[local]\ncapacity = "8 TB"\nendurance = "7 PB"\n[persistent]\nquota = "50 TB"\n'
-    )
-    machine = read_machine(str(file))
-    assert (machine.price.currency, machine.price.node_hour, machine.price.kwh) == ("EUR", 2.5, 0.1)
-    assert (machine.power.busy, machine.power.waiting) == (2500.0, 800.0)
-    assert (machine.local.capacity, machine.local.endurance, machine.persistent.quota) == (8e12, 7e15, 50e12)
-    file.write_text(machine_toml(machine))
-    again = read_machine(str(file))
-    assert (again.price, again.power, again.local) == (machine.price, machine.power, machine.local)
 
 
 def test_what_is_not_said_is_not_written(tmp_path: Path) -> None:
@@ -186,50 +170,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot read"):
         read_machine(str(file))
-
-
-def test_a_way_to_come_back_is_read_and_written_back(tmp_path: Path) -> None:
-    file = tmp_path / "least.toml"
-    file.write_text(LEAST + '[restart]\nmode = "in-process"\ncommunicator_rank = "3 ms"\n')
-    machine = read_machine(str(file))
-    assert machine.restart.mode == "in-process" and machine.restart.seconds(1000)["communicator"] == 3.0
-    file.write_text(machine_toml(machine))
-    assert read_machine(str(file)).restart == machine.restart
-    assert read_machine(str(file)).restart.imports == 0.0, "as before there was such a key"
-
-
-def _start_s(preset: str, ranks: int, *pieces: str) -> float:
-    seconds: dict[str, float] = read_machine(preset).restart.seconds(ranks)
-    return sum(seconds[piece] for piece in pieces)
-
-
-@pytest.mark.parametrize(
-    ("preset", "ranks", "pieces", "published_s", "within"),
-    [
-        # ByteRobust, SOSP 2025, table 7: the queue, and a start on the nodes that the job has.
-        *(
-            ("byterobust", ranks, ("requeue", "relaunch", "imports", "communicator"), requeued_s, 0.08)
-            for ranks, requeued_s in ((2048, 454.0), (4096, 545.0), (8192, 635.0), (16384, 768.0))
-        ),
-        *(
-            ("byterobust", ranks, ("relaunch", "imports", "communicator"), started_s, 0.04)
-            for ranks, started_s in ((2048, 46.0), (4096, 51.0), (8192, 54.0), (16384, 65.0))
-        ),
-        # MegaScale, NSDI 2024, section 3.5: less than 5 s, less than 30 s with more than 10,000.
-        ("megascale", 2048, ("communicator",), 5.0, 0.01),
-        ("megascale", 12288, ("communicator",), 30.0, 0.01),
-        # FT-HSDP, 2026, figure 2: NCCL, and coming back with another node, with 16,384 GPUs.
-        ("llama3", 16384, ("communicator",), 17.0, 0.01),
-        ("llama3", 16384, ("replace", "relaunch", "imports", "communicator"), 200.0, 0.01),
-        # OLCF's guide: torch from Orion on 8 nodes of 8; and what Copper's documentation has of 2,048 nodes of 12.
-        ("frontier", 64, ("imports",), 51.0, 0.01),
-        ("frontier", 24576, ("imports",), 120.0, 0.01),
-    ],
-)
-def test_presets_come_back_as_published(
-    preset: str, ranks: int, pieces: tuple[str, ...], published_s: float, within: float
-) -> None:
-    assert _start_s(preset, ranks, *pieces) == pytest.approx(published_s, rel=within)
 
 
 def test_every_number_of_a_restart_in_a_preset_has_a_source() -> None:

@@ -3,19 +3,43 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from deeppart_simulator.campaign.outcomes import Estimate, Summary
-from deeppart_simulator.campaign.result import BUCKETS
-from deeppart_simulator.measure.validate import Comparison, Validation
-from deeppart_simulator.report.charts import campaign_chart, scaling_chart, validation_chart
+from deeppart_simulator.advise.choose import Advice, Choice, advise, describe, least_restart, loss_of, shown
+from deeppart_simulator.advise.compare import Comparison, compare, side_of
+from deeppart_simulator.budget.bill import USEFUL, Bill, bill
+from deeppart_simulator.campaign.outcomes import BUCKETS, Estimate, Summary
+from deeppart_simulator.machine.files import read_machine
+from deeppart_simulator.machine.record import WAYS, Power, Price
+from deeppart_simulator.measure.validate import Comparison as Measured
+from deeppart_simulator.measure.validate import Validation
+from deeppart_simulator.report.charts import (
+    advice_chart,
+    after_chart,
+    bill_chart,
+    campaign_chart,
+    comparison_charts,
+    scaling_chart,
+    share_chart,
+    together,
+    validation_chart,
+)
 from deeppart_simulator.timing.scale import study
+from deeppart_simulator.timing.stages import Job
+from deeppart_simulator.workload.states import read_state
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from deeppart.model import LEVELS
+from tests.simulator.advise.test_compare import FAILING
 from tests.simulator.commands import SMALL, sim
-from tests.simulator.timing.jobs import job
+from tests.simulator.timing.jobs import MACHINE, job
 
 
 def texts(drawing: str) -> list[str]:
@@ -53,7 +77,7 @@ def test_scaling_has_a_colour_for_each_strategy_and_round_numbers() -> None:
 
 def test_a_validation_shows_every_number() -> None:
     names = ("blocked", *LEVELS, "restore", "trained")
-    each = [Comparison("plain", 1, 9, 9, None, what, 1.0, 1.0 + at, 1.0, 1.0) for at, what in enumerate(names)]
+    each = [Measured("plain", 1, 9, 9, None, what, 1.0, 1.0 + at, 1.0, 1.0) for at, what in enumerate(names)]
     (drawing,) = validation_chart(Validation(tuple(each))).svgs()
     assert drawing.count("<use") >= 7 and {"measured", "predicted"} <= {*texts(drawing)}
 
@@ -64,3 +88,115 @@ def test_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: s
     more = ("--days", "1", "--seeds", "1") if command == "campaign" else ()
     assert sim(capsys, command, *SMALL, "--ranks", "64", "--png", str(file), *more)[0] == 0
     assert file.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture(scope="module")
+def advice() -> Advice:
+    return advise(Job(read_state("llama3-8b+adam"), read_machine("llama3"), 256, 8))
+
+
+def bars(drawing: str) -> dict[str, list[float]]:
+    """Colour -> widths of bars from top to bottom, in pixels."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for path, colour in re.findall(r'<path d="(M[^"]*?z)[^"]*" [^>]*style="fill: var\(--(\w+)\)"', drawing):
+        points = [tuple(map(float, each)) for each in re.findall(r"([\d.]+) ([\d.]+)", path)]
+        xs, ys = zip(*points, strict=True)
+        found.setdefault(colour, []).append((min(ys), max(xs) - min(xs)))
+    return {colour: [width for _, width in sorted(each)] for colour, each in found.items()}
+
+
+def test_bars_are_what_is_lost_and_not_the_time_to_come_back(advice: Advice) -> None:
+    drawn, least, choices = bars(advice_chart(advice).svgs()[0]), least_restart(advice.front), shown(advice)
+    lost = [loss_of(choice, least) for choice in choices]
+    widths = [sum(each) for each in zip(drawn["violet"], drawn["pink"], drawn["brown"], strict=True)]
+    scale = max(widths) / max(lost)
+    assert max(widths) > 90 and len(widths) == len(choices)
+    assert widths == pytest.approx([scale * each for each in lost], abs=0.5)
+    assert drawn["violet"] == pytest.approx([scale * choice.waste.cost for choice in choices], abs=0.5)
+
+
+def test_the_choice_is_seen(advice: Advice) -> None:
+    """Once among the bars, with a band of its own; once by a ring around its place on the front."""
+    losses, front = advice_chart(advice).svgs()
+    words = [str(each.text) for each in ElementTree.fromstring(losses).iter() if each.tag.endswith("text")]
+    number = [choice is advice.chosen for choice in shown(advice)].index(True) + 1
+    assert [each for each in words if each.startswith("advised, ")] and len(bars(losses)["line"]) == 1
+    assert f"{number}  {describe(advice.chosen.job)}" in words
+    assert len(re.findall(r"fill: none|stroke: var\(--pink\)", front)) and "var(--pink)" in front
+    assert f">{number}</text>" in front
+
+
+PRICED = replace(MACHINE, price=Price(currency="$<b>", node_hour=3.0), power=Power(busy=2000.0))
+
+
+def bill_of(**shares: float) -> Bill:
+    return bill(PRICED, 10, 86400.0, {USEFUL: 1 - sum(shares.values()), **shares})
+
+
+def test_bars_are_as_long_as_what_is_lost() -> None:
+    found = bill_of(down=0.1, blocked=0.05)
+    axes = Figure().add_subplot()
+    chart = bill_chart(found, "bill")
+    assert chart is not None
+    chart.panels[0].draw(axes)
+    assert [bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle)] == pytest.approx([24.0, 12.0])
+    assert [text.get_text() for text in axes.texts] == ["down: 72 $<b>", "blocked: 36 $<b>"]
+
+
+def test_where_all_was_useful_there_is_no_chart() -> None:
+    assert bill_chart(bill_of(), "bill-a") is None
+
+
+def test_where_nothing_fails_there_are_only_times() -> None:
+    (chart,) = comparison_charts([side_of("one", job()), side_of("other", job(ranks=8))])
+    (drawing,) = chart.svgs()
+    assert ">one</text>" in drawing and ">other</text>" in drawing
+    # Two jobs; of each how long training waits, and until each of three levels is complete.
+    assert drawing.count("<use") >= 8 and chart.key[0].label == "training waits"
+    assert together([chart]).key == chart.key
+
+
+def test_what_is_lost_and_written_is_drawn_for_all() -> None:
+    charts = comparison_charts([side_of("quiet", job()), side_of("failing", job(machine=FAILING))])
+    drawings = [drawing for chart in charts for drawing in chart.svgs()]
+    assert len(drawings) == 3 and all(">quiet</text>" in each and ">failing</text>" in each for each in drawings)
+    assert "nothing fails there" in drawings[1] and ">every " in drawings[1]
+    assert len(together(charts).panels) == 3
+
+
+@cache
+def some() -> tuple[Choice, list[Comparison]]:
+    """What is advised for a small job, and all ways to come back."""
+    chosen = advise(Job(read_state("gpt2"), read_machine("llama3"), 256, 8)).chosen
+    return chosen, compare(chosen)
+
+
+def ends_of(axes: Axes, rows: int) -> list[float]:
+    """Where the bars of each row end, without the band of the machine's own way."""
+    bars = [bar for bar in axes.patches if isinstance(bar, Rectangle) and bar.get_height() < 0.5]
+    return [max(bar.get_x() + bar.get_width() for bar in bars[place::rows]) for place in range(rows)]
+
+
+def test_a_panel_for_each_class_and_bars_that_end_where_training_goes_on() -> None:
+    found = some()[1]
+    chart = after_chart(found, "job")
+    lost = ["a process", "a node", "a group of nodes (switch)", "a group of nodes (power)", "everything"]
+    assert [panel.title for panel in chart.panels] == [f"After the loss of {each}" for each in lost]
+    axes = Figure().add_subplot()
+    chart.panels[1].draw(axes)
+    bars = [
+        bar for bar in axes.patches if isinstance(bar, Rectangle) and bar.get_height() < 0.5
+    ]  # without the band of the machine's own way
+    ends = [max(bar.get_x() + bar.get_width() for bar in bars[place :: len(found)]) for place in range(len(found))]
+    assert ends == pytest.approx([each.after["node"].total_s + each.after["node"].replay_s for each in found])
+    assert [text.get_text() for text in axes.texts[-len(found) :]] == list(WAYS)
+
+
+def test_shares_end_at_what_is_lost() -> None:
+    found = some()[1]
+    axes = Figure().add_subplot()
+    chart = share_chart(found, "job")
+    chart.panels[0].draw(axes)
+    ends = ends_of(axes, len(found))
+    assert ends == pytest.approx([each.waste.total for each in found])
+    assert len({mark.colour for mark in chart.key}) == len(chart.key)

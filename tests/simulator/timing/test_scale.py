@@ -6,7 +6,6 @@ import pytest
 from deeppart_simulator.timing.scale import study
 from deeppart_simulator.workload.states import read_state
 
-from deeppart.errors import ConfigError
 from tests.simulator.timing.jobs import job
 
 # --- the study --------------------------------------------------------------------------------------------------------
@@ -34,9 +33,3 @@ def test_a_study_has_all_combinations() -> None:
 def test_efficiency_is_told_only_where_one_rank_can_hold_it() -> None:
     points = study(job(state=read_state("tensors-64x250MB@tp=4")), [4, 8], ["deeppart"], ["none"])
     assert [point.serial_efficiency for point in points] == [None, None]
-
-
-@pytest.mark.parametrize(("strategies", "compressions"), [(["best"], ["none"]), (["deeppart"], ["lz4"])])
-def test_unknown_names_are_refused(strategies: list[str], compressions: list[str]) -> None:
-    with pytest.raises(ConfigError, match="not known"):
-        study(job(), [1], strategies, compressions)

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from deeppart_simulator.traces.read import FORMATS, format_of, read_trace
+from deeppart_simulator.traces.read import (
+    format_of,
+    is_own_runs,
+    is_plain,
+    read_lanl,
+    read_own_runs,
+    read_plain,
+    read_trace,
+)
+from deeppart_simulator.traces.record import KINDS, Event, shown
 
-from deeppart.cadence import History
+from deeppart.cadence import HISTORY_NAME, History
 from deeppart.errors import ConfigError
 from tests.simulator.traces.logs import LANL, PHILLY, SACCT, written
 
@@ -21,7 +32,6 @@ def test_each_format_is_told(tmp_path: Path) -> None:
         assert format_of(file) == name and read_trace(file).format == name
     History(tmp_path, "aa" * 16, 1).end(failed=False)
     assert read_trace(tmp_path).format == "runs" == format_of(tmp_path / "deeppart-runs.json")
-    assert set(FORMATS) == {*texts, "runs"}
 
 
 def test_what_is_in_no_format(tmp_path: Path) -> None:
@@ -38,3 +48,188 @@ def test_a_trace_that_is_not_there_is_not_to_be_corrected(tmp_path: Path) -> Non
     for path in (tmp_path / "nowhere.csv", tmp_path):
         with pytest.raises(ConfigError, match="give the path of a trace"):
             read_trace(path)
+
+
+def _days(later: datetime, earlier: datetime) -> float:
+    return (later - earlier).total_seconds() / 86400
+
+
+def test_lines_of_the_file(tmp_path: Path) -> None:
+    trace = read_lanl(written(tmp_path, LANL))
+    since, last = datetime(1997, 1, 1), datetime(2005, 9, 6, 9, 13)
+    assert [(event.kind, event.nodes) for event in trace.events] == [("node", (n,)) for n in ("1", "1", "0", "0")]
+    assert trace.events[0].at_s == _days(datetime(1997, 2, 23, 13), since) * 86400
+    seen = trace.observation
+    assert seen.nodes == 49 and seen.seconds == pytest.approx(_days(last, since) * 86400)
+    # Node 0 came in June 2005; the 47 without a failure were there as the two lines of most nodes have it.
+    front = _days(last, datetime(2005, 6, 1))
+    usual = {48 * _days(last, since) + front, _days(last, since) + 48 * front}
+    assert any(seen.node_s == pytest.approx(days * 86400) for days in usual)
+    assert len(trace.names) == 49 and trace.tells == ("node", "group", "system")
+
+
+def test_a_system_is_chosen(tmp_path: Path) -> None:
+    other = LANL.splitlines()[1].replace("2,cluster,49", "9,cluster,256", 1)
+    file = written(tmp_path, LANL + other + "\n")
+    with pytest.raises(ConfigError, match="one of 2, 9"):
+        read_lanl(file)
+    with pytest.raises(ConfigError, match="one of 2, 9"):
+        read_lanl(file, "17")
+    assert read_lanl(file, "9").observation.nodes == 256 and len(read_lanl(file, "2").events) == 4
+
+
+def test_without_a_day_of_production_watching_begins_with_the_first_failure(tmp_path: Path) -> None:
+    trace = read_lanl(written(tmp_path, LANL.replace("Jan-97", "before tracking").replace("5-Jun", "before tracking")))
+    assert trace.events[0].at_s == 0 and "first failure" in trace.notes[0]
+
+
+def test_lines_without_a_node_are_left_out(tmp_path: Path) -> None:
+    empty = ",".join(["2"] + [""] * 15 + ["1/8/1997 8:40", "1/8/1997 8:50", "10", "", "Other", "", "", "", "", "No"])
+    trace = read_lanl(written(tmp_path, LANL + empty + "\n"))
+    assert len(trace.events) == 4 and "1 lines without" in trace.notes[0]
+    with pytest.raises(ConfigError, match="nodenumz"):
+        read_lanl(written(tmp_path, LANL.splitlines()[0] + "\n" + empty + "\n"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("2/23/1997 13:00", "1997-02-23", "Prob Started"),
+        ("2/23/1997 13:00", "2/30/1997 13:00", "Prob Started"),
+        ("Jan-97", "January", "node prod"),
+        ("5-Nov,part", "5-Now,part", "node decom"),
+        ("2,cluster,49,", "2,cluster,many,", "nodes"),
+        ("128,1,1,Nov", "128,1,x,Nov", "nodenumz"),
+    ],
+)
+def test_impossible_lines(tmp_path: Path, old: str, new: str, what: str) -> None:
+    assert old in LANL
+    with pytest.raises(ConfigError, match=f"line [2-5], column {what}"):
+        read_lanl(written(tmp_path, LANL.replace(old, new)))
+
+
+WATCHED = "# of our cluster\n# seconds = 1000\n# nodes = 4\n# processes = 32\n"
+
+
+def test_a_table(tmp_path: Path) -> None:
+    text = "at_s,kind,nodes\n10,node,3\n20.5,group,2 0 1\n20.5,process,1\n99,system,\n100,preemption,\n\n"
+    trace = read_plain(written(tmp_path, text))
+    assert trace.events == (
+        Event(10.0, "node", ("3",)),
+        Event(20.5, "group", ("0", "1", "2")),
+        Event(20.5, "process", ("1",)),
+        Event(99.0, "system", ()),
+        Event(100.0, "preemption", ()),
+    )
+    assert trace.names == ("0", "1", "2", "3") and trace.observation.node_s == 0
+    watched = read_plain(written(tmp_path, WATCHED + text)).observation
+    assert (watched.seconds, watched.nodes, watched.node_s, watched.process_s) == (1000.0, 4, 4000.0, 32000.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        ("time,kind\n", "line 1", "columns"),
+        ("", "line 1", "columns"),
+        ("at_s,kind,nodes\n-1,node,0\n", "line 2, column at_s", "at least 0"),
+        ("at_s,kind,nodes\nsoon,node,0\n", "line 2, column at_s", "soon"),
+        ("at_s,kind,nodes\n1,meteor,0\n", "line 2, column kind", "process, node, group, system, preemption"),
+        ("at_s,kind,nodes\n1,node,4\n", "line 2, column nodes", "0 to 3"),
+        ("at_s,kind,nodes\n1,node,\n", "line 2", "0 to 3"),
+        ("at_s,kind,nodes\n1,node,x\n", "line 2", "0 to 3"),
+        ("at_s,kind,nodes\n1,node,1 2\n", "line 2", "just one"),
+        ("at_s,kind,nodes\n5,node,1\n4,node,1\n", "line 3", "ascending"),
+        (WATCHED + "at_s,kind,nodes\n1001,node,1\n", "line 6", "after the end"),
+        ("# seconds = never\nat_s,kind\n", "line 1, column seconds", "above 0"),
+        ("# nodes = 2.5\nat_s,kind\n", "line 1, column nodes", "whole number"),
+    ],
+)
+def test_impossible_tables_are_refused(tmp_path: Path, text: str, line: str, what: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_plain(written(tmp_path, text), nodes=4)
+    assert line in str(caught.value) and what in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the trace"):
+        read_plain(tmp_path / "none.csv")
+    assert is_plain(WATCHED + "at_s,kind,nodes\n") and not is_plain("a,b\n") and not is_plain("")
+
+
+def test_a_table_as_a_spreadsheet_writes_it(tmp_path: Path) -> None:
+    """With a mark of the order of bytes, blanks after commas, quotes, and lines that end as on Windows."""
+    plain = "# seconds = 99\n# nodes = 9\nat_s,kind,nodes\n1,group,3 4\n2,system,\n"
+    other = '\ufeff# seconds = 99\r\n# nodes = 9\r\n"at_s", kind, "nodes"\r\n1, group, "3 4"\r\n2, system,\r\n'
+    expected = read_plain(written(tmp_path, plain))
+    file = tmp_path / "other.csv"
+    file.write_bytes(other.encode())
+    found = read_plain(file)
+    assert (found.events, found.observation) == (expected.events, expected.observation) and format_of(file) == "csv"
+
+
+def _run(
+    began: str, *, seen: str | None = None, ended: str | None = None, restored: str | None = None
+) -> dict[str, Any]:
+    times = {"began": began, "seen": seen, "ended": ended}
+    stamped = {name: text and f"2026-01-{text}:00:00.000000Z" for name, text in times.items()}
+    return {"session": "ab" * 16, "nodes": 4, "restored": restored} | stamped
+
+
+def _written(folder: Path, *runs: dict[str, Any]) -> Path:
+    (folder / HISTORY_NAME).write_text(json.dumps({"format": "deeppart-runs", "version": 1, "runs": list(runs)}))
+    return folder
+
+
+def test_what_failed_is_what_the_next_run_came_back_from(tmp_path: Path) -> None:
+    folder = _written(
+        tmp_path,
+        _run("01T00", seen="01T10"),
+        _run("01T12", seen="01T13", restored="local"),
+        _run("02T00", seen="02T06", restored="parity"),
+        _run("03T00", ended="03T05", restored="persistent"),
+        _run("04T00"),
+    )
+    trace = read_own_runs(folder)
+    assert [(event.at_s / 3600, event.kind) for event in trace.events] == [
+        (10.0, "process"), (11.0, "node"), (17.0, "system"),
+    ]  # fmt: skip
+    assert trace.observation.seconds == 22 * 3600 and trace.observation.node_s == 4 * 22 * 3600
+    assert trace.runs is not None
+    assert [KINDS[number] if number >= 0 else "" for number in trace.runs.ended] == [
+        "process",
+        "node",
+        "system",
+        "",
+        "",
+    ]
+    assert trace.one_job and read_own_runs(folder / HISTORY_NAME).events == trace.events
+
+
+def test_what_the_library_writes_is_read(tmp_path: Path) -> None:
+    History(tmp_path, "aa" * 16, 3).end(failed=False)
+    trace = read_own_runs(tmp_path)
+    assert trace.observation.nodes == 3 and trace.observation.seconds > 0 and not trace.events
+    assert is_own_runs((tmp_path / HISTORY_NAME).read_text()) and not is_own_runs("{}")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "deeppart-runs", "version": 2, "runs": []}', '{"a": NaN}'])
+def test_what_is_no_history(tmp_path: Path, text: str) -> None:
+    (tmp_path / HISTORY_NAME).write_text(text)
+    with pytest.raises(ConfigError, match="cannot read the trace"):
+        read_own_runs(tmp_path)
+
+
+def test_a_directory_that_says_nothing_yet(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the trace"):
+        read_own_runs(tmp_path)
+    with pytest.raises(ConfigError, match="1 runs, of which none"):
+        read_own_runs(_written(tmp_path, _run("01T00")))
+
+
+def test_long_cells_are_cut() -> None:
+    assert (
+        shown("ab") == "'ab'"
+        and shown(None) == "None"
+        and shown([[1]] * 3) == "a list of 3"
+        and len(shown("x" * 1000)) < 80
+    )

@@ -1,0 +1,179 @@
+"""Policies that share out GPUs; :mod:`.pollux` has one more.
+
+*fifo*: who came first has the GPUs that it asked for until it is done. *tiresias* (J. Gu et al., NSDI 2019): two
+queues, a job goes to the second when its GPUs have worked for 16 hours together. *optimus* (Y. Peng et al., EuroSys
+2018), with an oracle: a GPU goes to the job that it brings nearer to its end most. All as AdaptDL's artefact has
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .applications import Request, divided, packed
+from .engine import Allocation, Job, Policy
+from .pollux import Pollux
+
+
+class KeepsBatch:
+    """What policies have in common under which jobs keep the batches of their users."""
+
+    def __init__(self, nodes: int, per_node: int) -> None:
+        self._nodes, self._per_node = nodes, per_node
+
+    def batch(self, request: Request) -> int:
+        """That of its user."""
+        return request.batch
+
+
+class Free:
+    """GPUs that nobody has."""
+
+    def __init__(self, nodes: int, per_node: int, held: Mapping[str, Allocation]) -> None:
+        self._left = [per_node] * nodes
+        for allocation in held.values():
+            for node in allocation:
+                self._left[node] -= 1
+
+    def take(self, gpus: int) -> Allocation:
+        """So many GPUs, from the emptiest nodes first."""
+        taken: list[int] = []
+        while len(taken) < gpus:
+            node = max(range(len(self._left)), key=self._left.__getitem__)
+            count = min(self._left[node], gpus - len(taken))
+            self._left[node] -= count
+            taken += [node] * count
+        return tuple(taken)
+
+
+class Fifo(KeepsBatch):
+    """Nobody is stopped, and nobody gets ahead of one that waits."""
+
+    def share(self, now_s: float, jobs: Sequence[Job], held: Mapping[str, Allocation]) -> dict[str, Allocation]:
+        """What each has, and GPUs for those who come next and find enough."""
+        found = dict(held)
+        free = Free(self._nodes, self._per_node, held)
+        left = self._nodes * self._per_node - sum(map(len, held.values()))
+        for job in jobs:
+            name, gpus = job.request.name, job.request.gpus
+            if name in found:
+                continue
+            if gpus > left:
+                break
+            found[name] = free.take(gpus)
+            left -= gpus
+        return found
+
+
+#: GPU seconds after which a job goes to the second queue.
+_THRESHOLD_S = 16 * 3600.0
+
+
+class Tiresias(KeepsBatch):
+    """Two queues by attained service."""
+
+    def __init__(self, nodes: int, per_node: int) -> None:
+        super().__init__(nodes, per_node)
+        self._queues: tuple[list[str], list[str]] = ([], [])
+        self._ran_s: dict[str, float] = {}
+        self._running: set[str] = set()
+        self._before_s = 0.0
+
+    def share(self, now_s: float, jobs: Sequence[Job], held: Mapping[str, Allocation]) -> dict[str, Allocation]:
+        """GPUs for those who have had least, which others give up for them."""
+        gpus = {job.request.name: job.request.gpus for job in jobs}
+        self._update(now_s, gpus)
+        order = [name for queue in self._queues for name in queue]
+        left = self._nodes * self._per_node
+        self._running = set()
+        for name in order:
+            if gpus[name] <= left:
+                self._running.add(name)
+                left -= gpus[name]
+        found = {name: allocation for name, allocation in held.items() if name in self._running}
+        free = Free(self._nodes, self._per_node, found)
+        for name in order:
+            if name in self._running and name not in found:
+                found[name] = free.take(gpus[name])
+        return found
+
+    def _update(self, now_s: float, gpus: Mapping[str, int]) -> None:
+        """Who is in which queue."""
+        first, second = ([name for name in queue if name in gpus] for queue in self._queues)
+        first += [name for name in gpus if name not in self._ran_s]
+        for name in gpus:
+            ran_s = self._ran_s.get(name, 0.0) + (now_s - self._before_s if name in self._running else 0.0)
+            self._ran_s[name] = ran_s
+            if name in first and ran_s * gpus[name] >= _THRESHOLD_S:
+                first.remove(name)
+                second.append(name)
+        self._queues, self._before_s = (first, second), now_s
+
+
+class Optimus(KeepsBatch):
+    """Sizes by marginal gain."""
+
+    def share(self, now_s: float, jobs: Sequence[Job], held: Mapping[str, Allocation]) -> dict[str, Allocation]:
+        """GPUs by gain; who keeps its number keeps its place."""
+        gpus = self._sizes(jobs)
+        found = {name: allocation for name, allocation in held.items() if len(allocation) == gpus[name]}
+        free = Free(self._nodes, self._per_node, found)
+        for job in sorted(jobs, key=lambda job: gpus[job.request.name]):
+            name = job.request.name
+            if gpus[name] and name not in found:
+                found[name] = free.take(gpus[name])
+        return found
+
+    def _sizes(self, jobs: Sequence[Job]) -> dict[str, int]:
+        left = self._nodes * self._per_node
+        sizes: dict[str, int] = {}
+        gains: dict[str, float] = {}
+        by_name = {job.request.name: job for job in jobs}
+        for name, job in by_name.items():
+            sizes[name], gains[name] = 0, 0.0
+            if left:
+                sizes[name], left = 1, left - 1
+                gains[name] = self._gain(job, 1, left)
+        while left and max(gains.values()) > 0:
+            name = max(gains, key=gains.__getitem__)
+            sizes[name] += 1
+            gains[name] = self._gain(by_name[name], sizes[name], left)
+            left -= 1
+        return sizes
+
+    def _gain(self, job: Job, gpus: int, left: int) -> float:
+        """Seconds that one more GPU saves a job."""
+        app = job.request.application
+        most = app.settings.most_gpus or job.request.batch // app.least_local
+        if gpus + 1 > most or not left:
+            return 0.0
+        return (self._step_s(job, gpus) - self._step_s(job, gpus + 1)) * _steps_left(job)
+
+    def _step_s(self, job: Job, gpus: int) -> float:
+        app = job.request.application
+        local, accumulation = divided(job.request.batch, gpus, app)
+        if gpus == 1 and not accumulation:  # as the artefact has it, whatever the batch
+            accumulation = 1
+            local = min(-(-job.request.batch // 2), app.most_batch // 2)
+        times = app.times(packed(gpus, self._per_node), local)
+        return times.step_s + (times.step_s - times.sync_s) * accumulation
+
+
+def _steps_left(job: Job) -> float:
+    app, batch = job.request.application, job.request.batch
+    last = app.settings.epochs - 1
+    return app.iterations(batch, last) - app.iterations(batch, job.epoch) if job.epoch < last else 1.0
+
+
+POLICIES = ("fifo", "tiresias", "optimus", "pollux")
+
+
+def policy_of(name: str, nodes: int, per_node: int, restart_s: float) -> Policy:
+    """A policy for a cluster."""
+    found: dict[str, Policy] = {
+        "fifo": Fifo(nodes, per_node),
+        "tiresias": Tiresias(nodes, per_node),
+        "optimus": Optimus(nodes, per_node),
+        "pollux": Pollux(nodes, per_node, restart_s),
+    }
+    return found[name]
