@@ -17,7 +17,7 @@ from deeppart.errors import ConfigError
 from deeppart.interop.training_state import pack, rng_state, set_rng_state, unpack
 from deeppart.interop.versions import require
 from deeppart.pending import Pending
-from deeppart.state.tree.per_rank import PerRank, Way, in_order
+from deeppart.state.tree.globs import PerRank, Way, in_order
 
 require("accelerate", "1.10", "deeppart.interop.accelerate")
 

@@ -24,7 +24,7 @@ from deeppart.interop.refusal import or_refusal
 from deeppart.interop.training_state import pack, rng_state, set_rng_state, unpack
 from deeppart.interop.versions import require
 from deeppart.pending import Pending
-from deeppart.state.tree.per_rank import PerRank, in_order
+from deeppart.state.tree.globs import PerRank, in_order
 
 require("deepspeed", "0.18", "deeppart.interop.deepspeed")
 

@@ -14,7 +14,7 @@ from deeppart.errors import ConfigError
 from deeppart.interop.saving import Saving
 from deeppart.interop.training_state import pack, rng_state, set_rng_state, unpack
 from deeppart.interop.versions import require
-from deeppart.state.tree.per_rank import PerRank, Way, in_order
+from deeppart.state.tree.globs import PerRank, Way, in_order
 
 require("lightning", "2.6", "deeppart.interop.lightning")
 

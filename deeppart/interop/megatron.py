@@ -17,7 +17,7 @@ from deeppart.interop.refusal import or_refusal
 from deeppart.interop.training_state import pack, unpack
 from deeppart.interop.versions import require
 from deeppart.pending import Pending
-from deeppart.state.tree.per_rank import PerRank, in_order
+from deeppart.state.tree.globs import PerRank, in_order
 
 require("megatron-core", "0.15", "deeppart.interop.megatron")
 

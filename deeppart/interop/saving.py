@@ -8,7 +8,7 @@ from deeppart.checkpointer import Checkpointer
 from deeppart.config import Config
 from deeppart.errors import ConfigError
 from deeppart.interop.stop_signal import StopSignal
-from deeppart.state.tree.per_rank import PerRank
+from deeppart.state.tree.globs import PerRank
 
 
 class Saving:

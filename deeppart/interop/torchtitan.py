@@ -21,7 +21,7 @@ from deeppart.interop.refusal import or_refusal
 from deeppart.interop.training_state import pack, rng_state, set_rng_state, unpack
 from deeppart.interop.versions import require
 from deeppart.pending import Pending
-from deeppart.state.tree.per_rank import in_order
+from deeppart.state.tree.globs import in_order
 
 require("torchtitan", "0.3", "deeppart.interop.torchtitan")
 

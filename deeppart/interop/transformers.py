@@ -22,7 +22,7 @@ from deeppart.errors import ConfigError, StateError
 from deeppart.interop.saving import Saving
 from deeppart.interop.training_state import rng_state, set_rng_state
 from deeppart.interop.versions import require
-from deeppart.state.tree.per_rank import PerRank, Way, in_order
+from deeppart.state.tree.globs import PerRank, Way, in_order
 
 require("transformers", "5", "deeppart.interop.transformers")
 

@@ -8,13 +8,11 @@ from typing import Any
 
 from deeppart.errors import StructureMismatchError
 from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue, Structure
-from deeppart.state.tree.columns import CONTAINERS
 from deeppart.state.tree.composites import COMPOSITES
-from deeppart.state.tree.forms import REGISTERED
-from deeppart.state.tree.nearest import nearest_globs
+from deeppart.state.tree.globs import covers, may_match_below, nearest_globs
+from deeppart.state.tree.objects import REGISTERED
 from deeppart.state.tree.paths import ROOT, readable
-from deeppart.state.tree.patterns import covers, may_match_below
-from deeppart.state.tree.runs import make_run, run_items, run_kind
+from deeppart.state.tree.runs import CONTAINERS, make_run, run_items, run_kind
 
 
 def select(structure: Structure, values: list[Any], patterns: Sequence[str] | None) -> tuple[SavedNode, set[int]]:

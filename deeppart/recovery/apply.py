@@ -38,9 +38,8 @@ from deeppart.state.restore.merge import put, tie
 from deeppart.state.restore.overlaps import assign
 from deeppart.state.restore.request import Asked
 from deeppart.state.restore.scatter import Scatter
+from deeppart.state.tree.globs import Replication, Ways
 from deeppart.state.tree.leaves import Array
-from deeppart.state.tree.per_rank import Ways
-from deeppart.state.tree.replication import Replication
 
 T = TypeVar("T")
 

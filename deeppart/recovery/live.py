@@ -12,13 +12,13 @@ import torch
 from deeppart._gc import collection_paused
 from deeppart.errors import DeeppartError, StateError, UnsupportedLeafError
 from deeppart.state.restore.target import Target
-from deeppart.state.tree.excluding import Excluded
 from deeppart.state.tree.flat import ApartRules, FlatState
 from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.globs import Excluded
 from deeppart.state.tree.leaves import check_tensor, overlaps_itself
+from deeppart.state.tree.objects import is_optimizer
 from deeppart.state.tree.paths import Path, readable
 from deeppart.state.tree.runs import encode_leaf_value
-from deeppart.state.tree.state_dicts import is_optimizer
 
 
 def flatten_live(state: Any, excluded: Sequence[str] = (), *, is_filled: bool = True) -> FlatState:

@@ -45,9 +45,8 @@ from deeppart.state.restore.elsewhere import LeafNumbers, PartRules, lacking_lea
 from deeppart.state.restore.leaf_matching import find_targets
 from deeppart.state.restore.target import DROPPED, Target, decode_values
 from deeppart.state.tree.flat import FlatState
-from deeppart.state.tree.naming import some_names
-from deeppart.state.tree.paths import Path, readable
-from deeppart.state.tree.per_rank import DROP, RANK0, Ways, dropped_notice, strict_error
+from deeppart.state.tree.globs import DROP, RANK0, Ways, dropped_notice, strict_error
+from deeppart.state.tree.paths import Path, readable, some_names
 from deeppart.state.tree.sharded import read_shards
 
 

@@ -22,10 +22,10 @@ from deeppart.state.restore.filling import detached
 from deeppart.state.restore.leaf_matching import find_targets
 from deeppart.state.restore.scatter import Scatter
 from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.forms import DATACLASS, Form, data_of, form_of, make
+from deeppart.state.tree.globs import RANK0, Way
 from deeppart.state.tree.leaves import Array, leaf_type, new_array
+from deeppart.state.tree.objects import DATACLASS, Form, data_of, form_of, make
 from deeppart.state.tree.paths import Path, exact, readable
-from deeppart.state.tree.per_rank import RANK0, Way
 
 #: Per old rank, its per-rank leaves by number.
 OldLeaves = list[dict[int, Array]]

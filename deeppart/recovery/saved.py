@@ -20,8 +20,8 @@ from deeppart.state.document.whole import ShardSource, Wholes, WholeTensor, gath
 from deeppart.state.restore.boxes import OwnSpans, check_bytes
 from deeppart.state.restore.elsewhere import LeafNumbers, PartRules
 from deeppart.state.restore.scatter import check_cover, check_places
+from deeppart.state.tree.globs import DROP, RANK0, STRICT, Way, Ways
 from deeppart.state.tree.paths import ExactPath, Path, exact, readable
-from deeppart.state.tree.per_rank import DROP, RANK0, STRICT, Way, Ways
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ from deeppart.state.document.encoding import encode_path
 from deeppart.state.restore.overlaps import overlapping
 from deeppart.state.tree.fingerprint import hash63
 from deeppart.state.tree.flat import FlatState, ShardedLeaf
-from deeppart.state.tree.naming import some_names
-from deeppart.state.tree.paths import readable
+from deeppart.state.tree.paths import readable, some_names
 
 _SHOWN = 4
 

@@ -13,9 +13,8 @@ from deeppart.comm.waiting import finish
 from deeppart.errors import DeeppartWarning, PerRankNotice, ReplicaDivergenceWarning, warn_caller
 from deeppart.state.compare.classify import Classified
 from deeppart.state.tree.flat import Branch, Node
-from deeppart.state.tree.naming import Naming, some_names
-from deeppart.state.tree.paths import Path, readable
-from deeppart.state.tree.state_dicts import is_generator
+from deeppart.state.tree.objects import is_generator
+from deeppart.state.tree.paths import Naming, Path, readable, some_names
 
 #: The names of an optimizer's parameters: pipeline stages have other ones.
 _PARAMETER_NAMES = re.compile(r"(^|/)param_groups/[0-9]+/params(/|$)")

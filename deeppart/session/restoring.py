@@ -23,9 +23,8 @@ from deeppart.session.restore_warnings import nothing_to_restore, say_nothing_re
 from deeppart.session.stock import take_stock
 from deeppart.state.capture.staging import Staging
 from deeppart.state.restore.request import Asked
-from deeppart.state.tree.excluding import Excluded
+from deeppart.state.tree.globs import Excluded, Ways
 from deeppart.state.tree.paths import Path
-from deeppart.state.tree.per_rank import Ways
 
 
 @dataclass(frozen=True, slots=True)

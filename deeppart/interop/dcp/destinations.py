@@ -19,8 +19,7 @@ from deeppart.interop.dcp.stored import Wanted
 from deeppart.model.boxes import Box
 from deeppart.state.document.ties import extent
 from deeppart.state.memory.held import freed_memory
-from deeppart.state.tree.leaves import overlaps_itself
-from deeppart.state.tree.noting import is_plain
+from deeppart.state.tree.leaves import is_plain, overlaps_itself
 
 
 class Destination(NamedTuple):

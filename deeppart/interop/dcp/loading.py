@@ -27,10 +27,9 @@ from deeppart.interop.opened import PIECE_BYTES
 from deeppart.interop.torch_file.archive import Archive
 from deeppart.interop.torch_file.loading import refusal, told_by_torch
 from deeppart.part.format import short
+from deeppart.state.tree.globs import covers, nearest_globs
 from deeppart.state.tree.leaves import LeafType, dtype_name, new_array
-from deeppart.state.tree.nearest import nearest_globs
 from deeppart.state.tree.paths import readable
-from deeppart.state.tree.patterns import covers
 
 #: What ``torch.save`` adds to the bytes of a tensor, at most; the file of a value is no longer than this.
 _FRAME_BYTES = 1 << 20

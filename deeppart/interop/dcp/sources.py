@@ -24,8 +24,7 @@ from deeppart.state.document.whole import with_wholes
 from deeppart.state.restore.boxes import LiveBox
 from deeppart.state.restore.request import Asked, asked_of
 from deeppart.state.restore.target import Target
-from deeppart.state.tree.leaves import TORCH_DTYPES
-from deeppart.state.tree.noting import is_plain
+from deeppart.state.tree.leaves import TORCH_DTYPES, is_plain
 from deeppart.state.tree.paths import readable
 from deeppart.storage.key_files import KeyFiles, read_key_files
 from deeppart.storage.manifests import committed_steps

@@ -17,11 +17,9 @@ import numpy as np
 from deeppart.errors import CorruptFileError, DeeppartError
 from deeppart.part.format import short
 from deeppart.part.json_text import parse_json
-from deeppart.state.tree.assembling import assemble
-from deeppart.state.tree.columns import TABLE_MAKERS
-from deeppart.state.tree.composites import COMPOSITES
-from deeppart.state.tree.forms import ABOUT, DEQUE, Form, make
-from deeppart.state.tree.runs import decode_leaf_value
+from deeppart.state.tree.composites import COMPOSITES, assemble
+from deeppart.state.tree.objects import ABOUT, DEQUE, Form, make
+from deeppart.state.tree.runs import TABLE_MAKERS, decode_leaf_value
 from deeppart.state.tree.values import decode_value, is_unicode
 
 Attribute = str | int | None

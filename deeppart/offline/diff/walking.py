@@ -15,8 +15,7 @@ from deeppart.offline.diff.values import compare_runs, same_small
 from deeppart.offline.load import OpenCheckpoint
 from deeppart.state.document.structure import DICTS, SavedArray, SavedBranch, SavedNode, SavedValue
 from deeppart.state.tree.leaves import LeafType
-from deeppart.state.tree.naming import KIND_NAMES
-from deeppart.state.tree.paths import ExactPath, Path, exact, id_key, readable
+from deeppart.state.tree.paths import KIND_NAMES, ExactPath, Path, exact, id_key, readable
 from deeppart.state.tree.runs import describe_leaf_value, run_items, run_kind
 
 #: Kinds of containers whose items are compared all the same if one is of one kind and one of another.

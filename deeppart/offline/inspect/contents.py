@@ -33,9 +33,9 @@ from deeppart.state.document.structure import (
 )
 from deeppart.state.document.union import joined
 from deeppart.state.document.whole import Wholes, gather_wholes
+from deeppart.state.tree.globs import covers, may_match_below
 from deeppart.state.tree.paths import ROOT, exact, readable
 from deeppart.state.tree.paths import Path as KeyPath
-from deeppart.state.tree.patterns import covers, may_match_below
 from deeppart.state.tree.runs import decode_leaf_value, paths_inside, run_kind
 from deeppart.storage.node import one_line
 from deeppart.storage.retired import MOST_LOOKS, step_is_retired

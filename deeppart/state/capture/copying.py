@@ -19,8 +19,8 @@ import torch
 
 from deeppart.errors import FreedMemoryError
 from deeppart.state.capture.layout import ShareLayout
+from deeppart.state.memory.copies import memmove
 from deeppart.state.memory.held import HeldMemory, storage_address
-from deeppart.state.memory.moving import memmove
 from deeppart.state.tree.fingerprint import copy_tensors
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.leaves import Bytes, LeafType, is_flat, lies_flat_on_host, rectangles

@@ -26,8 +26,8 @@ import torch
 from deeppart.errors import CheckpointError
 from deeppart.state.capture.copying import CallCopy, HostCopy
 from deeppart.state.compare.trailing import TrailingSlices
+from deeppart.state.memory.copies import copy_memory, gather_memory
 from deeppart.state.memory.held import Holder, place_of, without_memory
-from deeppart.state.memory.safe_copy import copy_memory, gather_memory
 from deeppart.state.tree.paths import Path, readable
 
 #: Copies on the host are made in pieces of this size, so that two threads can share the work.

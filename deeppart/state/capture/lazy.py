@@ -23,8 +23,7 @@ from deeppart.state.memory.held import place_of
 from deeppart.state.tree.fingerprint import SMALL_LEAF_BYTES, Sampler
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.leaves import LeafType, lies_flat_on_host
-from deeppart.state.tree.naming import some_names
-from deeppart.state.tree.paths import Path, readable
+from deeppart.state.tree.paths import Path, readable, some_names
 
 #: A notice is given where more than this much that is large belongs to no optimizer.
 NOTICED_BYTES = 64 << 20

@@ -32,11 +32,10 @@ from deeppart.state.compare.training import TrainingWatch
 from deeppart.state.document.ties import alias_digests
 from deeppart.state.tree.fingerprint import SMALL_LEAF_BYTES, hash63, hash_json
 from deeppart.state.tree.flat import ArrayLeaf, FlatState
+from deeppart.state.tree.globs import ALL, NONE, VERIFY, Replication
 from deeppart.state.tree.leaves import leaf_type
-from deeppart.state.tree.ordering import in_order
 from deeppart.state.tree.paths import readable
-from deeppart.state.tree.replication import ALL, NONE, VERIFY, Replication
-from deeppart.state.tree.runs import encode_leaf_value, is_extended_value
+from deeppart.state.tree.runs import encode_leaf_value, in_order, is_extended_value
 from deeppart.state.tree.values import Encoded, encode_value
 
 _SCALARS = frozenset({int, float, bool, str, type(None)})

@@ -25,7 +25,7 @@ import torch
 from deeppart.state.compare.identity import TensorIdentity
 from deeppart.state.tree.fingerprint import full_digest
 from deeppart.state.tree.flat import ArrayLeaf, Branch, FlatState, Node
-from deeppart.state.tree.noting import PLAIN_TENSORS
+from deeppart.state.tree.leaves import PLAIN_TENSORS
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from deeppart.errors import DeeppartError
 from deeppart.state.tree.flat import FlatState
-from deeppart.state.tree.noting import PLAIN_TENSORS
+from deeppart.state.tree.leaves import PLAIN_TENSORS
+from deeppart.state.tree.objects import is_optimizer
 from deeppart.state.tree.sharded import is_sharded, local_tensors
-from deeppart.state.tree.state_dicts import is_optimizer
 
 #: As ``torch.compiler.disable``, which would bring in all of the compiler at once: two seconds of processor time for
 #: each rank that starts. torch's own, which it decorates its optimizers with, does so when it is first called.

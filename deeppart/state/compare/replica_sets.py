@@ -24,9 +24,9 @@ from deeppart.state.compare.divergence import MOST_NAMED, Divergence
 from deeppart.state.compare.training import TrainingWatch
 from deeppart.state.tree.fingerprint import hash_json
 from deeppart.state.tree.flat import FlatState
+from deeppart.state.tree.globs import ALL, NONE, VERIFY, Replication
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import readable
-from deeppart.state.tree.replication import ALL, NONE, VERIFY, Replication
 
 _NOTHING = np.iinfo(np.int64).min
 _Numbers = npt.NDArray[np.int64]

@@ -28,8 +28,8 @@ from deeppart.state.tree.flat import (
     FlatState,
     ValueLeaf,
 )
+from deeppart.state.tree.globs import ALL, AUTO, NONE, RANK0, VERIFY, Replication
 from deeppart.state.tree.leaves import LeafType, leaf_type
-from deeppart.state.tree.replication import ALL, AUTO, NONE, RANK0, VERIFY, Replication
 from deeppart.state.tree.values import Encoded, encode_key
 
 Flags = npt.NDArray[np.bool_]

@@ -26,9 +26,9 @@ from torch.optim.optimizer import (
 from deeppart.state.compare.identity import TensorIdentity
 from deeppart.state.compare.owners import not_compiled, shards_here
 from deeppart.state.tree.fingerprint import memory_over
-from deeppart.state.tree.noting import PLAIN_TENSORS
+from deeppart.state.tree.leaves import PLAIN_TENSORS
+from deeppart.state.tree.objects import is_optimizer
 from deeppart.state.tree.sharded import is_sharded
-from deeppart.state.tree.state_dicts import is_optimizer
 
 #: Words of a tensor that are looked at where its version counter does not tell.
 _LOOKED_AT = 8

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 import xxhash
 
-from deeppart.state.memory.safe_copy import gather_memory, gather_ranges
+from deeppart.state.memory.copies import gather_memory, gather_ranges
 from deeppart.state.tree.fingerprint import fraction, hash63, memory_over
 from deeppart.state.tree.leaves import LeafType
 

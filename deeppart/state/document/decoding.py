@@ -29,8 +29,8 @@ from deeppart.state.document.structure import (
 )
 from deeppart.state.tree.composites import CONTEXT, JAGGED, KEYS, SUBCLASS, VALUES
 from deeppart.state.tree.flatten import DEEPEST_NESTING
-from deeppart.state.tree.forms import ABOUT, DATACLASS, DEQUE, Form
 from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tree.objects import ABOUT, DATACLASS, DEQUE, Form
 from deeppart.state.tree.paths import Path, component, exact
 from deeppart.state.tree.values import Encoded, decode_value, is_unicode
 

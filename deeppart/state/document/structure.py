@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from deeppart.model.boxes import Box
 from deeppart.state.tree.flat import DICT_KINDS
-from deeppart.state.tree.forms import Form
 from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tree.objects import Form
 from deeppart.state.tree.paths import ExactPath, Key, Path, exact
 from deeppart.state.tree.values import Encoded
 

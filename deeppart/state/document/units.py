@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from deeppart.state.document.structure import DICTS, SavedArray, SavedBranch, SavedNode, SavedValue, walk_tree
 from deeppart.state.tree.composites import COMPOSITES
-from deeppart.state.tree.forms import REGISTERED
+from deeppart.state.tree.objects import REGISTERED
 from deeppart.state.tree.paths import Path
 
 _TUPLES = ("tuple", "namedtuple")

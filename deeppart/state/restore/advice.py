@@ -20,9 +20,8 @@ from deeppart.state.restore.request import Request
 from deeppart.state.restore.wrappers import aligned
 from deeppart.state.tree.flat import ArrayLeaf, Branch, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
 from deeppart.state.tree.leaves import Array, LeafType, leaf_type
-from deeppart.state.tree.naming import some_names
-from deeppart.state.tree.paths import Key, Path, id_key, id_keys, readable
-from deeppart.state.tree.state_dicts import is_optimizer
+from deeppart.state.tree.objects import is_optimizer
+from deeppart.state.tree.paths import Key, Path, id_key, id_keys, readable, some_names
 
 #: Prefix -> (what puts it before every name, how to get at the module inside).
 _WRAPPERS = {

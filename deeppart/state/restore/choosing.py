@@ -23,9 +23,8 @@ from deeppart.state.restore.request import CREATE, ERROR, KEEP, Request
 from deeppart.state.restore.unmet_globs import no_such_keys, no_such_names
 from deeppart.state.restore.wrappers import aligned
 from deeppart.state.tree.flat import Branch, Node, ValueLeaf
-from deeppart.state.tree.forms import DEQUE
-from deeppart.state.tree.naming import some_names
-from deeppart.state.tree.paths import IdKey, Key, Path, id_key, id_keys, readable
+from deeppart.state.tree.objects import DEQUE
+from deeppart.state.tree.paths import IdKey, Key, Path, id_key, id_keys, readable, some_names
 from deeppart.state.tree.runs import run_items, run_kind
 
 _STAYS = SavedApart()

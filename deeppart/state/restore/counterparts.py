@@ -11,7 +11,7 @@ from deeppart.state.restore.filling import holds_containers
 from deeppart.state.tree.flat import Branch, Node, UnmadeLeaf, ValueLeaf
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.runs import RUN_KINDS, run_items, run_kind
-from deeppart.state.tree.value_kinds import MUTABLE
+from deeppart.state.tree.values import MUTABLE
 
 _NUMBERS = frozenset({int, float, bool, complex})
 _PLAIN = frozenset({int, float, str, bool, type(None)})

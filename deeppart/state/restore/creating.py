@@ -15,9 +15,9 @@ from deeppart.state.document.structure import SavedArray, walk_tree
 from deeppart.state.restore.target import Target
 from deeppart.state.tree.flat import Branch, FlatState, Node
 from deeppart.state.tree.leaves import TORCH_DTYPES
+from deeppart.state.tree.objects import is_optimizer
 from deeppart.state.tree.paths import Path, readable
 from deeppart.state.tree.sharded import is_sharded
-from deeppart.state.tree.state_dicts import is_optimizer
 
 
 def create_sharded(target: Target, flat: FlatState, sharded: frozenset[int]) -> None:

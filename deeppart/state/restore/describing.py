@@ -8,8 +8,7 @@ from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode
 from deeppart.state.restore.composites import is_composite
 from deeppart.state.tree.composites import SUBCLASS, branch_name
 from deeppart.state.tree.flat import ArrayLeaf, Branch, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
-from deeppart.state.tree.naming import name_kind
-from deeppart.state.tree.paths import Path, readable
+from deeppart.state.tree.paths import Path, name_kind, readable
 from deeppart.state.tree.runs import RUN_KINDS, run_kind
 
 

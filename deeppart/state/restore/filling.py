@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from deeppart.state.tree.columns import CONTAINERS, SEQUENCES, TABLES
-from deeppart.state.tree.runs import make_run, same_leaf_value
-from deeppart.state.tree.value_kinds import MUTABLE, fresh, put_in
+from deeppart.state.tree.runs import CONTAINERS, SEQUENCES, TABLES, make_run, same_leaf_value
+from deeppart.state.tree.values import MUTABLE, fresh, put_in
 
 
 def fill(live: Any, saved: Any) -> Any:

@@ -41,13 +41,11 @@ from deeppart.state.restore.target import DROPPED, Target, place_of
 from deeppart.state.restore.tied_leaves import check_ties
 from deeppart.state.tree.composites import SUBCLASS, branch_name
 from deeppart.state.tree.flat import ArrayLeaf, Branch, FlatState, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
-from deeppart.state.tree.forms import replaces
 from deeppart.state.tree.leaves import has_type, leaf_type, new_array
-from deeppart.state.tree.naming import some_names
-from deeppart.state.tree.paths import Path, exact, id_keys, readable
+from deeppart.state.tree.objects import is_optimizer, replaces
+from deeppart.state.tree.paths import Path, exact, id_keys, readable, some_names
 from deeppart.state.tree.runs import RUN_KINDS, describe_leaf_value, make_run, run_kind, same_leaf_value
-from deeppart.state.tree.state_dicts import is_optimizer
-from deeppart.state.tree.value_kinds import MUTABLE
+from deeppart.state.tree.values import MUTABLE
 
 _SHAPED_IN_TRAINING = (
     "; where a module gives its buffers their shapes in training, train a step before restore, or give what "

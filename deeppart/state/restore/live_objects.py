@@ -12,9 +12,8 @@ from deeppart.errors import StructureMismatchError
 from deeppart.state.document.structure import SavedBranch, SavedNode, SavedValue
 from deeppart.state.restore.wrappers import bare_name
 from deeppart.state.tree.flat import Branch, Node, ValueLeaf
-from deeppart.state.tree.naming import some_names
-from deeppart.state.tree.paths import Path, readable
-from deeppart.state.tree.state_dicts import is_optimizer
+from deeppart.state.tree.objects import is_optimizer
+from deeppart.state.tree.paths import Path, readable, some_names
 
 #: Leaves that an error names, of those that do not match.
 MOST_NAMED = 10

@@ -26,15 +26,13 @@ from deeppart.state.restore.composites import are_own, composites_of, is_composi
 from deeppart.state.restore.counterparts import both_plain, is_lacking, meet
 from deeppart.state.restore.filling import fill
 from deeppart.state.restore.target import DROPPED, Target
-from deeppart.state.tree.columns import TABLE_MAKERS
 from deeppart.state.tree.composites import SUBCLASS
 from deeppart.state.tree.flat import Apart, ArrayLeaf, Branch, FlatState, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
-from deeppart.state.tree.forms import DATACLASS, make, remade
-from deeppart.state.tree.forms import put as put_data
 from deeppart.state.tree.leaves import Array, LeafType, in_a_row
-from deeppart.state.tree.naming import some_names
-from deeppart.state.tree.paths import Path, exact, id_keys, readable
-from deeppart.state.tree.state_dicts import is_optimizer, load_state_dict_of
+from deeppart.state.tree.objects import DATACLASS, is_optimizer, load_state_dict_of, make, remade
+from deeppart.state.tree.objects import put as put_data
+from deeppart.state.tree.paths import Path, exact, id_keys, readable, some_names
+from deeppart.state.tree.runs import TABLE_MAKERS
 
 
 def tie(target: Target, arrays: dict[int, Array]) -> None:

@@ -11,8 +11,8 @@ from typing import Any, TypedDict
 import xxhash
 
 from deeppart.errors import ConfigError
+from deeppart.state.tree.globs import covers, may_match_below
 from deeppart.state.tree.paths import Key, Path, component, readable
-from deeppart.state.tree.patterns import covers, may_match_below
 
 #: What is done with live leaves that the checkpoint lacks.
 ERROR, KEEP = "error", "keep"

@@ -12,8 +12,8 @@ import torch
 from deeppart.errors import CorruptFileError, FreedMemoryError
 from deeppart.part import OWN_TABLE
 from deeppart.state.document.structure import Structure
+from deeppart.state.memory.copies import memmove
 from deeppart.state.memory.held import HeldMemory
-from deeppart.state.memory.moving import memmove
 from deeppart.state.tree.leaves import Array, Bytes, LeafType, flat_bytes, lies_flat_on_host, rectangles
 
 #: Pieces from this length on are copied while other threads run.

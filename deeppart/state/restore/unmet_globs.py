@@ -10,9 +10,8 @@ from deeppart.state.document.structure import DICTS, SavedBranch, SavedNode
 from deeppart.state.restore.request import Request, matched
 from deeppart.state.restore.wrappers import bare_name
 from deeppart.state.tree.flat import Branch, Node
-from deeppart.state.tree.nearest import nearest_globs
+from deeppart.state.tree.globs import covers, nearest_globs
 from deeppart.state.tree.paths import Path, readable
-from deeppart.state.tree.patterns import covers
 
 _BOTH_KINDS = (
     "`deeppart show DIR` lists the names; a pattern without `/` is compared with single keys, one with `/` with whole "

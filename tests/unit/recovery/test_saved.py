@@ -14,7 +14,7 @@ from deeppart.errors import CorruptFileError
 from deeppart.recovery.saved import SavedStep, check_spans, saved_step
 from deeppart.recovery.tables import PartIndexView
 from deeppart.state.document.structure import SavedApart, SavedBranch
-from deeppart.state.tree.per_rank import Ways
+from deeppart.state.tree.globs import Ways
 from tests.unit.cli_support import forge
 from tests.unit.recovery.opened import Opened, documents_of, open_step
 from tests.unit.suspicions import attempt

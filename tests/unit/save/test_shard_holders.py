@@ -13,8 +13,8 @@ from deeppart.model.boxes import Box
 from deeppart.save.shard_holders import Holders, find_holders
 from deeppart.state.compare.state_layout import derive
 from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.globs import Replication
 from deeppart.state.tree.paths import readable
-from deeppart.state.tree.replication import Replication
 from tests.unit.comm.worlds import on_all, world
 from tests.unit.sharded_states import piece, rows
 

@@ -13,7 +13,7 @@ from deeppart.save.share_planning import plan_share
 from deeppart.state.capture.layout import ShareLayout
 from deeppart.state.compare.state_layout import derive
 from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.replication import Replication
+from deeppart.state.tree.globs import Replication
 
 KAPPA = 1e5
 WITHIN = ("checkpoint(step=1)", 20.0)

@@ -20,8 +20,8 @@ from deeppart.state.compare.classify import Classified
 from deeppart.state.compare.compared import Interval
 from deeppart.state.compare.divergence import Divergence
 from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.globs import Replication
 from deeppart.state.tree.paths import readable
-from deeppart.state.tree.replication import Replication
 from tests.unit.sharded_states import checkpointer, on_ranks
 
 WHAT = "checkpoint(step=9)"

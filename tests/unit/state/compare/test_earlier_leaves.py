@@ -12,7 +12,7 @@ from deeppart.state.compare.compared import NEVER
 from deeppart.state.compare.earlier_leaves import EarlierLeaves
 from deeppart.state.compare.state_layout import StateLayout, derive
 from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.replication import Replication
+from deeppart.state.tree.globs import Replication
 
 
 def layout(*names: str, elements: int = 3, turn: int | None = None) -> StateLayout:

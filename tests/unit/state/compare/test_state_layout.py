@@ -9,7 +9,7 @@ import torch
 
 from deeppart.state.compare.state_layout import StateLayout, derive
 from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.replication import Replication
+from deeppart.state.tree.globs import Replication
 
 
 def layout(state: Any, setting: Any = "auto") -> StateLayout:

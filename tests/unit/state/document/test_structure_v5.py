@@ -18,8 +18,8 @@ from deeppart.part import FileSource, PartReader
 from deeppart.state.document import decoding
 from deeppart.state.document.decoding import decode_structure
 from deeppart.state.document.part_document import decode_meta
-from deeppart.state.tree import registry
-from deeppart.state.tree.stand_ins import SavedMember
+from deeppart.state.tree import objects as registry
+from deeppart.state.tree.values import SavedMember
 from tests.features.script_files import bits
 from tests.features.script_values import Phase, state
 from tests.golden.make_structure_v5 import Meter, make_states, register_meter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from deeppart.state.memory.moving import memmove
+from deeppart.state.memory.copies import memmove
 
 
 def test_bytes_move_to_where_they_are_to_be_and_nowhere_else() -> None:

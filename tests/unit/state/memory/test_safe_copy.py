@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.state.memory import safe_copy
+from deeppart.state.memory import copies as safe_copy
 
 #: One worker runs all of these, so that what they share is made once.
 pytestmark = pytest.mark.xdist_group("memory")

@@ -14,8 +14,8 @@ import torch
 
 import deeppart
 from deeppart.errors import DeeppartWarning, LeafMismatchError, StateError, StructureMismatchError
+from deeppart.state.tree.globs import covers
 from deeppart.state.tree.paths import readable
-from deeppart.state.tree.patterns import covers
 
 pytestmark = pytest.mark.usefixtures("working_directory")
 

@@ -13,7 +13,7 @@ import torch
 
 import deeppart
 from deeppart.errors import StructureMismatchError
-from deeppart.state.tree import registry
+from deeppart.state.tree import objects as registry
 from tests.unit.state.restore.test_choosing import report
 
 pytestmark = pytest.mark.usefixtures("working_directory")

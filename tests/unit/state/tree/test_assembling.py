@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from deeppart.errors import CorruptFileError
-from deeppart.state.tree.assembling import assemble
-from deeppart.state.tree.composites import SUBCLASS, take_apart
+from deeppart.state.tree.composites import SUBCLASS, assemble, take_apart
 from tests.tensor_kinds import KINDS, batched_bsr, bits, by_channels, coo, csr, jagged, quantized, with_holes
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:DeprecationWarning")

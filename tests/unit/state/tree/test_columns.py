@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deeppart.errors import CorruptFileError
-from deeppart.state.tree.columns import MOST_LEVELS
 from deeppart.state.tree.runs import (
     LEAST_ROWS,
+    MOST_LEVELS,
     decode_leaf_value,
     encode_leaf_value,
     is_run,

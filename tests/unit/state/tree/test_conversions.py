@@ -26,8 +26,8 @@ from torch.masked import masked_tensor
 
 from deeppart import Checkpointer, Config
 from deeppart.errors import UnsupportedLeafError
-from deeppart.state.tree.conversions import CONVERSIONS, conversion
 from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.values import CONVERSIONS, conversion
 
 
 class Words(str):

@@ -12,7 +12,7 @@ from torch import nn
 
 import deeppart
 from deeppart.errors import ConfigError, DeeppartWarning, RestoreError, StateError, UnsupportedLeafError
-from deeppart.state.tree.excluding import Excluded
+from deeppart.state.tree.globs import Excluded
 from tests.unit.sharded_states import restore, rows, save
 
 pytestmark = pytest.mark.usefixtures("working_directory")

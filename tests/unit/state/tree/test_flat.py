@@ -12,8 +12,8 @@ import torch
 from deeppart.state.document.ties import address
 from deeppart.state.tree.flat import APART, DICT_KINDS, Apart, ApartRules, ArrayLeaf, Branch, FlatState, ValueLeaf
 from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.globs import Replication
 from deeppart.state.tree.paths import exact
-from deeppart.state.tree.replication import Replication
 from deeppart.state.tree.runs import LEAST_ROWS
 from deeppart.testing.states import Box
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
-from deeppart.state.tree.forms import ABOUT, Form, data_of, form_of, make, put, replaces, takes
+from deeppart.state.tree.objects import ABOUT, Form, data_of, form_of, make, put, replaces, takes
 from tests.features.script_values import Plan, Settings
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deeppart.state.tree.naming import Naming, some_names
+from deeppart.state.tree.paths import Naming, some_names
 
 
 def test_names_that_differ_in_numbers_are_a_pattern_once_there_are_many() -> None:

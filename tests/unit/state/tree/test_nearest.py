@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deeppart.state.tree.nearest import nearest_globs, nearest_paths
-from deeppart.state.tree.patterns import covers
+from deeppart.state.tree.globs import covers, nearest_globs, nearest_paths
 
 PATHS = [
     "model/layers.0.weight", "model/layers.0.bias", "model/head.weight", "model/head.bias", "optimizer/state/0/exp_avg",

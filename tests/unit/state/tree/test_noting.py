@@ -8,7 +8,8 @@ import torch
 
 from deeppart.errors import UnsupportedLeafError
 from deeppart.state.tree.flat import NUMPY, FlatState, ValueLeaf
-from deeppart.state.tree.noting import is_plain, note_array, note_tensor
+from deeppart.state.tree.flatten import note_array, note_tensor
+from deeppart.state.tree.leaves import is_plain
 
 
 def test_what_is_read_is_what_the_elements_read_as() -> None:

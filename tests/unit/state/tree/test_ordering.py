@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from deeppart.state.tree.ordering import in_order
 from deeppart.state.tree.runs import (
     LEAST_ROWS,
     encode_leaf_value,
+    in_order,
 )
 
 

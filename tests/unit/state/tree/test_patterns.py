@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deeppart.state.tree.patterns import covers, may_match_below
+from deeppart.state.tree.globs import covers, may_match_below
 
 
 @pytest.mark.parametrize("pattern", ["a/b", "a/*", "*", "*/b", "a*", "[ab]/b", "?/b", "a/b/c"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deeppart.errors import ConfigError, PerRankError
-from deeppart.state.tree.per_rank import Ways, in_order, strict_error, ways_or_refusal
+from deeppart.state.tree.globs import Ways, in_order, strict_error, ways_or_refusal
 
 
 def table_of(error: PerRankError) -> Any:

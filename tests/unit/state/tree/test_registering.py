@@ -14,7 +14,7 @@ import torch
 
 import deeppart
 from deeppart.errors import ConfigError, StateError, StructureMismatchError, UnsupportedLeafError
-from deeppart.state.tree import registry
+from deeppart.state.tree import objects as registry
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import pytest
 
 import deeppart
 from deeppart.errors import ConfigError
-from deeppart.state.tree import registry
-from deeppart.state.tree.registry import Registered, add, known_classes, registered, registered_as
+from deeppart.state.tree import objects as registry
+from deeppart.state.tree.objects import Registered, add, known_classes, registered, registered_as
 
 
 @pytest.fixture(autouse=True)

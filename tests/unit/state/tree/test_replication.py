@@ -9,8 +9,8 @@ import torch
 
 from deeppart.state.tree.flat import Apart, ApartRules
 from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.globs import Replication
 from deeppart.state.tree.paths import exact
-from deeppart.state.tree.replication import Replication
 from deeppart.state.tree.template import Template
 
 CASES: list[tuple[dict[str, str], tuple[Any, ...], str]] = [

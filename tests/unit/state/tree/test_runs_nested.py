@@ -14,13 +14,13 @@ import deeppart
 from deeppart.cli.values import json_value
 from deeppart.errors import StructureMismatchError, UnsupportedLeafError
 from deeppart.offline.inspect.contents import read_contents
-from deeppart.state.tree.columns import MOST_LEVELS
 from deeppart.state.tree.flat import ApartRules
 from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.globs import Replication
 from deeppart.state.tree.paths import readable
-from deeppart.state.tree.replication import Replication
 from deeppart.state.tree.runs import (
     LEAST_ROWS,
+    MOST_LEVELS,
     describe_leaf_value,
     is_run,
 )

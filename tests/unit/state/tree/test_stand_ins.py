@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pickle
 
-from deeppart.state.tree.stand_ins import SavedMember, SavedRecord, make_record
+from deeppart.state.tree.objects import SavedRecord, make_record
+from deeppart.state.tree.values import SavedMember
 
 
 def test_a_member_is_shown_like_one() -> None:

@@ -17,9 +17,7 @@ import pytest
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
 from deeppart.state.tree.paths import canonical_order, component, id_key
 from deeppart.state.tree.runs import decode_leaf_value, encode_leaf_value, is_extended_value
-from deeppart.state.tree.stand_ins import SavedMember
-from deeppart.state.tree.value_kinds import put_in
-from deeppart.state.tree.values import decode_value, encode_key, encode_value, same_value
+from deeppart.state.tree.values import SavedMember, decode_value, encode_key, encode_value, put_in, same_value
 from tests.features.script_files import bits
 from tests.features.script_values import Phase, Rights, values
 

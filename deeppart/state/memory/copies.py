@@ -1,8 +1,8 @@
-"""Copies out of memory that somebody else may free meanwhile.
+"""Copies by address: short ones by the thousand, and out of memory that may be freed meanwhile.
 
-The kernel makes them (``process_vm_writev`` onto this very process): where the source is not mapped any more it says
-so, and the process lives on. What memory that was freed and given to somebody else holds is copied like any other: who
-calls this has to find out afterwards whether the source was still there.
+The kernel makes the latter (``process_vm_writev`` onto this very process): where the source is not mapped any more it
+says so, and the process lives on. Memory that was freed and given to somebody else is copied like any other: the caller
+has to find out afterwards whether the source was still there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import numpy.typing as npt
 _MOST_PLACES = 1024
 #: Refusals that mean that there is no such call here: an old kernel, or a filter of system calls.
 _NO_SUCH_CALL = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES})
-
 # CDLL: the interpreter lock is given up meanwhile.
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _memmove = _LIBC.memmove
@@ -70,3 +69,9 @@ def _write(target: int, batch: npt.NDArray[np.int64], total: int) -> bool:
         _memmove(target, address, length)
         target += length
     return True
+
+
+# PyDLL: the interpreter lock is not given up, and not waited for, around each of a thousand small copies.
+#: ``memmove(target, source, length)``: addresses and bytes.
+memmove = ctypes.PyDLL(None).memmove
+memmove.argtypes, memmove.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p
