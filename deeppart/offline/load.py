@@ -19,15 +19,24 @@ from deeppart.offline.chunk_access import ChunkAccess
 from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.select import select
 from deeppart.part import SHARED_TABLE, FileSource, PartReader, Signing
-from deeppart.state.document.decoding import decode_structure
 from deeppart.state.document.part_document import OwnDocument, decode_meta
 from deeppart.state.document.structure import SavedNode, Structure
+from deeppart.state.document.structure_json import decode_structure
+from deeppart.state.document.ties import assign
 from deeppart.state.document.whole import ShardSource, WholeTensor, gather_wholes, with_wholes
-from deeppart.state.restore.boxes import BoxScatter, LiveBox, OwnSpans, check_bytes
 from deeppart.state.restore.classes import resolve_registered
 from deeppart.state.restore.merge import build, tie
-from deeppart.state.restore.overlaps import assign
-from deeppart.state.restore.scatter import LeafPiece, Scatter, check_cover, check_places, chunk_pieces
+from deeppart.state.restore.scatter import (
+    BoxScatter,
+    LeafPiece,
+    LiveBox,
+    OwnSpans,
+    Scatter,
+    check_bytes,
+    check_cover,
+    check_places,
+    chunk_pieces,
+)
 from deeppart.state.restore.target import Target, decode_values
 from deeppart.state.tree.leaves import Array
 from deeppart.state.tree.paths import Path as TreePath

@@ -33,9 +33,8 @@ from deeppart.recovery.reporting import call_back, report_of, to_cast
 from deeppart.recovery.saved import SavedStep, saved_step
 from deeppart.recovery.tables import Tables, share_tables
 from deeppart.recovery.unread import lacks_bytes
-from deeppart.state.restore.casting import cast_into
-from deeppart.state.restore.merge import put, tie
-from deeppart.state.restore.overlaps import assign
+from deeppart.state.document.ties import assign
+from deeppart.state.restore.merge import cast_into, put, tie
 from deeppart.state.restore.request import Asked
 from deeppart.state.restore.scatter import Scatter
 from deeppart.state.tree.globs import Replication, Ways

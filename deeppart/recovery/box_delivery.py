@@ -32,9 +32,7 @@ from deeppart.recovery.distribute import (
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered
 from deeppart.recovery.tables import UNREAD, PartIndexView, Tables
-from deeppart.state.restore.boxes import BoxScatter, Wanted
-from deeppart.state.restore.patches import cut_patch, patch_bytes, patches
-from deeppart.state.restore.scatter import LeafPiece
+from deeppart.state.restore.scatter import BoxScatter, LeafPiece, Wanted, cut_patch, patch_bytes, patches
 
 #: Chunks under way from one rank to another.
 _WINDOW = 4

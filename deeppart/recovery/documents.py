@@ -11,8 +11,7 @@ from deeppart.comm.agreement import together
 from deeppart.errors import CorruptFileError
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered
-from deeppart.state.document.apart import OwnTree
-from deeppart.state.document.part_document import OwnDocument, decode_meta
+from deeppart.state.document.part_document import OwnDocument, OwnTree, decode_meta
 from deeppart.state.document.structure import Structure
 from deeppart.state.document.whole import Wholes
 from deeppart.state.restore.merge import build, tie

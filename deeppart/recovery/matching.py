@@ -23,9 +23,8 @@ from deeppart.recovery.live import check_writable
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.saved import OwnWays, SavedStep, check_spans
 from deeppart.recovery.tables import PartIndexView
-from deeppart.state.document.structure import SavedArray, SavedValue, array_numbers, walk_tree
+from deeppart.state.document.structure import SavedArray, SavedValue, array_numbers, units_of, walk_tree
 from deeppart.state.document.ties import alias_digests
-from deeppart.state.document.units import units_of
 from deeppart.state.restore.advice import (
     advice,
     choice_notices,
@@ -40,9 +39,8 @@ from deeppart.state.restore.advice import (
     unreached_optimizers,
 )
 from deeppart.state.restore.choosing import Choice
-from deeppart.state.restore.creating import create_sharded
 from deeppart.state.restore.elsewhere import LeafNumbers, PartRules, lacking_leaves, without_leaves, without_unplaced
-from deeppart.state.restore.leaf_matching import find_targets
+from deeppart.state.restore.leaf_matching import create_sharded, find_targets
 from deeppart.state.restore.target import DROPPED, Target, decode_values
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.globs import DROP, RANK0, Ways, dropped_notice, strict_error

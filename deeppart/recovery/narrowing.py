@@ -17,11 +17,9 @@ from deeppart.recovery.live import flatten_live
 from deeppart.recovery.narrow_reading import Outermost
 from deeppart.recovery.saved import SavedStep
 from deeppart.state.document.structure import DICTS, SavedValue, array_numbers, walk_tree
-from deeppart.state.restore.choosing import Choice, choose, needs_choice
-from deeppart.state.restore.request import Asked, Request
+from deeppart.state.restore.choosing import Choice, choose, needs_choice, unmet_globs
+from deeppart.state.restore.request import Asked, Request, counterpart
 from deeppart.state.restore.target import decode_values
-from deeppart.state.restore.unmet_globs import unmet_globs
-from deeppart.state.restore.wrappers import counterpart
 from deeppart.state.tree.flat import Branch, FlatState, Node
 from deeppart.state.tree.paths import ExactPath, Path, exact, id_key, id_keys, readable
 

@@ -13,11 +13,9 @@ from deeppart.recovery.distribute import Distributor, Failure
 from deeppart.recovery.documents import content_at
 from deeppart.recovery.matching import Matched
 from deeppart.recovery.saved import OwnWays
-from deeppart.state.document.apart import OwnTree, insert
-from deeppart.state.document.decoding import check_aliases, decode_tree
-from deeppart.state.document.encoding import encode_tree
-from deeppart.state.document.part_document import OwnDocument
+from deeppart.state.document.part_document import OwnDocument, OwnTree, insert
 from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue, array_numbers
+from deeppart.state.document.structure_json import check_aliases, decode_tree, encode_tree
 from deeppart.state.restore.filling import detached
 from deeppart.state.restore.leaf_matching import find_targets
 from deeppart.state.restore.scatter import Scatter

@@ -12,12 +12,11 @@ from deeppart.errors import StructureMismatchError
 from deeppart.model.boxes import Box
 from deeppart.recovery.matching import Matched
 from deeppart.recovery.old_ranks import Mapped
-from deeppart.state.document.ties import address
+from deeppart.state.document.ties import address, conflicting, overlapping
 from deeppart.state.document.whole import ShardSource, WholeTensor
-from deeppart.state.restore.boxes import BoxScatter, LiveBox
 from deeppart.state.restore.composites import leaves_to_check
 from deeppart.state.restore.merge import check_composites
-from deeppart.state.restore.overlaps import conflicting, overlapping
+from deeppart.state.restore.scatter import BoxScatter, LiveBox
 from deeppart.state.tree.leaves import Array, new_array
 from deeppart.state.tree.paths import readable
 from deeppart.state.tree.sharded import read_shards

@@ -12,14 +12,19 @@ from deeppart.model.boxes import Box
 from deeppart.part import SHARED_TABLE
 from deeppart.recovery.documents import Documents, apart_paths, is_parameter_names
 from deeppart.recovery.tables import PartIndexView
-from deeppart.state.document.apart import OwnTree, without_apart
-from deeppart.state.document.structure import SavedNode, SavedValue, Structure, walk_tree
-from deeppart.state.document.union import PartValue, values_in
-from deeppart.state.document.units import units_of
-from deeppart.state.document.whole import ShardSource, Wholes, WholeTensor, gather_wholes, with_wholes
-from deeppart.state.restore.boxes import OwnSpans, check_bytes
+from deeppart.state.document.part_document import OwnTree, without_apart
+from deeppart.state.document.structure import SavedNode, SavedValue, Structure, units_of, walk_tree
+from deeppart.state.document.whole import (
+    PartValue,
+    ShardSource,
+    Wholes,
+    WholeTensor,
+    gather_wholes,
+    values_in,
+    with_wholes,
+)
 from deeppart.state.restore.elsewhere import LeafNumbers, PartRules
-from deeppart.state.restore.scatter import check_cover, check_places
+from deeppart.state.restore.scatter import OwnSpans, check_bytes, check_cover, check_places
 from deeppart.state.tree.globs import DROP, RANK0, STRICT, Way, Ways
 from deeppart.state.tree.paths import ExactPath, Path, exact, readable
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from deeppart.save.transfer import Staged
-from deeppart.state.capture.deferred import DeferredCopy
+from deeppart.state.capture.lazy import DeferredCopy
 from deeppart.state.compare.divergence import Divergence
 from deeppart.state.compare.state_layout import StateLayout
-from deeppart.state.compare.trailing import TrailingSlices
+from deeppart.state.compare.turns import TrailingSlices
 from deeppart.state.tree.flat import FlatState
 
 

@@ -22,8 +22,8 @@ from deeppart.save.compress import PartEncoding
 from deeppart.save.lease import Reader, StagingLease
 from deeppart.save.relay import Relay
 from deeppart.save.transfer import Staged, Unchanged
-from deeppart.state.capture.deferred import DeferredCopy
 from deeppart.state.capture.layout import ShareLayout
+from deeppart.state.capture.lazy import DeferredCopy
 from deeppart.state.document.part_document import PartDocument
 from deeppart.storage.files import DurableFile
 

@@ -7,7 +7,7 @@ import time
 from deeppart.errors import DeeppartError
 from deeppart.save.job import Job
 from deeppart.save.lease import Reader
-from deeppart.state.compare.owners import REGISTRY
+from deeppart.state.compare.optimizers import REGISTRY
 
 
 class Capturer:

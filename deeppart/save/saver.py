@@ -32,9 +32,8 @@ from deeppart.state.compare.comparing import UNREAD
 from deeppart.state.compare.divergence import Divergence
 from deeppart.state.compare.reconciling import reconcile
 from deeppart.state.compare.replica_sets import Differing, ReplicaSets
-from deeppart.state.document.apart import encode_own
-from deeppart.state.document.encoding import encode_path
-from deeppart.state.document.part_document import Own, PartDocument, own_shards
+from deeppart.state.document.part_document import Own, PartDocument, encode_own, own_shards
+from deeppart.state.document.structure_json import encode_path
 from deeppart.state.tree.fingerprint import hash_json
 from deeppart.state.tree.flat import ApartRules, FlatState
 from deeppart.state.tree.globs import ALL, Excluded, Ways

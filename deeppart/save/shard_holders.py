@@ -19,8 +19,8 @@ from deeppart.errors import StructureMismatchError
 from deeppart.model.boxes import Box
 from deeppart.plan.shards import Claim, Verdict, judge
 from deeppart.state.compare.state_layout import StateLayout
-from deeppart.state.document.encoding import encode_path
-from deeppart.state.restore.overlaps import overlapping
+from deeppart.state.document.structure_json import encode_path
+from deeppart.state.document.ties import overlapping
 from deeppart.state.tree.fingerprint import hash63
 from deeppart.state.tree.flat import FlatState, ShardedLeaf
 from deeppart.state.tree.paths import readable, some_names

@@ -20,7 +20,7 @@ from deeppart.partition import usual_kappa
 from deeppart.plan.shards import in_order, share_set
 from deeppart.save.shard_holders import Holders
 from deeppart.state.capture.layout import ShareLayout, lay_out
-from deeppart.state.compare.owners import trained_leaves
+from deeppart.state.compare.optimizers import trained_leaves
 from deeppart.state.compare.state_layout import StateLayout
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.leaves import LeafType

@@ -19,8 +19,8 @@ from deeppart.part import encode_manifest, part_file_name
 from deeppart.save.encoding import Encoders
 from deeppart.save.transfer import Encoding, Staged, write_part
 from deeppart.state.capture.layout import lay_out
-from deeppart.state.document.encoding import encode_tree
 from deeppart.state.document.part_document import PartDocument
+from deeppart.state.document.structure_json import encode_tree
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.leaves import flat_bytes, leaf_type
 from deeppart.state.tree.values import encode_value

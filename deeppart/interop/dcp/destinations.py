@@ -115,7 +115,7 @@ def _unwritable(name: str, found: str) -> LeafMismatchError:
 def _sharing_memory(tensors: Sequence[torch.Tensor]) -> set[int]:
     """Places of those that lie, perhaps, in memory of another one; of those that are no plain tensors, none.
 
-    Not :func:`~deeppart.state.restore.overlaps.overlapping`, which is exact, and compares each with each where a
+    Not :func:`~deeppart.state.document.ties.overlapping`, which is exact, and compares each with each where a
     planner has one buffer for thousands of items.
     """
     ranges: list[tuple[str, int, int, int]] = []

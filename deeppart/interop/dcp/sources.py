@@ -21,8 +21,8 @@ from deeppart.offline.load import OpenCheckpoint, target_of
 from deeppart.recovery.saved import SavedStep
 from deeppart.session.looking import Looked
 from deeppart.state.document.whole import with_wholes
-from deeppart.state.restore.boxes import LiveBox
 from deeppart.state.restore.request import Asked, asked_of
+from deeppart.state.restore.scatter import LiveBox
 from deeppart.state.restore.target import Target
 from deeppart.state.tree.leaves import TORCH_DTYPES, is_plain
 from deeppart.state.tree.paths import readable

@@ -19,8 +19,7 @@ from deeppart.offline.inspect.described import Container, Contents, Holding, Lea
 from deeppart.offline.inspect.listing import require_directory
 from deeppart.offline.inspect.parts import StepFiles
 from deeppart.part import OWN_TABLE, Signing
-from deeppart.state.document.apart import OwnTree
-from deeppart.state.document.part_document import OwnDocument
+from deeppart.state.document.part_document import OwnDocument, OwnTree
 from deeppart.state.document.structure import (
     DICTS,
     SavedApart,
@@ -31,8 +30,7 @@ from deeppart.state.document.structure import (
     SavedValue,
     Structure,
 )
-from deeppart.state.document.union import joined
-from deeppart.state.document.whole import Wholes, gather_wholes
+from deeppart.state.document.whole import Wholes, gather_wholes, joined
 from deeppart.state.tree.globs import covers, may_match_below
 from deeppart.state.tree.paths import ROOT, exact, readable
 from deeppart.state.tree.paths import Path as KeyPath

@@ -12,7 +12,7 @@ from deeppart.offline.inspect.parts import OpenPart, own_spans
 from deeppart.part import SPAN_DTYPE
 from deeppart.state.document.structure import SavedApart, Structure
 from deeppart.state.document.whole import Wholes, gather_wholes
-from deeppart.state.restore.boxes import OwnSpans, check_bytes
+from deeppart.state.restore.scatter import OwnSpans, check_bytes
 
 _NOTHING = Structure(SavedApart(), (), np.zeros(0, dtype=np.bool_))
 

@@ -18,10 +18,9 @@ import numpy.typing as npt
 
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
-from deeppart.state.compare.compared import NEVER, Calls, ComparedRecord
 from deeppart.state.compare.comparing import UNREAD, Comparison
-from deeppart.state.compare.divergence import MOST_NAMED, Divergence
-from deeppart.state.compare.training import TrainingWatch
+from deeppart.state.compare.divergence import MOST_NAMED, NEVER, Calls, ComparedRecord, Divergence
+from deeppart.state.compare.optimizers import TrainingWatch
 from deeppart.state.tree.fingerprint import hash_json
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.globs import ALL, NONE, VERIFY, Replication

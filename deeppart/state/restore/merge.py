@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, OrderedDict, defaultdict, namedtuple
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partialmethod
 from typing import Any
 
@@ -23,9 +23,8 @@ from deeppart.state.document.structure import (
     walk_tree,
 )
 from deeppart.state.restore.composites import are_own, composites_of, is_composite, is_dropped, rebuilt, settle
-from deeppart.state.restore.counterparts import both_plain, is_lacking, meet
 from deeppart.state.restore.filling import fill
-from deeppart.state.restore.target import DROPPED, Target
+from deeppart.state.restore.target import DROPPED, Target, both_plain, is_lacking, meet
 from deeppart.state.tree.composites import SUBCLASS
 from deeppart.state.tree.flat import Apart, ArrayLeaf, Branch, FlatState, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
 from deeppart.state.tree.leaves import Array, LeafType, in_a_row
@@ -385,3 +384,13 @@ def _on_device(item: Any, device: torch.device) -> Any:
     if isinstance(item, tuple) and hasattr(item, "_make"):
         return item._make(_on_device(each, device) for each in item)
     return item
+
+
+def cast_into(pairs: Iterable[tuple[Any, Array]]) -> None:
+    """Write restored arrays into live ones of another precision."""
+    for live, restored in pairs:
+        if isinstance(live, torch.Tensor):
+            with torch.no_grad():
+                live.copy_(torch.as_tensor(restored))
+        else:
+            np.copyto(live, restored, casting="same_kind")

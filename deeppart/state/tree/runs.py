@@ -139,6 +139,11 @@ def run_items(value: Any) -> tuple[Sequence[Any], Sequence[Any]]:
     return range(len(value)), value
 
 
+def holds_containers(container: Any) -> bool:
+    """True if a run is a nested one."""
+    return not CONTAINERS.isdisjoint(map(type, _items(container)))
+
+
 def make_run(kind: str, keys: Iterable[Any], items: Iterable[Any]) -> Any:
     """A container of a kind from its keys and items."""
     if kind in SEQUENCE_MAKERS:

@@ -15,7 +15,7 @@ from deeppart.offline import chunk_access
 from deeppart.offline.chunk_access import ChunkAccess
 from deeppart.offline.find import find_step
 from deeppart.offline.load import OpenCheckpoint
-from deeppart.state.restore.boxes import LiveBox
+from deeppart.state.restore.scatter import LiveBox
 
 
 def opened(files: ExitStack, directory: Path) -> OpenCheckpoint:

@@ -24,9 +24,8 @@ from deeppart.recovery.recover import Recovered, recover
 from deeppart.recovery.saved import SavedStep, saved_step
 from deeppart.recovery.tables import PartIndexView, Tables, share_tables
 from deeppart.state.capture.staging import Staging
-from deeppart.state.document.apart import encode_own
-from deeppart.state.document.encoding import encode_tree
-from deeppart.state.document.part_document import Own, PartDocument, decode_meta
+from deeppart.state.document.part_document import Own, PartDocument, decode_meta, encode_own
+from deeppart.state.document.structure_json import encode_tree
 from deeppart.state.document.ties import find_aliases
 from deeppart.state.tree.flat import ApartRules
 from deeppart.state.tree.flatten import flatten

@@ -15,7 +15,7 @@ from torch import nn
 
 import deeppart
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, LazyCaptureNotice
-from deeppart.state.capture import deferred
+from deeppart.state.capture import lazy as deferred
 from deeppart.testing.states import difference
 from tests.unit.slow_copies import config, gradients, model, saved
 

@@ -22,7 +22,7 @@ from torch import nn
 import deeppart
 from deeppart.errors import CheckpointError, LazyCaptureNotice
 from deeppart.state.capture import lazy
-from deeppart.state.compare import owners
+from deeppart.state.compare import optimizers as owners
 from deeppart.testing.states import difference
 from tests.unit.slow_copies import config, gradients, model, saved
 
@@ -264,8 +264,8 @@ def test_the_compiler_is_not_brought_in_before_training_does() -> None:
     code = """if True:
         import sys
         import deeppart
-        from deeppart.state.compare.owners import REGISTRY
-        from deeppart.state.compare.training import TrainingWatch
+        from deeppart.state.compare.optimizers import REGISTRY
+        from deeppart.state.compare.optimizers import TrainingWatch
         deeppart.Checkpointer
         watch = TrainingWatch(least_bytes=0)  # which Checkpointers of several ranks have
         REGISTRY.listen(print)

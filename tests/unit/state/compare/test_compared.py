@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.state.compare.compared import NEVER, Calls, ComparedRecord, compared_earlier
+from deeppart.state.compare.divergence import NEVER, Calls, ComparedRecord, compared_earlier
 from deeppart.state.compare.turns import TURNS, slice_of
 
 

@@ -10,7 +10,7 @@ import torch
 
 from deeppart.state.compare import comparing
 from deeppart.state.compare.comparing import Comparison
-from deeppart.state.compare.training import TrainingWatch
+from deeppart.state.compare.optimizers import TrainingWatch
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.leaves import leaf_type

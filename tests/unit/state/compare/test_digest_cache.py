@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.state.compare.digest_cache import DigestCache
+from deeppart.state.compare.comparing import DigestCache
 from deeppart.state.tree.flatten import flatten
 
 LARGE = 70_000

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from deeppart.state.compare import earlier_leaves
-from deeppart.state.compare.compared import NEVER
-from deeppart.state.compare.earlier_leaves import EarlierLeaves
+from deeppart.state.compare import classify as earlier_leaves
+from deeppart.state.compare.classify import EarlierLeaves
+from deeppart.state.compare.divergence import NEVER
 from deeppart.state.compare.state_layout import StateLayout, derive
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.globs import Replication

@@ -7,7 +7,7 @@ import weakref
 
 import torch
 
-from deeppart.state.compare.identity import TensorIdentity
+from deeppart.state.compare.optimizers import TensorIdentity
 
 
 def test_a_tensor_is_itself_and_no_other_one() -> None:

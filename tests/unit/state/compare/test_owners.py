@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from deeppart.state.compare import owners
-from deeppart.state.compare.owners import OwnedTensors
+from deeppart.state.compare import optimizers as owners
+from deeppart.state.compare.optimizers import OwnedTensors
 from deeppart.state.tree.fingerprint import SMALL_LEAF_BYTES
 from deeppart.state.tree.flatten import flatten
 

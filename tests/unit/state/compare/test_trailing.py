@@ -7,9 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from deeppart.state.compare.owners import OwnedTensors
-from deeppart.state.compare.trailing import TrailingSlices
-from deeppart.state.compare.turns import Turns
+from deeppart.state.compare.optimizers import OwnedTensors
+from deeppart.state.compare.turns import TrailingSlices, Turns
 from deeppart.state.tree.fingerprint import SMALL_LEAF_BYTES
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.flatten import flatten

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from deeppart.state.compare.training import TrainingWatch
+from deeppart.state.compare.optimizers import TrainingWatch
 from tests.unit.state.compare.steps import step
 
 # --- what is trained --------------------------------------------------------------------------------------------------

@@ -12,17 +12,18 @@ import pytest
 import torch
 
 from deeppart.errors import CorruptFileError, NewerFormatError
-from deeppart.state.document.decoding import (
+from deeppart.state.document.structure import Alias, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.document.structure_json import (
     MOST_PATH_CHARACTERS,
+    STRUCTURE_VERSION,
     check_aliases,
     check_nesting,
     decode_alias,
     decode_path,
     decode_structure,
     decode_tree,
+    encode_path,
 )
-from deeppart.state.document.encoding import STRUCTURE_VERSION, encode_path
-from deeppart.state.document.structure import Alias, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
 from deeppart.state.restore.merge import build
 from deeppart.state.tree.flatten import DEEPEST_NESTING, flatten
 from deeppart.state.tree.leaves import LeafType

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from deeppart.errors import CorruptFileError, NewerFormatError
-from deeppart.state.document.decoding import decode_structure
-from deeppart.state.document.encoding import encode_tree
 from deeppart.state.document.structure import SavedArray, SavedBranch, SavedValue
+from deeppart.state.document.structure_json import decode_structure, encode_tree
 from deeppart.state.tree.flatten import flatten
 from tests.tensor_kinds import KINDS
 from tests.unit.state.saved_states import document_of

@@ -14,9 +14,14 @@ import torch
 
 import deeppart
 from deeppart.errors import UnsupportedLeafError
-from deeppart.state.document.decoding import decode_structure
-from deeppart.state.document.encoding import STRUCTURE_VERSION, encode_path, encode_structure, encode_tree
 from deeppart.state.document.structure import Alias, SavedSharded
+from deeppart.state.document.structure_json import (
+    STRUCTURE_VERSION,
+    decode_structure,
+    encode_path,
+    encode_structure,
+    encode_tree,
+)
 from deeppart.state.tree.flat import ApartRules, Branch
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.leaves import LeafType

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from deeppart.errors import CorruptFileError
-from deeppart.state.document.encoding import encode_tree
 from deeppart.state.document.part_document import PartDocument, decode_meta
+from deeppart.state.document.structure_json import encode_tree
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.leaves import leaf_type
 from deeppart.state.tree.values import encode_value

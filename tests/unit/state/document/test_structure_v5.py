@@ -15,9 +15,9 @@ from deeppart.errors import CorruptFileError, DeeppartWarning, NewerFormatError
 from deeppart.offline.inspect.choosing import choose_steps
 from deeppart.offline.inspect.verifying import verify
 from deeppart.part import FileSource, PartReader
-from deeppart.state.document import decoding
-from deeppart.state.document.decoding import decode_structure
+from deeppart.state.document import structure_json as decoding
 from deeppart.state.document.part_document import decode_meta
+from deeppart.state.document.structure_json import decode_structure
 from deeppart.state.tree import objects as registry
 from deeppart.state.tree.values import SavedMember
 from tests.features.script_files import bits

@@ -15,9 +15,9 @@ import deeppart
 from deeppart.errors import CorruptFileError, DeeppartError, PerRankError, StructureMismatchError
 from deeppart.offline.inspect.contents import read_contents
 from deeppart.offline.inspect.described import Value
-from deeppart.state.document.apart import OwnTree
+from deeppart.state.document.part_document import OwnTree
 from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedSharded, SavedValue
-from deeppart.state.document.union import may_be_part
+from deeppart.state.document.whole import may_be_part
 from tests.unit.part_documents import decoded, read_metas
 from tests.unit.sharded_states import restore, rows, same, save
 

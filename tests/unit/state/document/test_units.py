@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from deeppart.state.document.decoding import decode_structure
-from deeppart.state.document.encoding import encode_structure, encode_tree
-from deeppart.state.document.units import Unit, units_of
+from deeppart.state.document.structure import Unit, units_of
+from deeppart.state.document.structure_json import decode_structure, encode_structure, encode_tree
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.leaves import leaf_type
 from deeppart.state.tree.runs import encode_leaf_value

@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import deeppart
 from deeppart.errors import CheckpointError, FreedMemoryError, LazyCaptureNotice
-from deeppart.state.capture import deferred
+from deeppart.state.capture import lazy as deferred
 from deeppart.state.tree.fingerprint import full_digest
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.leaves import flat_bytes

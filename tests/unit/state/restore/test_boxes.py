@@ -13,8 +13,7 @@ from deeppart.errors import CorruptFileError, FreedMemoryError
 from deeppart.model.boxes import Box
 from deeppart.part import OWN_TABLE, SHARED_TABLE, SPAN_DTYPE
 from deeppart.state.document.whole import ShardSource, WholeTensor
-from deeppart.state.restore.boxes import BoxScatter, LiveBox, OwnSpans, check_bytes
-from deeppart.state.restore.scatter import LeafPiece
+from deeppart.state.restore.scatter import BoxScatter, LeafPiece, LiveBox, OwnSpans, check_bytes
 from deeppart.state.tree.leaves import LeafType
 
 KIND = LeafType("torch", "int32", (4, 6))

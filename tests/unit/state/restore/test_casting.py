@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.state.restore.casting import can_cast, cast_into
+from deeppart.state.restore.leaf_matching import can_cast
+from deeppart.state.restore.merge import cast_into
 from deeppart.state.tree.leaves import TORCH_DTYPES, LeafType, leaf_type
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")

@@ -14,8 +14,7 @@ import torch
 
 import deeppart
 from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue
-from deeppart.state.restore.counterparts import both_plain, inside_object, is_cut, is_lacking, meet
-from deeppart.state.restore.target import decode_values
+from deeppart.state.restore.target import both_plain, decode_values, inside_object, is_cut, is_lacking, meet
 from deeppart.state.tree.flat import ArrayLeaf, Branch, Node, ValueLeaf
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.runs import LEAST_ITEMS, LEAST_ROWS

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from deeppart.state.restore.describing import describe_node, first_inside
+from deeppart.state.restore.leaf_matching import describe_node, first_inside
 from deeppart.state.tree.flat import ValueLeaf
 from deeppart.state.tree.flatten import flatten
 

@@ -10,9 +10,8 @@ import torch
 
 import deeppart
 from deeppart.errors import DeeppartWarning, StructureMismatchError
-from deeppart.state.document.decoding import decode_tree
-from deeppart.state.document.encoding import encode_tree
 from deeppart.state.document.structure import SavedArray, SavedLeaf, SavedNode, walk_tree
+from deeppart.state.document.structure_json import decode_tree, encode_tree
 from deeppart.state.restore.elsewhere import LeafNumbers, PartRules, lacking_leaves, without_leaves
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.paths import exact, readable

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.state.restore.overlaps import assign, conflicting, overlapping
+from deeppart.state.document.ties import assign, conflicting, overlapping
 
 BUFFER = torch.zeros(8, 4)
 PAIRS: dict[str, Callable[[], tuple[Any, Any]]] = {

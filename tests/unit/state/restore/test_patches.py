@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deeppart.model.boxes import Box
-from deeppart.state.restore.patches import BoxWriter, Patch, cut_patch, packed_patch, patch_bytes, patches
+from deeppart.state.restore.scatter import BoxWriter, Patch, cut_patch, packed_patch, patch_bytes, patches
 from deeppart.state.tree.leaves import leaf_type
 
 Bytes = npt.NDArray[np.uint8]

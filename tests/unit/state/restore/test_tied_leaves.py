@@ -12,8 +12,8 @@ import torch
 
 from deeppart.errors import StructureMismatchError
 from deeppart.state.document.structure import Alias
+from deeppart.state.restore.leaf_matching import check_ties
 from deeppart.state.restore.target import Target
-from deeppart.state.restore.tied_leaves import check_ties
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.paths import ExactPath, exact
 from tests.unit.state.restore.mismatches import Case, check_refused, ones, zeros

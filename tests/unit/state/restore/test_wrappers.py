@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deeppart.state.restore.wrappers import aligned, counterpart
+from deeppart.state.restore.request import aligned, counterpart
 from deeppart.state.tree.paths import Key
 
 A, B = "a.weight", "b.0.bias"
