@@ -150,16 +150,3 @@ def test_nothing_of_the_state_is_kept_alive(memory: Path) -> None:
             del state
             gc.collect()
             assert [ref() for ref in watched] == [None] * 3, step
-
-
-def test_restore_between_checkpoints_uses_the_same_memory(memory: Path) -> None:
-    state = pattern(3)
-    with deeppart.Checkpointer(config(memory)) as ck:
-        for step in range(1, 6):
-            fill(state, pattern(step))
-            ck.checkpoint(state, step)
-            live = pattern(0)
-            assert ck.restore(live) == step
-            assert difference(pattern(step), live) is None
-    for step in range(1, 6):
-        assert difference(pattern(step), deeppart.load(memory / "ckpt", step)) is None

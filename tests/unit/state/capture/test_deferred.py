@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import gc
 import threading
 import warnings
 from collections.abc import Callable
@@ -16,7 +14,6 @@ from torch import nn
 import deeppart
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, LazyCaptureNotice
 from deeppart.state.capture import lazy as deferred
-from deeppart.testing.states import difference
 from tests.unit.slow_copies import config, gradients, model, saved
 
 # --- writes that nobody announces -------------------------------------------------------------------------------------
@@ -110,17 +107,3 @@ def test_an_error_within_a_copy_holds_nobody_back(
             with pytest.raises(deeppart.CheckpointError, match="within a copy"):
                 pending.wait("persistent", 30)
         ck.checkpoint(state, 2).wait("persistent", 30)
-
-
-def test_a_parameter_that_is_replaced_keeps_its_old_bytes(tmp_path: Path, slow: threading.Event) -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    expected = copy.deepcopy(net.state_dict())
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        pending = ck.checkpoint({"net": net, "optimizer": optimizer}, 1)
-        net[0].weight.data = torch.zeros(300, 200)
-        del net[2]
-        gc.collect()
-        slow.set()
-        pending.wait("persistent", 30)
-    assert difference(expected, saved(tmp_path, 1)["net"]) is None

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
 import subprocess
 import sys
 import threading
-import time
 import warnings
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,25 +61,6 @@ def test_arrays_over_the_memory_of_parameters(tmp_path: Path, slow: threading.Ev
         pending.wait("persistent", 30)
     found = saved(tmp_path, 1)
     assert (found["flat"] == expected).all() and (found["turned"] == expected.T).all()
-
-
-def test_plain_state_dicts_of_an_optimizer_that_has_stepped(tmp_path: Path, slow: threading.Event) -> None:
-    net = model()
-    optimizer = torch.optim.Adam(net.parameters())
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        gradients(net)
-        optimizer.step()
-        state = {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
-        expected = copy.deepcopy(state)
-        pending = ck.checkpoint(state, 1)
-        time.sleep(0.05)
-        assert not pending.done()
-        gradients(net)
-        optimizer.step()
-        slow.set()
-        pending.wait("persistent", 30)
-        assert pending.report.held_s > 0
-    assert difference(expected, saved(tmp_path, 1)) is None
 
 
 def test_several_optimizers_and_accumulated_gradients(tmp_path: Path, slow: threading.Event) -> None:
@@ -156,13 +134,6 @@ def test_falls_back_to_copying_at_once_with_a_notice(
     assert difference(expected, saved(tmp_path, 1)["net"]) is None
 
 
-def test_an_optimizer_whose_step_torch_does_not_wrap_gives_no_word() -> None:
-    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
-    assert owners._gives_word(optimizer)
-    optimizer.param_groups[0]["capturable"] = True
-    assert not owners._gives_word(optimizer)
-
-
 def test_the_mark_of_a_wrapped_step_is_not_taken_for_the_wrapper() -> None:
     """``functools.wraps`` copies it; torch then does not wrap, and no hook is called."""
     torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)  # the first one of a process puts the mark there
@@ -220,18 +191,6 @@ def test_views_of_a_larger_buffer_are_copied_at_once(tmp_path: Path) -> None:
             buffer[1, 5].mul_(2.0)
             pending.wait("persistent", 30)
             assert difference(expected, saved(tmp_path, step)["net"]) is None
-
-
-def test_tensors_are_let_go_of_when_they_are_captured(tmp_path: Path) -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    weight = weakref.ref(net[0].weight)
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        ck.checkpoint({"net": net, "optimizer": optimizer}, 1)
-        assert ck._pipeline.wait_until_idle(30)
-        del net, optimizer
-        gc.collect()
-        assert weight() is None
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

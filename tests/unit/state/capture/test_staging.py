@@ -12,15 +12,6 @@ from deeppart.state.capture.staging import TOUCH_BYTES, Staging, staging_bytes
 from tests.unit.smaps import smaps_bytes
 
 
-def test_memory_is_reused_as_long_as_it_is_large_enough() -> None:
-    staging = Staging()
-    first = staging.reserve(1 << 20)
-    assert staging.reserve(1000).data_ptr() == first.data_ptr() and len(staging.reserve(1000)) == 1000
-    assert len(staging.reserve(2 << 20)) == 2 << 20
-    staging.release()
-    assert staging.nbytes == 0
-
-
 def test_touching_takes_all_pages_and_changes_no_byte() -> None:
     staging = Staging()
     memory = staging.reserve(3 * TOUCH_BYTES + 12_345)

@@ -68,15 +68,6 @@ def test_the_calls_of_a_session_are_all_remembered(seed: int) -> None:
         assert found is None or found.after_step == model.get(after, (steps[0],))[0]
 
 
-def test_a_million_regular_calls_take_no_memory() -> None:
-    calls = Calls()
-    for turn in range(1_000_000):
-        calls.note(turn, turn + 1, saved=turn % 100 == 99)
-    assert len(calls._all._runs) == 1 and len(calls._saved._runs) == 1
-    found = calls.interval(150, 1_000_000, 1_000_001)
-    assert found is not None and len(found.steps) == 9_999 and found.steps[0] == 200
-
-
 def test_what_a_manifest_says_of_leaves_compared_earlier() -> None:
     calls = Calls()
     for turn, number in ((0, 100), (1, 110), (2, 120)):

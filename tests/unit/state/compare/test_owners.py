@@ -75,28 +75,3 @@ def test_what_changes_between_two_looks_is_seen(change: Change) -> None:
         found, anew = owned.of(flat), OwnedTensors(SMALL_LEAF_BYTES).of(flat)
         assert found.keys() == anew.keys()
         assert all(found[address] is tensor for address, tensor in anew.items())
-
-
-def test_nothing_is_kept_alive() -> None:
-    net = torch.nn.Linear(300, 501)
-    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
-    stepped(net, optimizer)
-    owned = OwnedTensors(SMALL_LEAF_BYTES)
-    assert len(owned.of(flatten({"optimizer": optimizer}))) == 3
-    storages = [values["exp_avg"].untyped_storage()._weak_ref() for values in optimizer.state.values()]
-    assert not any(torch.UntypedStorage._expired(each) for each in storages)
-    optimizer.state.clear()
-    assert all(torch.UntypedStorage._expired(each) for each in storages)
-
-
-def test_a_parameter_that_becomes_large_is_nobodys_until_others_change_too() -> None:
-    """It is copied at once then, which is always right."""
-    parameter = torch.nn.Parameter(torch.zeros(10))
-    large = torch.nn.Parameter(torch.zeros(200, 300))
-    optimizer = torch.optim.SGD([parameter, large], 0.1)
-    flat, owned = flatten({"optimizer": optimizer}), OwnedTensors(SMALL_LEAF_BYTES)
-    assert list(owned.of(flat)) == [large.data_ptr()]
-    parameter.data = torch.zeros(200, 300)
-    assert list(owned.of(flat)) == [large.data_ptr()]
-    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(5))]})
-    assert set(owned.of(flat)) == {parameter.data_ptr(), large.data_ptr()}

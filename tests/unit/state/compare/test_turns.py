@@ -12,7 +12,6 @@ import torch
 
 from deeppart.state.compare.turns import PLACES, TURNS, Turns, memory_order, slice_of
 from deeppart.state.document.ties import address
-from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.leaves import LeafType, leaf_type
 
 
@@ -154,8 +153,3 @@ def test_ranks_agree_wherever_a_leaf_lies() -> None:
         expected = Turns([0], [leaf_type(data)]).digests([data.data_ptr()], turn)
         assert Turns([0], [leaf_type(shifted)]).digests([shifted.data_ptr()], turn) == expected
         assert Turns([0], kinds).digests([address(odd)], turn) == expected
-
-
-def test_a_lazily_conjugated_leaf_is_a_copy_by_the_time_it_is_compared() -> None:
-    flat = flatten({"x": GAPS["conjugated"]()})
-    assert memory_order(flat.data[0]) == 1

@@ -12,22 +12,17 @@ import pytest
 import torch
 
 from deeppart.errors import CorruptFileError, NewerFormatError
-from deeppart.state.document.structure import Alias, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.document.structure import Alias, SavedArray, SavedBranch, SavedNode
 from deeppart.state.document.structure_json import (
-    MOST_PATH_CHARACTERS,
     STRUCTURE_VERSION,
     check_aliases,
     check_nesting,
-    decode_alias,
-    decode_path,
     decode_structure,
     decode_tree,
-    encode_path,
 )
 from deeppart.state.restore.merge import build
 from deeppart.state.tree.flatten import DEEPEST_NESTING, flatten
 from deeppart.state.tree.leaves import LeafType
-from deeppart.state.tree.paths import exact
 from deeppart.testing.states import Box, difference
 from tests.unit.state.saved_states import document_of, structure_of, target_of
 
@@ -59,20 +54,6 @@ def test_what_was_written_is_read_as_it_was() -> None:
     (alias,) = structure.aliases.items()
     assert alias == (paths.index(("view",)), Alias(paths.index(("z",)), 8, (2,)))
     assert structure.rank0 == frozenset() and not structure.has_apart and structure.shared is None
-
-
-def test_metadata_of_a_state_dict_comes_back() -> None:
-    state = torch.nn.BatchNorm1d(3).state_dict()
-    tree = structure_of(state).tree
-    assert isinstance(tree, SavedBranch) and tree.metadata == {"": {"version": 2}}
-
-
-def test_what_is_rank_0s_and_whether_anything_stands_apart_is_read() -> None:
-    structure = decode_structure(document(rank0=[["items", 2], [["tuple", [1, "x"]]]], apart=True), "here")
-    assert structure.rank0 == {exact(("items", 2)), exact(((1, "x"),))} and structure.has_apart
-    older = document(version=1)
-    del older["rank0"], older["apart"]
-    assert not decode_structure(older, "here").has_apart and not decode_structure(older, "here").rank0
 
 
 def test_a_later_version_is_told() -> None:
@@ -147,12 +128,6 @@ def test_what_no_writer_makes_is_damage(name: str) -> None:
     assert caught.value.where == "here"
 
 
-@pytest.mark.parametrize("found", [None, [], "x", 5, {}, {"version": 1}], ids=repr)
-def test_noise_is_damage(found: Any) -> None:
-    with pytest.raises(CorruptFileError):
-        decode_structure(found, "here")
-
-
 # --- names of classes -------------------------------------------------------------------------------------------------
 
 
@@ -169,11 +144,6 @@ def test_no_class_has_these_fields(fields: Any) -> None:
         decode_tree(["n", "Point", fields, children], 0, "here")
 
 
-def test_fields_that_namedtuple_renamed_are_read() -> None:
-    node, _ = decode_tree(["n", "Point", ["_0", "class"], [["a", 0], ["r"]]], 0, "here")
-    assert node == SavedBranch("namedtuple", ("_0", "class"), (SavedArray(0), SavedApart()), name="Point")
-
-
 @pytest.mark.parametrize("keys", [[1, True], [1, 1.0], ["a", "a"], [["tuple", [1]], ["tuple", [1.0]]]], ids=repr)
 def test_keys_that_are_one_key_of_a_dict(keys: list[Any]) -> None:
     with pytest.raises(ValueError, match="repeated"):
@@ -181,41 +151,6 @@ def test_keys_that_are_one_key_of_a_dict(keys: list[Any]) -> None:
 
 
 # --- the pieces -------------------------------------------------------------------------------------------------------
-
-
-def test_a_tree_that_stands_apart_says_what_it_names() -> None:
-    node, seen = decode_tree(["l", [["a", 7], ["v", 3, 2], ["v", 9], ["a", 7]]], 5, "here")
-    assert isinstance(node, SavedBranch)
-    assert node.children == (SavedArray(7), SavedValue(3), SavedValue(4), SavedValue(9), SavedArray(7))
-    assert (seen.arrays, seen.values) == ([7, 7], [3, 4, 9]), "whether they are there and named once, the caller sees"
-    with pytest.raises(ValueError, match="values 3 to 5 of 5"):
-        decode_tree(["l", [["v", 3, 3]]], 5, "here")
-
-
-def test_an_alias_has_an_owner_an_offset_and_strides() -> None:
-    assert decode_alias([3, 8, [2, 1]]) == Alias(3, 8, (2, 1))
-    assert decode_alias([0, 0, []]) == Alias(0, 0, ())
-
-
-@pytest.mark.parametrize(
-    "encoded",
-    [[3, 8], [3, 8, [1], 0], [-1, 0, []], [0, -8, []], [0, 0, [-1]], [0, 0, 1], [0, 0, (1,)], [True, 0, []],
-     [0, 1 << 62, []], [0.0, 0, []], None],
-    ids=repr,
-)  # fmt: skip
-def test_what_is_no_alias(encoded: Any) -> None:
-    with pytest.raises((ValueError, TypeError)):
-        decode_alias(encoded)
-
-
-@pytest.mark.parametrize("path", [(), ("a/b", 1), (True, 1.0, None), ((1, "x"), 1 << 70, b"\0", "\ud800")], ids=repr)
-def test_paths_come_back_with_the_types_of_their_keys(path: tuple[Any, ...]) -> None:
-    assert exact(decode_path(encode_path(path), "here")) == exact(path)
-
-
-def test_what_is_no_path_is_damage() -> None:
-    with pytest.raises(CorruptFileError, match="here"):
-        decode_path([["no tag"]], "here")
 
 
 # --- how deep, and how long -------------------------------------------------------------------------------------------
@@ -232,16 +167,6 @@ def test_nesting_ends_where_a_state_may_not_be_deeper() -> None:
     check_nesting(nested(DEEPEST_NESTING))
     with pytest.raises(ValueError, match=f"more than {DEEPEST_NESTING} containers"):
         check_nesting(nested(DEEPEST_NESTING + 1))
-
-
-def test_the_paths_of_all_leaves_have_to_fit_into_memory() -> None:
-    """One long key, which stands before each of many leaves."""
-    leaves, over = 1 << 10, SavedBranch("object", (None,), (SavedArray(0),))
-    key = "x" * (MOST_PATH_CHARACTERS // leaves - 2)
-    items = SavedBranch("list", tuple(range(leaves)), (over,) * leaves)
-    with pytest.raises(ValueError, match="the paths of all leaves have"):
-        check_nesting(SavedBranch("dict", (key,), (items,)))
-    check_nesting(SavedBranch("dict", (key[:-8],), (items,)))
 
 
 # --- views ------------------------------------------------------------------------------------------------------------
@@ -278,9 +203,3 @@ def test_a_view_lies_within_its_owner(name: str) -> None:
 def test_an_owner_is_no_view_itself() -> None:
     with pytest.raises(ValueError, match="leaf 2 does not lie inside leaf 1"):
         check_aliases([OWNER, VIEW, VIEW], {1: Alias(0, 0, (1,)), 2: Alias(1, 0, (1,))})
-
-
-@pytest.mark.parametrize("types", [[OWNER, VIEW], {0: OWNER, 1: VIEW}], ids=["list", "dict"])
-def test_an_owner_has_to_be_there(types: Any) -> None:
-    with pytest.raises((IndexError, KeyError)):
-        check_aliases(types, {1: Alias(5, 0, (1,))})

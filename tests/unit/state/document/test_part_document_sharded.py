@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from deeppart.errors import CorruptFileError, FormatError
 from deeppart.model.boxes import Box
-from deeppart.state.document.structure import SavedShard
 from deeppart.state.document.whole import gather_wholes, with_wholes
 from tests.sampling import examples
 from tests.unit.part_documents import decoded, read_metas
@@ -45,19 +44,6 @@ def read(metas: list[Any]) -> None:
     for structure in of_ranks:
         joined = with_wholes(structure, wholes)
         joined.array_paths()
-
-
-def test_as_they_were_written_they_fit(metas: list[Any]) -> None:
-    read(metas)
-    _, of_ranks = decoded(metas)
-    assert of_ranks[1].shards == {
-        0: (SavedShard(2, Box((4, 0), (3, 5))),),
-        1: (SavedShard(3, Box((4, 0), (3, 5))),),
-        2: (SavedShard(4, Box((4, 0), (3, 5))),),
-        3: (SavedShard(5, Box((0, 0), (7, 5))),),
-    }
-    assert [kind.shape for kind in of_ranks[1].sharded] == [(7, 5)] * 4
-    assert [kind.shape for kind in of_ranks[0].sharded] == [(7, 5)] * 3
 
 
 def set_shard(number: str, *shards: Any) -> Callable[[list[Any]], None]:

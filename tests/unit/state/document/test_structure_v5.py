@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,19 +10,16 @@ from typing import Any
 import pytest
 
 import deeppart
-from deeppart.errors import CorruptFileError, DeeppartWarning, NewerFormatError
+from deeppart.errors import CorruptFileError
 from deeppart.offline.inspect.choosing import choose_steps
 from deeppart.offline.inspect.verifying import verify
-from deeppart.part import FileSource, PartReader
-from deeppart.state.document import structure_json as decoding
-from deeppart.state.document.part_document import decode_meta
 from deeppart.state.document.structure_json import decode_structure
 from deeppart.state.tree import objects as registry
 from deeppart.state.tree.values import SavedMember
 from tests.features.script_files import bits
 from tests.features.script_values import Phase, state
 from tests.golden.make_structure_v5 import Meter, make_states, register_meter
-from tests.unit.sharded_states import restore, save
+from tests.unit.sharded_states import restore
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "structure-v5" / "ckpt"
 
@@ -54,8 +50,7 @@ def test_it_is_sound_and_loaded_as_it_was() -> None:
 def test_it_is_restored_to_the_same(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN, tmp_path / "ckpt")
     expected, live = make_states(), [{**state(0), **_own(rank)} for rank in range(2)]
-    with pytest.warns(DeeppartWarning, match="is a copy of a checkpoint directory"):
-        assert restore(tmp_path / "ckpt", live) == 9
+    assert restore(tmp_path / "ckpt", live) == 9
     for one, other in zip(expected, live, strict=True):
         assert one.pop("meter").total == other.pop("meter").total
         assert bits(one) == bits(other)
@@ -65,43 +60,6 @@ def _own(rank: int) -> dict[str, Any]:
     register_meter()
     apart = collections.deque([0, 0][: 1 + rank], maxlen=3)
     return {"meter": Meter(0), "own": {"set": {9}, "phase": Phase.WARMUP}, "apart": apart}
-
-
-def metas_of(root: Path) -> list[bytes]:
-    found = []
-    for path in sorted(root.glob("step-*/part-*")):
-        with FileSource(path) as source:
-            found.append(PartReader(source, where=str(path)).meta)
-    return found
-
-
-def test_older_readers_are_told_the_version_whoever_of_the_ranks_has_something_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing that they do not know stands where they look before they see the version."""
-    with pytest.warns(deeppart.PerRankNotice, match="on: a\n"):
-        save(tmp_path / "ckpt", [{"a": 1, "b": 5}, {"a": frozenset({1}), "b": 5}])
-    metas = metas_of(tmp_path / "ckpt")
-    assert json.loads(metas[0])["structure"]["version"] == 5
-    for meta in metas:
-        document = json.loads(meta)
-        assert document["values"] == {} and "trees" not in document
-    assert decode_meta(metas[1], "here").values == {0: frozenset({1})}
-    monkeypatch.setattr(decoding, "STRUCTURE_VERSION", 4)
-    with pytest.raises(NewerFormatError, match="newer deeppart"):
-        decode_meta(metas[0], "here")
-    with pytest.raises(NewerFormatError):
-        deeppart.load(tmp_path / "ckpt")
-
-
-def test_objects_in_an_older_version_are_damage() -> None:
-    document: dict[str, Any] = {
-        "version": 5, "tree": ["w", "deque", [3], ["l", [["v", 0]]]], "leaves": [], "values": [1],
-        "per_rank_values": [], "rank0": [], "apart": False,
-    }  # fmt: skip
-    assert str(decode_structure(document, "here").tree.form) == "deque(maxlen=3)"  # type: ignore[union-attr]
-    with pytest.raises(CorruptFileError, match="older version"):
-        decode_structure({**document, "version": 4}, "here")
 
 
 DAMAGED: dict[str, Any] = {

@@ -15,9 +15,6 @@ import deeppart
 from deeppart.errors import CorruptFileError, DeeppartError, PerRankError, StructureMismatchError
 from deeppart.offline.inspect.contents import read_contents
 from deeppart.offline.inspect.described import Value
-from deeppart.state.document.part_document import OwnTree
-from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedSharded, SavedValue
-from deeppart.state.document.whole import may_be_part
 from tests.unit.part_documents import decoded, read_metas
 from tests.unit.sharded_states import restore, rows, same, save
 
@@ -59,12 +56,6 @@ def saved(tmp_path: Path) -> Path:
 def test_stages_come_back_as_stages(saved: Path) -> None:
     live = stages(0.0)
     assert restore(saved, live) == 1
-    assert all(map(same, live, stages()))
-
-
-def test_exchanged_stages(saved: Path) -> None:
-    live = stages(0.0)
-    assert restore(saved, [*live[2:], *live[:2]]) == 1
     assert all(map(same, live, stages()))
 
 
@@ -230,28 +221,6 @@ def test_show_has_each_value_once(saved: Path, tmp_path: Path) -> None:
     save(tmp_path / "differing", differing())
     own = [each for each in read_contents(tmp_path / "differing").leaves() if isinstance(each, Value) and each.per_rank]
     assert [(each.path, list(each.per_rank or ())) for each in own] == [("optim/param_groups.second.lr", [2, 3])]
-
-
-BRANCH = SavedBranch("dict", ("a", "b"), (SavedSharded(0), SavedValue(0)))
-
-
-@pytest.mark.parametrize(
-    ("node", "marked", "expected"),
-    [
-        (BRANCH, True, True),
-        (BRANCH, False, False),
-        (SavedSharded(0), False, True),
-        (SavedValue(0), True, True),
-        (SavedValue(0), False, False),
-        (SavedArray(0), True, False),
-        (SavedBranch("dict", (), ()), True, True),
-        (SavedBranch("dict", (), ()), False, False),
-        (SavedBranch("dict", ("a",), (SavedArray(0),)), True, False),
-    ],
-)
-def test_which_trees_are_parts(node: SavedNode, marked: bool, expected: bool) -> None:
-    assert may_be_part(OwnTree(("x",), 0, node, marked)) is expected
-    assert not may_be_part(OwnTree(("x", 0), None, node, marked)), "not in a list, whose items all ranks have"
 
 
 @pytest.mark.parametrize("mark", [2, True, "1", None, [1]])

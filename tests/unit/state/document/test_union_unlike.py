@@ -33,18 +33,6 @@ def test_what_is_declared_per_rank_is_no_part(tmp_path: Path) -> None:
     assert deeppart.load(tmp_path).keys() == {"w", "worker0"}
 
 
-def test_beside_an_array_that_is_a_ranks_own_values_are_its_own(tmp_path: Path) -> None:
-    def state(rank: int, scale: int = 1) -> dict[str, Any]:
-        more = {"more": {"n": 3 * scale, "a": np.full(4, scale)}} if rank else {}
-        return {"w": rows(WHOLE * scale, rank, 2), **more}
-
-    save(tmp_path, [state(0), state(1)])
-    live = [state(0, 0), state(1, 0)]
-    assert restore(tmp_path, live) == 1
-    assert live[1]["more"]["n"] == 3 and (live[1]["more"]["a"] == 1).all()
-    assert deeppart.load(tmp_path).keys() == {"w"}
-
-
 #: What two ranks of one part have, and no tree can have both of.
 UNLIKE: dict[str, tuple[Any, Any]] = {
     "lists of other lengths": ([1, 2], [1, 2, 3]),
@@ -81,17 +69,6 @@ def test_ranks_are_compared_with_all_that_others_have(tmp_path: Path) -> None:
     assert live == states
 
 
-def test_orders_are_joined_whoever_comes_first(tmp_path: Path) -> None:
-    items = [OrderedDict(b=1, c=2), OrderedDict(z=3, b=1), OrderedDict(z=3, c=2, d=4)]
-    states = [{"a": 1}, *({"a": 1, "k": item} for item in items)]
-    save(tmp_path, states, replicated="parts")
-    for rank in range(4):
-        assert list(deeppart.load(tmp_path, rank=rank)["k"].items()) == [("z", 3), ("b", 1), ("c", 2), ("d", 4)]
-    live = [zeros(each) for each in states]
-    assert restore(tmp_path, live) == 1
-    assert [list(each.get("k", ())) for each in live] == [[], *map(list, items)]
-
-
 @pytest.mark.sweep(2, kinds=("name",))
 @pytest.mark.parametrize("shards", [False, True])
 @pytest.mark.parametrize("name", UNLIKE)
@@ -111,18 +88,6 @@ def test_where_one_tree_cannot_have_both_each_rank_keeps_its_own(tmp_path: Path,
         assert repr(deeppart.load(tmp_path, rank=rank).get("k")) == repr(saved[rank].get("k"))
     with pytest.raises(PerRankError, match="k"):
         restore(tmp_path, [{"a": 0, "k": zeros(UNLIKE[name][1])}])
-
-
-def test_a_part_of_shards_alone_beside_what_is_declared_per_rank(tmp_path: Path) -> None:
-    def states(scale: float = 1.0) -> list[dict[str, Any]]:
-        shards = [rows(torch.ones(2, 1) * scale, rank, 2) for rank in range(2)]
-        return [{"b": 1, "k": {"w": shards[0]}}, {"b": 1, "k": {"w": shards[1], "v": int(9 * scale)}}, {"b": 1}]
-
-    save(tmp_path, states(), replicated={"k": "none"})
-    live = states(0.0)
-    assert restore(tmp_path, live) == 1
-    assert all(map(same, live, states()))
-    assert deeppart.load(tmp_path, rank=1)["k"]["v"] == 9 and "v" not in deeppart.load(tmp_path)["k"]
 
 
 @pytest.mark.parametrize("worker", [17, torch.full((2,), 17)], ids=["value", "tensor"])

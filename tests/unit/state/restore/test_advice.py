@@ -77,24 +77,6 @@ def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def test_what_an_optimizer_gave_does_not_reach_it(ck: deeppart.Checkpointer) -> None:
-    """Neither of a state dict, alone, in a list, or saved as an object; of one that has stepped all but settings do."""
-    (_, saved), (model, stepped) = trained(), trained()
-    fresh = torch.optim.Adam(model.parameters())
-    ck.checkpoint({"one": saved, "more": [saved.state_dict()]}, 1).wait()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ck.restore({"one": stepped.state_dict(), "more": [stepped.state_dict()]})
-        ck.restore({"one": fresh, "more": None})
-    fresh = torch.optim.Adam(model.parameters())
-    live: dict[str, Any] = {"one": fresh.state_dict(), "more": [fresh.state_dict()]}
-    with pytest.warns(DeeppartWarning, match=r"at more/0, one, but.*load_state_dict\(\)") as told:
-        ck.restore(live)
-    assert len(told) == 1 and not fresh.state and fresh.param_groups[0]["lr"] != 0.5
-    fresh.load_state_dict(live["one"])  # as it says
-    assert fresh.param_groups[0]["lr"] == 0.5 and len(fresh.state) == 4
-
-
 def test_an_optimizer_of_another_class_that_takes_what_was_saved_is_told(ck: deeppart.Checkpointer) -> None:
     model, optimizer = trained()
     ck.checkpoint({"model": model, "optimizer": optimizer}, step=1).wait("persistent", timeout=200)
@@ -243,24 +225,6 @@ def test_states_that_are_nested_otherwise(tmp_path: Path, name: str) -> None:
         assert ck.restore(saved) == 1
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiling_in_place_leaves_the_names_as_they_are() -> None:
-    """What the advice for parts rests on."""
-    model = Deep()
-    names = list(model.state_dict())
-    model.inner.compile()
-    assert list(model.state_dict()) == names
-    model.inner = torch.compile(model.inner)  # type: ignore[assignment]
-    assert list(model.state_dict()) == [name.replace("inner.", "inner._orig_mod.") for name in names]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_real_compiled_and_data_parallel_modules_have_these_prefixes() -> None:
-    compiled: Any = torch.compile(network())
-    assert all(name.startswith("_orig_mod.") for name in compiled.state_dict())
-    assert all(name.startswith("module.") for name in torch.nn.DataParallel(network()).state_dict())
-
-
 def test_a_mismatch_without_such_a_cause_keeps_its_own_advice(tmp_path: Path) -> None:
     with deeppart.Checkpointer(config(tmp_path)) as ck:
         ck.checkpoint({"a": torch.ones(3), "b": 1}, 1).wait()
@@ -280,25 +244,7 @@ def test_what_is_said_of_the_outermost_keys_is_true(tmp_path: Path) -> None:
             assert words in str(caught.value.expected)
 
 
-def test_the_advice_for_a_part_further_inside_can_be_followed(tmp_path: Path) -> None:
-    saved, model = training(network()), network()
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        ck.checkpoint({"app": saved}, 1).wait()
-        live = {"app": {"model": model}}
-        assert ck.restore(live, keys=["app/model"]) == 1
-    assert live["app"].keys() == {"model"}
-    assert all(map(torch.equal, model.parameters(), saved["model"].parameters()))
-
-
 # --- places -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    settings = {"local_dir": str(tmp_path / "local"), "keep": {"local": 2}}
-    with deeppart.Checkpointer(config(tmp_path, **settings)) as ck:
-        ck.checkpoint({"a": torch.ones(3)}, 100).wait()
-    return tmp_path / "ckpt"
 
 
 @pytest.mark.parametrize("steps", [0, 3])

@@ -60,26 +60,6 @@ def test_each_array_gets_its_box() -> None:
     assert torch.equal(whole, WHOLE) and torch.equal(column, WHOLE[1:, 2:3]) and torch.equal(rows, WHOLE[2:])
 
 
-def test_of_a_piece_nobody_wants_nothing_is_asked() -> None:
-    scatter = BoxScatter({0: (SOUND, [LiveBox(torch.zeros(1, 6, dtype=torch.int32), Box((3, 0), (1, 6)))])})
-    assert scatter.wants_of(0, LeafPiece(5, 0, 24, 0)) == [], "the first three rows of the left columns"
-    (want,) = scatter.wants_of(0, LeafPiece(5, 0, 32, 0))
-    assert want.nbytes_of(LeafPiece(5, 0, 32, 0)) == 8 and scatter.wants_of(1, LeafPiece(5, 0, 32, 0)) == []
-
-
-def test_packed_elements_of_several_pieces_follow_each_other() -> None:
-    live = torch.zeros(2, 3, dtype=torch.int32)
-    box = Box((1, 1), (2, 3))
-    scatter = BoxScatter({0: (SOUND, [LiveBox(live, box)])})
-    left, right = LeafPiece(5, 0, 32, 0), LeafPiece(3, 0, 64, 0)
-    packed = np.concatenate([raw(Box((1, 1), (2, 1))), raw(Box((1, 2), (2, 2)))])
-    at = 0
-    for piece in (left, right):
-        (want,) = scatter.wants_of(0, piece)
-        at = scatter.fill_packed(want, piece, packed, at)
-    assert at == len(packed) and torch.equal(live, WHOLE[1:3, 1:4])
-
-
 def test_memory_that_was_freed_is_not_written_to() -> None:
     live = torch.zeros(4, 6, dtype=torch.int32)
     scatter = BoxScatter({0: (SOUND, [LiveBox.whole(live)])})

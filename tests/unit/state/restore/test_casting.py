@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -49,9 +48,3 @@ def test_kind_and_shape_must_be_the_same() -> None:
     assert can_cast(LeafType("numpy", "<f8", (2,)), LeafType("numpy", "<f2", (2,)))
     assert not can_cast(LeafType("numpy", "<i8", (2,)), LeafType("numpy", "<f8", (2,)))
     assert can_cast(LeafType("torch", "complex128", ()), LeafType("torch", "complex64", ()))
-
-
-def test_arrays_of_numpy() -> None:
-    live = np.zeros(3, dtype=np.float32)
-    cast_into([(live, np.array([0.1, 2.5, -0.0]))])
-    assert live.tolist() == np.array([0.1, 2.5, -0.0], dtype=np.float32).tolist() and np.signbit(live[2])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter, OrderedDict, deque, namedtuple
+from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,10 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue
-from deeppart.state.restore.target import both_plain, decode_values, inside_object, is_cut, is_lacking, meet
-from deeppart.state.tree.flat import ArrayLeaf, Branch, Node, ValueLeaf
-from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.runs import LEAST_ITEMS, LEAST_ROWS
 from deeppart.testing.states import Box, difference
 from tests.unit.state.restore.mismatches import check_brought_back, ones
 from tests.unit.state.rows import changed, containers
-from tests.unit.state.saved_states import structure_of
 
 Point = namedtuple("Point", "x y")
 
@@ -137,150 +132,5 @@ def test_momentum_that_is_none_yet(ck: deeppart.Checkpointer) -> None:
 
 # --- nothing there yet ------------------------------------------------------------------------------------------------
 
-LACKING: list[tuple[Any, Any, bool]] = [
-    (ones(3), None, True),
-    (ones(()), 1e9, True),
-    (ones(1, 1), 5, True),
-    (np.ones(1), True, True),
-    (ones(1), 2j, True),
-    (ones(2), 1e9, False),
-    (ones(0), 1e9, False),
-    (ones(()), "5", False),
-    (ones(()), np.float32(5), False),
-    (ones(()), ones(()), False),
-    (ones(()), [None], False),
-    ([ones(1)], None, True),
-    ({}, None, True),
-    ((), None, True),
-    ([ones(1)], 5, False),
-    (5, None, False),
-    (None, None, False),
-    (Box({"a": 1}), None, False),
-]
-
-
-@pytest.mark.parametrize(("saved", "live", "lacking"), LACKING, ids=range(len(LACKING)))
-def test_what_the_live_state_has_nothing_of(saved: Any, live: Any, lacking: bool) -> None:
-    structure = structure_of({"x": saved})
-    assert isinstance(structure.tree, SavedBranch)
-    (node,) = structure.tree.children
-    (root,) = children_of(flatten({"x": live}, live=True).root)
-    assert is_lacking(node, root, structure.types) is lacking
-
 
 # --- one form ---------------------------------------------------------------------------------------------------------
-
-
-def children_of(node: Node) -> list[Node]:
-    assert isinstance(node, Branch)
-    return node.children
-
-
-def sides(saved: Any, live: Any) -> tuple[SavedNode, Node, list[Any]]:
-    structure = structure_of(saved)
-    return structure.tree, flatten(live, live=True).root, decode_values(structure, "here")
-
-
-def test_an_object_meets_what_its_state_dict_gives() -> None:
-    content = {"a": torch.ones(2)}
-    saved, live, _ = sides(Box(content), content)
-    inner, same = inside_object(saved, live)
-    assert isinstance(inner, SavedBranch) and inner.kind == "dict" and same is live
-    saved, live, _ = sides(content, Box(content))
-    outer, same = inside_object(saved, live)
-    assert isinstance(outer, SavedBranch) and outer.kind == "object" and outer.children == (saved,) and same is live
-    for one, other in ((content, content), (Box(content), Box(content))):
-        saved, live, _ = sides(one, other)
-        assert inside_object(saved, live) == (saved, live)
-
-
-def test_a_list_that_was_saved_by_item_meets_one_that_is_a_run_here() -> None:
-    short, long = [1, 2], list(range(LEAST_ITEMS))
-    saved, live, values = sides(short, long)
-    same, branch = meet(saved, live, values)
-    assert same is saved and isinstance(branch, Branch)
-    assert branch.kind == "list" and branch.container is long
-    assert [(leaf.path, leaf.value) for leaf in branch.children if isinstance(leaf, ValueLeaf)] == [
-        ((place,), item) for place, item in enumerate(long)
-    ]
-
-
-@pytest.mark.parametrize("live", [[1, 2], [], [5], (1, 2), {"a": 1}, OrderedDict(b=2)], ids=repr)
-def test_a_run_meets_a_short_container_of_values(live: Any) -> None:
-    saved, root, values = sides(list(range(LEAST_ITEMS)), live)
-    assert isinstance(root, Branch)
-    same, leaf = meet(saved, root, values)
-    assert same is saved and isinstance(leaf, ValueLeaf) and leaf.value is live
-
-
-@pytest.mark.parametrize("live", [[[1], [2]], [[1, ({"a": 2},)]], {"a": [1]}], ids=repr)
-def test_a_run_of_rows_meets_rows_of_values_to_any_depth_and_a_flat_one_does_not(live: Any) -> None:
-    rows, root, values = sides([[place] for place in range(LEAST_ROWS)], live)
-    _, leaf = meet(rows, root, values)
-    assert isinstance(leaf, ValueLeaf) and leaf.value is live
-    flat, root, values = sides(list(range(LEAST_ITEMS)), live)
-    assert meet(flat, root, values) == (flat, root), "whatever is in there is no small value"
-
-
-@pytest.mark.parametrize(
-    ("saved", "live"),
-    [
-        ([[place] for place in range(LEAST_ROWS)], [[torch.ones(1)]]),
-        (list(range(LEAST_ITEMS)), [torch.ones(1)]),
-        (list(range(LEAST_ITEMS)), Point(1, 2)),
-        (5, [5]),
-        ([1, 2], 5),
-        (torch.ones(2), [1, 2]),
-        ([1, 2], [1, 2]),
-    ],
-    ids=range(7),
-)
-def test_others_are_left_as_they_are(saved: Any, live: Any) -> None:
-    node, root, values = sides(saved, live)
-    one, other = meet(node, root, values)
-    assert one is node and other is root
-
-
-PLAIN: list[tuple[Any, Any, bool]] = [
-    (1, 2, True),
-    (1.5, "x", True),
-    (None, True, True),
-    (b"x", 1, False),
-    (1, b"x", False),
-    (np.int8(1), 1, False),
-    (list(range(LEAST_ITEMS)), 1, False),
-    (1, list(range(LEAST_ITEMS)), False),
-    (1, torch.ones(()), False),
-    (torch.ones(()), 1, False),
-    ([1], 1, False),
-]
-
-
-@pytest.mark.parametrize(("saved", "live", "plain"), PLAIN, ids=range(len(PLAIN)))
-def test_values_that_only_replace_each_other(saved: Any, live: Any, plain: bool) -> None:
-    assert both_plain(*sides(saved, live)) is plain
-
-
-CUT: list[tuple[Any, Any, bool, bool]] = [  # saved, live, as a record too?
-    ([1], [1, torch.ones(1), [torch.ones(1)], {"a": 1}], True, True),
-    ([1], [1, torch.Generator()], False, False),  # which nothing could make again
-    ([torch.Generator()], [torch.Generator(), 1], True, True),
-    ([1], [1, deque([2])], True, True),
-    ((1,), (1, 2), False, False),
-    ({"a": 1}, {"a": 1, "b": [{"c": 2}]}, True, False),
-    (Counter(a=1), Counter(a=1, b=2), True, True),
-    ({"a": 1}, {"a": 1, "b": torch.ones(1)}, False, False),
-]
-
-
-@pytest.mark.parametrize(("saved", "live", "cut", "as_record"), CUT)
-def test_what_a_live_container_has_beyond_what_was_saved(saved: Any, live: Any, cut: bool, as_record: bool) -> None:
-    theirs, mine, _ = sides(saved, live)
-    assert isinstance(theirs, SavedBranch) and isinstance(mine, Branch)
-    assert (is_cut(theirs, mine, is_record=False), is_cut(theirs, mine, is_record=True)) == (cut, as_record)
-
-
-def test_nodes_of_leaves_meet_as_they_are() -> None:
-    array, value = SavedArray(0), SavedValue(0)
-    assert meet(array, ArrayLeaf((), 0), []) == (array, ArrayLeaf((), 0))
-    assert meet(value, ValueLeaf((), 1, 0), [2]) == (value, ValueLeaf((), 1, 0))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.state.document.ties import assign, conflicting, overlapping
+from deeppart.state.document.ties import conflicting, overlapping
 
 BUFFER = torch.zeros(8, 4)
 PAIRS: dict[str, Callable[[], tuple[Any, Any]]] = {
@@ -51,11 +51,3 @@ def test_what_is_wanted_alike_where_it_is_shared_can_be_had() -> None:
     assert conflicting(live, {1: np.array([1.0, 1, 1, 1, 2]), 2: np.array([3.0, 3, 3, 2])}) == []
     assert conflicting(live, {1: np.array([1.0, 1, 1, 1, -0.0]), 2: np.array([3.0, 3, 3, 0.0])}) == [1], "to the bit"
     assert buffer.tolist() == list(range(8))
-
-
-def test_elements_are_copied_into_an_array_that_is_there() -> None:
-    parameter, array = torch.nn.Parameter(torch.zeros(2, 3)), np.zeros((2, 3))[:, ::-1]
-    assign(parameter, torch.ones(2, 3))
-    assign(array, np.arange(6.0).reshape(2, 3))
-    assert bool((parameter == 1).all()) and parameter.grad_fn is None
-    assert array.tolist() == [[0, 1, 2], [3, 4, 5]]

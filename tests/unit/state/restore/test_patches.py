@@ -128,10 +128,3 @@ def test_bits_that_are_no_number_stay_what_they_are() -> None:
         box = Box((0,), (3,))
         BoxWriter(live, leaf_type(live)).write(Patch(0, (3,), box.slices(), box.slices()), raw(bits).view(np.uint32))
         assert live.contiguous().view(torch.int32).tolist() == bits.tolist()
-
-
-def test_a_parameter_is_written_though_it_needs_a_gradient() -> None:
-    for live in (torch.nn.Parameter(torch.zeros(4)), torch.nn.Parameter(torch.zeros(4, 2)[:, 0])):
-        (patch,) = patches(Box((2,), (4,)), 4, 12, 4, Box((0,), (4,)))
-        BoxWriter(live, leaf_type(live)).write(patch, cut_patch(raw(torch.tensor([8.0, 9.0, 7.0])), patch, 4))
-        assert live.tolist() == [0.0, 0.0, 0.0, 8.0]

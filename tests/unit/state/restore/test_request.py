@@ -30,12 +30,6 @@ def test_nothing_asked_for_is_the_default() -> None:
     assert request(strict=False, on_missing="error", on_unexpected="create").is_default
 
 
-def test_functions_stand_for_what_they_are_told_of() -> None:
-    asked = asked_of(*(DEFAULTS | {"on_missing": print, "on_unexpected": print}).values())
-    assert asked.request == Request(missing="keep", unexpected="ignore")
-    assert asked.on_missing is print and asked.on_unexpected is print
-
-
 def test_ranks_that_ask_for_the_same_have_one_digest() -> None:
     assert request(keys=["a", "b"]).digest() == request(keys=("b", "a", "b")).digest()
     digests = {request(keys="a").digest(), request(exclude="a").digest(), request(cast=True).digest(), 0}
@@ -113,10 +107,3 @@ def test_a_rule_that_names_another_container_is_told_how_to_write_it(rename: dic
 def test_rules_of_rename(rename: dict[str, str], path: tuple[str, ...], key: Any, expected: Any) -> None:
     found, rule = request(rename=rename).renamed(path, key)
     assert found == expected and (rule is None) == (found == key)
-
-
-def test_paths_that_are_asked_for() -> None:
-    asked = request(keys=("model/*", "rng"), exclude="*.bias")
-    assert asked.asks_for(("model", "0.weight")) and asked.asks_for(("rng", "cpu"))
-    assert not asked.asks_for(("model", "0.bias")) and not asked.asks_for(("optimizer", "0.weight"))
-    assert not asked.asks_for(()) and request().asks_for(())

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deeppart.state.restore.request import aligned, counterpart
-from deeppart.state.tree.paths import Key
+from deeppart.state.restore.request import aligned
 
 A, B = "a.weight", "b.0.bias"
 
@@ -46,10 +45,3 @@ def test_of_models_that_differ_the_names_that_both_have() -> None:
     saved, live = [f"module.{A}", f"module.{B}", "module.old"], [A, B, "head.weight"]
     assert aligned(saved, live, whole=False) == {f"module.{A}": A, f"module.{B}": B}
     assert aligned([A, "old"], [A, "new"], whole=False) == {}
-
-
-def test_the_counterpart_of_one_name() -> None:
-    assert counterpart("module.w", ["b", "w", 3]) == "w" and counterpart("w", ["_orig_mod.w"]) == "_orig_mod.w"
-    assert counterpart("w", ["module.w", "_orig_mod.w"]) == "w"  # which of them, nothing says
-    found: list[Key] = [counterpart("w", ["v"]), counterpart(3, ["w"]), counterpart("w", [])]
-    assert found == ["w", 3, "w"]

@@ -10,27 +10,10 @@ import pytest
 import torch
 
 from deeppart.errors import CorruptFileError
-from deeppart.state.tree.composites import SUBCLASS, assemble, take_apart
-from tests.tensor_kinds import KINDS, batched_bsr, bits, by_channels, coo, csr, jagged, quantized, with_holes
+from deeppart.state.tree.composites import assemble, take_apart
+from tests.tensor_kinds import batched_bsr, by_channels, coo, csr, jagged, quantized, with_holes
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:DeprecationWarning")
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_the_components_make_the_tensor(name: str) -> None:
-    tensor = KINDS[name](1)
-    parts = take_apart(tensor, "x")
-    assert parts is not None
-    made = assemble(parts.kind, parts.items)
-    assert bits(made) == (bits(parts.items) if parts.kind == SUBCLASS else bits(tensor))
-
-
-def test_their_memory_is_shared_where_torch_can() -> None:
-    for tensor, key in ((coo(), "values"), (csr(), "values"), (jagged(), "values")):
-        parts = take_apart(tensor, "x")
-        assert parts is not None
-        again = take_apart(assemble(parts.kind, parts.items), "x")
-        assert again is not None and again.items[key].data_ptr() == parts.items[key].data_ptr()
 
 
 def tensor(*items: Any, dtype: torch.dtype = torch.int64) -> torch.Tensor:

@@ -60,21 +60,6 @@ def test_golden_encodings(name: str) -> None:
     assert same_leaf_value(run, decode_leaf_value(golden, name))
 
 
-@pytest.mark.parametrize(
-    ("older", "value"),
-    [
-        (["run", "list", ["items", ["x"] * 100]], ["x"] * 100),
-        (["run", "tuple", ["items", [1, None, 2.5] * 100]], (1, None, 2.5) * 100),
-        (
-            ["run", "dict", ["items", [["tuple", [place, "x"]] for place in range(300)]], ["items", ["a"] * 300]],
-            {(place, "x"): "a" for place in range(300)},
-        ),
-    ],
-)
-def test_what_version_2_has_written_is_read(older: Any, value: Any) -> None:
-    assert difference(decode_leaf_value(older, "here"), value) is None
-
-
 plain = st.recursive(
     values,
     lambda inner: st.one_of(

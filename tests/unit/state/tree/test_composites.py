@@ -9,25 +9,10 @@ import pytest
 import torch
 
 from deeppart.errors import UnsupportedLeafError
-from deeppart.state.tree.composites import COMPOSITES, KEYS, VALUES, branch_name, take_apart
+from deeppart.state.tree.composites import take_apart
 from tests.tensor_kinds import KINDS, Described, by_channels, coo, csr, jagged, quantized, two
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:DeprecationWarning")
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_each_kind_has_its_components(name: str) -> None:
-    tensor = KINDS[name](1)
-    parts = take_apart(tensor, "x")
-    assert parts is not None and parts.kind in COMPOSITES
-    assert parts.name == branch_name(parts.kind, tensor)
-    if parts.kind in KEYS:
-        assert tuple(parts.items) == KEYS[parts.kind] and not parts.name
-        for key, item in parts.items.items():
-            assert isinstance(item, torch.Tensor) is (key not in VALUES) or (key == "lengths" and item is None)
-            assert not isinstance(item, torch.Tensor) or not item.requires_grad
-    else:
-        assert list(parts.items)[-1] == "context" and parts.name.endswith(type(tensor).__qualname__)
 
 
 def test_components_share_the_memory_of_the_tensor() -> None:

@@ -12,7 +12,6 @@ from torch import nn
 
 import deeppart
 from deeppart.errors import ConfigError, DeeppartWarning, RestoreError, StateError, UnsupportedLeafError
-from deeppart.state.tree.globs import Excluded
 from tests.unit.sharded_states import restore, rows, save
 
 pytestmark = pytest.mark.usefixtures("working_directory")
@@ -173,9 +172,3 @@ def test_what_any_rank_holds_is_a_checkpoint(tmp_path: Path) -> None:
     states = [{"apart": {"frozen": torch.ones(3)}}, {"apart": {"frozen": torch.ones(3), "own": torch.ones(3)}}]
     save(tmp_path, states, replicated="parts", exclude="apart/frozen")
     assert list(deeppart.load(tmp_path)["apart"]) == ["own"]
-
-
-def test_which_globs_have_matched() -> None:
-    excluded = Excluded(["a/*", "b"])
-    assert excluded.covers(("a",)) and excluded.covers(("a", "x")) and not excluded.covers(("c",))
-    assert excluded.used == {"a/*"} and excluded.splits(("a",)) and not excluded.splits(("c",))

@@ -80,12 +80,6 @@ def test_a_frozen_one_stays_as_long_as_it_is_the_same() -> None:
     assert other is not item and other.mask is mask and not replaces(Settings(), known(Settings()))
 
 
-def test_a_class_of_the_same_name_fits_and_a_deque_of_another_length_does_not() -> None:
-    assert Form("dataclass", ("a", "C", ())).fits(Form("dataclass", ("b", "C", ("x",))))
-    assert not Form("dataclass", ("a", "C", ())).fits(Form("dataclass", ("a", "D", ())))
-    assert not Form("deque", (3,)).fits(Form("deque", (None,)))
-
-
 def test_only_these_types_have_a_form() -> None:
     class Window(collections.deque):  # type: ignore[type-arg]
         pass

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.paths import ROOT, canonical_order, component, exact, id_key, id_keys, readable
+from deeppart.state.tree.paths import ROOT, canonical_order, exact, id_key, readable
 from deeppart.state.tree.values import decode_value, encode_key
 
 HUGE = 7**20000  # 16,903 digits; str() of an int refuses beyond 4,300
@@ -49,25 +48,11 @@ def test_no_two_paths_of_texts_have_one_name() -> None:
     assert len({readable(path) for path in paths}) == len(paths)
 
 
-def test_numbers_of_thousands_of_digits_have_names() -> None:
-    assert component(HUGE).startswith('["int"') and component((HUGE,)).startswith('["tuple"')
-    assert readable(("a", HUGE)) != readable(("a", HUGE + 1))
-
-
 def test_keys_that_are_equal_and_of_other_types_are_told_apart() -> None:
     keys = [1, True, 1.0, np.int64(1), np.float32(1), 1 + 0j]
     assert len({id_key(key) for key in keys}) == len(keys)
     assert exact((1, "a")) == exact((1, "a")) != exact((True, "a"))
     assert exact(()) == ()
-
-
-@pytest.mark.parametrize(
-    "keys", [["a", "b"], [1, True, 1.0], ["1", 1], ["a", ("str", "a")], [("int", 1), 1], [np.str_("a"), "a"], []]
-)
-def test_all_at_once_as_one_by_one(keys: list[Any]) -> None:
-    """A text stands for itself; no key that is a tuple can be taken for another one and its type."""
-    assert list(id_keys(keys)) == [id_key(key) for key in keys]
-    assert len(set(id_keys(keys))) == len(keys)
 
 
 @pytest.mark.parametrize("kind", [np.longlong, np.ulonglong, np.int64, np.uint64, np.intp, np.uintp])
@@ -117,8 +102,3 @@ def test_the_order_depends_on_the_keys_alone(name: str) -> None:
 def test_the_order_is_the_documented_one(keys: list[Any], expected: list[Any]) -> None:
     """docs/format.md: all strings or all integers by value, others by the name of their type, then by ``repr``."""
     assert canonical_order(OrderedDict.fromkeys(keys)) == expected
-
-
-def test_leaves_are_numbered_in_this_order() -> None:
-    for keys in ("ab", "ba"):
-        assert [leaf.path for leaf in flatten({key: torch.zeros(1) for key in keys}).arrays] == [("a",), ("b",)]

@@ -9,20 +9,12 @@ import pytest
 import deeppart
 from deeppart.errors import ConfigError
 from deeppart.state.tree import objects as registry
-from deeppart.state.tree.objects import Registered, add, known_classes, registered, registered_as
 
 
 @pytest.fixture(autouse=True)
 def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_by_type", {})
     monkeypatch.setattr(registry, "_by_name", {})
-
-
-def test_a_class_alone_is_known_and_says_nothing_of_how_it_is_saved() -> None:
-    add(Registered(int, "a"))
-    add(Registered(str, "b", repr, str))
-    assert registered(int) is None and registered_as("a") is None and known_classes() == [int, str]
-    assert registered(str) is registered_as("b") is not None and registered_as("c") is None
 
 
 def test_many_threads_register_each_type_once() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.errors import CorruptFileError, StateError, StructureMismatchError, UnsupportedLeafError
+from deeppart.errors import CorruptFileError, StructureMismatchError, UnsupportedLeafError
 from deeppart.offline.inspect.contents import read_contents
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.runs import (
@@ -25,7 +25,6 @@ from deeppart.state.tree.runs import (
     encode_leaf_value,
     is_run,
 )
-from deeppart.state.tree.template import Template
 from deeppart.testing.states import difference
 
 NAN = struct.unpack("<d", bytes.fromhex("0100000000f4ff7f"))[0]
@@ -122,26 +121,6 @@ def test_an_item_that_cannot_be_stored_is_named(tmp_path: Path) -> None:
         ck.checkpoint({"x": [1] * 7 + [record]}, step=1)
 
 
-def test_a_template_fits_what_a_new_walk_would_find() -> None:
-    """Each state by the template that the one before has left, and from scratch: the same leaves."""
-    states: list[Any] = [
-        {"x": [[1.0] * 10 for _ in range(9)]},
-        {"x": [float(place) for place in range(9)]},
-        {"x": [[2.0] * 30 for _ in range(9)]},
-        {"x": [7] * 40},
-        {"x": 7},
-        {"x": [torch.ones(2)] * 9},
-        {"x": dict.fromkeys(range(300), (1,) * 9)},
-        {"x": dict.fromkeys(range(300), 1)},
-    ]
-    template = Template()
-    for state in states + states[::-1]:
-        found, fresh = template.flatten(state), flatten(state)
-        assert found.tokens == fresh.tokens
-        assert [leaf.path for leaf in found.values] == [leaf.path for leaf in fresh.values]
-        assert [leaf.value for leaf in found.values] == [leaf.value for leaf in fresh.values]
-
-
 @pytest.fixture
 def ck(tmp_path: Path) -> Any:
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path / "ckpt"))) as made:
@@ -183,34 +162,6 @@ def test_what_was_saved_item_by_item_meets_a_run_and_the_other_way_round(
         assert ck.restore(target, step=step) == step
         assert difference(state, target, ordered=False) is None
         assert difference(state, deeppart.load(ck.config.persistent_dir, step)) is None
-
-
-MISMATCHES: dict[str, tuple[Any, Any, type[StateError]]] = {
-    "a value for a list": ([1] * 9, 7, StateError),
-    "a list for a value": (7, [1] * 9, StateError),
-    "a tuple for a list": ([1] * 9, (1,) * 9, StateError),
-    "a tuple of another length": ((1,) * 9, (1,) * 10, StateError),
-    "a list for a table": (dict.fromkeys(range(300), 1), [1] * 300, StateError),
-    "arrays for values": ([1] * 9, [torch.ones(1)] * 9, StateError),
-    "values for arrays": ([torch.ones(2)] * 9, [1] * 9, StateError),
-}
-
-
-@pytest.mark.parametrize("name", MISMATCHES)
-def test_what_does_not_fit_is_refused(ck: deeppart.Checkpointer, name: str) -> None:
-    saved, live, kind = MISMATCHES[name]
-    ck.checkpoint({"good": torch.ones(3), "bad": saved}, step=1).wait()
-    state = {"good": torch.zeros(3), "bad": live}
-    with pytest.raises(kind, match="bad"):
-        ck.restore(state)
-    assert not state["good"].any(), "nothing has been touched"
-
-
-def test_one_live_list_for_two_runs(ck: deeppart.Checkpointer) -> None:
-    ck.checkpoint({"a": [1] * 9, "b": [2] * 9}, step=1).wait()
-    one = [0] * 9
-    with pytest.raises(StructureMismatchError, match="several places"):
-        ck.restore({"a": one, "b": one})
 
 
 def test_a_million_values_take_a_bounded_multiple_of_their_bytes(ck: deeppart.Checkpointer) -> None:

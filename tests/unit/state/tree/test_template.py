@@ -94,14 +94,6 @@ def test_the_template_gives_what_flattening_gives() -> None:
             assert mine.path == theirs.path and type(mine.value) is type(theirs.value) and mine.value == theirs.value
 
 
-def test_every_structure_is_saved_right_after_every_other(memory: Path) -> None:
-    """One checkpointer, all variants in turn, twice; with the caches of the one before."""
-    with deeppart.Checkpointer(config(memory, local_dir=None, keep={"persistent": 1})) as ck:
-        for step, state in enumerate([*variants(), *reversed(variants())]):
-            ck.checkpoint(state, step).wait(timeout=200)
-            assert difference(state, deeppart.load(memory / "ckpt", step)) is None
-
-
 def test_a_template_is_as_strict_as_flattening(memory: Path) -> None:
     """What may not be saved is refused too when the structure is known already."""
     good: dict[str, Any] = {"a": torch.ones(2), "b": np.ones(2), "c": 1, "d": Box([1])}
