@@ -40,26 +40,6 @@ def test_a_rank_that_has_not_trained_yet_gets_what_the_others_get(tmp_path: Path
         assert each["d"]["n"] == 3 and torch.equal(each["d"]["a"], states[0]["d"]["a"])
 
 
-def test_a_rank_that_has_not_trained_yet_among_shards(tmp_path: Path) -> None:
-    """Its optimizer makes its state as the parameters are split, though others have theirs."""
-    whole = torch.arange(12.0).view(4, 3)
-
-    def state(rank: int, steps: int) -> dict[str, Any]:
-        parameter = torch.nn.Parameter(torch.zeros(2))
-        optimizer = torch.optim.SGD([parameter], momentum=0.9)
-        for _ in range(steps):
-            parameter.grad = torch.ones(2)
-            optimizer.step()
-        return {"w": rows(whole * steps, rank, 2), "o": optimizer}
-
-    save(tmp_path, [state(rank, 2) for rank in range(2)])
-    live = [state(0, 1), state(1, 0)]
-    assert restore(tmp_path, live) == 1
-    for each in live:
-        (found,) = each["o"].state_dict()["state"].values()
-        assert torch.equal(found["momentum_buffer"], torch.full((2,), 1.9))
-
-
 @pytest.mark.parametrize("shards", [False, True])
 @pytest.mark.parametrize("setting", ["auto", "parts"])
 def test_what_is_a_ranks_own_is_nobody_elses_though_a_live_dict_lacks_it(
@@ -95,14 +75,6 @@ def test_what_is_tied_to_a_leaf_of_another_rank_is_filled(tmp_path: Path, ranks:
     assert restore(tmp_path, live, replicated="parts") == 1
     assert [list(each) for each in live] == [["emb"], ["head"], ["emb"]]
     assert all(torch.equal(array, whole) for each in live for array in each.values())
-
-
-def test_a_part_of_a_leaf_of_another_rank(tmp_path: Path) -> None:
-    whole = torch.arange(12.0).view(4, 3)
-    save(tmp_path, [{"all": whole, "row": whole[1]}])
-    live = [{"all": whole * 0}, {"row": whole[1] * 0}]
-    restore(tmp_path, live)
-    assert torch.equal(live[0]["all"], whole) and torch.equal(live[1]["row"], whole[1])
 
 
 def test_a_dict_around_what_is_each_ranks_own_is_made(tmp_path: Path) -> None:

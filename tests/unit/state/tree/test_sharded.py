@@ -102,12 +102,6 @@ def test_a_rank_outside_of_the_mesh_has_nothing() -> None:
     assert (found.boxes, found.shape) == ((), (7, 5, 3))
 
 
-def test_a_tensor_without_dimensions() -> None:
-    with pretended(2, 4):
-        found = read_shards(split(torch.tensor(5.0), (4,), [Replicate()]), "x")
-    assert found.boxes == (Box((), ()),) and found.tensors[0] == 5.0
-
-
 @pytest.mark.parametrize("shape", [(0,), (0, 4), (4, 0)])
 def test_a_tensor_without_elements_has_no_shards(shape: tuple[int, ...]) -> None:
     with pretended(0, 2):

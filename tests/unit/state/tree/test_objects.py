@@ -1,10 +1,12 @@
-"""Types of the caller's own: saved as what their functions give, restored by these, loaded with and without them."""
+"""Objects: by their attributes, by what was registered for the caller's own types, and as ``load`` gives them."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 import enum
+import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,130 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.errors import ConfigError, StateError, StructureMismatchError, UnsupportedLeafError
+from deeppart.errors import ConfigError, CorruptFileError, StateError, StructureMismatchError, UnsupportedLeafError
 from deeppart.state.tree import objects as registry
+from deeppart.state.tree.objects import (
+    ABOUT,
+    Form,
+    SavedRecord,
+    data_of,
+    form_of,
+    make,
+    make_record,
+    put,
+    replaces,
+    takes,
+)
+from deeppart.state.tree.values import SavedMember
+from deeppart.testing.states import Box
+from tests.features.script_values import Plan, Settings
+
+
+@dataclasses.dataclass(slots=True)
+class Base:
+    a: int = 1
+
+
+@dataclasses.dataclass(slots=True)
+class Derived(Base):
+    b: int = dataclasses.field(init=False)  # not set before it is known
+
+
+@dataclasses.dataclass
+class Guarded:
+    x: int = 0
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AssertionError("code of the class")
+
+    def __init__(self) -> None:
+        vars(self)["x"] = 1
+
+
+def here() -> str:
+    return "path v"
+
+
+def known(item: Any) -> Form:
+    form = form_of(item)
+    assert form is not None
+    return form
+
+
+def test_slots_of_all_classes_and_those_that_are_not_set() -> None:
+    item = Derived()
+    form = known(item)
+    assert data_of(item, form, here) == {"a": 1} and form.about[2] == ("a", "b")
+    made = put(Derived(), form, {"a": 3, "b": 4}, here)
+    assert (made.a, made.b) == (3, 4) and data_of(made, form, here) == {"a": 3, "b": 4}
+    again = make(form, {"a": 5}, Derived, here)
+    assert again.a == 5 and not hasattr(again, "b")
+    assert takes(Derived, "b") and not takes(Derived, "c") and takes(Settings, "c")
+
+
+def test_no_code_of_the_class_runs() -> None:
+    item = Guarded()
+    form = known(item)
+    assert put(item, form, {"x": 7}, here) is item and item.x == 7
+    assert make(form, {"x": 8}, Guarded, here).x == 8
+
+
+def test_records_of_megatron_are_no_values() -> None:
+    kind: Any = dataclasses.make_dataclass("ShardedTensor", ["key", "global_offset"])
+    kind.__module__ = "megatron.core.dist_checkpointing.mapping"
+    item = kind("weight", (0, 4))
+    form = form_of(item)
+    assert form is not None
+    with pytest.raises(UnsupportedLeafError, match=r"ShardedTensor(.|\n)*path w(.|\n)*deeppart\.interop\.megatron"):
+        data_of(item, form, lambda: "path w")
+
+
+def test_a_frozen_one_stays_as_long_as_it_is_the_same() -> None:
+    item, mask = Plan(1, [1]), [1]
+    form = known(item)
+    assert put(item, form, data_of(item, form, here), here) is item and replaces(item, form)
+    other = put(item, form, {"steps": 1, "mask": mask}, here)
+    assert other is not item and other.mask is mask and not replaces(Settings(), known(Settings()))
+
+
+def test_only_these_types_have_a_form() -> None:
+    class Window(collections.deque):  # type: ignore[type-arg]
+        pass
+
+    assert [form_of(each) for each in (Window(), Settings, 5, {}, object())] == [None] * 5
+
+
+ABOUTS: dict[str, tuple[Any, ...]] = {"deque": (2,), "dataclass": ("m", "C", ("x",)), "registered": ("nobody",)}
+
+
+@pytest.mark.parametrize("kind", ABOUT)
+@pytest.mark.parametrize("data", [5, None, (1, 2), {1: 2}, {"a": 1, (): 2}, [1]], ids=str)
+def test_data_from_a_file_that_do_not_fit_are_damage(kind: str, data: Any) -> None:
+    form = Form(kind, ABOUTS.get(kind, ()))
+    if kind == "registered":
+        assert make(form, data, None, here) is data, "plain data, whatever they are"
+    elif kind == "deque" and data == [1]:
+        assert make(form, data, None, here) == collections.deque([1], maxlen=2)
+    else:
+        with pytest.raises(CorruptFileError, match="path v"):
+            make(form, data, None, here)
+
+
+def test_a_member_is_shown_like_one() -> None:
+    red = SavedMember("m", "Outer.Color", "RED", 1)
+    same = SavedMember("m", "Outer.Color", "RED", 1)
+    assert (str(red), repr(red)) == ("Color.RED", "<Outer.Color.RED: 1>") and len({red, same}) == 1
+    assert str(SavedMember("m", "Flags", None, 6)) == "Flags.6"
+    assert repr(SavedMember("m", "C", "A", None, has_value=False)) == "<C.A>"
+    assert pickle.loads(pickle.dumps(red)) == red
+
+
+def test_a_record_has_the_name_of_its_class() -> None:
+    one, other = (make_record("m", "Outer.Config", ("lr",), {"lr": lr, "__class__": 5}) for lr in (1, 2))
+    assert type(one) is type(other) and isinstance(one, SavedRecord) and type(one).__name__ == "Config"
+    assert vars(one) == {"lr": 1, "__class__": 5} and one != other
+    again = pickle.loads(pickle.dumps(one))
+    assert again == one and type(again).saved_class == ("m", "Outer.Config", ("lr",))
 
 
 @pytest.fixture(autouse=True)
@@ -106,12 +230,6 @@ def test_what_is_not_registered_any_more_is_refused(tmp_path: Path) -> None:
     assert live["m"].total == 3 and live["l"][0].total == 4
 
 
-def test_a_subclass_is_registered_for_itself(tmp_path: Path) -> None:
-    register()
-    with pytest.raises(UnsupportedLeafError, match="Better"):
-        save(tmp_path, {"m": Better(1)})
-
-
 def test_it_counts_before_what_a_type_is_otherwise(tmp_path: Path) -> None:
     class Named(collections.OrderedDict):  # type: ignore[type-arg]
         title = ""
@@ -194,3 +312,39 @@ def test_one_type_and_one_name_once() -> None:
         with pytest.raises(ConfigError, match="registered twice"):
             again()
     assert list(registry._by_name) == ["meter"]
+
+
+def test_many_threads_register_each_type_once() -> None:
+    kinds = [type(f"Type{number}", (), {}) for number in range(50)]
+    refused: list[Exception] = []
+    barrier = threading.Barrier(4)
+
+    def run() -> None:
+        barrier.wait(timeout=30)
+        for kind in kinds:
+            try:
+                deeppart.register(kind, repr, kind)
+            except ConfigError as error:
+                refused.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(refused) == 150 and len(registry._by_type) == len(registry._by_name) == 50
+
+
+def test_state_dict_is_called_once_per_checkpoint(tmp_path: Path) -> None:
+    class Counting(Box):
+        calls = 0
+
+        def state_dict(self) -> Any:
+            Counting.calls += 1
+            return self.content
+
+    config = deeppart.Config(persistent_dir=str(tmp_path / "ckpt"), timeout=20.0)
+    with deeppart.Checkpointer(config) as ck:
+        for step in range(3):
+            ck.checkpoint({"a": Counting({"x": torch.ones(2)})}, step=step).wait(timeout=200)
+    assert Counting.calls == 3

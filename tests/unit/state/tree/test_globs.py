@@ -1,7 +1,8 @@
-"""What ``exclude`` leaves out of checkpoints: nobody looks at it, and a restore leaves it as it is."""
+"""Globs over paths, and the settings made of them: ``exclude``, ``replicated`` and ``per_rank``."""
 
 from __future__ import annotations
 
+import ast
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,10 +12,166 @@ import torch
 from torch import nn
 
 import deeppart
-from deeppart.errors import ConfigError, DeeppartWarning, RestoreError, StateError, UnsupportedLeafError
+from deeppart.errors import ConfigError, DeeppartWarning, PerRankError, RestoreError, StateError, UnsupportedLeafError
+from deeppart.state.tree.globs import (
+    Replication,
+    Ways,
+    covers,
+    in_order,
+    may_match_below,
+    nearest_globs,
+    nearest_paths,
+    strict_error,
+    ways_or_refusal,
+)
 from tests.unit.sharded_states import restore, rows, save
 
 pytestmark = pytest.mark.usefixtures("working_directory")
+
+
+@pytest.mark.parametrize("pattern", ["a/b", "a/*", "*", "*/b", "a*", "[ab]/b", "?/b", "a/b/c"])
+@pytest.mark.parametrize("path", ["a", "a/b", "b", "(root)", "ab"])
+def test_may_match_below_is_never_wrong_about_a_match(path: str, pattern: str) -> None:
+    prefix = "" if path == "(root)" else f"{path}/"
+    below = [prefix + rest for rest in ("a", "b", "c", "b/c", "a/b", "a/b/c", "x/b")]
+    if any(covers(each, [pattern]) for each in below):
+        assert may_match_below(path, pattern)
+
+
+PATHS = [
+    "model/layers.0.weight", "model/layers.0.bias", "model/head.weight", "model/head.bias", "optimizer/state/0/exp_avg",
+    "optimizer/state/0/step", "optimizer/param_groups/0/lr", "epoch", "data/position",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("glob", "best"),
+    [
+        ("modle/*", "model/*"),
+        ("model/haed.*", "model/head.*"),
+        ("optmizer/state/*/exp_avg", "optimizer/state/*/exp_avg"),
+        ("optimizer/state/*/exp_agv", "optimizer/state/*/exp_avg"),
+        ("*.wieght", "*.weight"),
+        ("*/positon", "*/position"),
+        ("epohc", "epoch"),
+        ("position", "data/position"),
+        ("optimizer.state.*", "optimizer/state/*"),
+        ("model/layers/0/weight", "model.layers.0.weight"),
+    ],
+)
+def test_the_best_is_what_was_meant(glob: str, best: str) -> None:
+    paths = [*PATHS, "model.layers.0.weight"] if best.startswith("model.") else PATHS
+    found = nearest_globs(glob, paths)
+    prefixes = ["/".join(path.split("/")[:end]) for path in paths for end in range(1, path.count("/") + 2)]
+    assert found[0] == best
+    assert all(any(covers(path, [each]) for path in prefixes) for each in found) and len(found) <= 3
+
+
+@pytest.mark.parametrize("glob", ["xyzzy/*", "[", "?????????????????", "", "*"])
+def test_where_nothing_is_like_it(glob: str) -> None:
+    assert nearest_globs(glob, []) == []
+    assert all(any(covers(path, [each]) for path in PATHS) or "/" not in each for each in nearest_globs(glob, PATHS))
+    assert nearest_globs("xyzzy/*", PATHS) == []
+
+
+def test_paths() -> None:
+    assert nearest_paths("model/head.wieght", PATHS)[0] == "model/head.weight"
+    assert nearest_paths("lr", PATHS) == ["optimizer/param_groups/0/lr"]
+    many = [f"layer{number}/weight" for number in range(20_000)]
+    assert nearest_paths("x/weight", many) == many[:3], "so many are not compared letter by letter"
+    assert nearest_globs("layer*/weigth", many) == ["layer*/weight"]
+
+
+CASES: list[tuple[dict[str, str], tuple[Any, ...], str]] = [
+    ({"replay/*": "none", "best/*": "rank0", "*": "all"}, ("replay", "a", 0), "none"),
+    ({"replay/*": "none", "best/*": "rank0", "*": "all"}, ("replay",), "none"),
+    ({"replay/*": "none", "best/*": "rank0", "*": "all"}, ("replayed",), "all"),
+    ({"replay/*": "none"}, ("other",), "auto"),
+    ({"replay": "none"}, ("replay", "deep", "down"), "none"),
+    ({"replay": "none"}, ("x", "replay"), "auto"),
+    ({"*/running_mean": "none"}, ("model", "1.running_mean"), "auto"),
+    ({"*running_mean": "none"}, ("model", "1.running_mean"), "none"),
+    ({"a~1b/*": "none"}, ("a/b", 1), "none"),
+    ({"a/b/*": "none"}, ("a/b", 1), "auto"),
+    ({"best/keep": "auto", "best/*": "rank0"}, ("best", "keep"), "auto"),
+    ({"best/*": "rank0", "best/keep": "auto"}, ("best", "keep"), "rank0"),
+    ({"x/[01]": "verify"}, ("x", 1), "verify"),
+    ({"X": "none"}, ("x",), "auto"),
+    ({"*": "none"}, (), "none"),
+]
+
+
+@pytest.mark.parametrize(("rules", "path", "mode"), CASES)
+def test_the_first_that_matches(rules: dict[str, str], path: tuple[Any, ...], mode: str) -> None:
+    assert Replication(rules).mode(path) == mode
+
+
+def test_rank0_stops_where_another_rule_may_hold_below() -> None:
+    rules = Replication({"best/keep": "auto", "best/*": "rank0"})
+    assert not rules.is_rank0(("best",), True)
+    assert rules.is_rank0(("best", "loss"), False)
+    assert not rules.is_rank0(("best", "keep"), False)
+    assert Replication({"best/*": "rank0", "*": "none"}).is_rank0(("best",), True)
+
+
+def table_of(error: PerRankError) -> Any:
+    """The table that the error says to pass."""
+    return ast.literal_eval(str(error.todo).partition("per_rank=")[2].partition("}")[0] + "}")
+
+
+def keep(path: str, old: Any, rank: int, size: int) -> Any:
+    return old[0]
+
+
+def test_the_first_glob_that_matches_decides_and_what_none_matches_is_strict() -> None:
+    ways = Ways({"best": "rank0", "rng*": "drop", "replay/*": keep, "rng/cpu": "rank0"})
+    found = {name: ways.of(name) for name in ("best", "best/loss", "rng", "rng/cpu", "replay", "replay/0/a", "bests")}
+    assert found == {
+        "best": "rank0",
+        "best/loss": "rank0",  # a glob covers what is below it
+        "rng": "drop",
+        "rng/cpu": "drop",
+        "replay": keep,
+        "replay/0/a": keep,
+        "bests": "strict",
+    }
+
+
+@pytest.mark.parametrize("way", ["strict", "drop", "rank0", keep])
+def test_one_way_is_the_table_of_everything(way: Any) -> None:
+    assert Ways(way).of("a/b") is Ways({"*": way}).of("a/b") is way
+    assert str(Ways(way)) == str(Ways({"*": way}))
+
+
+@pytest.mark.parametrize("given", ["rank1", 5, None, {"*": "parts"}, {"a": None}, {5: "drop"}, {"": "drop"}, ["drop"]])
+def test_what_is_no_way_is_refused_by_name(given: Any) -> None:
+    ways, refusal = ways_or_refusal(given)
+    assert isinstance(refusal, ConfigError) and refusal.found == repr(given) and "table of globs" in str(refusal)
+    assert ways.of("a") == "strict"
+
+
+def test_of_several_tables_the_first_that_has_a_glob_decides() -> None:
+    found = in_order({"own": "rank0"}, {"rng/*": "strict"}, {"rng/*": "drop", "*": "rank0"})
+    assert list(found.items()) == [("own", "rank0"), ("rng/*", "strict"), ("*", "rank0")]
+    assert list(in_order({"own": "rank0"}, "drop", {"rng/*": "rank0"})) == ["own", "*", "rng/*"]
+
+
+def test_the_error_names_ten_leaves_and_a_table_that_covers_all() -> None:
+    suggested = {"best": "rank0", "rng/torch": "drop", "rng/python/gauss": "rank0"}
+    suggested |= {f"metrics/{name}/x": "rank0" for name in "abcdefghijk"}
+    assert Ways(table_of(strict_error({"a[0]*": "drop"}, 2, 3, 7))).of("a[0]*") == "drop"
+    error = strict_error(suggested, 2, 3, 7)
+    assert "best, rng/torch, rng/python/gauss, metrics/a/x" in str(error.found) and "... (14 in all)" in str(
+        error.found
+    )
+    assert str(error.found).count(", ") == 10
+    assert table_of(error) == {"best": "rank0", "rng/*": "drop", "metrics/*": "rank0"}
+
+
+def test_the_table_of_the_error_stays_short() -> None:
+    error = strict_error({f"leaf{n}x": "drop" for n in range(40)}, 2, 3, 7)
+    table = table_of(error)
+    assert len(table) == 10 and all(Ways(table).of(f"leaf{n}x") != "strict" for n in range(40))
 
 
 class Adapted(nn.Module):

@@ -1,4 +1,4 @@
-"""A checkpoint that was written when structure documents got version 5; and how older readers are told of one."""
+"""Checkpoints that were written when structure documents got versions 4 and 5."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import deeppart
 from deeppart.errors import CorruptFileError
@@ -18,10 +19,53 @@ from deeppart.state.tree import objects as registry
 from deeppart.state.tree.values import SavedMember
 from tests.features.script_files import bits
 from tests.features.script_values import Phase, state
-from tests.golden.make_structure_v5 import Meter, make_states, register_meter
+from tests.golden.make_structure_v4 import BOTH, ROWS, SPARSE, STAGE, make_states
+from tests.golden.make_structure_v5 import Meter, register_meter
+from tests.golden.make_structure_v5 import make_states as v5_make_states
 from tests.unit.sharded_states import restore
 
-GOLDEN = Path(__file__).parents[3] / "golden" / "structure-v5" / "ckpt"
+GOLDEN = Path(__file__).parents[3] / "golden" / "structure-v4" / "ckpt"
+
+
+def assert_whole(model: dict[str, Any]) -> None:
+    for name, whole in (("rows", ROWS), ("tied", ROWS), ("both", BOTH), ("half", ROWS.half()), ("stage", STAGE)):
+        assert torch.equal(model[name], whole), name
+    assert torch.equal(model["buffer"], torch.arange(3))
+
+
+def test_it_is_sound_and_loaded_as_it_was() -> None:
+    (subject,) = choose_steps(GOLDEN)
+    assert verify(subject).state == "sound"
+    for rank in (0, 1):
+        loaded = deeppart.load(GOLDEN, rank=rank)
+        assert_whole(loaded["model"])
+        assert loaded["model"]["tied"].data_ptr() == loaded["model"]["rows"].data_ptr()
+        assert loaded["sparse"].is_sparse and not loaded["sparse"].is_coalesced()
+        assert torch.equal(loaded["sparse"].to_dense(), SPARSE.to_dense()) and loaded["step"] == 9
+
+
+def test_it_is_restored_to_the_same_and_to_whole_tensors(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN, tmp_path / "ckpt")
+    expected, live = make_states(), make_states()
+    for each in live:
+        for tensor in each["model"].values():
+            tensor.zero_()
+    assert restore(tmp_path / "ckpt", live) == 9
+    for one, other in zip(expected, live, strict=True):
+        assert all(map(torch.equal, one["model"].values(), other["model"].values()))
+    wholes = {"rows": ROWS, "both": BOTH, "half": ROWS.half(), "stage": STAGE, "buffer": torch.arange(3)}
+    model = {name: torch.zeros_like(whole) for name, whole in wholes.items()}
+    alone: dict[str, Any] = {
+        "model": model | {"tied": model["rows"]},
+        "plain": torch.zeros(7).long(),
+        "sparse": None,
+        "step": 0,
+    }
+    assert restore(tmp_path / "ckpt", [alone]) == 9
+    assert_whole(alone["model"])
+
+
+GOLDEN_V5 = Path(__file__).parents[3] / "golden" / "structure-v5" / "ckpt"
 
 
 @pytest.fixture(autouse=True)
@@ -31,11 +75,11 @@ def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::deeppart.PerRankNotice")
-def test_it_is_sound_and_loaded_as_it_was() -> None:
-    (subject,) = choose_steps(GOLDEN)
+def test_it_is_sound_and_loaded_as_it_was_of_v5() -> None:
+    (subject,) = choose_steps(GOLDEN_V5)
     assert verify(subject).state == "sound"
     for rank in (0, 1):
-        loaded = deeppart.load(GOLDEN, rank=rank)
+        loaded = deeppart.load(GOLDEN_V5, rank=rank)
         assert loaded["own"]["set"] == {rank, "a"} and list(loaded["apart"]) == [1, 2][: 1 + rank]
         assert loaded["own"]["phase"].name == ["WARMUP", "TRAIN"][rank] and type(loaded["own"]["phase"]) is SavedMember
         assert loaded["meter"] == {"total": 2.5}
@@ -48,8 +92,8 @@ def test_it_is_sound_and_loaded_as_it_was() -> None:
 
 
 def test_it_is_restored_to_the_same(tmp_path: Path) -> None:
-    shutil.copytree(GOLDEN, tmp_path / "ckpt")
-    expected, live = make_states(), [{**state(0), **_own(rank)} for rank in range(2)]
+    shutil.copytree(GOLDEN_V5, tmp_path / "ckpt")
+    expected, live = v5_make_states(), [{**state(0), **_own(rank)} for rank in range(2)]
     assert restore(tmp_path / "ckpt", live) == 9
     for one, other in zip(expected, live, strict=True):
         assert one.pop("meter").total == other.pop("meter").total
