@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +34,7 @@ from deeppart.state.compare.optimizers import OwnedTensors, holds_alone
 from deeppart.state.compare.turns import TrailingSlices
 from deeppart.state.memory.copies import copy_memory, gather_memory
 from deeppart.state.memory.held import Holder, place_of, without_memory
-from deeppart.state.tree.fingerprint import SMALL_LEAF_BYTES, Sampler
+from deeppart.state.tree.fingerprint import SMALL_LEAF_BYTES, fraction, sample_digest
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.leaves import LeafType, lies_flat_on_host
 from deeppart.state.tree.paths import Path, readable, some_names
@@ -53,8 +52,6 @@ class LazyCapture:
         self._timeout = timeout
         self._owners = OwnedTensors(SMALL_LEAF_BYTES)
         self._large: list[int] = []
-        self._sampled: tuple[int, ...] = ()
-        self._sampler = Sampler([], [])
         self._noticed = False
         self._watched: list[DeferredCopy] = []
         self._spoiled: set[Path] = set()
@@ -86,7 +83,8 @@ class LazyCapture:
             if flat.arrays[leaf].path in self._spoiled:
                 continue
             alone = holds_alone(owner, types[leaf].nbytes, flat.memory.lengths[leaf])
-            if owner is not None and alone and (lies_flat_on_host(data) or _is_on_device(data)):
+            is_tensor = isinstance(data, torch.Tensor)  # arrays, over the memory of the optimizer's, cannot wait
+            if owner is not None and alone and is_tensor and (lies_flat_on_host(data) or data.is_cuda):
                 found[leaf] = owner
             else:
                 others.append(leaf)
@@ -105,13 +103,8 @@ class LazyCapture:
         """The copies that are left, to be made in the background."""
         counters = self._owners.counters
         guards = {leaf: _guard(flat, leaf, owner, counters.get(flat.pointers[leaf])) for leaf, owner in later.items()}
-        on_devices = tuple(leaf for leaf in sorted(later) if _is_on_device(flat.data[leaf]))[:_SAMPLED_ON_DEVICES]
-        if on_devices != self._sampled:
-            self._sampled, self._sampler = on_devices, Sampler(on_devices, flat.data)
-        data = [None] * len(flat.data) if on_devices else []
-        for leaf in on_devices:
-            data[leaf] = flat.data[leaf].detach()
-        sample = partial(self._sampler.digest, data, [0] * len(data), turn)
+        on_devices = [flat.data[leaf].detach() for leaf in sorted(later) if flat.data[leaf].is_cuda]
+        sample = partial(sample_digest, on_devices[:_SAMPLED_ON_DEVICES], turn)
         deferred = DeferredCopy(copies, guards, sample, turn, where, self._timeout, trailing)
         self._watched.append(deferred)
         return deferred
@@ -150,39 +143,23 @@ class LazyCapture:
         )
 
 
-def _guard(flat: FlatState, leaf: int, owner: torch.Tensor, counter: torch.Tensor | None) -> Guard:
+def _guard(flat: FlatState, leaf: int, owner: torch.Tensor, whole: torch.Tensor | None) -> Guard:
     """An object that holds a leaf's memory, and notices writes to it."""
     data, memory = flat.data[leaf], flat.memory
-    is_other = isinstance(data, torch.Tensor) and data is not owner
-    alias = data.detach() if is_other else owner.detach()
-    holders, places = [memory.holders[leaf]], [(memory.bases[leaf], memory.lengths[leaf])]
-    if not isinstance(holders[0], torch.UntypedStorage):  # an array over the memory of the optimizer's tensor
-        holders.append(alias.untyped_storage())
-        places.append(place_of(holders[1]))
-    other = owner.detach() if is_other else None
+    aliases = tuple(each.detach() for each in ((data,) if data is owner else (data, owner)))
     return Guard(
         flat.arrays[leaf].path,
-        alias,
-        alias._version,
-        tuple(holders),
-        tuple(places),
-        other,
-        0 if other is None else owner._version,
-        counter,
-        0 if counter is None else counter._version,
+        memory.holders[leaf],
+        (memory.bases[leaf], memory.lengths[leaf]),
+        tuple((alias, alias._version) for alias in aliases),
+        None if whole is None else (whole, whole._version),
     )
-
-
-def _is_on_device(data: Any) -> bool:
-    return isinstance(data, torch.Tensor) and data.is_cuda
 
 
 #: Copies on the host are made in pieces of this size, so that two threads can share the work.
 PIECE_BYTES = 8 << 20
 #: Bytes of each piece that are read before it is copied: at so many places, so many at each.
-SAMPLED_PLACES, SAMPLED_BYTES = 4, 16
-#: 2**64 over the golden ratio: successive multiples, as fractions of 2**64, spread evenly over every interval.
-_ROTATION = 0x9E3779B97F4A7C15
+_SAMPLED_PLACES, _SAMPLED_BYTES = 4, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,29 +168,23 @@ class Guard:
 
     Attributes:
         path: of the leaf.
-        alias: shares version counter and storage with the tensor that was captured, whatever becomes of that.
-        version: the counter at the call.
-        owner, owner_version: likewise of the optimizer's tensor, where that is another one: tensors over one memory
-            need not share a counter. None: it is the same.
-        whole, whole_version: likewise of the sharded tensor of which the optimizer's is a shard: it alone counts writes
-            that are made by way of it. None: it is none.
-        holders: the leaf's storage, or the array itself and the storage in which it lies.
-        places: address and bytes of each holder's memory.
+        holder, place: its storage, and address and bytes of that.
+        aliases: tensors with their version counters at the call, which they share with the tensor that was captured,
+            whatever becomes of that; and with the optimizer's, where that is another one: tensors over one memory need
+            not share a counter.
+        whole: likewise the sharded tensor of which the optimizer's is a shard: it alone counts writes that are made by
+            way of it. None: it is none.
     """
 
     path: Path
-    alias: torch.Tensor
-    version: int
-    holders: tuple[Holder, ...]
-    places: tuple[tuple[int, int], ...]
-    owner: torch.Tensor | None = None
-    owner_version: int = 0
-    whole: torch.Tensor | None = None
-    whole_version: int = 0
+    holder: Holder | None
+    place: tuple[int, int]
+    aliases: tuple[tuple[torch.Tensor, int], ...]
+    whole: tuple[torch.Tensor, int] | None = None
 
     def stands(self) -> bool:
         """True if the leaf's memory is where it was."""
-        return tuple(map(place_of, self.holders)) == self.places
+        return self.holder is not None and place_of(self.holder) == self.place
 
     def problem(self) -> str | None:
         """The error of the leaf, or None."""
@@ -223,33 +194,29 @@ class Guard:
 
     def written(self) -> bool:
         """True if torch has counted a write to it."""
-        if self.owner is not None and self.owner._version != self.owner_version:
-            return True
-        if self.whole is not None and self.whole._version != self.whole_version:
-            return True
-        return bool(self.alias._version != self.version)
+        counters = self.aliases if self.whole is None else (*self.aliases, self.whole)
+        return any(tensor._version != version for tensor, version in counters)
 
 
 class Samples:
     """Some bytes of what is to be copied, to be looked for in the copies."""
 
     def __init__(self, copies: Sequence[HostCopy], turn: int) -> None:
-        sampled = [copy for copy in copies if copy.length >= SAMPLED_BYTES]
-        fraction = (turn * _ROTATION % (1 << 64)) / (1 << 64)
+        sampled = [copy for copy in copies if copy.length >= _SAMPLED_BYTES]
         lengths = np.array([copy.length for copy in sampled], dtype=np.int64)
-        places = (lengths[:, None] * ((np.arange(SAMPLED_PLACES) + fraction) / SAMPLED_PLACES)).astype(np.int64)
-        places = np.minimum(places, lengths[:, None] - SAMPLED_BYTES)
+        places = (lengths[:, None] * ((np.arange(_SAMPLED_PLACES) + fraction(turn)) / _SAMPLED_PLACES)).astype(np.int64)
+        places = np.minimum(places, lengths[:, None] - _SAMPLED_BYTES)
         sources = np.array([copy.source for copy in sampled], dtype=np.int64)
         self._leaves = [copy.leaf for copy in sampled]
         self._targets = np.array([copy.target for copy in sampled], dtype=np.int64)[:, None] + places
-        self._before = gather_memory((sources[:, None] + places).reshape(-1), SAMPLED_BYTES)
+        self._before = gather_memory((sources[:, None] + places).reshape(-1), _SAMPLED_BYTES)
 
     def differing(self) -> list[int]:
         """Leaves whose copies are not what was read before."""
-        copied = gather_memory(self._targets.reshape(-1), SAMPLED_BYTES)
+        copied = gather_memory(self._targets.reshape(-1), _SAMPLED_BYTES)
         if self._before is None or copied is None:
             return list(dict.fromkeys(self._leaves))
-        bad = (copied != self._before).any(axis=1).reshape(-1, SAMPLED_PLACES).any(axis=1)
+        bad = (copied != self._before).any(axis=1).reshape(-1, _SAMPLED_PLACES).any(axis=1)
         return list(dict.fromkeys(self._leaves[place] for place in np.flatnonzero(bad).tolist()))
 
 
@@ -426,10 +393,9 @@ def _cut(copy: HostCopy | CallCopy) -> list[HostCopy | CallCopy]:
 
 def _without_memory(guard: Guard) -> Guard:
     """The same version counters, over no memory."""
-    for alias in (guard.alias, guard.owner):
-        if alias is not None:
-            without_memory(alias)
-    return replace(guard, holders=(), places=())
+    for alias, _ in guard.aliases:
+        without_memory(alias)
+    return replace(guard, holder=None)
 
 
 def _copy(piece: HostCopy | CallCopy) -> CheckpointError | None:

@@ -29,7 +29,6 @@ from deeppart.state.compare.divergence import (
     Divergence,
     Interval,
     compared_earlier,
-    describe,
     find_groups,
 )
 from deeppart.state.compare.optimizers import TrainingWatch
@@ -137,7 +136,8 @@ class Classifier:
             own = (layout.per_rank_values | layout.trusted_values).tolist()
             values = [self._comparable(flat, index) for index, skip in enumerate(own) if not skip]
             fields["values"] = hash_json(values)
-            fields |= layout.comparison.digests(flat, turn, self.watch, owned)
+            trained = {} if self.watch is None else self.watch.trained()
+            fields |= layout.comparison.digests(flat, turn, trained, owned)
             if self._trailing is not None and not self._trailing.lacks:
                 fields[TRAILING] = self._trailing.digest
         return fields
@@ -309,14 +309,11 @@ class Classifier:
         # A view of a leaf that differs elsewhere is alike.
         again = healed[layout.owners()[diverged]].tolist() if diverged else []
         differ = [at for at, ranks in enumerate(groups) if len(ranks) != 1 or again[at]]
-        told = describe(
-            flat,
-            [diverged[at] for at in differ],
-            [groups[at] for at in differ],
-            [intervals[diverged[at]] for at in differ],
-            [again[at] for at in differ],
-        )
-        return Classified(tuple(readable(path) for path in own), told)
+        found = [
+            Divergence(readable(flat.arrays[diverged[at]].path), groups[at], intervals[diverged[at]], again[at])
+            for at in differ
+        ]
+        return Classified(tuple(readable(path) for path in own), tuple(found))
 
     def _agree_on_ties(self, layout: StateLayout, what: str) -> None:
         """Find which ties are the state's, and how leaves are treated (collective).
@@ -383,8 +380,7 @@ def suspect_intervals(
     return dict(sorted(intervals.items()))
 
 
-#: Leaves that have left the state, of which it is remembered. Small ones go first: all of each was compared at the last
-#: checkpoint that has it, so that none is suspect for it.
+#: Leaves that have left the state, of which it is remembered.
 _MOST_LEAVES = 100_000
 
 
@@ -415,8 +411,6 @@ class EarlierLeaves:
         """The leaves of a structure have been compared: from now on its record says when, also of those that differ."""
         here = {leaf.path for leaf in layout.arrays}
         gone = [each for each in self._leaves.items() if each[0] not in here]
-        if len(gone) > _MOST_LEAVES:
-            gone.sort(key=lambda each: each[1][0].nbytes > SMALL_LEAF_BYTES)  # stable: the oldest of each kind first
         self._leaves = dict(gone[-_MOST_LEAVES:])
 
 

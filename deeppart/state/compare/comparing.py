@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,13 +42,6 @@ TRAILING = "trailing"
 #: The way of a leaf: four times the order in which it lies in memory, 1 more if an optimizer trains it, and 2 more if
 #: it trails, too. Without an order, a leaf is read in full every time.
 _TRAINED, _TRAILS, _ORDERS = 1, 2, 4
-
-
-class KnowsTrained(Protocol):
-    """Says which leaves are trained: :class:`~deeppart.state.compare.optimizers.TrainingWatch`."""
-
-    def trained(self) -> Mapping[int, int]:
-        """Address -> bytes, of the host tensors that an optimizer trains."""
 
 
 class Comparison:
@@ -79,10 +72,13 @@ class Comparison:
         self._go_by(np.zeros(len(self.large), dtype=np.int64))
 
     def digests(
-        self, flat: FlatState, turn: int, watch: KnowsTrained | None, owned: Mapping[int, torch.Tensor] | None = None
+        self, flat: FlatState, turn: int, trained: Mapping[int, int], owned: Mapping[int, torch.Tensor] | None = None
     ) -> dict[str, int]:
-        """One digest per name in :data:`COMPARED`, of all the leaves together, and one as :data:`UNREAD`."""
-        ways = self._ways_of(flat, watch, owned or {})
+        """One digest per name in :data:`COMPARED`, of all the leaves together, and one as :data:`UNREAD`.
+
+        ``trained``: address -> bytes, of the host tensors that an optimizer trains.
+        """
+        ways = self._ways_of(flat, trained, owned or {})
         if not np.array_equal(ways, self._own_ways):
             self._own_ways = ways
             self._go_by(ways)
@@ -157,9 +153,8 @@ class Comparison:
             self._small_leaves = SmallLeaves(self.small, flat.data, self._types)
         return self._small_leaves
 
-    def _ways_of(self, flat: FlatState, watch: KnowsTrained | None, owned: Mapping[int, torch.Tensor]) -> Digests:
+    def _ways_of(self, flat: FlatState, trained: Mapping[int, int], owned: Mapping[int, torch.Tensor]) -> Digests:
         """The way of each large leaf, as far as this rank can tell."""
-        trained = {} if watch is None else watch.trained()
         memory = flat.memory
         addresses = np.asarray(memory.pointers, dtype=np.int64)[self._large].tolist()
         found = map(trained.get, addresses, repeat(-1))
@@ -196,7 +191,7 @@ class Comparison:
         self, flat: FlatState, numbers: list[int], may_be_known: frozenset[int]
     ) -> tuple[Digests, frozenset[int]]:
         """Digests of all bytes of leaves, and the leaves that were not read for it."""
-        on_devices = [number for number in numbers if is_on_device(flat.data[number])]
+        on_devices = [number for number in numbers if _is_on_device(flat.data[number])]
         found = dict(zip(on_devices, device_digests([flat.data[number] for number in on_devices]), strict=True))
         rest = [number for number in numbers if number not in found]
         known, unread = self.cache.digests(flat, [number for number in rest if number in may_be_known])
@@ -205,7 +200,7 @@ class Comparison:
         return np.array([found[number] for number in numbers], dtype=np.int64), unread
 
 
-def is_on_device(data: object) -> bool:
+def _is_on_device(data: object) -> bool:
     """True if a leaf is read by the device on which it is."""
     return isinstance(data, torch.Tensor) and not data.is_cpu
 

@@ -19,7 +19,6 @@ from deeppart.state.compare.turns import TURNS, slice_of
 from deeppart.state.tree.fingerprint import full_digest
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.leaves import leaf_type
-from deeppart.state.tree.paths import readable
 
 #: No turn: what was never compared.
 NEVER = -1
@@ -243,15 +242,3 @@ def find_groups(
         ordered = sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks))
         found.append(tuple(map(tuple, ordered)))
     return found + [()] * (len(leaves) - len(mine))
-
-
-def describe(
-    flat: FlatState,
-    leaves: Sequence[int],
-    groups: Sequence[tuple[tuple[int, ...], ...]],
-    since: Sequence[Interval | None],
-    healed: Sequence[bool],
-) -> tuple[Divergence, ...]:
-    """One record per leaf."""
-    paths = [readable(flat.arrays[leaf].path) for leaf in leaves]
-    return tuple(Divergence(*each) for each in zip(paths, groups, since, healed, strict=True))

@@ -150,7 +150,7 @@ def trained_leaves(flat: FlatState) -> frozenset[int]:
     for optimizer in _known_optimizers(flat):
         parameters = [each for group in optimizer.param_groups for each in group["params"] if not each.requires_grad]
         frozen = {each.data_ptr() for each in _plain(parameters)}
-        addresses |= {tensor.data_ptr() for tensor in _tensors_of(optimizer)} - frozen
+        addresses |= {tensor.data_ptr() for tensor in _plain(_items_of(optimizer))} - frozen
     return frozenset(leaf for leaf, address in enumerate(flat.pointers) if address in addresses)
 
 
@@ -171,10 +171,6 @@ def _gives_word(optimizer: Optimizer) -> bool:
     if own is not None and not getattr(own, "_wrapped_by_lr_sched", False):
         return False
     return bool(wrapped) and not any(group.get("capturable") for group in optimizer.param_groups)
-
-
-def _tensors_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
-    return _plain(_items_of(optimizer))
 
 
 def _items_of(optimizer: Optimizer) -> list[Any]:

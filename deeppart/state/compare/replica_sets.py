@@ -63,17 +63,6 @@ class _Set:
     record: ComparedRecord
 
 
-@dataclass(frozen=True, slots=True)
-class _Trained:
-    """What a watch has said, for several comparisons of one checkpoint: asking it again begins to watch anew."""
-
-    found: Mapping[int, int]
-
-    def trained(self) -> Mapping[int, int]:
-        """Address -> bytes."""
-        return self.found
-
-
 @dataclass(slots=True)
 class ReplicaSets:
     """The replica sets of a state's shards. Every method is collective, among all ranks.
@@ -128,7 +117,7 @@ class ReplicaSets:
         self, flat: FlatState, calls: Calls, now: tuple[int, int], watch: TrainingWatch | None, what: str
     ) -> Differing:
         """Compare what is due at a turn; all bytes of a set, if its ranks differ in anything."""
-        trained = None if watch is None else _Trained(watch.trained())
+        trained = {} if watch is None else watch.trained()  # asked once: asking begins to watch anew
         told = np.full((2, 2, len(self._lengths)), _NOTHING, dtype=np.int64)
         for each in self._sets:
             fields = each.comparison.digests(flat, now[0], trained)

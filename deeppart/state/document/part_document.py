@@ -168,12 +168,9 @@ class PartDocument:
         rows["leaf"][(rows["table"] == OWN_TABLE) & (rows["leaf"] >= self.own.first[0])] += self.own.shift[0]
         return rows
 
+    @collection_paused()
     def meta(self) -> bytes:
         """The part's JSON document."""
-        with collection_paused():
-            return self._meta()
-
-    def _meta(self) -> bytes:
         own = np.flatnonzero(self.per_rank).tolist()
         values = np.flatnonzero(self.per_rank_values).tolist()
         document: dict[str, Any] = {
@@ -326,13 +323,9 @@ class OwnDocument:
         return [self.types.get(index, kind) for index, kind in enumerate(structure.types)]
 
 
+@collection_paused()
 def decode_meta(meta: bytes, where: str, *, with_structure: bool = True) -> OwnDocument:
     """Read a part's JSON document."""
-    with collection_paused():
-        return _decode_meta(meta, where, with_structure)
-
-
-def _decode_meta(meta: bytes, where: str, with_structure: bool) -> OwnDocument:
     try:
         document = parse_json(meta)
         types, aliases = {}, {}

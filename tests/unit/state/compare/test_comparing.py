@@ -28,14 +28,14 @@ def compare(flat: FlatState) -> Comparison:
 
 def test_leaves_on_a_device_are_all_read_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """The way that GPU leaves go, with tensors of the CPU."""
-    monkeypatch.setattr(comparing, "is_on_device", lambda data: isinstance(data, torch.Tensor))
+    monkeypatch.setattr(comparing, "_is_on_device", lambda data: isinstance(data, torch.Tensor))
     frozen = torch.nn.Parameter(torch.zeros(LARGE), requires_grad=False)
     flat = flatten({"frozen": frozen, "x": torch.zeros(LARGE)})
     comparison = compare(flat)
-    before = comparison.digests(flat, 0, None)
-    assert comparison.digests(flat, 1, None)["full"] == before["full"] and not comparison.unread
+    before = comparison.digests(flat, 0, {})
+    assert comparison.digests(flat, 1, {})["full"] == before["full"] and not comparison.unread
     frozen.data[12_345] = 1  # not counted
-    assert comparison.digests(flat, 2, None)["full"] != before["full"]
+    assert comparison.digests(flat, 2, {})["full"] != before["full"]
 
 
 def test_nothing_is_kept_alive_and_nothing_is_marked() -> None:
@@ -43,7 +43,7 @@ def test_nothing_is_kept_alive_and_nothing_is_marked() -> None:
     template = Template()
     flat = template.flatten({"p": parameter, "transposed": torch.zeros(300, 300).t()})
     comparison = compare(flat)
-    comparison.digests(flat, 0, None)
+    comparison.digests(flat, 0, {})
     comparison.in_full(flat)
     assert all(data.untyped_storage().resizable() for data in flat.data), "numpy has seen none of them"
     watch = weakref.ref(parameter)
@@ -63,12 +63,12 @@ def test_a_leaf_that_is_larger_than_the_parameter_at_its_address_is_read_in_full
     step(optimizer, parameter)
     flat = flatten({"all": memory, "row": [parameter]})
     comparison = Comparison([0], flat, [leaf_type(data) for data in flat.data])
-    comparison.digests(flat, 0, watch)
+    comparison.digests(flat, 0, watch.trained())
     assert comparison.full == [0] and comparison.training.tolist() == [0]
     step(optimizer, parameter)
     alone = flatten([parameter])
     comparison = compare(alone)
-    comparison.digests(alone, 0, watch)
+    comparison.digests(alone, 0, watch.trained())
     assert comparison.full == [] and comparison.in_turn.tolist() == [0]
 
 
