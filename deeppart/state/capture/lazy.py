@@ -43,6 +43,10 @@ from deeppart.state.tree.paths import Path, readable, some_names
 NOTICED_BYTES = 64 << 20
 #: Leaves on devices of which elements are sampled; each costs a launch.
 _SAMPLED_ON_DEVICES = 16
+#: Copies on the host are made in pieces of this size, so that two threads can share the work.
+PIECE_BYTES = 8 << 20
+#: Bytes of each piece that are read before it is copied: at so many places, so many at each.
+_SAMPLED_PLACES, _SAMPLED_BYTES = 4, 16
 
 
 class LazyCapture:
@@ -156,10 +160,7 @@ def _guard(flat: FlatState, leaf: int, owner: torch.Tensor, whole: torch.Tensor 
     )
 
 
-#: Copies on the host are made in pieces of this size, so that two threads can share the work.
-PIECE_BYTES = 8 << 20
-#: Bytes of each piece that are read before it is copied: at so many places, so many at each.
-_SAMPLED_PLACES, _SAMPLED_BYTES = 4, 16
+# --- copies that are made later ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,8 @@ from deeppart.state.tree.values import Encoded, encode_value
 _SCALARS = frozenset({int, float, bool, str, type(None)})
 #: Names of the digests that a rank brings into the reduction of a checkpoint.
 DIGESTS = ("structure", "types", "values", *COMPARED, TRAILING, UNREAD)
+#: Leaves that have left the state, of which it is remembered.
+_MOST_LEAVES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +359,9 @@ def _refuse_unequal_types(flat: FlatState, untyped: Flags, what: str) -> None:
         )
 
 
+# --- histories of leaves ----------------------------------------------------------------------------------------------
+
+
 def suspect_intervals(
     layout: StateLayout, news: Flags, least: npt.NDArray[np.int64], calls: Calls, now: tuple[int, int]
 ) -> dict[int, Interval | None]:
@@ -378,10 +383,6 @@ def suspect_intervals(
         if leaf not in intervals and owner in intervals:
             intervals[leaf] = intervals[owner]
     return dict(sorted(intervals.items()))
-
-
-#: Leaves that have left the state, of which it is remembered.
-_MOST_LEAVES = 100_000
 
 
 class EarlierLeaves:

@@ -214,6 +214,9 @@ class _Known:
     digest: int
 
 
+# --- digests that are kept --------------------------------------------------------------------------------------------
+
+
 class DigestCache:
     """Digests of whole leaves by number, from one checkpoint to the next."""
 

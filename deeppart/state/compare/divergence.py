@@ -23,6 +23,8 @@ from deeppart.state.tree.leaves import leaf_type
 #: No turn: what was never compared.
 NEVER = -1
 _Int64s = npt.NDArray[np.int64]
+#: Leaves that have come to differ whose ranks are found out.
+MOST_NAMED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +187,7 @@ def compared_earlier(
     return tuple(ComparedEarlier(step, tuple((first, count) for first, count in ranges)) for step, ranges in ordered)
 
 
-#: Leaves that have come to differ whose ranks are found out.
-MOST_NAMED = 64
+# --- leaves that ranks no longer hold alike ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

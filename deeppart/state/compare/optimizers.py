@@ -37,6 +37,9 @@ from deeppart.state.tree.sharded import is_sharded, local_tensors
 not_compiled = getattr(torch, "_disable_dynamo", torch.compiler.disable)
 #: The name of the function that torch puts around ``step`` of an optimizer's class; it calls the hooks.
 _WRAPPER = Optimizer.profile_hook_step(lambda optimizer: None).__code__.co_name
+#: Words of a tensor that are looked at where its version counter does not tell.
+_LOOKED_AT = 8
+_WORD_BYTES = 8
 
 
 class _Registry:
@@ -212,11 +215,6 @@ def _plain(items: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield from _plain(item)
 
 
-#: Words of a tensor that are looked at where its version counter does not tell.
-_LOOKED_AT = 8
-_WORD_BYTES = 8
-
-
 @dataclass(slots=True)
 class _Owned:
     """A tensor of an optimizer.
@@ -246,6 +244,9 @@ class _Watched:
         self.before: list[_Owned] = []
         self.seen: list[_Owned] = []
         self.fresh = False
+
+
+# --- what is trained --------------------------------------------------------------------------------------------------
 
 
 class TrainingWatch:
@@ -396,6 +397,9 @@ def _words(tensors: list[torch.Tensor]) -> list[bytes | None]:
     for (at, _), row in zip(flat, everywhere[(starts - first)[:, None] + places], strict=True):
         found[at] = row.tobytes()
     return found
+
+
+# --- tensors told apart -----------------------------------------------------------------------------------------------
 
 
 class TensorIdentity:

@@ -42,6 +42,8 @@ C_ORDER = 1
 _WORD_BYTES = 8
 #: Close to 63 over the golden ratio and prime to 63: successive multiples visit all slices, far from each other.
 _STRIDE = 38
+#: Bytes of slices that are read at a time: little enough to be hashed in the processor's cache.
+_BATCH_BYTES = 1 << 20
 
 
 class Turns:
@@ -130,8 +132,7 @@ def memory_order(data: Any) -> int:
     return C_ORDER + 1 + (hash63(str(order).encode()) >> 3)
 
 
-#: Bytes of slices that are read at a time: little enough to be hashed in the processor's cache.
-_BATCH_BYTES = 1 << 20
+# --- slices that are read after the call ------------------------------------------------------------------------------
 
 
 class TrailingSlices:

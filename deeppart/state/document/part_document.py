@@ -369,6 +369,9 @@ def _number(text: str) -> int:
     return int(text)
 
 
+# --- what stands apart ------------------------------------------------------------------------------------------------
+
+
 def leaves_of(node: SavedNode) -> Iterator[int]:
     """Numbers of the arrays in a tree."""
     return (leaf.index for _, leaf in walk_tree(node, ()) if isinstance(leaf, SavedArray))

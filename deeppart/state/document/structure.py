@@ -26,6 +26,9 @@ from deeppart.state.tree.values import Encoded
 
 #: Kinds of branches that are dicts.
 DICTS = frozenset(DICT_KINDS.values())
+_TUPLES = ("tuple", "namedtuple")
+#: numpy/random/bit_generator.pyx: what every bit generator's state has.
+_GENERATOR_KEY = "bit_generator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +196,7 @@ def walk_tree(node: SavedNode, path: Path) -> Iterator[tuple[Path, SavedLeaf]]:
         yield from walk_tree(child, path if node.kind == "object" else (*path, key))
 
 
-_TUPLES = ("tuple", "namedtuple")
-#: numpy/random/bit_generator.pyx: what every bit generator's state has.
-_GENERATOR_KEY = "bit_generator"
+# --- containers that are restored as a whole --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

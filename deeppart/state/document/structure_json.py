@@ -58,6 +58,27 @@ CODES = {
     "namedtuple": "n",
     "object": "s",
 }
+_KINDS = {code: kind for kind, code in CODES.items()}
+#: What follows the code of a node, by number.
+_NODE_ITEMS = {
+    "a": 1,
+    "v": 1,
+    "h": 1,
+    "r": 0,
+    "d": 3,
+    "o": 3,
+    "c": 3,
+    "f": 3,
+    "l": 1,
+    "t": 1,
+    "n": 3,
+    "s": 2,
+    COMPOSITE_CODE: 4,
+    FORM_CODE: 3,
+}
+#: Of the paths of all leaves together.
+MOST_PATH_CHARACTERS = 1 << 30
+_IDENTIFIER = re.compile(r"[^\W\d]\w*")
 
 
 def encode_tree(root: Node, first: tuple[int, int] = (0, 0)) -> Any:
@@ -175,27 +196,7 @@ def encode_path(path: Path) -> list[Encoded]:
     return [encode_key(key, "a dict key") for key in path]
 
 
-_KINDS = {code: kind for kind, code in CODES.items()}
-#: What follows the code of a node, by number.
-_NODE_ITEMS = {
-    "a": 1,
-    "v": 1,
-    "h": 1,
-    "r": 0,
-    "d": 3,
-    "o": 3,
-    "c": 3,
-    "f": 3,
-    "l": 1,
-    "t": 1,
-    "n": 3,
-    "s": 2,
-    COMPOSITE_CODE: 4,
-    FORM_CODE: 3,
-}
-#: Of the paths of all leaves together.
-MOST_PATH_CHARACTERS = 1 << 30
-_IDENTIFIER = re.compile(r"[^\W\d]\w*")
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def decode_structure(document: Any, where: str) -> Structure:

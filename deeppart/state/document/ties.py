@@ -22,6 +22,9 @@ from deeppart.state.tree.fingerprint import full_digest, hash63
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.leaves import Array, LeafType, is_flat
 
+#: How long numpy may look for a byte that two arrays share; undecided counts as shared.
+_MOST_WORK = 10_000
+
 
 def find_aliases(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
     """Leaf number -> what it is a view of. Owners are never aliases themselves.
@@ -179,8 +182,7 @@ def extent(data: Array) -> tuple[int, int]:
     return address(data) + below, sum(map(abs, reach)) + itemsize
 
 
-#: How long numpy may look for a byte that two arrays share; undecided counts as shared.
-_MOST_WORK = 10_000
+# --- leaves that overlap ----------------------------------------------------------------------------------------------
 
 
 class _Bytes:

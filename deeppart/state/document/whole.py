@@ -37,6 +37,11 @@ from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import ExactPath, IdKey, Path, exact, id_key, id_keys, readable
 from deeppart.state.tree.runs import same_leaf_value
 
+#: What stands apart on each rank, and its own values by number.
+OwnItems = Sequence[tuple[Sequence[OwnTree], Mapping[int, Any]]]
+#: The rest of a part's path, its rank, and the part.
+_Rest = tuple[Path, int, OwnTree]
+
 
 class ShardSource(NamedTuple):
     """A leaf of one part that has elements of a whole tensor.
@@ -270,6 +275,9 @@ def _replaced(node: SavedNode, path: tuple[Any, ...], numbers: Mapping[ExactPath
     return replace(node, children=tuple(_replaced(child, inner, numbers) for inner, child in _below(node, path)))
 
 
+# --- parts of one state -----------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class PartValue:
     """A small value in a part of the state, as all ranks that had it together say.
@@ -287,10 +295,6 @@ class PartValue:
     def of(self, rank: int) -> Any:
         """What one rank had; if it had none, the lowest that did."""
         return self.contents[rank] if rank in self.contents else next(iter(self.contents.values()))
-
-
-#: What stands apart on each rank, and its own values by number.
-OwnItems = Sequence[tuple[Sequence[OwnTree], Mapping[int, Any]]]
 
 
 def may_be_part(tree: OwnTree) -> bool:
@@ -412,10 +416,6 @@ def _joined(one: SavedNode, other: SavedNode) -> SavedNode:
         entries[name] = (entries[name][0], _joined(entries[name][1], child)) if name in entries else (key, child)
     _merge(names, others)
     return one.with_items(entries[name] for name in names)
-
-
-#: The rest of a part's path, its rank, and the part.
-_Rest = tuple[Path, int, OwnTree]
 
 
 def _with_others(node: SavedNode, trees: Sequence[_Rest]) -> SavedNode:

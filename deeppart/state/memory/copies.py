@@ -28,6 +28,9 @@ if _writev is not None:
     _unsigned, _pointer = ctypes.c_ulong, ctypes.c_void_p
     _writev.argtypes = (ctypes.c_int, _pointer, _unsigned, _pointer, _unsigned, _unsigned)  # type: ignore[attr-defined]
     _writev.restype = ctypes.c_ssize_t  # type: ignore[attr-defined]
+# PyDLL: the interpreter lock is not given up, and not waited for, around each of a thousand small copies.
+#: ``memmove(target, source, length)``: addresses and bytes.
+memmove = ctypes.PyDLL(None).memmove
 
 
 def copy_memory(target: int, source: int, length: int) -> bool:
@@ -71,7 +74,4 @@ def _write(target: int, batch: npt.NDArray[np.int64], total: int) -> bool:
     return True
 
 
-# PyDLL: the interpreter lock is not given up, and not waited for, around each of a thousand small copies.
-#: ``memmove(target, source, length)``: addresses and bytes.
-memmove = ctypes.PyDLL(None).memmove
 memmove.argtypes, memmove.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p

@@ -33,6 +33,8 @@ _MOST_KEYS = 5
 #: So many words of a name may have become others, less one.
 _MOST_WORDS = 4
 _Inner = SavedBranch | Branch
+#: The keys of what an optimizer's ``state_dict()`` gives.
+KEYS = frozenset({"state", "param_groups"})
 
 
 def advice(saved: SavedNode, live: Node) -> str | None:
@@ -404,8 +406,7 @@ def _call(node: _Inner, inside: Key | None) -> str:
     return f"restore({{{', '.join(items)}}}){as_what}"
 
 
-#: The keys of what an optimizer's ``state_dict()`` gives.
-KEYS = frozenset({"state", "param_groups"})
+# --- optimizers that number their parameters, and those that name them ------------------------------------------------
 
 
 def optimizer_advice(saved: SavedNode, live: Node, path: Path = ()) -> str | None:

@@ -28,6 +28,10 @@ from deeppart.state.tree.paths import IdKey, Key, Path, id_key, id_keys, readabl
 from deeppart.state.tree.runs import run_items, run_kind
 
 _STAYS = SavedApart()
+_BOTH_KINDS = (
+    "`deeppart show DIR` lists the names; a pattern without `/` is compared with single keys, one with `/` with whole "
+    "paths, in which `*` does not go beyond a `/`"
+)
 
 
 @dataclass(slots=True)
@@ -367,10 +371,7 @@ def _are_alike(saved: SavedBranch, live: Branch) -> bool:
     return saved.kind == live.kind or (saved.kind in DICTS and live.kind in DICTS)
 
 
-_BOTH_KINDS = (
-    "`deeppart show DIR` lists the names; a pattern without `/` is compared with single keys, one with `/` with whole "
-    "paths, in which `*` does not go beyond a `/`"
-)
+# --- globs and rules that meet nothing --------------------------------------------------------------------------------
 
 
 def unmet_globs(request: Request, saved: SavedNode, live: Node, others: Iterable[Path]) -> list[str]:

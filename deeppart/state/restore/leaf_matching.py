@@ -65,6 +65,10 @@ _SHAPED_IN_TRAINING = (
     "deeppart.load gives to its load_state_dict()"
 )
 _OF_ANOTHER_TYPE = "; a module can be converted once it is restored, module.to(dtype)"
+#: Leaves that an error names, of those that do not match.
+MOST_NAMED = 10
+#: Two numbers in a byte, which torch converts into nothing.
+_PACKED = "float4"
 
 
 def find_targets(target: Target, flat: FlatState) -> None:
@@ -409,8 +413,7 @@ def _lacking_error(saved: list[Any], lacking: list[Any], path: Path) -> Structur
     )
 
 
-#: Leaves that an error names, of those that do not match.
-MOST_NAMED = 10
+# --- modules and optimizers -------------------------------------------------------------------------------------------
 
 
 def check_object(saved: SavedBranch, live: Branch, values: list[Any], path: Path) -> None:
@@ -502,6 +505,9 @@ def some(keys: Any) -> str:
     return some_names(list(map(repr, keys)), most=MOST_NAMED)
 
 
+# --- leaves that share memory -----------------------------------------------------------------------------------------
+
+
 def check_ties(target: Target, flat: FlatState, places: dict[int, int]) -> None:
     """Live leaves that share memory must have been saved sharing it in the same way: else one overwrites the other."""
     found = [places.get(index) for index in range(len(flat.data))]
@@ -553,8 +559,7 @@ def _steps(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(stride for length, stride in zip(shape, strides, strict=True) if length > 1)
 
 
-#: Two numbers in a byte, which torch converts into nothing.
-_PACKED = "float4"
+# --- precision --------------------------------------------------------------------------------------------------------
 
 
 def can_cast(saved: LeafType, live: LeafType) -> bool:
@@ -569,6 +574,9 @@ def can_cast(saved: LeafType, live: LeafType) -> bool:
     one, other = TORCH_DTYPES[saved.dtype], TORCH_DTYPES[live.dtype]
     both_float = one.is_floating_point and other.is_floating_point
     return both_float or (one.is_complex and other.is_complex)
+
+
+# --- what stands at a place, in the words of errors -------------------------------------------------------------------
 
 
 def first_inside(node: SavedNode | Node) -> str:
@@ -612,6 +620,9 @@ def describe_node(node: SavedNode | Node, value: Any) -> str:
     if kind is not None:
         return f"{name_kind(kind)} of {len(value)}"
     return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
+# --- sharded tensors that the live state lacks ------------------------------------------------------------------------
 
 
 def create_sharded(target: Target, flat: FlatState, sharded: frozenset[int]) -> None:

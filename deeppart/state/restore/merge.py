@@ -33,6 +33,9 @@ from deeppart.state.tree.objects import put as put_data
 from deeppart.state.tree.paths import Path, exact, id_keys, readable, some_names
 from deeppart.state.tree.runs import TABLE_MAKERS
 
+#: What a module's class must not define, and a module not have of its own, where loading is to change nothing.
+_LOADING = ("load_state_dict", "_load_from_state_dict", "state_dict", "_save_to_state_dict", "get_extra_state")
+
 
 def tie(target: Target, arrays: dict[int, Array]) -> None:
     """Add the aliases to ``arrays``: created ones as views of their owner, live ones with their owner's bytes."""
@@ -315,10 +318,6 @@ def _copied(live: Branch, items: list[tuple[Any, Any]]) -> Any:
     if live.kind == "list":
         return merged
     return type(live.container)._make(merged) if live.kind == "namedtuple" else tuple(merged)
-
-
-#: What a module's class must not define, and a module not have of its own, where loading is to change nothing.
-_LOADING = ("load_state_dict", "_load_from_state_dict", "state_dict", "_save_to_state_dict", "get_extra_state")
 
 
 def _is_in_place(module: torch.nn.Module) -> bool:

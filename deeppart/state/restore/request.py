@@ -31,6 +31,8 @@ OnMissing = str | Callable[[str, Any], object]
 OnUnexpected = str | Callable[[str], object]
 #: Globs over paths: one, or several.
 Globs = str | Sequence[str]
+#: What they put between the dots of a name.
+_WORDS = frozenset({"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +241,7 @@ def _impossible(name: str, expected: str, found: object, todo: str | None = None
     return ConfigError(f"impossible value for {name}", expected=expected, found=repr(found), todo=todo)
 
 
-#: What they put between the dots of a name.
-_WORDS = frozenset({"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+# --- names that differ by wrappers ------------------------------------------------------------------------------------
 
 
 def aligned(saved: Sequence[Key], live: Sequence[Key], *, whole: bool) -> dict[str, str]:

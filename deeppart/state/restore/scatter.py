@@ -23,6 +23,8 @@ from deeppart.state.tree.leaves import Array, Bytes, LeafType, flat_bytes, lies_
 
 #: Pieces from this length on are copied while other threads run.
 _LONG_BYTES = 256 << 10
+#: Elements by their length alone: nothing is computed with them.
+_RAW: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
 class LeafPiece(NamedTuple):
@@ -216,6 +218,9 @@ def check_cover(types: list[LeafType], wanted: set[int], spans: list[npt.NDArray
         )
 
 
+# --- whole tensors and boxes of them ----------------------------------------------------------------------------------
+
+
 class LiveBox(NamedTuple):
     """An array to fill, and the box of a tensor that it holds."""
 
@@ -368,8 +373,7 @@ def check_bytes(tensor: WholeTensor, spans: Sequence[OwnSpans], where: str) -> N
             )
 
 
-#: Elements by their length alone: nothing is computed with them.
-_RAW: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+# --- rectangles of one box in another ---------------------------------------------------------------------------------
 
 
 class Patch(NamedTuple):

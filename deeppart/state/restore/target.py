@@ -28,6 +28,9 @@ from deeppart.state.tree.paths import ExactPath, Path, readable
 from deeppart.state.tree.runs import RUN_KINDS, decode_leaf_value, holds_containers, run_items, run_kind
 from deeppart.state.tree.values import MUTABLE
 
+_NUMBERS = frozenset({int, float, bool, complex})
+_PLAIN = frozenset({int, float, str, bool, type(None)})
+
 
 class _Dropped:
     """Marks a saved leaf that is not restored (``per_rank="drop"``)."""
@@ -160,8 +163,7 @@ def decode_values(structure: Structure, where: str) -> list[Any]:
         return [DROPPED if skip else decode_leaf_value(value, where) for value, skip in pairs]
 
 
-_NUMBERS = frozenset({int, float, bool, complex})
-_PLAIN = frozenset({int, float, str, bool, type(None)})
+# --- both sides of a place in one form --------------------------------------------------------------------------------
 
 
 def is_lacking(saved: SavedNode, live: Node, types: Sequence[LeafType]) -> bool:

@@ -58,6 +58,9 @@ INTS = {torch.quint8: torch.uint8, torch.qint8: torch.int8, torch.qint32: torch.
 _KINDS = {layout: kind for kind, layout in COMPRESSED.items()}
 _NESTED = ("torch.nested._internal.nested_tensor", "NestedTensor")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_MOST_ELEMENTS = 1 << 62
+_MOST_REPEATED = 256 << 20
+_INDEX_DTYPES = (torch.int64, torch.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +216,7 @@ def _refused(tensor: Any, found: str, where: str) -> UnsupportedLeafError:
     )
 
 
-_MOST_ELEMENTS = 1 << 62
-_MOST_REPEATED = 256 << 20
-_INDEX_DTYPES = (torch.int64, torch.int32)
+# --- made again of components that came from a file -------------------------------------------------------------------
 
 
 def assemble(kind: str, items: dict[str, Any]) -> Any:

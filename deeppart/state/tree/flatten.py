@@ -367,6 +367,9 @@ def _too_deep(path: Path) -> UnsupportedLeafError:
     )
 
 
+# --- types and addresses of leaves ------------------------------------------------------------------------------------
+
+
 def note_tensor(flat: FlatState, tensor: torch.Tensor, path: Path, *, live: bool) -> torch.Tensor:
     """Check a tensor and add its type and address to a flat state; returns the tensor to read (or write, if live)."""
     if not is_plain(tensor):

@@ -21,6 +21,23 @@ from deeppart.errors import ConfigError, PerRankError, UnsupportedLeafError
 from deeppart.state.tree.paths import Naming, Path, readable, some_names
 
 _WILDCARD = re.compile(r"[*?\[]")
+#: Of more than so many the nearest would take seconds to find.
+_MOST_COMPARED = 5000
+_MOST_TOLD = 3
+#: Before the ones that cover nothing are left out.
+_MOST_TRIED = 12
+_SEPARATOR = re.compile(r"([/.])")
+AUTO, ALL, NONE, VERIFY, RANK0 = "auto", "all", "none", "verify", "rank0"
+#: As "auto", and dicts may have other keys on other ranks: each has a part of the state.
+PARTS = "parts"
+#: ``fn(path, values of the old ranks in rank order, new rank, new world size) -> value for the new rank``
+PerRankFunction = Callable[[str, Sequence[Any], int, int], Any]
+#: "strict", "drop", "rank0" or a function.
+Way = str | PerRankFunction
+#: What is taken for ``per_rank``: one way for all leaves, or glob -> way.
+PerRank = Way | Mapping[str, Way]
+STRICT, DROP = "strict", "drop"
+_MOST_NAMES = 10
 
 
 def covers(path: str, patterns: Iterable[str], *, container: bool = True) -> bool:
@@ -47,12 +64,7 @@ def may_match_below(path: str, pattern: str) -> bool:
     return literal.startswith(path) or path.startswith(literal) or path == "(root)"
 
 
-#: Of more than so many the nearest would take seconds to find.
-_MOST_COMPARED = 5000
-_MOST_TOLD = 3
-#: Before the ones that cover nothing are left out.
-_MOST_TRIED = 12
-_SEPARATOR = re.compile(r"([/.])")
+# --- globs like one that covers nothing -------------------------------------------------------------------------------
 
 
 def nearest_paths(wanted: str, paths: Iterable[str]) -> list[str]:
@@ -104,6 +116,9 @@ def _respelt(glob: str, path: str) -> Iterator[str]:
                 yield f"{''.join(start)}{middle}{''.join(end)}"
 
 
+# --- exclude ----------------------------------------------------------------------------------------------------------
+
+
 class Excluded:
     """Decides what is left out.
 
@@ -138,9 +153,7 @@ class Excluded:
             )
 
 
-AUTO, ALL, NONE, VERIFY, RANK0 = "auto", "all", "none", "verify", "rank0"
-#: As "auto", and dicts may have other keys on other ranks: each has a part of the state.
-PARTS = "parts"
+# --- replicated -------------------------------------------------------------------------------------------------------
 
 
 class Replication:
@@ -209,14 +222,7 @@ def _of_leaves(mode: str) -> str:
     return AUTO if mode == PARTS else mode
 
 
-#: ``fn(path, values of the old ranks in rank order, new rank, new world size) -> value for the new rank``
-PerRankFunction = Callable[[str, Sequence[Any], int, int], Any]
-#: "strict", "drop", "rank0" or a function.
-Way = str | PerRankFunction
-#: What is taken for ``per_rank``: one way for all leaves, or glob -> way.
-PerRank = Way | Mapping[str, Way]
-STRICT, DROP = "strict", "drop"
-_MOST_NAMES = 10
+# --- per_rank ---------------------------------------------------------------------------------------------------------
 
 
 class Ways:

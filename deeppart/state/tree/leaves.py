@@ -33,6 +33,7 @@ TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 STORABLE_DTYPES = frozenset(_NAMES)
 _ALLOWED_TYPES = (torch.Tensor, torch.nn.Parameter)
+PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,9 +312,6 @@ def rectangles(shape: tuple[int, ...], start: int, stop: int) -> list[tuple[tupl
 
 def _inner_boxes(shape: tuple[int, ...], start: int, stop: int) -> list[tuple[tuple[slice, ...], int]]:
     return rectangles(shape[1:], start, stop)
-
-
-PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

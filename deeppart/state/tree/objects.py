@@ -42,6 +42,21 @@ from deeppart.state.tree.runs import CONTAINERS
 from deeppart.state.tree.values import class_names, is_value_type
 
 T = TypeVar("T")
+To = Callable[[Any], Any]
+Into = Callable[[Any, Any], None]
+#: Optimizers that give their whole state only where it was gathered before.
+_SHARDED = "torch.distributed.optim.zero_redundancy_optimizer.ZeroRedundancyOptimizer"
+#: SWALR's strategies as torch calls them from 2.10 on, and the functions that earlier ones have in their state.
+_ANNEALING = {"cos": "_cosine_anneal", "linear": "_linear_anneal"}
+_FUNCTION, _STRATEGY = "anneal_func", "_anneal_strategy"
+DEQUE, NAMESPACE, SIMPLE, DATACLASS, REGISTERED = "deque", "namespace", "simple_namespace", "dataclass", "registered"
+#: Number of items in ``about``.
+ABOUT = {DEQUE: 1, NAMESPACE: 0, SIMPLE: 0, DATACLASS: 3, REGISTERED: 1}
+_NAMESPACES: dict[type, str] = {argparse.Namespace: NAMESPACE, SimpleNamespace: SIMPLE}
+_SPACE_TYPES: dict[str, type] = {form: kind for kind, form in _NAMESPACES.items()}
+_SLOTS = MemberDescriptorType
+#: Its dataclasses say which part of a tensor or object a rank has.
+_MEGATRON = "megatron.core.dist_checkpointing.mapping"
 
 
 def register(
@@ -116,10 +131,6 @@ def _check(kind: type, to: object, from_: object, into: object, name: object) ->
         raise ConfigError("a registered name is no text that can be shown", found=f"{what}: name={name!r:.80}")
 
 
-To = Callable[[Any], Any]
-Into = Callable[[Any, Any], None]
-
-
 @dataclass(frozen=True, slots=True)
 class Registered:
     """A type that was registered.
@@ -179,6 +190,9 @@ def known_classes() -> list[type]:
     return list(_by_type)
 
 
+# --- objects in a state -----------------------------------------------------------------------------------------------
+
+
 def is_object(item: Any) -> bool:
     """True for something that is stored, and is neither a value nor a container nor a tensor or array."""
     return has_state(item) or form_of(item) is not None
@@ -196,11 +210,7 @@ def object_state(item: Any, form: Form | None, path: Path) -> Any:
     return data_of(item, form, lambda: f"path {readable(path)}")
 
 
-#: Optimizers that give their whole state only where it was gathered before.
-_SHARDED = "torch.distributed.optim.zero_redundancy_optimizer.ZeroRedundancyOptimizer"
-#: SWALR's strategies as torch calls them from 2.10 on, and the functions that earlier ones have in their state.
-_ANNEALING = {"cos": "_cosine_anneal", "linear": "_linear_anneal"}
-_FUNCTION, _STRATEGY = "anneal_func", "_anneal_strategy"
+# --- objects that give their own state --------------------------------------------------------------------------------
 
 
 def has_state(item: Any) -> bool:
@@ -291,14 +301,7 @@ def _has_function(state: Any) -> bool:
     return isinstance(state, dict) and isinstance(state.get(_FUNCTION), (FunctionType, MethodType))
 
 
-DEQUE, NAMESPACE, SIMPLE, DATACLASS, REGISTERED = "deque", "namespace", "simple_namespace", "dataclass", "registered"
-#: Number of items in ``about``.
-ABOUT = {DEQUE: 1, NAMESPACE: 0, SIMPLE: 0, DATACLASS: 3, REGISTERED: 1}
-_NAMESPACES: dict[type, str] = {argparse.Namespace: NAMESPACE, SimpleNamespace: SIMPLE}
-_SPACE_TYPES: dict[str, type] = {form: kind for kind, form in _NAMESPACES.items()}
-_SLOTS = MemberDescriptorType
-#: Its dataclasses say which part of a tensor or object a rank has.
-_MEGATRON = "megatron.core.dist_checkpointing.mapping"
+# --- objects of which the library knows the data ----------------------------------------------------------------------
 
 
 class Form(NamedTuple):
@@ -529,6 +532,9 @@ def _called(function: Callable[..., Any], what: str, name: str, where: Callable[
             where=where(),
             todo="see what the function that deeppart.register() was given needs",
         ) from error
+
+
+# --- stand-ins --------------------------------------------------------------------------------------------------------
 
 
 class SavedRecord(SimpleNamespace):

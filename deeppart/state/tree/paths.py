@@ -25,6 +25,12 @@ ExactPath = tuple[IdKey, ...]
 _STORED_AS: dict[type, type] = {kind: np.dtype(np.dtype(kind).str).type for kind in (np.longlong, np.ulonglong)}
 #: Keys that are, or may hold, members of enums.
 _NESTED = frozenset({tuple, frozenset, SavedMember})
+_NUMBER = re.compile(r"(?<![^/])-?[0-9]+(?![^/])", re.ASCII)
+#: So many names that differ in numbers only are given one by one; then their pattern is.
+_ONE_BY_ONE = 3
+_MOST_NAMES = 8
+#: Kinds of containers whose name in Python is another one.
+KIND_NAMES = {"odict": "OrderedDict", "counter": "Counter"}
 
 
 def exact(path: Path) -> ExactPath:
@@ -101,12 +107,7 @@ def _sortable(key: Key) -> str:
         return _key_text(key)
 
 
-_NUMBER = re.compile(r"(?<![^/])-?[0-9]+(?![^/])", re.ASCII)
-#: So many names that differ in numbers only are given one by one; then their pattern is.
-_ONE_BY_ONE = 3
-_MOST_NAMES = 8
-#: Kinds of containers whose name in Python is another one.
-KIND_NAMES = {"odict": "OrderedDict", "counter": "Counter"}
+# --- names in notices -------------------------------------------------------------------------------------------------
 
 
 class Naming:

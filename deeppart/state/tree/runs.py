@@ -24,6 +24,7 @@ from deeppart.errors import CorruptFileError, UnsupportedLeafError
 from deeppart.part.format import short
 from deeppart.state.tree.paths import canonical_order, name_kind
 from deeppart.state.tree.values import (
+    JSON_SCALARS,
     MUTABLE,
     Encoded,
     decode_value,
@@ -63,7 +64,19 @@ LEAST_ROWS = 256
 #: What :func:`run_kind` answers.
 RUN_KINDS = frozenset(SEQUENCES.values()) | frozenset(TABLES.values())
 _TAG = "run"
-_PLAIN = frozenset({str, int, float, bool, type(None)})
+#: Columns of one container's items in each other: of several types, then of several sets of keys, then its own.
+_COLUMNS_PER_LEVEL = 3
+_MOST_COLUMNS = _COLUMNS_PER_LEVEL * MOST_LEVELS
+#: Dicts with more sets of keys than this are no records.
+_MOST_SHAPES = 16
+#: Items of more types than this are left to JSON; a byte has to tell them apart.
+_MOST_KINDS = 200
+_NUMPY_KINDS = frozenset("biufc")
+#: numpy's long doubles: their bytes hold some that no bit of the number is in.
+_PADDED = "gG"
+#: Forms of a column of ints and their type codes in Python's ``array``, narrowest first.
+_INT_FORMS = {"i1": "b", "i2": "h", "i4": "i", "i8": "q"}
+_NUMBER_FORMS = {**_INT_FORMS, "f8": "d"}
 
 
 def run_levels(item: Any) -> int:
@@ -223,7 +236,7 @@ def _short_kind(container: Any) -> str:
 
 def decode_leaf_value(encoded: Encoded, where: str) -> Any:
     """Inverse of :func:`encode_leaf_value`."""
-    if type(encoded) in _PLAIN:
+    if type(encoded) in JSON_SCALARS:
         return encoded
     if not isinstance(encoded, list) or encoded[:1] != [_TAG]:
         return decode_value(encoded, where)
@@ -254,21 +267,6 @@ def _ordered(value: Any) -> Any:
     else:
         keys = canonical_order(value) if isinstance(value, dict) else range(len(value))
     return make_run(kind, keys, [_ordered(value[key]) for key in keys])
-
-
-#: Columns of one container's items in each other: of several types, then of several sets of keys, then its own.
-_COLUMNS_PER_LEVEL = 3
-_MOST_COLUMNS = _COLUMNS_PER_LEVEL * MOST_LEVELS
-#: Dicts with more sets of keys than this are no records.
-_MOST_SHAPES = 16
-#: Items of more types than this are left to JSON; a byte has to tell them apart.
-_MOST_KINDS = 200
-_NUMPY_KINDS = frozenset("biufc")
-#: numpy's long doubles: their bytes hold some that no bit of the number is in.
-_PADDED = "gG"
-#: Forms of a column of ints and their type codes in Python's ``array``, narrowest first.
-_INT_FORMS = {"i1": "b", "i2": "h", "i4": "i", "i8": "q"}
-_NUMBER_FORMS = {**_INT_FORMS, "f8": "d"}
 
 
 # --- encoding ---------------------------------------------------------------------------------------------------------
@@ -417,7 +415,7 @@ def _decode_items(arguments: list[Any], where: str, room: int) -> list[Any]:
     (items,) = arguments
     if type(items) is not list:
         raise ValueError("no list of items")
-    if _PLAIN.issuperset(map(type, items)):
+    if JSON_SCALARS.issuperset(map(type, items)):
         return items
     return [decode_value(item, where) for item in items]
 

@@ -47,6 +47,19 @@ _UNDECODABLE = (
 )
 #: By the name that a file holds. An attribute of torch would do as well, but some import what they name.
 _DTYPES = {str(item).removeprefix("torch."): item for item in vars(torch).values() if isinstance(item, torch.dtype)}
+_VALUE_TYPES = _PLAIN | {str, int, float, complex, bytes, torch.dtype, torch.device, torch.Size}
+#: Encodes or decodes what is inside a value.
+Inner = Callable[[Any], Any]
+#: Types of which JSON has all values but some texts, floats and large integers.
+JSON_SCALARS = frozenset({str, int, float, bool, type(None)})
+_PATHS: dict[str, Callable[[str], Any]] = {
+    "posix": PosixPath,
+    "pure_posix": PurePosixPath,
+    "pure_windows": PureWindowsPath,
+}
+_PATH_NAMES: dict[Any, str] = {kind: name for name, kind in _PATHS.items()}
+#: Values that change, and stay the objects that they are in a restore.
+MUTABLE = frozenset({bytearray, io.BytesIO, set})
 
 
 def is_value(value: object) -> bool:
@@ -219,7 +232,6 @@ def _decode_complex(data: str) -> complex:
     return complex(*struct.unpack(">dd", bytes.fromhex(data)))
 
 
-_VALUE_TYPES = _PLAIN | {str, int, float, complex, bytes, torch.dtype, torch.device, torch.Size}
 _DECODERS: dict[str, Any] = {
     "int": lambda text: int(text, 16),
     "str": lambda text: base64.b64decode(text, validate=True).decode("utf-8", _SURROGATES),
@@ -232,6 +244,9 @@ _DECODERS: dict[str, Any] = {
     "size": _decode_size,
     "numpy": _decode_numpy,
 }
+
+
+# --- values of the standard library -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,17 +280,6 @@ class SavedMember:
 
     def __str__(self) -> str:
         return f"{self.enum.rpartition('.')[2]}.{self.value if self.name is None else self.name}"
-
-
-#: Encodes or decodes what is inside a value.
-Inner = Callable[[Any], Any]
-_IN_JSON = frozenset({str, int, float, bool, type(None)})
-_PATHS: dict[str, Callable[[str], Any]] = {
-    "posix": PosixPath,
-    "pure_posix": PurePosixPath,
-    "pure_windows": PureWindowsPath,
-}
-_PATH_NAMES: dict[Any, str] = {kind: name for name, kind in _PATHS.items()}
 
 
 # --- encoding ---------------------------------------------------------------------------------------------------------
@@ -406,8 +410,6 @@ _ENCODERS: dict[type, Callable[[Any, Inner], list[Any]]] = {
     frozenset: _of_set,
     SavedMember: _of_member,
 }
-#: Values that change, and stay the objects that they are in a restore.
-MUTABLE = frozenset({bytearray, io.BytesIO, set})
 
 
 def put_in(live: Any, value: Any) -> Any:
@@ -502,7 +504,7 @@ def _to_items(kind: type) -> Callable[[list[Any], Inner], Any]:
         (items,) = arguments
         if type(items) is not list:
             raise TypeError("no list of items")
-        decoded = kind(items if set(map(type, items)) <= _IN_JSON else map(inner, items))
+        decoded = kind(items if set(map(type, items)) <= JSON_SCALARS else map(inner, items))
         if len(decoded) != len(items):
             raise ValueError("items of a set are repeated")
         return decoded
@@ -554,6 +556,15 @@ DECODERS: dict[str, Callable[[list[Any], Inner], Any]] = {
     "frozenset": _to_items(frozenset),
     "enum": _to_member,
 }
+
+
+def class_names(value: object) -> set[str]:
+    """Names of its class and of all that this derives from."""
+    return {f"{each.__module__}.{each.__qualname__}" for each in type(value).__mro__}
+
+
+# --- conversions for what cannot be stored ----------------------------------------------------------------------------
+
 _A_COPY = "it is a copy: restore does not change x"
 #: Names of types -> what to do with an ``x`` of one of them, or of one that derives from it. The first row that fits
 #: counts.
@@ -604,11 +615,6 @@ CONVERSIONS: tuple[tuple[tuple[str, ...], str], ...] = (
     *(((f"builtins.{name}",), f"save {name}(x); {_A_COPY}") for name in ("dict", "list")),
     *(((f"builtins.{name}",), f"save {name}(x)") for name in ("tuple", "str", "bytes", "int", "float", "complex")),
 )
-
-
-def class_names(value: object) -> set[str]:
-    """Names of its class and of all that this derives from."""
-    return {f"{each.__module__}.{each.__qualname__}" for each in type(value).__mro__}
 
 
 def known_conversion(value: object) -> str | None:
