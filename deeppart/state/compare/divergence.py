@@ -6,8 +6,9 @@ Counted in turns, the calls of one session at which ranks have compared their st
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,55 +95,20 @@ class ComparedRecord:
         return self._full
 
 
-@dataclass(slots=True)
-class _Run:
-    """Calls at equal distances: of their turns and of their steps."""
-
-    turn: int
-    step: int
-    turns: int = 0
-    steps: int = 0
-    count: int = 1
-
-    def take(self, turn: int, step: int) -> bool:
-        """True if a call continues the series; then it is added."""
-        last_turn, last_step = self.turn + self.turns * (self.count - 1), self.step + self.steps * (self.count - 1)
-        if self.count == 1:
-            self.turns, self.steps = turn - last_turn, step - last_step
-        elif (turn - last_turn, step - last_step) != (self.turns, self.steps):
-            return False
-        self.count += 1
-        return True
-
-    def between(self, after: int, before: int) -> Iterator[tuple[int, int]]:
-        """The turns and steps of those between two turns."""
-        first = max(0, (after - self.turn) // self.turns + 1) if self.turns else 0
-        for number in range(first, self.count):
-            turn = self.turn + self.turns * number
-            if turn >= before:
-                return
-            if turn > after:
-                yield turn, self.step + self.steps * number
-
-
 class _Turns:
-    """Turns, ascending, and their steps. As long as both go on in equal steps they take no more memory."""
+    """Turns, ascending, and their steps: 16 bytes each."""
 
     def __init__(self) -> None:
-        self._runs: list[_Run] = []
+        self._turns, self._steps = array("q"), array("q")
 
     def add(self, turn: int, step: int) -> None:
         """The next one."""
-        if not self._runs or not self._runs[-1].take(turn, step):
-            self._runs.append(_Run(turn, step))
+        self._turns.append(turn)
+        self._steps.append(step)
 
-    def between(self, after: int, before: int) -> Iterator[tuple[int, int]]:
-        """Those between two turns, with their steps."""
-        first = max(0, bisect_right(self._runs, after, key=lambda run: run.turn) - 1)
-        for run in self._runs[first:]:
-            if run.turn >= before:
-                return
-            yield from run.between(after, before)
+    def between(self, after: int, before: int) -> array[int]:
+        """The steps of those between two turns."""
+        return self._steps[bisect_right(self._turns, after) : bisect_left(self._turns, before)]
 
 
 class Calls:
@@ -159,11 +125,11 @@ class Calls:
 
     def step(self, turn: int) -> int | None:
         """The step of a turn; None if the ranks have compared nothing at it."""
-        return next((step for _, step in self._all.between(turn - 1, turn + 1)), None)
+        return next(iter(self._all.between(turn - 1, turn + 1)), None)
 
     def interval(self, after: int, before: int, before_step: int) -> Interval | None:
         """The checkpoints between two turns; None if there is none."""
-        steps = tuple(step for _, step in self._saved.between(after, before))
+        steps = tuple(self._saved.between(after, before))
         if not steps:
             return None
         after_step = self.step(after)
