@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from deeppart.state.compare import optimizers as owners
-from deeppart.state.compare.optimizers import OwnedTensors, TrainingWatch
+from deeppart.state.compare.optimizers import OwnedTensors, TensorIdentity, TrainingWatch
 from deeppart.state.tree.fingerprint import SMALL_LEAF_BYTES
 from deeppart.state.tree.flatten import flatten
 from tests.unit.state.compare.steps import step
@@ -149,3 +149,24 @@ def test_sparse_gradients_train_rows_only(watch: TrainingWatch) -> None:
     table(torch.tensor([1, 2])).sum().backward()
     optimizer.step()
     assert watch.trained() == {}
+
+
+# --- tensors told apart -----------------------------------------------------------------------------------------------
+
+
+def test_with_another_storage_it_is_not_the_tensor_that_it_was() -> None:
+    tensor = torch.zeros(4)
+    identity = TensorIdentity(tensor)
+    for other in (torch.zeros(4), tensor[:], tensor.detach(), 5, None):
+        assert not identity.is_of(other)
+    tensor.add_(1)
+    assert identity.is_of(tensor), "what was written to it is another matter"
+    tensor.data = torch.zeros(4)
+    assert not identity.is_of(tensor)
+
+
+def test_a_tensor_is_not_kept_alive_and_can_be_swapped() -> None:
+    tensor, other = torch.zeros(4), torch.ones(4)
+    identity = TensorIdentity(tensor)
+    torch.utils.swap_tensors(tensor, other)  # refuses those with weak references
+    assert not identity.is_of(tensor)

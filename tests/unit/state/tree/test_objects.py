@@ -348,3 +348,22 @@ def test_state_dict_is_called_once_per_checkpoint(tmp_path: Path) -> None:
         for step in range(3):
             ck.checkpoint({"a": Counting({"x": torch.ones(2)})}, step=step).wait(timeout=200)
     assert Counting.calls == 3
+
+
+@dataclasses.dataclass
+class WithState:
+    a: int = 1
+
+    def state_dict(self) -> Any:
+        return {"b": self.a}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.a = state["b"]
+
+
+def test_a_state_dict_comes_before_fields(tmp_path: Path) -> None:
+    save(tmp_path, {"x": WithState(7)})
+    assert deeppart.load(tmp_path) == {"x": {"b": 7}}
+    live = {"x": WithState(0)}
+    restore(tmp_path, live)
+    assert live["x"].a == 7

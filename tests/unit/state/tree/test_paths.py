@@ -28,6 +28,7 @@ NAMES: list[tuple[tuple[Any, ...], str]] = [
     (((1, "x/y"),), "(1, 'x~1y')"),
     ((b"x",), "b'x'"),
     (("layer.ä", "名前"), "layer.ä/名前"),
+    (("a", 10**5000), f'a/["int", "{10**5000:x}"]'),
     (("\ud800",), "\\ud800"),
     (("ä\udfff/",), "ä\\udfff~1"),
     ((torch.float32, np.int8(3)), "torch.float32/3"),
