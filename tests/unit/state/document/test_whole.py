@@ -409,7 +409,7 @@ def test_tied_tensors_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
         states.append({"head": mine, "embed": mine})
     _, structure, wholes = structures(tmp_path, states)
     owner, tied = (wholes.tensors[exact((name,))] for name in ("embed", "head"))
-    assert tied.tied_to == exact(("embed",)) and owner.tied_to is None
+    assert tied.tied_to == exact(("embed",)) and owner.tied_to is None and owner.known_to == 2
     assert [(each.part, each.leaf, each.box) for each in tied.sources] == [
         (each.part, each.leaf, each.box) for each in owner.sources
     ]
