@@ -40,10 +40,10 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from deeppart._gc import collection_paused
 from deeppart.model.boxes import Box
 from deeppart.part import OWN_TABLE, SPAN_DTYPE
-from deeppart.state.document.encoding import encode_tree
 from deeppart.state.document.part_document import Own, PartDocument, decode_meta, own_shards
+from deeppart.state.document.structure_json import encode_tree
 from deeppart.state.document.whole import gather_wholes
-from deeppart.state.restore.boxes import BoxScatter, LiveBox, OwnSpans, check_bytes
+from deeppart.state.restore.scatter import BoxScatter, LiveBox, OwnSpans, check_bytes
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.leaves import leaf_type
 

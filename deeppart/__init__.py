@@ -71,9 +71,9 @@ if TYPE_CHECKING:
     from deeppart.offline.load import load
     from deeppart.repair.scrub import ScrubReport
     from deeppart.state.restore.request import RestoreArguments
-    from deeppart.state.tree.per_rank import PerRank, PerRankFunction
-    from deeppart.state.tree.registering import register
-    from deeppart.state.tree.stand_ins import SavedMember, SavedRecord
+    from deeppart.state.tree.globs import PerRank, PerRankFunction
+    from deeppart.state.tree.objects import SavedRecord, register
+    from deeppart.state.tree.values import SavedMember
     from deeppart.storage.key_files import KeyFiles
 
 __all__ = [
@@ -141,14 +141,14 @@ _LATER = {
     "CadenceReport": "deeppart.cadence",
     "Checkpointer": "deeppart.checkpointer",
     "KeyFiles": "deeppart.storage.key_files",
-    "PerRank": "deeppart.state.tree.per_rank",
-    "PerRankFunction": "deeppart.state.tree.per_rank",
+    "PerRank": "deeppart.state.tree.globs",
+    "PerRankFunction": "deeppart.state.tree.globs",
     "RestoreArguments": "deeppart.state.restore.request",
-    "SavedMember": "deeppart.state.tree.stand_ins",
-    "SavedRecord": "deeppart.state.tree.stand_ins",
+    "SavedMember": "deeppart.state.tree.values",
+    "SavedRecord": "deeppart.state.tree.objects",
     "ScrubReport": "deeppart.repair.scrub",
     "load": "deeppart.offline.load",
-    "register": "deeppart.state.tree.registering",
+    "register": "deeppart.state.tree.objects",
 }
 
 #: The rank that prints an error in full has so long to do it.

@@ -49,7 +49,7 @@ from deeppart.session.wiring import (
 )
 from deeppart.state.capture.staging import Staging
 from deeppart.state.restore.request import Asked, Globs, OnMissing, OnUnexpected, asked_or_refusal
-from deeppart.state.tree.per_rank import PerRank, Ways, ways_or_refusal
+from deeppart.state.tree.globs import PerRank, Ways, ways_or_refusal
 
 #: A start waits for what this process has left before; shorter than the other ranks wait for this one.
 _SETTLE_SHARE = 0.8

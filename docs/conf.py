@@ -40,7 +40,7 @@ nitpick_ignore_regex = [
     (r"py:exc", r"CheckpointException"),  # of torch.distributed.checkpoint
     ("py:.*", r"(os|signal|collections\.abc|pathlib|numpy|hypothesis|click)\..*"),
     ("py:.*", r"NDArray|IntArray|int64|float64|deeppart\.storage\.rate\.RateLimit"),
-    ("py:.*", r"deeppart\.state\.tree\.registering\.T|deeppart\.elastic\.shards\.S"),
+    ("py:.*", r"deeppart\.state\.tree\.objects\.T|deeppart\.elastic\.shards\.S"),
 ]
 
 myst_heading_anchors = 4

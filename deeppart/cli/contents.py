@@ -27,7 +27,7 @@ from deeppart.offline.inspect.leaf_statistics import Statistics, read_statistics
 from deeppart.offline.inspect.listing import name_ranks
 from deeppart.offline.statistics import Stats
 from deeppart.part import Signing
-from deeppart.state.tree.naming import KIND_NAMES
+from deeppart.state.tree.paths import KIND_NAMES
 
 _MOST_RANKS = 4
 #: Columns that a table of paths is aligned to; a longer path pushes its own line out, and not all others.

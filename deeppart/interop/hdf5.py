@@ -30,14 +30,12 @@ from deeppart.interop.opened import FileSpan, Opened, Source, address_of
 from deeppart.offline.export.hdf5 import stored_type
 from deeppart.part.format import short
 from deeppart.part.json_text import parse_json
-from deeppart.state.tree.assembling import assemble
-from deeppart.state.tree.columns import TABLE_MAKERS
-from deeppart.state.tree.composites import COMPOSITES
-from deeppart.state.tree.forms import ABOUT, DEQUE, Form, make
+from deeppart.state.tree.composites import COMPOSITES, assemble
 from deeppart.state.tree.leaves import TORCH_DTYPES, LeafType, flat_bytes, new_array
+from deeppart.state.tree.objects import ABOUT, DEQUE, Form, make
 from deeppart.state.tree.paths import Path as KeyPath
 from deeppart.state.tree.paths import readable
-from deeppart.state.tree.runs import decode_leaf_value
+from deeppart.state.tree.runs import TABLE_MAKERS, decode_leaf_value
 from deeppart.state.tree.values import decode_value, is_unicode, plain_dtype
 
 #: Links of a file, one object may be under many names: what is nested in many ways would have no end.

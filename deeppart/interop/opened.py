@@ -22,10 +22,9 @@ from deeppart.errors import CorruptFileError, StructureMismatchError, Unsupporte
 from deeppart.interop.files import Readable
 from deeppart.part.format import short
 from deeppart.state.tree.flatten import DEEPEST_NESTING
+from deeppart.state.tree.globs import covers, nearest_globs
 from deeppart.state.tree.leaves import Array, flat_bytes
-from deeppart.state.tree.nearest import nearest_globs
 from deeppart.state.tree.paths import readable
-from deeppart.state.tree.patterns import covers
 
 #: What is read at a time into memory that is new: the memory of the next piece is found while this one is in the cache.
 PIECE_BYTES = 16 << 20

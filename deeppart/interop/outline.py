@@ -22,12 +22,10 @@ from deeppart.offline.export.reading import Content
 from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue
 from deeppart.state.restore.merge import build
 from deeppart.state.tree.composites import COMPOSITES, SUBCLASS
-from deeppart.state.tree.forms import data_of, form_of
 from deeppart.state.tree.leaves import TORCH_DTYPES, Array
+from deeppart.state.tree.objects import data_of, form_of
 from deeppart.state.tree.paths import Path, readable
-from deeppart.state.tree.stand_ins import SavedMember
-from deeppart.state.tree.value_kinds import is_kind
-from deeppart.state.tree.values import is_unicode
+from deeppart.state.tree.values import SavedMember, is_kind, is_unicode
 
 #: Of an int, with its sign in 255 bytes.
 _MOST_INT_BITS = 255 * 8 - 1

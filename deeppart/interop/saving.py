@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from deeppart import Checkpointer, Config, Pending, PerRank
 from deeppart.errors import ConfigError, DeeppartError, as_error
-from deeppart.state.tree.per_rank import in_order
+from deeppart.state.tree.globs import in_order
 from deeppart.stopping.agreement import Agreement, Alone, agreement_of_torch
 from deeppart.stopping.notices import Signals
 

@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
-from deeppart.state.document.decoding import checked_type
-from deeppart.state.document.encoding import encode_type
+from deeppart.state.document.structure_json import checked_type, encode_type
 from deeppart.state.tree.leaves import Array, LeafType, check_array, check_tensor, flat_bytes, leaf_type, new_array
 from deeppart.state.tree.values import decode_value, encode_value
 

@@ -19,25 +19,32 @@ from deeppart.model import Manifest
 from deeppart.model.boxes import Box
 from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.part import SHARED_TABLE, FileSource, PartReader, Signing
-from deeppart.state.document.decoding import decode_structure
 from deeppart.state.document.part_document import OwnDocument, decode_meta
 from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue, Structure
+from deeppart.state.document.structure_json import decode_structure
+from deeppart.state.document.ties import assign
 from deeppart.state.document.whole import ShardSource, WholeTensor, gather_wholes, with_wholes
-from deeppart.state.restore.boxes import BoxScatter, LiveBox, OwnSpans, check_bytes
 from deeppart.state.restore.classes import resolve_registered
 from deeppart.state.restore.merge import build, tie
-from deeppart.state.restore.overlaps import assign
-from deeppart.state.restore.scatter import LeafPiece, Scatter, check_cover, check_places, chunk_pieces
+from deeppart.state.restore.scatter import (
+    BoxScatter,
+    LeafPiece,
+    LiveBox,
+    OwnSpans,
+    Scatter,
+    check_bytes,
+    check_cover,
+    check_places,
+    chunk_pieces,
+)
 from deeppart.state.restore.target import Target, decode_values
-from deeppart.state.tree.columns import CONTAINERS
 from deeppart.state.tree.composites import COMPOSITES
-from deeppart.state.tree.forms import REGISTERED
+from deeppart.state.tree.globs import covers, may_match_below, nearest_globs
 from deeppart.state.tree.leaves import Array, Bytes
-from deeppart.state.tree.nearest import nearest_globs
+from deeppart.state.tree.objects import REGISTERED
 from deeppart.state.tree.paths import ROOT, readable
 from deeppart.state.tree.paths import Path as TreePath
-from deeppart.state.tree.patterns import covers, may_match_below
-from deeppart.state.tree.runs import make_run, run_items, run_kind
+from deeppart.state.tree.runs import CONTAINERS, make_run, run_items, run_kind
 from deeppart.storage.key_files import KeyFiles, read_key_files
 from deeppart.storage.locked_pages import LockedFile, bring_pages, pin
 from deeppart.storage.mapped import lies_in_memory

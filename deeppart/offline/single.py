@@ -16,14 +16,11 @@ from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.load import OpenCheckpoint
 from deeppart.part import Signing
 from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue
-from deeppart.state.tree.columns import CONTAINERS
+from deeppart.state.tree.globs import covers, nearest_globs
 from deeppart.state.tree.leaves import Array, LeafType
-from deeppart.state.tree.naming import some_names
-from deeppart.state.tree.nearest import nearest_globs
 from deeppart.state.tree.paths import Path as KeyPath
-from deeppart.state.tree.paths import readable
-from deeppart.state.tree.patterns import covers
-from deeppart.state.tree.runs import run_items, run_kind
+from deeppart.state.tree.paths import readable, some_names
+from deeppart.state.tree.runs import CONTAINERS, run_items, run_kind
 
 
 @dataclass(frozen=True, slots=True)

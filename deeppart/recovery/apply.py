@@ -37,20 +37,16 @@ from deeppart.recovery.recover import Recovered, SourcesFailedError, failure_of,
 from deeppart.recovery.saved import SavedStep, saved_step, share_documents
 from deeppart.recovery.tables import Ranks, Tables, share_tables
 from deeppart.state.document.structure import SavedArray, SavedValue, walk_tree
-from deeppart.state.document.ties import address
+from deeppart.state.document.ties import address, assign, conflicting, overlapping
 from deeppart.state.document.whole import ShardSource, WholeTensor
-from deeppart.state.restore.boxes import BoxScatter, LiveBox
-from deeppart.state.restore.casting import cast_into
 from deeppart.state.restore.composites import leaves_to_check
-from deeppart.state.restore.merge import check_composites, put, tie
-from deeppart.state.restore.overlaps import assign, conflicting, overlapping
+from deeppart.state.restore.merge import cast_into, check_composites, put, tie
 from deeppart.state.restore.request import Asked
-from deeppart.state.restore.scatter import Scatter
+from deeppart.state.restore.scatter import BoxScatter, LiveBox, Scatter
 from deeppart.state.tree.flat import ArrayLeaf, Branch, Node, ShardedLeaf, ValueLeaf
+from deeppart.state.tree.globs import Replication, Ways
 from deeppart.state.tree.leaves import Array, leaf_type, new_array
 from deeppart.state.tree.paths import Path, id_key, id_keys, readable
-from deeppart.state.tree.per_rank import Ways
-from deeppart.state.tree.replication import Replication
 from deeppart.state.tree.sharded import read_shards
 
 T = TypeVar("T")

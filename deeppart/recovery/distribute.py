@@ -27,9 +27,7 @@ from deeppart.plan.restart import Hop, Routes
 from deeppart.recovery.load_part import LoadedPart
 from deeppart.recovery.recover import Recovered
 from deeppart.recovery.tables import UNREAD, Holding, PartIndexView, Ranks, Tables
-from deeppart.state.restore.boxes import BoxScatter, Wanted
-from deeppart.state.restore.patches import cut_patch, patch_bytes, patches
-from deeppart.state.restore.scatter import LeafPiece, Scatter
+from deeppart.state.restore.scatter import BoxScatter, LeafPiece, Scatter, Wanted, cut_patch, patch_bytes, patches
 from deeppart.storage.locked_pages import bring_pages
 
 T = TypeVar("T")

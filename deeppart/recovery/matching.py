@@ -22,9 +22,8 @@ from deeppart.errors import (
 from deeppart.model.boxes import Box
 from deeppart.recovery.saved import OwnWays, SavedStep, check_spans
 from deeppart.recovery.tables import PartIndexView, Ranks
-from deeppart.state.document.structure import SavedArray, SavedValue, array_numbers, walk_tree
+from deeppart.state.document.structure import SavedArray, SavedValue, array_numbers, units_of, walk_tree
 from deeppart.state.document.ties import alias_digests
-from deeppart.state.document.units import units_of
 from deeppart.state.restore.advice import (
     advice,
     choice_notices,
@@ -39,15 +38,13 @@ from deeppart.state.restore.advice import (
     unreached_optimizers,
 )
 from deeppart.state.restore.choosing import Choice
-from deeppart.state.restore.creating import create_sharded
 from deeppart.state.restore.elsewhere import LeafNumbers, PartRules, lacking_leaves, without_leaves, without_unplaced
-from deeppart.state.restore.leaf_matching import find_targets
+from deeppart.state.restore.leaf_matching import create_sharded, find_targets
 from deeppart.state.restore.target import DROPPED, Target, decode_values
 from deeppart.state.tree.flat import FlatState
+from deeppart.state.tree.globs import DROP, RANK0, Ways, dropped_notice, strict_error
 from deeppart.state.tree.leaves import overlaps_itself
-from deeppart.state.tree.naming import some_names
-from deeppart.state.tree.paths import Path, readable
-from deeppart.state.tree.per_rank import DROP, RANK0, Ways, dropped_notice, strict_error
+from deeppart.state.tree.paths import Path, readable, some_names
 from deeppart.state.tree.sharded import read_shards
 
 

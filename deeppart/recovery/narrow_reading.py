@@ -28,8 +28,7 @@ from deeppart.state.document.structure import (
     SavedSharded,
     Structure,
 )
-from deeppart.state.restore.request import IGNORE, Request
-from deeppart.state.restore.wrappers import counterparts
+from deeppart.state.restore.request import IGNORE, Request, counterparts
 from deeppart.state.tree.flat import Branch, Node
 from deeppart.state.tree.paths import IdKey, Key, Path, id_key, id_keys
 

@@ -19,18 +19,16 @@ from deeppart.errors import CorruptFileError, DeeppartError, StateError, Unsuppo
 from deeppart.recovery.narrow_reading import Outermost
 from deeppart.recovery.saved import SavedStep
 from deeppart.state.document.structure import DICTS, SavedValue, array_numbers, walk_tree
-from deeppart.state.restore.choosing import Choice, choose, needs_choice
-from deeppart.state.restore.request import Asked, Request
+from deeppart.state.restore.choosing import Choice, choose, needs_choice, unmet_globs
+from deeppart.state.restore.request import Asked, Request, counterpart
 from deeppart.state.restore.target import decode_values
-from deeppart.state.restore.unmet_globs import unmet_globs
-from deeppart.state.restore.wrappers import counterpart
-from deeppart.state.tree.excluding import Excluded
 from deeppart.state.tree.flat import ApartRules, Branch, FlatState, Node
 from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.globs import Excluded
 from deeppart.state.tree.leaves import check_tensor
+from deeppart.state.tree.objects import is_optimizer
 from deeppart.state.tree.paths import ExactPath, Path, exact, id_key, id_keys, readable
 from deeppart.state.tree.runs import encode_leaf_value
-from deeppart.state.tree.state_dicts import is_optimizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,20 +16,24 @@ from deeppart.model.boxes import Box
 from deeppart.part import SHARED_TABLE
 from deeppart.recovery.recover import Recovered
 from deeppart.recovery.tables import PartIndexView, Ranks
-from deeppart.state.document.apart import OwnTree, without_apart
-from deeppart.state.document.part_document import OwnDocument, decode_meta
-from deeppart.state.document.structure import SavedNode, SavedValue, Structure, walk_tree
-from deeppart.state.document.union import PartValue, values_in
-from deeppart.state.document.units import units_of
-from deeppart.state.document.whole import ShardSource, Wholes, WholeTensor, gather_wholes, with_wholes
-from deeppart.state.restore.boxes import OwnSpans, check_bytes
+from deeppart.state.document.part_document import OwnDocument, OwnTree, decode_meta, without_apart
+from deeppart.state.document.structure import SavedNode, SavedValue, Structure, units_of, walk_tree
+from deeppart.state.document.whole import (
+    PartValue,
+    ShardSource,
+    Wholes,
+    WholeTensor,
+    gather_wholes,
+    values_in,
+    with_wholes,
+)
 from deeppart.state.restore.elsewhere import LeafNumbers, PartRules
 from deeppart.state.restore.merge import build, tie
-from deeppart.state.restore.scatter import check_cover, check_places
+from deeppart.state.restore.scatter import OwnSpans, check_bytes, check_cover, check_places
 from deeppart.state.restore.target import Target
+from deeppart.state.tree.globs import DROP, RANK0, STRICT, Way, Ways
 from deeppart.state.tree.leaves import Array
 from deeppart.state.tree.paths import ExactPath, Path, exact, readable
-from deeppart.state.tree.per_rank import DROP, RANK0, STRICT, Way, Ways
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ from deeppart.save.retention import Ledger, Removals, Retention
 from deeppart.save.sections import SectionWriter
 from deeppart.save.workers import Workers, lower_priority
 from deeppart.save.write import RankStorage, ShareWriter
-from deeppart.state.compare.owners import REGISTRY
+from deeppart.state.compare.optimizers import REGISTRY
 
 T = TypeVar("T")
 #: Of the timeout, what a rank waits for old steps to go where it has no space: the others wait for it meanwhile.

@@ -39,16 +39,13 @@ from deeppart.state.compare.divergence import Divergence
 from deeppart.state.compare.reconciling import reconcile
 from deeppart.state.compare.replica_sets import Differing, ReplicaSets
 from deeppart.state.compare.state_layout import StateLayout
-from deeppart.state.compare.trailing import TrailingSlices
-from deeppart.state.document.apart import encode_own
-from deeppart.state.document.encoding import encode_path
-from deeppart.state.document.part_document import Own, PartDocument, own_shards
-from deeppart.state.tree.excluding import Excluded
+from deeppart.state.compare.turns import TrailingSlices
+from deeppart.state.document.part_document import Own, PartDocument, encode_own, own_shards
+from deeppart.state.document.structure_json import encode_path
 from deeppart.state.tree.fingerprint import hash_json
 from deeppart.state.tree.flat import ApartRules, FlatState
+from deeppart.state.tree.globs import ALL, Excluded, Ways
 from deeppart.state.tree.paths import ExactPath
-from deeppart.state.tree.per_rank import Ways
-from deeppart.state.tree.replication import ALL
 from deeppart.state.tree.template import Template
 
 

@@ -27,15 +27,14 @@ from deeppart.model.boxes import Box
 from deeppart.partition import usual_kappa
 from deeppart.plan.shards import Claim, Verdict, in_order, judge, share_set
 from deeppart.state.capture.layout import ShareLayout, lay_out
-from deeppart.state.compare.owners import trained_leaves
+from deeppart.state.compare.optimizers import trained_leaves
 from deeppart.state.compare.state_layout import StateLayout
-from deeppart.state.document.encoding import encode_path
-from deeppart.state.restore.overlaps import overlapping
+from deeppart.state.document.structure_json import encode_path
+from deeppart.state.document.ties import overlapping
 from deeppart.state.tree.fingerprint import hash63
 from deeppart.state.tree.flat import FlatState, ShardedLeaf
 from deeppart.state.tree.leaves import LeafType
-from deeppart.state.tree.naming import some_names
-from deeppart.state.tree.paths import readable
+from deeppart.state.tree.paths import readable, some_names
 
 #: (leaf, first byte, bytes)
 _Span = tuple[int, int, int]

@@ -28,9 +28,8 @@ from deeppart.save.retention import Ledger
 from deeppart.state.compare.classify import Classified
 from deeppart.state.compare.divergence import Divergence
 from deeppart.state.tree.flat import Branch, Node
-from deeppart.state.tree.naming import Naming, some_names
-from deeppart.state.tree.paths import Path, readable
-from deeppart.state.tree.state_dicts import is_generator
+from deeppart.state.tree.objects import is_generator
+from deeppart.state.tree.paths import Naming, Path, readable, some_names
 from deeppart.storage.suspects import write_suspicion
 
 #: The names of an optimizer's parameters: pipeline stages have other ones.

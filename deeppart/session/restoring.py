@@ -41,9 +41,8 @@ from deeppart.save.retention import Retention
 from deeppart.session.record import Session
 from deeppart.state.capture.staging import Staging
 from deeppart.state.restore.request import Asked
-from deeppart.state.tree.excluding import Excluded
+from deeppart.state.tree.globs import Excluded, Ways
 from deeppart.state.tree.paths import Path
-from deeppart.state.tree.per_rank import Ways
 from deeppart.storage.mistaken_paths import meant_todo
 
 

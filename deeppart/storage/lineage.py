@@ -27,6 +27,7 @@ from deeppart.part import is_hex32
 from deeppart.part.format import short
 from deeppart.part.json_text import parse_json
 from deeppart.storage.files import DurableFile, fill
+from deeppart.storage.refusals import storage_error
 from deeppart.storage.small_files import create_file, read_file
 from deeppart.storage.timestamps import now
 
@@ -132,13 +133,20 @@ def take_lineage(directory: Path, lock_fd: int) -> Lineage:
 def is_copy(directory: Path) -> bool:
     """True if a directory is a copy that no job has used yet: what lies on nodes is the original's."""
     record = _read(directory)
-    return record is not None and not record.is_of(directory) and _noted_in(directory) is None
+    return record is not None and _noted_in(directory) is None and not _is_of(record, directory)
 
 
 def read_lineage(directory: Path) -> str | None:
     """The lineage of a directory, or None where there is no record."""
     record = _read(directory)
     return None if record is None else _noted_in(directory) or record.name
+
+
+def _is_of(record: Record, directory: Path) -> bool:
+    try:
+        return record.is_of(directory)
+    except OSError as error:
+        raise storage_error("cannot look at a checkpoint directory", error, directory) from error
 
 
 def _noted_in(directory: Path) -> str | None:
@@ -156,9 +164,9 @@ def _noted(directory: Path, lock_fd: int) -> str | None:
     """The lineage that the last job in this directory has noted; None if it is not known."""
     try:
         record = Record.parse(parse_json(os.pread(lock_fd, SMALL_FILE_BYTES, 0))[NOTE])
+        return record.name if record.directory and record.is_of(directory) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return record.name if record.directory and record.is_of(directory) else None
 
 
 def _encoded(record: Record, more: dict[str, str]) -> bytes:

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from deeppart.state.tree.assembling import assemble
-from deeppart.state.tree.composites import SUBCLASS, Parts, take_apart
+from deeppart.state.tree.composites import SUBCLASS, Parts, assemble, take_apart
 from deeppart.state.tree.paths import readable
 from deeppart.state.tree.sharded import is_sharded
 

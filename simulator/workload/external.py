@@ -54,12 +54,13 @@ def _from_checkpoint(directory: Path, text: str) -> State:
         raise _refusal(f"+{optimizer}", "a checkpoint, which has its optimizer's state already", directory)
     shared: list[Tensor] = []
     own: list[Tensor] = []
-    leaves = [leaf for leaf in document["leaves"] if leaf["kind"] != "value" and leaf.get("alias_of") is None]
+    leaves = [leaf for leaf in document["leaves"] if leaf["kind"] == "leaf" and leaf["alias_of"] is None]
     sharded = any(leaf["shards"] is not None for leaf in leaves)
-    for leaf, parameter in zip(leaves, _parameters([(leaf["path"], leaf["shape"]) for leaf in leaves]), strict=True):
-        dtype, shape = str(leaf["dtype"]), parameter.shape
+    shapes = [(leaf["path"], leaf["type"]["shape"]) for leaf in leaves]
+    for leaf, parameter in zip(leaves, _parameters(shapes), strict=True):
+        dtype, shape = str(leaf["type"]["dtype"]), parameter.shape
         if dtype not in ITEM_BYTES:
-            dtype, shape = "uint8", (*shape, int(leaf["bytes"]) // max(1, parameter.elements))
+            dtype, shape = "uint8", (*shape, int(leaf["nbytes"]) // max(1, parameter.elements))
         plain = sharded and leaf["shards"] is None
         (own if leaf["per_rank"] else shared).append(Tensor(parameter, leaf["path"], dtype, shape, plain=plain))
     state = state_of(f"{directory}, step {document['step']}", shared, f"checkpoint {directory}", layout)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from deeppart.errors import CorruptFileError
-from deeppart.state.document.decoding import decode_structure
+from deeppart.state.document.structure_json import decode_structure
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.runs import decode_leaf_value
 from deeppart.state.tree.values import decode_value

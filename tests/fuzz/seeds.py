@@ -203,9 +203,8 @@ class _Made:
         make(root)
         paths = [path for path in root.rglob("*") if path.is_file() and path.name != ".deeppart.lock"]
         files = {f"ckpt/{path.relative_to(root)}": path.read_bytes() for path in sorted(paths)}
-        if record := files.get("ckpt/deeppart.json"):  # says where it was made; with its numbers, it would be a copy
-            nowhere = {"home": "/jobs/ckpt", "home_directory": 0, "home_filesystem": 0}
-            files["ckpt/deeppart.json"] = json.dumps(json.loads(record) | nowhere, indent=1).encode()
+        if record := files.get("ckpt/deeppart.json"):  # of the directory that it names, another one would be a copy
+            files["ckpt/deeppart.json"] = json.dumps({"lineage": json.loads(record)["lineage"]}).encode()
         self.seeds[name] = Seed(files, live)
 
 

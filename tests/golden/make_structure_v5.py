@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from deeppart.state.tree import registry
-from deeppart.state.tree.registering import register
+from deeppart.state.tree import objects as registry
+from deeppart.state.tree.objects import register
 from tests.features.script_values import Phase, state
 from tests.unit.sharded_states import save
 

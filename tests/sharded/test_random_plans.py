@@ -21,7 +21,7 @@ from deeppart.save.share_planning import Holders, plan_share
 from deeppart.state.capture.layout import ShareLayout
 from deeppart.state.compare.state_layout import derive
 from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.replication import Replication
+from deeppart.state.tree.globs import Replication
 from tests.sampling import examples
 from tests.sharded.random_states import states
 

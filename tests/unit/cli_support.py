@@ -20,8 +20,8 @@ from deeppart.save.encoding import Encoders, Encoding
 from deeppart.save.job import Staged
 from deeppart.save.write import write_part
 from deeppart.state.capture.layout import lay_out
-from deeppart.state.document.encoding import encode_tree
 from deeppart.state.document.part_document import PartDocument
+from deeppart.state.document.structure_json import encode_tree
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.leaves import flat_bytes, leaf_type
 from deeppart.state.tree.values import encode_value

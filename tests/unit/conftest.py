@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import deeppart
-from deeppart.state.capture import deferred
+from deeppart.state.capture import lazy as deferred
 
 
 @pytest.fixture

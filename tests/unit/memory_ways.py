@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import deeppart
-from deeppart.state.capture import deferred
+from deeppart.state.capture import lazy as deferred
 from deeppart.testing.states import difference
 
 #: Elements: above and below what the C library keeps on its heap.

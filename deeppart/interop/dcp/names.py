@@ -18,10 +18,10 @@ import torch
 from deeppart.config.arguments import LAST_STEP
 from deeppart.errors import ConfigError, DeeppartError, StructureMismatchError, UnsupportedLeafError
 from deeppart.interop.dcp.metadata import Keys
-from deeppart.state.tree.noting import is_plain
+from deeppart.state.tree.leaves import is_plain
+from deeppart.state.tree.objects import has_state
 from deeppart.state.tree.paths import readable
 from deeppart.state.tree.sharded import is_sharded
-from deeppart.state.tree.state_dicts import has_state
 
 #: Of an optimizer's ``state_dict()``.
 GROUPS = "param_groups"

@@ -22,8 +22,7 @@ from deeppart.interop.dcp.stored import DirectorySource, SessionSource, Source, 
 from deeppart.model.boxes import Box
 from deeppart.state.document.ties import extent
 from deeppart.state.memory.held import freed_memory
-from deeppart.state.tree.leaves import overlaps_itself
-from deeppart.state.tree.noting import is_plain
+from deeppart.state.tree.leaves import is_plain, overlaps_itself
 
 
 class StorageReader(TorchStorageReader):
@@ -291,7 +290,7 @@ def _unwritable(name: str, found: str) -> LeafMismatchError:
 def _sharing_memory(tensors: Sequence[torch.Tensor]) -> set[int]:
     """Places of those that lie, perhaps, in memory of another one; of those that are no plain tensors, none.
 
-    Not :func:`~deeppart.state.restore.overlaps.overlapping`, which is exact, and compares each with each where a
+    Not :func:`~deeppart.state.document.ties.overlapping`, which is exact, and compares each with each where a
     planner has one buffer for thousands of items.
     """
     ranges: list[tuple[str, int, int, int]] = []

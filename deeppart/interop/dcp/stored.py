@@ -41,15 +41,14 @@ from deeppart.state.document.structure import (
     walk_tree,
 )
 from deeppart.state.document.whole import with_wholes
-from deeppart.state.restore.boxes import LiveBox
 from deeppart.state.restore.classes import resolve_registered
 from deeppart.state.restore.composites import is_composite
 from deeppart.state.restore.merge import build
 from deeppart.state.restore.request import Asked, asked_of
+from deeppart.state.restore.scatter import LiveBox
 from deeppart.state.restore.target import DROPPED, Target
 from deeppart.state.tree.composites import SUBCLASS
-from deeppart.state.tree.leaves import TORCH_DTYPES, Array
-from deeppart.state.tree.noting import is_plain
+from deeppart.state.tree.leaves import TORCH_DTYPES, Array, is_plain
 from deeppart.state.tree.paths import Path as KeyPath
 from deeppart.state.tree.paths import readable
 from deeppart.storage.key_files import read_key_files

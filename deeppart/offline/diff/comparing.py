@@ -21,8 +21,7 @@ from deeppart.offline.load import OpenCheckpoint
 from deeppart.part import Signing
 from deeppart.state.document.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
 from deeppart.state.tree.leaves import Array, LeafType
-from deeppart.state.tree.naming import KIND_NAMES
-from deeppart.state.tree.paths import ExactPath, exact, id_key, readable
+from deeppart.state.tree.paths import KIND_NAMES, ExactPath, exact, id_key, readable
 from deeppart.state.tree.paths import Path as KeyPath
 from deeppart.state.tree.runs import describe_leaf_value, run_items, run_kind
 from deeppart.storage.node import one_line

@@ -21,8 +21,7 @@ from deeppart.offline.find import find_step
 from deeppart.offline.inspect.listing import require_directory
 from deeppart.offline.inspect.parts import StepFiles
 from deeppart.part import OWN_TABLE, Signing
-from deeppart.state.document.apart import OwnTree
-from deeppart.state.document.part_document import OwnDocument
+from deeppart.state.document.part_document import OwnDocument, OwnTree
 from deeppart.state.document.structure import (
     DICTS,
     SavedApart,
@@ -33,12 +32,11 @@ from deeppart.state.document.structure import (
     SavedValue,
     Structure,
 )
-from deeppart.state.document.union import joined
-from deeppart.state.document.whole import Wholes, gather_wholes
+from deeppart.state.document.whole import Wholes, gather_wholes, joined
+from deeppart.state.tree.globs import covers, may_match_below
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import ROOT, ExactPath, exact, readable
 from deeppart.state.tree.paths import Path as KeyPath
-from deeppart.state.tree.patterns import covers, may_match_below
 from deeppart.state.tree.runs import decode_leaf_value, paths_inside, run_kind
 from deeppart.storage.node import one_line
 from deeppart.storage.retired import MOST_LOOKS, step_is_retired

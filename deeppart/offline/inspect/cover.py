@@ -14,7 +14,7 @@ from deeppart.part import SPAN_DTYPE
 from deeppart.state.document.part_document import OwnDocument
 from deeppart.state.document.structure import Alias, SavedApart, SavedValue, Structure
 from deeppart.state.document.whole import Wholes, gather_wholes
-from deeppart.state.restore.boxes import OwnSpans, check_bytes
+from deeppart.state.restore.scatter import OwnSpans, check_bytes
 from deeppart.state.tree.paths import readable
 
 

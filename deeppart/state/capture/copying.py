@@ -19,8 +19,8 @@ import torch
 
 from deeppart.errors import FreedMemoryError
 from deeppart.state.capture.layout import ShareLayout
+from deeppart.state.memory.copies import memmove
 from deeppart.state.memory.held import HeldMemory, storage_address
-from deeppart.state.memory.moving import memmove
 from deeppart.state.tree.fingerprint import copy_tensors
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.leaves import Bytes, LeafType, is_flat, lies_flat_on_host, rectangles
@@ -107,7 +107,7 @@ class CapturePlan:
         return self._place == (staged.data_ptr(), staged.numel())
 
     def copy(self, flat: FlatState, later: Collection[int] = ()) -> list[HostCopy | CallCopy]:
-        """Copy the leaves' current bytes; returns when they are in staging memory, except those of ``later``."""
+        """Copy the leaves' current bytes; returns when they are in staging memory, except the tensors of ``later``."""
         arrays, memory = flat.data, flat.memory
         now = [leaf for leaf in self._leaves if leaf not in later] if later else self._leaves
         _check_places(flat, now)
@@ -118,11 +118,8 @@ class CapturePlan:
             copy_tensors(targets, sources)
         left: list[HostCopy | CallCopy] = [*self._moves.make(memory, later)]
         for move in self._array_moves:
-            source = memory.pointers[move.leaf] + move.source
-            if move.leaf in later:
-                left.append(HostCopy(move.leaf, move.target, source, move.length))
-            elif memory.stands(move.leaf):
-                memmove(move.target, source, move.length)
+            if memory.stands(move.leaf):
+                memmove(move.target, memory.pointers[move.leaf] + move.source, move.length)
         for leaf, first, last, buffer in self._numpy:
             data = arrays[leaf]
             elements = buffer.view(data.dtype)

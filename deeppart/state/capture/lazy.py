@@ -1,35 +1,52 @@
-"""``capture="lazy"``: which leaves can be copied after ``checkpoint()`` has returned, and their copy.
+"""``capture="lazy"``: copies that are made after ``checkpoint()`` has returned, by a thread of the pipeline.
 
-Those that only an optimizer changes (:mod:`deeppart.state.compare.owners`), of more than ``SMALL_LEAF_BYTES``: small
-ones are copied faster than they are looked after. All others are copied before; so is, from then on, a leaf that was
-once found changed by somebody else. Each rank decides for the leaves of its own share.
+Those leaves can wait that only an optimizer changes (:mod:`deeppart.state.compare.optimizers`), of more than
+``SMALL_LEAF_BYTES``: small ones are copied faster than they are looked after. All others are copied before; so is, from
+then on, a leaf that was once found changed by somebody else. Each rank decides for the leaves of its own share. Whoever
+needs the copies to be done, such as an optimizer that is about to step, takes part until they are.
+
+What is copied is held: the storage of every leaf, and an alias of the tensor that shares its version counter.
+Afterwards it is checked that nothing has been written to it:
+
+- The storage is still in the memory where it was: it can be given other memory (``resize_``, ``share_memory_``).
+- torch's version counter stands where it stood; looked at again before the first level is complete, since an operation
+  counts when it ends.
+- Some bytes of each piece, read before and looked for in the copy: fused kernels and writes by way of ``.data`` are not
+  counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
+import numpy as np
 import torch
 
-from deeppart.errors import LazyCaptureNotice, warn_caller
+from deeppart.errors import CheckpointError, LazyCaptureNotice, warn_caller
 from deeppart.state.capture.copying import CallCopy, HostCopy
-from deeppart.state.capture.deferred import DeferredCopy, Guard
 from deeppart.state.capture.layout import ShareLayout
-from deeppart.state.compare.owners import OwnedTensors, holds_alone
-from deeppart.state.compare.trailing import TrailingSlices
-from deeppart.state.memory.held import place_of
-from deeppart.state.tree.fingerprint import SMALL_LEAF_BYTES, Sampler
+from deeppart.state.compare.optimizers import OwnedTensors, holds_alone
+from deeppart.state.compare.turns import TrailingSlices
+from deeppart.state.memory.copies import copy_memory, gather_memory
+from deeppart.state.memory.held import Holder, place_of, without_memory
+from deeppart.state.tree.fingerprint import SMALL_LEAF_BYTES, fraction, sample_digest
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.leaves import LeafType, lies_flat_on_host
-from deeppart.state.tree.naming import some_names
-from deeppart.state.tree.paths import Path, readable
+from deeppart.state.tree.paths import Path, readable, some_names
 
 #: A notice is given where more than this much that is large belongs to no optimizer.
 NOTICED_BYTES = 64 << 20
 #: Leaves on devices of which elements are sampled; each costs a launch.
 _SAMPLED_ON_DEVICES = 16
+#: Copies on the host are made in pieces of this size, so that two threads can share the work.
+PIECE_BYTES = 8 << 20
+#: Bytes of each piece that are read before it is copied: at so many places, so many at each.
+_SAMPLED_PLACES, _SAMPLED_BYTES = 4, 16
 
 
 class LazyCapture:
@@ -39,8 +56,6 @@ class LazyCapture:
         self._timeout = timeout
         self._owners = OwnedTensors(SMALL_LEAF_BYTES)
         self._large: list[int] = []
-        self._sampled: tuple[int, ...] = ()
-        self._sampler = Sampler([], [])
         self._noticed = False
         self._watched: list[DeferredCopy] = []
         self._spoiled: set[Path] = set()
@@ -72,7 +87,8 @@ class LazyCapture:
             if flat.arrays[leaf].path in self._spoiled:
                 continue
             alone = holds_alone(owner, types[leaf].nbytes, flat.memory.lengths[leaf])
-            if owner is not None and alone and (lies_flat_on_host(data) or _is_on_device(data)):
+            is_tensor = isinstance(data, torch.Tensor)  # arrays, over the memory of the optimizer's, cannot wait
+            if owner is not None and alone and is_tensor and (lies_flat_on_host(data) or data.is_cuda):
                 found[leaf] = owner
             else:
                 others.append(leaf)
@@ -91,13 +107,8 @@ class LazyCapture:
         """The copies that are left, to be made in the background."""
         counters = self._owners.counters
         guards = {leaf: _guard(flat, leaf, owner, counters.get(flat.pointers[leaf])) for leaf, owner in later.items()}
-        on_devices = tuple(leaf for leaf in sorted(later) if _is_on_device(flat.data[leaf]))[:_SAMPLED_ON_DEVICES]
-        if on_devices != self._sampled:
-            self._sampled, self._sampler = on_devices, Sampler(on_devices, flat.data)
-        data = [None] * len(flat.data) if on_devices else []
-        for leaf in on_devices:
-            data[leaf] = flat.data[leaf].detach()
-        sample = partial(self._sampler.digest, data, [0] * len(data), turn)
+        on_devices = [flat.data[leaf].detach() for leaf in sorted(later) if flat.data[leaf].is_cuda]
+        sample = partial(sample_digest, on_devices[:_SAMPLED_ON_DEVICES], turn)
         deferred = DeferredCopy(copies, guards, sample, turn, where, self._timeout, trailing)
         self._watched.append(deferred)
         return deferred
@@ -136,28 +147,265 @@ class LazyCapture:
         )
 
 
-def _guard(flat: FlatState, leaf: int, owner: torch.Tensor, counter: torch.Tensor | None) -> Guard:
+def _guard(flat: FlatState, leaf: int, owner: torch.Tensor, whole: torch.Tensor | None) -> Guard:
     """An object that holds a leaf's memory, and notices writes to it."""
     data, memory = flat.data[leaf], flat.memory
-    is_other = isinstance(data, torch.Tensor) and data is not owner
-    alias = data.detach() if is_other else owner.detach()
-    holders, places = [memory.holders[leaf]], [(memory.bases[leaf], memory.lengths[leaf])]
-    if not isinstance(holders[0], torch.UntypedStorage):  # an array over the memory of the optimizer's tensor
-        holders.append(alias.untyped_storage())
-        places.append(place_of(holders[1]))
-    other = owner.detach() if is_other else None
+    aliases = tuple(each.detach() for each in ((data,) if data is owner else (data, owner)))
     return Guard(
         flat.arrays[leaf].path,
-        alias,
-        alias._version,
-        tuple(holders),
-        tuple(places),
-        other,
-        0 if other is None else owner._version,
-        counter,
-        0 if counter is None else counter._version,
+        memory.holders[leaf],
+        (memory.bases[leaf], memory.lengths[leaf]),
+        tuple((alias, alias._version) for alias in aliases),
+        None if whole is None else (whole, whole._version),
     )
 
 
-def _is_on_device(data: Any) -> bool:
-    return isinstance(data, torch.Tensor) and data.is_cuda
+# --- copies that are made later ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A leaf that must not be written to meanwhile, and what owns its memory until then.
+
+    Attributes:
+        path: of the leaf.
+        holder, place: its storage, and address and bytes of that.
+        aliases: tensors with their version counters at the call, which they share with the tensor that was captured,
+            whatever becomes of that; and with the optimizer's, where that is another one: tensors over one memory need
+            not share a counter.
+        whole: likewise the sharded tensor of which the optimizer's is a shard: it alone counts writes that are made by
+            way of it. None: it is none.
+    """
+
+    path: Path
+    holder: Holder | None
+    place: tuple[int, int]
+    aliases: tuple[tuple[torch.Tensor, int], ...]
+    whole: tuple[torch.Tensor, int] | None = None
+
+    def stands(self) -> bool:
+        """True if the leaf's memory is where it was."""
+        return self.holder is not None and place_of(self.holder) == self.place
+
+    def problem(self) -> str | None:
+        """The error of the leaf, or None."""
+        if not self.stands():
+            return f"memory that was freed or replaced: {readable(self.path)}"
+        return f"writes to {readable(self.path)}" if self.written() else None
+
+    def written(self) -> bool:
+        """True if torch has counted a write to it."""
+        counters = self.aliases if self.whole is None else (*self.aliases, self.whole)
+        return any(tensor._version != version for tensor, version in counters)
+
+
+class Samples:
+    """Some bytes of what is to be copied, to be looked for in the copies."""
+
+    def __init__(self, copies: Sequence[HostCopy], turn: int) -> None:
+        sampled = [copy for copy in copies if copy.length >= _SAMPLED_BYTES]
+        lengths = np.array([copy.length for copy in sampled], dtype=np.int64)
+        places = (lengths[:, None] * ((np.arange(_SAMPLED_PLACES) + fraction(turn)) / _SAMPLED_PLACES)).astype(np.int64)
+        places = np.minimum(places, lengths[:, None] - _SAMPLED_BYTES)
+        sources = np.array([copy.source for copy in sampled], dtype=np.int64)
+        self._leaves = [copy.leaf for copy in sampled]
+        self._targets = np.array([copy.target for copy in sampled], dtype=np.int64)[:, None] + places
+        self._before = gather_memory((sources[:, None] + places).reshape(-1), _SAMPLED_BYTES)
+
+    def differing(self) -> list[int]:
+        """Leaves whose copies are not what was read before."""
+        copied = gather_memory(self._targets.reshape(-1), _SAMPLED_BYTES)
+        if self._before is None or copied is None:
+            return list(dict.fromkeys(self._leaves))
+        bad = (copied != self._before).any(axis=1).reshape(-1, _SAMPLED_PLACES).any(axis=1)
+        return list(dict.fromkeys(self._leaves[place] for place in np.flatnonzero(bad).tolist()))
+
+
+class DeferredCopy:
+    """Work that several threads can share.
+
+    Attributes:
+        held_s: seconds for which others were held back.
+        spoiled: paths of leaves that were found changed, once that is known.
+    """
+
+    def __init__(
+        self,
+        copies: Sequence[HostCopy | CallCopy],
+        guards: Mapping[int, Guard],
+        sample: Callable[[], int],
+        turn: int,
+        where: str,
+        timeout: float,
+        trailing: TrailingSlices | None = None,
+    ) -> None:
+        pieces = [piece for copy in copies for piece in _cut(copy)]
+        self._trailing = trailing
+        if trailing is not None:
+            pieces += [CallCopy(None, part) for part in trailing.work()]
+        self._work: deque[HostCopy | CallCopy] = deque(pieces)
+        self._left = len(pieces)
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._guards, self._sample, self._where = dict(guards), sample, where
+        self._timeout = timeout
+        self._samples: Samples | None = Samples([piece for piece in pieces if isinstance(piece, HostCopy)], turn)
+        self._before = sample()
+        self._later: list[Guard] = []
+        self._error: CheckpointError | None = None
+        self.held_s = 0.0
+        self.spoiled: tuple[Path, ...] = ()
+
+    @property
+    def done(self) -> bool:
+        """True if all copies have been made and checked."""
+        return self._done.is_set()
+
+    @property
+    def settled(self) -> bool:
+        """True if nothing more can become known of it."""
+        return self._done.is_set() and not self._later
+
+    @property
+    def unsteady(self) -> tuple[Path, ...]:
+        """Paths of leaves that were only read, and found changed, as far as that is known."""
+        return () if self._trailing is None else self._trailing.spoiled
+
+    def work(self) -> None:
+        """Copy until nothing is left to begin; returns early if other threads are still at their last pieces."""
+        while True:
+            try:
+                piece = self._work.popleft()
+            except IndexError:
+                break
+            error: CheckpointError | None = CheckpointError("a copy was broken off", where=self._where)
+            try:
+                error = self._copied(piece)
+            except Exception as problem:
+                error = CheckpointError("a tensor could not be captured", found=repr(problem), where=self._where)
+            finally:  # others wait for the end of all copies, and for the memory of each
+                del piece
+                with self._lock:
+                    self._error = self._error or error
+                    self._left -= 1
+                    last = self._left == 0
+                if last:
+                    self._finish()
+        if not self._left:
+            self._finish()
+
+    def hold(self) -> None:
+        """Return when all is copied: called by who is about to change the tensors, between two of its operations."""
+        if not self._done.is_set():
+            began = time.monotonic()
+            self.wait()
+            self.held_s += time.monotonic() - began
+        self.look_again()
+
+    def wait(self) -> CheckpointError | None:
+        """Take part until all is copied; then what is wrong with the copies, or None."""
+        self.work()
+        if not self._done.wait(self._timeout):
+            if self._trailing is not None:
+                self._trailing.drop()
+            self._error = CheckpointError(
+                "a tensor could not be captured in the background",
+                found=f"a copy did not end within {self._timeout:g} s",
+                where=self._where,
+                todo="suspect the device that the tensors are on",
+            )
+        return self._error
+
+    def look_again(self) -> CheckpointError | None:
+        """The error of the copies, or None; the first call after the last copy decides.
+
+        An operation that was writing to a tensor when its copy was made has ended by now, and was counted then.
+        """
+        with self._lock:
+            if not self._done.is_set():
+                return self._error
+            if self._trailing is not None:
+                self._trailing.settle()
+            later, self._later = self._later, []
+            late = [guard for guard in later if guard.written()]
+            if late:
+                self.spoiled += tuple(guard.path for guard in late)
+                self._error = self._error or self._writes([f"writes to {readable(guard.path)}" for guard in late])
+            return self._error
+
+    def _copied(self, piece: HostCopy | CallCopy) -> CheckpointError | None:
+        """Make one copy; returns what is wrong with it."""
+        guard = None if piece.leaf is None else self._guards.get(piece.leaf)
+        if guard is not None and not guard.stands():
+            return None  # there is nothing to copy; told at the end, when all is known
+        return _copy(piece)
+
+    def _finish(self) -> None:
+        with self._lock:
+            if self._done.is_set():
+                return
+            try:
+                self._error = self._error or self._find_changes()
+                if self._trailing is not None and self._error is None:
+                    self._trailing.check()
+                self._later = [_without_memory(guard) for guard in self._guards.values()]
+            except Exception as error:  # whatever it is: others wait for the end of this
+                self._error = CheckpointError(
+                    "a capture could not be checked", found=f"{type(error).__name__}: {error}"
+                )
+            if self._trailing is not None and self._error is not None:
+                self._trailing.drop()
+            self._guards, self._sample, self._samples = {}, int, None  # let go of the tensors
+            self._done.set()
+
+    def _find_changes(self) -> CheckpointError | None:
+        problems = {leaf: text for leaf, guard in self._guards.items() if (text := guard.problem()) is not None}
+        if self._samples is not None:
+            for leaf in self._samples.differing():
+                problems.setdefault(leaf, f"other bytes than when checkpoint() was called: {self._name(leaf)}")
+        self.spoiled = tuple(self._guards[leaf].path for leaf in problems if leaf in self._guards)
+        found = list(problems.values())
+        if not found and self._sample() != self._before:
+            found = ["elements on a device that differ from those sampled at the beginning"]
+        return self._writes(found) if found else None
+
+    def _name(self, leaf: int) -> str:
+        return readable(self._guards[leaf].path) if leaf in self._guards else f"leaf {leaf}"
+
+    def _writes(self, found: list[str]) -> CheckpointError:
+        return CheckpointError(
+            "a tensor was written to while it was being captured in the background",
+            expected='parameters and optimizer state to change in optimizer.step() alone (capture="lazy")',
+            found=", ".join(found[:8]) + (" ..." if len(found) > 8 else ""),
+            where=self._where,
+            todo="nothing for the tensors named: they are copied before checkpoint() returns from now on; otherwise "
+            'call checkpoint() after the code that writes to them, or set capture="eager"',
+        )
+
+
+def _cut(copy: HostCopy | CallCopy) -> list[HostCopy | CallCopy]:
+    if isinstance(copy, CallCopy) or copy.length <= PIECE_BYTES:
+        return [copy]
+    return [
+        HostCopy(copy.leaf, copy.target + at, copy.source + at, min(PIECE_BYTES, copy.length - at))
+        for at in range(0, copy.length, PIECE_BYTES)
+    ]
+
+
+def _without_memory(guard: Guard) -> Guard:
+    """The same version counters, over no memory."""
+    for alias, _ in guard.aliases:
+        without_memory(alias)
+    return replace(guard, holder=None)
+
+
+def _copy(piece: HostCopy | CallCopy) -> CheckpointError | None:
+    if isinstance(piece, HostCopy):
+        if copy_memory(piece.target, piece.source, piece.length):
+            return None
+        return CheckpointError("a tensor could not be copied", found="its memory was freed while it was being captured")
+    try:
+        piece.call()
+    except Exception as error:  # of the device's driver
+        return CheckpointError("a tensor could not be copied", found=f"{type(error).__name__}: {error}")
+    return None

@@ -4,7 +4,7 @@ Saving a leaf of one rank for all is only right while all ranks hold the same by
 silently. So nothing is assumed: the ranks compare fingerprints (:mod:`deeppart.state.compare.comparing`) in the
 reduction that every checkpoint makes anyway, and only on a difference go through the leaves one by one. A leaf once
 found to differ stays per rank as long as the structure stands. It is on record when all of each leaf was last compared
-(:mod:`deeppart.state.compare.compared`), so that what was saved in between can be called suspect.
+(:mod:`deeppart.state.compare.divergence`), so that what was saved in between can be called suspect.
 """
 
 from __future__ import annotations
@@ -22,26 +22,32 @@ from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.errors import LeafMismatchError, UnsupportedLeafError
 from deeppart.model import ComparedEarlier
-from deeppart.state.compare.compared import NEVER, Calls, compared_earlier
 from deeppart.state.compare.comparing import COMPARED, TRAILING, UNREAD
-from deeppart.state.compare.divergence import Divergence, describe, find_groups, suspect_intervals
-from deeppart.state.compare.earlier_leaves import EarlierLeaves
+from deeppart.state.compare.divergence import (
+    NEVER,
+    Calls,
+    Divergence,
+    Interval,
+    compared_earlier,
+    find_groups,
+)
+from deeppart.state.compare.optimizers import TrainingWatch
 from deeppart.state.compare.state_layout import Flags, StateLayout, derive, refresh
-from deeppart.state.compare.trailing import TrailingSlices
-from deeppart.state.compare.training import TrainingWatch
+from deeppart.state.compare.turns import TrailingSlices
 from deeppart.state.document.ties import alias_digests
 from deeppart.state.tree.fingerprint import SMALL_LEAF_BYTES, hash63, hash_json
 from deeppart.state.tree.flat import ArrayLeaf, FlatState
-from deeppart.state.tree.leaves import leaf_type
-from deeppart.state.tree.ordering import in_order
-from deeppart.state.tree.paths import readable
-from deeppart.state.tree.replication import ALL, NONE, VERIFY, Replication
-from deeppart.state.tree.runs import encode_leaf_value, is_extended_value
+from deeppart.state.tree.globs import ALL, NONE, VERIFY, Replication
+from deeppart.state.tree.leaves import LeafType, leaf_type
+from deeppart.state.tree.paths import Path, readable
+from deeppart.state.tree.runs import encode_leaf_value, in_order, is_extended_value
 from deeppart.state.tree.values import Encoded, encode_value
 
 _SCALARS = frozenset({int, float, bool, str, type(None)})
 #: Names of the digests that a rank brings into the reduction of a checkpoint.
 DIGESTS = ("structure", "types", "values", *COMPARED, TRAILING, UNREAD)
+#: Leaves that have left the state, of which it is remembered.
+_MOST_LEAVES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +138,8 @@ class Classifier:
             own = (layout.per_rank_values | layout.trusted_values).tolist()
             values = [self._comparable(flat, index) for index, skip in enumerate(own) if not skip]
             fields["values"] = hash_json(values)
-            fields |= layout.comparison.digests(flat, turn, self.watch, owned)
+            trained = {} if self.watch is None else self.watch.trained()
+            fields |= layout.comparison.digests(flat, turn, trained, owned)
             if self._trailing is not None and not self._trailing.lacks:
                 fields[TRAILING] = self._trailing.digest
         return fields
@@ -304,14 +311,11 @@ class Classifier:
         # A view of a leaf that differs elsewhere is alike.
         again = healed[layout.owners()[diverged]].tolist() if diverged else []
         differ = [at for at, ranks in enumerate(groups) if len(ranks) != 1 or again[at]]
-        told = describe(
-            flat,
-            [diverged[at] for at in differ],
-            [groups[at] for at in differ],
-            [intervals[diverged[at]] for at in differ],
-            [again[at] for at in differ],
-        )
-        return Classified(tuple(readable(path) for path in own), told)
+        found = [
+            Divergence(readable(flat.arrays[diverged[at]].path), groups[at], intervals[diverged[at]], again[at])
+            for at in differ
+        ]
+        return Classified(tuple(readable(path) for path in own), tuple(found))
 
     def _agree_on_ties(self, layout: StateLayout, what: str) -> None:
         """Find which ties are the state's, and how leaves are treated (collective).
@@ -353,3 +357,65 @@ def _refuse_unequal_types(flat: FlatState, untyped: Flags, what: str) -> None:
             found=", ".join(f"{readable(leaf.path)} ({leaf_type(flat.data[leaf.index])} here)" for leaf in leaves[:4]),
             todo='use replicated="auto"',
         )
+
+
+# --- histories of leaves ----------------------------------------------------------------------------------------------
+
+
+def suspect_intervals(
+    layout: StateLayout, news: Flags, least: npt.NDArray[np.int64], calls: Calls, now: tuple[int, int]
+) -> dict[int, Interval | None]:
+    """Leaves that were alike and are not -> the checkpoints that are suspect for them, ascending."""
+    found: dict[int, Interval | None] = {}
+    intervals: dict[int, Interval | None] = {}
+    # What is tied to another leaf may have a longer history than that one: it may have been tied just now.
+    tied = [leaf for leaf, alias in layout.aliases.items() if news[alias.owner] and leaf < layout.shared[0]]
+    for leaf in (*np.flatnonzero(news).tolist(), *tied):
+        after, same_type = divmod(int(least[leaf]), 2)
+        if after == NEVER:
+            continue
+        if after not in found:
+            found[after] = calls.interval(after, *now)
+        if found[after] is not None or same_type:
+            intervals[leaf] = found[after]
+    for leaf in tied:
+        owner = layout.aliases[leaf].owner
+        if leaf not in intervals and owner in intervals:
+            intervals[leaf] = intervals[owner]
+    return dict(sorted(intervals.items()))
+
+
+class EarlierLeaves:
+    """Replicated leaves of earlier structures, by path: their type, and the turn at which all of it was compared."""
+
+    def __init__(self) -> None:
+        self._leaves: dict[Path, tuple[LeafType, int]] = {}
+
+    def remember(self, layout: StateLayout) -> None:
+        """The structure changes: what was replicated stays under watch at its path."""
+        known = _turns(layout)
+        for leaf, kind in zip(layout.arrays, layout.types, strict=True):
+            if known[leaf.index] != NEVER:
+                self._leaves[leaf.path] = kind, int(known[leaf.index])
+
+    def known(self, layout: StateLayout, fresh: bool) -> tuple[npt.NDArray[np.int64], Flags]:
+        """For each leaf the turn at which all of it was last found alike on all ranks; and whether its type is new."""
+        known, per_rank = _turns(layout), layout.per_rank[layout.owners()]
+        retyped = np.zeros(len(layout.types), dtype=np.bool_)
+        for leaf, kind in zip(layout.arrays, layout.types, strict=True) if fresh else ():
+            earlier, turn = self._leaves.get(leaf.path, (kind, NEVER))
+            if known[leaf.index] == NEVER and not per_rank[leaf.index]:
+                known[leaf.index], retyped[leaf.index] = turn, earlier != kind
+        return known, retyped
+
+    def settle(self, layout: StateLayout) -> None:
+        """The leaves of a structure have been compared: from now on its record says when, also of those that differ."""
+        here = {leaf.path for leaf in layout.arrays}
+        gone = [each for each in self._leaves.items() if each[0] not in here]
+        self._leaves = dict(gone[-_MOST_LEAVES:])
+
+
+def _turns(layout: StateLayout) -> npt.NDArray[np.int64]:
+    """For each leaf the turn at which it was last found alike, by its layout; some rank may have undone a tie since."""
+    owners = layout.owners()
+    return np.where(layout.per_rank[owners], NEVER, layout.record.turns[owners])

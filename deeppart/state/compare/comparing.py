@@ -7,7 +7,7 @@ them costs and proves:
 * Large ones: in full whenever they may have changed, as far as torch knows.
 * Large ones that an optimizer is seen to train, which change at every step: in turn
   (:mod:`deeppart.state.compare.turns`). With ``capture="lazy"`` some of them trail: their slices are read after
-  ``checkpoint()`` has returned, and compared at the next one (:mod:`deeppart.state.compare.trailing`).
+  ``checkpoint()`` has returned, and compared at the next one (:mod:`deeppart.state.compare.turns`).
 * Those of which torch may not know, too: whatever lies without gaps in host memory takes part in the turns.
 * On a device: in full. Reading all of its memory costs it little.
 
@@ -17,21 +17,20 @@ differ, a leaf is compared in full.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import repeat
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from deeppart.state.compare.digest_cache import DigestCache
-from deeppart.state.compare.owners import holds_alone
-from deeppart.state.compare.trailing import TrailingSlices
-from deeppart.state.compare.turns import C_ORDER, Turns, memory_order
+from deeppart.state.compare.optimizers import TensorIdentity, holds_alone
+from deeppart.state.compare.turns import C_ORDER, TrailingSlices, Turns, memory_order
 from deeppart.state.tree.fingerprint import SMALL_LEAF_BYTES, SmallLeaves, device_digests, full_digest, hash63
-from deeppart.state.tree.flat import FlatState
-from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tree.flat import ArrayLeaf, Branch, FlatState, Node
+from deeppart.state.tree.leaves import PLAIN_TENSORS, LeafType
 
 Digests = npt.NDArray[np.int64]
 #: Names of the digests by which ranks tell whether they hold the same bytes.
@@ -43,13 +42,6 @@ TRAILING = "trailing"
 #: The way of a leaf: four times the order in which it lies in memory, 1 more if an optimizer trains it, and 2 more if
 #: it trails, too. Without an order, a leaf is read in full every time.
 _TRAINED, _TRAILS, _ORDERS = 1, 2, 4
-
-
-class KnowsTrained(Protocol):
-    """Says which leaves are trained: :class:`~deeppart.state.compare.training.TrainingWatch`."""
-
-    def trained(self) -> Mapping[int, int]:
-        """Address -> bytes, of the host tensors that an optimizer trains."""
 
 
 class Comparison:
@@ -80,10 +72,13 @@ class Comparison:
         self._go_by(np.zeros(len(self.large), dtype=np.int64))
 
     def digests(
-        self, flat: FlatState, turn: int, watch: KnowsTrained | None, owned: Mapping[int, torch.Tensor] | None = None
+        self, flat: FlatState, turn: int, trained: Mapping[int, int], owned: Mapping[int, torch.Tensor] | None = None
     ) -> dict[str, int]:
-        """One digest per name in :data:`COMPARED`, of all the leaves together, and one as :data:`UNREAD`."""
-        ways = self._ways_of(flat, watch, owned or {})
+        """One digest per name in :data:`COMPARED`, of all the leaves together, and one as :data:`UNREAD`.
+
+        ``trained``: address -> bytes, of the host tensors that an optimizer trains.
+        """
+        ways = self._ways_of(flat, trained, owned or {})
         if not np.array_equal(ways, self._own_ways):
             self._own_ways = ways
             self._go_by(ways)
@@ -158,9 +153,8 @@ class Comparison:
             self._small_leaves = SmallLeaves(self.small, flat.data, self._types)
         return self._small_leaves
 
-    def _ways_of(self, flat: FlatState, watch: KnowsTrained | None, owned: Mapping[int, torch.Tensor]) -> Digests:
+    def _ways_of(self, flat: FlatState, trained: Mapping[int, int], owned: Mapping[int, torch.Tensor]) -> Digests:
         """The way of each large leaf, as far as this rank can tell."""
-        trained = {} if watch is None else watch.trained()
         memory = flat.memory
         addresses = np.asarray(memory.pointers, dtype=np.int64)[self._large].tolist()
         found = map(trained.get, addresses, repeat(-1))
@@ -197,7 +191,7 @@ class Comparison:
         self, flat: FlatState, numbers: list[int], may_be_known: frozenset[int]
     ) -> tuple[Digests, frozenset[int]]:
         """Digests of all bytes of leaves, and the leaves that were not read for it."""
-        on_devices = [number for number in numbers if is_on_device(flat.data[number])]
+        on_devices = [number for number in numbers if _is_on_device(flat.data[number])]
         found = dict(zip(on_devices, device_digests([flat.data[number] for number in on_devices]), strict=True))
         rest = [number for number in numbers if number not in found]
         known, unread = self.cache.digests(flat, [number for number in rest if number in may_be_known])
@@ -206,6 +200,120 @@ class Comparison:
         return np.array([found[number] for number in numbers], dtype=np.int64), unread
 
 
-def is_on_device(data: object) -> bool:
+def _is_on_device(data: object) -> bool:
     """True if a leaf is read by the device on which it is."""
     return isinstance(data, torch.Tensor) and not data.is_cpu
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The object of which a digest was computed."""
+
+    tensor: TensorIdentity
+    place: tuple[Any, ...]
+    digest: int
+
+
+# --- digests that are kept --------------------------------------------------------------------------------------------
+
+
+class DigestCache:
+    """Digests of whole leaves by number, from one checkpoint to the next."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Known] = {}
+        self._root: Node | None = None
+        self._modules: list[tuple[Branch, frozenset[int]]] = []
+
+    def forget(self) -> None:
+        """Memory has been written to in ways that no counter tells."""
+        self._known = {}
+
+    def digests(self, flat: FlatState, numbers: Collection[int]) -> tuple[dict[int, int], frozenset[int]]:
+        """The digest of each leaf, and the leaves whose bytes were not read for it."""
+        counting = self._counting(flat, numbers)
+        found: dict[int, int] = {}
+        unread = set()
+        for number in numbers:
+            tensor = counting.get(number)
+            known = self._known.pop(number, None)
+            if tensor is None:
+                found[number] = full_digest(flat.data[number])
+                continue
+            place = _place(tensor)
+            if known is not None and known.tensor.is_of(tensor) and known.place == place:
+                unread.add(number)
+            else:
+                digest = full_digest(flat.data[number])
+                known = _Known(TensorIdentity(tensor), place, digest)
+            self._known[number] = known
+            found[number] = known.digest
+        return found, frozenset(unread)
+
+    def _counting(self, flat: FlatState, numbers: Collection[int]) -> dict[int, torch.Tensor]:
+        """For each leaf that is a parameter, the one whose counter tells of writes to it."""
+        wanted = set(numbers)
+        found = {number: flat.data[number] for number in wanted if isinstance(flat.data[number], torch.nn.Parameter)}
+        for branch, leaves in self._modules_of(flat):
+            inside = leaves & wanted
+            if not inside:
+                continue
+            # state_dict() hands out a new tensor each time, which shares memory and counter with the module's own.
+            module = branch.container
+            own = {each.data_ptr(): each for each in module.parameters() if _is_plain(each)}
+            for number in inside:
+                tensor, data = own.get(flat.pointers[number]), flat.data[number]
+                if tensor is not None and _is_plain(data) and _place(tensor) == _place(data):
+                    found[number] = tensor
+        return {number: tensor for number, tensor in found.items() if _counts_all(tensor)}
+
+    def _modules_of(self, flat: FlatState) -> list[tuple[Branch, frozenset[int]]]:
+        """The modules in a state, each with the numbers of its leaves."""
+        if self._root is not flat.root:
+            self._root = flat.root
+            self._modules = [(branch, frozenset(_leaves_under(branch))) for branch in _modules_under(flat.root)]
+        return self._modules
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The elements of its storage that a tensor has, and its version counter."""
+    return (
+        tensor._version,
+        tensor.data_ptr(),
+        tensor.untyped_storage().nbytes(),
+        tensor.storage_offset(),
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride(),
+    )
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    if type(tensor) not in PLAIN_TENSORS:  # a subclass that is made of others has no memory to ask for
+        return False
+    return tensor.layout is torch.strided and not tensor.is_inference() and not tensor.is_meta
+
+
+def _counts_all(tensor: torch.Tensor) -> bool:
+    """True if all writers that torch knows of advance the counter: none on a device, in numpy or in other processes."""
+    if not tensor.is_cpu or not _is_plain(tensor):
+        return False
+    storage = tensor.untyped_storage()
+    return storage.resizable() and not storage.is_shared()
+
+
+def _modules_under(node: Node) -> Iterator[Branch]:
+    if isinstance(node, Branch):
+        if node.kind == "object" and isinstance(node.container, torch.nn.Module):
+            yield node
+            return
+        for child in node.children:
+            yield from _modules_under(child)
+
+
+def _leaves_under(node: Node) -> Iterator[int]:
+    if isinstance(node, ArrayLeaf):
+        yield node.index
+    elif isinstance(node, Branch):
+        for child in node.children:
+            yield from _leaves_under(child)

@@ -14,14 +14,12 @@ from typing import Any
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.errors import StructureMismatchError, on_ranks
-from deeppart.state.document.decoding import decode_path
-from deeppart.state.document.encoding import encode_path
 from deeppart.state.document.structure import DICTS
+from deeppart.state.document.structure_json import decode_path, encode_path
 from deeppart.state.tree.composites import COMPOSITES, branch_name
 from deeppart.state.tree.flat import Apart, ArrayLeaf, Branch, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
-from deeppart.state.tree.naming import name_kind, some_names
-from deeppart.state.tree.paths import ExactPath, Path, exact, id_key, readable
-from deeppart.state.tree.replication import ALL, NONE, RANK0, Replication
+from deeppart.state.tree.globs import ALL, NONE, RANK0, Replication
+from deeppart.state.tree.paths import ExactPath, Path, exact, id_key, name_kind, readable, some_names
 from deeppart.state.tree.runs import run_kind
 from deeppart.state.tree.values import encode_key
 

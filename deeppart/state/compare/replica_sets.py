@@ -18,15 +18,14 @@ import numpy.typing as npt
 
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
-from deeppart.state.compare.compared import NEVER, Calls, ComparedRecord
 from deeppart.state.compare.comparing import UNREAD, Comparison
-from deeppart.state.compare.divergence import MOST_NAMED, Divergence
-from deeppart.state.compare.training import TrainingWatch
+from deeppart.state.compare.divergence import MOST_NAMED, NEVER, Calls, ComparedRecord, Divergence
+from deeppart.state.compare.optimizers import TrainingWatch
 from deeppart.state.tree.fingerprint import hash_json
 from deeppart.state.tree.flat import FlatState
+from deeppart.state.tree.globs import ALL, NONE, VERIFY, Replication
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import readable
-from deeppart.state.tree.replication import ALL, NONE, VERIFY, Replication
 
 _NOTHING = np.iinfo(np.int64).min
 _Numbers = npt.NDArray[np.int64]
@@ -62,17 +61,6 @@ class _Set:
     leaves: list[int]
     comparison: Comparison
     record: ComparedRecord
-
-
-@dataclass(frozen=True, slots=True)
-class _Trained:
-    """What a watch has said, for several comparisons of one checkpoint: asking it again begins to watch anew."""
-
-    found: Mapping[int, int]
-
-    def trained(self) -> Mapping[int, int]:
-        """Address -> bytes."""
-        return self.found
 
 
 @dataclass(slots=True)
@@ -129,7 +117,7 @@ class ReplicaSets:
         self, flat: FlatState, calls: Calls, now: tuple[int, int], watch: TrainingWatch | None, what: str
     ) -> Differing:
         """Compare what is due at a turn; all bytes of a set, if its ranks differ in anything."""
-        trained = None if watch is None else _Trained(watch.trained())
+        trained = {} if watch is None else watch.trained()  # asked once: asking begins to watch anew
         told = np.full((2, 2, len(self._lengths)), _NOTHING, dtype=np.int64)
         for each in self._sets:
             fields = each.comparison.digests(flat, now[0], trained)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.state.compare.compared import ComparedRecord
 from deeppart.state.compare.comparing import Comparison
-from deeppart.state.document.encoding import encode_path, encode_tree
+from deeppart.state.compare.divergence import ComparedRecord
 from deeppart.state.document.structure import Alias
+from deeppart.state.document.structure_json import encode_path, encode_tree
 from deeppart.state.document.ties import find_aliases, memory_groups
 from deeppart.state.tree.fingerprint import hash63, hash_json
 from deeppart.state.tree.flat import (
@@ -28,8 +28,8 @@ from deeppart.state.tree.flat import (
     FlatState,
     ValueLeaf,
 )
+from deeppart.state.tree.globs import ALL, AUTO, NONE, RANK0, VERIFY, Replication
 from deeppart.state.tree.leaves import LeafType, leaf_type
-from deeppart.state.tree.replication import ALL, AUTO, NONE, RANK0, VERIFY, Replication
 from deeppart.state.tree.values import Encoded, encode_key
 
 Flags = npt.NDArray[np.bool_]

@@ -1,7 +1,7 @@
 """The records of a structure document: the state as it was when it was saved.
 
 The document is written once per checkpoint, into rank 0's part and into the manifest, and described in docs/format.md
-(:mod:`deeppart.state.document.encoding` writes it, :mod:`deeppart.state.document.decoding` reads it).
+(:mod:`deeppart.state.document.structure_json` writes and reads it).
 
 Invariants: leaf and value numbers follow the canonical order of :mod:`deeppart.state.tree.flatten`, so they are the
 same on every rank; the document keeps the insertion order of rank 0's dicts for ``load``.
@@ -17,14 +17,18 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.model.boxes import Box
+from deeppart.state.tree.composites import COMPOSITES
 from deeppart.state.tree.flat import DICT_KINDS
-from deeppart.state.tree.forms import Form
 from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tree.objects import REGISTERED, Form
 from deeppart.state.tree.paths import ExactPath, Key, Path, exact
 from deeppart.state.tree.values import Encoded
 
 #: Kinds of branches that are dicts.
 DICTS = frozenset(DICT_KINDS.values())
+_TUPLES = ("tuple", "namedtuple")
+#: numpy/random/bit_generator.pyx: what every bit generator's state has.
+_GENERATOR_KEY = "bit_generator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,3 +194,56 @@ def walk_tree(node: SavedNode, path: Path) -> Iterator[tuple[Path, SavedLeaf]]:
         return
     for key, child in zip(node.keys, node.children, strict=True):
         yield from walk_tree(child, path if node.kind == "object" else (*path, key))
+
+
+# --- containers that are restored as a whole --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A container that is restored as a whole or not at all.
+
+    Attributes:
+        path: its path.
+        arrays, values: numbers of the leaves and values in it.
+    """
+
+    path: Path
+    arrays: frozenset[int]
+    values: frozenset[int]
+
+
+def units_of(tree: SavedNode, arrays: set[int], values: set[int]) -> list[Unit]:
+    """The outermost units that hold any of these leaves or values; the state itself is none, unless it is a tensor."""
+    found = []
+    for path, branch in _outermost(tree, ()):
+        leaves = [leaf for _, leaf in walk_tree(branch, path)]
+        unit = Unit(
+            path,
+            frozenset(leaf.index for leaf in leaves if isinstance(leaf, SavedArray)),
+            frozenset(leaf.index for leaf in leaves if isinstance(leaf, SavedValue)),
+        )
+        if unit.arrays & arrays or unit.values & values:
+            found.append(unit)
+    return found
+
+
+def _outermost(node: SavedNode, path: Path) -> Iterator[tuple[Path, SavedBranch]]:
+    if not isinstance(node, SavedBranch):
+        return
+    if node.kind in COMPOSITES or (node.form is not None and node.form.kind == REGISTERED):
+        yield path, node
+        return
+    is_generator = node.kind in DICTS and _GENERATOR_KEY in node.keys
+    if path and (node.kind in _TUPLES or is_generator) and not _has_objects(node):
+        yield path, node
+        return
+    for key, child in zip(node.keys, node.children, strict=True):
+        inner = path if node.kind == "object" else (*path, key)
+        yield from _outermost(child, inner)
+
+
+def _has_objects(node: SavedNode) -> bool:
+    if not isinstance(node, SavedBranch):
+        return False
+    return (node.kind == "object" and node.form is None) or any(map(_has_objects, node.children))

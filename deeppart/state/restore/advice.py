@@ -1,7 +1,8 @@
 """Advice for the caller when a live state and a checkpoint do not fit each other.
 
 The usual causes: one of them is nested one level deeper, or was saved from a wrapper that puts a prefix before the
-names of its parameters. Both trees are walked along the keys that they share, down to the first such place.
+names of its parameters; or an optimizer is not as it was saved. Both trees are walked along the keys that they share,
+down to the first such place.
 """
 
 from __future__ import annotations
@@ -15,14 +16,11 @@ import torch
 
 from deeppart.state.document.structure import DICTS, SavedArray, SavedBranch, SavedNode, SavedValue
 from deeppart.state.restore.choosing import Choice
-from deeppart.state.restore.optimizer_advice import KEYS, children, inside, optimizer_advice
-from deeppart.state.restore.request import Request
-from deeppart.state.restore.wrappers import aligned
+from deeppart.state.restore.request import Request, aligned
 from deeppart.state.tree.flat import ArrayLeaf, Branch, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
 from deeppart.state.tree.leaves import Array, LeafType, leaf_type
-from deeppart.state.tree.naming import some_names
-from deeppart.state.tree.paths import Key, Path, id_key, id_keys, readable
-from deeppart.state.tree.state_dicts import is_optimizer
+from deeppart.state.tree.objects import is_optimizer
+from deeppart.state.tree.paths import IdKey, Key, Path, id_key, id_keys, readable, some_names
 
 #: Prefix -> (what puts it before every name, how to get at the module inside).
 _WRAPPERS = {
@@ -34,8 +32,9 @@ _WRAPPERS = {
 _MOST_KEYS = 5
 #: So many words of a name may have become others, less one.
 _MOST_WORDS = 4
-
 _Inner = SavedBranch | Branch
+#: The keys of what an optimizer's ``state_dict()`` gives.
+KEYS = frozenset({"state", "param_groups"})
 
 
 def advice(saved: SavedNode, live: Node) -> str | None:
@@ -405,3 +404,68 @@ def _call(node: _Inner, inside: Key | None) -> str:
     items += ["..."] if len(node.keys) > _MOST_KEYS else []
     as_what = "" if inside is None else f", with the live one as {str(inside)!r}"
     return f"restore({{{', '.join(items)}}}){as_what}"
+
+
+# --- optimizers that number their parameters, and those that name them ------------------------------------------------
+
+
+def optimizer_advice(saved: SavedNode, live: Node, path: Path = ()) -> str | None:
+    """What to give to ``restore`` where an optimizer is not as it was saved; None where none is."""
+    theirs, mine = inside(saved), inside(live)
+    if not isinstance(theirs, SavedBranch) or not isinstance(mine, Branch):
+        return None
+    if set(theirs.keys) == set(mine.keys) == KEYS:
+        return _state_advice(_state(theirs), _state(mine), readable(path) if path else "the whole state")
+    if theirs.kind not in DICTS or mine.kind not in DICTS:
+        return None
+    others = children(theirs)
+    for key, name, child in zip(mine.keys, id_keys(mine.keys), mine.children, strict=True):
+        if name in others and (found := optimizer_advice(others[name], child, (*path, key))) is not None:
+            return found
+    return None
+
+
+def _state_advice(saved: list[Key] | None, live: list[Key] | None, name: str) -> str | None:
+    if saved is None or live is None:
+        return None
+    if saved and _are_numbers(saved) and live and not _are_numbers(live):
+        return (
+            f"the checkpoint has the optimizer itself at {name}, whose state numbers the parameters, and the live "
+            "state what get_optimizer_state_dict() gives, which names them: give restore() the optimizer itself. To "
+            "change over, restore so once, and save what get_optimizer_state_dict() gives from then on"
+        )
+    if saved and not _are_numbers(saved) and _are_numbers(live):
+        return (
+            f"the checkpoint has at {name} what get_optimizer_state_dict() gave, which names the parameters, and the "
+            "live state an optimizer's own state, which numbers them: give restore() what "
+            "get_optimizer_state_dict(model, optimizer) gives, and that to set_optimizer_state_dict() afterwards"
+        )
+    if not saved and live:
+        return (
+            f"the optimizer at {name} had not stepped when it was saved, and the live one has: restore into one that "
+            "is new"
+        )
+    return None
+
+
+def _are_numbers(keys: list[Key]) -> bool:
+    """Of no keys, too: an optimizer that has not stepped."""
+    return all(type(key) is int for key in keys)
+
+
+def _state(node: SavedBranch | Branch) -> list[Key] | None:
+    """The keys of an optimizer's state; None if that is no dict."""
+    state = inside(children(node)[id_key("state")])
+    return list(state.keys) if isinstance(state, (SavedBranch, Branch)) and state.kind in DICTS else None
+
+
+def children(node: SavedBranch | Branch) -> dict[IdKey, Any]:
+    """The items of a container by key."""
+    return dict(zip(id_keys(node.keys), node.children, strict=True))
+
+
+def inside(node: Any) -> Any:
+    """The result of an object's ``state_dict()``."""
+    while isinstance(node, (SavedBranch, Branch)) and node.kind == "object":
+        node = node.children[0]
+    return node

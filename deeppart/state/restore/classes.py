@@ -16,15 +16,20 @@ from typing import Any
 from deeppart.errors import LeafMismatchError, StructureMismatchError, UnsupportedLeafError
 from deeppart.state.document.structure import SavedBranch, SavedNode, SavedValue, walk_tree
 from deeppart.state.restore.target import Target
-from deeppart.state.tree.columns import CONTAINERS
 from deeppart.state.tree.flat import Branch, FlatState, Node, ValueLeaf
-from deeppart.state.tree.forms import DATACLASS, REGISTERED, Form, field_names, takes
-from deeppart.state.tree.naming import some_names
-from deeppart.state.tree.paths import Path, readable
-from deeppart.state.tree.registry import known_classes, registered_as
-from deeppart.state.tree.runs import make_run, run_items, run_kind
-from deeppart.state.tree.stand_ins import SavedMember, SavedRecord
-from deeppart.state.tree.values import encode_key
+from deeppart.state.tree.objects import (
+    DATACLASS,
+    REGISTERED,
+    Form,
+    SavedRecord,
+    field_names,
+    known_classes,
+    registered_as,
+    takes,
+)
+from deeppart.state.tree.paths import Path, readable, some_names
+from deeppart.state.tree.runs import CONTAINERS, make_run, run_items, run_kind
+from deeppart.state.tree.values import SavedMember, encode_key
 
 _GROUPS = frozenset({set, frozenset})
 #: What may have members of enums in it.

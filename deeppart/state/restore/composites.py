@@ -16,7 +16,6 @@ import torch
 from deeppart.errors import LeafMismatchError, StructureMismatchError
 from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue
 from deeppart.state.restore.target import DROPPED, Target
-from deeppart.state.tree.assembling import assemble
 from deeppart.state.tree.composites import (
     CHANNELS,
     COMPOSITES,
@@ -25,6 +24,7 @@ from deeppart.state.tree.composites import (
     KEYS,
     QUANTIZED,
     SUBCLASS,
+    assemble,
     take_apart,
 )
 from deeppart.state.tree.flat import ArrayLeaf, Branch, FlatState, UnmadeLeaf, ValueLeaf

@@ -19,8 +19,8 @@ from deeppart.state.document.structure import (
     walk_tree,
 )
 from deeppart.state.tree.flat import Branch, Node, ShardedLeaf, ValueLeaf
+from deeppart.state.tree.objects import is_optimizer
 from deeppart.state.tree.paths import ExactPath, Key, Path, exact, id_keys
-from deeppart.state.tree.state_dicts import is_optimizer
 
 
 @dataclass(frozen=True, slots=True)

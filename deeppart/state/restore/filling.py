@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from deeppart.state.tree.columns import CONTAINERS, SEQUENCES, TABLES
-from deeppart.state.tree.runs import make_run, same_leaf_value
-from deeppart.state.tree.value_kinds import MUTABLE, fresh, put_in
+from deeppart.state.tree.runs import CONTAINERS, SEQUENCES, TABLES, holds_containers, make_run, same_leaf_value
+from deeppart.state.tree.values import MUTABLE, fresh, put_in
 
 
 def fill(live: Any, saved: Any) -> Any:
@@ -71,11 +70,6 @@ def same_where_fixed(live: Any, saved: Any) -> bool:
     if not isinstance(saved, tuple) or not isinstance(live, tuple) or not holds_containers(saved):
         return _takes(live, saved) if type(saved) in CONTAINERS - {tuple} else same_leaf_value(saved, live)
     return len(live) == len(saved) and all(map(same_where_fixed, live, saved))
-
-
-def holds_containers(container: Any) -> bool:
-    """True if a run is a nested one."""
-    return not CONTAINERS.isdisjoint(map(type, _items(container)))
 
 
 def _fill_level(level: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:

@@ -7,15 +7,27 @@ not stepped. What the checkpoint lacks, or what has another kind, shape or dtype
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 
 from deeppart._gc import collection_paused
 from deeppart.errors import LeafMismatchError, StateError, StructureMismatchError
-from deeppart.state.document.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
-from deeppart.state.restore.casting import can_cast
+from deeppart.state.document.structure import (
+    DICTS,
+    Alias,
+    SavedApart,
+    SavedArray,
+    SavedBranch,
+    SavedNode,
+    SavedValue,
+    walk_tree,
+)
+from deeppart.state.document.ties import contiguous_strides, find_aliases
 from deeppart.state.restore.classes import resolve
 from deeppart.state.restore.composites import (
     check_created,
@@ -25,35 +37,38 @@ from deeppart.state.restore.composites import (
     is_dropped,
     match_rebuilt,
 )
-from deeppart.state.restore.counterparts import (
+from deeppart.state.restore.filling import places, same_where_fixed
+from deeppart.state.restore.request import bare_name
+from deeppart.state.restore.target import (
+    DROPPED,
+    Target,
     both_plain,
     has_object,
     is_cut,
     is_lacking,
     meet,
+    place_of,
     same_form,
     same_mutable,
 )
-from deeppart.state.restore.describing import describe_node, first_inside
-from deeppart.state.restore.filling import places, same_where_fixed
-from deeppart.state.restore.live_objects import MOST_NAMED, check_object, some
-from deeppart.state.restore.target import DROPPED, Target, place_of
-from deeppart.state.restore.tied_leaves import check_ties
 from deeppart.state.tree.composites import SUBCLASS, branch_name
 from deeppart.state.tree.flat import ArrayLeaf, Branch, FlatState, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
-from deeppart.state.tree.forms import replaces
-from deeppart.state.tree.leaves import has_type, leaf_type, new_array
-from deeppart.state.tree.naming import some_names
-from deeppart.state.tree.paths import Path, exact, id_keys, readable
+from deeppart.state.tree.leaves import TORCH_DTYPES, Array, LeafType, has_type, leaf_type, new_array
+from deeppart.state.tree.objects import is_optimizer, replaces
+from deeppart.state.tree.paths import Path, exact, id_keys, name_kind, readable, some_names
 from deeppart.state.tree.runs import RUN_KINDS, describe_leaf_value, make_run, run_kind, same_leaf_value
-from deeppart.state.tree.state_dicts import is_optimizer
-from deeppart.state.tree.value_kinds import MUTABLE
+from deeppart.state.tree.sharded import is_sharded
+from deeppart.state.tree.values import MUTABLE
 
 _SHAPED_IN_TRAINING = (
     "; where a module gives its buffers their shapes in training, train a step before restore, or give what "
     "deeppart.load gives to its load_state_dict()"
 )
 _OF_ANOTHER_TYPE = "; a module can be converted once it is restored, module.to(dtype)"
+#: Leaves that an error names, of those that do not match.
+MOST_NAMED = 10
+#: Two numbers in a byte, which torch converts into nothing.
+_PACKED = "float4"
 
 
 def find_targets(target: Target, flat: FlatState) -> None:
@@ -396,3 +411,268 @@ def _lacking_error(saved: list[Any], lacking: list[Any], path: Path) -> Structur
         todo="remove them from the state given to restore, or restore a checkpoint that has them; strict=False leaves "
         "them as they are, which in a new model is random",
     )
+
+
+# --- modules and optimizers -------------------------------------------------------------------------------------------
+
+
+def check_object(saved: SavedBranch, live: Branch, values: list[Any], path: Path) -> None:
+    """A module cannot take keys it lacks, nor an optimizer other groups; find out before anything is touched."""
+    inner_saved, inner_live = saved.children[0], live.children[0]
+    if not isinstance(inner_saved, SavedBranch) or not isinstance(inner_live, Branch):
+        return
+    if isinstance(live.container, torch.nn.Module):
+        theirs, mine = set(inner_saved.keys), set(inner_live.keys)
+        extra = [key for key in inner_saved.keys if key not in mine]
+        lacking = [key for key in inner_live.keys if key not in theirs]
+        if extra:
+            kind = type(live.container).__name__
+            raise StructureMismatchError(
+                f"the checkpoint has leaves that the live module lacks: {readable((*path, extra[0]))}",
+                expected=f"keys {some(lacking)} (live {kind})"
+                if lacking
+                else f"no other keys than those of the {kind}",
+                found=f"also {some(extra)} (checkpoint)",
+                where=f"path {readable(path)}",
+                todo="build the module as it was when it was saved, or leave them out (strict=False"
+                f"{', which leaves what the checkpoint lacks at random values' if lacking else ''}); if ranks have "
+                'parts of one model, such as pipeline stages, say so: replicated={"the/path/*": "parts"}',
+            )
+    if is_optimizer(live.container):
+        if any(each.is_meta for group in live.container.param_groups for each in group["params"]):
+            raise StructureMismatchError(
+                f"an optimizer has parameters on the meta device, where its state would be lost: {readable(path)}",
+                where=f"path {readable(path)}",
+                todo="call module.to_empty(device=...) first, and build the optimizer over its parameters then",
+            )
+        if texts := [key for key in _state_keys(inner_saved) if isinstance(key, str) and key.isdecimal()]:
+            raise StructureMismatchError(
+                f"an optimizer's state was saved with texts for the numbers of parameters: {readable(path)}",
+                expected="numbers, as the live optimizer has them",
+                found=some(texts),
+                where=f"path {readable(path)}",
+                todo="DCP makes texts of them: import that checkpoint again, or give what deeppart.load gives, with "
+                "numbers, to its load_state_dict()",
+            )
+        shapes = [list(map(len, _in_groups("params", each, values))) for each in (inner_saved, inner_live)]
+        if shapes[0] != shapes[1]:
+            raise StructureMismatchError(
+                f"an optimizer has other parameter groups than in the checkpoint: {readable(path)}",
+                expected=f"parameters per group {shapes[0]} (checkpoint)",
+                found=f"{shapes[1]} (live)",
+                where=f"path {readable(path)}",
+                todo="build the optimizer over the same parameters, in the same groups",
+            )
+        # torch goes by the numbers of the parameters alone, and would give one the state of another.
+        names = [chain.from_iterable(_in_groups("param_names", each, values)) for each in (inner_saved, inner_live)]
+        pairs = [pair for pair in zip(*names, strict=False) if all(isinstance(name, str) for name in pair)]
+        if differing := [pair for pair in pairs if bare_name(pair[0]) != bare_name(pair[1])]:
+            raise StructureMismatchError(
+                f"an optimizer has other parameters than in the checkpoint, or in another order: {readable(path)}",
+                expected=f"{some([theirs for theirs, _ in differing])} (checkpoint)",
+                found=f"{some([mine for _, mine in differing])} (live)",
+                where=f"path {readable(path)}",
+                todo="give the optimizer named_parameters() in the order in which they were saved; or, if only the "
+                "names have changed, parameters()",
+            )
+
+
+def _state_keys(state_dict: SavedBranch) -> Sequence[object]:
+    """What the state of an optimizer has for its parameters."""
+    state = dict(zip(state_dict.keys, state_dict.children, strict=True)).get("state")
+    return state.keys if isinstance(state, SavedBranch) else ()
+
+
+def _in_groups(name: str, state_dict: SavedBranch | Branch, values: list[Any]) -> list[Sequence[Any]]:
+    """The list of this name in each group of an optimizer's state_dict; empty where there is none."""
+    groups = _plain(dict(zip(state_dict.keys, state_dict.children, strict=True)).get("param_groups"), values)
+    found = [group.get(name) for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
+    return [each if isinstance(each, (list, tuple)) else () for each in found]
+
+
+def _plain(node: SavedNode | Node | None, values: list[Any]) -> Any:
+    """Lists, dicts and small values, with None for anything else."""
+    if isinstance(node, (SavedValue, ValueLeaf)):
+        return values[node.index] if isinstance(node, SavedValue) else node.value
+    if not isinstance(node, (SavedBranch, Branch)):
+        return None
+    items = [_plain(child, values) for child in node.children]
+    return items if node.kind in ("list", "tuple") else dict(zip(node.keys, items, strict=False))
+
+
+def some(keys: Any) -> str:
+    """The first keys, and how many there are."""
+    return some_names(list(map(repr, keys)), most=MOST_NAMED)
+
+
+# --- leaves that share memory -----------------------------------------------------------------------------------------
+
+
+def check_ties(target: Target, flat: FlatState, places: dict[int, int]) -> None:
+    """Live leaves that share memory must have been saved sharing it in the same way: else one overwrites the other."""
+    found = [places.get(index) for index in range(len(flat.data))]
+    saved_types = [None if saved is None or saved in target.casts else target.types[saved] for saved in found]
+    types = [kind or leaf_type(data) for kind, data in zip(saved_types, flat.data, strict=True)]
+    rank0, first_apart = target.structure.rank0_leaves(), target.structure.shared
+    for index, alias in find_aliases(flat, types).items():
+        saved, owner = places.get(index), places.get(alias.owner)
+        if saved is None or owner is None:
+            continue
+        reads_alike = _reads_as(flat.data[index]) == _reads_as(flat.data[alias.owner])
+        if not (reads_alike and _tied_alike(target, saved, owner, alias)):
+            if rank0.get(saved) != rank0.get(owner):  # rank 0 has other memory there: so it is to be here
+                paths = {path for path in (rank0.get(saved), rank0.get(owner)) if path is not None}
+                target.replaced |= paths - target.with_objects  # an object stays: both can be had, or it is an error
+                continue
+            if first_apart is not None and (saved < first_apart) != (owner < first_apart):
+                continue  # saved apart, from one memory: both hold the same bytes
+            error = StructureMismatchError(
+                "leaves that share memory in the live state were saved as separate leaves, or shared it in another way",
+                found=f"{readable(flat.arrays[index].path)} lies inside {readable(flat.arrays[alias.owner].path)}",
+                where=f"path {readable(flat.arrays[index].path)}",
+                todo="untie them in the live state, or remove one of them from the state given to restore",
+            )
+            if not reads_alike:
+                raise error
+            target.mistied[saved] = Alias(owner, alias.offset, alias.strides), error
+            continue
+        target.tied.add(saved)
+
+
+def _reads_as(data: Array) -> tuple[bool, bool]:
+    """True if a leaf is its memory conjugated or negated (``z.conj()``, ``z.conj().imag``)."""
+    return (data.is_conj(), data.is_neg()) if isinstance(data, torch.Tensor) else (False, False)
+
+
+def _tied_alike(target: Target, saved: int, owner: int, live: Alias) -> bool:
+    """True if saved leaf ``saved`` is the view of saved leaf ``owner`` that ``live`` is of its live one."""
+    one, other = place_of(target, saved), place_of(target, owner)
+    shape = target.types[owner].shape
+    if one.owner != other.owner or _steps(shape, other.strides) != _steps(shape, contiguous_strides(shape)):
+        return False
+    shape = target.types[saved].shape
+    return one.offset - other.offset == live.offset and _steps(shape, one.strides) == _steps(shape, live.strides)
+
+
+def _steps(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides that matter: those of dimensions with more than one element."""
+    return tuple(stride for length, stride in zip(shape, strides, strict=True) if length > 1)
+
+
+# --- precision --------------------------------------------------------------------------------------------------------
+
+
+def can_cast(saved: LeafType, live: LeafType) -> bool:
+    """True if both are floating-point, or both complex, and have one shape. Whole numbers may not fit, and are not."""
+    if saved.shape != live.shape or saved.kind != live.kind:
+        return False
+    if saved.kind == "numpy":
+        kinds = np.dtype(saved.dtype).kind, np.dtype(live.dtype).kind
+        return kinds in (("f", "f"), ("c", "c"))
+    if saved.dtype.startswith(_PACKED) or live.dtype.startswith(_PACKED):
+        return False
+    one, other = TORCH_DTYPES[saved.dtype], TORCH_DTYPES[live.dtype]
+    both_float = one.is_floating_point and other.is_floating_point
+    return both_float or (one.is_complex and other.is_complex)
+
+
+# --- what stands at a place, in the words of errors -------------------------------------------------------------------
+
+
+def first_inside(node: SavedNode | Node) -> str:
+    """The first thing in a container that is not a small value, and where."""
+    first = _first_that_is_no_value(node, ())
+    return (
+        ", with small values alone"
+        if first is None
+        else f", with {describe_node(first[1], None)} at {readable(first[0])}"
+    )
+
+
+def _first_that_is_no_value(node: SavedNode | Node, path: Path) -> tuple[Path, SavedNode | Node] | None:
+    if isinstance(node, (SavedValue, ValueLeaf)):
+        return None
+    if not isinstance(node, (SavedBranch, Branch)) or (path and node.kind not in RUN_KINDS):
+        return path, node
+    for key, child in zip(node.keys, node.children, strict=True):
+        if (found := _first_that_is_no_value(child, (*path, key))) is not None:
+            return found
+    return None
+
+
+def describe_node(node: SavedNode | Node, value: Any) -> str:
+    """What stands at a place, for people."""
+    if isinstance(node, UnmadeLeaf):
+        return f"{node.kind} on the meta device"
+    if isinstance(node, (SavedBranch, Branch)) and is_composite(node):
+        return (
+            f"a {node.name if isinstance(node, SavedBranch) else branch_name(node.kind, node.container)}"
+            if (node.kind == SUBCLASS)
+            else f"a {node.kind} tensor"
+        )
+    if isinstance(node, (SavedBranch, Branch)):
+        return f"{name_kind(node.kind)} of {len(node.children)}" if node.form is None else f"a {node.form}"
+    if isinstance(node, (SavedArray, ArrayLeaf)):
+        return "an array"
+    if isinstance(node, ShardedLeaf):
+        return f"a sharded tensor of {node.kind}"
+    kind = run_kind(value)
+    if kind is not None:
+        return f"{name_kind(kind)} of {len(value)}"
+    return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
+# --- sharded tensors that the live state lacks ------------------------------------------------------------------------
+
+
+def create_sharded(target: Target, flat: FlatState, sharded: frozenset[int]) -> None:
+    """Make what the live state lacks; puts it into ``target.created``."""
+    if not flat.sharded:
+        return
+    optimizers = dict(_optimizers(flat.root, ()))
+    for path, node in walk_tree(target.structure.tree, ()):
+        if not isinstance(node, SavedArray) or _has_place(target, node.index):
+            continue
+        like, kind = _parameter(path, optimizers), target.types[node.index]
+        if like is not None and is_sharded(like) and tuple(like.shape) == kind.shape and kind.kind == "torch":
+            with torch.no_grad():
+                target.created[node.index] = torch.empty_like(like.detach(), dtype=TORCH_DTYPES[kind.dtype])
+        elif node.index in sharded and (like is None or is_sharded(like)):  # else it is made whole, as others are
+            raise StructureMismatchError(
+                "the live state lacks a sharded tensor of the checkpoint, and it is not known how to split it",
+                expected=f"{kind} (checkpoint)",
+                where=f"path {readable(path)}",
+                todo="give restore() a state that has it: of an optimizer, what get_optimizer_state_dict returns",
+            )
+
+
+def _has_place(target: Target, index: int) -> bool:
+    return (
+        index in target.live
+        or index in target.casts
+        or index in target.sharded
+        or index in target.dropped
+        or index in target.structure.aliases
+        or bool(target.structure.per_rank[index])
+    )
+
+
+def _optimizers(node: Node, path: Path) -> Iterator[tuple[Path, list[Any]]]:
+    """The path of each live optimizer, and its parameters in the order in which its state numbers them."""
+    if not isinstance(node, Branch):
+        return
+    if is_optimizer(node.container):
+        yield path, [each for group in node.container.param_groups for each in group["params"]]
+        return
+    if node.kind == "object":
+        yield from _optimizers(node.children[0], path)
+        return
+    for key, child in zip(node.keys, node.children, strict=True):
+        yield from _optimizers(child, (*path, key))
+
+
+def _parameter(path: Path, optimizers: dict[Path, list[Any]]) -> Any:
+    """The parameter to which a leaf at ``.../state/NUMBER/NAME`` of an optimizer belongs; None if it is none."""
+    parameters = optimizers.get(path[:-3], []) if len(path) >= 3 and path[-3] == "state" else []
+    number = path[-2] if parameters else None
+    return parameters[number] if type(number) is int and 0 <= number < len(parameters) else None

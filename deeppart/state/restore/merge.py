@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, OrderedDict, defaultdict, namedtuple
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partialmethod
 from typing import Any
 
@@ -23,18 +23,18 @@ from deeppart.state.document.structure import (
     walk_tree,
 )
 from deeppart.state.restore.composites import are_own, composites_of, is_composite, is_dropped, rebuilt, settle
-from deeppart.state.restore.counterparts import both_plain, is_lacking, meet
 from deeppart.state.restore.filling import fill
-from deeppart.state.restore.target import DROPPED, Target
-from deeppart.state.tree.columns import TABLE_MAKERS
+from deeppart.state.restore.target import DROPPED, Target, both_plain, is_lacking, meet
 from deeppart.state.tree.composites import SUBCLASS
 from deeppart.state.tree.flat import Apart, ArrayLeaf, Branch, FlatState, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
-from deeppart.state.tree.forms import DATACLASS, make, remade
-from deeppart.state.tree.forms import put as put_data
 from deeppart.state.tree.leaves import Array, LeafType, in_a_row
-from deeppart.state.tree.naming import some_names
-from deeppart.state.tree.paths import Path, exact, id_keys, readable
-from deeppart.state.tree.state_dicts import is_optimizer, load_state_dict_of
+from deeppart.state.tree.objects import DATACLASS, is_optimizer, load_state_dict_of, make, remade
+from deeppart.state.tree.objects import put as put_data
+from deeppart.state.tree.paths import Path, exact, id_keys, readable, some_names
+from deeppart.state.tree.runs import TABLE_MAKERS
+
+#: What a module's class must not define, and a module not have of its own, where loading is to change nothing.
+_LOADING = ("load_state_dict", "_load_from_state_dict", "state_dict", "_save_to_state_dict", "get_extra_state")
 
 
 def tie(target: Target, arrays: dict[int, Array]) -> None:
@@ -320,10 +320,6 @@ def _copied(live: Branch, items: list[tuple[Any, Any]]) -> Any:
     return type(live.container)._make(merged) if live.kind == "namedtuple" else tuple(merged)
 
 
-#: What a module's class must not define, and a module not have of its own, where loading is to change nothing.
-_LOADING = ("load_state_dict", "_load_from_state_dict", "state_dict", "_save_to_state_dict", "get_extra_state")
-
-
 def _is_in_place(module: torch.nn.Module) -> bool:
     """True if loading would only copy every parameter and buffer onto itself."""
     for child in module.modules():
@@ -387,3 +383,13 @@ def _on_device(item: Any, device: torch.device) -> Any:
     if isinstance(item, tuple) and hasattr(item, "_make"):
         return item._make(_on_device(each, device) for each in item)
     return item
+
+
+def cast_into(pairs: Iterable[tuple[Any, Array]]) -> None:
+    """Write restored arrays into live ones of another precision."""
+    for live, restored in pairs:
+        if isinstance(live, torch.Tensor):
+            with torch.no_grad():
+                live.copy_(torch.as_tensor(restored))
+        else:
+            np.copyto(live, restored, casting="same_kind")

@@ -1,4 +1,9 @@
-"""What a caller of ``restore`` asks for: of a checkpoint, which leaves, and what may differ."""
+"""What a caller of ``restore`` asks for: which leaves, under which names, and what may differ.
+
+Names of one model differ by what wrappers put into them: ``DistributedDataParallel`` ``module.``, ``torch.compile``
+``_orig_mod.``; FSDP1 and activation checkpointing have words of their own. They may be around a whole model or a part
+of it.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +16,23 @@ from typing import Any, TypedDict
 import xxhash
 
 from deeppart.errors import ConfigError
+from deeppart.state.tree.globs import covers, may_match_below
 from deeppart.state.tree.paths import Key, Path, component, readable
-from deeppart.state.tree.patterns import covers, may_match_below
 
 #: What is done with live leaves that the checkpoint lacks.
 ERROR, KEEP = "error", "keep"
 #: What is done with saved items that the live state lacks, besides ``ERROR``.
 CREATE, IGNORE = "create", "ignore"
-
 #: What a rule of ``rename`` does.
 _ONE_DICT = "a rule that gives keys of one dict other names: with `/`, two paths that differ in the last name alone"
-
 #: "error", "keep", or a function that is called with the path and the live leaf, once everything else is restored.
 OnMissing = str | Callable[[str, Any], object]
 #: "error", "create", "ignore", or a function that is called with the path of what is left out.
 OnUnexpected = str | Callable[[str], object]
 #: Globs over paths: one, or several.
 Globs = str | Sequence[str]
+#: What they put between the dots of a name.
+_WORDS = frozenset({"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,3 +239,46 @@ def _written(name: str, match: re.Match[str], key: str) -> str:
 
 def _impossible(name: str, expected: str, found: object, todo: str | None = None) -> ConfigError:
     return ConfigError(f"impossible value for {name}", expected=expected, found=repr(found), todo=todo)
+
+
+# --- names that differ by wrappers ------------------------------------------------------------------------------------
+
+
+def aligned(saved: Sequence[Key], live: Sequence[Key], *, whole: bool) -> dict[str, str]:
+    """Saved names -> live names of one dict, where they differ by wrappers alone; {} where they do not."""
+    if not saved or not live:
+        return {}
+    common = len(set(saved) & set(live))
+    if common == len(saved) or common == len(live) or not all(type(key) is str for key in (*saved, *live)):
+        return {}
+    theirs, mine = bare_names(saved), bare_names(live)
+    if len(theirs) != len(saved) or len(mine) != len(live):
+        return {}
+    if theirs.keys() != mine.keys() if whole else len(theirs.keys() & mine.keys()) <= common:
+        return {}
+    return {name: mine[bare] for bare, name in theirs.items() if bare in mine and name != mine[bare]}
+
+
+def counterpart(name: Key, live: Sequence[Key]) -> Key:
+    """The one live name that differs from a name by wrappers alone; the name itself where there is none."""
+    return counterparts([name], live)[0]
+
+
+def counterparts(names: Sequence[Key], live: Sequence[Key]) -> list[Key]:
+    """Of each name the one live name that differs from it by wrappers alone; the name itself where there is none."""
+    found: dict[str, list[Key]] = {}
+    for key in live:
+        if type(key) is str:
+            found.setdefault(bare_name(key), []).append(key)
+    alike = [found.get(bare_name(name), []) if type(name) is str else [] for name in names]
+    return [keys[0] if len(keys) == 1 else name for name, keys in zip(names, alike, strict=True)]
+
+
+def bare_name(name: str) -> str:
+    """A name without what wrappers put into it."""
+    return ".".join(word for word in name.split(".") if word not in _WORDS)
+
+
+def bare_names(names: Sequence[str]) -> dict[str, str]:
+    """Name without what wrappers put into it -> name."""
+    return {bare_name(name): name for name in names}

@@ -30,9 +30,8 @@ from deeppart.state.tree.leaves import (
 
 #: Leaves of at most this many bytes are compared in full at every checkpoint.
 SMALL_LEAF_BYTES = 64 << 10
-#: Elements sampled from each larger leaf at every checkpoint: at so many places, so many neighbours at each.
-SAMPLED_PLACES, NEIGHBOURS = 4, 4
-SAMPLES_PER_LEAF = SAMPLED_PLACES * NEIGHBOURS
+#: Elements sampled of a leaf.
+SAMPLES_PER_LEAF = 16
 #: 2**64 over the golden ratio: successive multiples, as fractions of 2**64, spread evenly over every interval.
 _ROTATION = 0x9E3779B97F4A7C15
 _PIECE_ELEMENTS = 1 << 20
@@ -142,51 +141,6 @@ def _copyable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.uint8) if tensor.dtype is _NO_COPY else tensor
 
 
-class Sampler:
-    """Samples the large leaves of a state: about :data:`SAMPLES_PER_LEAF` elements of each, others at every turn.
-
-    This too runs while training waits, and costs mostly the visits to memory that nothing else has touched lately. So
-    the samples of a leaf that lies flat in host memory are taken at few places, some neighbours at each, and all leaves
-    are sampled by one gather over addresses, which numpy does in a tenth of the time that a view of each takes.
-    """
-
-    def __init__(self, numbers: Sequence[int], arrays: Sequence[Any]) -> None:
-        counts = {number: math.prod(arrays[number].shape) for number in numbers}
-        on_host = [n for n in numbers if counts[n] >= SAMPLES_PER_LEAF and lies_flat_on_host(arrays[n])]
-        self._others = sorted(set(numbers) - set(on_host))
-        self._groups: list[tuple[int, Numbers, Numbers]] = []
-        for itemsize in sorted({arrays[number].itemsize for number in on_host}):
-            group = [number for number in on_host if arrays[number].itemsize == itemsize]
-            lengths = [counts[number] for number in group]
-            self._groups.append((itemsize, np.array(group, dtype=np.int64), np.array(lengths, dtype=np.int64)))
-
-    def digest(self, arrays: Sequence[Any], pointers: Sequence[int], turn: int) -> int:
-        """One fingerprint of all samples."""
-        hasher = xxhash.xxh3_64()
-        for _, rows in self._gather(pointers, turn):
-            hasher.update(rows.data)
-        for samples in _together([_sample_places(arrays[number], turn) for number in self._others]):
-            hasher.update(samples)
-        return int(hasher.intdigest()) >> 1
-
-    def digests(self, arrays: Sequence[Any], pointers: Sequence[int], turn: int) -> dict[int, int]:
-        """The fingerprint of each leaf's samples, by leaf number, to find the leaf that differs."""
-        found = {number: hash63(*_together([_sample_places(arrays[number], turn)])) for number in self._others}
-        for numbers, rows in self._gather(pointers, turn):
-            found |= {number: hash63(row.data) for number, row in zip(numbers.tolist(), rows, strict=True)}
-        return found
-
-    def _gather(self, pointers: Sequence[int], turn: int) -> Iterator[tuple[Numbers, npt.NDArray[np.uint8]]]:
-        """Leaf numbers, and a row of samples for each."""
-        addresses = np.array(pointers, dtype=np.int64)
-        for itemsize, numbers, counts in self._groups:
-            step = -(-counts // SAMPLED_PLACES)
-            first = (fraction(turn) * step).astype(np.int64)
-            places = first[:, None] + step[:, None] * np.arange(SAMPLED_PLACES)
-            places = np.minimum(places, (counts - NEIGHBOURS)[:, None])
-            yield numbers, _bytes_at(addresses[numbers][:, None] + places * itemsize, NEIGHBOURS * itemsize)
-
-
 Numbers = npt.NDArray[np.int64]
 
 
@@ -196,37 +150,40 @@ def memory_over(starts: Numbers, ends: Numbers) -> tuple[npt.NDArray[np.uint8], 
     return np.asarray(HostMemory(first, int(ends.max()) - first)), first
 
 
-def _bytes_at(addresses: Numbers, count: int) -> npt.NDArray[np.uint8]:
-    """``count`` bytes from each address in this process."""
-    memory, first = memory_over(addresses, addresses + count)
-    found: npt.NDArray[np.uint8] = memory[(addresses - first)[:, :, None] + np.arange(count)]
-    return found
-
-
 def fraction(turn: int) -> float:
     """The begin of the samples, from 0 to 1: over time, they come near to every place."""
     return (turn * _ROTATION % (1 << 64)) / (1 << 64)
 
 
-def _sample_places(array: Any, turn: int) -> Any:
-    """About as many elements of any array, wherever they lie in memory, as a flat array where the array is."""
-    count = math.prod(array.shape)
+def _sample(tensor: torch.Tensor, turn: int) -> torch.Tensor:
+    """About :data:`SAMPLES_PER_LEAF` elements of a tensor, others at every turn, as a flat tensor where it is."""
+    count = math.prod(tensor.shape)
     step = max(1, -(-count // SAMPLES_PER_LEAF))
     places = np.arange(int(fraction(turn) * step), count, step)
-    index = np.unravel_index(places, array.shape) if array.shape else ()
-    if isinstance(array, torch.Tensor):
-        # As integers: torch cannot index all of its dtypes.
-        bits = _BITS.get(array.element_size())
-        plain = array.detach() if bits is None or array.is_conj() or array.is_neg() else array.detach().view(bits)
-        return plain[tuple(torch.from_numpy(each).to(array.device) for each in index)].reshape(-1)
-    return array[index].reshape(-1)
+    index = np.unravel_index(places, tensor.shape) if tensor.shape else ()
+    # As integers: torch cannot index all of its dtypes.
+    bits = _BITS.get(tensor.element_size())
+    plain = tensor.detach() if bits is None or tensor.is_conj() or tensor.is_neg() else tensor.detach().view(bits)
+    return plain[tuple(torch.from_numpy(each).to(tensor.device) for each in index)].reshape(-1)
+
+
+def sample_digest(tensors: Sequence[torch.Tensor], turn: int) -> int:
+    """One fingerprint of elements of all tensors, fetched from each device in one copy per dtype."""
+    groups: dict[tuple[str, str], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        samples = _sample(tensor, turn)
+        groups.setdefault((str(samples.device), str(samples.dtype)), []).append(samples)
+    hasher = xxhash.xxh3_64()
+    for key in sorted(groups):
+        hasher.update(flat_bytes(torch.cat(groups[key]).cpu()).data)
+    return int(hasher.intdigest()) >> 1
 
 
 def sampled_digests(tensors: Sequence[torch.Tensor]) -> list[int]:
     """The fingerprint of some elements of each tensor, always the same; fetched in one copy per device and dtype."""
     groups: dict[tuple[str, str], list[tuple[int, torch.Tensor]]] = {}
     for number, tensor in enumerate(tensors):
-        samples = _sample_places(tensor, 0)
+        samples = _sample(tensor, 0)
         groups.setdefault((str(samples.device), str(samples.dtype)), []).append((number, samples))
     found = [0] * len(tensors)
     for group in groups.values():
@@ -235,16 +192,6 @@ def sampled_digests(tensors: Sequence[torch.Tensor]) -> list[int]:
         for (number, _), piece in zip(group, pieces, strict=True):
             found[number] = hash63(flat_bytes(piece).data)
     return found
-
-
-def _together(samples: list[Any]) -> list[bytes]:
-    """The bytes of samples, fetched from each device in one copy per dtype."""
-    groups: dict[tuple[str, str], list[torch.Tensor]] = {}
-    found = [sample.tobytes() for sample in samples if not isinstance(sample, torch.Tensor)]
-    for sample in samples:
-        if isinstance(sample, torch.Tensor):
-            groups.setdefault((str(sample.device), str(sample.dtype)), []).append(sample)
-    return found + [flat_bytes(torch.cat(groups[key]).cpu()).tobytes() for key in sorted(groups)]
 
 
 def full_digest(data: Any) -> int:

@@ -12,9 +12,9 @@ import torch
 
 from deeppart.model.boxes import Box
 from deeppart.state.memory.held import Extents, HeldMemory
-from deeppart.state.tree.excluding import Excluded
-from deeppart.state.tree.forms import Form
+from deeppart.state.tree.globs import Excluded
 from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tree.objects import Form
 from deeppart.state.tree.paths import ExactPath, Key, Path
 
 # Markers among the tokens; tuples, so that no string key can equal one.

@@ -19,7 +19,6 @@ import torch
 from deeppart.errors import UnsupportedLeafError
 from deeppart.model.boxes import Box
 from deeppart.state.memory.held import Extents, HeldMemory, array_lacks_memory, freed_memory
-from deeppart.state.tree.columns import NEW_TABLE
 from deeppart.state.tree.composites import Parts, take_apart
 from deeppart.state.tree.flat import (
     APART,
@@ -27,6 +26,7 @@ from deeppart.state.tree.flat import (
     COMPOSITE,
     DICT_KINDS,
     FORM,
+    NUMPY,
     OBJECT,
     SHARDED,
     VALUE,
@@ -40,12 +40,17 @@ from deeppart.state.tree.flat import (
     UnmadeLeaf,
     ValueLeaf,
 )
-from deeppart.state.tree.leaves import LeafType, check_tensor, dtype_name
-from deeppart.state.tree.noting import PLAIN_TENSORS, is_plain, note_array, note_shards, noted
-from deeppart.state.tree.objects import is_object, object_form, object_state
+from deeppart.state.tree.leaves import (
+    PLAIN_TENSORS,
+    LeafType,
+    check_array,
+    check_tensor,
+    dtype_name,
+    is_plain,
+)
+from deeppart.state.tree.objects import is_object, object_form, object_state, registered
 from deeppart.state.tree.paths import Key, Path, canonical_order, exact, readable
-from deeppart.state.tree.registry import registered
-from deeppart.state.tree.runs import run_levels
+from deeppart.state.tree.runs import NEW_TABLE, run_levels
 from deeppart.state.tree.sharded import Shards, is_sharded, read_shards
 from deeppart.state.tree.values import encode_key, encode_value, is_extended, is_value
 
@@ -360,3 +365,39 @@ def _too_deep(path: Path) -> UnsupportedLeafError:
         where=f"path {readable(path)[:200]} ...",
         todo="flatten the deepest containers",
     )
+
+
+# --- types and addresses of leaves ------------------------------------------------------------------------------------
+
+
+def note_tensor(flat: FlatState, tensor: torch.Tensor, path: Path, *, live: bool) -> torch.Tensor:
+    """Check a tensor and add its type and address to a flat state; returns the tensor to read (or write, if live)."""
+    if not is_plain(tensor):
+        check_tensor(tensor, readable(path))
+    return noted(flat, tensor, live=live)
+
+
+def noted(flat: FlatState, tensor: torch.Tensor, *, live: bool) -> torch.Tensor:
+    """Add the type and address of a plain tensor to a flat state; returns the tensor to read (or write, if live)."""
+    if not live and (tensor.is_conj() or tensor.is_neg()):
+        flat.unresolved[len(flat.pointers)] = tensor
+        tensor = tensor.resolve_conj().resolve_neg()
+    flat.types += (tensor.dtype, tensor.shape, tensor.device, tensor.is_contiguous() or tensor.stride())
+    flat.pointers.append(tensor.data_ptr())
+    return tensor
+
+
+def note_shards(flat: FlatState, leaf: ShardedLeaf, shards: Shards, *, live: bool) -> None:
+    """Add what this rank has of a sharded tensor to a flat state, behind all that is there."""
+    leaf.first = len(flat.arrays)
+    for box, tensor in zip(shards.boxes, shards.tensors, strict=True):
+        flat.tokens += (SHARDED, str(box))
+        flat.data.append(note_tensor(flat, tensor, leaf.path, live=live))
+        flat.arrays.append(ArrayLeaf(leaf.path, len(flat.arrays)))
+
+
+def note_array(flat: FlatState, found: np.ndarray[Any, Any], path: Path) -> None:
+    """Like :func:`note_tensor`, for a numpy array."""
+    check_array(found, readable(path))
+    flat.types += (found.dtype, found.shape, NUMPY, bool(found.flags.c_contiguous) or found.strides)
+    flat.pointers.append(found.ctypes.data)

@@ -17,12 +17,10 @@ import torch
 from deeppart.errors import CorruptFileError, RestoreError, UnsupportedLeafError
 from deeppart.part import MAX_CHUNK_BYTES
 from deeppart.part.format import MAX_LEAF_BYTES, short
-from deeppart.state.tree.conversions import known_conversion
-from deeppart.state.tree.values import plain_dtype
+from deeppart.state.tree.values import known_conversion, plain_dtype
 
 Bytes = npt.NDArray[np.uint8]
 Array = torch.Tensor | npt.NDArray[Any]
-
 _NUMPY_KINDS = frozenset("biufcSUmM")
 #: Of an array: what numpy has, and what most of torch's functions take.
 MOST_DIMENSIONS = 64
@@ -34,8 +32,8 @@ _DTYPE_NAMES = (
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _DTYPE_NAMES if hasattr(torch, name)}
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 STORABLE_DTYPES = frozenset(_NAMES)
-
 _ALLOWED_TYPES = (torch.Tensor, torch.nn.Parameter)
+PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,3 +312,16 @@ def rectangles(shape: tuple[int, ...], start: int, stop: int) -> list[tuple[tupl
 
 def _inner_boxes(shape: tuple[int, ...], start: int, stop: int) -> list[tuple[tuple[slice, ...], int]]:
     return rectangles(shape[1:], start, stop)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """True if a tensor's elements are simply its dense storage, of a dtype and on a device that can be stored."""
+    return not (
+        type(tensor) not in PLAIN_TENSORS  # first: a ShardedTensor answers none of the questions below
+        or tensor.layout is not torch.strided
+        or tensor.is_quantized
+        or tensor.is_meta
+        or tensor.dtype not in STORABLE_DTYPES
+        or not (tensor.is_cpu or tensor.is_cuda)
+        or tensor.is_nested
+    )

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import enum
 import json
+import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
-from deeppart.state.tree.stand_ins import SavedMember
-from deeppart.state.tree.values import encode_key
+from deeppart.state.tree.values import SavedMember, encode_key
 
 #: The path of the state itself, for people.
 ROOT = "(root)"
-
 Key = Any
 Path = tuple[Key, ...]
-
 #: What tells keys apart: a text itself, and of any other key its type's name and the key.
 IdKey = str | tuple[str, Key]
 #: A path whose keys 1, True and 1.0 are told apart.
@@ -26,6 +25,12 @@ ExactPath = tuple[IdKey, ...]
 _STORED_AS: dict[type, type] = {kind: np.dtype(np.dtype(kind).str).type for kind in (np.longlong, np.ulonglong)}
 #: Keys that are, or may hold, members of enums.
 _NESTED = frozenset({tuple, frozenset, SavedMember})
+_NUMBER = re.compile(r"(?<![^/])-?[0-9]+(?![^/])", re.ASCII)
+#: So many names that differ in numbers only are given one by one; then their pattern is.
+_ONE_BY_ONE = 3
+_MOST_NAMES = 8
+#: Kinds of containers whose name in Python is another one.
+KIND_NAMES = {"odict": "OrderedDict", "counter": "Counter"}
 
 
 def exact(path: Path) -> ExactPath:
@@ -100,3 +105,44 @@ def _sortable(key: Key) -> str:
         return repr(key) if not _is_unordered(key) else json.dumps(encode_key(key, "a dict key"))
     except ValueError:  # an int of thousands of digits
         return _key_text(key)
+
+
+# --- names in notices -------------------------------------------------------------------------------------------------
+
+
+class Naming:
+    """The names that the user has been told so far."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+        self._counts: Counter[str] = Counter()
+
+    def news(self, names: Sequence[str]) -> list[str]:
+        """Those of the names that were not said yet; many that differ in numbers only as one glob pattern."""
+        new = [name for name in dict.fromkeys(names) if name not in self._said and pattern_of(name) not in self._said]
+        counts = Counter(map(pattern_of, new))
+        self._counts.update(counts)
+        told = {}
+        for name in new:
+            pattern = pattern_of(name)
+            folds = pattern != name and self._counts[pattern] > _ONE_BY_ONE
+            told[pattern if folds else name] = f"{pattern} ({counts[pattern]} paths)" if folds else name
+        self._said.update(told)
+        return list(told.values())
+
+
+def name_kind(kind: str) -> str:
+    """A kind of container, for people, with its article."""
+    name = KIND_NAMES.get(kind, kind)
+    return f"{'an' if name[:1] in ('O', 'o') else 'a'} {name}"
+
+
+def pattern_of(name: str) -> str:
+    """A path with ``*`` for each component that is a number."""
+    return _NUMBER.sub("*", name)
+
+
+def some_names(names: Sequence[str], separator: str = ", ", most: int = _MOST_NAMES) -> str:
+    """The first of them, and how many there are."""
+    more = f"{separator}... ({len(names)} in all)" if len(names) > most else ""
+    return separator.join(names[:most]) + more

@@ -32,7 +32,7 @@ from deeppart.state.tree.flat import (
     ValueLeaf,
 )
 from deeppart.state.tree.flatten import flatten, hold_memory
-from deeppart.state.tree.noting import PLAIN_TENSORS
+from deeppart.state.tree.leaves import PLAIN_TENSORS
 from deeppart.state.tree.objects import object_form, object_state
 from deeppart.state.tree.paths import readable
 from deeppart.state.tree.runs import LEAST_ROWS, RUN_KINDS, run_levels

@@ -15,7 +15,7 @@ from deeppart.errors import CorruptFileError
 from deeppart.offline.find import find_step
 from deeppart.offline.load import OpenCheckpoint
 from deeppart.part.source import FileSource
-from deeppart.state.restore.boxes import LiveBox
+from deeppart.state.restore.scatter import LiveBox
 from deeppart.testing.states import Box, difference
 from tests.unit.round_trip import save
 

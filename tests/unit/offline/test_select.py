@@ -14,9 +14,8 @@ import torch
 import deeppart
 from deeppart.errors import StructureMismatchError
 from deeppart.offline.load import select
-from deeppart.state.document.decoding import decode_structure
-from deeppart.state.document.encoding import encode_structure, encode_tree
 from deeppart.state.document.structure import SavedApart, SavedBranch, SavedNode, Structure, walk_tree
+from deeppart.state.document.structure_json import decode_structure, encode_structure, encode_tree
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.leaves import leaf_type
 from deeppart.state.tree.paths import readable

@@ -22,16 +22,15 @@ from deeppart.recovery.recover import Reading, Recovered, recover
 from deeppart.recovery.saved import Documents, SavedStep, saved_step, share_documents
 from deeppart.recovery.tables import PartIndexView, Ranks, Tables, share_tables
 from deeppart.state.capture.staging import Staging
-from deeppart.state.document.apart import encode_own
-from deeppart.state.document.encoding import encode_tree
-from deeppart.state.document.part_document import Own, PartDocument, decode_meta
+from deeppart.state.document.part_document import Own, PartDocument, decode_meta, encode_own
+from deeppart.state.document.structure_json import encode_tree
 from deeppart.state.document.ties import find_aliases
 from deeppart.state.tree.flat import ApartRules
 from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.globs import PerRank, Ways
 from deeppart.state.tree.leaves import leaf_type
 from deeppart.state.tree.paths import Path as Keys
 from deeppart.state.tree.paths import exact
-from deeppart.state.tree.per_rank import PerRank, Ways
 from deeppart.state.tree.runs import encode_leaf_value
 from deeppart.storage.persistent import PersistentLevel
 from tests.fuzz.images import ManifestImage, PartImage

@@ -13,7 +13,7 @@ from deeppart.comm.base import Comm
 from deeppart.errors import FreedMemoryError
 from deeppart.model.boxes import Box
 from deeppart.recovery.distribute import BoxDelivery
-from deeppart.state.restore.boxes import BoxScatter, LiveBox
+from deeppart.state.restore.scatter import BoxScatter, LiveBox
 from deeppart.state.tree.paths import exact
 from tests.unit.comm.worlds import on_all, world
 from tests.unit.recovery.opened import open_step

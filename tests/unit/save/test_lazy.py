@@ -15,9 +15,9 @@ import torch
 
 import deeppart
 from deeppart.session import leave
-from deeppart.state.capture import deferred
+from deeppart.state.capture import lazy as deferred
 from deeppart.state.capture.copying import CallCopy
-from deeppart.state.compare import owners
+from deeppart.state.compare import optimizers as owners
 from deeppart.testing.states import difference
 from tests.unit.slow_copies import config, gradients, model, saved
 

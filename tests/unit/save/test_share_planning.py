@@ -20,8 +20,8 @@ from deeppart.state.capture.layout import OWN, SHARED, ShareLayout
 from deeppart.state.compare.state_layout import derive
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.globs import Replication
 from deeppart.state.tree.paths import readable
-from deeppart.state.tree.replication import Replication
 from tests.unit.comm.worlds import on_all, world
 from tests.unit.plan.shard_partitions import halves
 from tests.unit.sharded_states import piece, rows

@@ -17,11 +17,10 @@ from deeppart.errors import DeeppartWarning, PerRankNotice, ReplicaDivergenceWar
 from deeppart.interop.training_state import rng_state
 from deeppart.save.warnings import Warnings
 from deeppart.state.compare.classify import Classified
-from deeppart.state.compare.compared import Interval
-from deeppart.state.compare.divergence import Divergence
+from deeppart.state.compare.divergence import Divergence, Interval
 from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.globs import Replication
 from deeppart.state.tree.paths import readable
-from deeppart.state.tree.replication import Replication
 from tests.unit.sharded_states import checkpointer, on_ranks
 
 WHAT = "checkpoint(step=9)"

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from deeppart.state.document.decoding import decode_structure
-from deeppart.state.document.encoding import encode_structure, encode_tree
 from deeppart.state.document.structure import Structure
+from deeppart.state.document.structure_json import decode_structure, encode_structure, encode_tree
 from deeppart.state.document.ties import find_aliases
 from deeppart.state.restore.target import Target, decode_values
 from deeppart.state.tree.flat import FlatState

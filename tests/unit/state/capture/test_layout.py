@@ -33,11 +33,6 @@ def test_larger_elements_come_first_then_shared_then_what_is_not_trained() -> No
     ]  # fmt: skip
 
 
-def test_nothing_to_save_is_no_chunk() -> None:
-    layout = lay_out([kind("float32", 0)], [], [])
-    assert layout.nbytes == 0 and layout.chunks == () and len(layout.spans) == 0
-
-
 def test_large_segments_are_alone_and_are_cut_at_elements() -> None:
     count = CHUNK_BYTES // 8 + 5
     types = [kind("int64", 3), kind("int64", count), kind("int64", 4)]
@@ -73,11 +68,3 @@ def test_whatever_the_share_chunks_follow_each_other_and_hold_one_kind(seed: int
         assert len({leaf in trained for leaf in inside["leaf"].tolist()}) == 1
     for row in layout.spans:
         assert row["raw_offset"] % types[int(row["leaf"])].itemsize == 0
-
-
-def test_of_what_others_hold_too_a_part_has_a_piece() -> None:
-    types = [kind("int32", 10), kind("int32", 4)]
-    layout = lay_out(types, [(0, 8, 12)], [(1, 4, 8)])
-    assert layout.spans[["table", "leaf", "start", "length", "raw_offset"]].tolist() == [
-        (SHARED, 0, 8, 12, 0), (OWN, 1, 4, 8, 12),
-    ]  # fmt: skip

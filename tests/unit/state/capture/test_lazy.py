@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
 import subprocess
 import sys
 import threading
-import time
 import warnings
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +17,10 @@ import torch
 from torch import nn
 
 import deeppart
-from deeppart.errors import CheckpointError, LazyCaptureNotice
+from deeppart.errors import BackgroundFailureWarning, CheckpointError, LazyCaptureNotice
 from deeppart.state.capture import lazy
-from deeppart.state.compare import owners
+from deeppart.state.capture import lazy as deferred
+from deeppart.state.compare import optimizers as owners
 from deeppart.testing.states import difference
 from tests.unit.slow_copies import config, gradients, model, saved
 
@@ -64,25 +62,6 @@ def test_arrays_over_the_memory_of_parameters(tmp_path: Path, slow: threading.Ev
         pending.wait("persistent", 30)
     found = saved(tmp_path, 1)
     assert (found["flat"] == expected).all() and (found["turned"] == expected.T).all()
-
-
-def test_plain_state_dicts_of_an_optimizer_that_has_stepped(tmp_path: Path, slow: threading.Event) -> None:
-    net = model()
-    optimizer = torch.optim.Adam(net.parameters())
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        gradients(net)
-        optimizer.step()
-        state = {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
-        expected = copy.deepcopy(state)
-        pending = ck.checkpoint(state, 1)
-        time.sleep(0.05)
-        assert not pending.done()
-        gradients(net)
-        optimizer.step()
-        slow.set()
-        pending.wait("persistent", 30)
-        assert pending.report.held_s > 0
-    assert difference(expected, saved(tmp_path, 1)) is None
 
 
 def test_several_optimizers_and_accumulated_gradients(tmp_path: Path, slow: threading.Event) -> None:
@@ -156,13 +135,6 @@ def test_falls_back_to_copying_at_once_with_a_notice(
     assert difference(expected, saved(tmp_path, 1)["net"]) is None
 
 
-def test_an_optimizer_whose_step_torch_does_not_wrap_gives_no_word() -> None:
-    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
-    assert owners._gives_word(optimizer)
-    optimizer.param_groups[0]["capturable"] = True
-    assert not owners._gives_word(optimizer)
-
-
 def test_the_mark_of_a_wrapped_step_is_not_taken_for_the_wrapper() -> None:
     """``functools.wraps`` copies it; torch then does not wrap, and no hook is called."""
     torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)  # the first one of a process puts the mark there
@@ -222,18 +194,6 @@ def test_views_of_a_larger_buffer_are_copied_at_once(tmp_path: Path) -> None:
             assert difference(expected, saved(tmp_path, step)["net"]) is None
 
 
-def test_tensors_are_let_go_of_when_they_are_captured(tmp_path: Path) -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    weight = weakref.ref(net[0].weight)
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        ck.checkpoint({"net": net, "optimizer": optimizer}, 1)
-        assert ck._pipeline.wait_until_idle(30)
-        del net, optimizer
-        gc.collect()
-        assert weight() is None
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_step_gives_word() -> None:
     """The hook itself is not compiled: it runs before each step, every time."""
@@ -264,11 +224,104 @@ def test_the_compiler_is_not_brought_in_before_training_does() -> None:
     code = """if True:
         import sys
         import deeppart
-        from deeppart.state.compare.owners import REGISTRY
-        from deeppart.state.compare.training import TrainingWatch
+        from deeppart.state.compare.optimizers import REGISTRY
+        from deeppart.state.compare.optimizers import TrainingWatch
         deeppart.Checkpointer
         watch = TrainingWatch(least_bytes=0)  # which Checkpointers of several ranks have
         REGISTRY.listen(print)
         assert 'torch._dynamo' not in sys.modules
     """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- writes that nobody announces -------------------------------------------------------------------------------------
+
+
+def _in_place(weight: nn.Parameter) -> None:
+    with torch.no_grad():
+        weight.add_(1.0)
+
+
+def _one_element(weight: nn.Parameter) -> None:
+    with torch.no_grad():
+        weight[3, 5] = 1.0
+
+
+def _around_the_counter(weight: nn.Parameter) -> None:
+    weight.data.clamp_(-0.001, 0.001)
+
+
+@pytest.mark.parametrize("write", [_in_place, _one_element, _around_the_counter])
+def test_a_write_before_the_capture_is_told(
+    tmp_path: Path, slow: threading.Event, write: Callable[[nn.Parameter], None]
+) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    gradients(net)
+    state = {"net": net, "optimizer": optimizer}
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        slow.set()
+        ck.checkpoint(state, 1).wait("persistent", 30)
+        slow.clear()
+        pending = ck.checkpoint(state, 2)
+        version = net[0].weight._version
+        write(net[0].weight)
+        counted = net[0].weight._version != version
+        assert counted == (write is not _around_the_counter)
+        slow.set()
+        with pytest.raises(CheckpointError, match="written to while it was being captured") as caught:
+            pending.wait("persistent", 30)
+        told = "writes to net/0.weight" if counted else "other bytes than when checkpoint() was called: net/0.weight"
+        assert told in str(caught.value)
+        assert 'set capture="eager"' in str(caught.value)
+        expected = {3: net[0].weight.detach().clone()}
+        with pytest.warns(LazyCaptureNotice, match=r"outside of optimizer\.step\(\).*: net/0\.weight$"):
+            pending = ck.checkpoint(state, 3)
+        write(net[0].weight)  # was copied before
+        pending.wait("persistent", 30)
+        expected[4] = net[0].weight.detach().clone()
+        with warnings.catch_warnings():  # once
+            warnings.simplefilter("error")
+            pending = ck.checkpoint(state, 4)
+        write(net[0].weight)
+        pending.wait("persistent", 30)
+    for step in (3, 4):
+        assert torch.equal(saved(tmp_path, step)["net"]["0.weight"], expected[step])
+    with pytest.raises(deeppart.RestoreError):
+        saved(tmp_path, 2)
+
+
+def test_a_failed_capture_is_told_at_the_next_call(tmp_path: Path, slow: threading.Event) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        ck.checkpoint({"net": net, "optimizer": optimizer}, 1)
+        _in_place(net[0].weight)
+        slow.set()
+        assert ck._pipeline.wait_until_idle(30)
+        with (
+            pytest.warns(BackgroundFailureWarning, match=r"writes to net/0\.weight"),
+            pytest.warns(LazyCaptureNotice, match=r"net/0\.weight"),
+        ):
+            ck.checkpoint({"net": net, "optimizer": optimizer}, 2).wait("persistent", 30)
+        assert ck.failures == 1
+
+
+def test_an_error_within_a_copy_holds_nobody_back(
+    tmp_path: Path, slow: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    state = {"net": net, "optimizer": optimizer}
+
+    def fails(piece: object) -> None:
+        raise IndexError("within a copy")
+
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        with monkeypatch.context() as patch:
+            patch.setattr(deferred, "_copy", fails)
+            pending = ck.checkpoint(state, 1)
+            slow.set()
+            with pytest.raises(deeppart.CheckpointError, match="within a copy"):
+                pending.wait("persistent", 30)
+        ck.checkpoint(state, 2).wait("persistent", 30)

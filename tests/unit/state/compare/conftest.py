@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deeppart.state.compare.training import TrainingWatch
+from deeppart.state.compare.optimizers import TrainingWatch
 
 
 @pytest.fixture

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,13 +19,12 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import deeppart
-from deeppart.errors import CheckpointError, FreedMemoryError, LazyCaptureNotice
-from deeppart.state.capture import deferred
+from deeppart.errors import CheckpointError, FreedMemoryError
+from deeppart.state.capture import lazy as deferred
 from deeppart.state.tree.fingerprint import full_digest
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.leaves import flat_bytes
 from deeppart.state.tree.template import Template
-from deeppart.testing.states import difference
 from tests.sampling import sampled
 from tests.unit.memory_ways import WAYS, Slow
 
@@ -157,36 +154,6 @@ def test_a_write_that_is_counted_after_the_copy_is_told(tmp_path: Path, monkeypa
             pending.wait("persistent", 30)
     with pytest.raises(deeppart.DeeppartError):
         deeppart.load(tmp_path / "ckpt", 1)
-
-
-def test_rows_that_the_forward_pass_renormalizes(tmp_path: Path) -> None:
-    """Found changed once, it is captured before checkpoint() returns from then on."""
-    net: Any = nn.Sequential(nn.Embedding(1000, 64, max_norm=0.5), nn.Linear(64, 400))
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    rows = torch.arange(1000)
-    with deeppart.Checkpointer(config(tmp_path, capture="lazy")) as ck, warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        outcomes = {}
-        for step in range(1, 5):
-            with torch.no_grad():
-                net[0].weight.mul_(2.0)
-            slow = Slow(copies_before=0)
-            expected = copy.deepcopy(net.state_dict())
-            pending = ck.checkpoint({"net": net, "optimizer": optimizer}, step)
-            try:
-                net(rows).square().sum().backward()
-            finally:
-                slow.end()
-            try:
-                pending.wait("persistent", 30)
-                outcomes[step] = difference(expected, deeppart.load(tmp_path / "ckpt", step)["net"]) or "right"
-            except CheckpointError as error:
-                outcomes[step] = str(error)
-            optimizer.step()
-    assert "writes to net/0.weight" in outcomes.pop(1)
-    assert outcomes == {2: "right", 3: "right", 4: "right"}
-    notices = [str(each.message) for each in told if each.category is LazyCaptureNotice]
-    assert len(notices) == 1 and notices[0].endswith("from now on: net/0.weight")
 
 
 # --- leaves without all of their memory -------------------------------------------------------------------------------

@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import deeppart
-from deeppart.errors import (
-    DeeppartWarning,
-    StateError,
-    StructureMismatchError,
-)
+from deeppart.errors import DeeppartWarning, StateError, StructureMismatchError
 
 pytestmark = pytest.mark.usefixtures("working_directory")
 
@@ -75,24 +73,6 @@ def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     model(torch.ones(2, 3)).sum().backward()
     optimizer.step()
     return model, optimizer
-
-
-def test_what_an_optimizer_gave_does_not_reach_it(ck: deeppart.Checkpointer) -> None:
-    """Neither of a state dict, alone, in a list, or saved as an object; of one that has stepped all but settings do."""
-    (_, saved), (model, stepped) = trained(), trained()
-    fresh = torch.optim.Adam(model.parameters())
-    ck.checkpoint({"one": saved, "more": [saved.state_dict()]}, 1).wait()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ck.restore({"one": stepped.state_dict(), "more": [stepped.state_dict()]})
-        ck.restore({"one": fresh, "more": None})
-    fresh = torch.optim.Adam(model.parameters())
-    live: dict[str, Any] = {"one": fresh.state_dict(), "more": [fresh.state_dict()]}
-    with pytest.warns(DeeppartWarning, match=r"at more/0, one, but.*load_state_dict\(\)") as told:
-        ck.restore(live)
-    assert len(told) == 1 and not fresh.state and fresh.param_groups[0]["lr"] != 0.5
-    fresh.load_state_dict(live["one"])  # as it says
-    assert fresh.param_groups[0]["lr"] == 0.5 and len(fresh.state) == 4
 
 
 def test_an_optimizer_of_another_class_that_takes_what_was_saved_is_told(ck: deeppart.Checkpointer) -> None:
@@ -197,8 +177,6 @@ NESTING: dict[str, tuple[Callable[[], tuple[Any, Any]], list[str]]] = {
         ["the keys model, n", 'restore({"model": model, "n": n})'],
     ),
 }
-
-
 #: What was saved and what is live, of one model; the wrappers alone differ.
 WRAPPED: dict[str, Callable[[], tuple[Any, Any]]] = {
     "DDP was saved": lambda: ({"model": Wrapped(network(), "module")}, {"model": network()}),
@@ -243,24 +221,6 @@ def test_states_that_are_nested_otherwise(tmp_path: Path, name: str) -> None:
         assert ck.restore(saved) == 1
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiling_in_place_leaves_the_names_as_they_are() -> None:
-    """What the advice for parts rests on."""
-    model = Deep()
-    names = list(model.state_dict())
-    model.inner.compile()
-    assert list(model.state_dict()) == names
-    model.inner = torch.compile(model.inner)  # type: ignore[assignment]
-    assert list(model.state_dict()) == [name.replace("inner.", "inner._orig_mod.") for name in names]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_real_compiled_and_data_parallel_modules_have_these_prefixes() -> None:
-    compiled: Any = torch.compile(network())
-    assert all(name.startswith("_orig_mod.") for name in compiled.state_dict())
-    assert all(name.startswith("module.") for name in torch.nn.DataParallel(network()).state_dict())
-
-
 def test_a_mismatch_without_such_a_cause_keeps_its_own_advice(tmp_path: Path) -> None:
     with deeppart.Checkpointer(config(tmp_path)) as ck:
         ck.checkpoint({"a": torch.ones(3), "b": 1}, 1).wait()
@@ -280,25 +240,7 @@ def test_what_is_said_of_the_outermost_keys_is_true(tmp_path: Path) -> None:
             assert words in str(caught.value.expected)
 
 
-def test_the_advice_for_a_part_further_inside_can_be_followed(tmp_path: Path) -> None:
-    saved, model = training(network()), network()
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        ck.checkpoint({"app": saved}, 1).wait()
-        live = {"app": {"model": model}}
-        assert ck.restore(live, keys=["app/model"]) == 1
-    assert live["app"].keys() == {"model"}
-    assert all(map(torch.equal, model.parameters(), saved["model"].parameters()))
-
-
 # --- places -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    settings = {"local_dir": str(tmp_path / "local"), "keep": {"local": 2}}
-    with deeppart.Checkpointer(config(tmp_path, **settings)) as ck:
-        ck.checkpoint({"a": torch.ones(3)}, 100).wait()
-    return tmp_path / "ckpt"
 
 
 @pytest.mark.parametrize("steps", [0, 3])
@@ -420,21 +362,75 @@ def test_no_rename_is_advised_where_names_may_have_been_shifted(tmp_path: Path) 
     assert "rename=" not in str(caught.value)
 
 
-def test_a_rename_that_is_advised_touches_nothing_else(tmp_path: Path) -> None:
-    live = {"model": {"temp": torch.zeros(2)}, "cfg": {"lr": torch.zeros(3)}}
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        ck.checkpoint({"model": {"lr": torch.ones(2)}, "cfg": {"lr": torch.ones(3)}}, step=1).wait("persistent")
-        with pytest.raises(StructureMismatchError) as caught:
-            ck.restore(live)
-        assert 'rename={"model/lr": "model/temp"}' in str(caught.value)
-        ck.restore(live, rename={"model/lr": "model/temp"})
-    assert live["model"]["temp"].sum() == 2 and live["cfg"]["lr"].sum() == 3
+class Training:
+    """A model and its optimizer, which may have stepped."""
+
+    def __init__(self, *, stepped: bool) -> None:
+        self.model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        if stepped:
+            self.model(torch.ones(1, 3)).sum().backward()
+            self.optimizer.step()
+
+    def state(self, how: str) -> dict[str, Any]:
+        if how == "names":
+            return {"model": self.model, "train": {"opt": get_optimizer_state_dict(self.model, self.optimizer)}}
+        if how == "numbers":
+            return {"model": self.model, "train": {"opt": self.optimizer.state_dict()}}
+        return {"model": self.model, "train": {"opt": self.optimizer}}
 
 
-def test_no_rename_is_advised_that_could_exchange_layers(tmp_path: Path) -> None:
-    layers = [torch.nn.Linear(2, 2) for _ in range(4)]
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        ck.checkpoint({"model": Named(a=layers[0], b=layers[1])}, step=1).wait("persistent")
-        with pytest.raises(StructureMismatchError) as caught:
-            ck.restore({"model": Named(c=layers[2], d=layers[3])})
-    assert "rename=" not in str(caught.value)
+def restored(root: Path, saved: dict[str, Any], live: dict[str, Any]) -> None:
+    with deeppart.Checkpointer(persistent_dir=root) as ck:
+        ck.checkpoint(saved, 1).wait()
+    with deeppart.Checkpointer(persistent_dir=root) as ck:
+        ck.restore(live)
+
+
+@pytest.mark.parametrize("saved", ["object", "numbers"])
+def test_names_where_numbers_were_saved(tmp_path: Path, saved: str) -> None:
+    with pytest.raises(StructureMismatchError, match="has the optimizer itself at train/opt, whose state numbers"):
+        restored(tmp_path, Training(stepped=True).state(saved), Training(stepped=True).state("names"))
+
+
+@pytest.mark.parametrize("live", ["object", "numbers"])
+def test_numbers_where_names_were_saved(tmp_path: Path, live: str) -> None:
+    with pytest.raises(StructureMismatchError, match=r"what get_optimizer_state_dict\(\) gave, which names"):
+        restored(tmp_path, Training(stepped=True).state("names"), Training(stepped=True).state(live))
+
+
+def test_a_new_optimizer_takes_names_in_the_order_of_its_parameters(tmp_path: Path) -> None:
+    """As torch's own load_state_dict does."""
+    saved, live = Training(stepped=True), Training(stepped=False)
+    restored(tmp_path, saved.state("names"), live.state("object"))
+    moments = [[each.optimizer.state[x]["exp_avg"] for x in each.model.parameters()] for each in (saved, live)]
+    assert all(torch.equal(one, other) for one, other in zip(*moments, strict=True))
+
+
+def test_one_that_has_stepped_where_a_new_one_was_saved(tmp_path: Path) -> None:
+    with pytest.raises(
+        StructureMismatchError, match="had not stepped when it was saved, and the live one has"
+    ) as caught:
+        restored(tmp_path, Training(stepped=False).state("object"), Training(stepped=True).state("object"))
+    assert "no keys there (checkpoint)" in str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["object", "names", "numbers"])
+def test_what_fits_needs_no_advice(tmp_path: Path, how: str) -> None:
+    live = Training(stepped=True)
+    restored(tmp_path, Training(stepped=True).state(how), live.state(how))
+
+
+def test_what_nobody_takes_is_told(tmp_path: Path) -> None:
+    """A scheduler that is forgotten in the state: its learning rate would be wrong, without a word."""
+    training = Training(stepped=True)
+    scheduler = torch.optim.lr_scheduler.StepLR(training.optimizer, 1)
+    live = Training(stepped=True).state("object")
+    with pytest.warns(DeeppartWarning, match=r"left in the checkpoint, .* no such key: scheduler\."):
+        restored(tmp_path / "beside", training.state("object") | {"scheduler": scheduler}, live)
+    assert "scheduler" not in live
+    live["more"] = {"n": 0}
+    with pytest.warns(DeeppartWarning, match=r"has nothing at more/scheduler \(StepLR\): .* is a dict now"):
+        saved = training.state("object") | {"more": {"scheduler": scheduler, "n": 1}}
+        restored(tmp_path / "inside", saved, live)
+    assert live["more"]["scheduler"]["last_epoch"] == 0

@@ -13,7 +13,7 @@ from deeppart.state.document.structure import SavedBranch, SavedValue, Structure
 from deeppart.state.restore.classes import resolve, resolve_registered
 from deeppart.state.restore.target import Target
 from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.stand_ins import SavedMember
+from deeppart.state.tree.values import SavedMember
 from tests.features.script_values import Level, Phase, Rights
 
 HERE = Phase.__module__

@@ -245,20 +245,6 @@ def test_jagged_tensors_of_one_shape_keep_one(tmp_path: Path) -> None:
         assert bits(found["a"] + found["b"]) == bits(one * 3)
 
 
-def test_a_component_that_stands_beside_its_tensor(tmp_path: Path) -> None:
-    one, mine = coo(1), coo(3)
-    live = restored(tmp_path, {"x": one, "v": one._values()}, {"x": mine, "v": mine._values()})
-    assert bits(live) == bits({"x": one, "v": one._values()})
-    assert live["v"].data_ptr() == live["x"]._values().data_ptr()
-
-
-def test_what_asks_for_gradients_goes_on_to(tmp_path: Path) -> None:
-    live = restored(
-        tmp_path, {"x": coo(1, 9), "y": coo(1)}, {"x": coo(2).requires_grad_(), "y": coo(2).requires_grad_()}
-    )
-    assert live["x"].requires_grad and live["y"].requires_grad
-
-
 META = "meta"
 
 
@@ -306,16 +292,6 @@ def refused_meta(directory: Path, saved: Any, live: Any) -> str:
         with pytest.raises((LeafMismatchError, StructureMismatchError)) as caught:
             ck.restore(live)
     return str(caught.value)
-
-
-def test_a_module_on_the_meta_device_can_be_given_its_state_dict(tmp_path: Path) -> None:
-    with torch.device(META):
-        model = torch.nn.Linear(2, 2)
-    real = torch.nn.Linear(2, 2)
-    state = dict(model.state_dict())
-    restored(tmp_path, {"m": real}, {"m": state})
-    model.load_state_dict(state, assign=True)
-    assert torch.equal(model.weight, real.weight)
 
 
 def test_a_meta_tensor_is_never_saved(tmp_path: Path) -> None:

@@ -10,90 +10,7 @@ import torch
 
 import deeppart
 from deeppart.errors import DeeppartWarning, StructureMismatchError
-from deeppart.state.document.decoding import decode_tree
-from deeppart.state.document.encoding import encode_tree
-from deeppart.state.document.structure import SavedArray, SavedLeaf, SavedNode, walk_tree
-from deeppart.state.restore.elsewhere import LeafNumbers, PartRules, lacking_leaves, without_leaves
-from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.paths import exact, readable
-from deeppart.testing.states import Box
 from tests.unit.sharded_states import restore, rows, save
-
-
-def tensor() -> torch.Tensor:
-    return torch.zeros(2)
-
-
-SAVED: dict[str, Any] = {
-    "layers": {"0": {"w": tensor(), "b": tensor()}, "1": {"w": tensor(), "b": tensor()}},
-    "list": [tensor(), tensor(), {1: tensor(), "1": tensor()}],
-    "steps": {"n": 1, "m": 2, "x": tensor()},
-    "mixed": {"s": 3, "t": tensor()},
-    "object": Box({"w": tensor(), "more": {"x": tensor()}}),
-}
-
-
-def saved() -> SavedNode:
-    flat = flatten(SAVED)
-    return decode_tree(encode_tree(flat.root), len(flat.values), "here")[0]
-
-
-def paths(tree: SavedNode, found: LeafNumbers) -> set[str]:
-    return {readable(path) for path, leaf in walk_tree(tree, ()) if is_in(leaf, found)}
-
-
-def is_in(leaf: SavedLeaf, found: LeafNumbers) -> bool:
-    return leaf.index in (found.arrays if isinstance(leaf, SavedArray) else found.values)
-
-
-def live(**changes: Any) -> Any:
-    return flatten({key: value for key, value in (SAVED | changes).items() if value is not None}).root
-
-
-#: As if the user had said so.
-ANYWHERE = PartRules(declared=lambda path: True)
-LACKING: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "nothing": ({}, set()),
-    "a key": ({"layers": {"0": SAVED["layers"]["0"]}}, {"layers/1/w", "layers/1/b"}),
-    "a key deep below": ({"layers": {"0": {"w": tensor()}, "1": SAVED["layers"]["1"]}}, {"layers/0/b"}),
-    "a key of an object": ({"object": Box({"w": tensor()})}, {"object/more/x"}),
-    "a container": ({"layers": None}, {"layers/0/w", "layers/0/b", "layers/1/w", "layers/1/b"}),
-    "a text where a number is": ({"list": [tensor(), tensor(), {1: tensor()}]}, {"list/2/1"}),
-    "values alone": ({"steps": {"n": 1, "x": tensor()}}, {"steps/m"}),
-    "values among tensors": ({"mixed": {"t": tensor()}}, {"mixed/s"}),
-    "another kind": ({"layers": tensor()}, set()),
-    "items of a list": ({"list": [tensor()]}, set()),
-}
-
-
-@pytest.mark.parametrize("name", LACKING)
-def test_what_a_live_dict_lacks_is_found(name: str) -> None:
-    changes, expected = LACKING[name]
-    tree = saved()
-    lacking = lacking_leaves(tree, live(**changes), ANYWHERE)
-    assert paths(tree, lacking) == expected
-    pruned, gone = without_leaves(tree, live(**changes), ANYWHERE, lacking)
-    assert gone == lacking
-    everything, left = ([leaf for _, leaf in walk_tree(each, ())] for each in (tree, pruned))
-    assert left == [leaf for leaf in everything if not is_in(leaf, lacking)]
-
-
-def test_what_no_other_rank_has_either_stays() -> None:
-    """It is created, as optimizer states are."""
-    tree, root = saved(), live(layers={"0": SAVED["layers"]["0"]})
-    lacking = lacking_leaves(tree, root, ANYWHERE)
-    for elsewhere in (LeafNumbers(), LeafNumbers({min(lacking.arrays)})):
-        pruned, gone = without_leaves(tree, root, ANYWHERE, elsewhere)
-        assert pruned == tree and not gone.any(), "a container of which others have a part stays as a whole"
-
-
-def test_without_a_reason_to_lack_it_everything_is_created() -> None:
-    tree, root = saved(), live(layers={"0": SAVED["layers"]["0"]}, steps={"n": 1})
-    assert not lacking_leaves(tree, root, PartRules()).any()
-    below = PartRules(declared=lambda path: path[0] == "steps")
-    assert paths(tree, lacking_leaves(tree, root, below)) == {"steps/m", "steps/x"}
-    rank0 = PartRules(rank0=frozenset({exact(("steps",)), exact(("layers", "1"))}), declared=lambda path: True)
-    assert not lacking_leaves(tree, root, rank0).any()
 
 
 def training(steps: int) -> dict[str, Any]:
@@ -121,26 +38,6 @@ def test_a_rank_that_has_not_trained_yet_gets_what_the_others_get(tmp_path: Path
         assert [float(moments[number]["step"]) for number in moments] == [3.0, 3.0]
         assert torch.equal(moments[0]["exp_avg"], states[0]["o"].state_dict()["state"][0]["exp_avg"])
         assert each["d"]["n"] == 3 and torch.equal(each["d"]["a"], states[0]["d"]["a"])
-
-
-def test_a_rank_that_has_not_trained_yet_among_shards(tmp_path: Path) -> None:
-    """Its optimizer makes its state as the parameters are split, though others have theirs."""
-    whole = torch.arange(12.0).view(4, 3)
-
-    def state(rank: int, steps: int) -> dict[str, Any]:
-        parameter = torch.nn.Parameter(torch.zeros(2))
-        optimizer = torch.optim.SGD([parameter], momentum=0.9)
-        for _ in range(steps):
-            parameter.grad = torch.ones(2)
-            optimizer.step()
-        return {"w": rows(whole * steps, rank, 2), "o": optimizer}
-
-    save(tmp_path, [state(rank, 2) for rank in range(2)])
-    live = [state(0, 1), state(1, 0)]
-    assert restore(tmp_path, live) == 1
-    for each in live:
-        (found,) = each["o"].state_dict()["state"].values()
-        assert torch.equal(found["momentum_buffer"], torch.full((2,), 1.9))
 
 
 @pytest.mark.parametrize("shards", [False, True])
@@ -178,14 +75,6 @@ def test_what_is_tied_to_a_leaf_of_another_rank_is_filled(tmp_path: Path, ranks:
     assert restore(tmp_path, live, replicated="parts") == 1
     assert [list(each) for each in live] == [["emb"], ["head"], ["emb"]]
     assert all(torch.equal(array, whole) for each in live for array in each.values())
-
-
-def test_a_part_of_a_leaf_of_another_rank(tmp_path: Path) -> None:
-    whole = torch.arange(12.0).view(4, 3)
-    save(tmp_path, [{"all": whole, "row": whole[1]}])
-    live = [{"all": whole * 0}, {"row": whole[1] * 0}]
-    restore(tmp_path, live)
-    assert torch.equal(live[0]["all"], whole) and torch.equal(live[1]["row"], whole[1])
 
 
 def test_a_dict_around_what_is_each_ranks_own_is_made(tmp_path: Path) -> None:

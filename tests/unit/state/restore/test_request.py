@@ -1,4 +1,4 @@
-"""The arguments of a restore that choose: which are possible, and what they cover."""
+"""The arguments of a restore that choose: which are possible, what they cover, and names that differ by wrappers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deeppart.errors import ConfigError
-from deeppart.state.restore.request import Request, asked_of
+from deeppart.state.restore.request import Request, aligned, asked_of
 
 DEFAULTS: dict[str, Any] = {
     "keys": None,
@@ -28,12 +28,6 @@ def test_nothing_asked_for_is_the_default() -> None:
     assert request().is_default and request().digest() == 0
     assert request(strict=False) == Request(missing="keep", unexpected="ignore")
     assert request(strict=False, on_missing="error", on_unexpected="create").is_default
-
-
-def test_functions_stand_for_what_they_are_told_of() -> None:
-    asked = asked_of(*(DEFAULTS | {"on_missing": print, "on_unexpected": print}).values())
-    assert asked.request == Request(missing="keep", unexpected="ignore")
-    assert asked.on_missing is print and asked.on_unexpected is print
 
 
 def test_ranks_that_ask_for_the_same_have_one_digest() -> None:
@@ -115,8 +109,42 @@ def test_rules_of_rename(rename: dict[str, str], path: tuple[str, ...], key: Any
     assert found == expected and (rule is None) == (found == key)
 
 
-def test_paths_that_are_asked_for() -> None:
-    asked = request(keys=("model/*", "rng"), exclude="*.bias")
-    assert asked.asks_for(("model", "0.weight")) and asked.asks_for(("rng", "cpu"))
-    assert not asked.asks_for(("model", "0.bias")) and not asked.asks_for(("optimizer", "0.weight"))
-    assert not asked.asks_for(()) and request().asks_for(())
+A, B = "a.weight", "b.0.bias"
+
+
+@pytest.mark.parametrize(
+    ("saved", "live"),
+    [
+        ([f"module.{A}", f"module.{B}"], [A, B]),
+        ([A, B], [f"_orig_mod.module.{A}", f"_orig_mod.module.{B}"]),
+        ([A, B], [A, "b._orig_mod.0.bias"]),
+        ([A, "b.module.0.bias"], ["a._checkpoint_wrapped_module.weight", B]),
+    ],
+)
+def test_every_name_has_its_counterpart(saved: list[str], live: list[str]) -> None:
+    found = aligned(saved, live, whole=True)
+    assert [found.get(name, name) for name in saved] == live
+
+
+@pytest.mark.parametrize(
+    ("saved", "live"),
+    [
+        ([A, B], [A, B]),
+        ([A, B], [B, A]),
+        ([f"module.{A}", A], [A, B]),  # two names of one
+        ([A, B], [f"module.{A}", A]),
+        ([f"module.{A}"], [A, B]),  # another model
+        ([f"net.{A}"], [A]),
+        ([f"module.{A}", 1], [A, 1]),
+        ([], [A]),
+        ([A], []),
+    ],
+)
+def test_anything_else_is_left_as_it_is(saved: list[str], live: list[str]) -> None:
+    assert aligned(saved, live, whole=True) == {}
+
+
+def test_of_models_that_differ_the_names_that_both_have() -> None:
+    saved, live = [f"module.{A}", f"module.{B}", "module.old"], [A, B, "head.weight"]
+    assert aligned(saved, live, whole=False) == {f"module.{A}": A, f"module.{B}": B}
+    assert aligned([A, "old"], [A, "new"], whole=False) == {}

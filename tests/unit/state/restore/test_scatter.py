@@ -1,20 +1,41 @@
-"""Bytes of the raw stream go to their places, however arrays lie; places that make no sense are refused."""
+"""Bytes of the raw stream, and boxes of tensors, into arrays however those lie; impossible places are refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import deeppart
 from deeppart.errors import CorruptFileError, FreedMemoryError
-from deeppart.part import SPAN_DTYPE
-from deeppart.state.restore.scatter import LeafPiece, Scatter, check_cover, chunk_pieces
-from deeppart.state.tree.leaves import LeafType
+from deeppart.model.boxes import Box
+from deeppart.part import OWN_TABLE, SHARED_TABLE, SPAN_DTYPE
+from deeppart.state.document.whole import ShardSource, WholeTensor
+from deeppart.state.restore.scatter import (
+    BoxScatter,
+    BoxWriter,
+    LeafPiece,
+    LiveBox,
+    OwnSpans,
+    Patch,
+    Scatter,
+    check_bytes,
+    check_cover,
+    chunk_pieces,
+    cut_patch,
+    packed_patch,
+    patch_bytes,
+    patches,
+)
+from deeppart.state.tree.leaves import LeafType, leaf_type
 from tests.unit.state.restore.mismatches import check_brought_back, config, zeros
 
 COUNTING = np.arange(24, dtype=np.uint8)
@@ -72,17 +93,6 @@ def test_only_one_piece_of_an_array_in_order_is_received_where_it_belongs() -> N
     assert scatter.direct([LeafPiece(1, 4, 6, 0)]) is None, "not in order"
     assert scatter.direct([LeafPiece(0, 0, 2, 0), LeafPiece(0, 2, 2, 2)]) is None and scatter.direct([]) is None
     assert scatter.direct([LeafPiece(9, 0, 2, 0)]) is None, "not wanted"
-
-
-def test_memory_that_was_freed_meanwhile_is_not_written_to() -> None:
-    tensor = torch.zeros(1000)
-    scatter = Scatter({0: tensor})
-    assert scatter.direct([LeafPiece(0, 0, 4, 0)]) is not None
-    tensor.untyped_storage().resize_(0)
-    with pytest.raises(FreedMemoryError, match="leaf 0"):
-        scatter.direct([LeafPiece(0, 0, 4, 0)])
-    with pytest.raises(FreedMemoryError, match="leaf 0"):
-        scatter.write([LeafPiece(0, 0, 4, 0)], COUNTING)
 
 
 @pytest.mark.parametrize("nbytes", [0, 8])
@@ -186,3 +196,212 @@ def test_memory_around_a_strided_leaf_is_left_alone(tmp_path: Path, step: int) -
         ck.restore([base[1:8:3, 2:9:3], array[3:33:3]])
     assert torch.equal(base[1:8:3, 2:9:3], torch.arange(9.0).view(3, 3)) and int((base == -1).sum()) == 81
     assert array[3:33:3].tolist() == list(range(10)) and int((array == -1).sum()) == 30
+
+
+KIND = LeafType("torch", "int32", (4, 6))
+WHOLE = torch.arange(24, dtype=torch.int32).view(4, 6)
+LEFT, RIGHT = Box((0, 0), (4, 2)), Box((0, 2), (4, 4))
+Bytes = npt.NDArray[np.uint8]
+
+
+def tensor(*sources: ShardSource) -> WholeTensor:
+    return WholeTensor(KIND, "model/w", sources, None, 2)
+
+
+#: The left columns in leaf 5 of part 0; the right ones in leaf 3 of parts 0 and 1, which have half of the bytes each.
+SOUND = tensor(ShardSource(0, 5, LEFT), ShardSource(0, 3, RIGHT), ShardSource(1, 3, RIGHT))
+
+
+def raw(box: Box) -> Bytes:
+    return WHOLE[box.slices()].contiguous().view(-1).view(torch.uint8).numpy()
+
+
+def fill(scatter: BoxScatter) -> None:
+    """Give it two chunks of part 0, of two and one pieces, and one of part 1."""
+    first = np.concatenate([np.zeros(8, dtype=np.uint8), raw(LEFT), raw(RIGHT)[:12]])
+    scatter.write(0, LeafPiece(5, 0, 32, 8), first)
+    scatter.write(0, LeafPiece(3, 0, 12, 40), first)
+    scatter.write(0, LeafPiece(9, 0, 8, 0), first)
+    scatter.write(0, LeafPiece(3, 12, 20, 0), raw(RIGHT)[12:32])
+    scatter.write(1, LeafPiece(3, 32, 32, 4), np.concatenate([np.zeros(4, dtype=np.uint8), raw(RIGHT)[32:]]))
+
+
+def test_each_array_gets_its_box() -> None:
+    whole, column = torch.zeros(4, 6, dtype=torch.int32), torch.zeros(3, 1, dtype=torch.int32)
+    rows = torch.zeros(6, 2, dtype=torch.int32).T
+    nothing = torch.zeros(0, 6, dtype=torch.int32)
+    boxes = [
+        LiveBox.whole(whole),
+        LiveBox(column, Box((1, 2), (3, 1))),
+        LiveBox(nothing, Box((4, 0), (0, 6))),
+        LiveBox(rows, Box((2, 0), (2, 6))),
+    ]
+    scatter = BoxScatter({7: (SOUND, boxes)})
+    assert scatter.leaves(0) == {3, 5} and scatter.leaves(1) == {3} and not scatter.leaves(2)
+    fill(scatter)
+    assert torch.equal(whole, WHOLE) and torch.equal(column, WHOLE[1:, 2:3]) and torch.equal(rows, WHOLE[2:])
+
+
+def test_memory_that_was_freed_is_not_written_to() -> None:
+    live = torch.zeros(4, 6, dtype=torch.int32)
+    scatter = BoxScatter({0: (SOUND, [LiveBox.whole(live)])})
+    live.untyped_storage().resize_(0)
+    with pytest.raises(FreedMemoryError, match="restored"):
+        fill(scatter)
+
+
+# --- parts that hold too little or too much ---------------------------------------------------------------------------
+
+
+def part_spans(*rows: tuple[int, int, int, int]) -> npt.NDArray[np.void]:
+    """(table, leaf, start, length)"""
+    table = np.zeros(len(rows), dtype=SPAN_DTYPE)
+    for place, row in enumerate(rows):
+        for name, value in zip(("table", "leaf", "start", "length"), row, strict=True):
+            table[place][name] = value
+    return table
+
+
+def sound() -> list[list[tuple[int, int, int, int]]]:
+    first = [(SHARED_TABLE, 3, 0, 40), (OWN_TABLE, 3, 20, 12), (OWN_TABLE, 3, 0, 20), (OWN_TABLE, 5, 0, 32)]
+    return [first, [(OWN_TABLE, 3, 32, 32), (OWN_TABLE, 4, 0, 8)]]
+
+
+def test_all_bytes_once_in_whatever_order() -> None:
+    check_bytes(SOUND, [OwnSpans(part_spans(*part)) for part in sound()], "here")
+    check_bytes(tensor(), [], "here")
+
+
+Parts = list[list[tuple[int, int, int, int]]]
+WRONG: dict[str, Callable[[Parts], object]] = {
+    "a gap": lambda parts: parts[0].pop(1),
+    "nothing of a shard": lambda parts: parts[0].pop(3),
+    "nothing at the end": lambda parts: parts[1].pop(0),
+    "twice": lambda parts: parts[1].append((OWN_TABLE, 3, 0, 20)),
+    "an overlap": lambda parts: parts[1].append((OWN_TABLE, 3, 28, 8)),
+    "beyond the end": lambda parts: parts[1].append((OWN_TABLE, 3, 64, 4)),
+    "in the other table": lambda parts: parts[1].__setitem__(0, (SHARED_TABLE, 3, 32, 32)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_any_other_bytes_are_refused(name: str) -> None:
+    parts = sound()
+    WRONG[name](parts)
+    with pytest.raises(CorruptFileError, match="every byte of a shard exactly once") as caught:
+        check_bytes(SOUND, [OwnSpans(part_spans(*part)) for part in parts], "step 4")
+    assert "model/w" in str(caught.value) and "step 4" in str(caught.value)
+
+
+SHAPES = st.lists(st.integers(1, 5), max_size=4).map(tuple)
+DTYPES = [torch.uint8, torch.bool, torch.bfloat16, torch.float32, torch.int64, torch.complex64, torch.complex128]
+
+
+@st.composite
+def boxes(draw: st.DrawFn, shape: tuple[int, ...]) -> Box:
+    offset = tuple(draw(st.integers(0, length - 1)) for length in shape)
+    return Box(offset, tuple(draw(st.integers(1, length - at)) for length, at in zip(shape, offset, strict=True)))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[tuple[int, ...], Box, Box, int, int]:
+    """A shape, a source, a target, and a range of the elements of the source."""
+    shape = draw(SHAPES)
+    source, target = draw(boxes(shape)), draw(boxes(shape))
+    start = draw(st.integers(0, source.elements))
+    return shape, source, target, start, draw(st.integers(0, source.elements - start))
+
+
+def numbered(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    count = torch.Size(shape).numel()
+    return (torch.arange(count) % 251 + 1).to(dtype).view(shape)
+
+
+def raw_bytes(tensor: torch.Tensor) -> Bytes:
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().copy()
+
+
+def wanted(whole: torch.Tensor, source: Box, target: Box, start: int, count: int) -> torch.Tensor:
+    """What the target holds of the elements of the source, 0 elsewhere: with a mark for each element."""
+    has = torch.zeros(whole.shape, dtype=torch.bool)
+    mark = torch.zeros(source.elements, dtype=torch.bool)
+    mark[start : start + count] = True
+    has[source.slices()] = mark.view(source.sizes)
+    return torch.where(has, whole, torch.zeros((), dtype=whole.dtype))[target.slices()]
+
+
+def memory_orders(sizes: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Arrays of zeros of one shape that lie in memory in different ways."""
+    turned = torch.zeros(sizes[::-1], dtype=dtype).permute(tuple(range(len(sizes)))[::-1])
+    spread = torch.zeros([*sizes, 3], dtype=dtype)[..., 1]
+    return [torch.zeros(sizes, dtype=dtype), turned, spread]
+
+
+Whole = tuple[tuple[int, ...], Box, Box, int, int]
+
+
+@settings(deadline=None)
+@given(cases(), st.sampled_from(DTYPES), st.integers(0, 2), st.booleans())
+def test_each_element_comes_where_numpy_says(case: Whole, dtype: torch.dtype, order: int, packed: bool) -> None:
+    shape, source, target, start, count = case
+    whole = numbered(shape, dtype)
+    size = whole.element_size()
+    data = raw_bytes(whole[source.slices()])[start * size : (start + count) * size]
+    live = memory_orders(target.sizes, dtype)[order]
+    writer = BoxWriter(live, leaf_type(live))
+    found = list(patches(source, start * size, count * size, size, target))
+    for patch in found:
+        elements = cut_patch(data, patch, size)
+        assert elements.nbytes == patch_bytes(patch, size)
+        if packed:
+            elements = packed_patch(np.frombuffer(elements.tobytes(), dtype=np.uint8), patch, size)
+        writer.write(patch, elements)
+    assert torch.equal(live, wanted(whole, source, target, start, count))
+
+
+@given(cases())
+def test_what_is_wanted_is_found_in_few_patches_and_counted_once(case: Whole) -> None:
+    shape, source, target, start, count = case
+    found = list(patches(source, 8 * start, 8 * count, 8, target))
+    assert len(found) <= max(1, 2 * len(shape) - 1)
+    ones = wanted(torch.ones(shape), source, target, start, count)
+    assert sum(patch_bytes(patch, 8) for patch in found) == 8 * int(ones.sum())
+
+
+@given(cases())
+def test_all_pieces_of_a_source_together_are_all_that_it_has(case: Whole) -> None:
+    """A shard may be spread over chunks, wherever those are cut."""
+    _, source, target, first, second = case
+    cuts = sorted({0, first, first + second, source.elements})
+    found = [patch for a, b in pairwise(cuts) for patch in patches(source, 4 * a, 4 * (b - a), 4, target)]
+    common = source.common(target)
+    assert sum(patch_bytes(patch, 4) for patch in found) == (4 * common.elements if common else 0)
+
+
+ARRAYS: dict[str, Callable[[], npt.NDArray[Any]]] = {
+    "flat": lambda: np.zeros((3, 4), dtype=np.int32),
+    "turned": lambda: np.zeros((4, 3), dtype=np.int32).T,
+    "of the other byte order": lambda: np.zeros((3, 8), dtype=">i4")[:, ::2],
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_of_numpy_are_written_byte_by_byte(name: str) -> None:
+    live = ARRAYS[name]()
+    whole = np.arange(12, dtype=live.dtype).reshape(3, 4)
+    source, target = Box.whole((3, 4)), Box.whole((3, 4))
+    writer = BoxWriter(live, leaf_type(live))
+    for patch in patches(source, 0, 48, 4, target):
+        writer.write(patch, cut_patch(np.frombuffer(whole.tobytes(), dtype=np.uint8), patch, 4))
+    assert live.tolist() == whole.tolist()
+
+
+def test_bits_that_are_no_number_stay_what_they_are() -> None:
+    """Signalling NaNs, in every memory order."""
+    bits = torch.tensor([0x7F800001, 0x7FC00001, -1], dtype=torch.int32)
+    for live in memory_orders((3,), torch.float32):
+        box = Box((0,), (3,))
+        BoxWriter(live, leaf_type(live)).write(
+            Patch(0, (3,), box.slices(), box.slices()), raw_bytes(bits).view(np.uint32)
+        )
+        assert live.contiguous().view(torch.int32).tolist() == bits.tolist()

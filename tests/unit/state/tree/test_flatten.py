@@ -16,8 +16,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.state.tree.flatten import flatten
-from deeppart.testing.states import Box, difference
+from deeppart.testing.states import Box
 from tests.unit.cli_support import steps_in
 
 
@@ -141,21 +140,6 @@ def test_what_cannot_be_stored_is_named(tmp_path: Path, sort: str, name: str, ma
         assert ck.restore(good) == 3
 
 
-ADVICE = {
-    "MaskedArray": "getmaskarray", "nested": "unbind()",
-}  # fmt: skip
-
-
-@pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:DeprecationWarning")
-@pytest.mark.parametrize("name", ADVICE)
-def test_what_is_advised_loses_nothing(tmp_path: Path, name: str) -> None:
-    item = (TENSORS | ARRAYS)[name]()
-    with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
-        with pytest.raises(deeppart.UnsupportedLeafError) as caught:
-            ck.checkpoint({"x": item}, step=1)
-    assert ADVICE[name] in str(caught.value)
-
-
 @pytest.mark.parametrize("after_one", [False, True])
 def test_an_object_whose_state_dict_fails_is_named(tmp_path: Path, after_one: bool) -> None:
     class Failing(Box):
@@ -275,21 +259,3 @@ def test_namedtuples_with_names_no_class_can_have(tmp_path: Path) -> None:
         with pytest.raises(deeppart.UnsupportedLeafError, match="not a name") as caught:
             ck.checkpoint({"here": kind(1)}, step=1)
         assert "path here" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "keys", [[(1, "a"), np.int64(5)], [np.float64(5), (5, 5)], [(5,), np.int64(5)], [True, (1, 2)]]
-)
-def test_keys_that_do_not_compare_with_each_other(tmp_path: Path, keys: list[Any]) -> None:
-    """numpy's numbers and tuples: == gives an array of answers."""
-    for order in (keys, keys[::-1]):
-        flat = flatten({"d": {key: torch.ones(2) for key in order}})
-        assert len(flat.arrays) == 2
-    one, other = (flatten({"d": {key: torch.ones(2) for key in order}}) for order in (keys, keys[::-1]))
-    assert one.tokens == other.tokens and len(one.orders) + len(other.orders) == 1, "one of them is in canonical order"
-    state = {"d": {key: torch.full((2,), float(place)) for place, key in enumerate(keys)}}
-    with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
-        ck.checkpoint(state, 1).wait(timeout=100)
-        live = {"d": {key: torch.zeros(2) for key in keys}}
-        assert ck.restore(live) == 1
-    assert difference(state, live) is None

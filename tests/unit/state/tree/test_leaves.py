@@ -11,7 +11,7 @@ import torch
 import deeppart
 from deeppart.state.tree.leaves import TORCH_DTYPES
 from deeppart.testing.states import array_bytes, difference
-from tests.unit.round_trip import both_ways, config, restore, save, wrapped
+from tests.unit.round_trip import both_ways, restore, save, wrapped
 
 # --- tensors and arrays -----------------------------------------------------------------------------------------------
 
@@ -75,29 +75,11 @@ def test_numpy_arrays(tmp_path: Path, name: str) -> None:
     assert loaded.dtype.str == NUMPY[name].dtype.str, "byte order is part of the type"
 
 
-def test_numpy_arrays_of_all_kinds_beside_each_other(tmp_path: Path) -> None:
-    both_ways(tmp_path, dict(NUMPY))
-
-
 @pytest.mark.parametrize("itemsize", [3, (4 << 20) - 1, (4 << 20) + 1, 9 << 20])
 def test_elements_larger_than_a_chunk(tmp_path: Path, itemsize: int) -> None:
     array = np.array([b"a" * itemsize, b"b" * (itemsize - 1)])
     both_ways(tmp_path, wrapped(array))
     both_ways(tmp_path / "reversed", wrapped(array[::-1]))
-
-
-def test_nan_payloads_in_tensors_and_arrays(tmp_path: Path) -> None:
-    payloads = torch.tensor([0x7FC00001, 0x7F800001, -1, -0x80000000, 0x7F800000], dtype=torch.int32)
-    half = torch.tensor([0x7E01, 0x7C01, -1, -0x8000], dtype=torch.int16)
-    state = {
-        "f32": payloads.view(torch.float32),
-        "f32 strided": payloads.repeat_interleave(2).view(torch.float32)[::2],
-        "f16": half.view(torch.float16),
-        "bf16": half.view(torch.bfloat16),
-        "numpy": payloads.numpy().view("f4").copy(),
-        "numpy strided": np.repeat(payloads.numpy().view("f4"), 3)[::3],
-    }
-    both_ways(tmp_path, state)
 
 
 def test_lazily_conjugated_and_negated_views(tmp_path: Path) -> None:
@@ -151,19 +133,6 @@ def test_autograd_is_neither_needed_nor_touched(tmp_path: Path) -> None:
     assert all(live[name] is before[name] for name in live)
     assert live["p"].requires_grad and live["leaf"].is_leaf and not live["frozen"].requires_grad
     assert difference(state, live) is None
-
-
-def test_thousands_of_small_tensors(tmp_path: Path) -> None:
-    """Of odd sizes, so that shares, chunks and spans do not line up. (100,000: benchmarks, not tests.)"""
-    state = {f"layer{i % 97}.{i}": torch.full((i % 5,), i, dtype=torch.int32) for i in range(20_000)}
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        for step in (1, 2):
-            state["layer1.1"].fill_(step)
-            pending = ck.checkpoint(state, step=step)
-            pending.wait(timeout=200)
-        live = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-        ck.restore(live)
-    assert all(torch.equal(live[name], state[name]) for name in state)
 
 
 @pytest.mark.parametrize("nbytes", [(4 << 20) - 1, 4 << 20, (4 << 20) + 1, (1 << 20) - 1, 1 << 20, 13_000_001])

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.paths import ROOT, canonical_order, component, exact, id_key, id_keys, readable
+from deeppart.state.tree.paths import ROOT, Naming, canonical_order, exact, id_key, readable, some_names
 from deeppart.state.tree.values import decode_value, encode_key
 
 HUGE = 7**20000  # 16,903 digits; str() of an int refuses beyond 4,300
-
 NAMES: list[tuple[tuple[Any, ...], str]] = [
     ((), ROOT),
     (("a",), "a"),
@@ -30,6 +28,7 @@ NAMES: list[tuple[tuple[Any, ...], str]] = [
     (((1, "x/y"),), "(1, 'x~1y')"),
     ((b"x",), "b'x'"),
     (("layer.ä", "名前"), "layer.ä/名前"),
+    (("a", 10**5000), f'a/["int", "{10**5000:x}"]'),
     (("\ud800",), "\\ud800"),
     (("ä\udfff/",), "ä\\udfff~1"),
     ((torch.float32, np.int8(3)), "torch.float32/3"),
@@ -49,25 +48,11 @@ def test_no_two_paths_of_texts_have_one_name() -> None:
     assert len({readable(path) for path in paths}) == len(paths)
 
 
-def test_numbers_of_thousands_of_digits_have_names() -> None:
-    assert component(HUGE).startswith('["int"') and component((HUGE,)).startswith('["tuple"')
-    assert readable(("a", HUGE)) != readable(("a", HUGE + 1))
-
-
 def test_keys_that_are_equal_and_of_other_types_are_told_apart() -> None:
     keys = [1, True, 1.0, np.int64(1), np.float32(1), 1 + 0j]
     assert len({id_key(key) for key in keys}) == len(keys)
     assert exact((1, "a")) == exact((1, "a")) != exact((True, "a"))
     assert exact(()) == ()
-
-
-@pytest.mark.parametrize(
-    "keys", [["a", "b"], [1, True, 1.0], ["1", 1], ["a", ("str", "a")], [("int", 1), 1], [np.str_("a"), "a"], []]
-)
-def test_all_at_once_as_one_by_one(keys: list[Any]) -> None:
-    """A text stands for itself; no key that is a tuple can be taken for another one and its type."""
-    assert list(id_keys(keys)) == [id_key(key) for key in keys]
-    assert len(set(id_keys(keys))) == len(keys)
 
 
 @pytest.mark.parametrize("kind", [np.longlong, np.ulonglong, np.int64, np.uint64, np.intp, np.uintp])
@@ -119,6 +104,22 @@ def test_the_order_is_the_documented_one(keys: list[Any], expected: list[Any]) -
     assert canonical_order(OrderedDict.fromkeys(keys)) == expected
 
 
-def test_leaves_are_numbered_in_this_order() -> None:
-    for keys in ("ab", "ba"):
-        assert [leaf.path for leaf in flatten({key: torch.zeros(1) for key in keys}).arrays] == [("a",), ("b",)]
+def test_names_that_differ_in_numbers_are_a_pattern_once_there_are_many() -> None:
+    naming = Naming()
+    assert naming.news(["draw", "log/0", "log/1"]) == ["draw", "log/0", "log/1"]
+    assert naming.news(["draw", "log/0", "log/1", "log/2"]) == ["log/2"]
+    assert naming.news(["log/3", "log/4"]) == ["log/* (2 paths)"], "a pattern as `replicated` takes it"
+    assert naming.news(["log/5", "draw"]) == []
+    assert naming.news([f"replay/{place}/obs" for place in range(5)]) == ["replay/*/obs (5 paths)"]
+    assert naming.news(["replay/9/obs", "replay/9/action", "7"]) == ["replay/9/action", "7"]
+
+
+def test_numbers_inside_names_are_not_positions() -> None:
+    names = [f"layer{number}/bn.{number}" for number in range(5)]
+    assert Naming().news(names) == names
+
+
+def test_of_long_lists_eight_are_named() -> None:
+    names = [f"x{number}" for number in range(20)]
+    assert some_names(names) == ", ".join(names[:8]) + ", ... (20 in all)"
+    assert some_names(names[:8]) == ", ".join(names[:8])

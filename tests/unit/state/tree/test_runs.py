@@ -1,32 +1,48 @@
-"""Lists, tuples and large dicts of small values are one value each, to the last bit."""
+"""Lists, tuples and large dicts of plain values, to any depth, are one value each, to the last bit."""
 
 from __future__ import annotations
 
 import json
 import math
+import random
 import struct
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, namedtuple
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import deeppart
-from deeppart.errors import CorruptFileError, StateError, StructureMismatchError, UnsupportedLeafError
+from deeppart.cli.values import json_value
+from deeppart.errors import CorruptFileError, StructureMismatchError, UnsupportedLeafError
 from deeppart.offline.inspect.contents import read_contents
+from deeppart.state.tree.flat import ApartRules
 from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.globs import Replication
+from deeppart.state.tree.paths import readable
 from deeppart.state.tree.runs import (
     LEAST_ENTRIES,
     LEAST_ITEMS,
     LEAST_ROWS,
+    MOST_LEVELS,
     decode_leaf_value,
+    describe_leaf_value,
     encode_leaf_value,
+    in_order,
     is_run,
+    run_levels,
+    same_leaf_value,
 )
 from deeppart.state.tree.template import Template
 from deeppart.testing.states import difference
+from deeppart.testing.strategies import keys, values
+from tests.golden.make_runs import make_runs
+from tests.sampling import examples
+from tests.unit.state.rows import NESTED
 
 NAN = struct.unpack("<d", bytes.fromhex("0100000000f4ff7f"))[0]
 RUNS: dict[str, Any] = {
@@ -122,26 +138,6 @@ def test_an_item_that_cannot_be_stored_is_named(tmp_path: Path) -> None:
         ck.checkpoint({"x": [1] * 7 + [record]}, step=1)
 
 
-def test_a_template_fits_what_a_new_walk_would_find() -> None:
-    """Each state by the template that the one before has left, and from scratch: the same leaves."""
-    states: list[Any] = [
-        {"x": [[1.0] * 10 for _ in range(9)]},
-        {"x": [float(place) for place in range(9)]},
-        {"x": [[2.0] * 30 for _ in range(9)]},
-        {"x": [7] * 40},
-        {"x": 7},
-        {"x": [torch.ones(2)] * 9},
-        {"x": dict.fromkeys(range(300), (1,) * 9)},
-        {"x": dict.fromkeys(range(300), 1)},
-    ]
-    template = Template()
-    for state in states + states[::-1]:
-        found, fresh = template.flatten(state), flatten(state)
-        assert found.tokens == fresh.tokens
-        assert [leaf.path for leaf in found.values] == [leaf.path for leaf in fresh.values]
-        assert [leaf.value for leaf in found.values] == [leaf.value for leaf in fresh.values]
-
-
 @pytest.fixture
 def ck(tmp_path: Path) -> Any:
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path / "ckpt"))) as made:
@@ -185,34 +181,6 @@ def test_what_was_saved_item_by_item_meets_a_run_and_the_other_way_round(
         assert difference(state, deeppart.load(ck.config.persistent_dir, step)) is None
 
 
-MISMATCHES: dict[str, tuple[Any, Any, type[StateError]]] = {
-    "a value for a list": ([1] * 9, 7, StateError),
-    "a list for a value": (7, [1] * 9, StateError),
-    "a tuple for a list": ([1] * 9, (1,) * 9, StateError),
-    "a tuple of another length": ((1,) * 9, (1,) * 10, StateError),
-    "a list for a table": (dict.fromkeys(range(300), 1), [1] * 300, StateError),
-    "arrays for values": ([1] * 9, [torch.ones(1)] * 9, StateError),
-    "values for arrays": ([torch.ones(2)] * 9, [1] * 9, StateError),
-}
-
-
-@pytest.mark.parametrize("name", MISMATCHES)
-def test_what_does_not_fit_is_refused(ck: deeppart.Checkpointer, name: str) -> None:
-    saved, live, kind = MISMATCHES[name]
-    ck.checkpoint({"good": torch.ones(3), "bad": saved}, step=1).wait()
-    state = {"good": torch.zeros(3), "bad": live}
-    with pytest.raises(kind, match="bad"):
-        ck.restore(state)
-    assert not state["good"].any(), "nothing has been touched"
-
-
-def test_one_live_list_for_two_runs(ck: deeppart.Checkpointer) -> None:
-    ck.checkpoint({"a": [1] * 9, "b": [2] * 9}, step=1).wait()
-    one = [0] * 9
-    with pytest.raises(StructureMismatchError, match="several places"):
-        ck.restore({"a": one, "b": one})
-
-
 def test_a_million_values_take_a_bounded_multiple_of_their_bytes(ck: deeppart.Checkpointer) -> None:
     """Of the bytes that a pickle has: 4 of the integers, and of the files a step leaves, which hold them twice."""
     state = {"x": [place << 12 for place in range(1_000_000)]}
@@ -242,3 +210,291 @@ def test_show_finds_items_of_runs(ck: deeppart.Checkpointer) -> None:
     assert [leaf.path for leaf in read_contents(root, keys=["*/1"]).leaves()] == ["list", "other", "few/1"]
     with pytest.raises(StructureMismatchError):
         read_contents(root, keys=["list/100"])
+
+
+def test_the_order_of_entries_is_no_difference() -> None:
+    one = [{"a": 1, "b": {"c": 2, "d": 3}}] * LEAST_ROWS
+    other = [{"b": {"d": 3, "c": 2}, "a": 1}] * LEAST_ROWS
+    assert encode_leaf_value(one, "") != encode_leaf_value(other, "")
+    assert in_order(one) == in_order(other)
+    assert in_order(one) != in_order([{"a": 1, "b": OrderedDict(c=2, d=3)}] * LEAST_ROWS)
+
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "structure-v3" / "runs.json"
+
+
+def encoded_again(value: Any) -> Any:
+    return json.loads(json.dumps(encode_leaf_value(value, "")))
+
+
+def nest(levels: int) -> list[Any]:
+    """A run with so many containers inside each other."""
+    item: Any = 1
+    for _ in range(levels - 1):
+        item = {"k": item}
+    return [item, None, {"k": 2, "l": 3}] * LEAST_ROWS
+
+
+def test_the_deepest_run_comes_back() -> None:
+    deepest = nest(MOST_LEVELS)
+    assert run_levels(deepest) == MOST_LEVELS
+    assert decode_leaf_value(encoded_again(deepest), "") == deepest
+    assert not is_run(nest(MOST_LEVELS + 1))
+
+
+# --- the encoding -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", make_runs())
+def test_golden_encodings(name: str) -> None:
+    run, golden = make_runs()[name], json.loads(GOLDEN.read_text())[name]
+    assert difference(run, decode_leaf_value(golden, name)) is None
+    assert encoded_again(run) == golden
+    assert same_leaf_value(run, decode_leaf_value(golden, name))
+
+
+plain = st.recursive(
+    values,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=4).map(tuple),
+        st.dictionaries(keys, inner, max_size=3),
+        st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+        st.dictionaries(keys, inner, max_size=3).map(OrderedDict),
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.lists(plain, min_size=1, max_size=12), st.randoms(use_true_random=False))
+@settings(max_examples=examples(150), deadline=None)
+def test_any_plain_rows_come_back_to_the_last_bit(rows: list[Any], rng: random.Random) -> None:
+    many = [rng.choice(rows) for _ in range(LEAST_ROWS)]
+    if not is_run(many):
+        return  # nested too deeply
+    encoded = encoded_again(many)
+    back = decode_leaf_value(encoded, "")
+    assert difference(many, back) is None
+    assert encoded_again(back) == encoded
+
+
+def test_few_bytes_and_no_keys_again_and_again() -> None:
+    rows = [{"identifier": place, "value": place / 7} for place in range(10_000)]
+    assert len(json.dumps(encode_leaf_value(rows, ""))) < 10_000 * 20
+
+
+BAD_COLUMNS: list[Any] = [
+    ["rows"],
+    ["rows", "list", ["i1", "AQ=="]],
+    ["rows", "list", ["i1", "Ag=="], ["i1", "AQ=="]],
+    ["rows", "list", ["i1", "/wI="], ["i1", "AQ=="]],
+    ["rows", "list", ["f8", "AAAAAAAA8D8="], ["i1", "AQ=="]],
+    ["rows", "list", ["bool", "AQ=="], ["i1", "AQ=="]],
+    ["rows", "list", ["items", [1]], ["i1", "AQ=="]],
+    ["rows", "list", [], []],
+    ["rows", "set", ["i1", "AQ=="], ["i1", "AQ=="]],
+    ["rows", "set", ["i1", ""], ["i1", ""], ["i1", ""]],
+    ["rows", ["list"], ["i1", "AQ=="], ["i1", "AQ=="]],
+    ["rows", "dict", ["i1", "AQ=="], ["i1", "AQ=="]],
+    ["rows", "dict", ["i1", "AQ=="], ["i1", "AQ=="], ["i1", "AQI="]],
+    ["rows", "dict", ["i1", "Ag=="], ["i1", "AQE="], ["i1", "AQE="]],
+    ["rows", "dict", ["i1", "AQ=="], ["rows", "list", ["i1", "AA=="], ["items", []]], ["i1", "AQ=="]],
+    ["records", "dict", ["items", []], []],
+    ["records", "dict", ["items", ["a", "a"]], [["i1", "AQ=="], ["i1", "AQ=="]]],
+    ["records", "dict", ["items", ["a", "b"]], [["i1", "AQ=="], ["i1", "AQE="]]],
+    ["records", "dict", ["items", ["a"]], {}],
+    ["records", "dict", ["items", [[]]], [["i1", "AQ=="]]],
+    ["records", "list", ["items", ["a"]], [["i1", "AQ=="]]],
+    ["mixed", "AAE=", [["i1", "AQ=="]]],
+    ["mixed", "AA==", [["i1", "AQE="]]],
+    ["mixed", "", [["i1", "AQ=="]]],
+    ["mixed", "AA==", {"0": 1}],
+    ["mixed", 5, []],
+    ["texts", ["i1", "AQ=="], "ab"],
+    ["texts", ["i1", "AQ=="], ["a"]],
+    ["texts", ["i1", "AQ=="], "\ud800"],
+    ["texts", ["i1", "AQ=="]],
+    ["texts", "AQ==", "a"],
+    [["rows"], "list"],
+    [],
+]
+
+
+@pytest.mark.parametrize("column", BAD_COLUMNS, ids=json.dumps)
+def test_columns_that_nobody_has_written_are_refused(column: Any) -> None:
+    for encoded in (["run", "list", column], ["run", "list", ["mixed", "AA==", [column]]]):
+        with pytest.raises(CorruptFileError) as caught:
+            decode_leaf_value(encoded, "here")
+        assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("form", ["mixed", "rows", "records"])
+def test_columns_inside_each_other_without_end_are_refused(form: str) -> None:
+    column: Any = ["i1", "AQ=="]
+    for _ in range(200):
+        outer = {"mixed": ["AA==", [column]], "rows": ["list", ["i1", "AQ=="], column]}
+        column = [form, *outer.get(form, ["dict", ["items", ["a"]], [column]])]
+    with pytest.raises(CorruptFileError, match="inside each other"):
+        decode_leaf_value(["run", "list", column], "here")
+
+
+Pair = namedtuple("Pair", "a b")
+
+
+def paths(state: Any) -> list[str]:
+    return [readable(leaf.path) for leaf in flatten(state).values]
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_many_rows_are_one_leaf(name: str) -> None:
+    assert paths({"x": NESTED[name]}) == ["x"]
+
+
+OTHERS: dict[str, Any] = {
+    "few rows": [[1]] * (LEAST_ROWS - 1),
+    "a configuration": {"rank": 3, "model": {"sizes": [[1, 2], [3, 4]], "name": "x"}, "stages": [{"lr": 0.1}] * 20},
+    "a tensor far down": [[1]] * LEAST_ROWS + [[{"a": [torch.ones(1)]}]],
+    "a namedtuple": [Pair(1, 2)] * LEAST_ROWS,
+    "a namedtuple further down": [[1]] * LEAST_ROWS + [[Pair(1, 2)]],
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_keeps_a_path_per_item(name: str) -> None:
+    assert not is_run(OTHERS[name])
+    assert len(paths({"x": OTHERS[name]})) > 1
+
+
+def test_the_size_that_counts_is_the_containers_own() -> None:
+    """What differs between ranks beside a large table is saved per rank by itself."""
+    assert paths({"run": {"rank": 3, "table": NESTED["dicts"], "seeds": [1] * 9}}) == [
+        "run/rank",
+        "run/seeds",
+        "run/table",
+    ]
+
+
+def test_metadata_of_a_state_dict_is_kept() -> None:
+    odict = OrderedDict(a=1)
+    odict._metadata = {}  # type: ignore[attr-defined]
+    assert not is_run([[odict]] + [[1]] * LEAST_ROWS)
+    assert not is_run([[1]] * LEAST_ROWS + [[odict]])
+
+
+def test_an_item_of_a_row_that_cannot_be_stored_is_named(ck: deeppart.Checkpointer) -> None:
+    record = np.zeros(1, dtype=[("a", "i4")])[0]
+    rows: list[Any] = [{"a": [1, 2]} for _ in range(300)]
+    rows[7]["a"][1] = record
+    with pytest.raises(UnsupportedLeafError, match="path x, item 7, item 0, item 1"):
+        ck.checkpoint({"x": rows}, step=1)
+
+
+def test_a_type_that_cannot_be_stored_is_named_by_its_path() -> None:
+    class Flags(int):
+        pass
+
+    with pytest.raises(UnsupportedLeafError, match="path x/7/a"):
+        flatten({"x": [{"a": Flags(1)} if place == 7 else {"a": 1} for place in range(300)]})
+
+
+# --- one structure after another, and patterns ------------------------------------------------------------------------
+
+STATES: list[Any] = [
+    {"x": NESTED["lists"]},
+    {"x": [[1.0]] * (LEAST_ROWS - 1)},
+    {"x": NESTED["dicts"]},
+    {"x": [torch.ones(1)] * LEAST_ROWS},
+    {"x": [[torch.ones(1)]] * LEAST_ROWS},
+    {"x": [1] * LEAST_ROWS},
+    {"x": nest(MOST_LEVELS + 1)},
+    {"x": [{"k": [1] * 9}] * LEAST_ROWS},
+    {"x": NESTED["table"]},
+    {"x": 5},
+]
+
+
+def splitting(pattern: str) -> ApartRules:
+    return ApartRules(splits=Replication({pattern: "none"}).splits)
+
+
+@pytest.mark.parametrize("cuts", [None, splitting("x/7/*"), splitting("x/*")], ids=["none", "below", "all"])
+def test_a_template_fits_what_a_new_walk_would_find(cuts: ApartRules | None) -> None:
+    template = Template()
+    template.cuts = cuts
+    for state in STATES + STATES[::-1]:
+        found, fresh = template.flatten(state), flatten(state, cuts=cuts)
+        assert found.tokens == fresh.tokens
+        assert [leaf.path for leaf in found.values] == [leaf.path for leaf in fresh.values]
+        assert all(one.value is other.value for one, other in zip(found.values, fresh.values, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("patterns", "split"),
+    [
+        ({"x/*/rank": "none"}, True),
+        ({"x/3": "rank0"}, True),
+        ({"*/rank": "none"}, True),
+        ({"x/*": "none"}, False),
+        ({"x": "none", "x/3": "all"}, False),
+        ({"x/3": "all", "x": "none"}, True),
+        ({"y/*": "none", "*": "verify"}, False),
+        ({}, False),
+    ],
+)
+def test_patterns_reach_what_they_name(patterns: dict[str, str], split: bool) -> None:
+    replication = Replication(patterns)
+    assert replication.splits(("x",)) is split
+    found = flatten({"x": NESTED["dicts"], "y": 1}, cuts=ApartRules(splits=replication.splits))
+    assert (len(found.values) > 2) is split
+
+
+def test_an_optimizer_with_a_group_for_each_of_many_parameters(ck: deeppart.Checkpointer) -> None:
+    def make(count: int) -> torch.optim.Optimizer:
+        groups = [{"params": [torch.nn.Parameter(torch.ones(1))], "lr": place / 10} for place in range(count)]
+        return torch.optim.SGD(groups, lr=1.0)
+
+    ck.checkpoint({"o": make(300)}, step=1).wait()
+    live = make(300)
+    for group in live.param_groups:
+        group["lr"] = 5.0
+    ck.restore({"o": live})
+    assert [group["lr"] for group in live.param_groups] == [place / 10 for place in range(300)]
+    for count in (299, 301, 3):
+        with pytest.raises(StructureMismatchError, match="other parameter groups"):
+            ck.restore({"o": make(count)})
+
+
+# --- read by others ---------------------------------------------------------------------------------------------------
+
+
+def test_keys_choose_what_lies_in_rows(ck: deeppart.Checkpointer) -> None:
+    rows = [{"id": place, "tags": ["a", "b"]} for place in range(300)]
+    ck.checkpoint({"rows": rows, "pairs": {f"k{place}": (1, 2) for place in range(300)}}, step=1).wait()
+    path = ck.config.persistent_dir
+    assert deeppart.load(path, keys="rows") == {"rows": rows}
+    assert deeppart.load(path, keys="rows/*") == {"rows": rows}
+    assert deeppart.load(path, keys="rows/7") == {"rows": [rows[7]]}
+    assert deeppart.load(path, keys="rows/7/id") == {"rows": [{"id": 7}]}
+    assert deeppart.load(path, keys=["rows/2?/tags/1", "pairs/k9/0"]) == {
+        "rows": [{"tags": ["b"]}] * 10,
+        "pairs": {"k9": (1,)},
+    }
+    with pytest.raises(StructureMismatchError):
+        deeppart.load(path, keys="rows/7/other")
+    root = Path(path)
+    assert [leaf.path for leaf in read_contents(root, keys=["rows/7/tags/1"]).leaves()] == ["rows"]
+    assert [leaf.path for leaf in read_contents(root, keys=["*/k9/1"]).leaves()] == ["pairs"]
+
+
+def test_rows_are_shown_in_short() -> None:
+    rows = [{"id": place, "tags": ["a"]} for place in range(300)]
+    assert describe_leaf_value(rows) == "a dict of 2, a dict of 2, a dict of 2, a dict of 2 ... (300 in a list)"
+    assert json_value(rows)[0] == [["id", 0], ["tags", ["a"]]]
+
+
+def test_a_run_does_not_share_its_rows_with_what_was_saved(ck: deeppart.Checkpointer) -> None:
+    state = {"x": [[place] for place in range(300)]}
+    pending = ck.checkpoint(state, step=1)
+    state["x"][5][0] = -1
+    pending.wait()
+    assert deeppart.load(ck.config.persistent_dir)["x"][5] == [5]

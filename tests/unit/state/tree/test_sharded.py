@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
@@ -19,10 +18,7 @@ from deeppart.errors import UnsupportedLeafError
 from deeppart.model.boxes import Box
 from deeppart.plan.shards import fault_of_cover
 from deeppart.state.tree.sharded import (
-    cut_local,
-    is_sharded,
     layout_of,
-    placed_boxes,
     read_shards,
     shards_again,
 )
@@ -106,25 +102,11 @@ def test_a_rank_outside_of_the_mesh_has_nothing() -> None:
     assert (found.boxes, found.shape) == ((), (7, 5, 3))
 
 
-def test_a_tensor_without_dimensions() -> None:
-    with pretended(2, 4):
-        found = read_shards(split(torch.tensor(5.0), (4,), [Replicate()]), "x")
-    assert found.boxes == (Box((), ()),) and found.tensors[0] == 5.0
-
-
 @pytest.mark.parametrize("shape", [(0,), (0, 4), (4, 0)])
 def test_a_tensor_without_elements_has_no_shards(shape: tuple[int, ...]) -> None:
     with pretended(0, 2):
         found = read_shards(split(torch.zeros(shape), (2,), [Shard(0)]), "x")
     assert (found.boxes, found.tensors, found.shape) == ((), (), shape)
-
-
-def test_a_parameter_is_read_like_its_tensor() -> None:
-    with pretended(1, 2):
-        x = torch.nn.Parameter(split(WHOLE.float(), (2,), [Shard(0)]))
-        assert isinstance(x, DTensor) and is_sharded(x)
-        (tensor,) = read_shards(x, "x").tensors
-    assert torch.equal(tensor, WHOLE[4:].float())
 
 
 def test_partial_sums_are_refused_by_name() -> None:
@@ -245,11 +227,6 @@ def test_what_it_says_of_itself_has_to_be_possible(name: str) -> None:
     assert "path a/b" in str(caught.value)
 
 
-def test_plain_tensors_are_not_sharded() -> None:
-    for item in (torch.zeros(3), torch.nn.Parameter(torch.zeros(3)), [1], None, object()):
-        assert not is_sharded(item)
-
-
 # --- the same tensor again --------------------------------------------------------------------------------------------
 
 
@@ -294,12 +271,3 @@ def test_a_local_tensor_that_was_replaced_by_a_longer_one_is_looked_at_again() -
         first = read_shards(x, "x")
         x._local_tensor = torch.zeros(3, 5, 3, dtype=WHOLE.dtype)
         assert shards_again(x, first.shape, first.boxes, first.layout) is None
-
-
-def test_boxes_and_views_of_a_local_tensor(alone: DeviceMesh) -> None:
-    x = distribute_tensor(WHOLE, alone, [Shard(0)])
-    (placed,) = placed_boxes(x)
-    assert placed.box == placed.local == Box.whole((7, 5, 3))
-    (view,) = cut_local(x._local_tensor, [placed])
-    assert view.data_ptr() == x._local_tensor.data_ptr()
-    assert dist.get_world_size() == 1

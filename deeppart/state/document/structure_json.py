@@ -1,0 +1,493 @@
+"""The structure document as JSON: a live tree, leaf types and values, written and read.
+
+It names no Python type to import: containers and objects are of known kinds, a namedtuple or dataclass is described by
+its name and its fields. Nothing that comes from a file is believed before it was checked.
+"""
+
+from __future__ import annotations
+
+import functools
+import keyword
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart._gc import collection_paused
+from deeppart.errors import CorruptFileError, NewerFormatError
+from deeppart.part.format import MAX_LEAF_BYTES, short
+from deeppart.state.document.structure import (
+    DICTS,
+    Alias,
+    SavedApart,
+    SavedArray,
+    SavedBranch,
+    SavedNode,
+    SavedSharded,
+    SavedValue,
+    Structure,
+)
+from deeppart.state.tree.composites import COMPOSITES, CONTEXT, JAGGED, KEYS, SUBCLASS, VALUES, branch_name
+from deeppart.state.tree.flat import Apart, ArrayLeaf, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
+from deeppart.state.tree.flatten import DEEPEST_NESTING
+from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tree.objects import ABOUT, DATACLASS, DEQUE, Form
+from deeppart.state.tree.paths import Path, component, exact, id_key
+from deeppart.state.tree.runs import LEAST_ITEMS
+from deeppart.state.tree.values import Encoded, decode_value, encode_key, encode_value, is_unicode
+
+#: 5 has objects without a state_dict(), and more kinds of values and dicts; what has none is written as 4 if it has
+#: sharded tensors or those that are made of others, otherwise as 3: older libraries read that.
+STRUCTURE_VERSION, _WITHOUT_FORMS, _WITHOUT_SHARDS = 5, 4, 3
+#: Code of a tensor that is made of others.
+COMPOSITE_CODE = "x"
+#: Code of an object without a state_dict().
+FORM_CODE = "w"
+#: Code of each kind of branch.
+CODES = {
+    "dict": "d",
+    "odict": "o",
+    "counter": "c",
+    "defaultdict": "f",
+    "list": "l",
+    "tuple": "t",
+    "namedtuple": "n",
+    "object": "s",
+}
+_KINDS = {code: kind for kind, code in CODES.items()}
+#: What follows the code of a node, by number.
+_NODE_ITEMS = {
+    "a": 1,
+    "v": 1,
+    "h": 1,
+    "r": 0,
+    "d": 3,
+    "o": 3,
+    "c": 3,
+    "f": 3,
+    "l": 1,
+    "t": 1,
+    "n": 3,
+    "s": 2,
+    COMPOSITE_CODE: 4,
+    FORM_CODE: 3,
+}
+#: Of the paths of all leaves together.
+MOST_PATH_CHARACTERS = 1 << 30
+_IDENTIFIER = re.compile(r"[^\W\d]\w*")
+
+
+def encode_tree(root: Node, first: tuple[int, int] = (0, 0)) -> Any:
+    """The JSON form of a live tree."""
+    if isinstance(root, ArrayLeaf):
+        return ["a", root.index + first[0]]
+    if isinstance(root, ValueLeaf):
+        return ["v", root.index + first[1]]
+    if isinstance(root, ShardedLeaf):
+        return ["h", root.index]
+    if isinstance(root, Apart):
+        return ["r"] if root.mine or root.node is None else encode_tree(root.node, first)
+    if isinstance(root, UnmadeLeaf):
+        raise TypeError("a tensor without memory is in no state that is saved")
+    if root.kind in COMPOSITES:
+        children = [encode_tree(child, first) for child in root.children]
+        return [COMPOSITE_CODE, root.kind, branch_name(root.kind, root.container), list(root.keys), children]
+    code = CODES[root.kind]
+    if root.kind in ("list", "tuple"):
+        return [code, _encode_items(root.children, first)]
+    children = [encode_tree(child, first) for child in root.children]
+    if root.kind in DICTS:
+        place = {id_key(key): i for i, key in enumerate(root.keys) if children[i] != ["r"]}
+        order = [place[id_key(key)] for key in root.container if id_key(key) in place]
+        encoded = [encode_key(root.keys[i], "a dict key") for i in order]
+        return [code, encoded, [children[i] for i in order], _encode_metadata(root.container)]
+    if root.kind == "namedtuple":
+        return [code, type(root.container).__name__, list(root.keys), children]
+    if root.form is not None:
+        return [FORM_CODE, root.form.kind, [_encode_about(each) for each in root.form.about], children[0]]
+    if root.kind == "object":
+        kind = type(root.container)
+        return [code, f"{kind.__module__}.{kind.__qualname__}", children[0]]
+    raise AssertionError(root.kind)
+
+
+def _encode_about(item: Any) -> Any:
+    return list(item) if type(item) is tuple else item
+
+
+def _encode_items(children: list[Node], first: tuple[int, int]) -> list[Any]:
+    """The items of a list or tuple; many values in a row, which follow each other in number too, as one entry."""
+    encoded: list[Any] = []
+    place = 0
+    while place < len(children):
+        child, start = children[place], place
+        while place < len(children) and isinstance(children[place], ValueLeaf):
+            place += 1
+        if isinstance(child, ValueLeaf) and place - start >= LEAST_ITEMS:
+            encoded.append(["v", child.index + first[1], place - start])
+        elif isinstance(child, ValueLeaf):
+            encoded += [encode_tree(value, first) for value in children[start:place]]
+        else:
+            encoded.append(encode_tree(child, first))
+            place += 1
+    return encoded
+
+
+def _encode_metadata(container: Any) -> Any:
+    """``state_dict()._metadata`` ({module path: {"version": n}}), which torch uses to load older layouts."""
+    metadata = getattr(container, "_metadata", None)
+    if not isinstance(metadata, dict):
+        return None
+    encoded = {}
+    for name, entry in metadata.items():
+        if not isinstance(name, str) or not isinstance(entry, dict):
+            return None
+        plain = {key: value for key, value in entry.items() if isinstance(key, str) and isinstance(value, (int, str))}
+        encoded[name] = {key: encode_value(value, name) for key, value in plain.items()}
+    return encoded
+
+
+def encode_structure(
+    tree: Any,
+    types: list[LeafType],
+    per_rank: npt.NDArray[np.bool_],
+    aliases: dict[int, Alias],
+    values: list[Encoded],
+    per_rank_values: npt.NDArray[np.bool_],
+    rank0: list[Any],
+    has_apart: bool,
+    sharded: Sequence[LeafType] = (),
+    has_composites: bool = False,
+    extended: bool = False,
+) -> dict[str, Any]:
+    """The structure document; ``tree`` comes from :func:`encode_tree`, ``rank0`` from :func:`encode_path`."""
+    leaves = []
+    for index, (kind, own) in enumerate(zip(types, per_rank.tolist(), strict=True)):
+        entry: list[Any] = [kind.kind, kind.dtype, list(kind.shape), int(own)]
+        if index in aliases:
+            alias = aliases[index]
+            entry.append([alias.owner, alias.offset, list(alias.strides)])
+        leaves.append(entry)
+    shared = [None if own else value for value, own in zip(values, per_rank_values.tolist(), strict=True)]
+    with_shards = {"sharded": [encode_type(kind) for kind in sharded]} if sharded else {}
+    return {
+        "version": STRUCTURE_VERSION if extended else _WITHOUT_FORMS if sharded or has_composites else _WITHOUT_SHARDS,
+        **with_shards,
+        "tree": tree,
+        "leaves": leaves,
+        "values": shared,
+        "per_rank_values": np.flatnonzero(per_rank_values).tolist(),
+        "rank0": rank0,
+        "apart": has_apart,
+    }
+
+
+def encode_type(kind: LeafType) -> list[Any]:
+    """A leaf's type without its bytes."""
+    return [kind.kind, kind.dtype, list(kind.shape)]
+
+
+def encode_path(path: Path) -> list[Encoded]:
+    """The keys of a path."""
+    return [encode_key(key, "a dict key") for key in path]
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def decode_structure(document: Any, where: str) -> Structure:
+    """Read a structure document that came from a file."""
+    try:
+        with collection_paused():
+            return _decode_structure(document, where)
+    except (KeyError, IndexError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptFileError(
+            "a structure document cannot be read", found=f"{type(error).__name__}: {error}", where=where
+        ) from error
+
+
+def _decode_structure(document: Any, where: str) -> Structure:
+    version = document["version"]
+    if type(version) is not int or version < 1:
+        raise ValueError(f"structure version {short(version)}")
+    if version > STRUCTURE_VERSION:
+        raise NewerFormatError(
+            "a checkpoint was written by a newer deeppart",
+            expected=f"structure version {STRUCTURE_VERSION} or older",
+            found=f"version {version}",
+            where=where,
+            todo="upgrade deeppart to read it",
+        )
+    types: list[LeafType] = []
+    aliases: dict[int, Alias] = {}
+    per_rank = np.zeros(len(document["leaves"]), dtype=np.bool_)
+    known: dict[tuple[Any, ...], LeafType] = {}  # of many leaves, most are of few types
+    for index, (kind, dtype, shape, own, *alias) in enumerate(_list(document["leaves"])):
+        written = (kind, dtype, tuple(_list(shape)))
+        if written not in known:
+            known[written] = LeafType(*written)
+            known[written].check(where)
+        types.append(known[written])
+        if _count(own) > 1 or len(alias) > 1:
+            raise ValueError(f"leaf {index} has more to it than a leaf has")
+        per_rank[index] = bool(own)
+        if alias:
+            aliases[index] = decode_alias(alias[0])
+    values = tuple(_list(document["values"]))
+    own_values = np.zeros(len(values), dtype=np.bool_)
+    own_values[[_count(index) for index in _list(document["per_rank_values"])]] = True
+    seen = Numbers(len(values))
+    tree = _decode_node(document["tree"], seen, where)
+    if sorted(seen.arrays) != list(range(len(types))) or sorted(seen.values) != list(range(len(values))):
+        raise ValueError("the tree does not name every leaf and value exactly once")
+    check_nesting(tree)
+    rank0 = frozenset(exact(decode_path(path, where)) for path in _list(document.get("rank0", [])))
+    has_apart = document.get("apart", False)
+    if type(has_apart) is not bool:
+        raise ValueError(f"apart: {short(has_apart)}")
+    sharded = tuple([decode_type(each, where) for each in _list(document.get("sharded", []))])
+    if sorted(seen.sharded) != list(range(len(sharded))) or (sharded and (version < 4 or not has_apart)):
+        raise ValueError("the tree does not name every sharded tensor exactly once")
+    if seen.composites and version < 4:
+        raise ValueError("tensors that are made of others, in a document of an older version")
+    if seen.forms and version < 5:
+        raise ValueError("objects without a state_dict(), in a document of an older version")
+    check_aliases(types, aliases)
+    what = (tree, tuple(types), per_rank, aliases, values, own_values, rank0, has_apart)
+    return Structure(*what, sharded=sharded, is_unmarked=not seen.marks, extended=version >= 5)
+
+
+@dataclass(slots=True)
+class Numbers:
+    """Numbers of leaves and values that a tree has named; ``count`` values may be. And how many other things it has."""
+
+    count: int
+    arrays: list[int] = field(default_factory=list)
+    values: list[int] = field(default_factory=list)
+    sharded: list[int] = field(default_factory=list)
+    composites: int = 0
+    forms: int = 0
+    marks: int = 0
+
+
+def decode_tree(document: Any, values: int, where: str) -> tuple[SavedNode, Numbers]:
+    """Read a tree that stands apart; returns it and the numbers of the leaves that it names."""
+    seen = Numbers(values)
+    return _decode_node(document, seen, where), seen
+
+
+def _decode_node(document: Any, seen: Numbers, where: str) -> SavedNode:
+    code, *rest = _list(document)
+    if len(rest) != _NODE_ITEMS[code]:
+        raise ValueError(f"a node {code!r} with {len(rest)} items behind it")
+    if code == "a":
+        seen.arrays.append(_count(rest[0]))
+        return SavedArray(rest[0])
+    if code == "v":
+        seen.values.append(_count(rest[0]))
+        return SavedValue(rest[0])
+    if code == "h":
+        seen.sharded.append(_count(rest[0]))
+        return SavedSharded(rest[0])
+    if code == "r":
+        seen.marks += 1
+        return SavedApart()
+    if code == COMPOSITE_CODE:
+        return _decode_composite(rest, seen, where)
+    if code == FORM_CODE:
+        return _decode_object(rest, seen, where)
+    kind = _KINDS[code]
+    if kind == "object":
+        if type(rest[0]) is not str:
+            raise ValueError("the name of an object's class is not a text")
+        return SavedBranch(kind, (None,), (_decode_node(rest[1], seen, where),), name=rest[0])
+    if kind in ("list", "tuple"):
+        items = _decode_items(_list(rest[0]), seen, where)
+        return SavedBranch(kind, tuple(range(len(items))), items)
+    children = tuple([_decode_node(child, seen, where) for child in _list(rest[-2 if kind in DICTS else -1])])
+    if kind in DICTS:
+        keys = tuple([decode_value(key, where) for key in _list(rest[0])])
+        if len(set(keys)) != len(keys) or len(keys) != len(children):  # 1, 1.0 and True are one key of a dict
+            raise ValueError("dict keys are repeated or do not match the children")
+        seen.forms += kind == "defaultdict"
+        return SavedBranch(kind, keys, children, metadata=_decode_metadata(rest[2], where))
+    if kind == "namedtuple":
+        name, fields = rest[0], tuple(_list(rest[1]))
+        if not all(isinstance(text, str) and _IDENTIFIER.fullmatch(text) for text in (name, *fields)):
+            raise ValueError("a namedtuple's name or field is not an identifier")
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise ValueError(f"no class can be called {name!r}")
+        if len(fields) != len(children):
+            raise ValueError("namedtuple fields do not match the children")
+        if len({unicodedata.normalize("NFKC", text) for text in fields}) != len(fields):  # as Python reads identifiers
+            raise ValueError("two fields of a namedtuple have one name")
+        return SavedBranch(kind, fields, children, name=name)
+    raise ValueError(f"node {code!r}")
+
+
+def _decode_object(rest: list[Any], seen: Numbers, where: str) -> SavedNode:
+    """An object without a state_dict(); whether its data make one is seen when it is made."""
+    kind, about = rest[0], [tuple(each) if type(each) is list else each for each in _list(rest[1])]
+    if type(kind) is not str or len(about) != ABOUT[kind]:
+        raise ValueError(f"no form of an object: {short(rest[:2])}")
+    names = list(about)
+    if kind == DATACLASS:
+        names = [*about[:2], *_list(rest[1][2])]
+    if kind == DEQUE:
+        names = []
+        if about[0] is not None:
+            _count(about[0])
+    if not all(type(name) is str and is_unicode(name) and "\0" not in name for name in names):
+        raise ValueError(f"an object, or a field of it, without a name: {short(about)}")
+    seen.forms += 1
+    form = Form(kind, tuple(about))
+    return SavedBranch("object", (None,), (_decode_node(rest[2], seen, where),), name=str(form), form=form)
+
+
+def _decode_composite(rest: list[Any], seen: Numbers, where: str) -> SavedNode:
+    """A tensor that is made of others; whether its components fit each other is seen when it is made."""
+    kind, name, keys = rest[0], rest[1], _list(rest[2])
+    if type(kind) is not str or type(name) is not str or not all(type(key) is str for key in keys):
+        raise ValueError("a kind of tensor, or its components, have no names")
+    children = tuple([_decode_node(child, seen, where) for child in _list(rest[3])])
+    seen.composites += 1
+    if kind == SUBCLASS:
+        *inner, context = children
+        nested = [each for each in inner if not isinstance(each, SavedArray)]
+        sound = keys[-1] == CONTEXT and isinstance(context, SavedValue) and len(set(keys)) == len(keys) > 1
+        sound = sound and all(isinstance(each, SavedBranch) and each.kind in {*KEYS, SUBCLASS} for each in nested)
+    else:
+        fit = [
+            isinstance(child, SavedValue if key in VALUES else SavedArray)
+            for key, child in zip(keys, children, strict=False)
+        ]
+        if kind == JAGGED and len(children) == 4:
+            fit[2] = isinstance(children[2], (SavedArray, SavedValue))
+        sound = tuple(keys) == KEYS[kind] and not name and all(fit)
+    if not sound or len(keys) != len(children):
+        raise ValueError(f"components that a {short(kind)} tensor does not have")
+    return SavedBranch(kind, tuple(keys), children, name=name)
+
+
+def _decode_items(documents: list[Any], seen: Numbers, where: str) -> tuple[SavedNode, ...]:
+    items: list[SavedNode] = []
+    for document in documents:
+        if len(_list(document)) == 3 and document[0] == "v":
+            first, count = _count(document[1]), _count(document[2])
+            if first + count > seen.count:
+                raise ValueError(f"values {first} to {first + count - 1} of {seen.count}")
+            numbers = range(first, first + count)
+            seen.values.extend(numbers)
+            items += map(SavedValue, numbers)
+        else:
+            items.append(_decode_node(document, seen, where))
+    return tuple(items)
+
+
+def decode_type(encoded: Any, where: str) -> LeafType:
+    """Read ``[kind, dtype, shape]`` of a sharded tensor."""
+    kind, dtype, shape = _list(encoded)
+    if kind != "torch":
+        raise ValueError(f"a sharded tensor of kind {short(kind)}")
+    return checked_type(kind, dtype, _list(shape), where)
+
+
+def checked_type(kind: Any, dtype: Any, shape: Any, where: str) -> LeafType:
+    """The type of a leaf, as it is written."""
+    try:
+        return _known_type(kind, dtype, *shape)
+    except CorruptFileError:
+        LeafType(kind, dtype, tuple(shape)).check(where)
+        raise
+
+
+@functools.lru_cache(4096, typed=True)  # of the many shards of a checkpoint, most are of few types
+def _known_type(kind: Any, dtype: Any, *shape: Any) -> LeafType:
+    found = LeafType(kind, dtype, shape)
+    found.check("")
+    return found
+
+
+def decode_shards(encoded: Any) -> tuple[tuple[int, tuple[int, ...], bool], ...]:
+    """Read ``[[leaf, offset], ...]``: which leaf a shard is, and where it begins in its tensor; and behind these a 1 if
+    other ranks had other bytes for the same shard.
+    """
+    found = []
+    for leaf, offset, *own in map(_list, _list(encoded)):
+        if own not in ([], [1]):
+            raise ValueError(f"a shard with {short(own)} behind it")
+        found.append((_count(leaf), tuple(map(_count, _list(offset))), bool(own)))
+    return tuple(found)
+
+
+def decode_alias(encoded: Any) -> Alias:
+    """Read ``[owner, offset, strides]``."""
+    owner, offset, strides = encoded
+    return Alias(_count(owner), _count(offset), tuple(_count(stride) for stride in _list(strides)))
+
+
+def _decode_metadata(document: Any, where: str) -> dict[str, dict[str, Any]] | None:
+    """``_metadata`` as torch has it: names that :func:`_encode_metadata` has encoded, and small values."""
+    if document is None:
+        return None
+    return {name: {key: decode_value(value, where) for key, value in entry.items()} for name, entry in document.items()}
+
+
+def decode_path(encoded: list[Encoded], where: str) -> Path:
+    """Inverse of :func:`encode_path`."""
+    return tuple(decode_value(key, where) for key in encoded)
+
+
+def check_nesting(tree: SavedNode) -> None:
+    """Refuse a tree that is nested more deeply than a state may be, or whose paths take too much memory.
+
+    What walks the tree later may then do so by recursion, and write out its paths: a single long key above many leaves
+    would make far more text of a small file.
+    """
+    total = 0
+    rest: list[tuple[SavedNode, int, int]] = [(tree, 0, 0)]
+    while rest:
+        node, depth, before = rest.pop()
+        if not isinstance(node, SavedBranch):
+            total += before
+            continue
+        if depth >= DEEPEST_NESTING:
+            raise ValueError(f"more than {DEEPEST_NESTING} containers inside each other")
+        for key, child in zip(node.keys, node.children, strict=True):
+            length = 0 if node.kind == "object" else 1 + len(key if isinstance(key, str) else component(key))
+            rest.append((child, depth + 1, before + length))
+    if total > MOST_PATH_CHARACTERS:
+        raise ValueError(
+            f"the paths of all leaves have {total} characters, of which {MOST_PATH_CHARACTERS} are possible"
+        )
+
+
+def check_aliases(types: Sequence[LeafType] | Mapping[int, LeafType], aliases: Mapping[int, Alias]) -> None:
+    """See that all of each alias lies within its owner, whose bytes it is a view of."""
+    for index, alias in aliases.items():
+        kind, owner = types[index], types[alias.owner]
+        steps = zip(kind.shape, alias.strides, strict=True)
+        last = sum((length - 1) * stride for length, stride in steps) if kind.nbytes else 0
+        end = alias.offset + (last + 1) * kind.itemsize if kind.nbytes else alias.offset
+        if alias.owner in aliases or kind.kind != owner.kind or end > owner.nbytes:
+            raise ValueError(f"leaf {index} does not lie inside leaf {alias.owner}")
+        # A stride along which there is but one element is free, but it has to be a number of bytes all the same.
+        if alias.offset % kind.itemsize or max(alias.strides, default=0) * kind.itemsize > MAX_LEAF_BYTES:
+            raise ValueError(f"leaf {index} is not aligned within leaf {alias.owner}")
+
+
+def _list(value: Any) -> list[Any]:
+    """A list, and nothing else that can be walked: texts and objects can, too."""
+    if type(value) is not list:
+        raise TypeError(f"a list was expected, not {short(value)}")
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError(f"not a count: {short(value)}")
+    return value

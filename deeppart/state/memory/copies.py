@@ -1,0 +1,77 @@
+"""Copies by address: short ones by the thousand, and out of memory that may be freed meanwhile.
+
+The kernel makes the latter (``process_vm_writev`` onto this very process): where the source is not mapped any more it
+says so, and the process lives on. Memory that was freed and given to somebody else is copied like any other: the caller
+has to find out afterwards whether the source was still there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+#: Places in one call, at most (Linux: UIO_MAXIOV).
+_MOST_PLACES = 1024
+#: Refusals that mean that there is no such call here: an old kernel, or a filter of system calls.
+_NO_SUCH_CALL = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES})
+# CDLL: the interpreter lock is given up meanwhile.
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_memmove = _LIBC.memmove
+_memmove.argtypes, _memmove.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p
+_writev: Callable[..., int] | None = getattr(_LIBC, "process_vm_writev", None)
+if _writev is not None:
+    _unsigned, _pointer = ctypes.c_ulong, ctypes.c_void_p
+    _writev.argtypes = (ctypes.c_int, _pointer, _unsigned, _pointer, _unsigned, _unsigned)  # type: ignore[attr-defined]
+    _writev.restype = ctypes.c_ssize_t  # type: ignore[attr-defined]
+# PyDLL: the interpreter lock is not given up, and not waited for, around each of a thousand small copies.
+#: ``memmove(target, source, length)``: addresses and bytes.
+memmove = ctypes.PyDLL(None).memmove
+
+
+def copy_memory(target: int, source: int, length: int) -> bool:
+    """Copy bytes between addresses of this process; False if the source is not (all) mapped."""
+    return _gather(target, np.array([[source, length]], dtype=np.int64))
+
+
+def gather_memory(sources: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.uint8] | None:
+    """``length`` bytes from each address, as rows; None if one of them is not mapped."""
+    found = np.empty((len(sources), length), dtype=np.uint8)
+    places = np.stack([sources, np.full(len(sources), length, dtype=np.int64)], axis=1)
+    return found if _gather(found.ctypes.data, places) else None
+
+
+def gather_ranges(sources: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8] | None:
+    """The bytes from each address on, one after the other; None if some of it is not mapped."""
+    found = np.empty(int(lengths.sum()), dtype=np.uint8)
+    return found if _gather(found.ctypes.data, np.stack([sources, lengths], axis=1)) else None
+
+
+def _gather(target: int, places: npt.NDArray[np.int64]) -> bool:
+    """Copy (address, bytes) rows to where the target is, one after the other."""
+    for first in range(0, len(places), _MOST_PLACES):
+        batch = np.ascontiguousarray(places[first : first + _MOST_PLACES])
+        total = int(batch[:, 1].sum())
+        if not _write(target, batch, total):
+            return False
+        target += total
+    return True
+
+
+def _write(target: int, batch: npt.NDArray[np.int64], total: int) -> bool:
+    if _writev is not None:
+        into = np.array([[target, total]], dtype=np.int64)
+        done = _writev(os.getpid(), batch.ctypes.data, len(batch), into.ctypes.data, 1, 0)
+        if done >= 0 or ctypes.get_errno() not in _NO_SUCH_CALL:
+            return done == total
+    for address, length in batch.tolist():
+        _memmove(target, address, length)
+        target += length
+    return True
+
+
+memmove.argtypes, memmove.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p

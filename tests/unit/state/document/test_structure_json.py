@@ -1,0 +1,375 @@
+"""The structure document: states come back through it as they were, and what no writer makes is damage."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, OrderedDict, namedtuple
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+import deeppart
+from deeppart.errors import CorruptFileError, NewerFormatError
+from deeppart.state.document.structure import Alias, SavedArray, SavedBranch, SavedNode, Unit, units_of
+from deeppart.state.document.structure_json import (
+    STRUCTURE_VERSION,
+    check_aliases,
+    check_nesting,
+    decode_structure,
+    decode_tree,
+    encode_tree,
+)
+from deeppart.state.restore.merge import build
+from deeppart.state.tree.flat import ApartRules
+from deeppart.state.tree.flatten import DEEPEST_NESTING, flatten
+from deeppart.state.tree.leaves import LeafType
+from deeppart.testing.states import Box, difference
+from tests.unit.round_trip import both_ways, config, restore, save, wrapped
+from tests.unit.state.saved_states import document_of, structure_of, target_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:DeprecationWarning")
+Point = namedtuple("Point", "x y")
+named: Any = namedtuple  # for types that are made in the middle of an expression, which mypy cannot follow
+HUGE = 7**20000  # 16,903 digits; str() of an int refuses beyond 4,300
+
+
+class Typed(NamedTuple):
+    weight: Any
+    name: str = "w"
+
+
+CONTAINERS = {
+    "empty dict": {},
+    "empty list": [],
+    "empty tuple": (),
+    "empties": {"a": {}, "b": [], "c": (), "d": OrderedDict(), "e": Counter(), "f": [[], {}], "g": ((),)},
+    "insertion order": {"z": 1, "a": torch.ones(2), "m": 3},
+    "odict order": OrderedDict([("z", 1), ("a", 2)]),
+    "counter": Counter({3: 2, 7: 1, "x": -4, (1, 2): 0}),
+    "namedtuple": Point(torch.arange(3), Point(1, [2])),
+    "typed namedtuple": Typed(torch.arange(3.0)),
+    "renamed fields": named("R", "a class def", rename=True)(1, 2, torch.ones(1)),
+    "tuple of tuples": (1, (2, (3, torch.ones(2)), ()), [(), ((),)]),
+    "list of everything": [1, "a", None, 2.5, b"x", torch.ones(1), np.ones(1), [0], {"k": 0}, (0,)],
+    "same key text": {1: "int", "1": "str", b"1": "bytes", 1.5: "float", "1.5": "text", (1,): "tuple"},
+    "bool keys": {True: torch.ones(1), False: torch.zeros(1), 2: "two"},
+    "separators": {"a.b": 1, "a/b": 2, "a": {"b": 3}, "a~1b": 4, "~": 5, "~0": 6, "": 7, "/": 8, ".": 9},
+    "odd keys": {None: 1, -1: 2, (): 3, (1, (2, "x"), None): 4, b"\xff\x00": 5, "\0": 6, "ä": 7, "\ud800": 8},
+    "float keys": {0.5: 1, math.inf: 2, -math.inf: 3, 5e-324: 4, -0.0: 5},
+    "value keys": {torch.float32: 1, torch.device("cpu"): 2, torch.Size([2]): 3, np.int8(3): 4, 2j: 5},
+    "huge keys": {HUGE: torch.ones(2), -HUGE: 1, (HUGE,): 2, "x": 3},
+    "many int keys": {i: torch.full((1,), float(i)) for i in (10, 9, 100, 2, -5)},
+    "numeric text": {"10": 1, "9": 2, "0" * 5000 + "1": 3},
+}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_containers_and_keys(tmp_path: Path, name: str) -> None:
+    both_ways(tmp_path, wrapped(CONTAINERS[name]))
+
+
+def test_a_leaf_can_be_the_root(tmp_path: Path) -> None:
+    save(tmp_path, torch.arange(5))
+    assert difference(torch.arange(5), deeppart.load(tmp_path / "ckpt")) is None
+    live = restore(tmp_path, torch.zeros(5, dtype=torch.int64))
+    assert live.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_namedtuple_comes_back_from_load_with_its_name_and_fields(tmp_path: Path) -> None:
+    loaded = both_ways(tmp_path, wrapped(Point(1, 2)))["item"]
+    assert type(loaded).__name__ == "Point" and loaded._fields == ("x", "y") and type(loaded) is not Point
+
+
+def test_a_live_namedtuple_keeps_its_class(tmp_path: Path) -> None:
+    class Careful(namedtuple("Careful", "x y")):
+        def __new__(cls, both: int) -> Careful:
+            return super().__new__(cls, both, both)
+
+    save(tmp_path, wrapped(Careful(3)))
+    live = restore(tmp_path, wrapped(Careful(0)))["item"]
+    assert type(live) is Careful and tuple(live) == (3, 3)
+
+
+def test_order_of_dicts_is_that_of_each_checkpoint(tmp_path: Path) -> None:
+    """The structure is cached between checkpoints; the order of an OrderedDict (an LRU cache, say) may change."""
+    recent, plain = OrderedDict(a=torch.zeros(1), b=1, c=2), {"x": 1, "y": 2}
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        for step, key in enumerate("acb"):
+            recent.move_to_end(key)
+            plain["x"] = plain.pop("x")
+            state = {"recent": recent, "plain": plain}
+            ck.checkpoint(state, step=step).wait(timeout=200)
+            assert difference(state, deeppart.load(tmp_path / "ckpt", step)) is None
+        live = OrderedDict(c=0, b=0, a=torch.ones(1))
+        ck.restore({"recent": live, "plain": {"y": 0, "x": 0}})
+    assert list(live) == list(recent)
+
+
+# --- the JSON that stands for them ------------------------------------------------------------------------------------
+
+
+def tree_of(state: Any, first: tuple[int, int] = (0, 0), cuts: ApartRules | None = None) -> Any:
+    """The tree as it stands in a file."""
+    return json.loads(json.dumps(encode_tree(flatten(state, cuts=cuts).root, first)))
+
+
+def test_names_of_versions_in_a_state_dict_are_kept_and_nothing_else_of_it() -> None:
+    state = OrderedDict(w=1)
+    state._metadata = OrderedDict(  # type: ignore[attr-defined]
+        {"": {"version": 1}, "0.bn": {"version": 2, "kind": "x", "more": [1], 5: 6}}
+    )
+    assert tree_of(state)[3] == {"": {"version": 1}, "0.bn": {"version": 2, "kind": "x"}}
+
+
+@pytest.mark.parametrize("metadata", [None, [1], {5: {}}, {"": 1}], ids=repr)
+def test_what_is_no_metadata_of_torch_is_left_out(metadata: Any) -> None:
+    state = OrderedDict(w=1)
+    state._metadata = metadata  # type: ignore[attr-defined]
+    assert tree_of(state) == ["o", ["w"], [["v", 0]], None]
+
+
+BASE = torch.arange(12.0)
+STATE: dict[str, Any] = {
+    "z": BASE,
+    "view": BASE[2:8:2],
+    "items": [1, BASE.numpy().copy(), (None, 2.5), Point(1, b"x"), *range(20), "tail"],
+    "counts": Counter(a=2, b=1),
+    "odd": OrderedDict({(1, "x"): 1, 2: 1 << 70, True: "true"}),
+    "box": Box({"w": torch.zeros(2, 0)}),
+}
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    return document_of(flatten(STATE)) | changes
+
+
+def test_what_was_written_is_read_as_it_was() -> None:
+    structure, flat = structure_of(STATE, own=["z", "items/2/1"]), flatten(STATE)
+    found = build(target_of(structure), dict(enumerate(flat.data)), structure.tree)
+    expected = STATE | {"items": [*STATE["items"][:2], (None, None), *STATE["items"][3:]]}
+    assert difference(expected, found) is None
+    paths = structure.array_paths()
+    assert [leaf.path for leaf in flat.arrays] == paths
+    assert [paths[index] for index in np.flatnonzero(structure.per_rank)] == [("z",)]
+    assert structure.per_rank_values.sum() == 1
+    (alias,) = structure.aliases.items()
+    assert alias == (paths.index(("view",)), Alias(paths.index(("z",)), 8, (2,)))
+    assert structure.rank0 == frozenset() and not structure.has_apart and structure.shared is None
+
+
+def test_a_later_version_is_told() -> None:
+    with pytest.raises(NewerFormatError, match="upgrade"):
+        decode_structure({"version": STRUCTURE_VERSION + 1}, "here")
+
+
+def in_leaf(index: int, place: int, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(found: dict[str, Any]) -> None:
+        found["leaves"][index][place] = value
+
+    return change
+
+
+def put(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(found: dict[str, Any]) -> None:
+        found[key] = value
+
+    return change
+
+
+#: Leaves by number: box/w, items/1, view, z.
+DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no version": lambda found: found.pop("version"),
+    "no tree": lambda found: found.pop("tree"),
+    "no values": lambda found: found.pop("values"),
+    "no numbers of per-rank values": lambda found: found.pop("per_rank_values"),
+    "a negative version": put("version", -1),
+    "a version in words": put("version", "3"),
+    "apart is a number": put("apart", 1),
+    "rank0 is no list": put("rank0", {"x": 1}),
+    "a path of rank0 is no path": put("rank0", [[["no tag", 1]]]),
+    "a per-rank value that is none": put("per_rank_values", [99]),
+    "a per-rank value below 0": put("per_rank_values", [-1]),
+    "a leaf too many": lambda found: found["leaves"].append(["torch", "float32", [1], 0]),
+    "a leaf too few": lambda found: found["leaves"].pop(0),
+    "a value too many": lambda found: found["values"].append(1),
+    "a leaf named twice": put("tree", ["l", [["a", index] for index in (0, 1, 2, 3, 3)]]),
+    "a leaf that is not there": put("tree", ["l", [["a", index] for index in (0, 1, 2, 4)]]),
+    "a node of no kind": put("tree", ["x", []]),
+    "a node without a kind": put("tree", []),
+    "a node that is a text": put("tree", "a0"),
+    "keys that are no values": put("tree", ["d", [["x"]], [["a", 0]], None]),
+    "more keys than children": put("tree", ["d", ["x", "y"], [["a", 0]], None]),
+    "values beyond the last": put("tree", ["l", [["v", 0, 1000]]]),
+    "a row of a negative number": put("tree", ["l", [["v", 0, -1]]]),
+    "a row of a fraction": put("tree", ["l", [["v", 0, 1.5]]]),
+    "own twice": in_leaf(0, 3, 2),
+    "own by a truth value": in_leaf(0, 3, True),
+    "another kind": in_leaf(0, 0, "jax"),
+    "another dtype": in_leaf(0, 1, "float1"),
+    "a negative length": in_leaf(0, 2, [-1]),
+    "a view beyond its owner": in_leaf(2, 4, [3, 40, [2]]),
+    "a view of nothing": in_leaf(2, 4, [9, 8, [2]]),
+    "a view of itself": in_leaf(2, 4, [2, 0, [1]]),
+    "a view of the other kind": in_leaf(2, 4, [1, 0, [1]]),
+    "a view between elements": in_leaf(2, 4, [3, 2, [1]]),
+    "a view of too few steps": in_leaf(2, 4, [3, 8, []]),
+    "a view that is none": in_leaf(2, 4, [3, 8]),
+    "a view that steps back": in_leaf(2, 4, [3, 8, [-1]]),
+    "two views at once": lambda found: found["leaves"][2].append([3, 8, [2]]),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_what_no_writer_makes_is_damage(name: str) -> None:
+    found = document()
+    decode_structure(found, "here")
+    DAMAGE[name](found)
+    with pytest.raises(CorruptFileError) as caught:
+        decode_structure(found, "here")
+    assert caught.value.where == "here"
+
+
+# --- names of classes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a.b", "1a", "class", "None", "a\n", 5, None], ids=repr)
+def test_no_class_is_called_so(name: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        decode_tree(["n", name, ["x"], [["a", 0]]], 0, "here")
+
+
+@pytest.mark.parametrize("fields", [["x", "x"], ["a b"], [""], [5], ["x", "y"], [], "x", ["\ufb01", "fi"]], ids=repr)
+def test_no_class_has_these_fields(fields: Any) -> None:
+    children = [["a", index] for index in range(2 if fields in (["x", "x"], ["\ufb01", "fi"]) else 1)]
+    with pytest.raises((ValueError, TypeError)):
+        decode_tree(["n", "Point", fields, children], 0, "here")
+
+
+@pytest.mark.parametrize("keys", [[1, True], [1, 1.0], ["a", "a"], [["tuple", [1]], ["tuple", [1.0]]]], ids=repr)
+def test_keys_that_are_one_key_of_a_dict(keys: list[Any]) -> None:
+    with pytest.raises(ValueError, match="repeated"):
+        decode_tree(["d", keys, [["a", 0], ["a", 1]], None], 0, "here")
+
+
+# --- the pieces -------------------------------------------------------------------------------------------------------
+
+
+# --- how deep, and how long -------------------------------------------------------------------------------------------
+
+
+def nested(depth: int, key: Any = 0) -> SavedNode:
+    node: SavedNode = SavedArray(0)
+    for _ in range(depth):
+        node = SavedBranch("dict", (key,), (node,))
+    return node
+
+
+def test_nesting_ends_where_a_state_may_not_be_deeper() -> None:
+    check_nesting(nested(DEEPEST_NESTING))
+    with pytest.raises(ValueError, match=f"more than {DEEPEST_NESTING} containers"):
+        check_nesting(nested(DEEPEST_NESTING + 1))
+
+
+# --- views ------------------------------------------------------------------------------------------------------------
+
+OWNER, VIEW = LeafType("torch", "float32", (12,)), LeafType("torch", "float32", (3,))
+VIEWS: dict[str, tuple[LeafType, Alias, bool]] = {
+    "up to the end": (VIEW, Alias(0, 36, (1,)), True),
+    "one beyond the end": (VIEW, Alias(0, 40, (1,)), False),
+    "steps up to the end": (VIEW, Alias(0, 4, (5,)), True),
+    "a step beyond the end": (VIEW, Alias(0, 8, (5,)), False),
+    "one element many times": (VIEW, Alias(0, 44, (0,)), True),
+    "another dtype": (LeafType("torch", "int16", (3,)), Alias(0, 42, (1,)), True),
+    "between elements": (VIEW, Alias(0, 2, (1,)), False),
+    "nothing at the end": (LeafType("torch", "float32", (0,)), Alias(0, 48, (1,)), True),
+    "nothing beyond the end": (LeafType("torch", "float32", (0,)), Alias(0, 52, (1,)), False),
+    "of the other kind": (LeafType("numpy", "<f4", (3,)), Alias(0, 0, (1,)), False),
+    "a free step": (replace(VIEW, shape=(1,)), Alias(0, 0, (1 << 40,)), True),
+    "a free step that is no number of bytes": (replace(VIEW, shape=(1,)), Alias(0, 0, (1 << 61,)), False),
+    "too few steps": (VIEW, Alias(0, 0, ()), False),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_lies_within_its_owner(name: str) -> None:
+    kind, alias, good = VIEWS[name]
+    if good:
+        check_aliases([OWNER, kind], {1: alias})
+    else:
+        with pytest.raises(ValueError, match=r"leaf 1|zip"):
+            check_aliases([OWNER, kind], {1: alias})
+
+
+def test_an_owner_is_no_view_itself() -> None:
+    with pytest.raises(ValueError, match="leaf 2 does not lie inside leaf 1"):
+        check_aliases([OWNER, VIEW, VIEW], {1: Alias(0, 0, (1,)), 2: Alias(1, 0, (1,))})
+
+
+COO = ["indices", "values", "shape", "coalesced"]
+A, B, V, W = ["a", 0], ["a", 1], ["v", 0], ["v", 1]
+NODES: list[Any] = [
+    ["x", "sparse_coo", "", COO],
+    ["x", "sparse_coo", "", COO, [A, B, V, W], None],
+    ["x", "sparse_coo", "name", COO, [A, B, V, W]],
+    ["x", "sparse_coo", None, COO, [A, B, V, W]],
+    ["x", "sparse_coo", "", COO[:3], [A, B, V, W]],
+    ["x", "sparse_coo", "", COO, [A, B, V]],
+    ["x", "sparse_coo", "", COO, {"indices": A}],
+    ["x", "sparse_coo", "", COO[::-1], [W, V, B, A]],
+    ["x", "sparse_coo", "", COO, [A, V, B, W]],
+    ["x", "sparse_coo", "", COO, [A, ["l", [B]], V, W]],
+    ["x", "sparse_coo", "", ["indices", "values", "shape", 5], [A, B, V, W]],
+    ["x", "sparse_coo", "", "abcd", [A, B, V, W]],
+    ["x", "sparse_odd", "", COO, [A, B, V, W]],
+    ["x", "dict", "", COO, [A, B, V, W]],
+    ["x", None, "", COO, [A, B, V, W]],
+    ["x", ["sparse_coo"], "", COO, [A, B, V, W]],
+    ["x", "jagged", "", ["values", "offsets", "lengths", "ragged_dim"], [A, V, B, W]],
+    ["x", "jagged", "", ["values", "offsets", "lengths", "ragged_dim"], [A, B, ["t", [V]], W]],
+    ["x", "subclass", "c", ["a", "b", "context", "context"], [A, B, V, W]],
+    ["x", "subclass", "c", ["a", "b", "c", "d"], [A, B, V, W]],
+    ["x", "subclass", "c", ["a", "b", "context"], [A, ["l", [B, W]], V]],
+    ["x", "subclass", "c", ["a", "b", "context"], [A, ["d", [], [], None], V]],
+    ["x", "subclass", "c", ["context"], [V]],
+    ["x", "subclass", "c", ["a", "context"], [V, A]],
+    ["x", "subclass", "c", [], []],
+]
+
+
+@pytest.mark.parametrize("node", NODES, ids=lambda node: json.dumps(node)[:60])
+def test_a_node_that_no_writer_means(node: Any) -> None:
+    leaf = ["torch", "float32", [3], 0]
+    document = {
+        "version": 4, "leaves": [leaf, leaf], "values": [1, 2], "per_rank_values": [], "rank0": [], "apart": False,
+    }  # fmt: skip
+    with pytest.raises(CorruptFileError) as caught:
+        decode_structure({**document, "tree": node}, "here")
+    assert len(str(caught.value)) < 2000
+
+
+def units(state: Any, *, none: bool = False) -> list[Unit]:
+    """Those that hold any of the state's leaves and values, or none of them."""
+    structure = structure_of(state)
+    numbers = set() if none else set(range(len(structure.types))), set() if none else set(range(len(structure.values)))
+    return units_of(structure.tree, *numbers)
+
+
+def test_the_outermost_tuple_is_one() -> None:
+    tensor = torch.zeros(2)
+    (unit,) = units({"a": ([1, tensor], (tensor + 1, 2)), "b": [tensor + 2]})
+    assert unit.path == ("a",) and len(unit.arrays) == 2
+    assert units({"a": ([1, tensor],)}, none=True) == []
+
+
+def test_the_state_itself_and_what_holds_objects_is_none() -> None:
+    tensor = torch.zeros(2)
+    assert units((tensor, 1)) == []
+    assert units({"a": (Box({"w": tensor}), tensor + 1)}) == []
+    (unit,) = units({"a": (Box({"w": (tensor, 1)}), tensor + 1)})
+    assert unit.path == ("a", 0, "w")
