@@ -293,7 +293,7 @@ class Scrubber:
             self._arena,
             self._drive,
             self._persistent.signing,
-            wanted=lambda read: not read.source.is_on_a_node or read.source.misplaced,
+            wanted=lambda read: not read.source.is_on_a_node,
         )
         if recovered is None:
             return "; ".join(lines)
@@ -307,7 +307,7 @@ class Scrubber:
         if lacking:
             return f"no sound source for part {min(lacking)}"
         try:
-            healer.heal(healing, (candidates[0], recovered.candidate), recovered.mine, inventory, lambda: None)
+            healer.heal(healing, attempt, recovered.mine, lambda: None)
         except CheckpointError as error:  # all ranks have it; the next cycle may do better
             return str(error)
         self._note(repaired=1)

@@ -130,7 +130,6 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
         earlier,
         processors,
         guards,
-        shared,
         telemetry,
     )
     if session.leads_directory:

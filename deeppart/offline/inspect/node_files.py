@@ -41,7 +41,7 @@ class NodeFiles:
         stocks: per directory, what can be opened.
         damage: the files that are not sound.
         files, nbytes: how much was read.
-        remarks: lines about files in wrong places, and directories without any of this lineage.
+        remarks: lines about files under wrong names, and directories without any of this lineage.
         unread: lines about directories that could not be looked at: what is in them may be sound or not.
     """
 

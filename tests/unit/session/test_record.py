@@ -26,31 +26,20 @@ def as_rank(rank: int) -> SingleComm:
     return comm
 
 
-def leading(session: Any, topology: Topology, shared: tuple[tuple[int, int], ...] = ()) -> tuple[list[int], list[int]]:
-    """Which ranks lead their directory, and which straighten it."""
+def leading(session: Any, topology: Topology) -> list[int]:
+    """Which ranks lead their directory."""
     ranks = range(len(topology.node_of))
-    views = [replace(session, topology=topology, shared=shared, comm=as_rank(rank)) for rank in ranks]
-    return (
-        [rank for rank, view in enumerate(views) if view.leads_directory],
-        [rank for rank, view in enumerate(views) if view.straightens],
-    )
+    return [rank for rank in ranks if replace(session, topology=topology, comm=as_rank(rank)).leads_directory]
 
 
 def test_one_rank_of_each_directory_leads_it(opened: Any) -> None:
     session = opened()
-    assert session.leads_directory and session.straightens
+    assert session.leads_directory
     one_each = Topology(("a", "a", "b", "b"), (0, 0, 1, 1), ("/l",) * 4, ("", ""))
-    assert leading(session, one_each) == ([0, 2], [0, 2])
+    assert leading(session, one_each) == [0, 2]
     own = Topology(("a", "a", "b", "b"), (0, 0, 1, 1), ("/0", "/1", "/2", "/3"), ("", ""))
-    assert leading(session, own) == ([0, 1, 2, 3], [0, 1, 2, 3])
-    assert leading(opened(persistent_dir=str(session.persistent.root) + "-2", local_dir=None), one_each) == ([], [])
-
-
-def test_of_nodes_that_share_a_directory_the_first_straightens(opened: Any) -> None:
-    """Two that rename files there at once would be in each other's way."""
-    topology = Topology(("a", "b", "c"), (0, 1, 2), ("/l",) * 3, ("",) * 3)
-    assert leading(opened(), topology, ((0, 2),)) == ([0, 1, 2], [0, 1])
-    assert leading(opened(persistent_dir="other"), topology, ((0, 1), (0, 2), (1, 2))) == ([0, 1, 2], [0])
+    assert leading(session, own) == [0, 1, 2, 3]
+    assert leading(opened(persistent_dir=str(session.persistent.root) + "-2", local_dir=None), one_each) == []
 
 
 def test_closing_gives_the_directory_and_the_rules_back(opened: Any, tmp_path: Path) -> None:
