@@ -69,12 +69,12 @@ if TYPE_CHECKING:
     from deeppart.cadence import CadenceReport
     from deeppart.checkpointer import Checkpointer
     from deeppart.offline.load import load
+    from deeppart.part import KeyFiles
     from deeppart.repair.scrub import ScrubReport
     from deeppart.state.restore.request import RestoreArguments
     from deeppart.state.tree.per_rank import PerRank, PerRankFunction
     from deeppart.state.tree.registering import register
     from deeppart.state.tree.stand_ins import SavedMember, SavedRecord
-    from deeppart.storage.key_files import KeyFiles
 
 __all__ = [
     "BackgroundFailureWarning",
@@ -140,7 +140,7 @@ __all__ = [
 _LATER = {
     "CadenceReport": "deeppart.cadence",
     "Checkpointer": "deeppart.checkpointer",
-    "KeyFiles": "deeppart.storage.key_files",
+    "KeyFiles": "deeppart.part",
     "PerRank": "deeppart.state.tree.per_rank",
     "PerRankFunction": "deeppart.state.tree.per_rank",
     "RestoreArguments": "deeppart.state.restore.request",

@@ -12,8 +12,7 @@ import click
 from deeppart.access import READING, guarded
 from deeppart.cli.completion import complete_directory, complete_place, complete_step
 from deeppart.config.checks import refuse_url
-from deeppart.part import Signing
-from deeppart.storage.key_files import read_key_files
+from deeppart.part import Signing, read_key_files
 
 SIGN_KEY_HELP = "A key with which files must be signed (sign_key_file of the job). May be repeated: any of the keys."
 _AT_STEP = re.compile(r"(.+)@([0-9]{1,19})", re.ASCII | re.DOTALL)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deeppart.errors import ConfigError, CorruptFileError, FormatError, StorageError
 from deeppart.part.json_text import parse_json
-from deeppart.storage.small_files import UNUSABLE, read_file, write_file
+from deeppart.storage.files import UNUSABLE, read_file, write_file
 
 from .profile import PROFILE_NAME, Profile
 

@@ -28,7 +28,7 @@ from deeppart.interop.opened import Opened, Source, address_of, check_tree
 from deeppart.model import Attempt, Manifest
 from deeppart.model.version import LIBRARY
 from deeppart.offline.batches import BATCH_BYTES
-from deeppart.part import PartSummary, encode_manifest
+from deeppart.part import KeyFiles, PartSummary, encode_manifest
 from deeppart.save.agreed import Agreed, Call
 from deeppart.save.ahead import read_ahead
 from deeppart.save.behind import WriteBehind
@@ -45,7 +45,6 @@ from deeppart.state.document.part_document import PartDocument
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.leaves import Array, Bytes, LeafType, flat_bytes, is_flat, leaf_type, new_array
 from deeppart.state.tree.paths import readable
-from deeppart.storage.key_files import KeyFiles
 
 Progress = Callable[[int, int], None]
 

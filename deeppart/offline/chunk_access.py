@@ -13,8 +13,7 @@ from deeppart.codec.raw import RawCodec
 from deeppart.errors import StorageError
 from deeppart.part import FileSource, PartReader
 from deeppart.state.tree.leaves import Bytes
-from deeppart.storage.locked_pages import LockedFile, bring_pages, pin
-from deeppart.storage.mapped import lies_in_memory
+from deeppart.storage.mapped import LockedFile, bring_pages, lies_in_memory, pin
 
 
 class ChunkAccess:

@@ -18,7 +18,7 @@ from deeppart.model.boxes import Box
 from deeppart.offline.chunk_access import ChunkAccess
 from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.select import select
-from deeppart.part import SHARED_TABLE, FileSource, PartReader, Signing
+from deeppart.part import SHARED_TABLE, FileSource, KeyFiles, PartReader, Signing, read_key_files
 from deeppart.state.document.decoding import decode_structure
 from deeppart.state.document.part_document import OwnDocument, decode_meta
 from deeppart.state.document.structure import SavedNode, Structure
@@ -32,7 +32,6 @@ from deeppart.state.restore.target import Target, decode_values
 from deeppart.state.tree.leaves import Array
 from deeppart.state.tree.paths import Path as TreePath
 from deeppart.state.tree.paths import readable
-from deeppart.storage.key_files import KeyFiles, read_key_files
 
 
 def load(

@@ -27,7 +27,7 @@ from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered
 from deeppart.recovery.tables import UNREAD, PartIndexView, Tables
 from deeppart.state.restore.scatter import LeafPiece, Scatter
-from deeppart.storage.locked_pages import bring_pages
+from deeppart.storage.mapped import bring_pages
 
 T = TypeVar("T")
 

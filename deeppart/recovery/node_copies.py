@@ -26,8 +26,7 @@ from deeppart.part import FileSource, check_encoded
 from deeppart.recovery.load_part import Chosen, FilePlace, LoadedPart, Problem, problem_of
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered
-from deeppart.storage.locked_pages import bring_pages
-from deeppart.storage.mapped import running_kernel
+from deeppart.storage.mapped import bring_pages, running_kernel
 
 #: Number of a part, and a rank that has read some of it, or all.
 Holding = tuple[int, int]

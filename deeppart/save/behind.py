@@ -12,8 +12,7 @@ import numpy as np
 
 from deeppart.part import Sink
 from deeppart.save.workers import Workers
-from deeppart.storage.appending import BLOCK_BYTES
-from deeppart.storage.blocks import block_memory
+from deeppart.storage.files import BLOCK_BYTES, block_memory
 
 
 class WriteBehind:

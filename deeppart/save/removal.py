@@ -15,7 +15,7 @@ from deeppart.model import Level
 from deeppart.save.job import Job
 from deeppart.save.ledger import Ledger
 from deeppart.save.retention import Retention
-from deeppart.storage.appending import NO_SPACE
+from deeppart.storage.files import NO_SPACE
 
 
 class Removals:

@@ -14,7 +14,7 @@ from deeppart.errors import BackgroundFailureWarning
 from deeppart.model import Attempt, SuspectLeaf, Suspicion
 from deeppart.save.ledger import Ledger
 from deeppart.state.compare.divergence import Divergence
-from deeppart.storage.suspects import write_suspicion
+from deeppart.storage.records import write_suspicion
 
 #: Steps named in a warning; the record has all.
 _MOST_NAMED = 8

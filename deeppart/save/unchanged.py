@@ -20,7 +20,7 @@ import xxhash
 from deeppart.codec import EncodedChunk
 from deeppart.model import Attempt, BaseRecord
 from deeppart.part import ChunkPlace, PartSummary, base_file_name, part_file_name
-from deeppart.storage.links import link
+from deeppart.storage.exclusive import link
 
 if TYPE_CHECKING:  # it imports torch, for which `deeppart ls` is not to wait
     from deeppart.state.capture.layout import ChunkPlan

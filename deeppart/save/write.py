@@ -24,8 +24,8 @@ from deeppart.save.relay import Relay, SourceLostError
 from deeppart.save.removal import Removals
 from deeppart.save.transfer import Unchanged, check_copy, copy_part, recode_part, write_part
 from deeppart.save.workers import Workers
-from deeppart.storage.appending import Appending
-from deeppart.storage.links import remove_links
+from deeppart.storage.exclusive import remove_links
+from deeppart.storage.files import Appending
 from deeppart.storage.node import NodeLevel
 
 #: Errors that network file systems and devices get over; the persistent part is then written again after these pauses.

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from deeppart import access
+from deeppart.access import storage_error
 from deeppart.comm import Comm, finish
 from deeppart.comm.agreement import together
 from deeppart.config import Config
@@ -21,7 +22,6 @@ from deeppart.session.topology import Topology
 from deeppart.storage.files import make_directory
 from deeppart.storage.lineage import read_lineage
 from deeppart.storage.node import NODE_FOLDERS, NodeLevel
-from deeppart.storage.refusals import storage_error
 
 
 def guard_directories(config: Config, persistent: Path, local: str) -> access.Guards:

@@ -19,7 +19,7 @@ from deeppart.config.job import expand_directory, job_name, node_name
 from deeppart.errors import DeeppartError, DeeppartWarning, as_error, warn_caller
 from deeppart.model import LEVELS, Level
 from deeppart.nodes.pairing import protect
-from deeppart.part import Signing
+from deeppart.part import Signing, read_key_files
 from deeppart.session.directories import guard_directories, open_levels, shared_directories
 from deeppart.session.handshake import take_persistent
 from deeppart.session.record import Session
@@ -32,7 +32,6 @@ from deeppart.session.start_warnings import (
     tell_settings,
 )
 from deeppart.session.topology import compare_settings
-from deeppart.storage.key_files import read_key_files
 from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.rate import RateLimit
 

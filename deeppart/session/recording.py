@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from deeppart import access
+from deeppart.access import storage_error
 from deeppart.cadence import AutoCadence
 from deeppart.config import Config
 from deeppart.config.job import expand_directory, job_name
@@ -18,7 +19,6 @@ from deeppart.repair.scrub import Scrubber
 from deeppart.save.pipeline import Pipeline
 from deeppart.save.workers import lower_priority
 from deeppart.session.record import Session
-from deeppart.storage.refusals import storage_error
 from deeppart.telemetry import events, prometheus
 from deeppart.telemetry.record import ScrubStatus
 from deeppart.telemetry.recorder import Facts, Live, Outputs, Recorder

@@ -10,7 +10,7 @@ from deeppart.errors import DeeppartError, DeeppartWarning, ReducedProtectionWar
 from deeppart.nodes.pairing import Protection
 from deeppart.storage.lineage import LINEAGE_NAME
 from deeppart.storage.owner import DirectoryOwner
-from deeppart.storage.reduced_protection import note_protection
+from deeppart.storage.records import note_protection
 from deeppart.storage.steps import foreign_steps
 
 

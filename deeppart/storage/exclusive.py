@@ -18,15 +18,21 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
+from collections.abc import Iterable
 from pathlib import Path
+from types import TracebackType
 
 from deeppart import access
+from deeppart.access import storage_error
+from deeppart.errors import StorageError
 
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 #: Calls by way of ctypes let other threads run meanwhile.
 _LIBC = ctypes.CDLL(None, use_errno=True)
 #: Refusals that mean "not in this way on this file system" rather than "not at all".
 _NOT_THIS_WAY = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM, errno.EMLINK})
+_KEPT = re.compile(r"\.(.+)\.kept-[0-9a-f]{8}", re.ASCII)
 
 
 def rename_new(temporary: Path, path: Path) -> None:
@@ -89,3 +95,76 @@ def claim_new(source: Path, target: Path) -> None:
     finally:
         with contextlib.suppress(OSError):
             access.remove(claim)
+
+
+def link(path: Path, name: Path) -> bool:
+    """Give a file a second name; False if that cannot be done, or another file has it."""
+    try:
+        access.link(path, name)
+    except FileExistsError:
+        with contextlib.suppress(OSError):
+            return os.path.samestat(access.lstat(path), access.lstat(name))
+        return False
+    except OSError:
+        return False
+    return True
+
+
+def remove_links(names: Iterable[Path]) -> None:
+    """Take names away again, as far as the system lets us."""
+    for name in names:
+        with contextlib.suppress(OSError):
+            access.remove(name)
+
+
+class Kept:
+    """Keeps what lies in a place, if asked to; a context manager around what may put another file there.
+
+    Attributes:
+        name: the second name of what lay there; None where there is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.name: Path | None = None
+
+    def keep(self) -> None:
+        """Give what lies there a second name; a second call does nothing."""
+        if self.name is not None:
+            return
+        name = kept_path(self._path)
+        if not link(self._path, name):
+            raise StorageError(
+                "what lies in the place of a file may be all there is, and cannot be kept under another name",
+                where=str(self._path),
+                todo="move it to where it belongs by hand (`deeppart verify` says what it is), and repair again",
+            )
+        try:
+            access.sync_directory(name.parent)
+        except OSError as error:
+            raise storage_error("cannot make a second name of a file durable", error, name) from error
+        self.name = name
+
+    def __enter__(self) -> Kept:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """The second name goes if the first one has stayed."""
+        if self.name is None:
+            return
+        with contextlib.suppress(OSError):
+            if os.path.samestat(access.lstat(self._path), access.lstat(self.name)):
+                access.remove(self.name)
+                self.name = None
+
+
+def kept_path(path: Path) -> Path:
+    """A new name beside a file, for what lies there now."""
+    return path.with_name(f".{path.name}.kept-{os.urandom(4).hex()}")
+
+
+def is_kept_name(name: str) -> bool:
+    """True for a name that :class:`Kept` gives."""
+    return _KEPT.fullmatch(name) is not None

@@ -32,13 +32,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deeppart import access
+from deeppart.access import storage_error
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.part import is_hex32
 from deeppart.part.format import short
 from deeppart.part.json_text import parse_json
-from deeppart.storage.files import DurableFile, fill
-from deeppart.storage.refusals import storage_error
-from deeppart.storage.small_files import UNUSABLE, create_file, read_file
+from deeppart.storage.files import UNUSABLE, DurableFile, create_file, fill, read_file
 from deeppart.storage.timestamps import now
 
 LINEAGE_NAME = "deeppart.json"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deeppart import access
-from deeppart.access import PERMISSIONS
+from deeppart.access import PERMISSIONS, storage_error
 from deeppart.errors import DeeppartError, FormatError, SignatureError, StorageError, lacks_descriptors
 from deeppart.model import Attempt, Level, ParityIdentity, StepKey
 from deeppart.part import (
@@ -33,15 +33,20 @@ from deeppart.part import (
     part_file_name,
 )
 from deeppart.plan.restart import StoredParity, StoredPart
-from deeppart.storage.files import DurableFile, Over, make_directory
-from deeppart.storage.links import link, remove_links
+from deeppart.storage.exclusive import link, remove_links
+from deeppart.storage.files import DurableFile, Over, make_directory, write_file
 from deeppart.storage.mapped import forget_removed
-from deeppart.storage.prepared import drop_made, give_back, make_spare, unfinished_directory
-from deeppart.storage.refusals import storage_error
-from deeppart.storage.retired import is_gone
-from deeppart.storage.small_files import write_file
-from deeppart.storage.spares import drop_foreign_spares, drop_spares, set_aside, spares_directory
-from deeppart.storage.steps import list_steps, own_and_foreign_steps, remove_steps, step_directory
+from deeppart.storage.spares import (
+    drop_foreign_spares,
+    drop_made,
+    drop_spares,
+    give_back,
+    make_spare,
+    set_aside,
+    spares_directory,
+    unfinished_directory,
+)
+from deeppart.storage.steps import is_gone, list_steps, own_and_foreign_steps, remove_steps, step_directory
 
 #: Folder of a level below ``local_dir/<lineage>/``.
 NODE_FOLDERS: dict[str, str] = {Level.LOCAL: "", Level.PARTNER: "partner", Level.PARITY: "parity"}
@@ -185,7 +190,7 @@ class NodeLevel:
         drop_spares(unfinished_directory(self._spares))
 
     def prepare_file(self, name: str, nbytes: int, is_wanted: Callable[[], bool]) -> bool:
-        """Make a file in advance to be written over; see :func:`deeppart.storage.prepared.make_spare`."""
+        """Make a file in advance to be written over; see :func:`deeppart.storage.spares.make_spare`."""
         return make_spare(self._spares, name, nbytes, is_wanted)
 
     def drop_prepared(self, names: Sequence[str]) -> None:

@@ -12,21 +12,23 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from deeppart import access
+from deeppart.access import storage_error
 from deeppart.errors import StorageError
 from deeppart.model import StepKey
-from deeppart.storage.kept import is_kept_name
-from deeppart.storage.refusals import storage_error
-from deeppart.storage.spares import in_order_of_removal, is_checkpoint_file
+from deeppart.part import is_parity_file_name, parse_base_file_name, parse_node_file_name, parse_part_file_name
+from deeppart.storage.exclusive import is_kept_name
 
 MANIFEST_NAME = "manifest"
 _STEP = re.compile(r"step-([0-9]{12,19})(?:-([0-9a-f]{32})-([0-9]{6,19}))?", re.ASCII)
 #: Anybody may make directories, and nobody those of others go away: as in /tmp.
 _ANYBODYS = stat.S_ISVTX | stat.S_IWOTH
 _TEMPORARY = re.compile(r"\..+\.tmp-[0-9]+(-[0-9a-f]+)?", re.ASCII)
+#: How often we look again because a running job has removed what it was about to read.
+MOST_LOOKS = 20
 
 
 def step_directory(root: Path, key: StepKey) -> Path:
@@ -52,6 +54,17 @@ def parse_step_directory_name(name: str) -> StepKey | None:
 def is_temporary_name(name: str) -> bool:
     """True for the name of a file that is being written, or whose writer has died."""
     return _TEMPORARY.fullmatch(name) is not None
+
+
+def is_checkpoint_file(name: str) -> bool:
+    """True if a name is that of a part, a base, parity or a node file."""
+    parsed = parse_part_file_name(name) or parse_base_file_name(name) or parse_node_file_name(name)
+    return parsed is not None or is_parity_file_name(name)
+
+
+def in_order_of_removal(names: Iterable[str]) -> list[str]:
+    """Names of files of a step, what refers to others before these: a part without its base is damage, then."""
+    return sorted(names, key=lambda name: parse_base_file_name(name) is not None)
 
 
 def list_steps(root: Path) -> dict[StepKey, Path]:
@@ -121,7 +134,7 @@ def remove_step(path: Path) -> None:
     """Remove a step directory: the manifest first, so that it stops being a checkpoint before it stops being whole.
 
     Parts go before the bases that they refer to: who looks on meanwhile can tell this from damage
-    (:mod:`deeppart.storage.retired`). Only files that this library names are removed; others, and a directory holding
+    (:mod:`deeppart.storage.steps`). Only files that this library names are removed; others, and a directory holding
     them, stay.
     """
     try:
@@ -142,3 +155,19 @@ def remove_step(path: Path) -> None:
         return
     except OSError as error:
         raise storage_error("cannot remove an old checkpoint", error, path) from error
+
+
+def step_is_retired(directory: Path) -> bool:
+    """True if a committed step is being retired: its manifest is gone."""
+    return is_gone(directory / MANIFEST_NAME)
+
+
+def is_gone(path: Path) -> bool:
+    """True if a file on a node, or a step directory, is gone; False if that cannot be found out."""
+    try:
+        access.lstat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:  # such as a file in place of the directory, which no job puts there
+        return False
+    return False

@@ -18,6 +18,7 @@ from deeppart.interop.dcp.pieces import Pieces
 from deeppart.interop.dcp.stored import Entry, Stored, Wanted, live_tree, whole
 from deeppart.offline.find import Chosen, find_step, with_checkpoint
 from deeppart.offline.load import OpenCheckpoint, target_of
+from deeppart.part import KeyFiles, read_key_files
 from deeppart.recovery.saved import SavedStep
 from deeppart.session.looking import Looked
 from deeppart.state.document.whole import with_wholes
@@ -27,7 +28,6 @@ from deeppart.state.restore.target import Target
 from deeppart.state.tree.leaves import TORCH_DTYPES
 from deeppart.state.tree.noting import is_plain
 from deeppart.state.tree.paths import readable
-from deeppart.storage.key_files import KeyFiles, read_key_files
 from deeppart.storage.manifests import committed_steps
 
 #: What the live state has is restored, and nothing else.

@@ -22,7 +22,7 @@ from deeppart.interop.dcp.names import step_of
 from deeppart.interop.dcp.sources import DirectorySource, SessionSource, Source
 from deeppart.interop.dcp.storage_writer import StorageWriter
 from deeppart.interop.dcp.stored import Stored, Wanted
-from deeppart.storage.key_files import KeyFiles
+from deeppart.part import KeyFiles
 
 
 class StorageReader(TorchStorageReader):

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import h5py
 
+from deeppart.access import storage_error
 from deeppart.model.version import VERSION
 from deeppart.offline.batches import batches
 from deeppart.offline.export.beside import BesideFile
 from deeppart.offline.export.hdf5 import ORDERED, Filter, exact_key, link_name, type_name, write_array, write_value
 from deeppart.offline.export.reading import Content, Progress, Totals
 from deeppart.state.document.structure import SavedApart, SavedArray, SavedNode, SavedSharded, SavedValue
-from deeppart.storage.refusals import storage_error
 
 ARCHIVE_VERSION = 1
 

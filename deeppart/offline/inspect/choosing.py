@@ -10,8 +10,7 @@ from deeppart.model import Manifest, StepKey
 from deeppart.offline.inspect.listing import require_directory
 from deeppart.part import Signing
 from deeppart.storage.manifests import committed_steps, read_manifest
-from deeppart.storage.retired import MOST_LOOKS
-from deeppart.storage.steps import list_steps, step_directory
+from deeppart.storage.steps import MOST_LOOKS, list_steps, step_directory
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,8 @@ from deeppart import access
 from deeppart.errors import FormatError, NewerFormatError, SignatureError, StorageError
 from deeppart.model import Manifest, StepKey
 from deeppart.part import FileSource, SectionPath, Signing, parse_node_file_name, parse_part_file_name, read_table
-from deeppart.storage.completeness import file_length, part_problem
-from deeppart.storage.manifests import UNFINISHED, read_manifest
-from deeppart.storage.retired import MOST_LOOKS, is_gone, step_is_retired
-from deeppart.storage.steps import list_steps, step_directory
+from deeppart.storage.manifests import UNFINISHED, file_length, part_problem, read_manifest
+from deeppart.storage.steps import MOST_LOOKS, is_gone, list_steps, step_directory, step_is_retired
 
 #: Every part that the manifest names is on the persistent level.
 COMPLETE = "complete"
@@ -78,7 +76,7 @@ def _order(entry: PersistentStep) -> tuple[int, bool, str, int]:
 
 
 def examine_step(root: Path, key: StepKey, signing: Signing | None = None) -> PersistentStep | None:
-    """One step directory: its manifest is read, and every part is looked at (:mod:`deeppart.storage.completeness`)."""
+    """One step directory: its manifest is read, and every part is looked at (:mod:`deeppart.storage.manifests`)."""
     directory = step_directory(root, key)
     entry = _look_at(root, directory, key, signing)
     if entry.state == UNFINISHED_STATE:

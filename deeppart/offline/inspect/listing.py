@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from deeppart.access import storage_error
 from deeppart.errors import FormatError, RestoreError, StorageError
 from deeppart.model import Attempt, Level, StepKey, SuspectLeaf
 from deeppart.offline.inspect.examining import COMPLETE, DAMAGED, UNFINISHED_STATE, PersistentStep, examine
@@ -22,10 +23,8 @@ from deeppart.plan.restart import FilesByAttempt, Inventory, Source
 from deeppart.storage.lineage import is_copy, read_lineage
 from deeppart.storage.mistaken_paths import no_such_directory, recognize
 from deeppart.storage.node import NODE_FOLDERS, NodeContents
-from deeppart.storage.reduced_protection import reduced_runs
-from deeppart.storage.refusals import storage_error
+from deeppart.storage.records import read_suspicions, reduced_runs
 from deeppart.storage.steps import MANIFEST_NAME
-from deeppart.storage.suspects import read_suspicions
 
 #: Not complete there, but whole together with the node-local directories that were given.
 RECOVERABLE = "recoverable"

@@ -2,7 +2,7 @@
 
 Such a file may be the only one of its part. A repair first gives it its own name: what has that name, and is not what
 belongs there, gets the other one in exchange. What cannot be put right so is kept under another name before something
-takes its place (:mod:`deeppart.storage.kept`), unless there is another sound file of it.
+takes its place (:mod:`deeppart.storage.exclusive`), unless there is another sound file of it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deeppart import access
+from deeppart.access import storage_error
 from deeppart.errors import DeeppartError, FormatError, StorageError
 from deeppart.model import Attempt
 from deeppart.offline.inspect.reach import Reach, header_of, kept_in
@@ -28,9 +29,7 @@ from deeppart.part import (
     parse_part_file_name,
     read_any_table,
 )
-from deeppart.storage.exclusive import exchange_names, rename_new
-from deeppart.storage.kept import kept_path
-from deeppart.storage.refusals import storage_error
+from deeppart.storage.exclusive import exchange_names, kept_path, rename_new
 
 
 @dataclass(frozen=True, slots=True)

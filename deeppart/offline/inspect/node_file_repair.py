@@ -32,8 +32,7 @@ from deeppart.part import (
     read_table,
 )
 from deeppart.part.format import PartHeader
-from deeppart.storage.files import DurableFile
-from deeppart.storage.sections import complete
+from deeppart.storage.files import DurableFile, complete
 
 _BLOCK_BYTES = 8 << 20
 #: The least that is read apart from the rest: a sector of a disk, or a page.

@@ -12,8 +12,7 @@ from deeppart.offline.inspect.parity import parts_without_parity, shares_of_othe
 from deeppart.part import Signing, is_hex32
 from deeppart.storage.lineage import is_copy, read_lineage
 from deeppart.storage.node import NodeContents, file_problem, take_stock
-from deeppart.storage.retired import is_gone
-from deeppart.storage.steps import parse_step_directory_name
+from deeppart.storage.steps import is_gone, parse_step_directory_name
 
 Advance = Callable[[int], None]
 

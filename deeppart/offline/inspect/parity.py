@@ -19,7 +19,7 @@ from deeppart.nodes.erasure import ReedSolomon
 from deeppart.part import FileSource, MemorySource, ParityReader, ParityWriter, stripes_of
 from deeppart.plan.redundancy.stripes import Stripes
 from deeppart.plan.restart import StoredParity, StoredPart
-from deeppart.storage.retired import is_gone
+from deeppart.storage.steps import is_gone
 
 #: [row, block] -> 16 digest bytes.
 _Digests = list[list[bytes]]

@@ -34,7 +34,7 @@ from deeppart.part import (
 from deeppart.part.format import HEADER_BYTES, PartHeader
 from deeppart.plan.restart import Committed, FilesByAttempt, Inventory, Read, Source
 from deeppart.recovery.load_part import LoadedPart, load_part
-from deeppart.storage.kept import is_kept_name
+from deeppart.storage.exclusive import is_kept_name
 from deeppart.storage.manifests import read_manifests
 from deeppart.storage.node import one_line
 from deeppart.storage.steps import list_steps, parse_step_directory_name

@@ -39,8 +39,8 @@ from deeppart.part import (
 )
 from deeppart.plan.restart import Source
 from deeppart.recovery.load_part import LoadedPart, sound_pieces
+from deeppart.storage.exclusive import Kept
 from deeppart.storage.files import DurableFile, fill
-from deeppart.storage.kept import Kept
 from deeppart.storage.node import file_problem, one_line
 from deeppart.storage.steps import is_temporary_name
 

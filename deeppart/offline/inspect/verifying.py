@@ -28,8 +28,7 @@ from deeppart.part import HEADER_BYTES
 from deeppart.part.json_text import parse_json
 from deeppart.state.restore.scatter import check_places
 from deeppart.storage.manifests import UNFINISHED
-from deeppart.storage.retired import is_gone, step_is_retired
-from deeppart.storage.steps import MANIFEST_NAME
+from deeppart.storage.steps import MANIFEST_NAME, is_gone, step_is_retired
 
 #: Every byte is as it was written. The other states are those of ``deeppart ls``, of which an unfinished or newer step
 #: cannot be checked.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deeppart.access import Rules, node_rules, persistent_rules
-from deeppart.access.descriptors import ENTRIES, FILE, STEP, close_descriptor, set_mode, sync_entries, who
+from deeppart.access.path_walk import ENTRIES, FILE, STEP, close_descriptor, set_mode, sync_entries, who
 from deeppart.testing.faults import StorageFaults
 from tests.unit.access.directories import descriptors, mode_of
 from tests.users import STRANGER, TEAM, as_user, needs_root, told_by

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deeppart import access
-from deeppart.access import READING, ForeignAccessError, guards, node_rules
+from deeppart.access import READING, ForeignAccessError, folders, node_rules
 from tests.unit.access.directories import NODE, PERSISTENT, descriptors, operations, read
 
 
@@ -61,7 +61,7 @@ def test_rules_of_a_job_come_before_those_of_a_command(tmp_path: Path) -> None:
 
 
 def rules_at(path: Path) -> object:
-    found = guards.rules_for(str(path))
+    found = folders.rules_for(str(path))
     return None if found is None else (Path(found[0]), found[1])
 
 
@@ -134,39 +134,39 @@ def is_open(descriptor: int, identity: tuple[int, int]) -> bool:
 
 
 @pytest.fixture
-def held_root(root: Path) -> guards.Held:
-    return guards.held(str(root), PERSISTENT)
+def held_root(root: Path) -> folders.Held:
+    return folders.held(str(root), PERSISTENT)
 
 
-def test_a_directory_is_opened_once_as_long_as_its_path_leads_there(root: Path, held_root: guards.Held) -> None:
-    assert guards.held(str(root), PERSISTENT) is held_root
-    assert guards.held(str(root), node_rules("umask")) is not held_root, "others were not checked yet"
-    guards.forget(str(root), node_rules("umask"))
+def test_a_directory_is_opened_once_as_long_as_its_path_leads_there(root: Path, held_root: folders.Held) -> None:
+    assert folders.held(str(root), PERSISTENT) is held_root
+    assert folders.held(str(root), node_rules("umask")) is not held_root, "others were not checked yet"
+    folders.forget(str(root), node_rules("umask"))
     root.rename(root.with_name("moved"))
     root.mkdir()
-    again = guards.held(str(root), PERSISTENT)
+    again = folders.held(str(root), PERSISTENT)
     assert again is not held_root and again.identity == (root.stat().st_dev, root.stat().st_ino)
 
 
-def test_a_directory_is_checked_again_when_it_is_another(root: Path, held_root: guards.Held) -> None:
+def test_a_directory_is_checked_again_when_it_is_another(root: Path, held_root: folders.Held) -> None:
     root.rename(root.with_name("moved"))
     root.mkdir()
     root.chmod(0o777)
     with pytest.raises(ForeignAccessError, match="everyone"):
-        guards.held(str(root), PERSISTENT)
+        folders.held(str(root), PERSISTENT)
 
 
-def test_what_is_forgotten_is_walked_again(root: Path, held_root: guards.Held) -> None:
+def test_what_is_forgotten_is_walked_again(root: Path, held_root: folders.Held) -> None:
     root.chmod(0o777)
-    assert guards.held(str(root), PERSISTENT) is held_root, "what was checked stays in use"
-    guards.forget(str(root), PERSISTENT)
-    guards.forget(str(root), PERSISTENT)
+    assert folders.held(str(root), PERSISTENT) is held_root, "what was checked stays in use"
+    folders.forget(str(root), PERSISTENT)
+    folders.forget(str(root), PERSISTENT)
     with pytest.raises(ForeignAccessError, match="everyone"):
-        guards.held(str(root), PERSISTENT)
+        folders.held(str(root), PERSISTENT)
 
 
 def test_whoever_lets_go_last_closes(root: Path) -> None:
-    held = guards.held(str(root), PERSISTENT)
+    held = folders.held(str(root), PERSISTENT)
     descriptor, identity = held.fd, held.identity
     access.release(root, PERSISTENT)
     assert is_open(descriptor, identity), "an operation may still be under way in it"
@@ -179,5 +179,5 @@ def test_a_failed_walk_holds_nothing(tmp_path: Path) -> None:
     with access.guarded(tmp_path / "nothing", PERSISTENT):
         for _ in range(3):
             with pytest.raises(FileNotFoundError):
-                guards.held(str(tmp_path / "nothing"), PERSISTENT)
+                folders.held(str(tmp_path / "nothing"), PERSISTENT)
     assert descriptors() <= before

@@ -14,8 +14,7 @@ from deeppart.errors import StorageError
 from deeppart.part import Sink
 from deeppart.save.behind import WriteBehind
 from deeppart.save.workers import Workers
-from deeppart.storage.appending import ALIGNMENT, BLOCK_BYTES
-from deeppart.storage.files import DurableFile
+from deeppart.storage.files import ALIGNMENT, BLOCK_BYTES, DurableFile
 
 RANDOM = np.random.default_rng(5)
 PATIENCE_S = 20.0

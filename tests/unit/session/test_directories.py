@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import deeppart
-from deeppart.access import guards, node_place, persistent_rules
+from deeppart.access import folders, node_place, persistent_rules
 from deeppart.comm import SingleComm
 from deeppart.errors import StorageError
 from deeppart.model import Attempt
@@ -42,15 +42,15 @@ def open_them(handshake: Handshake, signing: Signing | None = None, **settings: 
 
 def test_both_directories_are_guarded_until_the_end(tmp_path: Path) -> None:
     held = guard_directories(deeppart.Config(permissions="group"), tmp_path / "ckpt", str(tmp_path / "local"))
-    assert guards.rules_for(str(tmp_path / "ckpt" / "x")) == (str(tmp_path / "ckpt"), persistent_rules("group"))
-    assert guards.rules_for(str(tmp_path / "local" / "x")) == (str(tmp_path / "local"), node_place("group"))
+    assert folders.rules_for(str(tmp_path / "ckpt" / "x")) == (str(tmp_path / "ckpt"), persistent_rules("group"))
+    assert folders.rules_for(str(tmp_path / "local" / "x")) == (str(tmp_path / "local"), node_place("group"))
     held.release()
-    assert guards.rules_for(str(tmp_path / "ckpt")) is guards.rules_for(str(tmp_path / "local")) is None
+    assert folders.rules_for(str(tmp_path / "ckpt")) is folders.rules_for(str(tmp_path / "local")) is None
 
 
 def test_without_a_local_directory_there_is_one(tmp_path: Path) -> None:
     held = guard_directories(deeppart.Config(), tmp_path / "ckpt", "")
-    assert guards.rules_for(str(tmp_path)) is None and guards.rules_for(str(tmp_path / "ckpt")) is not None
+    assert folders.rules_for(str(tmp_path)) is None and folders.rules_for(str(tmp_path / "ckpt")) is not None
     held.release()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deeppart import access
-from deeppart.access import guards
+from deeppart.access import folders
 from deeppart.comm import SingleComm
 from deeppart.errors import DirectoryInUseError
 from deeppart.model import Attempt
@@ -46,13 +46,13 @@ def test_closing_gives_the_directory_and_the_rules_back(opened: Any, tmp_path: P
     session = opened()
     lineage = tmp_path / "local" / session.lineage
     for directory in (tmp_path / "ckpt", tmp_path / "local", lineage):
-        assert guards.rules_for(str(directory)) is not None, directory
+        assert folders.rules_for(str(directory)) is not None, directory
     with pytest.raises(DirectoryInUseError):
         opened()
-    assert guards.rules_for(str(tmp_path / "ckpt")) is not None, "a start that fails takes nothing from who is there"
+    assert folders.rules_for(str(tmp_path / "ckpt")) is not None, "a start that fails takes nothing from who is there"
     session.close()
     session.close()
-    assert [guards.rules_for(str(each)) for each in (tmp_path / "ckpt", tmp_path / "local", lineage)] == [None] * 3
+    assert [folders.rules_for(str(each)) for each in (tmp_path / "ckpt", tmp_path / "local", lineage)] == [None] * 3
     again = opened()
     assert again.lineage == session.lineage and again.session != session.session
 
@@ -74,7 +74,7 @@ def test_spares_are_given_back_by_who_leads(opened: Any, tmp_path: Path, rank: i
 
 def test_what_holds_in_the_directories_is_as_configured(opened: Any, tmp_path: Path) -> None:
     session = opened(permissions="group")
-    found = guards.rules_for(str(tmp_path / "ckpt" / "step"))
+    found = folders.rules_for(str(tmp_path / "ckpt" / "step"))
     assert found == (str(tmp_path / "ckpt"), access.persistent_rules("group"))
-    found = guards.rules_for(str(tmp_path / "local" / session.lineage / "step"))
+    found = folders.rules_for(str(tmp_path / "local" / session.lineage / "step"))
     assert found == (str(tmp_path / "local" / session.lineage), access.node_rules("group"))

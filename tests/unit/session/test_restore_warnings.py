@@ -22,7 +22,7 @@ from deeppart.session.restore_warnings import (
     tell_suspects,
     warn_unsaved,
 )
-from deeppart.storage.suspects import write_suspicion
+from deeppart.storage.records import write_suspicion
 from tests.unit.commits import commit
 
 SESSION = "5" * 32

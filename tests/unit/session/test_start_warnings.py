@@ -17,7 +17,7 @@ from deeppart.nodes.pairing import Protection, protect
 from deeppart.plan.redundancy import Nodes
 from deeppart.session.start_warnings import tell_foreign, tell_lineage, tell_protection
 from deeppart.storage.owner import DirectoryOwner
-from deeppart.storage.reduced_protection import reduced_runs
+from deeppart.storage.records import reduced_runs
 from deeppart.storage.steps import step_directory
 from deeppart.testing.faults import StorageFaults
 from tests.unit.commits import FIRST, SECOND, begun, commit

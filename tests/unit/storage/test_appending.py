@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from deeppart.errors import StorageError
-from deeppart.storage.appending import ALIGNMENT, AS_IT_LIES_BYTES, BLOCK_BYTES, Appending
-from deeppart.storage.blocks import block_memory
+from deeppart.storage.files import ALIGNMENT, AS_IT_LIES_BYTES, BLOCK_BYTES, Appending, block_memory
 
 
 class Plain(Appending):

@@ -6,9 +6,9 @@ import inspect
 
 import pytest
 
-from deeppart.storage.base import Level
 from deeppart.storage.node import NodeLevel
 from deeppart.storage.persistent import PersistentLevel
+from deeppart.testing.levels import Level
 
 
 @pytest.mark.parametrize("kind", [NodeLevel, PersistentLevel])

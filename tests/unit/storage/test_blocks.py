@@ -9,9 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deeppart.storage.appending import BLOCK_BYTES
-from deeppart.storage.blocks import block_memory
-from deeppart.storage.files import DurableFile
+from deeppart.storage.files import BLOCK_BYTES, DurableFile, block_memory
 from tests.unit.smaps import smaps_bytes
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from deeppart.model import Manifest
-from deeppart.storage.completeness import file_length, first_problem, part_problem
-from deeppart.storage.manifests import read_manifest
+from deeppart.storage.manifests import file_length, first_problem, part_problem, read_manifest
 from deeppart.storage.steps import parse_step_directory_name
 from tests.unit.cli_support import flip, forge, part_path, step_dir
 

@@ -15,9 +15,8 @@ from deeppart import access
 from deeppart.errors import StorageError
 from deeppart.storage import exclusive
 from deeppart.storage.exclusive import rename_new
-from deeppart.storage.files import DurableFile
+from deeppart.storage.files import DurableFile, create_file
 from deeppart.storage.owner import DirectoryOwner
-from deeppart.storage.small_files import create_file
 
 WAYS = ("rename", "link", "claim")
 

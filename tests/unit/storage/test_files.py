@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from deeppart.access import storage_error
 from deeppart.errors import StorageError
-from deeppart.storage.appending import BLOCK_BYTES
-from deeppart.storage.files import DurableFile, Over, fill
-from deeppart.storage.refusals import storage_error
+from deeppart.storage.files import BLOCK_BYTES, DurableFile, Over, fill
 from deeppart.testing.faults import StorageFaults
 
 

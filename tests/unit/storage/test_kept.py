@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from deeppart.errors import StorageError
-from deeppart.storage import kept as kept_module
-from deeppart.storage.kept import Kept, is_kept_name
+from deeppart.storage import exclusive
+from deeppart.storage.exclusive import Kept, is_kept_name
 
 
 def test_it_outlasts_what_takes_its_place(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_without_another_file_nothing_is_left(tmp_path: Path, asked: bool) -> No
 
 
 def test_where_there_are_no_second_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_module, "link", lambda path, name: False)
+    monkeypatch.setattr(exclusive, "link", lambda path, name: False)
     with Kept(tmp_path / "part") as kept, pytest.raises(StorageError, match="cannot be kept under another name"):
         kept.keep()
 

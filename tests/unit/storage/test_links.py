@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from deeppart.storage.links import link, remove_links
+from deeppart.storage.exclusive import link, remove_links
 
 
 def test_a_file_gets_a_second_name_once(tmp_path: Path) -> None:

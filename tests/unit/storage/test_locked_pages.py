@@ -18,9 +18,8 @@ import deeppart
 from deeppart.errors import StorageError
 from deeppart.part import FileSource
 from deeppart.recovery import load_part
-from deeppart.storage import locked_pages
-from deeppart.storage.locked_pages import LockedFile, pin
-from deeppart.storage.mapped import file_system_of
+from deeppart.storage import mapped
+from deeppart.storage.mapped import LockedFile, file_system_of, pin
 
 NBYTES = 9_000_001
 
@@ -104,7 +103,7 @@ def test_without_leave_to_lock_memory_files_are_read(tmp_path: Path, monkeypatch
             ctypes.set_errno(errno.ENOMEM)
             return -1
 
-    monkeypatch.setattr(locked_pages, "_LIBC", Refusing() if how == "limit" else object())
+    monkeypatch.setattr(mapped, "_LIBC", Refusing() if how == "limit" else object())
     restore_and_compare(tmp_path, in_place=False)
 
 

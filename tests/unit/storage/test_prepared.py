@@ -13,8 +13,7 @@ from deeppart.storage import mapped
 from deeppart.storage.files import DurableFile
 from deeppart.storage.mapped import forget_all, lies_in_memory
 from deeppart.storage.node import NodeLevel
-from deeppart.storage.prepared import make_spare, unfinished_directory
-from deeppart.storage.spares import spares_directory
+from deeppart.storage.spares import make_spare, spares_directory, unfinished_directory
 from deeppart.testing.faults import StorageFaults
 
 NAME, OTHER = "part-00001-of-00002.dpp", "part-00000-of-00002.dpp"

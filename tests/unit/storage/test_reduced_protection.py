@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import deeppart
-from deeppart.storage.reduced_protection import PROTECTION_NAME, note_protection, reduced_runs
+from deeppart.storage.records import PROTECTION_NAME, note_protection, reduced_runs
 
 FIRST, SECOND, THIRD = "1" * 32, "2" * 32, "3" * 32
 LESS = ("parity: 2 of 4 nodes",)

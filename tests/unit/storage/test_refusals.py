@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from deeppart.storage.refusals import storage_error
+from deeppart.access import storage_error
 
 
 def test_advice_and_what_the_caller_knows_better() -> None:

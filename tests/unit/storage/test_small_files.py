@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deeppart.errors import CorruptFileError, StorageError
-from deeppart.storage.small_files import append_line, create_file, put_file, read_file, write_file
+from deeppart.storage.files import append_line, create_file, put_file, read_file, write_file
 from deeppart.testing.faults import StorageFaults
 
 

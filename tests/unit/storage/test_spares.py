@@ -13,8 +13,7 @@ from deeppart.errors import StorageError
 from deeppart.model import StepKey
 from deeppart.part import PartSummary
 from deeppart.save.relay import Relay
-from deeppart.storage.appending import BLOCK_BYTES
-from deeppart.storage.files import DurableFile
+from deeppart.storage.files import BLOCK_BYTES, DurableFile
 from deeppart.storage.mapped import lies_in_memory
 from deeppart.storage.node import NodeLevel
 from deeppart.storage.spares import spares_directory

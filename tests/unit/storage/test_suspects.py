@@ -13,7 +13,7 @@ from deeppart.model import SuspectLeaf, Suspicion
 from deeppart.offline.export import export
 from deeppart.part import encode_suspicion
 from deeppart.storage.manifests import committed_steps, read_manifest
-from deeppart.storage.suspects import read_suspicions, write_suspicion
+from deeppart.storage.records import read_suspicions, write_suspicion
 from tests.unit.cli_support import call, call_json, save
 from tests.unit.suspicions import OTHER, RECORD, attempt
 

@@ -19,7 +19,7 @@ from deeppart.offline.inspect.choosing import choose_steps
 from deeppart.offline.inspect.node_file_repair import DamagedNodeFile
 from deeppart.offline.inspect.verifying import VerifyResult, verify
 from deeppart.part import FileSource, decode_manifest, parse_section_path, read_table
-from deeppart.storage.kept import Kept
+from deeppart.storage.exclusive import Kept
 from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.steps import list_steps
 from tests.unit.cli_support import call, call_json, flip, forge, manifest_path, save, step_dir
