@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from deeppart.codec.raw import RawCodec
+from deeppart.codec.base import RawCodec
 from deeppart.errors import StorageError
 from deeppart.part import FileSource, PartReader
 from deeppart.state.tree.leaves import Bytes

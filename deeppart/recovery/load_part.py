@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from deeppart.codec.raw import RawCodec
+from deeppart.codec.base import RawCodec
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.model import Attempt
 from deeppart.nodes.exchange.memory import Bytes

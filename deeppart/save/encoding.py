@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import xxhash
 
 from deeppart.codec import ROOM_BYTES, Chooser, EncodedChunk
-from deeppart.codec.raw import RawCodec
+from deeppart.codec.base import RawCodec
 from deeppart.part import ChunkPlace, strong_digest
 from deeppart.save.workers import Workers
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import xxhash
 
 from deeppart.codec import Chooser
-from deeppart.codec.raw import RawCodec
+from deeppart.codec.base import RawCodec
 from deeppart.errors import CorruptFileError
 from deeppart.model import Attempt
 from deeppart.part import FLAG_PER_RANK, ChunkPlace, PartSummary, PartWriter, Signing, Sink

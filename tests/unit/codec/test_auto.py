@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deeppart.codec import AutoCompression
-from deeppart.codec.auto import LEAST_BYTES, LEAST_MEASUREMENTS, REGRET_CHECKPOINTS
+from deeppart.codec.choose import LEAST_BYTES, LEAST_MEASUREMENTS, REGRET_CHECKPOINTS
 
 GB = 1e9
 

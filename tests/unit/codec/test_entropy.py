@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import zstandard
 
-from deeppart.codec import entropy as entropy_module
-from deeppart.codec.entropy import literal_coder, match_coder
+from deeppart.codec import zstd
+from deeppart.codec.zstd import literal_coder, match_coder
 
 RANDOM = np.random.default_rng(7)
 
@@ -17,8 +17,8 @@ def test_without_the_parameter_of_libzstd_it_still_compresses(monkeypatch: pytes
         ((RANDOM.standard_normal(300_000).astype(np.float32).view(np.uint32) >> 23) & 0xFF).astype(np.uint8).data
     )
     sizes = [len(literal_coder()(exponents))]
-    monkeypatch.setattr(entropy_module, "_passes_mode_through", lambda: False)
-    fallback = entropy_module._literal_coder()
+    monkeypatch.setattr(zstd, "_passes_mode_through", lambda: False)
+    fallback = zstd._literal_coder()
     sizes.append(len(fallback(exponents)))
     for coder in (literal_coder(), match_coder(), fallback):
         assert zstandard.ZstdDecompressor().decompress(coder(exponents)) == bytes(exponents)
@@ -26,4 +26,4 @@ def test_without_the_parameter_of_libzstd_it_still_compresses(monkeypatch: pytes
 
 
 def test_libzstd_here_takes_the_parameter() -> None:
-    assert entropy_module._passes_mode_through()
+    assert zstd._passes_mode_through()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deeppart.codec.planes import LAYOUTS, fold, folded_bytes, join, split, unfold, word_type
+from deeppart.codec.tensor import LAYOUTS, fold, folded_bytes, join, split, unfold, word_type
 from tests.sampling import examples
 
 RANDOM = np.random.default_rng(7)

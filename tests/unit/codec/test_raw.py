@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deeppart.codec import Chooser
-from deeppart.codec.raw import RawCodec
+from deeppart.codec.base import RawCodec
 
 
 def test_raw_copies_nothing() -> None:

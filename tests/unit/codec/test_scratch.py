@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from deeppart.codec.scratch import Scratch
+from deeppart.codec.tensor import Scratch
 
 
 def lies_in(array: np.ndarray) -> int:

@@ -16,8 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deeppart.codec import ROOM_BYTES, Chooser, codec_by_id
-from deeppart.codec.planes import BLOCK_ELEMENTS, LAYOUTS
-from deeppart.codec.tensor import FOLDED_PLANE, PLANE_DTYPES, RAW_PLANE, STRAY_PLANE, ZSTD_PLANE, TensorCodec
+from deeppart.codec.tensor import (
+    BLOCK_ELEMENTS,
+    FOLDED_PLANE,
+    LAYOUTS,
+    PLANE_DTYPES,
+    RAW_PLANE,
+    STRAY_PLANE,
+    ZSTD_PLANE,
+    TensorCodec,
+)
 from deeppart.errors import CorruptFileError
 from deeppart.part import FileSource, PartReader
 from deeppart.state.tree.leaves import TORCH_DTYPES, LeafType

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deeppart.part.mapping import map_file
+from deeppart.part.source import map_file
 
 DATA = bytes(range(256)) * 64
 

@@ -8,16 +8,17 @@ from importlib import metadata
 import pytest
 
 from deeppart.errors import ConfigError
-from deeppart.nodes.erasure import ReedSolomon, isal
+from deeppart.nodes import erasure
+from deeppart.nodes.erasure import ReedSolomon
 
 # --- the library is not there -----------------------------------------------------------------------------------------
 
 
 def refusal(monkeypatch: pytest.MonkeyPatch, bundled: list[str]) -> str:
     """The message when only these files are found; whatever was loaded before stays loaded for other tests."""
-    monkeypatch.setattr(isal, "_bundled", lambda: bundled)
+    monkeypatch.setattr(erasure, "_bundled", lambda: bundled)
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
-    monkeypatch.setattr("deeppart.nodes.erasure.reed_solomon.library", isal.library.__wrapped__)
+    monkeypatch.setattr("deeppart.nodes.erasure.library", erasure.library.__wrapped__)
     with pytest.raises(ConfigError) as caught:
         ReedSolomon(2, 1)
     return str(caught.value)
@@ -43,10 +44,10 @@ def test_a_library_without_the_functions_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_first_library_that_works_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = isal._bundled()
+    sound = erasure._bundled()
     assert sound, "the tests need pyeclib's wheel"
-    monkeypatch.setattr(isal, "_bundled", lambda: ["/nowhere/libisal.so.2", *sound])
-    assert isal.library.__wrapped__()._name == sound[0]
+    monkeypatch.setattr(erasure, "_bundled", lambda: ["/nowhere/libisal.so.2", *sound])
+    assert erasure.library.__wrapped__()._name == sound[0]
 
 
 def test_a_bundled_library_is_taken_without_a_look_at_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +57,7 @@ def test_a_bundled_library_is_taken_without_a_look_at_the_system(monkeypatch: py
         raise AssertionError(f"find_library({name!r})")
 
     monkeypatch.setattr(ctypes.util, "find_library", looked)
-    assert isal.library.__wrapped__()._name == isal._bundled()[0]
+    assert erasure.library.__wrapped__()._name == erasure._bundled()[0]
 
 
 def test_without_pyeclib_nothing_is_bundled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +65,6 @@ def test_without_pyeclib_nothing_is_bundled(monkeypatch: pytest.MonkeyPatch) -> 
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "files", missing)
-    assert isal._bundled() == []
+    assert erasure._bundled() == []
     monkeypatch.setattr(metadata, "files", lambda name: None)
-    assert isal._bundled() == [], "installed, but without a list of its files"
+    assert erasure._bundled() == [], "installed, but without a list of its files"

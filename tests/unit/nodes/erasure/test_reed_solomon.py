@@ -210,7 +210,7 @@ def test_rebuild_refuses(blocks: list[Bytes], rows: list[int], wanted: list[int]
 
 def test_blocks_longer_than_the_library_can_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengths are C ints there: a longer one would be taken for a negative number."""
-    monkeypatch.setattr("deeppart.nodes.erasure.reed_solomon._MOST_BLOCK_BYTES", 64)
+    monkeypatch.setattr("deeppart.nodes.erasure._MOST_BLOCK_BYTES", 64)
     code = ReedSolomon(3, 2)
     code.encode([block()] * 3, [block(), block()])
     with pytest.raises(ValueError, match="65"):

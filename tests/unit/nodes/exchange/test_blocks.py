@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deeppart.errors import CorruptFileError, StorageError
-from deeppart.nodes.exchange.blocks import Blocks
+from deeppart.nodes.exchange.memory import Blocks
 from deeppart.storage.mapped import lies_in_memory
 
 CONTENT = bytes(range(256)) * 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from deeppart.nodes.exchange.pacing import paced
+from deeppart.nodes.exchange.memory import paced
 from deeppart.storage.rate import RateLimit
 
 
