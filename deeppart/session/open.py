@@ -25,7 +25,6 @@ from deeppart.session.handshake import take_persistent
 from deeppart.session.record import Session
 from deeppart.session.recording import telemetry_files
 from deeppart.session.start_warnings import (
-    tell_foreign,
     tell_lineage,
     tell_protection,
     tell_restarts,
@@ -108,7 +107,6 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
         if main.size > 1:
             tell_restarts()
         tell_protection(directory, handshake.session, protection)
-        tell_foreign(directory)
         tell_lineage(directory, owner)
     mates = topology.mates(rank)
     limit = None if config.flush_bandwidth is None else RateLimit(config.flush_bandwidth / len(mates))

@@ -6,12 +6,11 @@ from pathlib import Path
 
 from deeppart.config import Config
 from deeppart.config.job import restarts_at_one_store
-from deeppart.errors import DeeppartError, DeeppartWarning, ReducedProtectionWarning, StorageError, say, warn_caller
+from deeppart.errors import DeeppartWarning, ReducedProtectionWarning, StorageError, say, warn_caller
 from deeppart.nodes.pairing import Protection
 from deeppart.storage.lineage import LINEAGE_NAME
 from deeppart.storage.owner import DirectoryOwner
 from deeppart.storage.records import note_protection
-from deeppart.storage.steps import foreign_steps
 
 
 def tell_settings(config: Config) -> None:
@@ -32,17 +31,6 @@ def tell_restarts() -> None:
             "(docs/elastic-torchrun.md)",
             DeeppartWarning,
         )
-
-
-def tell_foreign(directory: Path) -> None:
-    """On rank 0: step directories that others have put there are not used, and may be what somebody looks for."""
-    try:
-        foreign = foreign_steps(directory)
-    except DeeppartError:
-        return  # what is wrong there is told by whoever needs it
-    if foreign:
-        text = f"{len(foreign)} step directories of other users are not used, such as {foreign[0]}"
-        warn_caller(f"{text}: anybody may make directories there (sticky bit)", DeeppartWarning)
 
 
 def tell_lineage(directory: Path, owner: DirectoryOwner | None) -> None:

@@ -46,7 +46,7 @@ from deeppart.storage.spares import (
     spares_directory,
     unfinished_directory,
 )
-from deeppart.storage.steps import is_gone, list_steps, own_and_foreign_steps, remove_steps, step_directory
+from deeppart.storage.steps import is_gone, list_steps, remove_steps, step_directory
 
 #: Folder of a level below ``local_dir/<lineage>/``.
 NODE_FOLDERS: dict[str, str] = {Level.LOCAL: "", Level.PARTNER: "partner", Level.PARITY: "parity"}
@@ -255,14 +255,12 @@ def take_stock(directory: Path, lineage: str, signing: Signing | None) -> NodeCo
 
 def _take_stock(root: Path, level: str, lineage: str, signing: Signing | None, found: NodeContents) -> None:
     try:
-        steps, foreign = own_and_foreign_steps(root)
+        steps = list_steps(root)
     except StorageError as error:
         if lacks_descriptors(error):
             raise
         found.not_listed(f"{error.summary}: {error.found}: {root}")
         return
-    for path in foreign:
-        found.remark(f"{path}: ignored: another user has made it, in a directory where anybody may")
     for key, directory in steps.items():
         try:
             names = sorted(access.names_in(directory))

@@ -21,15 +21,15 @@ from deeppart.part import parse_base_file_name, parse_part_file_name
 from deeppart.storage.mapped import bytes_in_memory, file_memory, forget_removed
 from deeppart.storage.steps import in_order_of_removal, is_checkpoint_file
 
-#: Folder of a level; followed by the session. Without it in the older layout.
-SPARES_NAME = ".spare"
+#: Folder of a level; followed by the session.
+_SPARES_NAME = ".spare"
 #: Written and mapped at a time; in between, it can be stopped.
 _PIECE_BYTES = 8 << 20
 
 
 def spares_directory(root: Path, session: str) -> Path:
     """The directory below a level's root in which a session keeps recycled files."""
-    return root / f"{SPARES_NAME}-{session}"
+    return root / f"{_SPARES_NAME}-{session}"
 
 
 def unfinished_directory(spares: Path) -> Path:
@@ -165,5 +165,5 @@ def drop_foreign_spares(root: Path, session: str) -> None:
     """Remove what other sessions have kept to be written over, as far as the system lets us: nothing refers to it."""
     with contextlib.suppress(OSError):
         for name in access.directories_in(root):
-            if name == SPARES_NAME or (name.startswith(f"{SPARES_NAME}-") and name != f"{SPARES_NAME}-{session}"):
+            if name.startswith(f"{_SPARES_NAME}-") and name != f"{_SPARES_NAME}-{session}":
                 drop_spares(root / name)

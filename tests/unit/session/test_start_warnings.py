@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -11,17 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import deeppart
-from deeppart import access
 from deeppart.errors import DeeppartWarning, ReducedProtectionWarning
 from deeppart.nodes.pairing import Protection, protect
 from deeppart.plan.redundancy import Nodes
-from deeppart.session.start_warnings import tell_foreign, tell_lineage, tell_protection
+from deeppart.session.start_warnings import tell_lineage, tell_protection
 from deeppart.storage.owner import DirectoryOwner
 from deeppart.storage.records import reduced_runs
-from deeppart.storage.steps import step_directory
 from deeppart.testing.faults import StorageFaults
-from tests.unit.commits import FIRST, SECOND, begun, commit
-from tests.users import STRANGER, needs_root
+from tests.unit.commits import FIRST, SECOND
 
 THIRD = "3" * 32
 
@@ -31,33 +27,6 @@ def told(call: Callable[..., object], *arguments: Any) -> list[tuple[type[Warnin
         warnings.simplefilter("always")
         call(*arguments)
     return [(each.category, str(each.message)) for each in caught]
-
-
-# --- step directories of others ---------------------------------------------------------------------------------------
-
-
-@needs_root
-def test_steps_of_others_are_told_where_anybody_may_make_them(tmp_path: Path) -> None:
-    mine = commit(tmp_path, 1)
-    his = [begun(tmp_path, step, SECOND) for step in (2, 3)]
-    for key in his:
-        os.chown(step_directory(tmp_path, key), STRANGER, STRANGER)
-    tmp_path.chmod(0o1777)
-    with access.guarded(tmp_path, access.persistent_rules("private")):
-        ((category, text),) = told(tell_foreign, tmp_path)
-        assert category is DeeppartWarning
-        first = step_directory(tmp_path, his[0])
-        assert text.startswith(f"2 step directories of other users are not used, such as {first}: anybody")
-        for key in his:
-            shutil.rmtree(step_directory(tmp_path, key))
-        assert told(tell_foreign, tmp_path) == [] and step_directory(tmp_path, mine).exists()
-
-
-def test_nothing_is_told_of_what_is_ones_own_or_cannot_be_listed(tmp_path: Path) -> None:
-    commit(tmp_path, 1)
-    (tmp_path / "file").touch()
-    for place in (tmp_path, tmp_path / "nothing", tmp_path / "file"):
-        assert told(tell_foreign, place) == []
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------
