@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deeppart.errors import FormatError, StorageError
+from deeppart.errors import StorageError
 from deeppart.part import FileSource, NodeTable, Section, node_file_name, part_file_name
 from deeppart.storage import files
 from deeppart.storage.files import BLOCK_BYTES, DurableFile, Room, SectionFile
@@ -55,17 +55,6 @@ def test_each_writes_its_own_and_the_file_appears_with_the_table(tmp_path: Path)
             assert bytes(source.read_at(0, source.size)) == expected
 
 
-def test_what_lies_between_is_a_hole(tmp_path: Path) -> None:
-    file = made(tmp_path)
-    for number in range(2):
-        each = SectionFile(file.path, Room(file.temporary, file.inode, number * 64 * MIB, 64 * MIB))
-        each.write(bytes([1]) * 5000)
-        each.commit()
-    files.complete(file, NodeTable(0, 2, (Section(0, 0, 5000, "0" * 32), Section(1, 64 * MIB, 5000, "0" * 32))))
-    status = (tmp_path / NAME).stat()
-    assert status.st_size > 64 * MIB and status.st_blocks * 512 < 4 * MIB
-
-
 @pytest.mark.parametrize("pieces", [[MIB + 1], [MIB, 1], [MIB - 1, 2], [1] * 3 + [MIB]])
 def test_a_part_that_outgrows_its_room_touches_nothing_beyond(tmp_path: Path, pieces: list[int]) -> None:
     file = made(tmp_path)
@@ -80,15 +69,6 @@ def test_a_part_that_outgrows_its_room_touches_nothing_beyond(tmp_path: Path, pi
     assert caught.value.errno is None and str(tmp_path / NAME) in (caught.value.where or ""), "not to be tried again"
     each.abort()
     assert file.temporary.read_bytes()[MIB:] == b"n" * 5000
-
-
-def test_all_of_the_room_can_be_used(tmp_path: Path) -> None:
-    file = made(tmp_path)
-    each = section(file, 0)
-    each.write(b"x" * MIB)
-    each.commit()
-    assert file.temporary.read_bytes() == b"x" * MIB
-    file.abort()
 
 
 def test_again_from_the_beginning_of_the_section(tmp_path: Path) -> None:
@@ -124,13 +104,6 @@ def test_only_the_file_that_was_made_is_written_to(tmp_path: Path) -> None:
             SectionFile(file.path, Room(strange, file.inode, 0, MIB))
         os.rmdir(strange) if strange.is_dir() and not strange.is_symlink() else strange.unlink()
     file.abort()
-
-
-def test_a_table_that_nobody_could_read_leaves_no_file(tmp_path: Path) -> None:
-    file = made(tmp_path)
-    with pytest.raises(FormatError):
-        files.complete(file, table(5000, -1))
-    assert os.listdir(tmp_path) == []
 
 
 def test_no_other_file_is_replaced(tmp_path: Path) -> None:
