@@ -113,12 +113,8 @@ def is_open(descriptor: int, identity: tuple[int, int]) -> bool:
     return (status.st_dev, status.st_ino) == identity
 
 
-@pytest.fixture
-def held_root(root: Path) -> folders.Held:
-    return folders.held(str(root), PERSISTENT)
-
-
-def test_a_directory_is_checked_again_when_it_is_another(root: Path, held_root: folders.Held) -> None:
+def test_a_directory_is_checked_again_when_it_is_another(root: Path) -> None:
+    folders.held(str(root), PERSISTENT)
     root.rename(root.with_name("moved"))
     root.mkdir()
     root.chmod(0o777)

@@ -25,7 +25,7 @@ from tests.golden import forge, make_v1, make_v2
 from tests.unit.part.read_whole import read_all, refused
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "v1"
-RAW = memoryview(bytes(range(200)))
+RAW = bytes(range(200))
 
 
 # --- golden ----------------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def referring(**wrong: Any) -> bytes:
     row: dict[str, Any] = {"base": 1, "dtype": b"uint8"} | {k: v for k, v in wrong.items() if k in ("base", "offset")}
     bases = wrong.get("bases", [forge.base_row(bytes(5000), step=3)])
     head = forge.header(version=int(wrong.get("version", 2)))
-    rows = [forge.chunk_row(bytes(RAW), **row)]
+    rows = [forge.chunk_row(RAW, **row)]
     return forge.part(b"", rows, [forge.span_row(0, 0, 200, 0)], head=head, bases=bases, raw_bytes=200)
 
 
@@ -164,7 +164,6 @@ def test_encoded_chunks_read_by_the_caller() -> None:
 
 
 PARTS = [make_v1.make_part(rank)[0] for rank in range(2)]
-RAW = bytes(range(200))
 
 
 # --- without new digests: what storage does --------------------------------------------------------------------------
@@ -296,9 +295,6 @@ def test_zstd_that_does_not_hold_what_the_table_says() -> None:
     refused(zstd_part(compressed(bytes(1000))[:-1], 1000, digest(bytes(1000))))
     other = zstd_part(compressed(b"\1" * 1000), 1000, digest(bytes(1000)))
     assert "decoded bytes of a chunk" in str(refused(other))
-
-
-RAW = bytes(range(200))
 
 
 @pytest.mark.parametrize(

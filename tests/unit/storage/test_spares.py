@@ -144,8 +144,7 @@ def test_a_refusal_leaves_no_old_bytes_under_a_parts_name(root: Path) -> None:
     assert 3 < number < 199
 
 
-NAME, OTHER = "part-00001-of-00002.dpp", "part-00000-of-00002.dpp"
-BASE, OTHER_BASE = f"base-00001-of-00002-{7:032x}.dpp", f"base-00000-of-00002-{7:032x}.dpp"
+NAME, BASE = "part-00001-of-00002.dpp", f"base-00001-of-00002-{7:032x}.dpp"
 LENGTH = 20_000_001
 
 
