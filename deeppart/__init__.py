@@ -69,12 +69,12 @@ if TYPE_CHECKING:
     from deeppart.cadence import CadenceReport
     from deeppart.checkpointer import Checkpointer
     from deeppart.offline.load import load
+    from deeppart.part import KeyFiles
     from deeppart.repair.scrub import ScrubReport
     from deeppart.state.restore.request import RestoreArguments
     from deeppart.state.tree.globs import PerRank, PerRankFunction
     from deeppart.state.tree.objects import SavedRecord, register
     from deeppart.state.tree.values import SavedMember
-    from deeppart.storage.key_files import KeyFiles
 
 __all__ = [
     "BackgroundFailureWarning",
@@ -140,7 +140,7 @@ __all__ = [
 _LATER = {
     "CadenceReport": "deeppart.cadence",
     "Checkpointer": "deeppart.checkpointer",
-    "KeyFiles": "deeppart.storage.key_files",
+    "KeyFiles": "deeppart.part",
     "PerRank": "deeppart.state.tree.globs",
     "PerRankFunction": "deeppart.state.tree.globs",
     "RestoreArguments": "deeppart.state.restore.request",

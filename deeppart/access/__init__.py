@@ -7,27 +7,30 @@ opens it: a running job, or a command that reads. Elsewhere, what is read may be
 directory that others cannot write to.
 """
 
-from deeppart.access.folders import Folder, open_folder
-from deeppart.access.foreign import is_foreign_directory, names_in_foreign, open_foreign
-from deeppart.access.guards import Guards, guard, guarded, release
-from deeppart.access.operations import (
+from deeppart.access.folders import (
+    Folder,
+    Guards,
     create,
     directories_in,
     exists,
+    guard,
+    guarded,
     is_directory,
     link,
     lstat,
     make_folder,
     names_in,
     open_file,
+    open_folder,
     open_found,
+    release,
     remove,
     rename,
     sync_directory,
 )
 from deeppart.access.path_walk import make_directory
-from deeppart.access.reading import ReadFile
-from deeppart.access.refusals import ForeignAccessError, NotRegularError, answers
+from deeppart.access.reading import ReadFile, is_foreign_directory, names_in_foreign, open_foreign
+from deeppart.access.refusals import ForeignAccessError, NotRegularError, answers, storage_error
 from deeppart.access.rules import PERMISSIONS, READING, Identity, Rules, node_place, node_rules, persistent_rules
 
 __all__ = [
@@ -64,5 +67,6 @@ __all__ = [
     "release",
     "remove",
     "rename",
+    "storage_error",
     "sync_directory",
 ]

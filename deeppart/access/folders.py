@@ -1,27 +1,42 @@
-"""An open directory, and what is done in it: see :mod:`deeppart.access` for what that protects from.
+"""Open directories, and what is done in them: see :mod:`deeppart.access` for what that protects from.
 
-Invariants
-----------
-* Only regular files are opened, without waiting for whoever else has them open (FIFOs, devices).
-* A file is made under a name that nobody has used (``O_EXCL``), never opened for writing because it is there.
+Only regular files are opened, without waiting for whoever else has them open (FIFOs, devices). A file is made under a
+name that nobody has used (``O_EXCL``), never opened for writing because it is there.
+
+The directories of a job or a command are *guarded*: rules hold below them, and they are held open. A directory stays
+open as long as its path leads to it; where the path comes to lead elsewhere (a file system was mounted, somebody has
+exchanged it), all of the way is checked again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from deeppart.access.acl import status_of
-from deeppart.access.descriptors import ENTRIES, FILE, STEP, close_descriptor, set_mode, sync_entries, who
-from deeppart.access.guards import Held, forget, held, rules_for
 from deeppart.access.hanging import storage_operation
-from deeppart.access.path_walk import components, descend, walk
-from deeppart.access.refusals import NotRegularError, refuse
-from deeppart.access.room import with_room
-from deeppart.access.rules import READING, Rules
+from deeppart.access.path_walk import (
+    ENTRIES,
+    FILE,
+    STEP,
+    close_descriptor,
+    components,
+    descend,
+    set_mode,
+    status_of,
+    sync_entries,
+    walk,
+    who,
+)
+from deeppart.access.refusals import ForeignAccessError, NotRegularError, refuse, with_room
+from deeppart.access.rules import READING, Rules, planted
 
 #: What ``open`` says of a link; of a FIFO that nobody reads, a socket or a device without driver; of a directory.
 _NOT_REGULAR = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})
@@ -199,3 +214,215 @@ def _open_folder(path: Path, otherwise: Rules) -> Folder:
     except OSError:
         forget(root, rules)
         raise
+
+
+def _in_parent(path: Path, use: Callable[[Folder, str], Any], otherwise: Rules = READING) -> Any:
+    return with_room(lambda: _once_in_parent(path, use, otherwise))
+
+
+def _once_in_parent(path: Path, use: Callable[[Folder, str], Any], otherwise: Rules) -> Any:
+    try:
+        with open_folder(path.parent, otherwise) as folder:
+            return use(folder, path.name)
+    except (ForeignAccessError, NotRegularError):
+        raise
+    except OSError as error:
+        raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
+
+
+def open_file(path: Path | str, flags: int = os.O_RDONLY, *, over: bool = True) -> int:
+    """:meth:`Folder.open`."""
+    return int(_in_parent(Path(path), lambda folder, name: folder.open(name, flags, over=over)))
+
+
+def create(path: Path, flags: int = os.O_RDWR) -> int:
+    """:meth:`Folder.create`."""
+    return int(_in_parent(path, lambda folder, name: folder.create(name, flags), Rules()))
+
+
+def open_found(path: Path) -> int:
+    """A file that is read because it lies in the working directory, not because somebody has named it."""
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        refuse(str(path.absolute().parent), planted(status_of(directory, who()), who()))
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path.name, flags, dir_fd=directory)
+    finally:
+        close_descriptor(directory)
+    try:
+        refuse(str(path.absolute()), planted(status_of(descriptor, who()), who()))
+    except BaseException:
+        close_descriptor(descriptor)
+        raise
+    return descriptor
+
+
+def lstat(path: Path | str) -> os.stat_result:
+    """``lstat``."""
+    found: os.stat_result = _in_parent(Path(path), lambda folder, name: folder.lstat(name))
+    return found
+
+
+def exists(path: Path | str) -> bool:
+    """True if anything has that name, even a link to nothing."""
+    try:
+        lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def is_directory(path: Path) -> bool:
+    """True if it exists and is a directory, not a link to one."""
+    try:
+        return stat.S_ISDIR(lstat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def names_in(path: Path) -> list[str]:
+    """The names of the entries of a directory."""
+    with open_folder(path) as folder:
+        return folder.names()
+
+
+def directories_in(path: Path) -> list[str]:
+    """The directories in a directory; no links to any. Errors as of :func:`names_in`."""
+    with open_folder(path) as folder:
+        return folder.directories()
+
+
+def make_folder(path: Path) -> None:
+    """Make a directory in one that is there, if it is not there yet, and make its entry durable."""
+    try:
+        open_folder(path).close()
+    except FileNotFoundError:
+        with open_folder(path.parent, Rules()) as folder:
+            with contextlib.suppress(FileExistsError):  # another rank was faster
+                folder.make(path.name)
+            folder.sync()
+
+
+def remove(path: Path) -> None:
+    """``unlink``."""
+    _in_parent(path, lambda folder, name: folder.remove(name))
+
+
+def rename(path: Path, new: Path) -> None:
+    """``rename``."""
+    _in_parent(path, lambda here, name: _in_parent(new, lambda there, other: here.rename(name, there, other)))
+
+
+def link(path: Path, new: Path) -> None:
+    """``link``: a second name, which must be free."""
+    _in_parent(path, lambda here, name: _in_parent(new, lambda there, other: here.link(name, there, other)))
+
+
+def sync_directory(path: Path) -> None:
+    """:meth:`Folder.sync`."""
+    with open_folder(path) as folder:
+        folder.sync()
+
+
+def guard(directory: Path, rules: Rules) -> None:
+    """From now on these rules hold in a directory and below it, for the whole process; end it with :func:`release`.
+
+    Those of a directory further down come first. Of several for one directory, a job's come before a command's.
+    """
+    global _guarded
+    with _lock:
+        key = str(directory.absolute())
+        found = (*_guarded.get(key, ()), rules)
+        _guarded = {**_guarded, key: tuple(sorted(found, key=lambda each: each.reading))}
+
+
+def release(directory: Path, rules: Rules) -> None:
+    """Undo one :func:`guard`."""
+    global _guarded
+    with _lock:
+        key = str(directory.absolute())
+        left = list(_guarded.get(key, ()))
+        if rules in left:
+            left.remove(rules)
+        _guarded = {name: found for name, found in {**_guarded, key: tuple(left)}.items() if found}
+        if rules not in left:
+            _held.pop((key, rules), None)
+
+
+@contextmanager
+def guarded(directory: Path, rules: Rules) -> Iterator[None]:
+    """:func:`guard` for the length of a block."""
+    guard(directory, rules)
+    try:
+        yield
+    finally:
+        release(directory, rules)
+
+
+class Guards:
+    """Directories that a job guards, until it ends."""
+
+    def __init__(self) -> None:
+        self._guarded: list[tuple[Path, Rules]] = []
+
+    def add(self, directory: Path, rules: Rules) -> None:
+        """:func:`guard`."""
+        guard(directory, rules)
+        self._guarded.append((directory, rules))
+
+    def release(self) -> None:
+        """:func:`release` all of them; a second call does nothing."""
+        while self._guarded:
+            release(*self._guarded.pop())
+
+
+def rules_for(path: str) -> tuple[str, Rules] | None:
+    """The nearest guarded directory at or above a path, and its rules."""
+    known = _guarded
+    while known:
+        if path in known:
+            return path, known[path][0]
+        above = os.path.dirname(path)
+        if above == path:
+            break
+        path = above
+    return None
+
+
+def held(root: str, rules: Rules) -> Held:
+    """A guarded directory, open; the way to it is walked where that was not done yet, or leads elsewhere now."""
+    known = _held.get((root, rules))
+    if known is not None:
+        status = os.stat(root)
+        if known.identity == (status.st_dev, status.st_ino):
+            return known
+    found = _held[root, rules] = Held(walk(root, rules))
+    return found
+
+
+def forget(root: str, rules: Rules) -> None:
+    """Walk all of the way the next time: what is held may be stale."""
+    _held.pop((root, rules), None)
+
+
+class Held:
+    """A descriptor of a directory that was checked; whoever lets go of it last closes it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.fd = descriptor
+        status = os.fstat(descriptor)
+        self.identity = status.st_dev, status.st_ino
+
+    def __del__(self) -> None:
+        close_descriptor(self.fd)
+
+
+_lock = threading.Lock()
+
+
+#: Directory -> the rules that hold below it. Replaced as a whole, under the lock; read without it.
+_guarded: dict[str, tuple[Rules, ...]] = {}
+
+
+#: Those that were found sound by these rules, open. Single operations only, which the interpreter does not interrupt.
+_held: dict[tuple[str, Rules], Held] = {}

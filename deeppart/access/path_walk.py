@@ -3,6 +3,10 @@
 Each is asked whose it is (:mod:`deeppart.access.rules`) by its descriptor, so that what was checked is what is used,
 whatever names are given to other things meanwhile. Links *above* a directory that is used are followed where nobody
 else can have put them there. Below it none is.
+
+Where there is an access control list (``acl(5)``), the group's permission bits are its mask: that the group may write
+then says nothing of who may, perhaps users whom the list names. The bits alone would pass, where the group is one that
+nobody else is in.
 """
 
 from __future__ import annotations
@@ -11,21 +15,32 @@ import contextlib
 import errno
 import os
 import stat
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
-from deeppart.access.acl import status_of
-from deeppart.access.descriptors import STEP, close_descriptor, set_mode, sync_entries, who
 from deeppart.access.hanging import storage_operation
 from deeppart.access.refusals import refuse
-from deeppart.access.rules import Rules, Status
+from deeppart.access.rules import Identity, Rules, Status
 
 #: As many symbolic links as the kernel follows.
 _MOST_LINKS = 40
-
-
-def components(path: str) -> list[str]:
-    """Names to go through, the first one last."""
-    return [name for name in reversed(path.split("/")) if name and name != "."]
+#: A directory to go on from: needs no permission to read it.
+STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: A regular file, opened without waiting for whoever else has it open.
+FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+#: The entries of a directory.
+ENTRIES = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+#: Refusals of ``fsync`` on a directory that mean "cannot and need not".
+_NO_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
+_NAME = "system.posix_acl_access"
+#: linux/posix_acl_xattr.h: a version, then tag, permissions and id of each entry.
+_VERSION = struct.Struct("<I")
+_ENTRY = struct.Struct("<HHI")
+_USER, _GROUP, _MASK = 0x02, 0x08, 0x10
+_WRITE = 2
+_NOBODYS = -1
 
 
 def walk(path: str, rules: Rules) -> int:
@@ -79,6 +94,11 @@ def _make_directory(path: Path, rules: Rules) -> None:
                 os.chmod(f"/proc/self/fd/{way.fd}", mode & 0o700)
     finally:
         way.close()
+
+
+def components(path: str) -> list[str]:
+    """Names to go through, the first one last."""
+    return [name for name in reversed(path.split("/")) if name and name != "."]
 
 
 class _Way:
@@ -155,3 +175,74 @@ class _Way:
 
     def _join(self, name: str) -> str:
         return os.path.join(self.path, name)
+
+
+def status_of(descriptor: int, who: Identity) -> Status:
+    """The result of ``fstat``; if an access control list lets others write, with their group, or a group of nobody."""
+    status = os.fstat(descriptor)
+    if status.st_mode & stat.S_IWGRP:
+        writers = _groups_that_may_write(descriptor, who)
+        if writers:
+            return ListedStatus(status.st_mode, status.st_uid, status.st_nlink, min(writers))
+    return status
+
+
+@dataclass(frozen=True, slots=True)
+class ListedStatus:
+    """A status with another group: one that may write by a list."""
+
+    st_mode: int
+    st_uid: int
+    st_nlink: int
+    st_gid: int
+
+
+def _groups_that_may_write(descriptor: int, who: Identity) -> set[int]:
+    """Those that a list names; for users, and for groups that this user is not in, one that nobody is in."""
+    try:
+        data = os.getxattr(f"/proc/self/fd/{descriptor}", _NAME)  # a descriptor of O_PATH cannot be asked
+    except OSError:  # there is no list, or there are none on this file system
+        return set()
+    entries = list(_ENTRY.iter_unpack(data[_VERSION.size :]))
+    mask = next((permissions for tag, permissions, _ in entries if tag == _MASK), _WRITE)
+    writing = [(tag, name) for tag, permissions, name in entries if permissions & mask & _WRITE]
+    groups = {name if name in who.groups else _NOBODYS for tag, name in writing if tag == _GROUP}
+    users = {_NOBODYS for tag, name in writing if tag == _USER and name not in (who.uid, 0)}
+    return (groups | users) - {who.own_group}
+
+
+def who() -> Identity:
+    """The user and groups that the kernel checks now; an effective user that changes is noticed."""
+    return _identity(os.geteuid())
+
+
+@lru_cache(maxsize=8)
+def _identity(uid: int) -> Identity:
+    return Identity.current()
+
+
+def close_descriptor(descriptor: int) -> None:
+    """Nothing was written through it that is not synced: what closing it says, says nothing."""
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
+def set_mode(descriptor: int, rules: Rules) -> None:
+    """Give what was just made the mode that the umask may have taken from it, as far as the file system has modes."""
+    mode = os.fstat(descriptor).st_mode
+    wanted = rules.wanted_mode(mode)
+    if wanted != stat.S_IMODE(mode):
+        with contextlib.suppress(OSError):
+            os.chmod(f"/proc/self/fd/{descriptor}", wanted)
+
+
+def sync_entries(descriptor: int) -> None:
+    """Make the entries of a directory durable, given any descriptor of it."""
+    readable = os.open(".", ENTRIES, dir_fd=descriptor)
+    try:
+        os.fsync(readable)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+    finally:
+        close_descriptor(readable)

@@ -1,8 +1,13 @@
-"""Files that are being read: any number of them, of which only so many have a descriptor at a time.
+"""Files that are being read: any number of them, of which only so many have a descriptor at a time, and foreign files.
 
 A restore on few ranks reads a checkpoint of many, and a job of 4,096 ranks has 4,096 parts and their bases. Linux lets
 a process have 1,024 files open unless its limit (``ulimit -n``) is raised. So a file that has not been read for a while
 gives its descriptor up, and is opened again when it is read the next time. It must be the same file then.
+
+*Foreign* files are those that others have made: anyone's, and read as bytes that nobody trusts. A model that somebody
+has published may be everyone's to read, and lie where others may write: its bytes are checked as far as its format lets
+them be, and never executed. Links are followed: the folders that Hugging Face's library makes consist of links. What
+remains is that opening must not wait, and do nothing to what is no file.
 """
 
 from __future__ import annotations
@@ -10,25 +15,20 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from deeppart.access.descriptors import close_descriptor
-from deeppart.access.foreign import open_foreign
-from deeppart.access.hanging import call
-from deeppart.access.operations import open_file
-from deeppart.access.room import give_way
+from deeppart.access.folders import open_file
+from deeppart.access.hanging import call, storage_operation
+from deeppart.access.path_walk import close_descriptor
+from deeppart.access.refusals import NotRegularError, give_way, with_room
 
 #: Files with a descriptor at a time; fewer where the limit of this process is low.
 _MOST_OPEN = 256
 _LEAST_OPEN = 8
-
-
-def most_open() -> int:
-    """How many files that are being read may have a descriptor now: a quarter of what this process may have."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST_OPEN if soft == resource.RLIM_INFINITY else max(_LEAST_OPEN, min(_MOST_OPEN, soft // 4))
 
 
 class ReadFile:
@@ -78,6 +78,12 @@ class ReadFile:
     def close(self) -> None:
         """Close it; a second call does nothing."""
         _recent.close(self)
+
+
+def most_open() -> int:
+    """How many files that are being read may have a descriptor now: a quarter of what this process may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_OPEN if soft == resource.RLIM_INFINITY else max(_LEAST_OPEN, min(_MOST_OPEN, soft // 4))
 
 
 class _Recent:
@@ -150,5 +156,35 @@ class _Recent:
 
 
 _recent = _Recent()
+
 os.register_at_fork(after_in_child=_recent.after_fork)
+
 give_way(_recent.close_idle)
+
+
+def open_foreign(path: Path | str) -> int:
+    """Open a regular file for reading, whoever it belongs to, by way of links too."""
+    return with_room(lambda: _open(path))
+
+
+def _open(path: Path | str) -> int:
+    with storage_operation("open", path):
+        found = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(found).st_mode):
+                raise NotRegularError(Path(path))
+            return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        finally:
+            close_descriptor(found)
+
+
+def is_foreign_directory(path: Path | str) -> bool:
+    """True if a path leads to a directory, by way of links too."""
+    with storage_operation("stat", path):
+        return stat.S_ISDIR(os.stat(path).st_mode)
+
+
+def names_in_foreign(path: Path | str) -> list[str]:
+    """The names of the entries of a directory, whoever it belongs to."""
+    with storage_operation("listdir", path):
+        return os.listdir(path)

@@ -176,9 +176,7 @@ class Rules:
             return None
         if self.place:
             return self.above(status, who)
-        sticky = bool(status.st_mode & stat.S_ISVTX) and not self.node and self.permissions != "group"
-        others = () if self.node else (_ROOT, who.unmapped if sticky else None)
-        return self._check(status, who, others, sticky)
+        return self._check(status, who, () if self.node else (_ROOT,))
 
     def inside(self, status: Status, who: Identity) -> Complaint | None:
         """The reason not to use a directory or file below the one that is used, or None: others made it or can change
@@ -186,7 +184,7 @@ class Rules:
         """
         if self._trusts_all:
             return None
-        return self._check(status, who, (_ROOT,), sticky=False)
+        return self._check(status, who, (_ROOT,))
 
     def over(self, status: Status, who: Identity) -> Complaint | None:
         """The reason not to write over a file, or None: as for reading it, and it must have this name only."""
@@ -201,11 +199,9 @@ class Rules:
             "a file of this user with one name", found, "remove the file, or find out who has put it there"
         )
 
-    def _check(self, status: Status, who: Identity, others: tuple[int | None, ...], sticky: bool) -> Complaint | None:
+    def _check(self, status: Status, who: Identity, others: tuple[int, ...]) -> Complaint | None:
         if not self._accepts_owner(status, who, *others):
             return _owned(status, "its owner decides what is in it", self.node)
-        if sticky:
-            return None
         if status.st_mode & stat.S_IWOTH:
             return _written(status, self.node)
         if status.st_mode & stat.S_IWGRP and not self._accepts_group(status, who):

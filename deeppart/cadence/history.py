@@ -16,7 +16,7 @@ from deeppart.cadence.failures import Run
 from deeppart.errors import StorageError
 from deeppart.model.run_records import FORMAT, HISTORY_NAME, LATER, MOST_RUNS, VERSION, run_records
 from deeppart.part.json_text import parse_json
-from deeppart.storage.small_files import UNUSABLE, read_file, write_file
+from deeppart.storage.files import UNUSABLE, read_file, write_file
 from deeppart.storage.steps import MANIFEST_NAME, list_steps
 from deeppart.storage.timestamps import now, seconds_of, timestamp
 

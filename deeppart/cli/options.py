@@ -16,8 +16,7 @@ from click.shell_completion import CompletionItem
 from deeppart.access import READING, guarded
 from deeppart.config.checks import refuse_url
 from deeppart.errors import DeeppartError
-from deeppart.part import Signing
-from deeppart.storage.key_files import read_key_files
+from deeppart.part import Signing, read_key_files
 from deeppart.storage.steps import list_steps
 
 SIGN_KEY_HELP = "A key with which files must be signed (sign_key_file of the job). May be repeated: any of the keys."

@@ -28,8 +28,8 @@ from deeppart.model.units import show_bytes
 from deeppart.offline.inspect.node_files import NodeFiles, lineage_on_nodes, verify_nodes
 from deeppart.offline.inspect.ownership import Owner, hold_directory, read_owner
 from deeppart.part import Signing
+from deeppart.storage.records import Suspicions, read_suspicions
 from deeppart.storage.steps import list_steps, step_directory
-from deeppart.storage.suspects import Suspicions, read_suspicions
 
 if TYPE_CHECKING:  # these import torch, which completion need not wait for
     from deeppart.offline.inspect.cover import DamagedLeaf

@@ -13,7 +13,11 @@ Digests are not checked here: the package ``part`` checks the encoded bytes befo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from deeppart.errors import CorruptFileError
 
 #: Memory for an encoded chunk is this much longer than the chunk, so that no codec need look where it ends.
 ROOM_BYTES = 256
@@ -59,3 +63,28 @@ class EncodedChunk:
     digest: bytes | None = None
     raw_digest: bytes | None = None
     strong_digest: bytes | None = None
+
+
+@dataclass(frozen=True)
+class RawCodec:
+    """Stores a chunk unchanged; both directions return the memory they were given, but for ``into``."""
+
+    codec_id: ClassVar[int] = 0
+    name: ClassVar[str] = "raw"
+
+    def encode(self, raw: memoryview, room: memoryview | None = None) -> memoryview:
+        """Return ``raw`` itself."""
+        return raw
+
+    def decode(self, encoded: memoryview, raw_length: int, into: memoryview | None = None) -> memoryview:
+        """Return ``encoded`` itself, or a copy in ``into``."""
+        if encoded.nbytes != raw_length:
+            raise CorruptFileError(
+                "a chunk stored raw has another length than its table says",
+                expected=f"{raw_length} bytes",
+                found=f"{encoded.nbytes} bytes",
+            )
+        if into is None:
+            return encoded
+        np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(encoded, np.uint8))  # lets other threads run
+        return into

@@ -1,26 +1,70 @@
-"""The choice of a codec for each chunk: the meaning of the ``compression`` key of the configuration.
+"""Which codec: of each id in a file, and for each chunk by the ``compression`` key of the configuration.
 
 * ``none``: every chunk is stored raw.
 * ``zstd``, ``zstd:LEVEL``: every chunk is compressed.
 * ``tensor``: chunks of numbers go through the codec made for them, others through zstd.
-* ``auto``: a codec of ``tensor`` where that makes the checkpoint complete sooner (:mod:`deeppart.codec.auto`).
+* ``auto``: a codec of ``tensor`` where that makes a level complete sooner, going by what was measured.
 
-A chunk that a codec does not make smaller is stored raw.
+For ``auto``, three things are measured as checkpoints go by: how fast each dtype is encoded and to what fraction (on a
+few chunks before the first checkpoint, later on all that are encoded), and how many bytes per second each level takes,
+making the file durable included. Encoding and writing go on at the same time, so a byte of state takes
+
+    1 / bandwidth                            stored raw,
+    max(1 / encoding speed, fraction / bandwidth)   encoded.
+
+Where a rank has no processor to spare for encoding, the two cannot go on at the same time, and their times add up.
+A dtype is encoded at a level where the second is shorter by ``MARGIN``. The first parts at a level are stored raw, and
+of what it has taken lately the best counts: files of a first checkpoint are written more slowly than later ones. An
+encoding speed that has not been seen in a real part, beside the other work, is believed in part. If a level completes
+later than it did raw, all the same, it is left raw for a while.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import threading
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
-from deeppart.codec.base import Codec, EncodedChunk
-from deeppart.codec.raw import RawCodec
+from deeppart.codec.base import Codec, EncodedChunk, RawCodec
 from deeppart.codec.tensor import PLANE_DTYPES, TensorCodec
 from deeppart.codec.zstd import LiteralCodec, ZstdCodec
-from deeppart.errors import ConfigError
+from deeppart.errors import ConfigError, NewerFormatError
 from deeppart.model.compression import EXPECTED, Compression
 
+#: Encoding must promise to be sooner by this much, so that it is not slower where the promise is a little too good.
+MARGIN = 0.05
+#: A level that was completed this much later than raw is left raw for so many checkpoints.
+REGRET, REGRET_CHECKPOINTS = 1.05, 20
+#: How much the newest measurement of a codec's speed counts against all before.
+_NEWEST = 0.5
+#: How much of a codec's speed is believed that was measured on a few chunks and nothing beside.
+_TRIED = 0.75
+#: A level's bandwidth is the best of so many measurements, and not known before there are so many.
+_RECENT, LEAST_MEASUREMENTS = 4, 2
+#: Less than this many bytes say nothing of a level's bandwidth: opening and syncing a file take time of their own.
+LEAST_BYTES = 8 << 20
 #: ``tensor`` compresses what has no planes at this level: on tensor bytes, level 3 came out no smaller, and slower.
 _OTHER_LEVEL = 1
+_ALL: tuple[Codec, ...] = (RawCodec(), ZstdCodec(), TensorCodec())
+#: Every codec this version decodes, by id.
+CODECS: Mapping[int, Codec] = MappingProxyType({codec.codec_id: codec for codec in _ALL})
+
+
+def codec_by_id(codec_id: int, *, where: str | None = None) -> Codec:
+    """Return the codec with this id."""
+    codec = CODECS.get(codec_id)
+    if codec is None:
+        known = ", ".join(f"{codec.codec_id} ({codec.name})" for codec in CODECS.values())
+        raise NewerFormatError(
+            f"a chunk is encoded with codec {codec_id}, which this version of deeppart does not have",
+            expected=f"one of the codecs {known}",
+            found=f"codec {codec_id}",
+            where=where,
+            todo="read the checkpoint with a newer deeppart",
+        )
+    return codec
 
 
 class Chooser:
@@ -59,3 +103,115 @@ def _zstd_of(compression: str) -> ZstdCodec | None:
     if wanted is None or wanted.name == "auto":
         raise ConfigError("unknown value for compression", expected=EXPECTED, found=repr(compression))
     return ZstdCodec(wanted.level) if wanted.name == "zstd" else None
+
+
+class AutoCompression:
+    """Measures, and says what to encode. Threads may share it."""
+
+    def __init__(self, threads: int, *, spare: bool = True) -> None:
+        self._threads = threads
+        self._spare = spare
+        self._lock = threading.Lock()
+        self._levels: dict[str, _Level] = {}
+        self._dtypes: dict[str, _Dtype] = {}
+
+    def unknown(self, dtypes: Iterable[str]) -> list[str]:
+        """Those of the dtypes that nothing is known of."""
+        with self._lock:
+            return sorted(set(dtypes) - set(self._dtypes))
+
+    def note_tried(self, dtype: str, raw_bytes: int, encoded_bytes: int, seconds: float) -> None:
+        """A few chunks of a dtype were encoded, by one thread, beside nothing else."""
+        with self._lock:
+            self._dtypes[dtype] = _Dtype(_TRIED * raw_bytes / max(seconds, 1e-9), encoded_bytes / raw_bytes, False)
+
+    def note_encoded(self, dtype: str, raw_bytes: int, encoded_bytes: int, seconds: float) -> None:
+        """The chunks of a dtype in a part were encoded; seconds of all threads together."""
+        with self._lock:
+            speed, known = raw_bytes / max(seconds, 1e-9), self._dtypes.get(dtype)
+            if known is not None and known.proven:
+                speed = (1 - _NEWEST) * known.speed + _NEWEST * speed
+            self._dtypes[dtype] = _Dtype(speed, min(1.0, encoded_bytes / raw_bytes), True)
+
+    def note_stored(self, level: str, nbytes: int, seconds: float) -> None:
+        """A level took so many bytes in so many seconds of writing and syncing."""
+        if nbytes >= LEAST_BYTES:
+            with self._lock:
+                self._levels.setdefault(level, _Level()).bandwidth.note(nbytes, seconds)
+
+    def note_completed(self, level: str, raw_bytes: int, seconds: float, *, encoded: bool) -> None:
+        """A part was completed at a level, ``encoded`` or all of it raw."""
+        if raw_bytes < LEAST_BYTES:
+            return
+        with self._lock:
+            known = self._levels.setdefault(level, _Level())
+            if not encoded:
+                known.raw_speed.note(raw_bytes, seconds)
+                known.regret = max(0, known.regret - 1)
+            elif known.raw_speed.value is not None and seconds > REGRET * raw_bytes / known.raw_speed.value:
+                known.regret = REGRET_CHECKPOINTS
+
+    def chooser(self, level: str, dtypes: Iterable[str]) -> tuple[Chooser, tuple[str, ...]]:
+        """The chooser for the next part at a level, and a line for each dtype that says why."""
+        encoded: set[str] = set()
+        lines = []
+        with self._lock:
+            known = self._levels.get(level, _Level())
+            for dtype in sorted(set(dtypes)):
+                gains, reason = self._judge(known, self._dtypes.get(dtype))
+                name = tensor_codec(dtype).name if gains else "raw"
+                lines.append(f"{dtype or 'others'}: {name}: {reason}")
+                if gains:
+                    encoded.add(dtype)
+        return Chooser("tensor", encoded), tuple(lines)
+
+    def _judge(self, level: _Level, dtype: _Dtype | None) -> tuple[bool, str]:
+        bandwidth = level.bandwidth.value
+        if bandwidth is None or dtype is None:
+            return False, "the level's bandwidth is not known yet" if bandwidth is None else "not tried yet"
+        if level.regret:
+            return False, f"encoding made this level slower; not tried again for {level.regret} checkpoints"
+        raw_s = 1 / bandwidth
+        speed = dtype.speed * self._threads
+        encoding_s, writing_s = 1 / speed, dtype.fraction / bandwidth
+        encoded_s = max(encoding_s, writing_s) if self._spare else encoding_s + writing_s
+        facts = (
+            f"encodes {speed / 1e9:.2f} GB/s to {dtype.fraction:.2f} of the size, "
+            f"the level takes {bandwidth / 1e9:.2f} GB/s"
+        )
+        turns = "" if self._spare else ", in turn, as there is no idle processor"
+        gain = 100 * (1 - encoded_s / raw_s)
+        promise = f"encoded, {abs(gain):.0f} % {'sooner' if gain > 0 else 'later'}"
+        return encoded_s < (1 - MARGIN) * raw_s, f"{facts}{turns}: {promise}"
+
+
+@dataclass(slots=True)
+class _Best:
+    """The best of recent measurements, in bytes per second."""
+
+    found: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+
+    def note(self, nbytes: int, seconds: float) -> None:
+        """Add a measurement."""
+        self.found.append(nbytes / max(seconds, 1e-9))
+
+    @property
+    def value(self) -> float | None:
+        """None as long as there are too few."""
+        return max(self.found) if len(self.found) >= LEAST_MEASUREMENTS else None
+
+
+@dataclass(slots=True)
+class _Level:
+    bandwidth: _Best = field(default_factory=_Best)
+    raw_speed: _Best = field(default_factory=_Best)
+    regret: int = 0
+
+
+@dataclass(slots=True)
+class _Dtype:
+    """Raw bytes per second of one thread, and encoded bytes per raw byte; ``proven`` in a real part."""
+
+    speed: float
+    fraction: float
+    proven: bool

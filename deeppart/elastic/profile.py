@@ -16,7 +16,7 @@ from typing import Any
 from deeppart.errors import ConfigError, CorruptFileError, FormatError, StorageError
 from deeppart.part.json_text import parse_json
 from deeppart.plan.goodput import Bounds, Goodput, GradientNoise, Limits, Measured, Throughput, fit
-from deeppart.storage.small_files import UNUSABLE, read_file, write_file
+from deeppart.storage.files import UNUSABLE, read_file, write_file
 
 #: Name of the file, in the persistent directory, and what is in it (docs/format.md).
 PROFILE_NAME = "deeppart-profile.json"

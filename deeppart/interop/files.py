@@ -1,6 +1,6 @@
 """Files of foreign checkpoints, read by ``pread``: any number may be open, threads may share one.
 
-Whose they are is not asked (:mod:`deeppart.access.foreign`), nothing is mapped into memory (a file that is cut
+Whose they are is not asked (:mod:`deeppart.access.reading`), nothing is mapped into memory (a file that is cut
 off meanwhile would end the process), and no length that a file names is believed before it has been compared with the
 file's own.
 """
@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from deeppart import access
+from deeppart.access import storage_error
 from deeppart.access.hanging import storage_operation
 from deeppart.errors import CorruptFileError, RestoreError, StorageError
-from deeppart.storage.refusals import storage_error
 
 
 class Readable(Protocol):

@@ -9,7 +9,7 @@ from deeppart.errors import FormatError, StateError, StorageError
 from deeppart.offline.load import OpenCheckpoint
 from deeppart.state.tree.leaves import Array
 from deeppart.state.tree.paths import readable
-from deeppart.storage.retired import step_is_retired
+from deeppart.storage.steps import step_is_retired
 
 #: Leaves are read so many bytes at a time, or one by one where they are larger.
 BATCH_BYTES = 256 << 20

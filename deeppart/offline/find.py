@@ -17,8 +17,7 @@ from deeppart.part import Signing
 from deeppart.recovery.suspect_warnings import suspect_lines, warn_suspect
 from deeppart.storage.manifests import CommittedStep, committed_steps, read_manifest, read_manifests, unusable
 from deeppart.storage.mistaken_paths import no_such_directory, recognize
-from deeppart.storage.retired import MOST_LOOKS, step_is_retired
-from deeppart.storage.steps import list_steps
+from deeppart.storage.steps import MOST_LOOKS, list_steps, step_is_retired
 
 T = TypeVar("T")
 

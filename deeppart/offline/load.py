@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from deeppart._gc import collection_paused
-from deeppart.codec.raw import RawCodec
+from deeppart.codec.base import RawCodec
 from deeppart.errors import RestoreError, StorageError, StructureMismatchError
 from deeppart.model import Manifest
 from deeppart.model.boxes import Box
 from deeppart.offline.find import Chosen, with_checkpoint
-from deeppart.part import SHARED_TABLE, FileSource, PartReader, Signing
+from deeppart.part import SHARED_TABLE, FileSource, KeyFiles, PartReader, Signing, read_key_files
 from deeppart.state.document.part_document import OwnDocument, decode_meta
 from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue, Structure
 from deeppart.state.document.structure_json import decode_structure
@@ -45,9 +45,7 @@ from deeppart.state.tree.objects import REGISTERED
 from deeppart.state.tree.paths import ROOT, readable
 from deeppart.state.tree.paths import Path as TreePath
 from deeppart.state.tree.runs import CONTAINERS, make_run, run_items, run_kind
-from deeppart.storage.key_files import KeyFiles, read_key_files
-from deeppart.storage.locked_pages import LockedFile, bring_pages, pin
-from deeppart.storage.mapped import lies_in_memory
+from deeppart.storage.mapped import LockedFile, bring_pages, lies_in_memory, pin
 
 
 def load(

@@ -32,7 +32,7 @@ from deeppart.part.node_file import (
 )
 from deeppart.part.parity import ParityReader, ParityWriter, is_parity_file_name, parity_file_name, set_id, stripes_of
 from deeppart.part.reader import PartReader, check_encoded
-from deeppart.part.signing import Signing, strong_digest
+from deeppart.part.signing import KeyFiles, Signing, read_key_files, strong_digest
 from deeppart.part.source import ByteSource, FileSource, MemorySource, read_any_table, read_table
 from deeppart.part.suspects import MAX_SUSPECT_BYTES, decode_suspicion, encode_suspicion
 from deeppart.part.writer import ChunkPlace, PartSummary, PartWriter, Sink, most_part_bytes
@@ -53,6 +53,7 @@ __all__ = [
     "ByteSource",
     "ChunkPlace",
     "FileSource",
+    "KeyFiles",
     "MemorySource",
     "NodeTable",
     "ParityReader",
@@ -81,6 +82,7 @@ __all__ = [
     "parse_section_path",
     "part_file_name",
     "read_any_table",
+    "read_key_files",
     "read_table",
     "section_file",
     "set_id",

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from deeppart.codec.raw import RawCodec
-from deeppart.codec.registry import codec_by_id
+from deeppart.codec.base import RawCodec
+from deeppart.codec.choose import codec_by_id
 from deeppart.errors import CorruptFileError, FormatError
 from deeppart.model import Attempt, BaseRecord
 from deeppart.part import format as fmt

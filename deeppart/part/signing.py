@@ -11,11 +11,14 @@ Keys are never written, logged or shown: an object's text says how many there ar
 from __future__ import annotations
 
 import hmac
+import os
 from collections.abc import Sequence
 from hashlib import blake2b, sha256
+from pathlib import Path
 from typing import Final
 
 from deeppart.config.checks import LEAST_SECRET_BYTES, MOST_SECRET_BYTES
+from deeppart.config.sources import read_secret
 from deeppart.errors import SignatureError
 
 TAG_BYTES: Final = 32
@@ -25,6 +28,9 @@ STRONG_DIGEST_BYTES: Final = 32
 MANIFEST: Final = b"dpp manifest"
 PART: Final = b"dpp part"
 _KEY, _SAME = b"dpp key", b"dpp same key"
+
+#: What is taken for ``sign_key_file``: one file, or several, of which the first signs and all verify; None for no keys.
+KeyFiles = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
 
 _OTHER_KEY = (
     "if the key was changed, name the earlier one in `sign_key_file` too, behind the new one; otherwise somebody has "
@@ -83,6 +89,14 @@ def _tag(key: bytes, purpose: bytes, pieces: Sequence[bytes | memoryview]) -> by
     for piece in pieces:
         state.update(piece)
     return state.digest()
+
+
+def read_key_files(files: KeyFiles) -> Signing | None:
+    """The keys of ``sign_key_file``; None without any."""
+    if files is None:
+        return None
+    paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
+    return Signing([read_secret(Path(each).absolute()) for each in paths]) if paths else None
 
 
 def strong_digest(encoded: bytes | memoryview) -> bytes:

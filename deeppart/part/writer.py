@@ -22,9 +22,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from deeppart.codec.base import EncodedChunk
-from deeppart.codec.raw import RawCodec
-from deeppart.codec.registry import CODECS
+from deeppart.codec.base import EncodedChunk, RawCodec
+from deeppart.codec.choose import CODECS
 from deeppart.errors import FormatError
 from deeppart.model import Attempt, BaseRecord, PartRecord
 from deeppart.part import format as fmt

@@ -28,7 +28,7 @@ from deeppart.recovery.load_part import LoadedPart
 from deeppart.recovery.recover import Recovered
 from deeppart.recovery.tables import UNREAD, Holding, PartIndexView, Ranks, Tables
 from deeppart.state.restore.scatter import BoxScatter, LeafPiece, Scatter, Wanted, cut_patch, patch_bytes, patches
-from deeppart.storage.locked_pages import bring_pages
+from deeppart.storage.mapped import bring_pages
 
 T = TypeVar("T")
 #: Chunks on their way at once.

@@ -8,8 +8,6 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from deeppart.comm.base import Comm, Operation
 from deeppart.errors import RestoreError, as_error, lacks_descriptors, on_ranks
 from deeppart.model import Attempt, PartRecord
@@ -18,7 +16,6 @@ from deeppart.plan.restart import Committed, Inventory, StoredParity, StoredPart
 from deeppart.storage.manifests import read_manifests, unusable
 from deeppart.storage.node import NodeContents, one_line, take_stock
 from deeppart.storage.persistent import PersistentLevel
-from deeppart.storage.straightening import straighten
 
 #: Lines of an error about processes that may not open more files.
 _MOST_LINES = 8
@@ -33,22 +30,11 @@ def take_inventory(
     persistent: PersistentLevel,
     lineage: str,
     run: Run,
-    *,
-    straightens: bool | None = None,
 ) -> Inventory:
     """List what every node and the persistent level hold (collective); the same result on every rank."""
     what = "taking inventory"
-    stock: NodeContents | None = None
-    renamed: list[str] = []
     refused: list[str] = []
-    if straightens is not None:
-        if local is not None and straightens:
-            stock = _take_stock(local, lineage, persistent.signing, refused)
-            renamed = _straightened(stock)
-        run(comm.maximum(np.zeros(1, np.int64)), what)  # other nodes may have the same directory, and list it then
-    if stock is None or renamed:
-        stock = _take_stock(local, lineage, persistent.signing, refused)
-    stock.problems += renamed
+    stock = _take_stock(local, lineage, persistent.signing, refused)
     committed_text = json.dumps(_list_committed(persistent, refused)).encode() if comm.rank == 0 else None
     files = [part.to_json() for part in stock.parts], [parity.to_json() for parity in stock.parity]
     lines = [line for line in stock.problems if line not in stock.refused]
@@ -87,14 +73,6 @@ def _take_stock(local: Path | None, lineage: str, signing: Signing | None, refus
         line = one_line(as_error(error, f"listing what lies in {local} failed"))
         refused += [line] if lacks_descriptors(error) else []
         return NodeContents(problems=[line], unlisted=[line])
-
-
-def _straightened(stock: NodeContents) -> list[str]:
-    """The files that were renamed to their right names; it stops at the first failure."""
-    try:
-        return straighten(stock)
-    except Exception as error:  # of whatever kind: the other ranks wait for the list
-        return [one_line(as_error(error, "renaming files in wrong places failed"))]
 
 
 def _list_committed(

@@ -16,14 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from deeppart.codec.raw import RawCodec
+from deeppart.codec.base import RawCodec
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.model import Attempt
 from deeppart.nodes.exchange.memory import Bytes
 from deeppart.part import FileSource, MemorySource, PartReader, Signing
 from deeppart.plan.restart import Read
-from deeppart.storage.locked_pages import LockedFile, pin
-from deeppart.storage.mapped import lies_in_memory
+from deeppart.storage.mapped import LockedFile, lies_in_memory, pin
 
 #: While one thread waits for storage, another can check what has come.
 LEAST_THREADS = 2

@@ -16,8 +16,7 @@ from deeppart.comm.base import Comm
 from deeppart.errors import CheckpointError, RestoreError, as_error, lacks_descriptors, on_ranks
 from deeppart.model import LEVELS, Attempt
 from deeppart.nodes.exchange.memory import Arena, Bytes, NoExchangeMemoryError
-from deeppart.nodes.exchange.rebuild import Rebuilt, rebuild_parts
-from deeppart.nodes.exchange.rebuild_steps import Wanted, padded_bytes
+from deeppart.nodes.exchange.rebuild import Rebuilt, Wanted, padded_bytes, rebuild_parts
 from deeppart.part import FileSource, MemorySource, Signing
 from deeppart.plan.restart import (
     Candidate,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from deeppart.errors import SuspectStepWarning, warn_caller
 from deeppart.model import Attempt
-from deeppart.storage.suspects import read_suspicions
+from deeppart.storage.records import read_suspicions
 
 #: Leaves named in a warning; the record and ``deeppart show --json`` have all.
 _MOST_NAMED = 8

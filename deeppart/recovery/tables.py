@@ -28,8 +28,7 @@ from deeppart.plan.restart import Read
 from deeppart.recovery.load_part import Chosen, FilePlace, LoadedPart, Problem, problem_of
 from deeppart.recovery.recover import Recovered
 from deeppart.state.restore.scatter import LeafPiece, chunk_pieces
-from deeppart.storage.locked_pages import bring_pages
-from deeppart.storage.mapped import running_kernel
+from deeppart.storage.mapped import bring_pages, running_kernel
 
 T = TypeVar("T")
 #: The length of a message's head is given in so many bytes.

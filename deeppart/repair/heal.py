@@ -4,8 +4,7 @@ Files that have not been read yet are checked first, and planned around where th
 ended by a commit round, since each works on the files of the one before: parts to their home nodes, copies to other
 nodes, parity. Files appear under their names one by one; whatever is interrupted leaves sound files.
 They go into the directories of the restored attempt, the only ones that a session writes to without their carrying its
-name: what is written there was checked to be that attempt's, and takes no place but that of a file with other bytes,
-and never that of the only file of another part.
+name: what is written there was checked to be that attempt's, and takes no place but that of a file with other bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from deeppart.nodes.exchange.partner import Incoming, Outgoing, exchange_copies
 from deeppart.nodes.pairing import Protection
 from deeppart.part import FileSource, PartReader
 from deeppart.plan.redundancy import ParitySet
-from deeppart.plan.restart import Candidate, Encode, Healing, Inventory, Location, Transfer, Wish, Write, plan_healing
+from deeppart.plan.restart import Encode, Healing, Inventory, Location, Transfer, Wish, Write, plan_healing
 from deeppart.recovery.load_part import LoadedPart, sound_pieces
 from deeppart.recovery.recover import Recovered
 from deeppart.storage.files import DurableFile, fill
@@ -49,27 +48,23 @@ class Healer:
     def heal(
         self,
         healing: Healing,
-        candidates: Sequence[Candidate],
+        attempt: Attempt,
         memory: Mapping[int, LoadedPart],
-        inventory: Inventory,
         release: Callable[[], None],
     ) -> None:
         """Do all of it (collective)."""
-        attempt = candidates[0].attempt
-        needed = self._needed(candidates, inventory, range(attempt.world_size))
 
         def to_nodes() -> None:
-            nonlocal needed
             try:
-                needed, problem = self._write(healing.writes, candidates, memory, inventory, needed)
+                problem = self._write(healing.writes, attempt, memory)
             finally:
                 release()
-            self._transfer(healing.moves, attempt, needed)
+            self._transfer(healing.moves, attempt)
             if problem is not None:
                 raise problem
 
         def to_other_nodes() -> None:
-            self._transfer(healing.copies, attempt, needed)
+            self._transfer(healing.copies, attempt)
 
         self._phase(to_nodes)
         self._phase(to_other_nodes)
@@ -137,58 +132,15 @@ class Healer:
         if told is not None:
             raise CheckpointError("the redundancy of a step could not be rebuilt", found=str(told))
 
-    def _write(
-        self,
-        writes: Sequence[Write],
-        candidates: Sequence[Candidate],
-        memory: Mapping[int, LoadedPart],
-        inventory: Inventory,
-        needed: frozenset[str],
-    ) -> tuple[frozenset[str], Exception | None]:
-        """Write parts that are in memory (collective where there are any).
-
-        The place of one may be taken by the only file of another one: it is written when all ranks have written those.
-        """
-        if not writes:
-            return needed, None
-        attempt = candidates[0].attempt
-        mine, written = {write.part for write in writes if write.rank == self._comm.rank}, set[int]()
-        problems: dict[int, Exception] = {}
-        for alone in (False, True):
-            for part in sorted(mine - problems.keys()):
-                path = str(self._levels[Level.LOCAL].part_path(attempt, part))
-                try:
-                    if path not in needed:
-                        self._write_part(part, attempt, memory[part])
-                        mine.remove(part)
-                        written.add(part)
-                    elif alone:
-                        raise _in_the_way(path)
-                except Exception as error:  # it says nothing of the other parts; and the other ranks are waiting
-                    problems[part] = error
-            if not alone:
-                told = self._drive(self._comm.allgather(json.dumps(sorted(written)).encode()))
-                safe = {part for text in told for part in json.loads(text)}
-                needed = self._needed(candidates, inventory, set(range(attempt.world_size)) - safe)
-        return needed, next(iter(problems.values()), None)
-
-    def _needed(self, candidates: Sequence[Candidate], inventory: Inventory, parts: Iterable[int]) -> frozenset[str]:
-        """Files on this node that nothing may be written over."""
-        return self._of_other_steps(inventory, candidates[0].attempt) | self._only_files(candidates, parts)
-
-    def _only_files(self, candidates: Sequence[Candidate], parts: Iterable[int]) -> frozenset[str]:
-        """The files on this node of those of the parts that have none in its place on any node."""
-        sources = (candidate.sources[part] for part in parts for candidate in candidates)
-        on_nodes = [[each for each in places if each.is_on_a_node] for places in sources]
-        misplaced = (each for files in on_nodes if all(file.misplaced for file in files) for each in files)
-        return frozenset(each.path for each in misplaced if self._comm.rank in each.readers)
-
-    def _of_other_steps(self, inventory: Inventory, attempt: Attempt) -> frozenset[str]:
-        """Files of other steps on this node that lie in wrong places: a place of this step may be among these."""
-        node = inventory.location(self._comm.rank, "").rank
-        misplaced = [part.path for part in inventory.found[node] if part.misplaced and part.attempt != attempt]
-        parity = (each for each in inventory.parity[node] if each.misplaced and each.identity.attempt != attempt)
-        return frozenset([*misplaced, *(each.path for each in parity)])
+    def _write(self, writes: Sequence[Write], attempt: Attempt, memory: Mapping[int, LoadedPart]) -> Exception | None:
+        """Write parts that are in memory; the first problem, which says nothing of the other parts."""
+        problem = None
+        for part in sorted(write.part for write in writes if write.rank == self._comm.rank):
+            try:
+                self._write_part(part, attempt, memory[part])
+            except Exception as error:  # the other ranks are waiting
+                problem = problem or error
+        return problem
 
     def _write_part(self, part: int, attempt: Attempt, loaded: LoadedPart) -> None:
         local = self._levels[Level.LOCAL]
@@ -196,8 +148,8 @@ class Healer:
             fill(local.open_base(attempt, name, mend=True), sound_pieces(path))
         fill(local.open_part(attempt, part, mend=True), loaded.pieces())
 
-    def _transfer(self, transfers: Sequence[Transfer], attempt: Attempt, needed: Collection[str]) -> None:
-        """Send part files to other nodes (collective); nothing is written over what is ``needed`` where it is."""
+    def _transfer(self, transfers: Sequence[Transfer], attempt: Attempt) -> None:
+        """Send part files to other nodes (collective)."""
         rank = self._comm.rank
         if not transfers:
             return
@@ -218,8 +170,6 @@ class Healer:
             level = self._levels[levels[incoming.part]]
             if incoming.name:
                 return level.open_base(attempt, incoming.name, mend=True)
-            if (path := str(level.part_path(attempt, incoming.part))) in needed:
-                raise _in_the_way(path)
             return level.open_part(attempt, incoming.part, mend=True)
 
         self._commit(exchange_copies(self._comm, sends, receives, opened, self._arena, self._limit))
@@ -263,15 +213,6 @@ class Healer:
             raise
 
 
-def _in_the_way(path: str) -> StorageError:
-    return StorageError(
-        "a file lies in the place of another one, and is the only one of its part",
-        where=path,
-        todo="nothing: the next checkpoint is protected again, and a restore gives it its own name where names can be "
-        "exchanged; or do that by hand (`deeppart verify --local` says what it is)",
-    )
-
-
 def healing_for(
     protection: Protection, recovered: Recovered, inventory: Inventory, damaged: Collection[Location] = ()
 ) -> Healing:
@@ -280,9 +221,7 @@ def healing_for(
         (inventory.node_of[rank], each)
         for rank, files in enumerate(inventory.parity)
         for each in files
-        if each.identity.attempt == recovered.attempt
-        and inventory.location(rank, each.path) not in damaged
-        and not each.misplaced
+        if each.identity.attempt == recovered.attempt and inventory.location(rank, each.path) not in damaged
     ]
     group_size = protection.group_size if protection.sets else 0
     wish = Wish(protection.nodes, bool(protection.copies), group_size, protection.tolerate)
@@ -305,7 +244,6 @@ def heal_recovered(
     Parts of which there is no sound file any more are left alone, and named when all else is done.
     """
     damaged: set[Location] = set()
-    found = recovered.candidate
     in_memory = {write.part for write in healing.writes}
     while True:
         worse, lacking = healer.damaged_files(healing, recovered, inventory)
@@ -319,7 +257,7 @@ def heal_recovered(
         if forgotten := {write.part for write in healing.writes} - in_memory:
             recovered = replace(recovered, candidate=recovered.candidate.without_parts(forgotten))
             healing = healing_for(protection, recovered, inventory, damaged)
-    healer.heal(healing, (found, recovered.candidate), recovered.mine, inventory, release)
+    healer.heal(healing, recovered.attempt, recovered.mine, release)
     if recovered.candidate.lacking:
         parts = ", ".join(map(str, recovered.candidate.lacking))
         raise CheckpointError(

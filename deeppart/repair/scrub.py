@@ -287,9 +287,7 @@ class Scrubber:
         if candidate.lacking:
             return f"no sound source for part {candidate.lacking[0]}"
         reading = Reading(self._comm, self._drive, staging, self._arena, self._persistent.signing)
-        recovered, lines = read_candidate(
-            reading, candidate, wanted=lambda read: not read.source.is_on_a_node or read.source.misplaced
-        )
+        recovered, lines = read_candidate(reading, candidate, wanted=lambda read: not read.source.is_on_a_node)
         if recovered is None:
             return "; ".join(lines)
         healing = healing_for(self._protection, recovered, inventory, damaged)
@@ -302,7 +300,7 @@ class Scrubber:
         if lacking:
             return f"no sound source for part {min(lacking)}"
         try:
-            healer.heal(healing, (candidates[0], recovered.candidate), recovered.mine, inventory, lambda: None)
+            healer.heal(healing, attempt, recovered.mine, lambda: None)
         except CheckpointError as error:  # all ranks have it; the next cycle may do better
             return str(error)
         self._note(repaired=1)

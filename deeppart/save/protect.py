@@ -16,8 +16,8 @@ from deeppart.nodes.exchange.parity import PartFile, encode_sets
 from deeppart.nodes.exchange.partner import Incoming, Outgoing, exchange_copies
 from deeppart.nodes.pairing import Protection
 from deeppart.part import PartSummary, base_file_name
+from deeppart.storage.exclusive import remove_links
 from deeppart.storage.files import DurableFile
-from deeppart.storage.links import remove_links
 from deeppart.storage.node import NodeLevel
 from deeppart.storage.rate import RateLimit
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from deeppart import access
+from deeppart.access import storage_error
 from deeppart.access.hanging import storage_operation
 from deeppart.errors import StorageError
 from deeppart.part import ChunkPlace, PartSummary
 from deeppart.storage.files import DurableFile
-from deeppart.storage.refusals import storage_error
 
 #: A reader looks at least this often whether there is more; it is woken when there is.
 _LOOK_S = 0.05

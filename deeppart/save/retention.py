@@ -30,7 +30,7 @@ from deeppart import access
 from deeppart.errors import BackgroundFailureWarning, DeeppartWarning, KeepNotice, StorageError
 from deeppart.model import REDUNDANT_LEVELS, Attempt, Level, StepKey
 from deeppart.save.job import Job
-from deeppart.storage.appending import NO_SPACE
+from deeppart.storage.files import NO_SPACE
 from deeppart.storage.keeping import Keeping
 from deeppart.storage.node import NodeLevel
 from deeppart.storage.owner import DirectoryOwner

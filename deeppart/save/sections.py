@@ -32,8 +32,7 @@ from deeppart.model import Attempt
 from deeppart.part import SECTION_ALIGNMENT, NodeTable, Section, most_part_bytes
 from deeppart.save.job import Job, Opened, Written
 from deeppart.save.write import RankStorage, ShareWriter
-from deeppart.storage.files import DurableFile
-from deeppart.storage.sections import Room, complete
+from deeppart.storage.files import DurableFile, Room, complete
 
 T = TypeVar("T")
 #: How a message begins that says what went wrong; others are JSON.

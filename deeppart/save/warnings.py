@@ -30,7 +30,7 @@ from deeppart.state.compare.divergence import Divergence
 from deeppart.state.tree.flat import Branch, Node
 from deeppart.state.tree.objects import is_generator
 from deeppart.state.tree.paths import Naming, Path, readable, some_names
-from deeppart.storage.suspects import write_suspicion
+from deeppart.storage.records import write_suspicion
 
 #: The names of an optimizer's parameters: pipeline stages have other ones.
 _PARAMETER_NAMES = re.compile(r"(^|/)param_groups/[0-9]+/params(/|$)")

@@ -21,8 +21,7 @@ import numpy as np
 
 from deeppart._threads import start_thread
 from deeppart.part import Sink
-from deeppart.storage.appending import BLOCK_BYTES
-from deeppart.storage.blocks import block_memory
+from deeppart.storage.files import BLOCK_BYTES, block_memory
 
 #: Background threads run at this much lower priority than training (Linux niceness).
 NICENESS = 10

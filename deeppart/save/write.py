@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import xxhash
 
-from deeppart.codec.raw import RawCodec
+from deeppart.codec.base import RawCodec
 from deeppart.errors import CheckpointError, CorruptFileError, StorageError
 from deeppart.model import Attempt, Level
 from deeppart.part import FLAG_PER_RANK, ChunkPlace, PartSummary, PartWriter, Sink
@@ -33,8 +33,8 @@ from deeppart.save.retention import Removals
 from deeppart.save.workers import Workers, WriteBehind
 from deeppart.state.capture.layout import ShareLayout
 from deeppart.state.document.part_document import PartDocument
-from deeppart.storage.appending import Appending
-from deeppart.storage.links import remove_links
+from deeppart.storage.exclusive import remove_links
+from deeppart.storage.files import Appending
 from deeppart.storage.node import NodeLevel
 from deeppart.storage.owner import DirectoryOwner
 from deeppart.storage.persistent import PersistentLevel

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deeppart import access
+from deeppart.access import storage_error
 from deeppart.comm import Comm, connect, finish
 from deeppart.comm.agreement import raise_together, together
 from deeppart.config import Config
@@ -32,12 +33,11 @@ from deeppart.errors import (
 from deeppart.model import LEVELS, Level, StepKey
 from deeppart.nodes.erasure import check_available
 from deeppart.nodes.pairing import Protection, protect
-from deeppart.part import Signing
+from deeppart.part import Signing, read_key_files
 from deeppart.session.record import Session
 from deeppart.session.topology import Topology, compare_settings
 from deeppart.session.wiring import telemetry_files
 from deeppart.storage.files import make_directory
-from deeppart.storage.key_files import read_key_files
 from deeppart.storage.lineage import LINEAGE_NAME, read_lineage
 from deeppart.storage.manifests import committed_among
 from deeppart.storage.mistaken_paths import recognize
@@ -45,9 +45,8 @@ from deeppart.storage.node import NODE_FOLDERS, NodeLevel
 from deeppart.storage.owner import DirectoryOwner
 from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.rate import RateLimit
-from deeppart.storage.reduced_protection import note_protection
-from deeppart.storage.refusals import storage_error
-from deeppart.storage.steps import foreign_steps, list_steps
+from deeppart.storage.records import note_protection
+from deeppart.storage.steps import list_steps
 
 _WHAT = "starting the checkpointer"
 #: How long a rank that cannot start waits to tell the others, who may not come at all.
@@ -122,7 +121,6 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
         if main.size > 1:
             tell_restarts()
         tell_protection(directory, handshake.session, protection)
-        tell_foreign(directory)
         tell_lineage(directory, owner)
     mates = topology.mates(rank)
     limit = None if config.flush_bandwidth is None else RateLimit(config.flush_bandwidth / len(mates))
@@ -143,7 +141,6 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
         earlier,
         processors,
         guards,
-        shared,
         telemetry,
     )
     if session.leads_directory:
@@ -323,17 +320,6 @@ def tell_restarts() -> None:
             "(docs/elastic-torchrun.md)",
             DeeppartWarning,
         )
-
-
-def tell_foreign(directory: Path) -> None:
-    """On rank 0: step directories that others have put there are not used, and may be what the user looks for."""
-    try:
-        foreign = foreign_steps(directory)
-    except DeeppartError:
-        return  # reported where the directory is used
-    if foreign:
-        text = f"{len(foreign)} step directories of other users are not used, such as {foreign[0]}"
-        warn_caller(f"{text}: anybody may make directories there (sticky bit)", DeeppartWarning)
 
 
 def tell_lineage(directory: Path, owner: DirectoryOwner | None) -> None:

@@ -41,7 +41,6 @@ class Session:
             session may ever remove.
         processors: the processors that encode chunks.
         guards: of the directories: what may be done in them, and whose they may be.
-        shared: pairs of nodes whose local directory is one and the same.
         telemetry_files: ``metrics_file`` and ``events_file`` -> the file of this rank, where they are set.
     """
 
@@ -60,7 +59,6 @@ class Session:
     earlier: dict[str, set[StepKey]]
     processors: Processors
     guards: access.Guards
-    shared: tuple[tuple[int, int], ...]
     telemetry_files: Mapping[str, Path]
 
     @property
@@ -69,12 +67,6 @@ class Session:
         up.
         """
         return bool(self.node_levels) and self.topology.first_in_directory(self.comm.rank) == self.comm.rank
-
-    @property
-    def straightens(self) -> bool:
-        """True if it is also the first one of all nodes that have this directory: it may rename files there."""
-        node = self.topology.node_of[self.comm.rank]
-        return self.leads_directory and all(other != node for _, other in self.shared)
 
     def drop_spares(self) -> None:
         """Give back storage and mappings on this node that were kept for the next checkpoint."""

@@ -205,7 +205,6 @@ def take_stock(session: Session, timeout: float) -> Inventory:
         session.persistent,
         session.lineage,
         lambda operation, what: finish(session.comm, operation, f"restore, {what}", timeout),
-        straightens=session.straightens,
     )
     if session.owner is not None:
         session.owner.clock.saw(max((entry.created for entry in inventory.committed), default=""))

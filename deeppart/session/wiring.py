@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from deeppart import access
+from deeppart.access import storage_error
 from deeppart.cadence import AutoCadence, History
 from deeppart.config import Config
 from deeppart.config.checks import AUTO
@@ -27,7 +28,6 @@ from deeppart.save.workers import lower_priority
 from deeppart.save.write import RankStorage
 from deeppart.session.record import Session
 from deeppart.storage.rate import RateLimit
-from deeppart.storage.refusals import storage_error
 from deeppart.telemetry import prometheus
 from deeppart.telemetry.record import ScrubStatus
 from deeppart.telemetry.recorder import EVENTS_BEGIN, Facts, Live, Outputs, Recorder

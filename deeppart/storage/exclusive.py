@@ -18,11 +18,12 @@ import contextlib
 import ctypes
 import errno
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from deeppart import access
 
-_RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
+_RENAME_NOREPLACE = 1
 #: Calls by way of ctypes let other threads run meanwhile.
 _LIBC = ctypes.CDLL(None, use_errno=True)
 #: Refusals that mean "not in this way on this file system" rather than "not at all".
@@ -43,21 +44,12 @@ def rename_new(temporary: Path, path: Path) -> None:
 
 def rename_noreplace(source: Path, target: Path) -> None:
     """``renameat2(2)`` with ``RENAME_NOREPLACE``."""
-    _renameat2(source, target, _RENAME_NOREPLACE)
-
-
-def exchange_names(one: Path, other: Path) -> None:
-    """``renameat2(2)`` with ``RENAME_EXCHANGE``: each of two files gets the other one's name, at once."""
-    _renameat2(one, other, _RENAME_EXCHANGE)
-
-
-def _renameat2(source: Path, target: Path, flags: int) -> None:
     function = getattr(_LIBC, "renameat2", None)
     if function is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(source))
     names = os.fsencode(source.name), os.fsencode(target.name)
     with access.open_folder(source.parent) as here, access.open_folder(target.parent) as there:
-        if function(here.fd, names[0], there.fd, names[1], ctypes.c_uint(flags)) != 0:
+        if function(here.fd, names[0], there.fd, names[1], ctypes.c_uint(_RENAME_NOREPLACE)) != 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), str(source), None, str(target))
 
@@ -89,3 +81,23 @@ def claim_new(source: Path, target: Path) -> None:
     finally:
         with contextlib.suppress(OSError):
             access.remove(claim)
+
+
+def link(path: Path, name: Path) -> bool:
+    """Give a file a second name; False if that cannot be done, or another file has it."""
+    try:
+        access.link(path, name)
+    except FileExistsError:
+        with contextlib.suppress(OSError):
+            return os.path.samestat(access.lstat(path), access.lstat(name))
+        return False
+    except OSError:
+        return False
+    return True
+
+
+def remove_links(names: Iterable[Path]) -> None:
+    """Take names away again, as far as the system lets us."""
+    for name in names:
+        with contextlib.suppress(OSError):
+            access.remove(name)

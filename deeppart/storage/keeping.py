@@ -6,7 +6,7 @@ Invariants
   never among them.
 * What a step counts for does not depend on clocks: those of this session are the newest, in their own order. The ones
   found at the start come before them; among these, the times in their manifests decide.
-* Only steps that can be restored count, as far as a cheap look tells (:mod:`deeppart.storage.completeness`). The others
+* Only steps that can be restored count, as far as a cheap look tells (:mod:`deeppart.storage.manifests`). The others
   take no step's place; one with a sound manifest goes when it is older than those kept, one with a damaged one stays.
 * Only what is seen to have no manifest is taken for unfinished: not what cannot be seen, since the directory may be
   away for a moment.
@@ -23,8 +23,7 @@ from deeppart import access
 from deeppart.errors import FormatError, StorageError
 from deeppart.model import StepKey
 from deeppart.part import Signing
-from deeppart.storage.completeness import first_problem
-from deeppart.storage.manifests import CommittedStep, committed_among, read_manifest
+from deeppart.storage.manifests import CommittedStep, committed_among, first_problem, read_manifest
 from deeppart.storage.steps import MANIFEST_NAME, list_steps, step_directory
 
 

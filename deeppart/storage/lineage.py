@@ -22,13 +22,12 @@ from typing import Any
 import xxhash
 
 from deeppart import access
+from deeppart.access import storage_error
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.part import is_hex32
 from deeppart.part.format import short
 from deeppart.part.json_text import parse_json
-from deeppart.storage.files import DurableFile, fill
-from deeppart.storage.refusals import storage_error
-from deeppart.storage.small_files import create_file, read_file
+from deeppart.storage.files import DurableFile, create_file, fill, read_file
 from deeppart.storage.timestamps import now
 
 LINEAGE_NAME = "deeppart.json"

@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from deeppart import access
-from deeppart.access import PERMISSIONS
+from deeppart.access import PERMISSIONS, storage_error
 from deeppart.errors import DeeppartError, FormatError, SignatureError, StorageError, lacks_descriptors
 from deeppart.model import Attempt, Level, ParityIdentity, StepKey
 from deeppart.part import (
@@ -32,15 +33,20 @@ from deeppart.part import (
     part_file_name,
 )
 from deeppart.plan.restart import StoredParity, StoredPart
-from deeppart.storage.files import DurableFile, Over, make_directory
-from deeppart.storage.links import link, remove_links
+from deeppart.storage.exclusive import link, remove_links
+from deeppart.storage.files import DurableFile, Over, make_directory, write_file
 from deeppart.storage.mapped import forget_removed
-from deeppart.storage.prepared import drop_made, give_back, make_spare, unfinished_directory
-from deeppart.storage.refusals import storage_error
-from deeppart.storage.retired import is_gone
-from deeppart.storage.small_files import write_file
-from deeppart.storage.spares import drop_foreign_spares, drop_spares, set_aside, spares_directory
-from deeppart.storage.steps import list_steps, own_and_foreign_steps, remove_steps, step_directory
+from deeppart.storage.spares import (
+    drop_foreign_spares,
+    drop_made,
+    drop_spares,
+    give_back,
+    make_spare,
+    set_aside,
+    spares_directory,
+    unfinished_directory,
+)
+from deeppart.storage.steps import is_gone, list_steps, remove_steps, step_directory
 
 #: Folder of a level below ``local_dir/<lineage>/``.
 NODE_FOLDERS: dict[str, str] = {Level.LOCAL: "", Level.PARTNER: "partner", Level.PARITY: "parity"}
@@ -184,7 +190,7 @@ class NodeLevel:
         drop_spares(unfinished_directory(self._spares))
 
     def prepare_file(self, name: str, nbytes: int, is_wanted: Callable[[], bool]) -> bool:
-        """Make a file in advance to be written over; see :func:`deeppart.storage.prepared.make_spare`."""
+        """Make a file in advance to be written over; see :func:`deeppart.storage.spares.make_spare`."""
         return make_spare(self._spares, name, nbytes, is_wanted)
 
     def drop_prepared(self, names: Sequence[str]) -> None:
@@ -210,7 +216,7 @@ class NodeContents:
         parity: likewise.
         problems: a line about each file that is not sound.
         damaged: the files that those lines are about.
-        remarks: those of the lines that are about sound files in wrong places, or of others.
+        remarks: those of the lines that are about sound files that are not used: moved by hand, or of others.
         unlisted: those about directories that could not be listed: what is in them is not known.
         unread: those about files of which nothing is known, damaged or not to be read: they may be of a checkpoint.
         refused: those of the lines that say that a part is not signed with the key: it may be forged, or the only
@@ -228,7 +234,7 @@ class NodeContents:
     refused: list[str] = field(default_factory=list)
 
     def remark(self, line: str) -> None:
-        """Note a line about a file that is not where it belongs."""
+        """Note a line about a sound file that is not used."""
         self.problems.append(line)
         self.remarks.append(line)
 
@@ -249,14 +255,12 @@ def take_stock(directory: Path, lineage: str, signing: Signing | None) -> NodeCo
 
 def _take_stock(root: Path, level: str, lineage: str, signing: Signing | None, found: NodeContents) -> None:
     try:
-        steps, foreign = own_and_foreign_steps(root)
+        steps = list_steps(root)
     except StorageError as error:
         if lacks_descriptors(error):
             raise
         found.not_listed(f"{error.summary}: {error.found}: {root}")
         return
-    for path in foreign:
-        found.remark(f"{path}: ignored: another user has made it, in a directory where anybody may")
     for key, directory in steps.items():
         try:
             names = sorted(access.names_in(directory))
@@ -286,8 +290,8 @@ def _look_at(path: Path, key: StepKey, level: str, lineage: str, signing: Signin
     if parse_part_file_name(path.name) is not None:
         part = stored_part(path, level, signing)
         name = part_file_name(part.rank, part.attempt.world_size)
-        if _is_ours(path, part.attempt, key, name, lineage, found):
-            found.parts.append(replace(part, misplaced=not _is_in_place(path, part.attempt, key, name)))
+        if _is_what_its_name_says(path, part.attempt, key, name, lineage, found):
+            found.parts.append(part)
     elif parse_base_file_name(path.name) is not None:
         base = stored_part(path, level, None)  # each chunk of it is signed where it is referred to
         name = base_file_name(base.rank, base.attempt.world_size, base.index_digest)
@@ -298,27 +302,23 @@ def _look_at(path: Path, key: StepKey, level: str, lineage: str, signing: Signin
     elif is_parity_file_name(path.name):
         parity = stored_parity(path)
         name, attempt = parity_file_name(parity.identity), parity.identity.attempt
-        if _is_ours(path, attempt, key, name, lineage, found):
-            found.parity.append(replace(parity, misplaced=not _is_in_place(path, attempt, key, name)))
+        if _is_what_its_name_says(path, attempt, key, name, lineage, found):
+            found.parity.append(parity)
 
 
-def _is_ours(path: Path, attempt: Attempt, key: StepKey, name: str, lineage: str, found: NodeContents) -> bool:
-    """True if a sound file lies where the library would have put it; somebody may have moved or copied it.
-
-    What counts is what its header says, which stands under a digest: a file of the same lineage in the wrong place is
-    used as what it is. One of another lineage is not.
-    """
-    if attempt.lineage != lineage or not _is_in_place(path, attempt, key, name):
-        whose = f"{name} of step {attempt.step}"
-        if attempt.lineage != lineage:
-            found.remark(f"{path}: ignored: by its contents it is {whose} of another lineage")
-            return False
-        found.remark(f"{path}: in the wrong place: by its contents it is {whose}")
-    return True
-
-
-def _is_in_place(path: Path, attempt: Attempt, key: StepKey, name: str) -> bool:
-    return path.name == name and key.may_hold(attempt)
+def _is_what_its_name_says(
+    path: Path, attempt: Attempt, key: StepKey, name: str, lineage: str, found: NodeContents
+) -> bool:
+    """False, and a remark, for a sound file that was moved or copied by hand: it is not used."""
+    whose = f"{path}: not used: by its contents it is {name} of step {attempt.step}"
+    if attempt.lineage != lineage:
+        found.remark(f"{whose} of another lineage")
+        return False
+    if path.name == name and key.may_hold(attempt):
+        return True
+    home = step_directory(path.parent.parent, attempt.key) / name
+    found.remark(f"{whose}; to have it used: mv -n {shlex.quote(str(path))} {shlex.quote(str(home))}")
+    return False
 
 
 def stored_part(path: Path, level: str, signing: Signing | None) -> StoredPart:

@@ -20,16 +20,14 @@ import weakref
 from pathlib import Path
 
 from deeppart import access
-from deeppart.access import PERMISSIONS
+from deeppart.access import PERMISSIONS, storage_error
 from deeppart.access.hanging import storage_operation
 from deeppart.errors import CorruptFileError, DirectoryInUseError, StorageError
 from deeppart.model import StepKey
 from deeppart.part.json_text import parse_json
-from deeppart.storage.files import make_directory
+from deeppart.storage.files import make_directory, read_file
 from deeppart.storage.lineage import LOCK_NAME, NOTE, SMALL_FILE_BYTES, take_lineage
 from deeppart.storage.manifests import committed_steps
-from deeppart.storage.refusals import storage_error
-from deeppart.storage.small_files import read_file
 from deeppart.storage.timestamps import CommitClock, now
 
 #: Length of the lock file, and how many sessions' commits it names at most.

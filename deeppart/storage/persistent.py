@@ -9,14 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deeppart import access
+from deeppart.access import storage_error
 from deeppart.model import Attempt, Level, StepKey
 from deeppart.part import Signing, node_file_name, part_file_name, section_file
-from deeppart.storage.files import DurableFile
+from deeppart.storage.files import DurableFile, Room, SectionFile, create_file
 from deeppart.storage.lineage import LINEAGE_NAME
 from deeppart.storage.rate import RateLimit
-from deeppart.storage.refusals import storage_error
-from deeppart.storage.sections import Room, SectionFile
-from deeppart.storage.small_files import create_file
 from deeppart.storage.steps import MANIFEST_NAME, remove_steps, step_directory
 
 
@@ -60,7 +58,7 @@ class PersistentLevel:
         return DurableFile(self.part_path(attempt, rank), direct=True, limit=self._limit)
 
     def open_node_file(self, attempt: Attempt) -> DurableFile:
-        """The file that becomes this node's when it is complete (:func:`deeppart.storage.sections.complete`)."""
+        """The file that becomes this node's when it is complete (:func:`deeppart.storage.files.complete`)."""
         self._check_mounted()
         return DurableFile(self._node_file(attempt))
 

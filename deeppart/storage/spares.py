@@ -3,44 +3,52 @@
 They are written in place, so it matters who else may have the file. A session sets aside only files of directories that
 carry its own name, in a folder that does, too, and takes them from there alone. Second names of a file, bases, are
 given within a session as well. So no other session can have named what is written over, or be writing to it.
+
+The first checkpoints of a session have none of these, and on a file system in memory a new file's pages must be found,
+cleared and mapped, which takes longer than to copy into them: such files can be made in the background.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from deeppart import access
-from deeppart.part import is_parity_file_name, parse_base_file_name, parse_node_file_name, parse_part_file_name
+from deeppart.access.hanging import call
+from deeppart.part import parse_base_file_name, parse_part_file_name
+from deeppart.storage.mapped import bytes_in_memory, file_memory, forget_removed
+from deeppart.storage.steps import in_order_of_removal, is_checkpoint_file
 
-#: Folder of a level; followed by the session. Without it in the older layout.
-SPARES_NAME = ".spare"
+#: Folder of a level; followed by the session.
+_SPARES_NAME = ".spare"
+#: Written and mapped at a time; in between, it can be stopped.
+_PIECE_BYTES = 8 << 20
 
 
 def spares_directory(root: Path, session: str) -> Path:
     """The directory below a level's root in which a session keeps recycled files."""
-    return root / f"{SPARES_NAME}-{session}"
+    return root / f"{_SPARES_NAME}-{session}"
 
 
-def drop_foreign_spares(root: Path, session: str) -> None:
-    """Remove what other sessions have kept to be written over, as far as the system lets us: nothing refers to it."""
-    with contextlib.suppress(OSError):
-        for name in access.directories_in(root):
-            if name == SPARES_NAME or (name.startswith(f"{SPARES_NAME}-") and name != f"{SPARES_NAME}-{session}"):
-                drop_spares(root / name)
+def unfinished_directory(spares: Path) -> Path:
+    """Where files lie that are still being made: nobody takes them from there."""
+    return spares.with_name(f"{spares.name}-new")
 
 
-def is_checkpoint_file(name: str) -> bool:
-    """True if a name is that of a part, a base, parity or a node file."""
-    parsed = parse_part_file_name(name) or parse_base_file_name(name) or parse_node_file_name(name)
-    return parsed is not None or is_parity_file_name(name)
-
-
-def in_order_of_removal(names: Iterable[str]) -> list[str]:
-    """Names of files of a step, what refers to others before these: a part without its base is damage, then."""
-    return sorted(names, key=lambda name: parse_base_file_name(name) is not None)
+def set_aside(path: Path, spares: Path) -> None:
+    """Recycle the checkpoint files of a step directory, in place of the recycled files that nobody has taken."""
+    try:
+        drop_spares(spares)
+        with access.open_folder(path) as folder:
+            access.make_folder(spares)
+            with access.open_folder(spares) as there:
+                for name in in_order_of_removal(folder.names()):
+                    if is_checkpoint_file(name):
+                        folder.rename(name, there, name)
+    except OSError:
+        pass  # they are removed instead
 
 
 def take_spare(spares: Path, name: Path) -> int | None:
@@ -74,6 +82,74 @@ def _rank_of(name: str) -> int | None:
     return None if parsed is None else parsed[0]
 
 
+def make_spare(spares: Path, name: str, nbytes: int, is_wanted: Callable[[], bool]) -> bool:
+    """Make a file of zeros among the recycled ones, and map it; from any thread."""
+    path = unfinished_directory(spares) / name
+    try:
+        access.make_folder(path.parent)
+        descriptor = access.create(path, os.O_RDWR)
+    except OSError:
+        return False
+    made = False
+    try:
+        if _fill(path, descriptor, nbytes, is_wanted):
+            access.make_folder(spares)
+            access.rename(path, spares / name)
+            made = True
+    except OSError:
+        pass  # full, for one: the checkpoint will say so itself, if it finds no room either
+    finally:
+        os.close(descriptor)
+        if not made:
+            with contextlib.suppress(OSError):
+                access.remove(path)
+    return made
+
+
+def _fill(path: Path, descriptor: int, nbytes: int, is_wanted: Callable[[], bool]) -> bool:
+    zeros = memoryview(bytes(_PIECE_BYTES))
+    at = 0
+    while at < nbytes:
+        if not is_wanted():
+            return False
+        at += call("write", path, descriptor, zeros[: nbytes - at])
+        if not bytes_in_memory(descriptor):
+            return False
+    for start in range(0, nbytes, _PIECE_BYTES):
+        if not is_wanted():
+            return False
+        file_memory(descriptor, start, min(_PIECE_BYTES, nbytes - start))
+    return True
+
+
+def give_back(directories: Iterable[Path]) -> bool:
+    """Remove the recycled files that nobody has taken, and those that are being made; True if there were any.
+
+    Where space is short, what might be written over later must not keep from what is to be written now.
+    """
+    found = False
+    for spares in directories:
+        for directory in (spares, unfinished_directory(spares)):
+            with contextlib.suppress(OSError):
+                found |= any(map(is_checkpoint_file, access.names_in(directory)))
+            drop_spares(directory)
+    forget_removed()
+    return found
+
+
+def drop_made(spares: Path, names: Iterable[str]) -> None:
+    """Remove what one rank has made and nobody has taken, as far as the system lets us.
+
+    Also the directories, if it was the last: whoever removes all recycled files may have done so before.
+    """
+    for directory in (spares, unfinished_directory(spares)):
+        for name in names:
+            with contextlib.suppress(OSError):
+                access.remove(directory / name)
+        with contextlib.suppress(OSError), access.open_folder(directory.parent) as above:
+            above.remove_directory(directory.name)
+
+
 def drop_spares(spares: Path) -> None:
     """Remove what nobody has taken, as far as the system lets us."""
     with contextlib.suppress(OSError):
@@ -85,15 +161,9 @@ def drop_spares(spares: Path) -> None:
             above.remove_directory(spares.name)
 
 
-def set_aside(path: Path, spares: Path) -> None:
-    """Recycle the checkpoint files of a step directory, in place of the recycled files that nobody has taken."""
-    try:
-        drop_spares(spares)
-        with access.open_folder(path) as folder:
-            access.make_folder(spares)
-            with access.open_folder(spares) as there:
-                for name in in_order_of_removal(folder.names()):
-                    if is_checkpoint_file(name):
-                        folder.rename(name, there, name)
-    except OSError:
-        pass  # they are removed instead
+def drop_foreign_spares(root: Path, session: str) -> None:
+    """Remove what other sessions have kept to be written over, as far as the system lets us: nothing refers to it."""
+    with contextlib.suppress(OSError):
+        for name in access.directories_in(root):
+            if name.startswith(f"{_SPARES_NAME}-") and name != f"{_SPARES_NAME}-{session}":
+                drop_spares(root / name)

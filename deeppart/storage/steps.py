@@ -8,24 +8,21 @@ never written.
 
 from __future__ import annotations
 
-import errno
-import os
 import re
-import stat
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from deeppart import access
+from deeppart.access import storage_error
 from deeppart.errors import StorageError
 from deeppart.model import StepKey
-from deeppart.storage.refusals import storage_error
-from deeppart.storage.spares import in_order_of_removal, is_checkpoint_file
+from deeppart.part import is_parity_file_name, parse_base_file_name, parse_node_file_name, parse_part_file_name
 
 MANIFEST_NAME = "manifest"
 _STEP = re.compile(r"step-([0-9]{12,19})(?:-([0-9a-f]{32})-([0-9]{6,19}))?", re.ASCII)
-#: Anybody may make directories, and nobody those of others go away: as in /tmp.
-_ANYBODYS = stat.S_ISVTX | stat.S_IWOTH
 _TEMPORARY = re.compile(r"\..+\.tmp-[0-9]+(-[0-9a-f]+)?", re.ASCII)
+#: How often we look again because a running job has removed what it was about to read.
+MOST_LOOKS = 20
 
 
 def step_directory(root: Path, key: StepKey) -> Path:
@@ -53,55 +50,30 @@ def is_temporary_name(name: str) -> bool:
     return _TEMPORARY.fullmatch(name) is not None
 
 
+def is_checkpoint_file(name: str) -> bool:
+    """True if a name is that of a part, a base, parity or a node file."""
+    parsed = parse_part_file_name(name) or parse_base_file_name(name) or parse_node_file_name(name)
+    return parsed is not None or is_parity_file_name(name)
+
+
+def in_order_of_removal(names: Iterable[str]) -> list[str]:
+    """Names of files of a step, what refers to others before these: a part without its base is damage, then."""
+    return sorted(names, key=lambda name: parse_base_file_name(name) is not None)
+
+
 def list_steps(root: Path) -> dict[StepKey, Path]:
     """Everything under ``root`` that is named like a step, by ascending step; {} if there is no root.
 
-    What is a link, or a file, is never gone into. Where anybody may make directories (sticky bit), those of other users
-    do not count: :func:`foreign_steps`.
+    What is a link, or a file, is never gone into.
     """
-    return own_and_foreign_steps(root)[0]
-
-
-def foreign_steps(root: Path) -> list[Path]:
-    """Directories with names of steps that are not used because of their owner, where anybody may make directories."""
-    return own_and_foreign_steps(root)[1]
-
-
-def own_and_foreign_steps(root: Path) -> tuple[dict[StepKey, Path], list[Path]]:
-    """The results of :func:`list_steps` and :func:`foreign_steps`, from one listing of the directory."""
-    named, foreign = _named_like_steps(root)
-    own = {key: directory for key, directory in named.items() if key not in foreign}
-    return own, [named[key] for key in sorted(foreign)]
-
-
-def _named_like_steps(root: Path) -> tuple[dict[StepKey, Path], set[StepKey]]:
-    """All that is named like a step, by ascending step; and what of it others have made where anybody may."""
     try:
-        with access.open_folder(root) as folder:
-            names, mode = folder.names(), os.fstat(folder.fd).st_mode
+        names = access.names_in(root)
     except FileNotFoundError:
-        return {}, set()
+        return {}
     except OSError as error:
         raise storage_error("cannot list a checkpoint directory", error, root) from error
     keys = sorted(key for key in map(parse_step_directory_name, names) if key is not None)
-    named = {key: step_directory(root, key) for key in keys}
-    is_anybodys = mode & _ANYBODYS == _ANYBODYS
-    return named, {key for key, directory in named.items() if is_anybodys and _is_foreign(directory)}
-
-
-def _is_foreign(directory: Path) -> bool:
-    try:
-        with access.open_folder(directory):
-            return False
-    except access.ForeignAccessError:
-        return True
-    except OSError as error:
-        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
-            return False
-    try:  # a link, or a file
-        return access.lstat(directory).st_uid != os.geteuid()
-    except OSError:
-        return False
+    return {key: step_directory(root, key) for key in keys}
 
 
 def remove_steps(root: Path, keys: Collection[StepKey]) -> None:
@@ -120,7 +92,7 @@ def remove_step(path: Path) -> None:
     """Remove a step directory: the manifest first, so that it stops being a checkpoint before it stops being whole.
 
     Parts go before the bases that they refer to: who looks on meanwhile can tell this from damage
-    (:mod:`deeppart.storage.retired`). Only files that this library names are removed; others, and a directory holding
+    (:mod:`deeppart.storage.steps`). Only files that this library names are removed; others, and a directory holding
     them, stay.
     """
     try:
@@ -141,3 +113,19 @@ def remove_step(path: Path) -> None:
         return
     except OSError as error:
         raise storage_error("cannot remove an old checkpoint", error, path) from error
+
+
+def step_is_retired(directory: Path) -> bool:
+    """True if a committed step is being retired: its manifest is gone."""
+    return is_gone(directory / MANIFEST_NAME)
+
+
+def is_gone(path: Path) -> bool:
+    """True if a file on a node, or a step directory, is gone; False if that cannot be found out."""
+    try:
+        access.lstat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:  # such as a file in place of the directory, which no job puts there
+        return False
+    return False

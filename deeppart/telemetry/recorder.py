@@ -23,8 +23,8 @@ from deeppart._threads import start_thread
 from deeppart.errors import StorageError, as_error
 from deeppart.model.reports import Report
 from deeppart.pending import DONE, FAILED, OFF, SKIPPED, Pending
+from deeppart.storage.files import append_line, put_file
 from deeppart.storage.owner import DirectoryOwner
-from deeppart.storage.small_files import append_line, put_file
 from deeppart.storage.timestamps import now, timestamp
 from deeppart.telemetry.prometheus import prometheus_text
 from deeppart.telemetry.record import (

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deeppart import access
+from deeppart.access import storage_error
 from deeppart.errors import CorruptFileError, FormatError, StorageError
 from deeppart.part import is_hex32
+from deeppart.storage.files import put_file, read_file
 from deeppart.storage.lineage import LINEAGE_NAME, LOCK_NAME
 from deeppart.storage.owner import DirectoryOwner
-from deeppart.storage.refusals import storage_error
-from deeppart.storage.small_files import put_file, read_file
 from deeppart.storage.steps import is_temporary_name
 from deeppart.telemetry.record import RankStatus, decode_status, encode_status
 

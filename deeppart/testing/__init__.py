@@ -6,10 +6,9 @@ only module that imports it).
 """
 
 from deeppart.model import Attempt
-from deeppart.storage.base import Level
 from deeppart.storage.files import DurableFile
 from deeppart.testing.faults import StorageFaults
-from deeppart.testing.levels import LEVEL_CHECKS, attempt
+from deeppart.testing.levels import LEVEL_CHECKS, Level, attempt
 from deeppart.testing.states import Box, arrays, blank, difference
 
 __all__ = [

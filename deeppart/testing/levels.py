@@ -11,15 +11,44 @@ import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from deeppart.errors import StorageError
 from deeppart.model import Attempt
-from deeppart.storage.appending import ALIGNMENT, BLOCK_BYTES
-from deeppart.storage.base import Level
+from deeppart.storage.files import ALIGNMENT, BLOCK_BYTES, DurableFile
 from deeppart.storage.steps import list_steps
 from deeppart.testing.faults import TYPICAL_ERRORS, StorageFaults
 
 _SIZES = (0, 1, ALIGNMENT - 1, ALIGNMENT, ALIGNMENT + 1, BLOCK_BYTES - 1, BLOCK_BYTES, 3 * BLOCK_BYTES + ALIGNMENT + 1)
+
+
+class Level(Protocol):
+    """A place where the parts of a step are stored.
+
+    Attributes:
+        name: one of ``model.LEVELS``.
+        root: directory that holds the step directories.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from deeppart.storage.node import NodeLevel  # or a level of your own
+        >>> from deeppart.testing import LEVEL_CHECKS
+        >>> for number, check in enumerate(LEVEL_CHECKS):
+        ...     check(NodeLevel(Path(f"disk-{number}").absolute(), "a" * 32, "local", "b" * 32))
+    """
+
+    name: str
+    root: Path
+
+    def open_part(self, attempt: Attempt, rank: int) -> DurableFile:
+        """Begin a part file.
+
+        Raises:
+            StorageError: it cannot be created.
+        """
+
+    def part_path(self, attempt: Attempt, rank: int) -> Path:
+        """The path of a part of this attempt."""
 
 
 def attempt(step: int, ranks: int = 2, sequence: int = 0) -> Attempt:

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from deeppart.storage.base import Level
 from deeppart.storage.files import DurableFile
 from deeppart.storage.lineage import LINEAGE_NAME
 from deeppart.storage.node import NodeLevel
 from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.rate import RateLimit
-from deeppart.testing.levels import LEVEL_CHECKS
+from deeppart.testing.levels import LEVEL_CHECKS, Level
 
 
 def persistent(directory: Path, limit: RateLimit | None = None) -> PersistentLevel:

@@ -6,7 +6,6 @@ As root, with users that are numbers (tests/users.py).
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import stat
 import warnings
@@ -17,8 +16,8 @@ import pytest
 import deeppart
 from deeppart.errors import DeeppartError
 from tests.faults.foreign import PART, config, run, state, step_directory
-from tests.unit.cli_support import call, call_json
-from tests.users import STRANGER, needs_root
+from tests.unit.cli_support import call_json
+from tests.users import needs_root
 
 
 def put(kind: str, path: Path, precious: Path) -> None:
@@ -96,47 +95,3 @@ def test_a_step_directory_that_is_a_link(shared: Path) -> None:
     run(config(shared, keep={"persistent": 1}), 3, 4, 5)
     assert sorted(os.listdir(away)) == before and PART in before
     assert deeppart.load(shared / "persistent")["step"] == 5
-
-
-@needs_root
-@pytest.mark.parametrize("kind", ["link to a file", "link to a directory", "link to nothing", "file"])
-def test_a_strangers_link_or_file_named_like_a_step(shared: Path, kind: str) -> None:
-    """Where anybody may make them, it keeps no job from starting, and is not listed."""
-    persistent = shared / "persistent"
-    persistent.mkdir()
-    persistent.chmod(0o1777)
-    planted = persistent / f"step-{11:012d}-{'a' * 32}-000011"
-    if kind == "file":
-        planted.touch()
-    else:
-        targets = {"link to a file": "/etc/passwd", "link to a directory": "/etc", "link to nothing": "/no/where"}
-        planted.symlink_to(targets[kind])
-    os.chown(planted, STRANGER, STRANGER, follow_symlinks=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.DeeppartWarning)
-        with deeppart.Checkpointer(config(shared, local_dir=None)) as checkpointer:
-            assert checkpointer.restore(state(0)) is None
-            checkpointer.checkpoint(state(1), 1).wait(timeout=200)
-    assert [entry["step"] for entry in call_json("ls", persistent)["steps"]] == [1]
-
-
-@needs_root
-def test_a_strangers_step_is_not_kept_in_place_of_ones_own(shared: Path) -> None:
-    """``prune`` counts as a job does."""
-    persistent, other = shared / "persistent", shared / "other"
-    persistent.mkdir()
-    persistent.chmod(0o1777)
-    run(config(shared, local_dir=None), 1, 2)
-    with deeppart.Checkpointer(persistent_dir=other) as checkpointer:
-        checkpointer.checkpoint(state(9), 9).wait(timeout=200)
-    (his,) = other.glob("step-*")
-    planted = persistent / his.name
-    shutil.copytree(his, planted)
-    for path in (planted, *planted.iterdir()):
-        os.chown(path, STRANGER, STRANGER)
-    call("prune", persistent, "--keep", "1", "--yes")
-    assert sorted(path.name[:17] for path in persistent.glob("step-*")) == ["step-000000000002", "step-000000000009"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.DeeppartWarning)
-        with deeppart.Checkpointer(config(shared, local_dir=None)) as checkpointer:
-            assert checkpointer.restore(state(0)) == 2

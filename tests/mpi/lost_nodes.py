@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 import warnings
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 import deeppart
-import deeppart.repair.heal
-import deeppart.storage.straightening
-from deeppart.errors import StorageError
 
 PARTNER = {"every": {"persistent": 0}}
 
@@ -94,18 +88,3 @@ def exchange(one: Path, other: Path) -> None:
 def short(*arguments: Any, **options: Any) -> None:
     """There is no memory."""
     raise MemoryError
-
-
-def refuse_on(rank: int, fault: str, patch: pytest.MonkeyPatch) -> None:
-    """Names cannot be exchanged; with "full", one rank of each node cannot write either."""
-
-    def refuse(*paths: Any) -> None:
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-
-    def full(file: Any, pieces: Any) -> None:
-        file.abort()
-        raise StorageError("cannot write a checkpoint file", found="No space left on device (errno 28)")
-
-    patch.setattr(deeppart.storage.straightening, "exchange_names", refuse)
-    if fault == "full" and rank % 2:
-        patch.setattr(deeppart.repair.heal, "fill", full)

@@ -18,7 +18,6 @@ import deeppart
 from deeppart.part import parse_base_file_name
 from deeppart.repair import scrub
 from tests.mpi.incremental_states import at_once, config, lose, remove, restored, save
-from tests.mpi.lost_nodes import refuse_on
 
 pytestmark = pytest.mark.mpi(min_size=4)
 
@@ -146,41 +145,6 @@ def test_one_damaged_base_does_not_keep_the_other_parts_unprotected(run_on: Any,
     texts = [text for text in told[0][0] if "redundancy" in text]
     assert len(texts) == 2
     assert all("no sound files of parts 0" in text and "/base-00000-of-00004-" in text for text in texts)
-
-
-def in_the_place_of_a_copy(comm: Any, directory: Path) -> list[Any]:
-    """Part 0's only file lies where part 1's copy belongs, and names cannot be exchanged.
-
-    No copy can be made of it: its base is damaged where nothing refers to it.
-    """
-    with deeppart.Checkpointer(config(directory, node_size=2), comm) as checkpointer:
-        save(checkpointer, 1, 2, 3)
-
-    def harm() -> None:
-        step = "*/step-000000000003-*"
-        (mine,) = (directory / "local" / "node0").glob(f"{step}/part-00000-*")
-        copies = (directory / "local" / "node1").glob(f"*/partner/{step[2:]}/part-0000[01]-*")
-        copy, other = sorted(copies)
-        mine.unlink()
-        for base in mine.parent.glob("base-00000-*"):
-            base.unlink()
-        copy.rename(other)
-        copy.write_bytes(b"something")
-        (base,) = copy.parent.glob("base-00000-*")
-        data = bytearray(base.read_bytes())
-        data[31] ^= 1
-        base.write_bytes(data)
-
-    at_once(comm, harm)
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.BackgroundFailureWarning)
-        refuse_on(comm.rank, "no exchange", patch)
-        return [restored(comm, directory, node_size=2)[:2] for _ in range(2)]
-
-
-@pytest.mark.timeout(110)
-def test_a_copy_is_not_written_over_the_only_file_of_another_part(run_on: Any, shared_path: Path) -> None:
-    assert run_on(4, in_the_place_of_a_copy, shared_path) == [[(3, True)] * 2] * 4
 
 
 def from_a_damaged_base(comm: Any, directory: Path) -> tuple[tuple[int | None, bool, str], list[str], set[str]]:

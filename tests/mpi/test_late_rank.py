@@ -21,8 +21,8 @@ STAGES = {
     "naming a local part": ("deeppart.storage.files.DurableFile.commit", "/local/"),
     "naming a copy": ("deeppart.storage.files.DurableFile.commit", "/partner/"),
     "naming a persistent part": ("deeppart.storage.files.DurableFile.commit", "/ckpt/"),
-    "writing a section of a node file": ("deeppart.storage.sections.SectionFile.write", "/ckpt/"),
-    "making a section of a node file durable": ("deeppart.storage.sections.SectionFile.commit", "/ckpt/"),
+    "writing a section of a node file": ("deeppart.storage.files.SectionFile.write", "/ckpt/"),
+    "making a section of a node file durable": ("deeppart.storage.files.SectionFile.commit", "/ckpt/"),
     "retiring on its node": ("deeppart.storage.node.NodeLevel.retire", ""),
 }
 

@@ -6,7 +6,6 @@ Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a
 from __future__ import annotations
 
 import contextlib
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import torch
 
 import deeppart
 import deeppart.repair.heal
-import deeppart.storage.straightening
 from deeppart.comm.mpi import MpiComm
 from deeppart.errors import CheckpointError, RestoreError
 from deeppart.offline.inspect.planning import plan_together
@@ -138,62 +136,31 @@ def test_too_many_nodes_are_an_error_that_lists_what_is_lacking(run_on: Any, sha
             assert "part 1 of 4: found on no node; not committed to the persistent level" in text
 
 
-def put_in_a_wrong_place(directory: Path, kind: str) -> None:
-    """The only other file of part 1, or a share of parity, comes to lie where another one belongs."""
-    local = directory / "local"
-    if kind == "part":
-        (copy,) = (local / "node2").glob("*/partner/step-*/part-00001-*")
-        (place,) = (local / "node2").glob("*/step-*/part-00002-*")
-    else:
-        (copy,) = (local / "node2").glob("*/parity/step-*/*-002-of-004.dpy")
-        place = copy.with_name(copy.name.replace("-002-", "-003-"))
-    copy.rename(place)
-
-
-def misplaced(comm: Any, directory: Path, kind: str) -> list[Any]:
-    """What is found in the wrong place is used, and written over when what belongs there is rebuilt."""
-    settings = PARTNER if kind == "part" else PARITY
+def under_wrong_names(comm: Any, directory: Path) -> tuple[Any, str]:
+    """On a node of two ranks, their parts have each other's names: with copies, and where there are no others."""
+    settings = {**PARTNER, "node_size": 2}
     save(comm, directory, settings, (1,))
     if comm.rank == 0:
-        put_in_a_wrong_place(directory, kind)
+        exchange(*(directory / "local" / "node0").glob("*/step-*/*.dpp"))
     comm.Barrier()
-    results = [restore(comm, directory, settings)]
-    for nodes in ((1,), (2,)) if kind == "part" else ((0, 1), (2, 3)):
-        lose(comm, directory, *nodes)
-        results.append(restore(comm, directory, settings))
-    return results
-
-
-@pytest.mark.timeout(110)
-@pytest.mark.parametrize("kind", ["part", "parity"])
-def test_what_lies_in_a_wrong_place_is_no_redundancy(run_on: Any, shared_path: Path, kind: str) -> None:
-    for results in run_on(4, misplaced, shared_path, kind):
-        assert [(step, good) for step, good, _ in results] == [(1, True)] * 3, results
-
-
-def in_a_shared_directory(comm: Any, directory: Path) -> tuple[int, tuple[int | None, bool]]:
-    """All nodes have one local directory, in which two parts lie in each other's places; renaming takes its time."""
-    settings = {"local_dir": str(directory / "local"), "every": {"persistent": 0, "partner": 0}}
-    save(comm, directory, settings, (1,))
+    with_copies = restore(comm, directory, settings)
+    comm.Barrier()
     if comm.rank == 0:
-        exchange(*sorted((directory / "local").glob("*/step-*/part-0000[01]-*")))
+        for copy in (directory / "local").glob("*/*/partner/step-*/*.dpp"):
+            copy.unlink()
+        exchange(*(directory / "local" / "node0").glob("*/step-*/*.dpp"))
     comm.Barrier()
-    renamed, exchange_names = [], deeppart.storage.straightening.exchange_names  # type: ignore[attr-defined]
-
-    def slowly(*paths: Any) -> None:
-        renamed.append(paths)
-        time.sleep(0.2)
-        exchange_names(*paths)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deeppart.storage.straightening, "exchange_names", slowly)
-        found = restore(comm, directory, settings)[:2]
-    return len(renamed), found
+    with deeppart.Checkpointer(config(directory, **settings), comm) as ck, pytest.raises(RestoreError) as caught:
+        ck.restore(state(0, comm.rank), step=1)
+    return with_copies, str(caught.value)
 
 
-def test_nodes_that_share_a_directory_do_not_rename_its_files_at_once(run_on: Any, shared_path: Path) -> None:
-    results = run_on(4, in_a_shared_directory, shared_path)
-    assert sorted(results) == [(0, (1, True))] * 3 + [(1, (1, True))]
+def test_a_file_under_the_name_of_another_one_is_not_used_and_named(run_on: Any, shared_path: Path) -> None:
+    told = "not used: by its contents it is part-00000-of-00004.dpp of step 1; to have it used: mv -n "
+    for (step, good, explanation), refusal in run_on(4, under_wrong_names, shared_path):
+        assert step == 1 and good
+        assert any(told in line for line in explanation), explanation
+        assert told in refusal
 
 
 def only_one_has_leaves_of_its_own(comm: Any, directory: Path, owner: int) -> list[bool]:
@@ -219,12 +186,10 @@ def test_a_rank_without_leaves_of_its_own_has_those_of_another_one(run_on: Any, 
 
 
 def planned(comm: Any, directory: Path) -> tuple[bool, int]:
-    """``deeppart explain`` on the nodes, where files lie in each other's places."""
+    """``deeppart explain`` on the nodes."""
     save(comm, directory, PARTNER, (1,))
     local = directory / "local" / f"node{comm.rank}"
     (mine,) = local.glob("*/step-*/*.dpp")
-    (copy,) = local.glob("*/partner/step-*/*.dpp")
-    mine.rename(mine.with_name(copy.name))
     before = sorted(str(path) for path in local.glob("*/*/**/*"))
     lineage = mine.parents[1].name
     plan = plan_together(MpiComm(comm), directory / "ckpt", lineage, local, (0, 1, 2, 3), 200.0, None)
@@ -233,5 +198,5 @@ def planned(comm: Any, directory: Path) -> tuple[bool, int]:
 
 
 @pytest.mark.timeout(110)
-def test_planning_a_restore_renames_nothing(run_on: Any, shared_path: Path) -> None:
+def test_planning_a_restore_changes_nothing(run_on: Any, shared_path: Path) -> None:
     assert run_on(4, planned, shared_path) == [(True, 1)] * 4

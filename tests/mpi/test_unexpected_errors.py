@@ -291,7 +291,7 @@ def unread_once(comm: Any, directory: Path, name: str, error: Exception) -> tupl
     ("name", "error"),
     [
         ("take_stock", MemoryError("the device is gone")),
-        ("own_and_foreign_steps", deeppart.StorageError("cannot list a directory", found="the device is gone")),
+        ("list_steps", deeppart.StorageError("cannot list a directory", found="the device is gone")),
         ("stored_part", deeppart.StorageError("cannot read a file", found="the device is gone")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

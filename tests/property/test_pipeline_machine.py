@@ -26,13 +26,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import deeppart
+from deeppart.access import storage_error
 from deeppart.pending import DONE, FAILED
 from deeppart.save import write
 from deeppart.save.job import StagingLease
 from deeppart.save.relay import Relay, SourceLostError
 from deeppart.storage.files import DurableFile
 from deeppart.storage.persistent import PersistentLevel
-from deeppart.storage.refusals import storage_error
 from deeppart.testing.states import difference
 from tests.sampling import examples
 

@@ -28,8 +28,8 @@ import torch
 import xxhash
 
 from deeppart.codec import ROOM_BYTES, Codec, codec_by_id
+from deeppart.codec.base import RawCodec
 from deeppart.codec.choose import tensor_codec
-from deeppart.codec.raw import RawCodec
 from deeppart.codec.tensor import PLANE_DTYPES
 from deeppart.codec.zstd import ZstdCodec
 from deeppart.errors import CorruptFileError

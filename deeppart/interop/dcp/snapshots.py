@@ -14,11 +14,11 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, SavePlanner, StorageReader, StorageWriter
 
 from deeppart import access
+from deeppart.access import storage_error
 from deeppart.config.arguments import check_step
 from deeppart.errors import ConfigError, DeeppartError
 from deeppart.interop.dcp.planner import BalancedSavePlanner
 from deeppart.interop.formats import METADATA_NAME
-from deeppart.storage.refusals import storage_error
 
 
 class Snapshots:

@@ -27,6 +27,7 @@ from deeppart.interop.dcp.names import Item, by_name, is_one, walk_values
 from deeppart.model.boxes import Box
 from deeppart.offline.find import Chosen, find_step, with_checkpoint
 from deeppart.offline.load import OpenCheckpoint, target_of
+from deeppart.part import read_key_files
 from deeppart.recovery.saved import SavedStep
 from deeppart.session.restoring import Looked
 from deeppart.state.document.structure import (
@@ -51,7 +52,6 @@ from deeppart.state.tree.composites import SUBCLASS
 from deeppart.state.tree.leaves import TORCH_DTYPES, Array, is_plain
 from deeppart.state.tree.paths import Path as KeyPath
 from deeppart.state.tree.paths import readable
-from deeppart.storage.key_files import read_key_files
 from deeppart.storage.manifests import committed_steps
 
 #: What the live state has is restored, and nothing else.

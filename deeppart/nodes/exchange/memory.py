@@ -1,23 +1,27 @@
-"""Memory that exchanges use again and again: taking fresh memory costs more than filling it."""
+"""What exchanges between nodes share: memory reused, as fresh memory costs more than filling it; blocks of files."""
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+import os
+import time
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from deeppart import access
 from deeppart.comm.base import Comm, Operation
 from deeppart.errors import CheckpointError
+from deeppart.part import FileSource
+from deeppart.storage.mapped import file_memory, lies_in_memory
+from deeppart.storage.rate import RateLimit
 
 Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T")
-
-
-class NoExchangeMemoryError(CheckpointError):
-    """This rank, or another one, has no memory for an exchange; it has not begun."""
 
 
 class Arena:
@@ -48,6 +52,14 @@ class Arena:
     def give_back(self) -> None:
         """All pieces may be handed out again."""
         self._lent = False
+
+
+def _whole_pages(length: int) -> int:
+    return -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+class NoExchangeMemoryError(CheckpointError):
+    """This rank, or another one, has no memory for an exchange; it has not begun."""
 
 
 def reserve_together(comm: Comm, arena: Arena, lengths: Sequence[int]) -> Operation[None]:
@@ -84,5 +96,51 @@ def begin_together(comm: Comm, begin: Callable[[], Operation[T]]) -> Operation[T
     return (yield from operation)
 
 
-def _whole_pages(length: int) -> int:
-    return -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
+class Blocks:
+    """A file, block by block, for sending and for checking. A context manager.
+
+    On a tmpfs, reading a block by ``pread`` costs as much as sending it; mapping costs nearly nothing. The mapping is
+    one that could be written to, and never is: networks register memory for writing, whatever it is used for.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.source = FileSource(path)
+        self._fd = -1
+        if lies_in_memory(path):
+            with contextlib.suppress(OSError):  # not ours to write: then it is read
+                self._fd = access.open_file(path, os.O_RDWR, over=False)
+
+    def get(self, offset: int, length: int, memory: Bytes) -> Bytes:
+        """The bytes from ``offset``, in ``memory`` or where they lie; not to be written to."""
+        there = file_memory(self._fd, offset, length) if self._fd >= 0 and length else None
+        if there is not None:
+            return there
+        self.source.read_into(offset, memory[:length].data)
+        return memory[:length]
+
+    def close(self) -> None:
+        """Close the file; blocks that were given out stay valid."""
+        self.source.close()
+        descriptor, self._fd = self._fd, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    def __enter__(self) -> Blocks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def paced(limit: RateLimit | None, nbytes: int) -> Operation[None]:
+    """Wait until ``nbytes`` may leave this node."""
+    delay_s = limit.reserve(nbytes) if limit is not None and nbytes else 0.0
+    if delay_s <= 0:
+        return
+    until = time.monotonic() + delay_s
+    while time.monotonic() < until:
+        yield False
+    yield True  # a wait of our own: nobody was waited for

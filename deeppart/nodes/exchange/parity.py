@@ -20,16 +20,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from deeppart.comm.base import Comm, Operation, interleaved
 from deeppart.errors import CheckpointError, CommError, CorruptFileError, DeeppartError, StorageError, as_error
 from deeppart.model import Attempt, ParityIdentity, ParityMember
 from deeppart.nodes.erasure import ReedSolomon
-from deeppart.nodes.exchange.blocks import Blocks
-from deeppart.nodes.exchange.digests import BlockDigests
-from deeppart.nodes.exchange.memory import Arena, Bytes, reserve_together
-from deeppart.nodes.exchange.pacing import paced
+from deeppart.nodes.exchange.memory import Arena, Blocks, Bytes, paced, reserve_together
 from deeppart.part import ParityWriter
 from deeppart.plan.redundancy import ROWS_AT_ONCE, ParitySet, Stripes, block_bytes_for
 from deeppart.storage.files import DurableFile
@@ -40,6 +38,9 @@ _HEAD_TAG, _DATA_TAG, _PARITY_TAG = 0, 1, 2  # digests have further ones
 #: Encoded and digested so many bytes at a time, while they are in the processor's caches.
 _SLICE_BYTES = 128 << 10
 _UNREADABLE, _UNWRITABLE = "a part file could not be read", "a parity file could not be written"
+DIGEST_BYTES = 16
+#: Of what was encoded, to those that sent it and to those that keep parity of it.
+_SENDER_TAG, _KEEPER_TAG = 3, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,3 +358,48 @@ def _changed(mine: PartFile, found: str) -> CorruptFileError:
         where=mine.path,
         todo="suspect that node's storage or memory; the next checkpoint is protected again",
     )
+
+
+class BlockDigests:
+    """Digests of all rows, exchanged at the end: a message for each row takes longer than encoding it."""
+
+    def __init__(self, which: ParitySet, stripes: Stripes, place: int) -> None:
+        self._which, self._stripes, self._place = which, stripes, place
+        k, m, rows = stripes.data_blocks, stripes.tolerate, stripes.rows
+        #: Of all blocks of the stripes of which this member keeps parity, that which it encodes first.
+        self._kept = np.zeros((m, rows, k + m, DIGEST_BYTES), dtype=np.uint8)
+        #: Of this member's blocks that are not all zeros: as it has sent them, and as they were encoded.
+        self._sent: dict[tuple[int, int], bytes] = {}
+        self._encoded = np.zeros((k, rows, DIGEST_BYTES), dtype=np.uint8)
+
+    def sent(self, row: int, block: int, digest: bytes) -> None:
+        """A block of this member is sent to be encoded."""
+        self._sent[block, row] = digest
+
+    def encoded(self, row: int, digests: list[bytes]) -> None:
+        """This member has encoded its stripe: data, then parity."""
+        self._kept[0, row] = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+
+    def kept(self, row: int) -> npt.NDArray[np.uint8]:
+        """Those that belong with the parity that this member keeps, shape (m, k + m, 16); complete at the end."""
+        return self._kept[:, row]
+
+    def exchange(self, comm: Comm) -> Operation[None]:
+        """Tell the others, and hear from them."""
+        moves = []
+
+        def move(source: int, into: Bytes, to: int, what: Bytes, tag: int) -> None:
+            moves.append(comm.receive_into(into.reshape(-1), self._which.members[source].rank, tag))
+            moves.append(comm.send(what.reshape(-1), self._which.members[to].rank, tag))
+
+        stripes, place, own = self._stripes, self._place, self._kept[0]
+        for i in range(stripes.data_blocks):
+            encoder, sender = stripes.stripe_of(place, i), stripes.source(place, i)
+            move(encoder, self._encoded[i], sender, own[:, i], _SENDER_TAG)
+        for j in range(1, stripes.tolerate):
+            move(stripes.kept_stripe(place, j), self._kept[j], stripes.keeper(place, j), own, _KEEPER_TAG)
+        yield from interleaved(moves)
+
+    def is_encoded_as_sent(self) -> bool:
+        """Whether what was encoded of this member's blocks are the bytes that it has digested."""
+        return all(self._encoded[place].tobytes() == digest for place, digest in self._sent.items())

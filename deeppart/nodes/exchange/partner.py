@@ -16,9 +16,7 @@ import xxhash
 
 from deeppart.comm.base import Comm, Operation, interleaved
 from deeppart.errors import CorruptFileError, DeeppartError, as_error
-from deeppart.nodes.exchange.blocks import Blocks
-from deeppart.nodes.exchange.memory import Arena, Bytes, reserve_together
-from deeppart.nodes.exchange.pacing import paced
+from deeppart.nodes.exchange.memory import Arena, Blocks, Bytes, paced, reserve_together
 from deeppart.storage.files import DurableFile
 from deeppart.storage.rate import RateLimit
 

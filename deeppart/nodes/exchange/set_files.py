@@ -14,8 +14,7 @@ import xxhash
 from deeppart.comm.base import Comm, Operation
 from deeppart.errors import DeeppartError, StorageError, lacks_descriptors
 from deeppart.model import ParityIdentity
-from deeppart.nodes.exchange.blocks import Blocks
-from deeppart.nodes.exchange.memory import Bytes
+from deeppart.nodes.exchange.memory import Blocks, Bytes
 from deeppart.part import ParityReader, set_id, stripes_of
 from deeppart.plan.redundancy import Stripes
 from deeppart.plan.restart import BlockFile, Rebuild

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from deeppart import access
+from deeppart.access import storage_error
 from deeppart.errors import StorageError
 from deeppart.offline.export.beside import BesideFile, BesideFolder
 from deeppart.offline.export.hdf5 import Hdf5Writer
 from deeppart.offline.export.reading import Content, Progress, Totals
 from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.load import OpenCheckpoint
-from deeppart.storage.key_files import KeyFiles, read_key_files
-from deeppart.storage.refusals import storage_error
+from deeppart.part import KeyFiles, read_key_files
 from deeppart.storage.steps import parse_step_directory_name
 
 

@@ -17,6 +17,7 @@ import h5py
 import numpy as np
 import torch
 
+from deeppart.access import storage_error
 from deeppart.model.version import VERSION
 from deeppart.offline.batches import batches
 from deeppart.offline.export.beside import BesideFile
@@ -26,7 +27,6 @@ from deeppart.state.tree.leaves import Array, LeafType, flat_bytes
 from deeppart.state.tree.paths import component
 from deeppart.state.tree.runs import encode_leaf_value, run_kind
 from deeppart.state.tree.values import encode_key
-from deeppart.storage.refusals import storage_error
 
 ARCHIVE_VERSION = 1
 

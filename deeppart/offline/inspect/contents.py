@@ -39,8 +39,8 @@ from deeppart.state.tree.paths import ROOT, ExactPath, exact, readable
 from deeppart.state.tree.paths import Path as KeyPath
 from deeppart.state.tree.runs import decode_leaf_value, paths_inside, run_kind
 from deeppart.storage.node import one_line
-from deeppart.storage.retired import MOST_LOOKS, step_is_retired
-from deeppart.storage.suspects import read_suspicions
+from deeppart.storage.records import read_suspicions
+from deeppart.storage.steps import MOST_LOOKS, step_is_retired
 
 
 @dataclass(frozen=True, slots=True)

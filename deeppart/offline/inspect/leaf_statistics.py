@@ -17,7 +17,7 @@ from deeppart.state.document.structure import SavedArray
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import ExactPath, exact
 from deeppart.storage.node import one_line
-from deeppart.storage.retired import MOST_LOOKS, step_is_retired
+from deeppart.storage.steps import MOST_LOOKS, step_is_retired
 
 Progress = Callable[[int, int], None]
 

@@ -13,22 +13,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deeppart import access
+from deeppart.access import storage_error
 from deeppart.errors import FormatError, NewerFormatError, RestoreError, SignatureError, StorageError
 from deeppart.model import Attempt, Level, Manifest, StepKey, SuspectLeaf
 from deeppart.offline.inspect.node_files import stock_of
 from deeppart.offline.inspect.ownership import Owner, read_owner
 from deeppart.part import FileSource, SectionPath, Signing, parse_node_file_name, parse_part_file_name, read_table
 from deeppart.plan.restart import FilesByAttempt, Inventory, Source
-from deeppart.storage.completeness import file_length, part_problem
 from deeppart.storage.lineage import is_copy, read_lineage
-from deeppart.storage.manifests import UNFINISHED, read_manifest
+from deeppart.storage.manifests import UNFINISHED, file_length, part_problem, read_manifest
 from deeppart.storage.mistaken_paths import no_such_directory, recognize
 from deeppart.storage.node import NODE_FOLDERS, NodeContents
-from deeppart.storage.reduced_protection import reduced_runs
-from deeppart.storage.refusals import storage_error
-from deeppart.storage.retired import MOST_LOOKS, is_gone, step_is_retired
-from deeppart.storage.steps import MANIFEST_NAME, list_steps, step_directory
-from deeppart.storage.suspects import read_suspicions
+from deeppart.storage.records import read_suspicions, reduced_runs
+from deeppart.storage.steps import MANIFEST_NAME, MOST_LOOKS, is_gone, list_steps, step_directory, step_is_retired
 
 #: Not complete there, but whole together with the node-local directories that were given.
 RECOVERABLE = "recoverable"
@@ -354,7 +351,7 @@ def _order(entry: PersistentStep) -> tuple[int, bool, str, int]:
 
 
 def examine_step(root: Path, key: StepKey, signing: Signing | None = None) -> PersistentStep | None:
-    """One step directory: its manifest is read, and every part is looked at (:mod:`deeppart.storage.completeness`)."""
+    """One step directory: its manifest is read, and every part is looked at (:mod:`deeppart.storage.manifests`)."""
     directory = step_directory(root, key)
     entry = _look_at(root, directory, key, signing)
     if entry.state == UNFINISHED_STATE:

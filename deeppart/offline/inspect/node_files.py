@@ -18,8 +18,7 @@ from deeppart.plan.redundancy import Stripes
 from deeppart.plan.restart import StoredParity, StoredPart
 from deeppart.storage.lineage import is_copy, read_lineage
 from deeppart.storage.node import NodeContents, file_problem, take_stock
-from deeppart.storage.retired import is_gone
-from deeppart.storage.steps import parse_step_directory_name
+from deeppart.storage.steps import is_gone, parse_step_directory_name
 
 Advance = Callable[[int], None]
 
@@ -47,7 +46,7 @@ class NodeFiles:
         stocks: per directory, what can be opened.
         damage: the files that are not sound.
         files, nbytes: how much was read.
-        remarks: lines about files in wrong places, and directories without any of this lineage.
+        remarks: lines about files under wrong names, and directories without any of this lineage.
         unread: lines about directories that could not be looked at: what is in them may be sound or not.
     """
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deeppart import access
+from deeppart.access import storage_error
 from deeppart.errors import DirectoryInUseError, StorageError
 from deeppart.storage.lineage import LOCK_NAME
 from deeppart.storage.owner import lock_record, open_lock_file
-from deeppart.storage.refusals import storage_error
 
 _RECORD_BYTES = 64 << 10
 #: The file system has no locks at all, or the lock manager is away: nobody can tell whether a job runs.

@@ -146,21 +146,11 @@ def _refusal(root: Path, lost: Sequence[int], uncounted: Mapping[StepKey, str]) 
 
 def _uncounted(root: Path, steps: Sequence[PersistentStep]) -> dict[StepKey, str]:
     """Steps that may be forged, or that a job of this user would not use -> the reason why they do not count."""
-    found = dict.fromkeys(_of_others(root, steps), "another user has made it, in a directory where anybody may")
-    found |= {entry.key: entry.reasons[0] for entry in steps if entry.refused}
+    found = {entry.key: entry.reasons[0] for entry in steps if entry.refused}
     manifests = [(entry.key, entry.manifest) for entry in steps if entry.manifest is not None]
     if any(manifest.signed for _, manifest in manifests):
         found |= {key: "not signed, as others are" for key, manifest in manifests if not manifest.signed}
     return found
-
-
-def _of_others(root: Path, steps: Sequence[PersistentStep]) -> set[StepKey]:
-    """Those of the steps that commands show and jobs leave alone."""
-    with access.guarded(root, access.persistent_rules(access.PERMISSIONS[0])):
-        try:
-            return {entry.key for entry in steps} - list_steps(root).keys()
-        except StorageError:
-            return set()  # no job of this user's can run here
 
 
 def _lines(uncounted: Mapping[StepKey, str]) -> list[str]:

@@ -19,8 +19,7 @@ from deeppart.comm.waiting import finish
 from deeppart.errors import CorruptFileError, FormatError, StorageError
 from deeppart.model import Attempt, ParityIdentity, ParityMember, PartRecord
 from deeppart.nodes.exchange.memory import Arena
-from deeppart.nodes.exchange.rebuild import rebuild_parts
-from deeppart.nodes.exchange.rebuild_steps import Wanted, padded_bytes
+from deeppart.nodes.exchange.rebuild import Wanted, padded_bytes, rebuild_parts
 from deeppart.offline.inspect.misnamed import file_of, header_of
 from deeppart.offline.inspect.node_files import NodeFiles
 from deeppart.part import (

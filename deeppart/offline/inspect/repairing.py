@@ -40,9 +40,8 @@ from deeppart.part import (
 )
 from deeppart.plan.restart import Source
 from deeppart.recovery.load_part import sound_pieces
-from deeppart.storage.files import DurableFile, fill
+from deeppart.storage.files import DurableFile, complete, fill
 from deeppart.storage.node import file_problem, one_line
-from deeppart.storage.sections import complete
 from deeppart.storage.steps import is_temporary_name, parse_step_directory_name
 
 

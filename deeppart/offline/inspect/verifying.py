@@ -26,8 +26,7 @@ from deeppart.part import HEADER_BYTES, Signing, parse_base_file_name
 from deeppart.part.json_text import parse_json
 from deeppart.state.restore.scatter import check_places
 from deeppart.storage.manifests import UNFINISHED, committed_steps, read_manifest
-from deeppart.storage.retired import MOST_LOOKS, is_gone, step_is_retired
-from deeppart.storage.steps import MANIFEST_NAME, list_steps, step_directory
+from deeppart.storage.steps import MANIFEST_NAME, MOST_LOOKS, is_gone, list_steps, step_directory, step_is_retired
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,10 +163,10 @@ def plan_healing(
 
 
 def _by_node(sources: Sequence[Source], node_of: dict[int, int]) -> dict[int, Source]:
-    """The cheapest file on each node that has one in its place, in the order of the sources."""
+    """The cheapest file on each node that has one, in the order of the sources."""
     files: dict[int, Source] = {}
     for source in sources:
-        if source.is_on_a_node and not source.misplaced:
+        if source.is_on_a_node:
             files.setdefault(node_of[source.readers[0]], source)
     return files
 

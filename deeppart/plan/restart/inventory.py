@@ -42,7 +42,6 @@ class StoredPart:
         index_digest: xxh3-128 of the index, 32 hex digits.
         bases: names of the files beside it in which chunks of it lie; they are there.
         written: when it was written, in seconds since 1970, as far as its file tells.
-        misplaced: it does not lie where this part would be written: whoever writes what belongs there writes over it.
         content_digest: the same for two encodings of the same bytes; "" where it is not known.
         raw_bytes: of the part, decoded; 0 where that is not known.
     """
@@ -55,7 +54,6 @@ class StoredPart:
     index_digest: str
     bases: tuple[str, ...] = ()
     written: float = 0.0
-    misplaced: bool = False
     content_digest: str = ""
     raw_bytes: int = 0
 
@@ -67,7 +65,7 @@ class StoredPart:
     def to_json(self) -> list[Any]:
         """For sending to other ranks."""
         what = [self.rank, self.path, self.nbytes, self.index_digest]
-        rest = [self.bases, self.written, self.misplaced, self.content_digest, self.raw_bytes]
+        rest = [self.bases, self.written, self.content_digest, self.raw_bytes]
         return [self.level, _attempt_to_json(self.attempt), *what, *rest]
 
     @classmethod
@@ -85,27 +83,25 @@ class StoredParity:
         identity: which set, and whose share of it.
         path: the file, as seen by the process that found it.
         nbytes: length of the file.
-        misplaced: as of :class:`StoredPart`.
     """
 
     identity: ParityIdentity
     path: str
     nbytes: int
-    misplaced: bool = False
 
     def to_json(self) -> list[Any]:
         """For sending to other ranks."""
         identity = self.identity
         members = [[member.part, member.nbytes, member.index_digest] for member in identity.members]
         numbers = [identity.tolerate, identity.block_bytes, identity.place]
-        return [_attempt_to_json(identity.attempt), members, numbers, self.path, self.nbytes, self.misplaced]
+        return [_attempt_to_json(identity.attempt), members, numbers, self.path, self.nbytes]
 
     @classmethod
     def from_json(cls, document: list[Any]) -> StoredParity:
         """Inverse of :meth:`to_json`."""
-        attempt, members, (tolerate, block_bytes, place), path, nbytes, misplaced = document
+        attempt, members, (tolerate, block_bytes, place), path, nbytes = document
         records = tuple(ParityMember(*member) for member in members)
-        return cls(ParityIdentity(Attempt(*attempt), records, tolerate, block_bytes, place), path, nbytes, misplaced)
+        return cls(ParityIdentity(Attempt(*attempt), records, tolerate, block_bytes, place), path, nbytes)
 
 
 def _attempt_to_json(attempt: Attempt) -> list[Any]:

@@ -63,7 +63,6 @@ class Source:
         index_digest: the required digest of the part's index.
         rebuild: for parity: how.
         bases: names of the files beside it in which chunks of it lie, of files on nodes.
-        misplaced: it may be read, and is not counted on to stay: see :class:`StoredPart`.
         raw_bytes: of the part, decoded; 0 where that is not known.
     """
 
@@ -74,7 +73,6 @@ class Source:
     index_digest: str
     rebuild: Rebuild | None = None
     bases: tuple[str, ...] = ()
-    misplaced: bool = False
     raw_bytes: int = 0
 
     @property
@@ -122,7 +120,7 @@ class _Placed:
 
     def as_source(self) -> Source:
         file = self.file
-        what = (file.nbytes, file.index_digest, None, file.bases, file.misplaced, file.raw_bytes)
+        what = (file.nbytes, file.index_digest, None, file.bases, file.raw_bytes)
         return Source(file.level, file.path, self.readers, *what)
 
 

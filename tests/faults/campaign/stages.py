@@ -83,7 +83,7 @@ STAGES: dict[str, Stage] = {
     "healing: encoding": Stage("deeppart.repair.heal.Healer._encode", "restore", needs="heal"),
 }
 
-_SECTION = "deeppart.storage.sections.SectionFile"
+_SECTION = "deeppart.storage.files.SectionFile"
 #: In place of those of the persistent part, in a life with node files.
 NODE_FILES: dict[str, Stage] = {
     "node file: made": Stage(

@@ -14,8 +14,7 @@ import pytest
 
 import deeppart
 import deeppart.repair.heal
-import deeppart.storage.straightening
-from tests.mpi.lost_nodes import PARITY, PARTNER, exchange, lose, refuse_on, restore, save, short
+from tests.mpi.lost_nodes import PARITY, PARTNER, lose, restore, save, short
 
 pytestmark = pytest.mark.mpi(min_size=4)
 
@@ -43,41 +42,6 @@ def test_no_redundancy_that_would_not_count_is_made_of_a_step_of_another_lineage
         assert step == 2 and good
         assert any("its redundancy is not rebuilt: it was saved under another lineage" in line for line in explanation)
         assert not gained
-
-
-def in_each_others_places(comm: Any, directory: Path, settings: dict[str, Any], fault: str) -> list[Any]:
-    """On each node, of which only one file of each part is left, two parts lie in each other's places."""
-    save(comm, directory, settings, (1,))
-    if comm.rank == 0:
-        local = directory / "local"
-        for copy in local.glob("*/*/partner/step-*/*.dpp"):
-            copy.unlink()
-        for node in range(2):
-            exchange(*sorted((local / f"node{node}").glob("*/step-*/*.dpp")))
-    comm.Barrier()
-    results = []
-    if fault != "none":
-        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-            warnings.simplefilter("ignore", deeppart.BackgroundFailureWarning)
-            refuse_on(comm.rank, fault, patch)
-            results += [restore(comm, directory, settings), restore(comm, directory, settings)]
-    results.append(restore(comm, directory, settings))
-    for node in range(2):
-        lose(comm, directory, node)
-        results.append(restore(comm, directory, settings))
-    return results
-
-
-@pytest.mark.timeout(110)
-@pytest.mark.sweep(2, kinds=("fault",))
-@pytest.mark.parametrize("fault", ["none", "no exchange", "full"])
-@pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_a_part_in_the_place_of_another_one_is_never_written_over(
-    run_on: Any, shared_path: Path, compression: str, fault: str
-) -> None:
-    settings = {**PARTNER, "node_size": 2, "compression": compression}
-    for results in run_on(4, in_each_others_places, shared_path, settings, fault):
-        assert {(step, good) for step, good, _ in results} == {(1, True)}, results
 
 
 def without_memory(comm: Any, directory: Path) -> list[Any]:

@@ -22,9 +22,8 @@ from deeppart.part import FileSource, parse_node_file_name, parse_section_path, 
 from deeppart.save import sections
 from deeppart.save import write as writing
 from deeppart.save.sections import SectionWriter
-from deeppart.storage.files import DurableFile
+from deeppart.storage.files import DurableFile, Room, SectionFile
 from deeppart.storage.persistent import PersistentLevel
-from deeppart.storage.sections import Room, SectionFile
 from tests.mpi.outcomes import LONG_S
 
 pytestmark = [pytest.mark.mpi(min_size=4), pytest.mark.filterwarnings("ignore::deeppart.PerRankNotice")]

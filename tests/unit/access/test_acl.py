@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deeppart.access.acl import status_of
+from deeppart.access.path_walk import status_of
 from deeppart.access.rules import Identity, Rules
 
 OTHER, TEAM, STRANGERS = 54_321, 54_322, 54_323

@@ -111,24 +111,3 @@ def test_closing_ends_in_time_and_says_what_hangs(tmp_path: Path) -> None:
         ck.checkpoint(STATE, 1)
         with pytest.raises(CheckpointError, match=r"fsync of .* has not returned"):
             ck.close()
-
-
-def test_operations_are_those_under_way_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hanging, "LONG_S", 0.0)
-    entered, leave = threading.Event(), threading.Event()
-
-    def work() -> None:
-        with hanging.storage_operation("stat", tmp_path):
-            with pytest.raises(FileNotFoundError):
-                hanging.call("unlink", tmp_path / "none", tmp_path / "none")
-            entered.set()
-            leave.wait()
-
-    thread = threading.Thread(target=work, name="worker")
-    thread.start()
-    entered.wait()
-    (line,) = [line for line in hanging.hanging() if "(worker)" in line]
-    assert line.startswith(f"stat of {tmp_path} has not returned for")
-    leave.set()
-    thread.join()
-    assert not any("(worker)" in line for line in hanging.hanging())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deeppart import access
-from deeppart.access import READING, ForeignAccessError, NotRegularError, Rules, persistent_rules
+from deeppart.access import READING, ForeignAccessError, Rules, persistent_rules
 from deeppart.testing.faults import StorageFaults
 from tests.unit.access.directories import NODE, PERSISTENT, mode_of, operations, read
 from tests.users import STRANGER, TEAM, USER, needs_root, told_by
@@ -44,16 +44,6 @@ def test_a_file_is_never_made_in_place_of_another(root: Path) -> None:
     assert not (root / "elsewhere").exists() and read(root / "step" / "part") == b"part"
 
 
-def test_errors_name_the_path(root: Path) -> None:
-    for operation in (access.open_file, access.remove, access.lstat):
-        with pytest.raises(FileNotFoundError) as caught:
-            operation(root / "step" / "nothing")
-        assert caught.value.filename == str(root / "step" / "nothing")
-    with pytest.raises(FileNotFoundError) as caught:
-        access.names_in(root / "nowhere")
-    assert caught.value.filename == str(root / "nowhere")
-
-
 # --- is it there, and what is it --------------------------------------------------------------------------------------
 
 
@@ -77,16 +67,6 @@ def test_what_cannot_be_told_is_no_answer(root: Path, ask: Callable[[Path], obje
     assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(root / "step" / "part"))
     with pytest.raises(OSError, match="too long"):
         ask(root / ("x" * 300))
-
-
-def test_names_and_directories(root: Path) -> None:
-    (root / "file").touch()
-    (root / "link").symlink_to("step")
-    assert sorted(access.names_in(root)) == ["file", "link", "step"]
-    assert access.directories_in(root) == ["step"]
-    for listing in (access.names_in, access.directories_in):
-        with pytest.raises(NotADirectoryError):
-            listing(root / "file")
 
 
 #: Owner, group and mode of a directory and of a file in it; what USER may not obey, if anything.
@@ -163,13 +143,6 @@ def test_nothing_is_made_in_a_directory_that_everyone_can_write_to(tmp_path: Pat
     assert read(tmp_path / "open" / "file") == b"there" and access.names_in(tmp_path / "open") == ["file"]
 
 
-def test_refusals_are_passed_on_as_they_are(root: Path) -> None:
-    """They say more than the number of an error."""
-    (root / "step" / "link").symlink_to("part")
-    with pytest.raises(NotRegularError):
-        access.open_file(root / "step" / "link")
-
-
 @pytest.mark.parametrize("rules", [NODE, PERSISTENT, Rules("group")])
 def test_a_folder_is_made_once_by_the_rules_and_made_durable(tmp_path: Path, rules: Rules) -> None:
     access.make_directory(tmp_path / "root", rules)
@@ -187,14 +160,6 @@ def test_a_folder_is_made_once_by_the_rules_and_made_durable(tmp_path: Path, rul
     assert mode_of(tmp_path / "root" / "step") == mode_of(tmp_path / "root")
 
 
-def test_a_folder_is_made_below_one_that_is_there(root: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        access.make_folder(root / "a" / "b")
-    assert not (root / "a").exists()
-    with pytest.raises(NotADirectoryError):
-        access.make_folder(root / "step" / "part")
-
-
 def test_a_folder_that_another_rank_has_made_meanwhile(root: Path) -> None:
     with StorageFaults(root) as faults:
         faults.refuse(0, errno.EEXIST, only=("mkdir",))
@@ -205,17 +170,6 @@ def test_a_folder_that_another_rank_has_made_meanwhile(root: Path) -> None:
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-def test_names_are_taken_away_given_and_exchanged(root: Path) -> None:
-    (root / "other").mkdir()
-    (root / "other" / "old").write_bytes(b"old")
-    access.link(root / "step" / "part", root / "other" / "second")
-    assert (root / "other" / "second").samefile(root / "step" / "part")
-    access.rename(root / "step" / "part", root / "other" / "old")
-    assert read(root / "other" / "old") == b"part" and os.listdir(root / "step") == []
-    access.remove(root / "other" / "second")
-    assert os.listdir(root / "other") == ["old"]
-
-
 def test_a_second_name_must_be_free_and_a_link_is_not_followed(root: Path) -> None:
     (root / "taken").write_bytes(b"taken")
     with pytest.raises(FileExistsError):
@@ -224,20 +178,3 @@ def test_a_second_name_must_be_free_and_a_link_is_not_followed(root: Path) -> No
     (root / "pointer").symlink_to("taken")
     access.link(root / "pointer", root / "second pointer")
     assert (root / "second pointer").is_symlink()
-
-
-def test_a_directory_is_not_removed_as_a_file(root: Path) -> None:
-    with pytest.raises((IsADirectoryError, PermissionError)):
-        access.remove(root / "step")
-    assert read(root / "step" / "part") == b"part"
-
-
-def test_names_are_made_durable_or_it_is_an_error(root: Path) -> None:
-    with StorageFaults(root) as faults:
-        access.sync_directory(root / "step")
-        assert ("fsync", "step") in faults.log
-        faults.refuse(0, errno.EIO, only=("fsync",))
-        with pytest.raises(OSError, match="Input/output"):
-            access.sync_directory(root / "step")
-    with pytest.raises(FileNotFoundError):
-        access.sync_directory(root / "nothing")

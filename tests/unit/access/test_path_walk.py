@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from deeppart import access
 from deeppart.access import ForeignAccessError, node_place, node_rules, persistent_rules
-from deeppart.access.path_walk import components, descend, walk
+from deeppart.access.path_walk import (
+    STEP,
+    components,
+    descend,
+    set_mode,
+    sync_entries,
+    walk,
+    who,
+)
 from deeppart.testing.faults import StorageFaults
 from tests.unit.access.directories import NODE, PERSISTENT, descriptors, mode_of, umasked
-from tests.users import STRANGER, as_user, needs_root
+from tests.users import STRANGER, TEAM, as_user, needs_root, told_by
 
 
 def test_whatever_the_umask_not_everyone_may_write(tmp_path: Path) -> None:
@@ -199,17 +208,6 @@ def test_every_new_directory_is_made_durable_in_the_one_above(tmp_path: Path) ->
         assert not [each for each in faults.log if each[0] in ("mkdir", "fsync")]
 
 
-def test_what_cannot_be_made_is_an_error_and_leaves_no_descriptor(tmp_path: Path) -> None:
-    before = descriptors()
-    with StorageFaults(tmp_path.parent) as faults:
-        for only in ("mkdir", "fsync"):
-            faults.refuse(0, errno.ENOSPC, only=(only,))
-            with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)) as caught:
-                access.make_directory(tmp_path / only / "b", PERSISTENT)
-            assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / only))
-    assert descriptors() <= before
-
-
 def test_a_directory_that_another_rank_has_made_meanwhile(tmp_path: Path) -> None:
     """It was missed first, and is there when it is to be made."""
     (tmp_path / "a").mkdir()
@@ -219,3 +217,77 @@ def test_a_directory_that_another_rank_has_made_meanwhile(tmp_path: Path) -> Non
         access.make_directory(tmp_path / "a", PERSISTENT)
         assert faults.refused == 1
     assert os.listdir(tmp_path / "a") == ["file"]
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[[Path, int], int]]:
+    """``os.open``; what is still open at the end of the test is closed."""
+    found: list[int] = []
+
+    def open_it(path: Path, flags: int) -> int:
+        found.append(os.open(path, flags))
+        return found[-1]
+
+    yield open_it
+    for descriptor in found:
+        os.close(descriptor)
+
+
+Open = Callable[[Path, int], int]
+
+
+# --- who we are -------------------------------------------------------------------------------------------------------
+
+
+@needs_root
+def test_another_effective_user_is_noticed_and_so_is_the_return() -> None:
+    """As root that becomes a user for a while, in one process."""
+    returned, text = told_by(STRANGER, lambda: (who().uid, TEAM in who().groups), groups=(TEAM,))
+    assert returned and text == str((STRANGER, True)), text
+    before = who()
+    os.seteuid(STRANGER)
+    try:
+        assert who().uid == STRANGER
+    finally:
+        os.seteuid(0)
+    assert who() == before and before.uid == 0
+
+
+# --- modes ------------------------------------------------------------------------------------------------------------
+
+
+@needs_root
+def test_a_mode_that_cannot_be_set_is_no_error(tmp_path: Path) -> None:
+    """Some file systems have no modes, and whose it is gets asked when it is opened."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "theirs").mkdir(mode=0o755)
+    descriptor = os.open(tmp_path / "theirs", STEP)
+    try:
+        as_user(STRANGER, lambda: set_mode(descriptor, node_rules("group")))
+        assert mode_of(tmp_path / "theirs") == 0o755
+    finally:
+        os.close(descriptor)
+
+
+# --- sync and close ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP])
+def test_a_file_system_that_does_not_sync_directories_need_not(tmp_path: Path, opened: Open, code: int) -> None:
+    (tmp_path / "folder").mkdir()
+    with StorageFaults(tmp_path) as faults:
+        faults.refuse(0, code, only=("fsync",))
+        sync_entries(opened(tmp_path / "folder", STEP))
+        assert faults.refused == 1
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+def test_entries_that_may_not_be_durable_are_an_error(tmp_path: Path, opened: Open, code: int) -> None:
+    (tmp_path / "folder").mkdir()
+    descriptor = opened(tmp_path / "folder", STEP)
+    before = descriptors()
+    with StorageFaults(tmp_path) as faults:
+        faults.refuse(0, code, only=("fsync",))
+        with pytest.raises(OSError, match=os.strerror(code)):
+            sync_entries(descriptor)
+    assert descriptors() <= before

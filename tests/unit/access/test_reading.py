@@ -50,16 +50,6 @@ def test_any_number_may_be_open(tmp_path: Path) -> None:
     assert open_now() == before
 
 
-def test_those_read_last_stay_open(tmp_path: Path) -> None:
-    first, *_ = files(tmp_path, 3)
-    read(first)
-    other = tmp_path / "other"
-    other.touch()
-    ReadFile(str(other))
-    os.unlink(tmp_path / "0")
-    assert read(first) == b"\0", "not opened again"
-
-
 def test_another_file_of_that_name_is_not_read(tmp_path: Path) -> None:
     first, second, *_ = files(tmp_path, 8)
     (tmp_path / "new").write_bytes(b"other")
@@ -70,15 +60,6 @@ def test_another_file_of_that_name_is_not_read(tmp_path: Path) -> None:
     os.unlink(tmp_path / "1")
     with pytest.raises(FileNotFoundError):
         read(second)
-
-
-def test_a_closed_one_is_not_read_and_not_opened_again(tmp_path: Path) -> None:
-    opened = files(tmp_path, 8)
-    for file in opened:
-        file.close()
-        with pytest.raises(OSError, match="Bad file descriptor") as caught:
-            read(file)
-        assert caught.value.errno == errno.EBADF
 
 
 def test_what_is_being_read_is_not_closed(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from deeppart import access
-from deeppart.access import room
-from deeppart.access.room import advice, with_room
+from deeppart.access import refusals
+from deeppart.access.refusals import advice, with_room
 from deeppart.errors import StorageError, lacks_descriptors
 from deeppart.part import FileSource
 
@@ -43,7 +43,7 @@ def exhausted(*, soft_only: bool) -> Iterator[None]:
 @pytest.fixture
 def nothing_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests of this process may have left files open that nobody reads now."""
-    monkeypatch.setattr(room, "_GIVING_WAY", [])
+    monkeypatch.setattr(refusals, "_GIVING_WAY", [])
 
 
 @pytest.mark.usefixtures("nothing_gives_way")

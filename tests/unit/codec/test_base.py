@@ -1,12 +1,13 @@
-"""What every codec promises: it can be given too little room for nothing, and it keeps no state."""
+"""What every codec promises: its id, chunks that come back unchanged, and no state."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from deeppart.codec import CODECS, Codec
-from deeppart.codec.base import ROOM_BYTES, EncodedChunk
+from deeppart.codec import CODECS, Chooser, Codec, codec_by_id
+from deeppart.codec.base import ROOM_BYTES, RawCodec
+from deeppart.errors import CorruptFileError, NewerFormatError
 
 RANDOM = np.random.default_rng(0)
 CHUNKS = {
@@ -37,6 +38,39 @@ def test_one_chunk_leaves_nothing_behind_for_the_next(codec: Codec) -> None:
             assert bytes(codec.decode(memoryview(alone[name]), len(raw))) == raw
 
 
-def test_a_chunk_without_digests_says_so() -> None:
-    chunk = EncodedChunk(0, b"bytes")
-    assert (chunk.digest, chunk.raw_digest, chunk.strong_digest) == (None, None, None)
+NOISE = np.random.default_rng(1).integers(0, 256, 200_000, dtype=np.uint8).tobytes()
+FLOATS = np.random.default_rng(2).standard_normal(100_000).astype(np.float32).tobytes()
+ZEROS = bytes(200_000)
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=lambda codec: codec.name)
+@pytest.mark.parametrize("raw", [b"x", ZEROS, NOISE, FLOATS], ids=["one", "zeros", "noise", "floats"])
+def test_round_trip(codec: Codec, raw: bytes) -> None:
+    encoded = memoryview(codec.encode(memoryview(raw)))
+    assert bytes(codec.decode(encoded, len(raw))) == raw
+    into = memoryview(bytearray(len(raw)))
+    assert bytes(codec.decode(encoded, len(raw), into)) == raw == bytes(into)
+    for wrong_length in (len(raw) - 1, len(raw) + 1, 0, 2**60):
+        with pytest.raises(CorruptFileError):
+            codec.decode(encoded, wrong_length)
+        if wrong_length < 2**60:
+            with pytest.raises(CorruptFileError):
+                codec.decode(encoded, wrong_length, memoryview(bytearray(wrong_length)))
+
+
+def test_ids_are_part_of_the_format() -> None:
+    assert {codec_id: codec.name for codec_id, codec in CODECS.items()} == {0: "raw", 1: "zstd", 2: "tensor"}
+
+
+def test_unknown_id_is_from_a_newer_version() -> None:
+    with pytest.raises(NewerFormatError, match=r"codec 3[\s\S]*chunk 5"):
+        codec_by_id(3, where="chunk 5")
+
+
+def test_raw_copies_nothing() -> None:
+    raw = memoryview(bytearray(b"abc"))
+    assert RawCodec().encode(raw) is raw
+    assert RawCodec().decode(raw, 3) is raw
+    assert Chooser("none").encode_chunk(raw).data is raw
+    into = memoryview(bytearray(3))
+    assert RawCodec().decode(raw, 3, into) is into and into == raw

@@ -21,9 +21,8 @@ from deeppart.errors import (
 from deeppart.model import SuspectLeaf, Suspicion
 from deeppart.offline.find import Chosen, find_step, with_checkpoint
 from deeppart.part import FileSource, Signing
-from deeppart.storage.retired import MOST_LOOKS
-from deeppart.storage.steps import list_steps, remove_step
-from deeppart.storage.suspects import write_suspicion
+from deeppart.storage.records import write_suspicion
+from deeppart.storage.steps import MOST_LOOKS, list_steps, remove_step
 from deeppart.testing.faults import StorageFaults
 from tests.golden import forge
 from tests.unit.cli_support import flip

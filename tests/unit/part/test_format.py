@@ -1,6 +1,8 @@
-"""Names and layout of part files, as docs/format.md has them."""
+"""Names of files, and JSON from files: what two readers could take for two things is refused."""
 
 from __future__ import annotations
+
+import pytest
 
 from deeppart.part import (
     base_file_name,
@@ -8,6 +10,7 @@ from deeppart.part import (
     parse_part_file_name,
     part_file_name,
 )
+from deeppart.part.json_text import parse_json
 
 
 def test_base_names() -> None:
@@ -35,3 +38,21 @@ def test_part_file_names() -> None:
         "",
     ]:
         assert parse_part_file_name(name) is None, name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"a":1,"a":1}',
+        b'{"a":NaN}',
+        b"1e999",
+        b"-Infinity",
+        b"9" * 5000,
+        b"[" * 100_000,
+        '"é"'.encode("utf-16"),
+        b'"\xff"',
+    ],
+)
+def test_json_that_two_readers_take_for_two_things(text: bytes) -> None:
+    with pytest.raises((ValueError, RecursionError)):
+        parse_json(text)

@@ -45,13 +45,6 @@ def test_any_string_survives(text: str) -> None:
     assert decode_manifest(data, where="text") == manifest
 
 
-def test_any_number_survives() -> None:
-    numbers = [0, -1, 2**63, -(2**200), 0.1, 5e-324, 1.7976931348623157e308, True]
-    manifest = replace(sound(), structure={"numbers": numbers})
-    back = decode_manifest(encode_manifest(manifest), where="numbers").structure["numbers"]
-    assert list(map(repr, back)) == list(map(repr, numbers))
-
-
 # --- damaged: without new digests -------------------------------------------------------------------------------------
 
 
@@ -137,13 +130,6 @@ def test_comparisons_come_back() -> None:
         assert decode_manifest(encode_manifest(manifest), where="again") == manifest
 
 
-def test_comparisons_of_many_leaves_are_short() -> None:
-    # as bad as it gets: 100,000 leaves, of which every other is small
-    compared = (ComparedEarlier(10**9, tuple((leaf, 1) for leaf in range(1, 100_000, 2))),)
-    longer = len(encode_manifest(replace(sound(), compared=compared))) - len(encode_manifest(sound()))
-    assert longer < 500_000
-
-
 def test_newer_version() -> None:
     with pytest.raises(NewerFormatError, match=r"version 5; .* version 4"):
         decode_manifest(forge.seal({"anything": 1}, version=5), where="manifest under test")
@@ -214,13 +200,6 @@ def test_circular_structure_is_not_written() -> None:
     structure["self"] = structure
     with pytest.raises(FormatError, match="cannot be written"):
         encode_manifest(replace(sound(), structure=structure))
-
-
-def test_large_world() -> None:
-    document = forge.manifest_document(5000)
-    manifest = decode_manifest(forge.seal(document), where="large")
-    assert len(manifest.parts) == 5000
-    assert encode_manifest(manifest) == forge.seal(document)
 
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "v1"

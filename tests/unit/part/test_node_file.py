@@ -151,14 +151,6 @@ def test_a_section_that_is_not_there(tmp_path: Path) -> None:
         FileSource(tmp_path / node_file_name(1, 2) / part_file_name(1, 2))
 
 
-def test_a_name_of_another_node_or_world(tmp_path: Path) -> None:
-    put(tmp_path, SOUND, node_file_name(1, 2))
-    put(tmp_path, SOUND, node_file_name(0, 3))
-    for section in (section_file(1, 1, 2), section_file(0, 0, 3)):
-        with pytest.raises(CorruptFileError):
-            FileSource(tmp_path / section)
-
-
 def test_every_flipped_byte_of_table_and_footer_is_found(tmp_path: Path) -> None:
     begin = len(forge.node_file({0: FIRST, 1: FIRST}, offsets=[0, MIB])) - 64 - 64 - 80
     data = bytearray(forge.node_file({0: FIRST, 1: FIRST}, offsets=[0, MIB]))
@@ -253,15 +245,6 @@ def test_a_section_that_is_told(tmp_path: Path) -> None:
         assert bytes(source.read_at(0, source.size)) == SECOND
     with pytest.raises(CorruptFileError):
         FileSource(path, Section(1, MIB, len(SOUND), ""))
-
-
-def test_nothing_stays_open(tmp_path: Path) -> None:
-    path = put(tmp_path, forge.node_file({0: FIRST}, version=2))
-    before = len(os.listdir("/proc/self/fd"))
-    for section in (path / part_file_name(0, 2), path / part_file_name(1, 2)):
-        with pytest.raises(FormatError):
-            FileSource(section)
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_golden() -> None:

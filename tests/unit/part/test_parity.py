@@ -12,7 +12,7 @@ import pytest
 import xxhash
 from hypothesis import given
 
-from deeppart.errors import FormatError, StorageError
+from deeppart.errors import FormatError
 from deeppart.model import ParityIdentity, ParityMember
 from deeppart.nodes.erasure import ReedSolomon
 from deeppart.part import (
@@ -123,38 +123,6 @@ def test_names_that_are_not_of_parity_files(name: str) -> None:
     assert not is_parity_file_name(name)
 
 
-def test_errors_of_the_sink_pass_through() -> None:
-    class Full:
-        def __init__(self, room: int) -> None:
-            self.room = room
-
-        def write(self, buffer: memoryview | bytes) -> None:
-            self.room -= len(buffer)
-            if self.room < 0:
-                raise StorageError("no room")
-
-    for room in range(0, len(GOLDEN), 300):
-        sink = Full(room)
-        with pytest.raises(StorageError, match="no room"):
-            writer = ParityWriter(sink, IDENTITY)
-            for blocks, digests in rows_of(IDENTITY, 0):
-                writer.add_row(blocks, digests)
-            writer.finish()
-
-
-def test_blocks_are_not_copied() -> None:
-    addresses = []
-
-    class Recorder:
-        def write(self, buffer: memoryview | bytes) -> None:
-            addresses.append(np.frombuffer(buffer, np.uint8).__array_interface__["data"][0])
-
-    writer = ParityWriter(Recorder(), IDENTITY)
-    blocks, digests = rows_of(IDENTITY, 0)[0]
-    writer.add_row(blocks, digests)
-    assert addresses[1:] == [block.__array_interface__["data"][0] for block in blocks]
-
-
 # --- what the writer refuses ----------------------------------------------------------------------------------------
 
 
@@ -251,24 +219,3 @@ def test_writer_refuses_rows_of_another_shape() -> None:
         with pytest.raises(FormatError, match="another shape than its set"):
             writer.add_row(blocks, table)
         assert len(sink.getvalue()) == 4096
-
-
-def test_writer_refuses_missing_rows_and_one_too_many() -> None:
-    writer, rows = ParityWriter(io.BytesIO(), IDENTITY), rows_of(IDENTITY, 0)
-    for number, (blocks, digests) in enumerate(rows):
-        with pytest.raises(FormatError, match=f"expected: 3 rows\n.*{number} rows"):
-            writer.finish()
-        writer.add_row(blocks, digests)
-    with pytest.raises(FormatError, match="another shape than its set"):
-        writer.add_row(*rows[2])
-    writer.finish()
-
-
-def test_writer_refuses_an_empty_row_behind_the_last() -> None:
-    """Where the rows fit exactly, the next one would begin with nothing left: blocks of no bytes are none."""
-    identity = with_member(0, 3 * 2048)
-    writer, rows = ParityWriter(io.BytesIO(), identity), rows_of(identity, 0)
-    for blocks, digests in rows:
-        writer.add_row(blocks, digests)
-    with pytest.raises(FormatError, match="another shape than its set"):
-        writer.add_row([np.empty(0, dtype=np.uint8)] * 2, rows[0][1])

@@ -8,13 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deeppart.errors import CorruptFileError, StorageError
+from deeppart.errors import CorruptFileError
 from deeppart.part import (
     FileSource,
-    MemorySource,
     ParityReader,
 )
-from tests.golden import make_parity_v1
 from tests.unit.part.parity_files import GOLDEN, INDEX_OFFSET, blocks_of, forged, opened, refused
 
 
@@ -66,26 +64,6 @@ def test_mixed_files_are_found() -> None:
     assert "not this one's" in str(refused(mixed))
 
 
-def test_other_files_are_not_parity_and_the_other_way_round() -> None:
-    from deeppart.part import PartReader
-
-    assert "not a deeppart parity file" in str(refused(make_parity_v1.PARTS[0]))
-    with pytest.raises(CorruptFileError, match="not a deeppart part file"):
-        PartReader(MemorySource(GOLDEN), where="share under test")
-
-
-class Liar(MemorySource):
-    """Gives fewer bytes than it was asked for."""
-
-    def read_at(self, offset: int, length: int) -> memoryview:
-        return super().read_at(offset, length)[: length - 1]
-
-
-def test_short_answers_of_a_source_are_found() -> None:
-    with pytest.raises(CorruptFileError, match="share under test"):
-        ParityReader(Liar(GOLDEN), where="share under test")
-
-
 def test_a_file_that_becomes_shorter_while_it_is_open(tmp_path: Path) -> None:
     path = tmp_path / "share"
     path.write_bytes(GOLDEN)
@@ -97,24 +75,3 @@ def test_a_file_that_becomes_shorter_while_it_is_open(tmp_path: Path) -> None:
             reader.read_block(0, 1, block)
         with pytest.raises(CorruptFileError, match="ends before"):
             reader.verify()
-
-
-def test_a_file_that_cannot_be_read() -> None:
-    class Broken(MemorySource):
-        refuses_from = 0
-
-        def read_at(self, offset: int, length: int) -> memoryview:
-            if offset >= self.refuses_from:
-                raise StorageError("input/output error", errno=5)
-            return super().read_at(offset, length)
-
-    with pytest.raises(StorageError, match="input/output error"):
-        ParityReader(Broken(GOLDEN), where="share under test")
-    source = Broken(GOLDEN)
-    source.refuses_from = len(GOLDEN)
-    reader = ParityReader(source, where="share under test")
-    source.refuses_from = 4096
-    with pytest.raises(StorageError, match="input/output error"):
-        reader.verify()
-    with pytest.raises(StorageError, match="input/output error"):
-        reader.read_block(0, 0, np.empty(1024, dtype=np.uint8))

@@ -1,14 +1,18 @@
-"""Reading parts: golden files, bases, and what the interface promises."""
+"""Reading parts: golden files, bases, damage of every kind at every place, and tables that no writer makes."""
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
+import zstandard
 
-from deeppart.errors import CorruptFileError, FormatError, StorageError
+from deeppart.errors import CorruptFileError, FormatError, NewerFormatError, StorageError
 from deeppart.part import (
     FLAG_PER_RANK,
     FileSource,
@@ -18,9 +22,10 @@ from deeppart.part import (
     part_file_name,
 )
 from tests.golden import forge, make_v1, make_v2
+from tests.unit.part.read_whole import read_all, refused
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "v1"
-RAW = memoryview(bytes(range(200)))
+RAW = bytes(range(200))
 
 
 # --- golden ----------------------------------------------------------------------------------------------------------
@@ -64,7 +69,7 @@ def referring(**wrong: Any) -> bytes:
     row: dict[str, Any] = {"base": 1, "dtype": b"uint8"} | {k: v for k, v in wrong.items() if k in ("base", "offset")}
     bases = wrong.get("bases", [forge.base_row(bytes(5000), step=3)])
     head = forge.header(version=int(wrong.get("version", 2)))
-    rows = [forge.chunk_row(bytes(RAW), **row)]
+    rows = [forge.chunk_row(RAW, **row)]
     return forge.part(b"", rows, [forge.span_row(0, 0, 200, 0)], head=head, bases=bases, raw_bytes=200)
 
 
@@ -131,13 +136,6 @@ def test_chunks_for() -> None:
             reader.chunks_for(start, stop)
 
 
-def test_tables_are_read_only() -> None:
-    reader = golden_reader()
-    for table in (reader.chunks, reader.spans, reader.raw_starts):
-        with pytest.raises(ValueError, match="read-only"):
-            table[0] = table[0]
-
-
 def test_expectations_name_what_differs() -> None:
     source = MemorySource((GOLDEN / part_file_name(0, 2)).read_bytes())
     with pytest.raises(CorruptFileError, match=r"another attempt[\s\S]*step=1201"):
@@ -148,17 +146,6 @@ def test_expectations_name_what_differs() -> None:
         PartReader(source, where="golden", expected_index_digest="0" * 32)
     with pytest.raises(CorruptFileError, match="another digest of the whole file"):
         PartReader(source, where="golden").verify(expected_digest="0" * 32)
-
-
-def test_scratch_memory() -> None:
-    reader = golden_reader()
-    scratch = memoryview(bytearray(150))
-    raw = reader.read_chunk(0, scratch)
-    assert bytes(raw) == make_v1.RAW[1][:100] == bytes(scratch[:100])
-    assert bytes(reader.read_chunk(1, scratch)) == make_v1.RAW[1][100:]
-    with pytest.raises(FormatError, match="too short") as caught:
-        reader.read_chunk(0, scratch[:99])
-    assert not isinstance(caught.value, CorruptFileError)
 
 
 def test_encoded_chunks_read_by_the_caller() -> None:
@@ -174,3 +161,278 @@ def test_encoded_chunks_read_by_the_caller() -> None:
             reader.check_chunk(1, wrong)
         with pytest.raises(CorruptFileError, match="chunk 1 of 2"):
             reader.decode_chunk(1, wrong)
+
+
+PARTS = [make_v1.make_part(rank)[0] for rank in range(2)]
+
+
+# --- without new digests: what storage does --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", [0xFF, 0x01, 0x80])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_flipped_byte_is_found(rank: int, mask: int) -> None:
+    damaged = bytearray(PARTS[rank])
+    for i in range(len(damaged)):
+        damaged[i] ^= mask
+        assert type(refused(bytes(damaged))) is CorruptFileError, i
+        damaged[i] ^= mask
+    assert read_all(bytes(damaged)) == make_v1.RAW[rank]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_truncation_is_found(rank: int) -> None:
+    for length in range(len(PARTS[rank])):
+        refused(PARTS[rank][:length])
+        # the file keeps its length but its end was never written
+        refused(PARTS[rank][:length].ljust(len(PARTS[rank]), b"\xee"))
+
+
+def test_appended_bytes_are_found() -> None:
+    for more in (b"\0", b"garbage", bytes(4096), PARTS[0][-64:], PARTS[0]):
+        refused(PARTS[0] + more)
+
+
+def test_mixed_files_are_found() -> None:
+    """A header and payload of one file with index and footer of another: every digest by itself holds."""
+    other = forge.simple_part(RAW, head=forge.header(step=1201))
+    mixed = forge.simple_part(RAW)[:4296] + other[4296:]
+    assert len(mixed) == len(other)
+    assert "mixed" in str(refused(mixed))
+
+
+class Liar(MemorySource):
+    """Gives fewer bytes than it was asked for."""
+
+    def read_at(self, offset: int, length: int) -> memoryview:
+        return super().read_at(offset, length)[: length - 1]
+
+
+def test_short_answers_of_a_source_are_found() -> None:
+    with pytest.raises(CorruptFileError, match="completely"):
+        PartReader(Liar(PARTS[0]), where="part under test")
+
+
+# --- with new digests: what an evil or mad writer does ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"magic": b"\x89DPP\n\n\x1a\n"}, "not a deeppart part file"),
+        ({"version": 0}, "not one of format versions 1 to 3"),
+        ({"length": 8192}, "not one of format versions 1 to 3"),
+        ({"padding": b"\0\0\1"}, "not one of format versions 1 to 3"),
+        ({"rank": 2}, "rank 2 is not in a world of 2"),
+        ({"world_size": 0}, "rank 0 is not in a world of 0"),
+        ({"world_size": 2**24 + 1}, "world_size"),
+        ({"sequence": 2**63}, "sequence"),
+        ({"step": 2**64 - 1}, "step"),
+    ],
+)
+def test_impossible_header(wrong: dict[str, int], text: str) -> None:
+    error = refused(forge.simple_part(RAW, head=forge.header(**wrong)))  # type: ignore[arg-type]
+    assert text in str(error)
+    assert type(error) is CorruptFileError
+
+
+def test_newer_version_is_told_from_damage() -> None:
+    error = refused(forge.simple_part(RAW, head=forge.header(version=4)))
+    assert type(error) is NewerFormatError
+    assert "version 4" in str(error)
+    assert "version 3" in str(error)
+    assert "newer deeppart" in str(error)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"footer_magic": b"DPPFOOTX"},
+        {"footer_reserved": b"\1" + bytes(7)},
+        {"file_length": 0},
+        {"file_length": 2**64 - 1},
+        {"index_offset": 0},
+        {"index_offset": 4095},
+        {"index_offset": 4295},
+        {"index_offset": 2**64 - 1},
+        {"index_length": 0},
+        {"index_length": 63},
+        {"index_length": 2**64 - 1},
+        {"index_length": 2**64 - 4296, "index_offset": 4296},
+        # adds up, but modulo 2**64 only
+        {"index_offset": 4296 + 2**63, "index_length": 2**63 + 178},
+        # adds up, but not to where the payload ends
+        {"index_offset": 4297, "index_length": 177},
+    ],
+)
+def test_impossible_footer(wrong: dict[str, int]) -> None:
+    assert type(refused(forge.simple_part(RAW, **wrong))) is CorruptFileError
+
+
+# --- zstd inside sound tables ----------------------------------------------------------------------------------------
+
+
+def zstd_part(frame: bytes, raw_length: int, raw_digest: bytes) -> bytes:
+    row = forge.chunk_row(frame, codec=1, raw_length=raw_length, raw_digest=raw_digest)
+    spans = [forge.span_row(0, 0, raw_length, 0)]
+    return forge.simple_part(frame, chunk_rows=[row], span_rows=spans, raw_bytes=raw_length)
+
+
+def compressed(raw: bytes) -> bytes:
+    return zstandard.ZstdCompressor().compress(raw)
+
+
+def test_zstd_that_does_not_hold_what_the_table_says() -> None:
+    digest: Callable[[bytes], bytes] = xxhash.xxh3_128_digest
+    sound = zstd_part(compressed(bytes(1000)), 1000, digest(bytes(1000)))
+    assert read_all(sound) == bytes(1000)
+    bomb = zstd_part(compressed(bytes(64 * 1024**2)), 1024**2, digest(bytes(1024**2)))
+    assert "frame of 67108864 bytes" in str(refused(bomb))
+    assert "chunk 0 of 1" in str(refused(bomb))
+    refused(zstd_part(compressed(bytes(999)), 1000, digest(bytes(1000))))
+    refused(zstd_part(compressed(bytes(1001)), 1000, digest(bytes(1000))))
+    refused(zstd_part(compressed(bytes(1000)) + b"more", 1000, digest(bytes(1000))))
+    refused(zstd_part(compressed(bytes(1000))[:-1], 1000, digest(bytes(1000))))
+    other = zstd_part(compressed(b"\1" * 1000), 1000, digest(bytes(1000)))
+    assert "decoded bytes of a chunk" in str(refused(other))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"index_magic": b"DPPINDEY"}, "no valid head"),
+        ({"index_reserved": b"\1" + bytes(11)}, "no valid head"),
+        ({"header_digest": bytes(8)}, "another header"),
+        ({"counts": (2**64 - 1, 1, 2)}, "too many chunks"),
+        ({"counts": (1, 2**63, 2)}, "too many spans"),
+        ({"counts": (1, 1, 2**40)}, "too many bytes of meta"),
+        ({"counts": (1 + 2**60, 1, 2)}, "too many chunks"),  # 80 * 2**60 is 0 modulo 2**64
+        ({"counts": (2**24, 1, 2)}, "do not add up"),
+        ({"counts": (1, 2**24, 2)}, "do not add up"),
+        ({"counts": (1, 1, 2**28)}, "do not add up"),
+        ({"counts": (1, 1, 1)}, "do not add up"),
+        ({"counts": (0, 1, 82)}, "do not fill the payload"),
+        ({"counts": (1, 0, 34)}, "do not fill the raw stream"),
+        ({"counts": (0, 0, 114)}, "do not fill the payload"),
+        ({"raw_bytes": 199}, "not as long as the raw stream"),
+        ({"raw_bytes": 201}, "not as long as the raw stream"),
+        ({"raw_bytes": 2**64 - 1}, "too many raw bytes"),
+    ],
+)
+def test_impossible_counts(wrong: dict[str, object], text: str) -> None:
+    error = refused(forge.simple_part(RAW, **wrong))
+    assert text in str(error)
+    assert type(error) is CorruptFileError
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"offset": 0}, "chunk 0 of 1"),
+        ({"offset": 4095}, "where the one before ends"),
+        ({"offset": 4097}, "where the one before ends"),
+        ({"offset": 4296}, "behind the payload"),
+        ({"offset": 2**64 - 100}, "behind the payload"),  # plus the length it wraps round to byte 100
+        ({"encoded_length": 199}, "do not fill the payload"),
+        ({"encoded_length": 201}, "do not fill the payload"),
+        ({"encoded_length": 0, "raw_length": 200}, "encoded length"),
+        ({"encoded_length": 2**64 - 1, "raw_length": 200}, "encoded length"),
+        ({"encoded_length": 0}, "raw length"),
+        ({"raw_length": 2**60}, "raw length"),
+        ({"raw_length": 64 * 1024**2 + 1}, "raw length"),
+        ({"raw_length": 2**64 - 1}, "raw length"),
+        ({"raw_length": 199}, "encoded length"),
+        ({"raw_length": 201}, "its two lengths differ"),
+        ({"raw_digest": bytes(16)}, "its two digests differ"),
+        ({"base": 1}, "not in the table"),
+        ({"dtype": b"a\0b"}, "dtype tag"),
+        ({"dtype": b"../etc/x"}, "dtype tag"),
+        ({"dtype": b"\xff" * 16}, "dtype tag"),
+        ({"encoded_digest": bytes(16), "raw_digest": bytes(16)}, "digest of a chunk"),
+        ({"codec": 1}, "zstd"),  # not a frame
+    ],
+)
+def test_impossible_chunk(wrong: dict[str, object], text: str) -> None:
+    row = forge.chunk_row(RAW, **wrong)  # type: ignore[arg-type]
+    error = refused(forge.simple_part(RAW, chunk_rows=[row]))
+    assert text in str(error)
+    assert type(error) is CorruptFileError
+
+
+@pytest.mark.parametrize("wrong", [{"codec": 3}, {"codec": 65535}, {"flags": 2}, {"flags": 0x8001}])
+def test_codec_or_flag_of_the_future(wrong: dict[str, int]) -> None:
+    row = forge.chunk_row(RAW, **wrong)  # type: ignore[arg-type]
+    assert type(refused(forge.simple_part(RAW, chunk_rows=[row]))) is NewerFormatError
+
+
+def two_chunks(second_offset: int) -> bytes:
+    rows = [forge.chunk_row(RAW[:100]), forge.chunk_row(RAW[100:], offset=second_offset)]
+    return forge.simple_part(RAW, chunk_rows=rows)
+
+
+def test_chunks_with_gap_or_overlap_or_out_of_order() -> None:
+    assert read_all(two_chunks(4196)) == RAW
+    for second_offset in (4096, 4195, 4197, 4295):
+        assert "chunk 1 of 2" in str(refused(two_chunks(second_offset)))
+    rows = [forge.chunk_row(RAW[100:], offset=4196), forge.chunk_row(RAW[:100])]
+    assert "where the one before ends" in str(refused(forge.simple_part(RAW, chunk_rows=rows)))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(0, 0, 199, 0)],
+        [(0, 0, 201, 0)],
+        [(0, 0, 0, 0), (0, 0, 200, 0)],
+        [(0, 0, 200, 1)],
+        [(0, 0, 200, 2**64 - 200)],
+        [(0, 0, 2**64 - 1, 0)],
+        [(0, 0, 2**64 - 56, 56), (0, 0, 200, 0)],
+        [(0, 0, 100, 0), (1, 0, 2**64 - 50, 100), (2, 0, 150, 50)],  # back to back, modulo 2**64 only
+        [(0, 2**64 - 1, 200, 0)],
+        [(0, 2**62 + 1, 200, 0)],
+        [(0, 0, 100, 0), (1, 0, 100, 99)],
+        [(0, 0, 100, 0), (1, 0, 99, 101)],
+        [(0, 0, 100, 100), (1, 0, 100, 0)],
+        [(0, 0, 100, 0), (0, 99, 100, 100)],
+        [(0, 0, 100, 0), (0, 0, 100, 100)],
+        [(7, 50, 100, 0), (3, 0, 50, 100), (7, 0, 50, 150), (7, 149, 1, 199)],
+    ],
+)
+def test_impossible_spans(rows: list[tuple[int, int, int, int]]) -> None:
+    span_rows = [forge.span_row(*row) for row in rows]
+    error = refused(forge.simple_part(RAW, span_rows=span_rows))
+    assert "span" in str(error)
+    assert type(error) is CorruptFileError
+
+
+def test_tables_as_documented() -> None:
+    """Offsets in docs/format.md, spelled out once more."""
+    data = forge.simple_part(RAW, meta=b"[]")
+    assert struct.unpack_from("<QQQQ", data, 4296 + 8) == (1, 1, 2, 200)
+    assert struct.unpack_from("<QQQ", data, 4296 + 64) == (4096, 200, 200)
+    assert struct.unpack_from("<IIQQQ", data, 4296 + 64 + 80) == (0, 0, 0, 200, 0)
+    assert struct.unpack_from("<QQQ", data, len(data) - 56) == (4296, 178, len(data))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"version": 1}, "no valid head"),
+        ({"base": 2}, "not in the table"),
+        ({"base": 2**32 - 1}, "not in the table"),
+        ({"base": 0}, "fill the payload|no chunk lies in a base|begins behind"),
+        ({"offset": 4095}, "within its base"),
+        ({"offset": 5000 - 128 - 199}, "within its base"),
+        ({"offset": 2**64 - 100}, "within its base"),
+        ({"bases": [forge.base_row(bytes(5000)), forge.base_row(b"\1" * 5001)]}, "no chunk lies in a base"),
+        ({"bases": [forge.base_row(bytes(5000))] * 2}, "twice"),
+        ({"bases": [forge.base_row(bytes(4223))]}, "impossible length"),
+        ({"bases": [forge.base_row(bytes(5000), nbytes=2**63)]}, "impossible length"),
+        ({"bases": [forge.base_row(bytes(5000), step=2**63)]}, "impossible step"),
+        ({"bases": [forge.base_row(bytes(5000 + i)) for i in range(65)]}, "too many bases"),
+    ],
+)
+def test_impossible_base(wrong: dict[str, object], text: str) -> None:
+    with pytest.raises(CorruptFileError, match=text):
+        PartReader(MemorySource(referring(**wrong)), where="part under test")

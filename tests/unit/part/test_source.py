@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
+import mmap
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from deeppart.errors import CorruptFileError, StorageError
-from deeppart.part import ByteSource, FileSource, MemorySource, PartReader
-from tests.golden import make_v1
+from deeppart.part import ByteSource, FileSource, MemorySource
+from deeppart.part.source import map_file
 
 DATA = bytes(range(256)) * 10
 
@@ -50,22 +53,6 @@ def test_reads_nothing_beyond(source: ByteSource, offset: int, length: int) -> N
     if 0 <= length < 10_000:
         with pytest.raises(CorruptFileError):
             source.read_into(offset, memoryview(bytearray(length)))
-
-
-def test_memory_is_not_copied() -> None:
-    data = bytearray(b"abc")
-    view = MemorySource(data).read_at(1, 1)
-    data[1] = 0
-    assert bytes(view) == b"\0"
-    assert isinstance(view, memoryview)
-    assert view.readonly
-
-
-def test_missing_file_is_a_storage_error(tmp_path: Path) -> None:
-    with pytest.raises(StorageError) as caught:
-        FileSource(tmp_path / "none")
-    assert caught.value.errno == errno.ENOENT
-    assert str(tmp_path / "none") in str(caught.value)
 
 
 def test_irregular_files_are_refused_without_blocking(path: Path, tmp_path: Path) -> None:
@@ -124,16 +111,38 @@ def test_close_twice_and_no_descriptor_is_left(path: Path, tmp_path: Path) -> No
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_empty_file(tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-    with FileSource(tmp_path / "empty") as source, pytest.raises(CorruptFileError, match="cannot have this length"):
-        PartReader(source, where="empty")
+MAPPED = bytes(range(256)) * 64
 
 
-def test_part_through_a_file(tmp_path: Path) -> None:
-    data, summary = make_v1.make_part(1)
-    (tmp_path / "part").write_bytes(data)
-    with FileSource(tmp_path / "part") as source:
-        reader = PartReader(source, where="part", expected_index_digest=summary.index_digest)
-        assert b"".join(map(bytes, map(reader.read_chunk, range(2)))) == make_v1.RAW[1]
-        assert reader.verify(expected_digest=summary.digest) == summary.digest
+def mappings_of(path: Path) -> int:
+    return Path("/proc/self/maps").read_text(encoding="utf-8").count(str(path))
+
+
+@pytest.mark.parametrize(
+    ("flags", "protection"),
+    [(mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE), (mmap.MAP_SHARED, mmap.PROT_READ)],
+)
+def test_memory_outlives_the_file_and_goes_with_its_last_user(tmp_path: Path, flags: int, protection: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(MAPPED)
+    descriptor = os.open(path, os.O_RDONLY)
+    before = len(os.listdir("/proc/self/fd"))
+    memory = map_file(descriptor, 4096, 5000, flags, protection)
+    assert len(os.listdir("/proc/self/fd")) == before, "no descriptor of its own"
+    os.close(descriptor)
+    assert memory.readonly and memory == MAPPED[4096:9096]
+    array = np.frombuffer(memory, dtype=np.uint8)[100:]
+    del memory
+    gc.collect()
+    assert array.tobytes() == MAPPED[4196:9096] and mappings_of(path) == 1
+    del array
+    assert mappings_of(path) == 0
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(0, len(MAPPED) + 1), (4096, len(MAPPED)), (0, 0), (100, 10)])
+def test_nothing_beyond_the_end_is_mapped(tmp_path: Path, offset: int, nbytes: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(MAPPED)
+    with path.open("rb") as file, pytest.raises(OSError, match=r"shorter|Invalid") as caught:
+        map_file(file.fileno(), offset, nbytes, mmap.MAP_SHARED, mmap.PROT_READ)
+    assert caught.value.errno == errno.EINVAL and mappings_of(path) == 0

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import xxhash
 
-from deeppart.errors import CorruptFileError, FormatError, NewerFormatError
+from deeppart.errors import CorruptFileError, NewerFormatError
 from deeppart.part import decode_suspicion, encode_suspicion
 from tests.unit.suspicions import OTHER, RECORD, attempt
 
@@ -62,11 +62,6 @@ def test_impossible_fields(name: str, value: object) -> None:
     assert decode_suspicion(sealed(document), where="record") == RECORD
     with pytest.raises(CorruptFileError):
         decode_suspicion(sealed({**document, name: value}), where="record")
-
-
-def test_nothing_impossible_is_written() -> None:
-    with pytest.raises(FormatError):
-        encode_suspicion(replace(RECORD, leaves=()))
 
 
 @pytest.mark.parametrize("path", ["größe/重み", "\u202e", "a\nb", ""])

@@ -6,19 +6,16 @@ import io
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import xxhash
 
-from deeppart.codec import Chooser, EncodedChunk
-from deeppart.errors import CorruptFileError, FormatError
+from deeppart.codec import EncodedChunk
+from deeppart.errors import FormatError
 from deeppart.part import (
     BASE_DTYPE,
     CHUNK_DTYPE,
     SPAN_DTYPE,
-    ChunkPlace,
     MemorySource,
     PartReader,
     PartWriter,
@@ -71,68 +68,7 @@ def test_library_writes_a_base_as_the_document_says() -> None:
     assert BASE_DTYPE.itemsize == 32
 
 
-def referring(**wrong: Any) -> bytes:
-    """A part of one chunk of 200 bytes in a base of 5000, made by hand; or one that is wrong somewhere."""
-    row: dict[str, Any] = {"base": 1, "dtype": b"uint8"} | {k: v for k, v in wrong.items() if k in ("base", "offset")}
-    bases = wrong.get("bases", [forge.base_row(bytes(5000), step=3)])
-    head = forge.header(version=int(wrong.get("version", 2)))
-    rows = [forge.chunk_row(bytes(RAW), **row)]
-    return forge.part(b"", rows, [forge.span_row(0, 0, 200, 0)], head=head, bases=bases, raw_bytes=200)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "text"),
-    [
-        ({"version": 1}, "no valid head"),
-        ({"base": 2}, "not in the table"),
-        ({"base": 2**32 - 1}, "not in the table"),
-        ({"base": 0}, "fill the payload|no chunk lies in a base|begins behind"),
-        ({"offset": 4095}, "within its base"),
-        ({"offset": 5000 - 128 - 199}, "within its base"),
-        ({"offset": 2**64 - 100}, "within its base"),
-        ({"bases": [forge.base_row(bytes(5000)), forge.base_row(b"\1" * 5001)]}, "no chunk lies in a base"),
-        ({"bases": [forge.base_row(bytes(5000))] * 2}, "twice"),
-        ({"bases": [forge.base_row(bytes(4223))]}, "impossible length"),
-        ({"bases": [forge.base_row(bytes(5000), nbytes=2**63)]}, "impossible length"),
-        ({"bases": [forge.base_row(bytes(5000), step=2**63)]}, "impossible step"),
-        ({"bases": [forge.base_row(bytes(5000 + i)) for i in range(65)]}, "too many bases"),
-    ],
-)
-def test_impossible_base(wrong: dict[str, object], text: str) -> None:
-    with pytest.raises(CorruptFileError, match=text):
-        PartReader(MemorySource(referring(**wrong)), where="part under test")
-
-
-def test_a_writer_that_was_not_told_does_not_refer() -> None:
-    place = ChunkPlace(4096, EncodedChunk(0, b"", bytes(16), bytes(16)), 200, make_v2.BASE)
-    with pytest.raises(FormatError, match="cannot be referred to"):
-        started().add_reference(200, place)
-    with pytest.raises(FormatError, match="cannot be referred to"):
-        PartWriter(io.BytesIO(), make_v1.ATTEMPT, 0, refers=True).add_reference(200, replace(place, base=None))
-
-
 # --- writer ----------------------------------------------------------------------------------------------------------
-
-
-def test_chunk_payload_is_not_copied() -> None:
-    addresses = []
-
-    class Recorder:
-        def write(self, buffer: memoryview | bytes) -> None:
-            addresses.append(np.frombuffer(buffer, np.uint8).__array_interface__["data"][0])
-
-    raw = np.arange(1000, dtype=np.uint8)
-    writer = PartWriter(Recorder(), make_v1.ATTEMPT, 0)
-    writer.add_chunk(raw.data, Chooser("none").encode_chunk(raw.data))
-    assert addresses[1] == raw.__array_interface__["data"][0]
-
-
-def test_summary() -> None:
-    data, summary = make_v1.make_part(1)
-    assert summary.nbytes == len(data)
-    assert summary.digest == xxhash.xxh3_128_hexdigest(data)
-    assert (summary.raw_bytes, len(summary.chunks), summary.encoded_bytes) == (2600, 2, data.index(b"DPPINDEX") - 4096)
-    assert summary.index_digest == xxhash.xxh3_128_hexdigest(data[4096 + summary.encoded_bytes : -64])
 
 
 def test_part_without_bytes() -> None:
@@ -142,15 +78,6 @@ def test_part_without_bytes() -> None:
     assert (reader.raw_bytes, len(reader.chunks), len(reader.spans), reader.meta) == (0, 0, 0, b"{}")
     assert reader.verify() == summary.digest
     assert reader.chunks_for(0, 0) == range(0)
-
-
-def test_writer_takes_typed_memory() -> None:
-    floats = np.arange(50, dtype=np.float32)
-    sink = io.BytesIO()
-    writer = PartWriter(sink, make_v1.ATTEMPT, 0)
-    writer.add_chunk(floats.data, EncodedChunk(0, floats.data))
-    writer.finish(spans_of(ONE_SPAN), b"")
-    assert bytes(PartReader(MemorySource(sink.getvalue()), where="typed").read_chunk(0)) == floats.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -202,14 +129,6 @@ def test_same_bytes_of_leaves_in_different_tables_do_not_overlap() -> None:
         started().finish(spans_of([(0, 0, 0, 100, 0), (0, 0, 0, 100, 100)]), b"")
 
 
-def test_writer_refuses_other_arrays_and_long_meta(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FormatError, match="SPAN_DTYPE"):
-        started().finish(np.zeros(1, dtype=np.uint64), b"")
-    monkeypatch.setattr("deeppart.part.format.MAX_META_BYTES", 10)
-    with pytest.raises(FormatError, match="meta"):
-        started().finish(spans_of(ONE_SPAN), bytes(11))
-
-
 @pytest.mark.parametrize("wrong", [{"step": -1}, {"sequence": 2**63}, {"lineage": "AB" * 16}, {"session": "ab"}])
 def test_writer_refuses_impossible_attempt(wrong: dict[str, object]) -> None:
     with pytest.raises(FormatError, match=next(iter(wrong))):
@@ -239,12 +158,3 @@ def test_after_a_failed_write_the_part_is_lost(fails_at: int) -> None:
         with pytest.raises(FormatError, match="a write to it failed"):
             writer.add_chunk(RAW, EncodedChunk(0, RAW))
         assert sink.writes == fails_at + 1
-
-
-def test_finished_is_finished() -> None:
-    writer = started()
-    writer.finish(spans_of(ONE_SPAN), b"")
-    with pytest.raises(FormatError, match="finished"):
-        writer.add_chunk(RAW, EncodedChunk(0, RAW))
-    with pytest.raises(FormatError, match="finished"):
-        writer.finish(spans_of(ONE_SPAN), b"")

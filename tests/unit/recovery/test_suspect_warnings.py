@@ -9,7 +9,7 @@ import pytest
 
 from deeppart.errors import SuspectStepWarning
 from deeppart.recovery.suspect_warnings import suspect_lines, warn_suspect
-from deeppart.storage.suspects import write_suspicion
+from deeppart.storage.records import write_suspicion
 from tests.unit.suspicions import RECORD, attempt
 
 

@@ -18,8 +18,7 @@ import pytest
 from deeppart.errors import StorageError
 from deeppart.part import Sink
 from deeppart.save.workers import Workers, WriteBehind, read_ahead
-from deeppart.storage.appending import ALIGNMENT, BLOCK_BYTES
-from deeppart.storage.files import DurableFile
+from deeppart.storage.files import ALIGNMENT, BLOCK_BYTES, DurableFile
 
 PATIENCE_S = 20.0
 

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 import deeppart
-from deeppart import access
-from deeppart.access import guards, node_place, persistent_rules
+from deeppart.access import folders, node_place, persistent_rules
 from deeppart.comm import SingleComm
 from deeppart.errors import ConfigError, DeeppartWarning, DirectoryInUseError, ReducedProtectionWarning, StorageError
 from deeppart.model import Attempt
@@ -27,7 +26,6 @@ from deeppart.session.open import (
     guard_directories,
     open_levels,
     take_persistent,
-    tell_foreign,
     tell_lineage,
     tell_protection,
 )
@@ -36,11 +34,9 @@ from deeppart.storage import owner as owner_module
 from deeppart.storage.lineage import read_lineage
 from deeppart.storage.node import NODE_FOLDERS
 from deeppart.storage.owner import DirectoryOwner
-from deeppart.storage.reduced_protection import reduced_runs
-from deeppart.storage.steps import step_directory
+from deeppart.storage.records import reduced_runs
 from deeppart.testing.faults import StorageFaults
 from tests.unit.commits import FIRST, SECOND, begun, commit, manifest_file
-from tests.users import STRANGER, needs_root
 
 pytestmark = pytest.mark.usefixtures("working_directory")
 
@@ -124,10 +120,10 @@ def open_them(handshake: Handshake, signing: Signing | None = None, **settings: 
 
 def test_both_directories_are_guarded_until_the_end(tmp_path: Path) -> None:
     held = guard_directories(deeppart.Config(permissions="group"), tmp_path / "ckpt", str(tmp_path / "local"))
-    assert guards.rules_for(str(tmp_path / "ckpt" / "x")) == (str(tmp_path / "ckpt"), persistent_rules("group"))
-    assert guards.rules_for(str(tmp_path / "local" / "x")) == (str(tmp_path / "local"), node_place("group"))
+    assert folders.rules_for(str(tmp_path / "ckpt" / "x")) == (str(tmp_path / "ckpt"), persistent_rules("group"))
+    assert folders.rules_for(str(tmp_path / "local" / "x")) == (str(tmp_path / "local"), node_place("group"))
     held.release()
-    assert guards.rules_for(str(tmp_path / "ckpt")) is guards.rules_for(str(tmp_path / "local")) is None
+    assert folders.rules_for(str(tmp_path / "ckpt")) is folders.rules_for(str(tmp_path / "local")) is None
 
 
 def test_all_levels_are_opened_with_what_earlier_runs_left(handshake: Handshake, tmp_path: Path) -> None:
@@ -170,30 +166,6 @@ def told(call: Callable[..., object], *arguments: Any) -> list[tuple[type[Warnin
         warnings.simplefilter("always")
         call(*arguments)
     return [(each.category, str(each.message)) for each in caught]
-
-
-@needs_root
-def test_steps_of_others_are_told_where_anybody_may_make_them(tmp_path: Path) -> None:
-    mine = commit(tmp_path, 1)
-    his = [begun(tmp_path, step, SECOND) for step in (2, 3)]
-    for key in his:
-        os.chown(step_directory(tmp_path, key), STRANGER, STRANGER)
-    tmp_path.chmod(0o1777)
-    with access.guarded(tmp_path, access.persistent_rules("private")):
-        ((category, text),) = told(tell_foreign, tmp_path)
-        assert category is DeeppartWarning
-        first = step_directory(tmp_path, his[0])
-        assert text.startswith(f"2 step directories of other users are not used, such as {first}: anybody")
-        for key in his:
-            shutil.rmtree(step_directory(tmp_path, key))
-        assert told(tell_foreign, tmp_path) == [] and step_directory(tmp_path, mine).exists()
-
-
-def test_nothing_is_told_of_what_is_ones_own_or_cannot_be_listed(tmp_path: Path) -> None:
-    commit(tmp_path, 1)
-    (tmp_path / "file").touch()
-    for place in (tmp_path, tmp_path / "nothing", tmp_path / "file"):
-        assert told(tell_foreign, place) == []
 
 
 def test_a_copied_directory_is_told_with_both_names(tmp_path: Path) -> None:

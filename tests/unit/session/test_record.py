@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deeppart import access
-from deeppart.access import guards
+from deeppart.access import folders
 from deeppart.comm import SingleComm
 from deeppart.errors import DirectoryInUseError
 from deeppart.model import Attempt
@@ -26,44 +26,33 @@ def as_rank(rank: int) -> SingleComm:
     return comm
 
 
-def leading(session: Any, topology: Topology, shared: tuple[tuple[int, int], ...] = ()) -> tuple[list[int], list[int]]:
-    """Which ranks lead their directory, and which straighten it."""
+def leading(session: Any, topology: Topology) -> list[int]:
+    """Which ranks lead their directory."""
     ranks = range(len(topology.node_of))
-    views = [replace(session, topology=topology, shared=shared, comm=as_rank(rank)) for rank in ranks]
-    return (
-        [rank for rank, view in enumerate(views) if view.leads_directory],
-        [rank for rank, view in enumerate(views) if view.straightens],
-    )
+    return [rank for rank in ranks if replace(session, topology=topology, comm=as_rank(rank)).leads_directory]
 
 
 def test_one_rank_of_each_directory_leads_it(opened: Any) -> None:
     session = opened()
-    assert session.leads_directory and session.straightens
+    assert session.leads_directory
     one_each = Topology(("a", "a", "b", "b"), (0, 0, 1, 1), ("/l",) * 4, ("", ""))
-    assert leading(session, one_each) == ([0, 2], [0, 2])
+    assert leading(session, one_each) == [0, 2]
     own = Topology(("a", "a", "b", "b"), (0, 0, 1, 1), ("/0", "/1", "/2", "/3"), ("", ""))
-    assert leading(session, own) == ([0, 1, 2, 3], [0, 1, 2, 3])
-    assert leading(opened(persistent_dir=str(session.persistent.root) + "-2", local_dir=None), one_each) == ([], [])
-
-
-def test_of_nodes_that_share_a_directory_the_first_straightens(opened: Any) -> None:
-    """Two that rename files there at once would be in each other's way."""
-    topology = Topology(("a", "b", "c"), (0, 1, 2), ("/l",) * 3, ("",) * 3)
-    assert leading(opened(), topology, ((0, 2),)) == ([0, 1, 2], [0, 1])
-    assert leading(opened(persistent_dir="other"), topology, ((0, 1), (0, 2), (1, 2))) == ([0, 1, 2], [0])
+    assert leading(session, own) == [0, 1, 2, 3]
+    assert leading(opened(persistent_dir=str(session.persistent.root) + "-2", local_dir=None), one_each) == []
 
 
 def test_closing_gives_the_directory_and_the_rules_back(opened: Any, tmp_path: Path) -> None:
     session = opened()
     lineage = tmp_path / "local" / session.lineage
     for directory in (tmp_path / "ckpt", tmp_path / "local", lineage):
-        assert guards.rules_for(str(directory)) is not None, directory
+        assert folders.rules_for(str(directory)) is not None, directory
     with pytest.raises(DirectoryInUseError):
         opened()
-    assert guards.rules_for(str(tmp_path / "ckpt")) is not None, "a start that fails takes nothing from who is there"
+    assert folders.rules_for(str(tmp_path / "ckpt")) is not None, "a start that fails takes nothing from who is there"
     session.close()
     session.close()
-    assert [guards.rules_for(str(each)) for each in (tmp_path / "ckpt", tmp_path / "local", lineage)] == [None] * 3
+    assert [folders.rules_for(str(each)) for each in (tmp_path / "ckpt", tmp_path / "local", lineage)] == [None] * 3
     again = opened()
     assert again.lineage == session.lineage and again.session != session.session
 
@@ -85,7 +74,7 @@ def test_spares_are_given_back_by_who_leads(opened: Any, tmp_path: Path, rank: i
 
 def test_what_holds_in_the_directories_is_as_configured(opened: Any, tmp_path: Path) -> None:
     session = opened(permissions="group")
-    found = guards.rules_for(str(tmp_path / "ckpt" / "step"))
+    found = folders.rules_for(str(tmp_path / "ckpt" / "step"))
     assert found == (str(tmp_path / "ckpt"), access.persistent_rules("group"))
-    found = guards.rules_for(str(tmp_path / "local" / session.lineage / "step"))
+    found = folders.rules_for(str(tmp_path / "local" / session.lineage / "step"))
     assert found == (str(tmp_path / "local" / session.lineage), access.node_rules("group"))

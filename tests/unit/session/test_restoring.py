@@ -27,7 +27,7 @@ from deeppart.session.restoring import (
 from deeppart.session.saves import warn_unsaved
 from deeppart.state.capture import layout
 from deeppart.state.tree.leaves import LeafType
-from deeppart.storage.suspects import write_suspicion
+from deeppart.storage.records import write_suspicion
 from deeppart.testing import StorageFaults
 from tests.unit.commits import commit
 from tests.unit.recovery.test_narrow_reading import leaf, reports

@@ -27,7 +27,7 @@ from deeppart.model import SuspectLeaf, Suspicion
 from deeppart.pending import DONE, FAILED, RUNNING, Pending
 from deeppart.session.saves import StepHistory, StepRows
 from deeppart.state.capture import lazy
-from deeppart.storage.suspects import write_suspicion
+from deeppart.storage.records import write_suspicion
 from deeppart.testing.states import difference
 from tests.unit.cli_support import block
 from tests.unit.commits import commit

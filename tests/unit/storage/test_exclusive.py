@@ -1,4 +1,4 @@
-"""Giving a file its name only if nothing has it, in each of the three ways."""
+"""Giving a file its name only if nothing has it, in each of the three ways; and second names."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import pytest
 from deeppart import access
 from deeppart.errors import StorageError
 from deeppart.storage import exclusive
-from deeppart.storage.exclusive import rename_new
-from deeppart.storage.files import DurableFile
+from deeppart.storage.exclusive import link, rename_new
+from deeppart.storage.files import DurableFile, create_file
 from deeppart.storage.owner import DirectoryOwner
-from deeppart.storage.small_files import create_file
 
 WAYS = ("rename", "link", "claim")
 
@@ -81,12 +80,6 @@ def test_whoever_dies_with_a_claim_leaves_a_name_that_is_not_given_away(tmp_path
         exclusive.claim_new(tmp_path / "temporary", tmp_path / "name")
     assert refused.value.filename == str(tmp_path / ".name.tmp-0")
     assert not (tmp_path / "name").exists() and (tmp_path / "temporary").read_bytes() == b"new"
-
-
-def test_errors_of_the_system_come_through(way: str, root: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        rename_new(root / "nothing", root / "name")
-    assert not (root / "name").exists()
 
 
 def _race(way: str, root: Path, number: int, go: Any) -> None:
@@ -196,3 +189,17 @@ def test_jobs_that_start_at_once_without_locks_have_one_lineage_and_one_owner(na
         owner = DirectoryOwner.__new__(DirectoryOwner)
         owner.directory, owner._path = directory, directory / ".deeppart.lock"
         assert owner._read()[0]["session"] in {session for _, session in known}
+
+
+def test_a_file_gets_a_second_name_once(tmp_path: Path) -> None:
+    (tmp_path / "part").write_bytes(b"bytes")
+    assert link(tmp_path / "part", tmp_path / "base")
+    assert os.path.samefile(tmp_path / "part", tmp_path / "base")
+    assert link(tmp_path / "part", tmp_path / "base"), "it has that name already"
+
+
+def test_a_name_that_another_file_has_is_left_to_it(tmp_path: Path) -> None:
+    (tmp_path / "part").write_bytes(b"bytes")
+    (tmp_path / "base").write_bytes(b"bytes")  # the same bytes are not the same file
+    assert not link(tmp_path / "part", tmp_path / "base")
+    assert not os.path.samefile(tmp_path / "part", tmp_path / "base")

@@ -1,44 +1,36 @@
-"""Manifests in a directory: which steps are committed, in which order, and why the others are not."""
+"""Manifests in a directory: which steps are committed, in which order, and whether their parts are there."""
 
 from __future__ import annotations
 
 import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from deeppart.errors import CorruptFileError, SignatureError, StorageError
-from deeppart.model import StepKey
+from deeppart.model import Manifest, StepKey
 from deeppart.part import Signing, encode_manifest
-from deeppart.storage import manifests
 from deeppart.storage.manifests import (
     UNFINISHED,
     committed_among,
     committed_steps,
+    file_length,
+    first_problem,
+    part_problem,
     read_manifest,
     read_manifests,
-    unusable,
 )
-from deeppart.storage.steps import list_steps, step_directory
+from deeppart.storage.steps import list_steps, parse_step_directory_name, step_directory
 from deeppart.testing.faults import StorageFaults
-from tests.unit.cli_support import flip
+from tests.unit.cli_support import flip, forge, part_path, step_dir
 from tests.unit.commits import FIRST, SECOND, begun, commit, manifest_file, manifest_of
 
 KEY, OTHER_KEY = Signing([b"k" * 64]), Signing([b"o" * 64])
 
 
 # --- one of them ------------------------------------------------------------------------------------------------------
-
-
-def test_a_committed_step_says_what_was_written(tmp_path: Path) -> None:
-    key = commit(tmp_path, 100, SECOND, 7)
-    assert read_manifest(tmp_path, key, None) == manifest_of(100, SECOND, 7)
-
-
-def test_one_that_is_not_committed(tmp_path: Path) -> None:
-    for key in (begun(tmp_path, 1), StepKey(2, FIRST, 0)):
-        with pytest.raises(FileNotFoundError):
-            read_manifest(tmp_path, key, None)
 
 
 def test_damage_is_told_with_the_file(tmp_path: Path) -> None:
@@ -53,16 +45,6 @@ def test_what_is_no_file_is_damage_and_is_not_followed(tmp_path: Path) -> None:
     key, other = begun(tmp_path, 1), commit(tmp_path, 1, SECOND)
     manifest_file(tmp_path, key).symlink_to(manifest_file(tmp_path, other))
     with pytest.raises(CorruptFileError, match="not a regular file"):
-        read_manifest(tmp_path, key, None)
-
-
-def test_no_memory_is_taken_for_what_cannot_be_a_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = commit(tmp_path, 1)
-    size = manifest_file(tmp_path, key).stat().st_size
-    monkeypatch.setattr(manifests, "MANIFEST_LIMIT_BYTES", size)
-    assert read_manifest(tmp_path, key, None).attempt.step == 1
-    monkeypatch.setattr(manifests, "MANIFEST_LIMIT_BYTES", size - 1)
-    with pytest.raises(CorruptFileError, match="too long"):
         read_manifest(tmp_path, key, None)
 
 
@@ -111,11 +93,6 @@ def test_with_keys_it_must_be_signed_with_one_of_them(tmp_path: Path) -> None:
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
-def test_an_empty_directory_and_none(tmp_path: Path) -> None:
-    for root in (tmp_path, tmp_path / "nothing"):
-        assert read_manifests(root, None) == ([], {}) and committed_steps(root) == []
-
-
 def test_each_step_is_a_checkpoint_or_says_why_not(tmp_path: Path) -> None:
     good, without, damaged, foreign = (
         commit(tmp_path, 1),
@@ -133,23 +110,6 @@ def test_each_step_is_a_checkpoint_or_says_why_not(tmp_path: Path) -> None:
     assert list(problems) == [without, damaged] and problems[without] == UNFINISHED
     found, problems = read_manifests(tmp_path, KEY)
     assert found == [] and list(problems) == [good, without, damaged, foreign]
-
-
-def test_a_reason_says_what_was_found(tmp_path: Path) -> None:
-    key = begun(tmp_path, 2)
-    manifest_file(tmp_path, key).write_bytes(encode_manifest(manifest_of(1)))
-    assert read_manifests(tmp_path, None)[1][key] == (
-        f"a manifest lies in the directory of another step: step 1 of session {FIRST}, sequence 0"
-    )
-
-
-def test_storage_that_fails_is_a_reason_too(tmp_path: Path) -> None:
-    keys = [commit(tmp_path, step) for step in (1, 2)]
-    with StorageFaults(step_directory(tmp_path, keys[0])) as faults:
-        faults.refuse(0, errno.EIO, only=("open",), count=None)
-        found, problems = read_manifests(tmp_path, None)
-    assert [each.key for each in found] == [keys[1]]
-    assert list(problems) == [keys[0]] and "errno 5" in problems[keys[0]]
 
 
 def test_the_newest_is_the_last(tmp_path: Path) -> None:
@@ -175,11 +135,6 @@ def test_a_root_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
             ask(tmp_path / "file")
 
 
-def test_what_was_never_committed_is_of_use_to_nobody_and_no_problem() -> None:
-    problems = {StepKey(3): "damaged", StepKey(2): UNFINISHED, StepKey(1): "not signed"}
-    assert list(unusable(problems).items()) == [(StepKey(1), "not signed"), (StepKey(3), "damaged")]
-
-
 # --- without reading them ---------------------------------------------------------------------------------------------
 
 
@@ -201,3 +156,63 @@ def test_a_manifest_that_cannot_be_looked_for_is_an_error(tmp_path: Path) -> Non
         with pytest.raises(StorageError, match="cannot look for manifests") as caught:
             committed_steps(tmp_path)
     assert caught.value.errno == errno.EIO and caught.value.where == str(tmp_path)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    forge(tmp_path, 1)
+    forge(tmp_path, 2)
+    return step_dir(tmp_path, 1)
+
+
+def manifest_in(directory: Path) -> Manifest:
+    key = parse_step_directory_name(directory.name)
+    assert key is not None
+    return read_manifest(directory.parent, key, None)
+
+
+def problem(directory: Path) -> str | None:
+    return first_problem(directory, manifest_in(directory), None)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def of_the_other_step(path: Path) -> None:
+    path.write_bytes(part_path(path.parents[1], 2, 1, 3).read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (Path.unlink, "is missing"),
+        (cut, "bytes instead of"),
+        (pipe, "is not a regular file"),
+        (lambda path: flip(path, 0), "is not as it was written"),
+        (lambda path: flip(path, path.stat().st_size - 1), "is not as it was written"),
+        (of_the_other_step, "is not as it was written"),
+    ],
+    ids=["gone", "cut", "pipe", "header", "footer", "other step"],
+)
+def test_a_part_that_is_not_there_is_named_with_the_reason(
+    directory: Path, damage: Callable[[Path], None], text: str
+) -> None:
+    damage(part_path(directory.parent, 1, 1, 3))
+    found = problem(directory)
+    assert found is not None and found.startswith("part 1 ") and text in found, found
+
+
+def test_the_length_is_told_with_the_problem(directory: Path) -> None:
+    manifest = manifest_in(directory)
+    path = part_path(directory.parent, 1, 0, 3)
+    assert part_problem(directory, manifest, manifest.parts[0], None) == (None, path.stat().st_size)
+    cut(path)
+    assert part_problem(directory, manifest, manifest.parts[0], None)[1] == path.stat().st_size
+    assert file_length(path.with_name("none")) == ("is missing", 0)
+    assert file_length(path / "below a file") == ("cannot be looked at: Not a directory", 0)

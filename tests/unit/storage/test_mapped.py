@@ -1,18 +1,35 @@
-"""Mapped files of a file system in memory: what is kept, and when it is given up."""
+"""Files used as memory: kept, given up, locked; and an error of the device is an error."""
 
 from __future__ import annotations
 
-import mmap
+import ctypes
+import errno
+import gc
 import multiprocessing
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import deeppart
+from deeppart.errors import StorageError
+from deeppart.part import FileSource
+from deeppart.recovery import load_part
 from deeppart.storage import mapped
-from deeppart.storage.mapped import bytes_in_memory, file_memory, forget_all, forget_removed, lies_in_memory
+from deeppart.storage.mapped import (
+    LockedFile,
+    bytes_in_memory,
+    file_memory,
+    file_system_of,
+    forget_all,
+    forget_removed,
+    lies_in_memory,
+    pin,
+)
 
 NBYTES = 20_000_000  # more than two of the units in which pages are put in place
 
@@ -44,17 +61,6 @@ def test_what_is_written_to_the_memory_is_in_the_file(path: Path) -> None:
     there[:] = 7
     os.close(descriptor)
     assert path.read_bytes() == bytes(NBYTES - 1000) + b"\7" * 1000
-
-
-def test_a_mapping_is_kept_while_names_and_descriptors_change(path: Path) -> None:
-    descriptor = opened(path)
-    first = file_memory(descriptor, 0, 100)
-    os.close(descriptor)
-    path.rename(path.with_name("other"))
-    descriptor = opened(path.with_name("other"))
-    again = file_memory(descriptor, 0, 100)
-    assert first is not None and again is not None and np.shares_memory(first, again)
-    os.close(descriptor)
 
 
 def test_memory_stays_valid_when_its_mapping_is_given_up(path: Path) -> None:
@@ -91,25 +97,6 @@ def test_a_file_with_holes_is_not_mapped(path: Path) -> None:
     os.close(descriptor)
 
 
-def test_a_file_on_a_disk_is_not_mapped(tmp_path: Path) -> None:
-    if lies_in_memory(tmp_path):
-        pytest.skip("the temporary directory lies in memory")
-    (tmp_path / "file").write_bytes(bytes(1000))
-    descriptor = opened(tmp_path / "file")
-    assert bytes_in_memory(descriptor) == 0 and file_memory(descriptor, 0, 100) is None
-    os.close(descriptor)
-
-
-def test_no_room_for_a_mapping_is_no_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(12, "Cannot allocate memory")
-
-    monkeypatch.setattr(mmap, "mmap", full)
-    descriptor = opened(path)
-    assert file_memory(descriptor, 0, 100) is None
-    os.close(descriptor)
-
-
 def test_a_forked_process_does_not_hold_on_to_removed_files(path: Path) -> None:
     """As a loader of training data would, for hours."""
     descriptor = opened(path)
@@ -130,3 +117,85 @@ def test_a_forked_process_does_not_hold_on_to_removed_files(path: Path) -> None:
     here.send(None)
     process.join(30)
     assert process.exitcode == 0 and not any(taken)
+
+
+LOCKED_BYTES = 9_000_001
+
+
+@pytest.fixture
+def disk_file(tmp_path: Path) -> Path:
+    made = tmp_path / "file"
+    made.write_bytes(np.random.default_rng(1).integers(0, 256, LOCKED_BYTES, dtype=np.uint8).tobytes())
+    return made
+
+
+def pinned_file(path: Path) -> LockedFile:
+    with FileSource(path) as source:
+        found = pin(source, 0, source.size)
+    if found is None:
+        pytest.skip(f"files on {file_system_of(path)} cannot be locked in memory here")
+    return found
+
+
+def locked_bytes() -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmLck"))
+    return 1024 * int(line.split()[1])
+
+
+def test_an_error_of_the_device_is_an_error(disk_file: Path) -> None:
+    """Pages that are not there any more stand for pages that cannot be read: touching them would be a SIGBUS."""
+    found = pinned_file(disk_file)
+    os.truncate(disk_file, 1_000_000)
+    found.bring(0, 1_000_000)
+    with pytest.raises(StorageError, match="cannot read 10 bytes at 5000000") as caught:
+        found.bring(5_000_000, 10)
+    assert caught.value.errno == errno.EFAULT
+
+
+def test_file_systems_that_cannot_map_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: FileSource, start: int, stop: int) -> memoryview:
+        raise StorageError("cannot map a part file", errno=errno.ENODEV, where=source.path)
+
+    monkeypatch.setattr(FileSource, "mapped", refuse)
+    restore_and_compare(tmp_path, in_place=False)
+
+
+@pytest.mark.parametrize("how", ["limit", "library"])
+def test_without_leave_to_lock_memory_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    class Refusing:
+        def mlock2(self, *_: object) -> int:
+            ctypes.set_errno(errno.ENOMEM)
+            return -1
+
+    monkeypatch.setattr(mapped, "_LIBC", Refusing() if how == "limit" else object())
+    restore_and_compare(tmp_path, in_place=False)
+
+
+def test_a_restore_uses_files_where_they_lie(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(5000))
+    pinned_file(tmp_path / "file")
+    restore_and_compare(tmp_path, in_place=True)
+
+
+def restore_and_compare(tmp_path: Path, *, in_place: bool) -> None:
+    config = deeppart.Config(persistent_dir=str(tmp_path / "ckpt"), compression="none", timeout=20.0)
+    state = {"w": torch.rand(3_000_000), "b": torch.rand(1001).to(torch.bfloat16), "n": torch.arange(77)}
+    with deeppart.Checkpointer(config) as checkpointer:
+        checkpointer.checkpoint(state, 1).wait("persistent")
+    rooms: list[int] = []
+    opened = load_part.OpenedPart.load
+
+    def load(part: load_part.OpenedPart, room: Any, *rest: Any) -> load_part.LoadedPart:
+        rooms.append(part.room_bytes())
+        return opened(part, room, *rest)
+
+    live = {name: torch.zeros_like(value) for name, value in state.items()}
+    gc.collect()  # what tests before this one have left behind is not to be released meanwhile
+    before = locked_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load_part.OpenedPart, "load", load)
+        with deeppart.Checkpointer(config) as checkpointer:
+            assert checkpointer.restore(live) == 1
+    assert all(torch.equal(live[name], value) for name, value in state.items())
+    assert [room == 0 for room in rooms] == [in_place]
+    assert locked_bytes() == before

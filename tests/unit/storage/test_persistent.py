@@ -13,8 +13,7 @@ import pytest
 import deeppart
 from deeppart import access
 from deeppart.errors import CheckpointError, StorageError
-from deeppart.model import Level, StepKey
-from deeppart.part import Signing, part_file_name
+from deeppart.model import StepKey
 from deeppart.storage import owner as owner_module
 from deeppart.storage.lineage import LINEAGE_NAME
 from deeppart.storage.owner import DirectoryOwner
@@ -36,20 +35,6 @@ KEY = StepKey(1, "1" * 32, 0)
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_part_lies_in_the_directory_of_its_attempt(level: PersistentLevel, tmp_path: Path) -> None:
-    made = attempt(100, ranks=4)
-    path = level.part_path(made, 3)
-    assert path == step_directory(tmp_path, made.key) / part_file_name(3, 4)
-    file = level.open_part(made, 3)
-    file.write(b"bytes")
-    assert not path.exists(), "it appears when it is whole"
-    file.commit()
-    assert path.read_bytes() == b"bytes" and os.listdir(path.parent) == [path.name]
-    assert level.name == Level.PERSISTENT and level.signing is None
-    signing = Signing([b"k" * 64])
-    assert PersistentLevel(tmp_path, signing=signing).signing is signing
 
 
 def test_parts_keep_the_limit(level: PersistentLevel, tmp_path: Path) -> None:
@@ -75,15 +60,6 @@ def test_nothing_is_written_into_an_empty_mount_point(level: PersistentLevel, tm
 # --- commits ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_commit_is_all_of_it_and_is_taken_back(level: PersistentLevel, tmp_path: Path) -> None:
-    begun(tmp_path, 1)
-    assert not level.may_be_committed(KEY)
-    level.commit(KEY, b"manifest")
-    assert manifest_file(tmp_path, KEY).read_bytes() == b"manifest" and level.may_be_committed(KEY)
-    level.withdraw(KEY)
-    assert not level.may_be_committed(KEY) and list(list_steps(tmp_path)) == [KEY], "its files are left to retiring"
-
-
 def test_a_commit_replaces_nothing(level: PersistentLevel, tmp_path: Path) -> None:
     key = commit(tmp_path, 1)
     before = manifest_file(tmp_path, key).read_bytes()
@@ -99,16 +75,6 @@ def test_a_step_that_has_no_directory_any_more_is_not_committed(level: Persisten
     with pytest.raises(StorageError) as caught:
         level.commit(KEY, b"manifest")
     assert caught.value.errno == errno.ENOENT and list_steps(tmp_path) == {}
-
-
-@pytest.mark.parametrize("operation", ["open", "write", "fsync"])
-def test_a_commit_that_storage_refuses_leaves_nothing(level: PersistentLevel, tmp_path: Path, operation: str) -> None:
-    begun(tmp_path, 1)
-    with StorageFaults(step_directory(tmp_path, KEY)) as faults:
-        faults.refuse(0, errno.ENOSPC, only=(operation,))
-        with pytest.raises(StorageError) as caught:
-            level.commit(KEY, b"manifest")
-    assert caught.value.errno == errno.ENOSPC and os.listdir(step_directory(tmp_path, KEY)) == []
 
 
 def test_a_commit_that_cannot_be_taken_back_is_an_error(level: PersistentLevel, tmp_path: Path) -> None:
@@ -185,12 +151,6 @@ def test_a_takeover_between_the_check_and_the_manifest(
 
 
 # --- removing ---------------------------------------------------------------------------------------------------------
-
-
-def test_steps_are_removed_and_others_stay(level: PersistentLevel, tmp_path: Path) -> None:
-    keys = [commit(tmp_path, step) for step in (1, 2, 3)]
-    level.remove({keys[0], keys[2], StepKey(9, "9" * 32, 0)})
-    assert list(list_steps(tmp_path)) == [keys[1]]
 
 
 def test_one_that_cannot_be_removed_does_not_keep_the_others(level: PersistentLevel, tmp_path: Path) -> None:

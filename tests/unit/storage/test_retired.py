@@ -15,7 +15,7 @@ from deeppart.part import PartReader
 from deeppart.storage.node import take_stock
 from deeppart.storage.spares import set_aside, spares_directory
 from deeppart.storage.steps import remove_step
-from tests.unit.cli_support import call, call_json, flip, forge, manifest_path, part_path, step_dir
+from tests.unit.cli_support import call_json, flip, forge, manifest_path, part_path, step_dir
 
 
 def before(monkeypatch: pytest.MonkeyPatch, name: str, *retired: Path) -> None:
@@ -86,11 +86,6 @@ def test_show_looks_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before(monkeypatch, "deeppart.offline.inspect.contents.StepFiles", step_dir(root, 2))
     document = call_json("show", root)
     assert (document["step"], document["problems"]) == (1, [])
-
-
-def test_show_of_a_step_that_is_retired(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before(monkeypatch, "deeppart.offline.inspect.contents.StepFiles", step_dir(root, 2))
-    assert "step 2 is not a committed checkpoint" in call("show", root, "--step", 2, code=1)
 
 
 def test_verify_where_the_manifest_is_gone_before_it_is_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from deeppart.errors import FormatError, StorageError
+from deeppart.errors import StorageError
 from deeppart.part import FileSource, NodeTable, Section, node_file_name, part_file_name
-from deeppart.storage import sections
-from deeppart.storage.appending import BLOCK_BYTES
-from deeppart.storage.files import DurableFile
-from deeppart.storage.sections import Room, SectionFile
+from deeppart.storage import files
+from deeppart.storage.files import BLOCK_BYTES, DurableFile, Room, SectionFile
 from deeppart.testing.faults import StorageFaults
 
 MIB = 1 << 20
@@ -50,22 +48,11 @@ def test_each_writes_its_own_and_the_file_appears_with_the_table(tmp_path: Path)
         each.commit()
         assert each.busy_s > 0
     assert not (tmp_path / NAME).exists()
-    sections.complete(file, table(5000, len(data[1])))
+    files.complete(file, table(5000, len(data[1])))
     assert os.listdir(tmp_path) == [NAME]
     for number, expected in enumerate(data):
         with FileSource(tmp_path / NAME / part_file_name(number, 2)) as source:
             assert bytes(source.read_at(0, source.size)) == expected
-
-
-def test_what_lies_between_is_a_hole(tmp_path: Path) -> None:
-    file = made(tmp_path)
-    for number in range(2):
-        each = SectionFile(file.path, Room(file.temporary, file.inode, number * 64 * MIB, 64 * MIB))
-        each.write(bytes([1]) * 5000)
-        each.commit()
-    sections.complete(file, NodeTable(0, 2, (Section(0, 0, 5000, "0" * 32), Section(1, 64 * MIB, 5000, "0" * 32))))
-    status = (tmp_path / NAME).stat()
-    assert status.st_size > 64 * MIB and status.st_blocks * 512 < 4 * MIB
 
 
 @pytest.mark.parametrize("pieces", [[MIB + 1], [MIB, 1], [MIB - 1, 2], [1] * 3 + [MIB]])
@@ -84,15 +71,6 @@ def test_a_part_that_outgrows_its_room_touches_nothing_beyond(tmp_path: Path, pi
     assert file.temporary.read_bytes()[MIB:] == b"n" * 5000
 
 
-def test_all_of_the_room_can_be_used(tmp_path: Path) -> None:
-    file = made(tmp_path)
-    each = section(file, 0)
-    each.write(b"x" * MIB)
-    each.commit()
-    assert file.temporary.read_bytes() == b"x" * MIB
-    file.abort()
-
-
 def test_again_from_the_beginning_of_the_section(tmp_path: Path) -> None:
     """A shorter one, too: what was longer before has no meaning, and the file ends with the footer."""
     file = made(tmp_path)
@@ -106,7 +84,7 @@ def test_again_from_the_beginning_of_the_section(tmp_path: Path) -> None:
         each.restart()
         each.write(attempt)
         each.commit()
-    sections.complete(file, table(5000, 200_000))
+    files.complete(file, table(5000, 200_000))
     with FileSource(tmp_path / NAME / part_file_name(1, 2)) as source:
         assert bytes(source.read_at(0, source.size)) == b"b" * 200_000
 
@@ -128,13 +106,6 @@ def test_only_the_file_that_was_made_is_written_to(tmp_path: Path) -> None:
     file.abort()
 
 
-def test_a_table_that_nobody_could_read_leaves_no_file(tmp_path: Path) -> None:
-    file = made(tmp_path)
-    with pytest.raises(FormatError):
-        sections.complete(file, table(5000, -1))
-    assert os.listdir(tmp_path) == []
-
-
 def test_no_other_file_is_replaced(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(b"committed")
     file = made(tmp_path)
@@ -142,7 +113,7 @@ def test_no_other_file_is_replaced(tmp_path: Path) -> None:
     each.write(b"x" * 5000)
     each.commit()
     with pytest.raises(StorageError) as caught:
-        sections.complete(file, table(5000))
+        files.complete(file, table(5000))
     assert caught.value.errno == errno.EEXIST
     assert (tmp_path / NAME).read_bytes() == b"committed" and os.listdir(tmp_path) == [NAME]
 
@@ -178,7 +149,7 @@ def write_all(directory: Path) -> StorageError | None:
             undo.callback(each.abort)
             each.write(b"x" * 5000)
             each.commit()
-            sections.complete(file, table(5000))
+            files.complete(file, table(5000))
         except StorageError as error:
             return error
         undo.pop_all()

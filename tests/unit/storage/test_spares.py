@@ -1,7 +1,8 @@
-"""Files of a retired step that are written over: whatever was in them, only what is written now is in the new file."""
+"""Files that are written over: only what is written now is in the new file, and none is left behind."""
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import cast
@@ -13,11 +14,11 @@ from deeppart.errors import StorageError
 from deeppart.model import StepKey
 from deeppart.part import PartSummary
 from deeppart.save.relay import Relay
-from deeppart.storage.appending import BLOCK_BYTES
-from deeppart.storage.files import DurableFile
-from deeppart.storage.mapped import lies_in_memory
+from deeppart.storage import mapped
+from deeppart.storage.files import BLOCK_BYTES, DurableFile
+from deeppart.storage.mapped import forget_all, lies_in_memory
 from deeppart.storage.node import NodeLevel
-from deeppart.storage.spares import spares_directory
+from deeppart.storage.spares import make_spare, spares_directory, unfinished_directory
 from deeppart.storage.steps import step_directory
 from deeppart.testing.faults import StorageFaults
 
@@ -93,20 +94,6 @@ def test_a_follower_sees_nothing_of_what_was_there_before(root: Path) -> None:
     relay.close()
 
 
-def test_beginning_again_and_giving_up(root: Path) -> None:
-    spares, path = add_spare(root), root / "step" / "part-00000-of-00001.dpp"
-    file = DurableFile(path, spares=spares)
-    file.write(fresh(9_000_000))
-    file.restart()
-    file.write(b"short")
-    file.commit()
-    assert path.read_bytes() == b"short"
-    file = DurableFile(path, spares=add_spare(root))
-    file.write(b"never")
-    file.abort()
-    assert path.read_bytes() == b"short" and os.listdir(path.parent) == [path.name] and os.listdir(spares) == []
-
-
 def test_the_files_of_the_sessions_newest_retired_step_are_kept_and_only_those(root: Path) -> None:
     level = NodeLevel(root, "a" * 32, "local", "b" * 32)
     keys = [StepKey(9, "b" * 32, 0), StepKey(2, "b" * 32, 1), StepKey(3, "b" * 32, 2), StepKey(50, "c" * 32, 7)]
@@ -116,7 +103,7 @@ def test_the_files_of_the_sessions_newest_retired_step_are_kept_and_only_those(r
         for name in ("part-00000-of-00001.dpp", ".part-00001-of-00002.dpp.tmp-1-0a1b", "notes.txt"):
             (directory / name).write_text(f"{key.step}")
     spares, theirs = (spares_directory(level.root, session * 32) for session in "bc")
-    for each in (spares, theirs, level.root / ".spare"):
+    for each in (spares, theirs):
         each.mkdir()
         (each / "part-00007-of-00008.dpp").touch()
     level.retire({keys[0], keys[1], keys[3]})
@@ -126,7 +113,7 @@ def test_the_files_of_the_sessions_newest_retired_step_are_kept_and_only_those(r
     assert len(left[2]) == 3
     assert os.listdir(theirs) == ["part-00007-of-00008.dpp"], "another session's are never taken, and never added to"
     level.drop_foreign_spares()
-    assert not theirs.exists() and not (level.root / ".spare").exists() and os.listdir(spares)
+    assert not theirs.exists() and os.listdir(spares)
     (spares / "somebody's").touch()
     level.drop_spares()
     assert os.listdir(spares) == ["somebody's"]
@@ -155,3 +142,101 @@ def test_a_refusal_leaves_no_old_bytes_under_a_parts_name(root: Path) -> None:
         if not refused:
             break
     assert 3 < number < 199
+
+
+NAME, BASE = "part-00001-of-00002.dpp", f"base-00001-of-00002-{7:032x}.dpp"
+LENGTH = 20_000_001
+
+
+@pytest.fixture
+def spares(memory: Path) -> Path:
+    if not lies_in_memory(memory):
+        pytest.skip("no file system in memory here")
+    return memory / ".spare-me"
+
+
+def test_it_is_whole_mapped_and_written_over(spares: Path) -> None:
+    forget_all()
+    assert make_spare(spares, NAME, LENGTH, lambda: True)
+    status = (spares / NAME).stat()
+    assert status.st_size == LENGTH and status.st_blocks * 512 >= LENGTH
+    assert (status.st_dev, status.st_ino) in mapped._kept.mappings
+    path = spares.parent / "step" / NAME
+    file = DurableFile(path, spares=spares)
+    assert os.listdir(spares) == []
+    file.write(b"x" * 1000)
+    file.commit()
+    assert path.read_bytes() == b"x" * 1000 and path.stat().st_ino == status.st_ino
+
+
+def test_one_that_is_not_finished_is_seen_by_nobody_and_goes(spares: Path) -> None:
+    seen = []
+
+    def is_wanted() -> bool:
+        seen.append((spares.exists() and os.listdir(spares), os.listdir(unfinished_directory(spares))))
+        return len(seen) < 3
+
+    assert not make_spare(spares, NAME, LENGTH, is_wanted)
+    assert seen == [(False, [NAME])] * 3
+    assert os.listdir(unfinished_directory(spares)) == [] and not spares.exists()
+
+
+def test_where_there_is_no_room_nothing_is_left(spares: Path) -> None:
+    with StorageFaults(spares.parent) as faults:
+        faults.refuse(1, errno.ENOSPC, only=("write",))
+        assert not make_spare(spares, NAME, LENGTH, lambda: True)
+        assert faults.refused == 1
+    assert os.listdir(unfinished_directory(spares)) == [] and not spares.exists()
+
+
+def test_a_later_session_removes_what_a_crash_has_left(memory: Path) -> None:
+    lineage, crashed, next_one = "1" * 32, "2" * 32, "3" * 32
+    level = NodeLevel(memory, lineage, "local", crashed)
+    for folder in (spares_directory(level.root, crashed), unfinished_directory(spares_directory(level.root, crashed))):
+        folder.mkdir()
+        (folder / NAME).write_bytes(b"zeros")
+    NodeLevel(memory, lineage, "local", next_one).drop_foreign_spares()
+    assert os.listdir(level.root) == []
+
+
+def test_the_session_itself_removes_both(memory: Path) -> None:
+    level = NodeLevel(memory, "1" * 32, "local", "2" * 32)
+    if not level.prepare_file(NAME, 1000, lambda: True):
+        pytest.skip("no file system in memory here")
+    (unfinished_directory(spares_directory(level.root, "2" * 32)) / BASE).write_bytes(b"zeros")
+    level.drop_spares()
+    assert os.listdir(level.root) == []
+
+
+@pytest.mark.parametrize("level", ["local", "partner", "parity"])
+@pytest.mark.parametrize("operation", ["write", "open"])
+def test_it_gives_way_where_any_level_of_the_node_has_no_space(memory: Path, level: str, operation: str) -> None:
+    """To what is written now."""
+    levels = {name: NodeLevel(memory, "1" * 32, name, "2" * 32) for name in ("local", "partner", "parity")}
+    if not levels["local"].prepare_file(BASE, 1000, lambda: True):
+        pytest.skip("no file system in memory here")
+    unfinished = unfinished_directory(spares_directory(levels["local"].root, "2" * 32))
+    unfinished.mkdir(exist_ok=True)
+    (unfinished / NAME).write_bytes(b"zeros")
+    path = memory / "1" / NAME
+    path.parent.mkdir()
+    with StorageFaults(memory) as faults:
+        levels[level]._spares = memory / "none"  # as if others had taken them: this one has to find room
+        faults.refuse(2 if operation == "open" else 0, errno.ENOSPC, only=(operation,))
+        file = levels[level]._open(path, mend=False)
+        file.write(b"now")
+        file.commit()
+        assert faults.refused == 1
+    assert path.read_bytes() == b"now" and not mapped._kept.mappings
+    assert not unfinished.exists() and not spares_directory(levels["local"].root, "2" * 32).exists()
+
+
+def test_where_nothing_can_give_way_the_write_fails(memory: Path) -> None:
+    level = NodeLevel(memory, "1" * 32, "local", "2" * 32)
+    with StorageFaults(memory) as faults:
+        faults.refuse(0, errno.ENOSPC, only=("write",), count=None)
+        file = level._open(memory / NAME, mend=False)
+        with pytest.raises(StorageError, match="cannot write"):
+            file.write(b"now")
+        file.abort()
+        assert faults.refused == 1

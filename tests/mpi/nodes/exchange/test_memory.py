@@ -14,7 +14,6 @@ import pytest
 
 import deeppart
 import deeppart.repair.heal
-import deeppart.storage.straightening
 from deeppart.errors import CheckpointError
 from deeppart.nodes.exchange.memory import Arena
 from tests.mpi.lost_nodes import PARITY, PARTNER, config, lose, restore, short, state

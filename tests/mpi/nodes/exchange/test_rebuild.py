@@ -14,7 +14,7 @@ import pytest
 
 from deeppart.errors import RestoreError, StorageError
 from deeppart.nodes.exchange import set_files
-from deeppart.nodes.exchange.blocks import Blocks
+from deeppart.nodes.exchange.memory import Blocks
 from tests.mpi.lost_nodes import PARITY, lose, one_after_another, restore, save
 from tests.sampling import sampled
 

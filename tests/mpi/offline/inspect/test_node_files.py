@@ -1,4 +1,4 @@
-"""What lies on nodes, verified: what could not be read is not sound, what lies in a wrong place is named."""
+"""What lies on nodes, verified: what could not be read is not sound, what has another name is named."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_what_could_not_be_read_is_not_sound(job: Path) -> None:
         assert "not read" in call("verify", job / "ckpt", *nodes(job), *repair, code=1)
 
 
-def test_files_in_wrong_places_are_named(job: Path) -> None:
+def test_files_under_wrong_names_are_named(job: Path) -> None:
     part = find(job, "node0/*/step-000000000002-*/part-*")
     other = part.parent.parent / "step-000000000009"
     other.mkdir()
@@ -40,5 +40,5 @@ def test_files_in_wrong_places_are_named(job: Path) -> None:
     shutil.copytree(part.parent, part.parent.parent.parent / ("f" * 32) / part.parent.name)
     document = call_json("verify", job / "ckpt", *nodes(job))
     (remark,) = document["nodes"]["remarks"]
-    assert "in the wrong place: by its contents it is part-00000-of-00003.dpp of step 2" in remark
+    assert "not used: by its contents it is part-00000-of-00003.dpp of step 2; to have it used: mv -n" in remark
     assert other.exists()

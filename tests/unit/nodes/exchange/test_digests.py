@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deeppart.nodes.exchange.digests import DIGEST_BYTES, BlockDigests
+from deeppart.nodes.exchange.parity import DIGEST_BYTES, BlockDigests
 from deeppart.plan.redundancy import Member, ParitySet, Stripes
 from tests.unit.comm.worlds import do, on_all, world
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from deeppart.model import Attempt, ParityIdentity, ParityMember
 from deeppart.nodes.erasure import ReedSolomon
-from deeppart.nodes.exchange.rebuild_steps import Step, Wanted, padded_bytes, plan_steps
+from deeppart.nodes.exchange.rebuild import Step, Wanted, padded_bytes, plan_steps
 from deeppart.nodes.exchange.set_files import ParitySetFiles
 from deeppart.plan.redundancy import Stripes
 from deeppart.plan.restart import BlockFile, Rebuild

@@ -12,9 +12,9 @@ import pytest
 
 from deeppart.comm import SingleComm, finish
 from deeppart.errors import CorruptFileError, StorageError
-from deeppart.nodes.exchange.set_files import ParitySetFiles, SetFiles, find_good_blocks, holder_of
+from deeppart.nodes.exchange.set_files import ParitySetFiles, SetFiles, find_good_blocks
 from deeppart.plan.restart import BlockFile, Rebuild
-from tests.golden.make_parity_v1 import IDENTITY, PARTS
+from tests.golden.make_parity_v1 import PARTS
 from tests.unit.cli_support import flip
 from tests.unit.nodes.exchange.parity_files import NAME, STRIPES, write_all, write_parity
 
@@ -57,26 +57,6 @@ def bad_blocks(entry: ParitySetFiles) -> set[tuple[str, int, int, int, int]]:
 
 
 # --- what there is ----------------------------------------------------------------------------------------------------
-
-
-def test_every_file_is_known_once_and_in_order(rebuild: Rebuild) -> None:
-    """Two parts of a set that are to be rebuilt name the same files."""
-    copy = BlockFile(1, "copy", (2, 3))
-    other = Rebuild(rebuild.identity, (rebuild.data[1], copy), rebuild.parity[2:])
-    entry = entry_of(rebuild, rebuild, other)
-    assert [(kind, piece.place, which) for kind, which, piece in entry.pieces()] == [
-        *(("parity", place, 0) for place in range(4)),
-        ("data", 0, 0),
-        ("data", 1, 0),
-        ("data", 1, 1),
-    ]
-    assert entry.piece("data", 1, 1) == copy and entry.piece("parity", 3, 0) == rebuild.parity[3]
-
-
-def test_readers_share_the_work() -> None:
-    holders = [holder_of(BlockFile(place, "", (4, 5, 6))) for place in range(6)]
-    assert holders == [4, 5, 6, 4, 5, 6]
-    assert SetFiles(5).mine(BlockFile(1, "", (4, 5, 6))) and not SetFiles(4).mine(BlockFile(1, "", (4, 5, 6)))
 
 
 def test_blocks_behind_the_end_are_nobodys(rebuild: Rebuild) -> None:
@@ -127,19 +107,6 @@ def test_a_file_that_cannot_be_read_is_an_error_for_who_asks(rebuild: Rebuild, f
     (tmp_path / "parity-1").write_bytes(b"no parity")
     with pytest.raises(CorruptFileError):
         files.parity(rebuild.parity[1])
-
-
-def test_files_are_opened_once_and_closed(rebuild: Rebuild) -> None:
-    before = set(os.listdir("/proc/self/fd"))
-    files, entry = SetFiles(0), entry_of(rebuild)
-    room = np.empty(STRIPES.block_bytes, dtype=np.uint8)
-    for _ in range(3):
-        files.get(entry, "data", rebuild.data[0], 0, 0, room)
-        files.get(entry, "parity", rebuild.parity[0], 0, 0, room)
-    names = [os.readlink(f"/proc/self/fd/{each}") for each in set(os.listdir("/proc/self/fd")) - before if opened(each)]
-    assert names.count(rebuild.data[0].path) <= 2 and rebuild.parity[0].path in names, "read, and mapped in memory"
-    files.close()
-    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def opened(descriptor: str) -> bool:
@@ -235,23 +202,6 @@ def test_a_stripe_whose_parity_nobody_has_takes_no_part(rebuild: Rebuild) -> Non
     for place in (0, 1):
         known = [STRIPES.stripe_of(place, index) in kept for index in range(K)]
         assert (bits_of(entry, "data", place) == known).all()
-
-
-def test_a_look_begins_anew(rebuild: Rebuild, tmp_path: Path) -> None:
-    flip(tmp_path / "part-0", 0)
-    entry = looked_at(rebuild)
-    flip(tmp_path / "part-0", 0)
-    files = SetFiles(0)
-    finish(SingleComm(), find_good_blocks(SingleComm(), files, {NAME: entry}), "looking", 20.0)
-    files.close()
-    assert bad_blocks(entry) == set()
-
-
-def test_nothing_to_look_at() -> None:
-    finish(SingleComm(), find_good_blocks(SingleComm(), SetFiles(0), {}), "looking", 20.0)
-    entry = ParitySetFiles(IDENTITY)
-    finish(SingleComm(), find_good_blocks(SingleComm(), SetFiles(0), {NAME: entry}), "looking", 20.0)
-    assert entry.good == {} and entry.digests == {}
 
 
 # --- choosing ---------------------------------------------------------------------------------------------------------

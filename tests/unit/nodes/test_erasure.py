@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import itertools
 import threading
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 
+from deeppart.errors import ConfigError
+from deeppart.nodes import erasure
 from deeppart.nodes.erasure import ReedSolomon
 from tests.golden import forge
 from tests.sampling import examples
@@ -210,14 +213,50 @@ def test_rebuild_refuses(blocks: list[Bytes], rows: list[int], wanted: list[int]
 
 def test_blocks_longer_than_the_library_can_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengths are C ints there: a longer one would be taken for a negative number."""
-    monkeypatch.setattr("deeppart.nodes.erasure.reed_solomon._MOST_BLOCK_BYTES", 64)
+    monkeypatch.setattr("deeppart.nodes.erasure._MOST_BLOCK_BYTES", 64)
     code = ReedSolomon(3, 2)
     code.encode([block()] * 3, [block(), block()])
     with pytest.raises(ValueError, match="65"):
         code.encode([block(65)] * 3, [block(65), block(65)])
 
 
-def test_nothing_wanted_is_nothing_done() -> None:
-    blocks = [block() + value for value in (1, 2, 3)]
-    ReedSolomon(3, 2).rebuild(blocks, [0, 1, 3], [], [])  # no error
-    assert [set(each.tolist()) for each in blocks] == [{1}, {2}, {3}]
+# --- the library is not there -----------------------------------------------------------------------------------------
+
+
+def refusal(monkeypatch: pytest.MonkeyPatch, bundled: list[str]) -> str:
+    """The message when only these files are found; whatever was loaded before stays loaded for other tests."""
+    monkeypatch.setattr(erasure, "_bundled", lambda: bundled)
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
+    monkeypatch.setattr("deeppart.nodes.erasure.library", erasure.library.__wrapped__)
+    with pytest.raises(ConfigError) as caught:
+        ReedSolomon(2, 1)
+    return str(caught.value)
+
+
+def test_a_missing_library_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = refusal(monkeypatch, [])
+    assert "ISA-L" in text and "pip install pyeclib" in text and "libisal2" in text
+    assert "neither" in text and "switch the parity level off" in text
+
+
+def test_a_library_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = refusal(monkeypatch, ["/nowhere/libisal.so.2"])
+    assert "/nowhere/libisal.so.2: " in text and "pip install pyeclib" in text
+
+
+def test_a_library_without_the_functions_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some other file of this name, or a version from before they were there."""
+    other = ctypes.util.find_library("c")
+    assert other is not None
+    text = refusal(monkeypatch, [other])
+    assert f"{other}: " in text and "gf_gen_cauchy1_matrix" in text
+
+
+def test_a_bundled_library_is_taken_without_a_look_at_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which would start processes, a compiler among them, from within every rank."""
+
+    def looked(name: str) -> str:
+        raise AssertionError(f"find_library({name!r})")
+
+    monkeypatch.setattr(ctypes.util, "find_library", looked)
+    assert erasure.library.__wrapped__()._name == erasure._bundled()[0]

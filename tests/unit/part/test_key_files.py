@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from deeppart.errors import ConfigError
-from deeppart.part import Signing
-from deeppart.storage.key_files import read_key_files
+from deeppart.part import Signing, read_key_files
 
 SECRET, OTHER = bytes(range(32)), b"another key, long enough to be one"
 SIGNING = Signing([SECRET])

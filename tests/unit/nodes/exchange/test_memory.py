@@ -1,15 +1,17 @@
-"""Blocks of files: the same bytes from a disk and from memory, and an error where the file ends."""
+"""Blocks of files, from a disk and from memory; and waiting for a bandwidth limit."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from deeppart.errors import CorruptFileError, StorageError
-from deeppart.nodes.exchange.blocks import Blocks
+from deeppart.errors import CorruptFileError
+from deeppart.nodes.exchange.memory import Blocks, paced
 from deeppart.storage.mapped import lies_in_memory
+from deeppart.storage.rate import RateLimit
 
 CONTENT = bytes(range(256)) * 64
 
@@ -42,18 +44,10 @@ def test_a_file_that_ends_before_is_an_error(path: str) -> None:
         blocks.get(len(CONTENT) - 10, 11, np.zeros(11, dtype=np.uint8))
 
 
-def test_what_is_no_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(StorageError):
-        Blocks(str(tmp_path / "nowhere"))
-    with pytest.raises(CorruptFileError):
-        Blocks(str(tmp_path))
-
-
-def test_a_file_in_memory_is_not_copied(memory: Path) -> None:
-    if not lies_in_memory(str(memory)):
-        pytest.skip("no tmpfs")
-    (memory / "part").write_bytes(CONTENT)
-    room = np.zeros(4096, dtype=np.uint8)
-    with Blocks(str(memory / "part")) as blocks:
-        block = blocks.get(0, 4096, room)
-    assert not np.shares_memory(block, room) and not room.any()
+def test_it_waits_for_the_limit_and_says_at_the_end_that_it_got_further() -> None:
+    limit = RateLimit(1_000_000.0, burst_s=0.0)
+    limit.take(200_000)  # what follows has to wait 0.2 s
+    began = time.monotonic()
+    moved = list(paced(limit, 1000))
+    assert time.monotonic() - began >= 0.15
+    assert moved[-1] is True and len(moved) > 1 and not any(moved[:-1])

@@ -1,0 +1,132 @@
+"""Small records of a persistent directory beside its steps: suspect steps, and runs with less protection.
+
+A step is suspect for a leaf when ranks may have held other bytes of it than those that were saved for all: from the
+checkpoint after the last at which all of it was compared, to the one before it was found to differ. These records are
+created once, read by everyone and never replaced. Nor does any job remove one: a node that is away, or that refused to
+remove a step, may still have what it names.
+
+Runs whose nodes could not give the protection asked for are noted by rank 0 at their start, and so is the first one
+after them that has enough nodes again. Readers learn from it which steps were saved with less, and it bears on nothing
+else: what is wrong with that file stops nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deeppart import access
+from deeppart.errors import FormatError, StorageError
+from deeppart.model import Attempt, SuspectLeaf, Suspicion
+from deeppart.part import MAX_SUSPECT_BYTES, decode_suspicion, encode_suspicion, is_hex32
+from deeppart.part.json_text import parse_json
+from deeppart.storage.files import UNUSABLE, create_file, read_file, write_file
+from deeppart.storage.timestamps import now
+
+_NAME = re.compile(r"suspect-([0-9a-f]{32})-([0-9]{6,19})", re.ASCII)
+#: Records read at most, the latest by name; a session makes one whenever leaves come to differ, which is rare.
+_MOST_RECORDS = 10_000
+PROTECTION_NAME = "deeppart-protection.json"
+_FORMAT, _VERSION = "deeppart-protection", 1
+#: Older runs are forgotten.
+_MOST_RUNS = 500
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicions:
+    """All records of a directory.
+
+    Attributes:
+        records: by session and sequence.
+        problems: lines about records that cannot be read: what they name is not known.
+    """
+
+    records: tuple[Suspicion, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    def of(self, attempt: Attempt) -> tuple[SuspectLeaf, ...]:
+        """The leaves for which a checkpoint is suspect, each once."""
+        found = {leaf.path: leaf for record in self.records for leaf in record.leaves_of(attempt)}
+        return tuple(found[path] for path in sorted(found))
+
+
+def write_suspicion(root: Path, suspicion: Suspicion) -> None:
+    """Put a record into a persistent directory, durably."""
+    create_file(root / _name(suspicion), encode_suspicion(suspicion))
+
+
+def read_suspicions(root: Path) -> Suspicions:
+    """All records of a persistent directory."""
+    try:
+        names = sorted(name for name in access.names_in(root) if _NAME.fullmatch(name))
+    except OSError as error:
+        return Suspicions(problems=(f"records of suspect steps cannot be looked for: {error.strerror}",))
+    records, problems = [], []
+    if len(names) > _MOST_RECORDS:
+        problems.append(f"{len(names)} records of suspect steps: only {_MOST_RECORDS} of them are read")
+    for name in names[-_MOST_RECORDS:]:
+        path = root / name
+        try:
+            record = decode_suspicion(read_file(path, MAX_SUSPECT_BYTES), where=str(path))
+            if _name(record) == name:
+                records.append(record)
+            else:
+                problems.append(f"{name}: is the record {_name(record)}")
+        except FileNotFoundError:
+            continue
+        except (FormatError, StorageError) as error:
+            problems.append(f"{name}: {error.summary}" + (f": {error.found}" if error.found else ""))
+    return Suspicions(tuple(records), tuple(problems))
+
+
+def _name(suspicion: Suspicion) -> str:
+    return f"suspect-{suspicion.session}-{suspicion.sequence:06d}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReducedRun:
+    """A run that had less protection than it asked for; or the first one after it that had all, without lines.
+
+    Attributes:
+        session: of the run.
+        since: UTC time of its start, ISO 8601.
+        lines: the protection that was asked for, and the one that held.
+    """
+
+    session: str
+    since: str
+    lines: tuple[str, ...]
+
+
+def reduced_runs(root: Path) -> list[ReducedRun]:
+    """The runs in the file, oldest first; none if there is no sound file."""
+    try:
+        document = parse_json(read_file(root / PROTECTION_NAME, _MOST_BYTES))
+        if (document["format"], document["version"]) != (_FORMAT, _VERSION):
+            return []
+        return [_run(record) for record in document["runs"]]
+    except UNUSABLE:
+        return []
+
+
+def note_protection(root: Path, session: str, lines: tuple[str, ...]) -> bool:
+    """Note how a run begins; whether it is the first with all that was asked for after one with less."""
+    runs = reduced_runs(root)
+    recovered = bool(runs and runs[-1].lines and not lines)
+    if lines or recovered:
+        runs.append(ReducedRun(session, now(), lines))
+        records = [{"session": run.session, "since": run.since, "lines": list(run.lines)} for run in runs[-_MOST_RUNS:]]
+        document = {"format": _FORMAT, "version": _VERSION, "runs": records}
+        write_file(root / PROTECTION_NAME, json.dumps(document, indent=1).encode() + b"\n")
+    return recovered
+
+
+def _run(record: Any) -> ReducedRun:
+    session, since, lines = record["session"], record["since"], record["lines"]
+    if not is_hex32(session) or not isinstance(since, str) or not all(isinstance(line, str) for line in lines):
+        raise ValueError(f"session {session!r}, since {since!r}")
+    return ReducedRun(session, since, tuple(lines))
