@@ -3,7 +3,7 @@
 It stands in ``deeppart.json``, with the inode number of the directory it was made for, its path and its file system. In
 a directory with another number, or another path on another file system, it is a copy (``cp -r``, a backup that was
 restored), which gets a lineage of its own: two jobs must not take each other's parts on nodes. The lock file notes the
-same, for a record that is damaged or was copied over. A record that names no directory, as somebody may have written
+same, for a record that is lost, damaged or was copied over. A record that names no directory, as somebody may have written
 it, is taken as it is.
 """
 
@@ -113,7 +113,7 @@ def take_lineage(directory: Path, lock_fd: int) -> Lineage:
     """
     noted, damage = _noted(directory, lock_fd), ""
     try:
-        found = _read_or_make(directory)
+        found = _read_or_make(directory, noted)
     except CorruptFileError as error:
         if not stat.S_ISREG(access.lstat(directory / LINEAGE_NAME).st_mode):
             raise
@@ -173,9 +173,9 @@ def _encoded(record: Record, more: dict[str, str]) -> bytes:
     return json.dumps(document, indent=1).encode() + b"\n"
 
 
-def _read_or_make(directory: Path) -> Record:
+def _read_or_make(directory: Path, noted: str | None) -> Record:
     try:
-        create_file(directory / LINEAGE_NAME, _encoded(Record.of(directory, uuid.uuid4().hex), {}))
+        create_file(directory / LINEAGE_NAME, _encoded(Record.of(directory, noted or uuid.uuid4().hex), {}))
     except StorageError as error:
         if error.errno != errno.EEXIST:
             raise

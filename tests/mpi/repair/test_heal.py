@@ -20,13 +20,14 @@ pytestmark = pytest.mark.mpi(min_size=4)
 
 
 def without_its_lineage(comm: Any, directory: Path) -> tuple[Any, set[str]]:
-    """The record of the lineage is lost: what is restored then, and what the nodes gain."""
+    """The lineage is lost: what is restored then, and what the nodes gain."""
     settings = {"every": {"persistent": 1}}
     save(comm, directory, settings)
     before = {str(path) for path in directory.glob("local/*/*/**/*.dpp")}
     comm.Barrier()
     if comm.rank == 0:
         (directory / "ckpt" / "deeppart.json").unlink()
+        (directory / "ckpt" / ".deeppart.lock").unlink()
     comm.Barrier()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", deeppart.DeeppartWarning)

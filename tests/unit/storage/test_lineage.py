@@ -83,6 +83,10 @@ def record_brought_back(root: Path) -> None:
     (root / "deeppart.json").write_bytes(record)
 
 
+def record_lost(root: Path) -> None:
+    (root / "deeppart.json").unlink()
+
+
 def lock_file_removed(root: Path) -> None:
     (root / LOCK_NAME).unlink()
 
@@ -95,7 +99,7 @@ def a_digit_of_the_record_flipped(root: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [moved, opened_to_the_group, record_brought_back, lock_file_removed, a_digit_of_the_record_flipped],
+    [moved, opened_to_the_group, record_brought_back, record_lost, lock_file_removed, a_digit_of_the_record_flipped],
 )
 def test_what_is_no_copy(change: Callable[[Path], None], tmp_path: Path) -> None:
     """Parts on nodes that are nowhere else are found."""
