@@ -3,8 +3,8 @@
 It stands in ``deeppart.json``, with the inode number of the directory it was made for, its path and its file system. In
 a directory with another number, or another path on another file system, it is a copy (``cp -r``, a backup that was
 restored), which gets a lineage of its own: two jobs must not take each other's parts on nodes. The lock file notes the
-same, for a record that is lost, damaged or was copied over. A record that names no directory, as somebody may have written
-it, is taken as it is.
+same, for a record that is lost, damaged or was copied over. A record that names no directory, as somebody may have
+written it, is taken as it is.
 """
 
 from __future__ import annotations
