@@ -31,8 +31,7 @@ from rich.table import Table
 from benchmarks import tensors
 from benchmarks.machine import describe_machine
 from benchmarks.tensors import Bytes
-from deeppart.codec import ROOM_BYTES
-from deeppart.codec.tensor import TensorCodec
+from deeppart.codec import ROOM_BYTES, TensorCodec
 
 CHUNK_BYTES = 4 << 20
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

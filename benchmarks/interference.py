@@ -49,7 +49,7 @@ import deeppart
 from benchmarks.bare import copy_each, cut, warm_memory, writer
 from benchmarks.machine import describe_machine
 from benchmarks.memory import available_bytes
-from deeppart.save.workers import NICENESS
+from deeppart.save import NICENESS
 
 PERIOD_S = 20.0
 LIMIT, CONTINUOUS = "limit: copy and write", ", without a pause"

@@ -21,7 +21,7 @@ if __name__ == "__main__":  # runs from a checkout, installed or not
 import torch
 
 from benchmarks.interference import Training
-from deeppart.save.workers import NICENESS
+from deeppart.save import NICENESS
 
 _STEPS = 2
 _START_S = 3.0

@@ -25,8 +25,8 @@ from torch.distributed import FileStore
 import deeppart
 from benchmarks.nodes_contestants import CASES, CONTESTANTS, LOSSES, SOCKETS
 from deeppart.comm.sockets.meeting import Place, meet
-from deeppart.nodes.erasure import ReedSolomon
-from deeppart.recovery import recover
+from deeppart.nodes import ReedSolomon
+from deeppart.recovery import candidates
 
 LEAVES = 8
 #: Checkpoints of a turn, of which the last is timed: by then, files of retired steps are written over and stay mapped.
@@ -179,7 +179,7 @@ class Ranks:
         for leaf in self.state.values():
             leaf.zero_()
         self._lose(lost)
-        rebuild = recover._rebuild_mine
+        rebuild = candidates._rebuild_mine
         spent: list[float] = []
 
         def timing(*arguments: Any) -> Any:
@@ -188,10 +188,10 @@ class Ranks:
             spent.append(time.perf_counter() - began)
             return result
 
-        recover._rebuild_mine = timing  # type: ignore[assignment]
+        candidates._rebuild_mine = timing  # type: ignore[assignment]
         with deeppart.Checkpointer(self.config(case), self.ranks()) as checkpointer:
             seconds = self.timed(lambda: checkpointer.restore(self.state))
-        recover._rebuild_mine = rebuild
+        candidates._rebuild_mine = rebuild
         good = all(torch.equal(right[name], leaf) for name, leaf in self.state.items())
         if not all(self.comm.allgather(good)):
             raise SystemExit(f"{case}: a restore did not bring back every byte")

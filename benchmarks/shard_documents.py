@@ -38,7 +38,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from deeppart._gc import collection_paused
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from deeppart.part import OWN_TABLE, SPAN_DTYPE
 from deeppart.state.document.part_document import Own, PartDocument, decode_meta, own_shards
 from deeppart.state.document.structure_json import encode_tree

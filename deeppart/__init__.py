@@ -21,8 +21,7 @@ from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
-from deeppart.config import Config
-from deeppart.config.sources import shows_all_frames
+from deeppart.config import Config, shows_all_frames
 from deeppart.errors import (
     BackgroundFailureWarning,
     CheckpointError,
@@ -60,8 +59,8 @@ from deeppart.errors import (
     cut_traceback,
     say,
 )
-from deeppart.model.reports import LevelReport, Report, RestoreReport
-from deeppart.model.version import VERSION as __version__  # noqa: N811
+from deeppart.model import VERSION as __version__  # noqa: N811
+from deeppart.model import LevelReport, Report, RestoreReport
 from deeppart.pending import Pending
 from deeppart.plan.interval import Cadence, LevelCost, Waste
 
@@ -70,7 +69,7 @@ if TYPE_CHECKING:
     from deeppart.checkpointer import Checkpointer
     from deeppart.offline.load import load
     from deeppart.part import KeyFiles
-    from deeppart.repair.scrub import ScrubReport
+    from deeppart.repair import ScrubReport
     from deeppart.state.restore.request import RestoreArguments
     from deeppart.state.tree.globs import PerRank, PerRankFunction
     from deeppart.state.tree.objects import SavedRecord, register

@@ -11,41 +11,43 @@ from typing import Any
 
 from deeppart._gc import collection_paused
 from deeppart.cadence import CadenceReport
-from deeppart.comm.agreement import raise_together
-from deeppart.config import Config
-from deeppart.config.arguments import check_state, check_step, refuse_in_fork
+from deeppart.comm import raise_together
+from deeppart.config import Config, check_state, check_step, refuse_in_fork
 from deeppart.errors import (
     CheckpointError,
     DeeppartError,
     raised_later,
 )
-from deeppart.model.reports import RestoreReport
-from deeppart.nodes.exchange.memory import Arena
+from deeppart.model import RestoreReport
+from deeppart.nodes import Arena
 from deeppart.pending import Pending
-from deeppart.repair.scrub import ScrubReport
-from deeppart.save.retention import Ledger
-from deeppart.save.saver import Saver, size_share
-from deeppart.session.leave import Background, close_at_the_end, not_finished, settle
-from deeppart.session.open import configuration_of, open_session
-from deeppart.session.preparation import Preparation
-from deeppart.session.restoring import (
+from deeppart.repair import ScrubReport
+from deeppart.save import Ledger, Saver, size_share
+from deeppart.session import (
+    SUSPICION_PATIENCE_S,
+    Background,
     Looked,
+    Preparation,
+    Saves,
+    StepHistory,
+    cadence_for,
+    close_at_the_end,
+    configuration_of,
     heal_redundancy,
     look_at,
+    not_finished,
+    open_session,
+    pipeline_for,
     restore_step,
+    retention_for,
     say_restored,
+    scrubber_for,
+    settle,
     still_busy,
+    suspicions_for,
     tell_restored,
     tell_suspects,
-)
-from deeppart.session.saves import Saves, StepHistory, warn_unsaved
-from deeppart.session.wiring import (
-    SUSPICION_PATIENCE_S,
-    cadence_for,
-    pipeline_for,
-    retention_for,
-    scrubber_for,
-    suspicions_for,
+    warn_unsaved,
 )
 from deeppart.state.capture.staging import Staging
 from deeppart.state.restore.request import Asked, Globs, OnMissing, OnUnexpected, asked_or_refusal

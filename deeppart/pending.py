@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from deeppart.access.hanging import hanging
 from deeppart.errors import CheckpointError, LevelNotRunError, PeerTimeoutError
-from deeppart.model import LEVELS, Level
-from deeppart.model.reports import LevelReport, Report
+from deeppart.model import LEVELS, Level, LevelReport, Report
 
 OFF, SKIPPED, WAITING, RUNNING, DONE, FAILED = "off", "skipped", "waiting", "running", "done", "failed"
 _FINAL = frozenset({OFF, SKIPPED, DONE, FAILED})

@@ -7,6 +7,13 @@ checkpoints cost in this run, and decides. What makes a cadence good is :mod:`de
 from deeppart.cadence.auto import AutoCadence, CadenceReport
 from deeppart.cadence.failures import Run, failure_rates
 from deeppart.cadence.history import History
-from deeppart.model.run_records import HISTORY_NAME
+from deeppart.model import HISTORY_NAME
 
-__all__ = ["HISTORY_NAME", "AutoCadence", "CadenceReport", "History", "Run", "failure_rates"]
+__all__ = [
+    "HISTORY_NAME",
+    "AutoCadence",
+    "CadenceReport",
+    "History",
+    "Run",
+    "failure_rates",
+]

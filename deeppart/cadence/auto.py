@@ -18,11 +18,8 @@ import numpy as np
 
 from deeppart.cadence.failures import Run, failure_rates
 from deeppart.cadence.history import History
-from deeppart.comm.base import Comm
-from deeppart.comm.waiting import finish
-from deeppart.model import LEVELS, Level
-from deeppart.model.reports import Report
-from deeppart.model.units import show_seconds, show_share
+from deeppart.comm import Comm, finish
+from deeppart.model import LEVELS, Level, Report, show_seconds, show_share
 from deeppart.pending import DONE, FAILED, Pending
 from deeppart.plan.interval import COST_FIELDS, Cadence, LevelCost, best
 

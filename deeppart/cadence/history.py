@@ -14,8 +14,8 @@ from typing import Any
 from deeppart import access
 from deeppart.cadence.failures import Run
 from deeppart.errors import StorageError
-from deeppart.model.run_records import FORMAT, HISTORY_NAME, LATER, MOST_RUNS, VERSION, run_records
-from deeppart.part.json_text import parse_json
+from deeppart.model import HISTORY_NAME, LATER, MOST_RUNS, RUNS_FORMAT, RUNS_VERSION, run_records
+from deeppart.part import parse_json
 from deeppart.storage.files import UNUSABLE, read_file, write_file
 from deeppart.storage.steps import MANIFEST_NAME, list_steps
 from deeppart.storage.timestamps import now, seconds_of, timestamp
@@ -75,7 +75,7 @@ class History:
         runs = [*records, self._own] if not places else records
         for number in places:
             runs[number] = self._own
-        document = {"format": FORMAT, "version": VERSION, "runs": runs[-_MOST_RUNS:]}
+        document = {"format": RUNS_FORMAT, "version": RUNS_VERSION, "runs": runs[-_MOST_RUNS:]}
         try:
             write_file(self._root / HISTORY_NAME, json.dumps(document, indent=1).encode() + b"\n")
         except StorageError as error:

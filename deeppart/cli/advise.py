@@ -11,7 +11,7 @@ from deeppart.cli.commands import GOOD, print_json
 from deeppart.cli.options import directory_argument
 from deeppart.cli.output import console, count, table, to_json
 from deeppart.errors import ConfigError
-from deeppart.model.units import show_seconds, show_share
+from deeppart.model import show_seconds, show_share
 from deeppart.plan.goodput import Advice, Size
 from deeppart.plan.goodput import advise as advise_sizes
 

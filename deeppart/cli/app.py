@@ -10,7 +10,7 @@ import click
 
 from deeppart.cli.commands import Commands
 from deeppart.errors import FormatError, RestoreError, StructureMismatchError
-from deeppart.model.version import VERSION
+from deeppart.model import VERSION
 
 
 class _Commands(Commands):

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import click
 
 from deeppart.errors import DeeppartError
-from deeppart.model.spelling import meant
+from deeppart.model import meant
 
 #: Exit codes (docs/commands.md, docs/simulator.md).
 GOOD, NOT_GOOD, REFUSED, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141

@@ -21,7 +21,7 @@ from deeppart.cli.output import (
     unchecked_line,
 )
 from deeppart.cli.values import cut, json_value, value_text
-from deeppart.model.units import show_bytes
+from deeppart.model import show_bytes
 from deeppart.offline.inspect.contents import Container, Contents, Leaf, Node, Value, read_contents
 from deeppart.offline.inspect.leaf_statistics import Statistics, read_statistics
 from deeppart.offline.inspect.listing import name_ranks

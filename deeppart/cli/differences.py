@@ -13,7 +13,7 @@ from deeppart.cli.options import Place
 from deeppart.cli.output import console, count, manifest_json, progress_bar, record_json, to_json, unchecked_line
 from deeppart.cli.values import cut, json_value, value_text
 from deeppart.errors import FormatError, RestoreError, StructureMismatchError
-from deeppart.model.units import show_bytes
+from deeppart.model import show_bytes
 from deeppart.offline.diff import compare
 from deeppart.offline.diff.records import (
     Compared,

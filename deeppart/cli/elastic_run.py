@@ -15,7 +15,7 @@ import click
 from deeppart.cli.commands import REFUSED, error_document
 from deeppart.cli.options import local_path
 from deeppart.errors import ConfigError, DeeppartError
-from deeppart.stopping.notices import Signals
+from deeppart.stopping import Signals
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -113,7 +113,7 @@ def _with_events(
 
 def _run(wanted: Any, allowed: Any, events: Any, options: dict[str, Any]) -> int:
     """The job, where it is to run."""
-    from deeppart.config.job import allocation
+    from deeppart.config import allocation
     from deeppart.elastic.by_srun import BySrun
     from deeppart.elastic.launching import Launcher, OnThisHost
     from deeppart.elastic.running import ElasticRun, Options
@@ -134,8 +134,7 @@ def _run(wanted: Any, allowed: Any, events: Any, options: dict[str, Any]) -> int
 
 def _persistent_dir() -> Path:
     """That of the job, by the settings that it reads, too."""
-    from deeppart.config import Config
-    from deeppart.config.job import expand_directory, job_name, node_name
+    from deeppart.config import Config, expand_directory, job_name, node_name
 
     return expand_directory(Config().persistent_dir, node=node_name(), rank=0, job=job_name())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,16 +12,17 @@ from deeppart.cli.commands import GOOD, NOT_GOOD, print_json, printable, printab
 from deeppart.cli.options import complete_directory, directory_argument, sign_key_option, step_option
 from deeppart.cli.output import console, record_json, to_json
 from deeppart.comm import connect, finish
-from deeppart.config.job import expand_directory, job_name, launch, node_name
+from deeppart.config import expand_directory, job_name, launch, node_name
 from deeppart.errors import FormatError
 from deeppart.offline.inspect.listing import require_directory
 from deeppart.offline.inspect.node_files import lineage_on_nodes
-from deeppart.offline.inspect.planning import RestorePlan, plan_here, plan_together
 from deeppart.part import Signing
 from deeppart.plan.restart import explain as explain_step
 from deeppart.plan.restart import explain_parts
-from deeppart.recovery.suspect_warnings import suspect_lines
 from deeppart.storage.lineage import read_lineage
+
+if TYPE_CHECKING:  # it imports torch, for which completion is not to wait
+    from deeppart.offline.inspect.planning import RestorePlan
 
 _TIMEOUT_S = 120.0
 
@@ -68,6 +69,8 @@ def explain(
     launched = launch()
     if launched is not None and launched.size > 1:
         return _on_nodes(directory, lineage, local_dirs, step, signing, as_json)
+    from deeppart.offline.inspect.planning import plan_here
+
     plan = plan_here(directory, lineage, [Path(text) for text in local_dirs], ranks, step, signing)
     return _tell(directory, plan, as_json)
 
@@ -90,11 +93,15 @@ def _on_nodes(
     names = [place[0] for place in places]
     node_of = tuple(list(dict.fromkeys(names)).index(each) for each in names)
     leads = bool(local) and places.index(places[comm.rank]) == comm.rank
+    from deeppart.offline.inspect.planning import plan_together
+
     plan = plan_together(comm, directory, lineage, local[0] if leads else None, node_of, _TIMEOUT_S, step, signing)
     return _tell(directory, plan, as_json) if comm.rank == 0 else GOOD if plan.candidate else NOT_GOOD
 
 
 def _tell(directory: Path, plan: RestorePlan, as_json: bool) -> int:
+    from deeppart.recovery import suspect_lines
+
     suspect = suspect_lines(directory, plan.candidate.attempt) if plan.candidate is not None else []
     if as_json:
         print_json({**_document(directory, plan), "suspect": suspect})

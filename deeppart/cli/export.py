@@ -14,7 +14,7 @@ from deeppart.cli.options import SIGN_KEY_HELP, directory_argument, local_path, 
 from deeppart.cli.output import console, count, progress_bar, to_json
 from deeppart.errors import DeeppartWarning
 from deeppart.interop.formats import COMPRESSIONS, FORMATS, form_of, writer_for
-from deeppart.model.units import read_bytes, show_bytes
+from deeppart.model import read_bytes, show_bytes
 from deeppart.offline.inspect.listing import require_directory
 
 

@@ -13,7 +13,7 @@ from deeppart.cli.options import local_path
 from deeppart.cli.output import console, count, progress_bar, to_json
 from deeppart.errors import DeeppartWarning
 from deeppart.interop.formats import SOURCES
-from deeppart.model.units import show_bytes
+from deeppart.model import show_bytes
 
 
 @click.command(name="import", short_help="Make a step of DCP, torch.save, safetensors or HDF5.")

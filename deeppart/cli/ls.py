@@ -9,8 +9,7 @@ import click
 from deeppart.cli.commands import GOOD, NOT_GOOD, print_json, printable
 from deeppart.cli.options import directory_argument, local_option, sign_key_option
 from deeppart.cli.output import console, moment, record_json, some, state_text, step_names, table, to_json
-from deeppart.model import LEVELS, Level
-from deeppart.model.units import show_bytes
+from deeppart.model import LEVELS, Level, show_bytes
 from deeppart.offline.inspect.listing import DAMAGED, UNFINISHED_STATE, Listing, StepSummary, list_directory
 from deeppart.offline.inspect.ownership import Owner
 from deeppart.part import Signing

@@ -14,7 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from deeppart.access import READING, guarded
-from deeppart.config.checks import refuse_url
+from deeppart.config import refuse_url
 from deeppart.errors import DeeppartError
 from deeppart.part import Signing, read_key_files
 from deeppart.storage.steps import list_steps

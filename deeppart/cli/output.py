@@ -16,8 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deeppart.cli.commands import end_quietly, printable
-from deeppart.model import Manifest, StepKey
-from deeppart.model.units import show_bytes, show_rate, show_seconds
+from deeppart.model import Manifest, StepKey, show_bytes, show_rate, show_seconds
 from deeppart.offline.inspect.listing import name_ranks
 
 #: JSON readers keep integers of so many bits.

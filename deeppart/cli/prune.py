@@ -13,8 +13,7 @@ from deeppart.cli.ls import owner_line
 from deeppart.cli.options import directory_argument, local_option, sign_key_option
 from deeppart.cli.output import console, count, state_text, step_names, table, to_json, unchecked_line
 from deeppart.errors import CheckpointError
-from deeppart.model import StepKey
-from deeppart.model.units import show_bytes
+from deeppart.model import StepKey, show_bytes
 from deeppart.offline.inspect.ownership import hold_directory, read_owner
 from deeppart.offline.inspect.pruning import PrunePlan, PruneResult, Selection, plan_prune
 from deeppart.offline.inspect.pruning import prune as prune_planned

@@ -23,8 +23,7 @@ from deeppart.cli.output import (
     to_json,
     unchecked_line,
 )
-from deeppart.model import Attempt, SuspectLeaf
-from deeppart.model.units import show_bytes
+from deeppart.model import Attempt, SuspectLeaf, show_bytes
 from deeppart.offline.inspect.node_files import NodeFiles, lineage_on_nodes, verify_nodes
 from deeppart.offline.inspect.ownership import Owner, hold_directory, read_owner
 from deeppart.part import Signing

@@ -17,12 +17,11 @@ from deeppart.cli.commands import GOOD, NOT_GOOD, print_json, printable
 from deeppart.cli.options import directory_argument
 from deeppart.cli.output import add_record, console, count, moment, record_json, table
 from deeppart.errors import StorageError
-from deeppart.model.units import show_seconds
+from deeppart.model import show_seconds
 from deeppart.offline.inspect.listing import name_ranks
 from deeppart.offline.watching import CheckpointView, JobView, age_of, blocked_of, look_at_job
 from deeppart.storage.timestamps import seconds_of, timestamp
-from deeppart.telemetry.prometheus import prometheus_text
-from deeppart.telemetry.record import RankStatus
+from deeppart.telemetry import RankStatus, prometheus_text
 
 #: Errors and lines of a kind that are shown to people.
 _MOST_SHOWN = 5

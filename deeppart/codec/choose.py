@@ -31,7 +31,7 @@ from deeppart.codec.base import Codec, EncodedChunk, RawCodec
 from deeppart.codec.tensor import PLANE_DTYPES, TensorCodec
 from deeppart.codec.zstd import LiteralCodec, ZstdCodec
 from deeppart.errors import ConfigError, NewerFormatError
-from deeppart.model.compression import EXPECTED, Compression
+from deeppart.model import EXPECTED, Compression
 
 #: Encoding must promise to be sooner by this much, so that it is not slower where the promise is a little too good.
 MARGIN = 0.05

@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 import zstandard
 
 from deeppart.errors import CorruptFileError
-from deeppart.model.compression import DEFAULT_LEVEL
+from deeppart.model import DEFAULT_LEVEL
 
 if sys.version_info >= (3, 14):
     from compression import zstd

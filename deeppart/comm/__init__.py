@@ -1,167 +1,32 @@
 """How ranks find each other, and how they talk: the only package that imports mpi4py, torch.distributed or ZeroMQ."""
 
-from __future__ import annotations
-
-import importlib.util
-import sys
-from typing import TYPE_CHECKING, Any
-
-from deeppart.comm.base import Comm, Operation, rank_names
+from deeppart.comm.agreement import agree, exchange, raise_together, together, unequal
+from deeppart.comm.base import Comm, Operation, RunningOperation, interleaved, rank_names
+from deeppart.comm.commit import CommitMayStandError, RoundResult, commit_round
+from deeppart.comm.connecting import connect
+from deeppart.comm.job import TIMEOUT_S, channel_of_job, own_channel_of_job
 from deeppart.comm.single import SingleComm
-from deeppart.comm.waiting import finish
-from deeppart.config.job import Launch, launch, meeting_variables
-from deeppart.config.sources import secret_of_ranks
-from deeppart.errors import LaunchError
+from deeppart.comm.waiting import Driver, finish
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
-    from deeppart.comm.sockets.meeting import Place
-
-__all__ = ["Comm", "Operation", "SingleComm", "connect", "finish", "rank_names"]
-
-
-def connect(comm: Any, timeout: float) -> Comm:
-    """The communicator to use: the caller's, or the one that fits what has started this process."""
-    if comm is None:
-        return _launched(launch(), timeout)
-    if hasattr(comm, "receive_into"):
-        already: Comm = comm
-        return already
-    if hasattr(comm, "Get_size"):
-        if (mpi := sys.modules.get("mpi4py.MPI")) is not None:
-            _check_state(mpi, "this process")
-        if comm.Get_size() == 1:
-            _check_world()
-            return SingleComm()
-        return _over_mpi(comm, timeout)
-    from deeppart.comm.sockets import stores
-
-    if not stores.is_group(comm):
-        raise LaunchError(
-            "`comm` is no communicator",
-            expected="an mpi4py communicator, a process group of torch.distributed, or None",
-            found=type(comm).__name__,
-        )
-    return _over_sockets(stores.at_group(comm), timeout)
-
-
-def _launched(launched: Launch | None, timeout: float) -> Comm:
-    """The communicator of what a launcher has started."""
-    if launched is not None and launched.size == 1:
-        launched = None
-    if launched is not None and (world := _world(launched)) is not None:
-        return _over_mpi(world, timeout)
-    if launched is not None and launched.place is not None:
-        from deeppart.comm.sockets.stores import at_environment
-
-        return _over_sockets(at_environment(launched, timeout), timeout)
-    if "torch.distributed" in sys.modules:
-        from deeppart.comm.sockets import stores
-
-        if stores.initialized():
-            return _over_sockets(stores.at_group(None), timeout)
-    if launched is not None:
-        raise _no_way_to_meet(launched)
-    return SingleComm()
-
-
-def _world(launched: Launch) -> MPI.Comm | None:
-    """The communicator of all processes, where MPI connects them.
-
-    Process managers that srun uses for MPI are not all known here: where nothing else is told, MPI is tried.
-    """
-    is_tried = launched.launcher == "srun" and launched.place is None
-    if not (launched.by_mpi or is_tried) or importlib.util.find_spec("mpi4py") is None:
-        return None
-    try:
-        world: MPI.Comm = _import_mpi(launched).COMM_WORLD
-        if world.Get_size() != launched.size:
-            raise _mismatch(launched, found=f"an MPI world of {world.Get_size()}")
-    except LaunchError:
-        if is_tried:
-            return None
-        raise
-    return world
-
-
-def _check_world() -> None:
-    """A communicator of one rank may be a choice, or all that a mismatched launcher has left of the job's."""
-    launched = launch()
-    if (
-        launched is not None
-        and launched.size > 1
-        and launched.by_mpi
-        and _import_mpi(launched).COMM_WORLD.Get_size() == 1
-    ):
-        raise _mismatch(launched, found="an MPI world of 1")
-
-
-def _over_mpi(comm: MPI.Comm, timeout: float) -> Comm:
-    from deeppart.comm.mpi import connected
-
-    # The wait needs a channel to speak of, and there is none yet: a stand-in that knows rank and size serves.
-    waiting = SingleComm()
-    waiting.rank, waiting.size = comm.Get_rank(), comm.Get_size()
-    return finish(waiting, connected(comm), "connecting the ranks", timeout)
-
-
-def _over_sockets(place: Place, timeout: float) -> Comm:
-    if place.size == 1:
-        return SingleComm()
-    from deeppart.comm.sockets.meeting import meet
-
-    return meet(place, timeout, secret_of_ranks())
-
-
-def _import_mpi(launched: Launch) -> Any:
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise _mismatch(launched, found=f"mpi4py does not load: {error}") from error
-    _check_state(MPI, f"rank {launched.rank}")
-    return MPI
-
-
-def _check_state(mpi: Any, where: str) -> None:
-    """MPI must be in use: nearly every call ends the process before it is initialized and after it is finalized."""
-    if not mpi.Is_initialized():
-        todo = "call MPI.Init_thread() before, or leave mpi4py.rc.initialize as it is: importing MPI does it"
-        raise LaunchError("MPI is not initialized in this process", where=where, todo=todo)
-    if mpi.Is_finalized():
-        todo = "call MPI.Finalize() after all else, or not at all: the process does it when it ends"
-        raise LaunchError("MPI is finalized in this process", where=where, todo=todo)
-
-
-def _mismatch(launched: Launch, found: str) -> LaunchError:
-    todo = "use the mpirun of the MPI library that mpi4py loads: python -m mpi4py --mpi-lib-version"
-    if launched.launcher == "srun":
-        todo = "start with srun --mpi=pmi2 (srun --mpi=list shows what is there), or with mpirun"
-    return LaunchError(
-        f"{launched.launcher} started {launched.size} processes, but they do not form one MPI job",
-        expected=f"an MPI world of {launched.size} ranks",
-        found=found,
-        where=f"process {launched.rank}",
-        todo=todo,
-    )
-
-
-def _no_way_to_meet(launched: Launch) -> LaunchError:
-    todo = "set MASTER_ADDR and MASTER_PORT to a host and a free port of rank 0, as for torch.distributed"
-    if launched.launcher == "srun":
-        todo += (
-            ": MASTER_ADDR=$(scontrol show hostnames | head -n 1) MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000)); "
-            "or start with srun --mpi=pmi2"
-        )
-    if launched.by_mpi:
-        todo = f"pip install mpi4py, built for the MPI of this launcher; or {todo}"
-    started = f"{launched.launcher} started {launched.size} processes"
-    if launched.launcher == "env://":
-        started = f"RANK and WORLD_SIZE tell of {launched.size} processes"
-    return LaunchError(
-        f"{started}, but nothing tells how they reach each other",
-        expected="the host and the port of rank 0, or MPI",
-        found=meeting_variables(),
-        where=f"process {launched.rank}",
-        todo=todo,
-    )
+__all__ = [
+    "TIMEOUT_S",
+    "Comm",
+    "CommitMayStandError",
+    "Driver",
+    "Operation",
+    "RoundResult",
+    "RunningOperation",
+    "SingleComm",
+    "agree",
+    "channel_of_job",
+    "commit_round",
+    "connect",
+    "exchange",
+    "finish",
+    "interleaved",
+    "own_channel_of_job",
+    "raise_together",
+    "rank_names",
+    "together",
+    "unequal",
+]

@@ -10,10 +10,10 @@ import os
 import sys
 import threading
 
-from deeppart.comm import connect
 from deeppart.comm.base import Comm
+from deeppart.comm.connecting import connect
 from deeppart.comm.waiting import finish
-from deeppart.config.job import Launch, launch
+from deeppart.config import Launch, launch
 
 #: Seconds until a rank that does not come is an error, by default.
 TIMEOUT_S = 600.0

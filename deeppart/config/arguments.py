@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from deeppart.config import Config
+from deeppart.config.record import Config
 from deeppart.errors import CheckpointError, ConfigError
 
 #: Largest step number that a step directory's name can hold.

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping
 
 from deeppart.errors import ConfigError
-from deeppart.model import LEVELS, REDUNDANT_LEVELS, Level
-from deeppart.model.compression import EXPECTED, Compression
+from deeppart.model import EXPECTED, LEVELS, REDUNDANT_LEVELS, Compression, Level
 
 #: "partner" is not here: it depends on the number of nodes, which a configuration does not know.
 DEFAULT_EVERY: Mapping[str, int] = {Level.LOCAL: 1, Level.PARITY: 0, Level.PERSISTENT: 1}

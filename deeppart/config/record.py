@@ -34,8 +34,7 @@ from deeppart.config.checks import (
     refusal,
 )
 from deeppart.config.sources import configured, kappa_of, settings_by_name
-from deeppart.model import DEFAULT_KEEP, REDUNDANT_LEVELS, Level
-from deeppart.model.units import show_bytes, show_rate, show_seconds
+from deeppart.model import DEFAULT_KEEP, REDUNDANT_LEVELS, Level, show_bytes, show_rate, show_seconds
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from deeppart import access
 from deeppart.config.checks import AUTO, LEAST_SECRET_BYTES, MOST_SECRET_BYTES, refusal
 from deeppart.errors import ConfigError
-from deeppart.model.units import read_bytes, read_rate, read_seconds
+from deeppart.model import read_bytes, read_rate, read_seconds
 
 ENVIRONMENT_PREFIX = "DEEPPART_"
 #: No settings of a checkpointer: the file by which a training is told to end (deeppart.elastic.told); the one with the

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Sequence
 from types import FrameType
 
-from deeppart.config.job import Allocation
+from deeppart.config import Allocation
 from deeppart.errors import LaunchError
 
 from .launching import SIGNALS, Ended, handled_by, heard

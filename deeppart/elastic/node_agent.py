@@ -20,7 +20,7 @@ from types import FrameType
 
 from torch.distributed import DistError
 
-from deeppart.config.job import node_name
+from deeppart.config import node_name
 from deeppart.errors import LaunchError
 
 from .launching import Ended, end_those_left, name_code, ranks_of, run_agent, send

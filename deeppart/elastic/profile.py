@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deeppart.errors import ConfigError, CorruptFileError, FormatError, StorageError
-from deeppart.part.json_text import parse_json
+from deeppart.part import parse_json
 from deeppart.plan.goodput import Bounds, Goodput, GradientNoise, Limits, Measured, Throughput, fit
 from deeppart.storage.files import UNUSABLE, read_file, write_file
 

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from deeppart.comm import Comm, finish
-from deeppart.comm.job import TIMEOUT_S, channel_of_job
+from deeppart.comm import TIMEOUT_S, Comm, channel_of_job, finish
 
 
 class Ranks(Protocol):

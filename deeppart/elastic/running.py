@@ -24,9 +24,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from deeppart._threads import start_thread
 from deeppart.errors import ConfigError, LaunchError
-from deeppart.model.records import StepKey
-from deeppart.model.units import read_seconds
-from deeppart.stopping.notices import Signals
+from deeppart.model import StepKey, read_seconds
+from deeppart.stopping import Signals
 from deeppart.storage.manifests import committed_steps
 from deeppart.storage.timestamps import timestamp
 

@@ -18,9 +18,8 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from deeppart.checkpointer import Checkpointer
-from deeppart.config.sources import stop_file
-from deeppart.stopping.agreement import Agreement, agreement_of_job
-from deeppart.stopping.notices import Signals, WatchedFile
+from deeppart.config import stop_file
+from deeppart.stopping import Agreement, Signals, WatchedFile, agreement_of_job
 
 #: What a process that SIGTERM has ended is said to exit with: launchers know it.
 EXIT_CODE = 143

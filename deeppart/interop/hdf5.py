@@ -28,8 +28,7 @@ from deeppart.errors import CorruptFileError, DeeppartError, UnsupportedLeafErro
 from deeppart.interop.files import ForeignFile
 from deeppart.interop.opened import FileSpan, Opened, Source, address_of
 from deeppart.offline.export.hdf5 import stored_type
-from deeppart.part.format import short
-from deeppart.part.json_text import parse_json
+from deeppart.part import parse_json, short
 from deeppart.state.tree.composites import COMPOSITES, assemble
 from deeppart.state.tree.leaves import TORCH_DTYPES, LeafType, flat_bytes, new_array
 from deeppart.state.tree.objects import ABOUT, DEQUE, Form, make

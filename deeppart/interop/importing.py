@@ -21,21 +21,15 @@ from deeppart import Config, KeyFiles
 from deeppart._gc import collection_paused
 from deeppart.codec import Chooser
 from deeppart.comm import SingleComm
-from deeppart.config.arguments import check_step
+from deeppart.config import check_step
 from deeppart.errors import DirectoryInUseError, StateError
 from deeppart.interop.formats import open_foreign
 from deeppart.interop.opened import Opened, Source, address_of, check_tree
-from deeppart.model import Attempt, Manifest
-from deeppart.model.version import LIBRARY
+from deeppart.model import LIBRARY, Attempt, Manifest
 from deeppart.offline.batches import BATCH_BYTES
 from deeppart.part import PartSummary, encode_manifest
-from deeppart.save.encoding import Chunk, Encoders, Encoding
-from deeppart.save.saver import Agreed, Call, Saver
-from deeppart.save.workers import Workers, WriteBehind, read_ahead
-from deeppart.save.write import write_chunks
-from deeppart.session.open import open_session
-from deeppart.session.record import Session
-from deeppart.session.saves import StepHistory
+from deeppart.save import Agreed, Call, Chunk, Encoders, Encoding, Saver, Workers, WriteBehind, read_ahead, write_chunks
+from deeppart.session import Session, StepHistory, open_session
 from deeppart.state.capture.layout import ShareLayout
 from deeppart.state.capture.staging import Staging
 from deeppart.state.document.part_document import PartDocument

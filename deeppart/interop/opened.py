@@ -20,7 +20,7 @@ import torch
 
 from deeppart.errors import CorruptFileError, StructureMismatchError, UnsupportedLeafError
 from deeppart.interop.files import Readable
-from deeppart.part.format import short
+from deeppart.part import short
 from deeppart.state.tree.flatten import DEEPEST_NESTING
 from deeppart.state.tree.globs import covers, nearest_globs
 from deeppart.state.tree.leaves import Array, flat_bytes

@@ -28,7 +28,7 @@ from deeppart.interop.opened import FileSpan, Opened, Source, address_of
 from deeppart.interop.outline import arrays_remark, some, torch_dtype_name
 from deeppart.offline.export.beside import BesideFile, BesideFolder
 from deeppart.offline.export.reading import Content, Progress, Totals
-from deeppart.part.format import short
+from deeppart.part import short
 from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue
 from deeppart.state.tree.composites import COMPOSITES, SUBCLASS
 from deeppart.state.tree.leaves import MOST_DIMENSIONS, TORCH_DTYPES, LeafType, dtype_name, new_array

@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 from deeppart import Checkpointer, Config, Pending, PerRank
 from deeppart.errors import ConfigError, DeeppartError, as_error
 from deeppart.state.tree.globs import in_order
-from deeppart.stopping.agreement import Agreement, Alone, agreement_of_torch
-from deeppart.stopping.notices import Signals
+from deeppart.stopping import Agreement, Alone, Signals, agreement_of_torch
 
 #: What becomes of leaves of each rank on another number of ranks, where the trainer's own checkpoints are rank 0's.
 OTHERS: PerRank = {"rng/*": "drop", "data": "strict", "*": "rank0"}

@@ -35,7 +35,7 @@ from deeppart.interop.opened import PIECE_BYTES, FileSpan, Opened, Source, addre
 from deeppart.interop.outline import Outline, arrays_remark, outline
 from deeppart.offline.export.beside import BesideFile, Stream
 from deeppart.offline.export.reading import Content, Progress, Totals
-from deeppart.part.format import short
+from deeppart.part import short
 from deeppart.state.document.ties import contiguous_strides
 from deeppart.state.tree.leaves import LeafType, flat_bytes, new_array
 

@@ -1,5 +1,8 @@
 """The records that everything shares; units (:mod:`.units`) and the version (:mod:`.version`) beside them. Pure."""
 
+from deeppart.model.boxes import Box
+from deeppart.model.compression import DEFAULT_LEVEL, EXPECTED, Compression
+from deeppart.model.history import HISTORY_NAME, LATER, MOST_RUNS, RUNS_FORMAT, RUNS_VERSION, run_records
 from deeppart.model.records import (
     DEFAULT_KEEP,
     LEVELS,
@@ -20,24 +23,66 @@ from deeppart.model.records import (
     SuspectLeaf,
     Suspicion,
 )
+from deeppart.model.reports import LevelReport, Report, RestoreReport
+from deeppart.model.spelling import meant, meant_todo
+from deeppart.model.units import (
+    BYTES_WORDS,
+    RATE_WORDS,
+    SECONDS_WORDS,
+    read_bytes,
+    read_rate,
+    read_seconds,
+    show_bytes,
+    show_rate,
+    show_seconds,
+    show_share,
+)
+from deeppart.model.version import LIBRARY, VERSION
 
 __all__ = [
+    "BYTES_WORDS",
     "DEFAULT_KEEP",
+    "DEFAULT_LEVEL",
+    "EXPECTED",
+    "HISTORY_NAME",
+    "LATER",
     "LEVELS",
+    "LIBRARY",
     "MOST_IN_FLIGHT",
+    "MOST_RUNS",
+    "RATE_WORDS",
     "REDUNDANT_LEVELS",
+    "RUNS_FORMAT",
+    "RUNS_VERSION",
+    "SECONDS_WORDS",
+    "VERSION",
     "Attempt",
     "BaseRecord",
+    "Box",
     "ComparedEarlier",
+    "Compression",
     "LeafSpec",
     "Level",
+    "LevelReport",
     "Manifest",
     "ParityIdentity",
     "ParityMember",
     "PartRecord",
+    "Report",
+    "RestoreReport",
     "Share",
     "Span",
     "StepKey",
     "SuspectLeaf",
     "Suspicion",
+    "meant",
+    "meant_todo",
+    "read_bytes",
+    "read_rate",
+    "read_seconds",
+    "run_records",
+    "show_bytes",
+    "show_rate",
+    "show_seconds",
+    "show_share",
 ]

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deeppart.config import Config
-from deeppart.config.checks import DEFAULT_PARITY_GROUP, DEFAULT_PARITY_TOLERATE
+from deeppart.config import DEFAULT_PARITY_GROUP, DEFAULT_PARITY_TOLERATE, Config
 from deeppart.errors import ConfigError
 from deeppart.model import REDUNDANT_LEVELS, Level
 from deeppart.plan.redundancy import Copy, Nodes, ParitySet, parity_sets, partner_copies

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from deeppart import access
-from deeppart.config.arguments import check_step
-from deeppart.config.checks import refuse_url
+from deeppart.config import check_step, refuse_url
 from deeppart.errors import DeeppartWarning, FormatError, RestoreError, StorageError, warn_caller
 from deeppart.model import Manifest
 from deeppart.part import Signing
-from deeppart.recovery.suspect_warnings import suspect_lines, warn_suspect
+from deeppart.recovery import suspect_lines, warn_suspect
 from deeppart.storage.manifests import CommittedStep, committed_steps, read_manifest, read_manifests, unusable
 from deeppart.storage.mistaken_paths import no_such_directory, recognize
 from deeppart.storage.steps import MOST_LOOKS, list_steps, step_is_retired

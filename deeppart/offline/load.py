@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from deeppart._gc import collection_paused
-from deeppart.codec.base import RawCodec
+from deeppart.codec import RawCodec
 from deeppart.errors import RestoreError, StorageError, StructureMismatchError
-from deeppart.model import Manifest
-from deeppart.model.boxes import Box
+from deeppart.model import Box, Manifest
 from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.part import SHARED_TABLE, FileSource, KeyFiles, PartReader, Signing, read_key_files
 from deeppart.state.document.part_document import OwnDocument, decode_meta

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deeppart.errors import StateError, StructureMismatchError
-from deeppart.model import Manifest
-from deeppart.model.units import show_bytes
+from deeppart.model import Manifest, show_bytes
 from deeppart.offline.batches import BATCH_BYTES, repeats
 from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.load import OpenCheckpoint

@@ -11,15 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deeppart.errors import RestoreError
-from deeppart.model import LEVELS
-from deeppart.model.units import show_seconds
+from deeppart.model import LEVELS, show_seconds
 from deeppart.offline.inspect.listing import name_ranks, require_directory
 from deeppart.offline.inspect.ownership import Owner, read_owner
 from deeppart.pending import FAILED, RUNNING, WAITING
 from deeppart.storage.timestamps import seconds_of
-from deeppart.telemetry.record import CheckpointStatus, ErrorStatus, LevelTotals, RankStatus
-from deeppart.telemetry.recorder import AGAIN_S, LONG_S
-from deeppart.telemetry.status_files import Statuses, read_statuses, sessions_with_status
+from deeppart.telemetry import (
+    AGAIN_S,
+    LONG_S,
+    CheckpointStatus,
+    ErrorStatus,
+    LevelTotals,
+    RankStatus,
+    Statuses,
+    read_statuses,
+    sessions_with_status,
+)
 
 #: States of a job. UNKNOWN: the file system has no locks. SILENT: it runs, and has written no status.
 RUNNING_JOB, ENDED, FAILED_JOB, DIED, UNKNOWN, SILENT = "running", "ended", "failed", "died", "unknown", "silent"

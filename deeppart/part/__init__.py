@@ -10,15 +10,20 @@ from deeppart.part.format import (
     FLAG_PER_RANK,
     HEADER_BYTES,
     MAX_CHUNK_BYTES,
+    MAX_LEAF_BYTES,
+    MAX_WORLD_SIZE,
     OWN_TABLE,
     SHARED_TABLE,
     SPAN_DTYPE,
+    PartHeader,
     base_file_name,
     is_hex32,
     parse_base_file_name,
     parse_part_file_name,
     part_file_name,
+    short,
 )
+from deeppart.part.json_text import parse_json
 from deeppart.part.manifest import MAX_MANIFEST_BYTES, decode_manifest, encode_manifest
 from deeppart.part.node_file import (
     SECTION_ALIGNMENT,
@@ -32,7 +37,7 @@ from deeppart.part.node_file import (
 )
 from deeppart.part.parity import ParityReader, ParityWriter, is_parity_file_name, parity_file_name, set_id, stripes_of
 from deeppart.part.reader import PartReader, check_encoded
-from deeppart.part.signing import KeyFiles, Signing, read_key_files, strong_digest
+from deeppart.part.signing import KeyFiles, Signing, check_strong_digest, read_key_files, strong_digest
 from deeppart.part.source import ByteSource, FileSource, MemorySource, read_any_table, read_table
 from deeppart.part.suspects import MAX_SUSPECT_BYTES, decode_suspicion, encode_suspicion
 from deeppart.part.writer import ChunkPlace, PartSummary, PartWriter, Sink, most_part_bytes
@@ -44,8 +49,10 @@ __all__ = [
     "FLAG_PER_RANK",
     "HEADER_BYTES",
     "MAX_CHUNK_BYTES",
+    "MAX_LEAF_BYTES",
     "MAX_MANIFEST_BYTES",
     "MAX_SUSPECT_BYTES",
+    "MAX_WORLD_SIZE",
     "OWN_TABLE",
     "SECTION_ALIGNMENT",
     "SHARED_TABLE",
@@ -58,6 +65,7 @@ __all__ = [
     "NodeTable",
     "ParityReader",
     "ParityWriter",
+    "PartHeader",
     "PartReader",
     "PartSummary",
     "PartWriter",
@@ -67,6 +75,7 @@ __all__ = [
     "Sink",
     "base_file_name",
     "check_encoded",
+    "check_strong_digest",
     "decode_manifest",
     "decode_suspicion",
     "encode_manifest",
@@ -77,6 +86,7 @@ __all__ = [
     "node_file_name",
     "parity_file_name",
     "parse_base_file_name",
+    "parse_json",
     "parse_node_file_name",
     "parse_part_file_name",
     "parse_section_path",
@@ -86,6 +96,7 @@ __all__ = [
     "read_table",
     "section_file",
     "set_id",
+    "short",
     "stripes_of",
     "strong_digest",
 ]

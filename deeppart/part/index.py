@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.codec.base import RawCodec
-from deeppart.codec.choose import codec_by_id
+from deeppart.codec import RawCodec, codec_by_id
 from deeppart.errors import NewerFormatError
 from deeppart.part import format as fmt
 from deeppart.part.format import BASE_DTYPE, CHUNK_DTYPE, INDEX_HEAD_BYTES, INDEX_MAGIC, SPAN_DTYPE, Table, corrupt

@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from deeppart.codec.base import RawCodec
-from deeppart.codec.choose import codec_by_id
+from deeppart.codec import RawCodec, codec_by_id
 from deeppart.errors import CorruptFileError, FormatError
 from deeppart.model import Attempt, BaseRecord
 from deeppart.part import format as fmt

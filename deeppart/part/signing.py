@@ -17,8 +17,7 @@ from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Final
 
-from deeppart.config.checks import LEAST_SECRET_BYTES, MOST_SECRET_BYTES
-from deeppart.config.sources import read_secret
+from deeppart.config import LEAST_SECRET_BYTES, MOST_SECRET_BYTES, read_secret
 from deeppart.errors import SignatureError
 
 TAG_BYTES: Final = 32

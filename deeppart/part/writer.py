@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from deeppart.codec.base import EncodedChunk, RawCodec
-from deeppart.codec.choose import CODECS
+from deeppart.codec import CODECS, EncodedChunk, RawCodec
 from deeppart.errors import FormatError
 from deeppart.model import Attempt, BaseRecord, PartRecord
 from deeppart.part import format as fmt

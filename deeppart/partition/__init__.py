@@ -9,7 +9,7 @@ comparison), ``plan`` (the answer).
 """
 
 from deeppart.model import LeafSpec, Share, Span
-from deeppart.partition.cost import DEFAULT_KAPPA_BYTES, usual_kappa
+from deeppart.partition.cost import DEFAULT_KAPPA_BYTES, IntArray, usual_kappa, usual_kappa_of, whole_kappa
 from deeppart.partition.leaves import Leaves, ReplicaSet
 from deeppart.partition.plan import Plan, SpanTable, partition
 from deeppart.partition.strategies import STRATEGIES
@@ -17,6 +17,7 @@ from deeppart.partition.strategies import STRATEGIES
 __all__ = [
     "DEFAULT_KAPPA_BYTES",
     "STRATEGIES",
+    "IntArray",
     "LeafSpec",
     "Leaves",
     "Plan",
@@ -26,4 +27,6 @@ __all__ = [
     "SpanTable",
     "partition",
     "usual_kappa",
+    "usual_kappa_of",
+    "whole_kappa",
 ]

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from deeppart.errors import ConfigError, StateError
-from deeppart.model import LeafSpec, Share, Span
-from deeppart.model.units import show_bytes
+from deeppart.model import LeafSpec, Share, Span, show_bytes
 from deeppart.partition.cost import LARGEST_TOTAL, CostLine, Cuts, FloatArray, IntArray, usual_kappa, whole_kappa
 from deeppart.partition.leaves import Leaves, check_replicas
 from deeppart.partition.strategies import STRATEGIES, Strategy, strategy_named

@@ -29,7 +29,7 @@ from itertools import product
 from types import MappingProxyType
 
 from deeppart.errors import ConfigError
-from deeppart.model.units import show_seconds, show_share
+from deeppart.model import show_seconds, show_share
 from deeppart.plan.completion import Comebacks, comebacks, cost_per_call_s, expected_s
 from deeppart.plan.multiples import MOST_EVERY, apart, around, neighbours
 

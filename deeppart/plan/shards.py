@@ -15,10 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from deeppart.model import LeafSpec
-from deeppart.model.boxes import Box
-from deeppart.partition import DEFAULT_KAPPA_BYTES, Leaves, Plan, partition
-from deeppart.partition.cost import IntArray, usual_kappa_of
+from deeppart.model import Box, LeafSpec
+from deeppart.partition import DEFAULT_KAPPA_BYTES, IntArray, Leaves, Plan, partition, usual_kappa_of
 
 
 @dataclass(frozen=True, slots=True)

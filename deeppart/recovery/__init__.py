@@ -1,1 +1,32 @@
 """From the cheapest surviving source back into the live state."""
+
+from deeppart.recovery.apply import restore_state
+from deeppart.recovery.candidates import Reading, Recovered, read_candidate, recover
+from deeppart.recovery.inventory import take_inventory
+from deeppart.recovery.narrow_reading import NarrowReading
+from deeppart.recovery.narrowing import look_at_live, refusal_of_state
+from deeppart.recovery.parts import LoadedPart, load_part, sound_pieces
+from deeppart.recovery.saved import SavedStep, saved_step, share_documents
+from deeppart.recovery.suspect_warnings import suspect_lines, warn_suspect
+from deeppart.recovery.tables import Ranks
+
+__all__ = [
+    "LoadedPart",
+    "NarrowReading",
+    "Ranks",
+    "Reading",
+    "Recovered",
+    "SavedStep",
+    "load_part",
+    "look_at_live",
+    "read_candidate",
+    "recover",
+    "refusal_of_state",
+    "restore_state",
+    "saved_step",
+    "share_documents",
+    "sound_pieces",
+    "suspect_lines",
+    "take_inventory",
+    "warn_suspect",
+]

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from deeppart._gc import collection_paused
-from deeppart.comm.agreement import raise_together, together
+from deeppart.comm import raise_together, together
 from deeppart.errors import (
     CommError,
     DeeppartError,
@@ -27,13 +27,12 @@ from deeppart.errors import (
     StateError,
     StructureMismatchError,
 )
-from deeppart.model.boxes import Box
-from deeppart.model.reports import RestoreReport
+from deeppart.model import Box, RestoreReport
+from deeppart.recovery.candidates import Recovered, SourcesFailedError, failure_of, gather_failures
 from deeppart.recovery.distribute import BoxDelivery, Distributor, Failure
 from deeppart.recovery.matching import Matched, check_step, find_places, match, notices, refused_ties
 from deeppart.recovery.narrowing import LiveState, narrowed, with_own_of_all
 from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map_old_leaves, memory_for_old_leaves
-from deeppart.recovery.recover import Recovered, SourcesFailedError, failure_of, gather_failures
 from deeppart.recovery.saved import SavedStep, saved_step, share_documents
 from deeppart.recovery.tables import Ranks, Tables, share_tables
 from deeppart.state.document.structure import SavedArray, SavedValue, walk_tree

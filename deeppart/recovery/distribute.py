@@ -18,14 +18,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from deeppart.comm.agreement import exchange
-from deeppart.comm.base import Operation, interleaved
+from deeppart.comm import Operation, exchange, interleaved
 from deeppart.errors import FormatError, StorageError
-from deeppart.model.boxes import Box
-from deeppart.nodes.exchange.memory import Bytes
+from deeppart.model import Box
+from deeppart.nodes import Bytes
 from deeppart.plan.restart import Hop, Routes
-from deeppart.recovery.load_part import LoadedPart
-from deeppart.recovery.recover import Recovered
+from deeppart.recovery.candidates import Recovered
+from deeppart.recovery.parts import LoadedPart
 from deeppart.recovery.tables import UNREAD, Holding, PartIndexView, Ranks, Tables
 from deeppart.state.restore.scatter import BoxScatter, LeafPiece, Scatter, Wanted, cut_patch, patch_bytes, patches
 from deeppart.storage.mapped import bring_pages

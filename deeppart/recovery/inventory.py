@@ -8,7 +8,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from deeppart.comm.base import Comm, Operation
+from deeppart.comm import Comm, Operation
 from deeppart.errors import RestoreError, as_error, lacks_descriptors, on_ranks
 from deeppart.model import Attempt, PartRecord
 from deeppart.part import Signing

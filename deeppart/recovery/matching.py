@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.comm import Comm
-from deeppart.comm.agreement import unequal
+from deeppart.comm import Comm, unequal
 from deeppart.errors import (
     DeeppartError,
     DeeppartWarning,
@@ -19,7 +18,7 @@ from deeppart.errors import (
     StateError,
     StructureMismatchError,
 )
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from deeppart.recovery.saved import OwnWays, SavedStep, check_spans
 from deeppart.recovery.tables import PartIndexView, Ranks
 from deeppart.state.document.structure import SavedArray, SavedValue, array_numbers, units_of, walk_tree

@@ -14,11 +14,11 @@ import numpy.typing as npt
 import torch
 
 from deeppart._gc import collection_paused
-from deeppart.comm.base import Comm
+from deeppart.comm import Comm
 from deeppart.model import Attempt
 from deeppart.part import PartReader
 from deeppart.recovery.inventory import Run
-from deeppart.recovery.load_part import Chosen
+from deeppart.recovery.parts import Chosen
 from deeppart.state.document.part_document import decode_meta, saved_outermost
 from deeppart.state.document.structure import (
     DICTS,

@@ -12,9 +12,7 @@ import torch
 import xxhash
 
 from deeppart._gc import collection_paused
-from deeppart.comm.agreement import together, unequal
-from deeppart.comm.base import Comm
-from deeppart.comm.waiting import finish
+from deeppart.comm import Comm, finish, together, unequal
 from deeppart.errors import CorruptFileError, DeeppartError, StateError, UnsupportedLeafError
 from deeppart.recovery.narrow_reading import Outermost
 from deeppart.recovery.saved import SavedStep

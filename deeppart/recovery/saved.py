@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from deeppart._gc import collection_paused
-from deeppart.comm.agreement import together
+from deeppart.comm import together
 from deeppart.errors import CorruptFileError
-from deeppart.model import Attempt
-from deeppart.model.boxes import Box
+from deeppart.model import Attempt, Box
 from deeppart.part import SHARED_TABLE
-from deeppart.recovery.recover import Recovered
+from deeppart.recovery.candidates import Recovered
 from deeppart.recovery.tables import PartIndexView, Ranks
 from deeppart.state.document.part_document import OwnDocument, OwnTree, decode_meta, without_apart
 from deeppart.state.document.structure import SavedNode, SavedValue, Structure, units_of, walk_tree

@@ -19,14 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart._gc import collection_paused
-from deeppart.comm import Comm, finish
-from deeppart.comm.base import Operation
+from deeppart.comm import Comm, Operation, finish
 from deeppart.errors import CorruptFileError, StorageError
-from deeppart.nodes.exchange.memory import Bytes
+from deeppart.nodes import Bytes
 from deeppart.part import CHUNK_DTYPE, FLAG_PER_RANK, SPAN_DTYPE, FileSource, check_encoded
 from deeppart.plan.restart import Read
-from deeppart.recovery.load_part import Chosen, FilePlace, LoadedPart, Problem, problem_of
-from deeppart.recovery.recover import Recovered
+from deeppart.recovery.candidates import Recovered
+from deeppart.recovery.parts import Chosen, FilePlace, LoadedPart, Problem, problem_of
 from deeppart.state.restore.scatter import LeafPiece, chunk_pieces
 from deeppart.storage.mapped import bring_pages, running_kernel
 

@@ -16,19 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deeppart.comm.base import Comm, Operation
-from deeppart.comm.commit import commit_round
+from deeppart.comm import Comm, Operation, commit_round
 from deeppart.errors import CheckpointError, DeeppartError, StorageError
 from deeppart.model import Attempt, Level, ParityMember
-from deeppart.nodes.exchange.memory import Arena
-from deeppart.nodes.exchange.parity import PartFile, encode_sets
-from deeppart.nodes.exchange.partner import Incoming, Outgoing, exchange_copies
-from deeppart.nodes.pairing import Protection
+from deeppart.nodes import Arena, Incoming, Outgoing, PartFile, Protection, encode_sets, exchange_copies
 from deeppart.part import FileSource, PartReader
 from deeppart.plan.redundancy import ParitySet
 from deeppart.plan.restart import Encode, Healing, Inventory, Location, Transfer, Wish, Write, plan_healing
-from deeppart.recovery.load_part import LoadedPart, sound_pieces
-from deeppart.recovery.recover import Recovered
+from deeppart.recovery import LoadedPart, Recovered, sound_pieces
 from deeppart.storage.files import DurableFile, fill
 from deeppart.storage.node import NodeLevel
 from deeppart.storage.rate import RateLimit

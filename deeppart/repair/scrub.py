@@ -16,17 +16,14 @@ from typing import Any
 
 from deeppart import access
 from deeppart._threads import start_thread
-from deeppart.comm.base import Comm, Operation
+from deeppart.comm import Comm, Operation
 from deeppart.errors import CheckpointError, CommError, ScrubNotice
-from deeppart.model import Attempt
-from deeppart.model.units import show_bytes
-from deeppart.nodes.exchange.memory import Arena
-from deeppart.nodes.pairing import Protection
+from deeppart.model import Attempt, show_bytes
+from deeppart.nodes import Arena, Protection
 from deeppart.plan.restart import Inventory, Location, on_node, survey
-from deeppart.recovery.inventory import take_inventory
-from deeppart.recovery.recover import Reading, read_candidate
+from deeppart.recovery import Reading, read_candidate, take_inventory
 from deeppart.repair.heal import Healer, healing_for
-from deeppart.save.pipeline import Pipeline
+from deeppart.save import Pipeline
 from deeppart.state.capture.staging import Staging
 from deeppart.storage.node import NodeLevel, file_problem, take_stock
 from deeppart.storage.persistent import PersistentLevel

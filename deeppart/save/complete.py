@@ -13,9 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from deeppart._gc import collection_paused
-from deeppart.comm.base import Comm
-from deeppart.comm.commit import CommitMayStandError, RoundResult, commit_round
-from deeppart.comm.waiting import Driver
+from deeppart.comm import Comm, CommitMayStandError, Driver, RoundResult, commit_round
 from deeppart.errors import (
     CheckpointError,
     DeeppartError,
@@ -25,8 +23,7 @@ from deeppart.errors import (
     as_error,
     on_ranks,
 )
-from deeppart.model import REDUNDANT_LEVELS, Level, Manifest, PartRecord, StepKey
-from deeppart.model.version import LIBRARY
+from deeppart.model import LIBRARY, REDUNDANT_LEVELS, Level, Manifest, PartRecord, StepKey
 from deeppart.part import encode_manifest
 from deeppart.pending import DONE, FAILED
 from deeppart.save.incremental import Incremental

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 import xxhash
 
-from deeppart.codec import ROOM_BYTES, AutoCompression, Chooser, EncodedChunk
-from deeppart.codec.base import RawCodec
+from deeppart.codec import ROOM_BYTES, AutoCompression, Chooser, EncodedChunk, RawCodec
 from deeppart.part import ChunkPlace, Signing, strong_digest
 from deeppart.save.workers import Workers
 from deeppart.state.capture.layout import ShareLayout

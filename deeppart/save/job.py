@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.comm.base import Comm
+from deeppart.comm import Comm
 from deeppart.errors import CheckpointError, DeeppartError
 from deeppart.model import REDUNDANT_LEVELS, Attempt, Level
 from deeppart.part import ChunkPlace, PartSummary

@@ -38,8 +38,7 @@ from typing import Any, TypeVar
 
 from deeppart import access
 from deeppart._threads import start_thread
-from deeppart.comm.base import Comm
-from deeppart.comm.waiting import Driver
+from deeppart.comm import Comm, Driver
 from deeppart.config import Config
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, CommError, DeeppartError, as_error
 from deeppart.model import MOST_IN_FLIGHT, REDUNDANT_LEVELS, Level, StepKey

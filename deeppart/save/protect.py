@@ -9,12 +9,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from deeppart.comm.base import Comm, Operation
+from deeppart.comm import Comm, Operation
 from deeppart.model import Attempt, Level
-from deeppart.nodes.exchange.memory import Arena, begin_together
-from deeppart.nodes.exchange.parity import PartFile, encode_sets
-from deeppart.nodes.exchange.partner import Incoming, Outgoing, exchange_copies
-from deeppart.nodes.pairing import Protection
+from deeppart.nodes import Arena, Incoming, Outgoing, PartFile, Protection, begin_together, encode_sets, exchange_copies
 from deeppart.part import PartSummary, base_file_name
 from deeppart.storage.exclusive import remove_links
 from deeppart.storage.files import DurableFile

@@ -13,9 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from deeppart.comm.agreement import agree, raise_together
-from deeppart.comm.base import Comm
-from deeppart.comm.waiting import finish
+from deeppart.comm import Comm, agree, finish, raise_together
 from deeppart.config import Config
 from deeppart.errors import (
     CheckpointError,

@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from deeppart import access
-from deeppart.comm.base import Comm, rank_names
-from deeppart.comm.waiting import Driver
+from deeppart.comm import Comm, Driver, rank_names
 from deeppart.errors import DeeppartError, RemoteRankError, as_error
 from deeppart.model import Attempt
 from deeppart.part import SECTION_ALIGNMENT, NodeTable, Section, most_part_bytes

@@ -18,12 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.comm.agreement import exchange, raise_together
-from deeppart.comm.base import Comm
-from deeppart.comm.waiting import finish
+from deeppart.comm import Comm, exchange, finish, raise_together
 from deeppart.errors import StructureMismatchError
-from deeppart.model import LeafSpec
-from deeppart.model.boxes import Box
+from deeppart.model import Box, LeafSpec
 from deeppart.partition import usual_kappa
 from deeppart.plan.shards import Claim, Verdict, in_order, judge, share_set
 from deeppart.state.capture.layout import ShareLayout, lay_out

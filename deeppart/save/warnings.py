@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from deeppart._threads import start_thread
-from deeppart.comm.base import Comm
-from deeppart.comm.waiting import finish
+from deeppart.comm import Comm, finish
 from deeppart.errors import (
     BackgroundFailureWarning,
     DeeppartWarning,

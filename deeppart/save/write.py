@@ -19,11 +19,10 @@ from typing import TypeVar
 
 import xxhash
 
-from deeppart.codec.base import RawCodec
+from deeppart.codec import RawCodec
 from deeppart.errors import CheckpointError, CorruptFileError, StorageError
 from deeppart.model import Attempt, Level
-from deeppart.part import FLAG_PER_RANK, ChunkPlace, PartSummary, PartWriter, Sink
-from deeppart.part.signing import check_strong_digest
+from deeppart.part import FLAG_PER_RANK, ChunkPlace, PartSummary, PartWriter, Sink, check_strong_digest
 from deeppart.pending import RUNNING
 from deeppart.save.encoding import Chunk, Compressing, Encoding, adds_to
 from deeppart.save.incremental import Incremental

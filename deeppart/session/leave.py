@@ -33,12 +33,12 @@ from deeppart.access.hanging import hanging
 from deeppart.cadence import AutoCadence
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, warn_now
 from deeppart.pending import Pending
-from deeppart.repair.scrub import Scrubber
-from deeppart.save.pipeline import Pipeline
+from deeppart.repair import Scrubber
+from deeppart.save import Pipeline
 from deeppart.session.preparation import Preparation
 from deeppart.session.record import Session
 from deeppart.session.wiring import recorder_for
-from deeppart.telemetry.recorder import Recorder
+from deeppart.telemetry import Recorder
 
 #: How long a thread that is giving a session's things back is waited for where that should take no time; and, at the
 #: end of the process, ranks that may never come, because there was an error.

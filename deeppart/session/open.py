@@ -15,11 +15,16 @@ from typing import Any
 
 from deeppart import access
 from deeppart.access import storage_error
-from deeppart.comm import Comm, connect, finish
-from deeppart.comm.agreement import raise_together, together
-from deeppart.config import Config
-from deeppart.config.arguments import resolve_config
-from deeppart.config.job import expand_directory, job_name, node_name, restarts_at_one_store, scheduled_job
+from deeppart.comm import Comm, connect, finish, raise_together, together
+from deeppart.config import (
+    Config,
+    expand_directory,
+    job_name,
+    node_name,
+    resolve_config,
+    restarts_at_one_store,
+    scheduled_job,
+)
 from deeppart.errors import (
     ConfigError,
     DeeppartError,
@@ -31,8 +36,7 @@ from deeppart.errors import (
     warn_caller,
 )
 from deeppart.model import LEVELS, Level, StepKey
-from deeppart.nodes.erasure import check_available
-from deeppart.nodes.pairing import Protection, protect
+from deeppart.nodes import Protection, check_available, protect
 from deeppart.part import Signing, read_key_files
 from deeppart.session.record import Session
 from deeppart.session.topology import Topology, compare_settings

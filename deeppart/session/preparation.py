@@ -12,8 +12,7 @@ from deeppart._threads import start_thread
 from deeppart.errors import BackgroundFailureWarning, warn_now
 from deeppart.model import Level
 from deeppart.part import base_file_name, part_file_name
-from deeppart.save.saver import ShareSize
-from deeppart.save.workers import lower_priority
+from deeppart.save import ShareSize, lower_priority
 from deeppart.session.record import Session
 from deeppart.state.capture.staging import Staging
 

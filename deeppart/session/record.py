@@ -11,8 +11,8 @@ from deeppart.comm import Comm
 from deeppart.config import Config
 from deeppart.errors import CommError
 from deeppart.model import StepKey
-from deeppart.nodes.pairing import Protection
-from deeppart.save.encoding import Processors
+from deeppart.nodes import Protection
+from deeppart.save import Processors
 from deeppart.session.topology import Topology
 from deeppart.storage.mapped import forget_all
 from deeppart.storage.node import NodeLevel

@@ -16,28 +16,31 @@ from typing import Any
 import numpy as np
 
 from deeppart.access.hanging import hanging
-from deeppart.comm import Comm, Operation, finish
-from deeppart.comm.agreement import raise_together, together
+from deeppart.comm import Comm, Operation, finish, raise_together, together
 from deeppart.errors import CheckpointError, DeeppartWarning, RestoreError, on_ranks, say, warn_caller
-from deeppart.model import Attempt
-from deeppart.model.reports import RestoreReport
-from deeppart.model.units import show_seconds
-from deeppart.nodes.exchange.memory import Arena
+from deeppart.model import Attempt, RestoreReport, show_seconds
+from deeppart.nodes import Arena
 from deeppart.part import FileSource, PartReader
 from deeppart.plan.restart import Candidate, Inventory, assign, explain_sources, survey
-from deeppart.recovery.apply import restore_state
-from deeppart.recovery.inventory import take_inventory
-from deeppart.recovery.load_part import LoadedPart
-from deeppart.recovery.narrow_reading import NarrowReading
-from deeppart.recovery.narrowing import look_at_live, refusal_of_state
-from deeppart.recovery.recover import Reading, Recovered, recover
-from deeppart.recovery.saved import SavedStep, saved_step, share_documents
-from deeppart.recovery.suspect_warnings import suspect_lines, warn_suspect
-from deeppart.recovery.tables import Ranks
-from deeppart.repair.heal import Healer, heal_recovered, healing_for
-from deeppart.save.job import Reader, Repair, StagingLease
-from deeppart.save.pipeline import Pipeline
-from deeppart.save.retention import Retention
+from deeppart.recovery import (
+    LoadedPart,
+    NarrowReading,
+    Ranks,
+    Reading,
+    Recovered,
+    SavedStep,
+    look_at_live,
+    recover,
+    refusal_of_state,
+    restore_state,
+    saved_step,
+    share_documents,
+    suspect_lines,
+    take_inventory,
+    warn_suspect,
+)
+from deeppart.repair import Healer, heal_recovered, healing_for
+from deeppart.save import Pipeline, Reader, Repair, Retention, StagingLease
 from deeppart.session.record import Session
 from deeppart.state.capture.staging import Staging
 from deeppart.state.restore.request import Asked

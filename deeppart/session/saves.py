@@ -21,9 +21,7 @@ from deeppart.errors import (
 )
 from deeppart.model import Attempt
 from deeppart.pending import DONE, Pending
-from deeppart.save.job import Job
-from deeppart.save.pipeline import Pipeline
-from deeppart.save.saver import Agreed, Call, Saver
+from deeppart.save import Agreed, Call, Job, Pipeline, Saver
 from deeppart.session.preparation import Preparation
 from deeppart.session.record import Session
 

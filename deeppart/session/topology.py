@@ -7,14 +7,12 @@ import os
 from dataclasses import dataclass
 
 from deeppart.comm import Comm, finish, rank_names
-from deeppart.config import Config
-from deeppart.config.job import expand_directory, failure_domain, job_name, node_name
+from deeppart.config import Config, expand_directory, failure_domain, job_name, node_name
 from deeppart.errors import ConfigError, on_ranks
-from deeppart.model.version import LIBRARY
-from deeppart.part import Signing
-from deeppart.part.format import short
+from deeppart.model import LIBRARY
+from deeppart.part import Signing, short
 from deeppart.plan.redundancy import Nodes
-from deeppart.save.encoding import Processors
+from deeppart.save import Processors
 
 #: Each takes about as much memory as two chunks, for each level that is being written.
 MOST_ENCODE_THREADS = 4

@@ -9,29 +9,26 @@ from pathlib import Path
 from deeppart import access
 from deeppart.access import storage_error
 from deeppart.cadence import AutoCadence, History
-from deeppart.config import Config
-from deeppart.config.checks import AUTO
-from deeppart.config.job import expand_directory, job_name
+from deeppart.config import AUTO, Config, expand_directory, job_name
 from deeppart.errors import ConfigError, DeeppartWarning, warn_caller
-from deeppart.model import LEVELS, Attempt, Level
-from deeppart.model.version import LIBRARY
+from deeppart.model import LEVELS, LIBRARY, Attempt, Level
 from deeppart.pending import Pending
 from deeppart.plan.interval import FLUSH_SHARE
-from deeppart.repair.scrub import Ground, Scrubber
-from deeppart.save.encoding import Compressing
-from deeppart.save.incremental import Incremental
-from deeppart.save.pipeline import Pipeline
-from deeppart.save.protect import Protector
-from deeppart.save.retention import Ledger, Retention
-from deeppart.save.warnings import SuspicionWriter
-from deeppart.save.workers import lower_priority
-from deeppart.save.write import RankStorage
+from deeppart.repair import Ground, Scrubber
+from deeppart.save import (
+    Compressing,
+    Incremental,
+    Ledger,
+    Pipeline,
+    Protector,
+    RankStorage,
+    Retention,
+    SuspicionWriter,
+    lower_priority,
+)
 from deeppart.session.record import Session
 from deeppart.storage.rate import RateLimit
-from deeppart.telemetry import prometheus
-from deeppart.telemetry.record import ScrubStatus
-from deeppart.telemetry.recorder import EVENTS_BEGIN, Facts, Live, Outputs, Recorder
-from deeppart.telemetry.status_files import StatusFile
+from deeppart.telemetry import EVENTS_BEGIN, METRICS_BEGIN, Facts, Live, Outputs, Recorder, ScrubStatus, StatusFile
 
 #: A record of suspect steps is waited for: the caller may end the job as soon as it hears of them.
 SUSPICION_PATIENCE_S = 30.0
@@ -124,7 +121,7 @@ def suspicions_for(session: Session, pipeline: Pipeline) -> SuspicionWriter:
 def telemetry_files(config: Config, node: str, rank: int) -> dict[str, Path]:
     """``metrics_file`` and ``events_file``, filled in, as far as they are set."""
     found = {}
-    for name, begins in (("metrics_file", prometheus.BEGINS), ("events_file", EVENTS_BEGIN)):
+    for name, begins in (("metrics_file", METRICS_BEGIN), ("events_file", EVENTS_BEGIN)):
         template = getattr(config, name)
         if template is not None:
             found[name] = expand_directory(template, node=node, rank=rank, job=job_name())

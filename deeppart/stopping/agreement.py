@@ -1,19 +1,16 @@
 """Ranks that agree on something that any of them may have heard.
 
 Without waiting for one another (``ask``): what a rank asks at one step is answered at the next one; the reduction is
-under way meanwhile, beside the training. Or at once (``agree``).
+under way meanwhile, beside the training. Or at once (``agree``). torch is imported only by ranks that agree over it: a
+launcher waits for signals without.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Protocol
 
-import torch
-import torch.distributed as dist
-
-from deeppart.comm import Comm, finish
-from deeppart.comm.base import Operation, RunningOperation
-from deeppart.comm.job import TIMEOUT_S, own_channel_of_job
+from deeppart.comm import TIMEOUT_S, Comm, Operation, RunningOperation, finish, own_channel_of_job
 
 _WHAT = "asking all ranks whether to stop"
 
@@ -60,6 +57,9 @@ class OfTorch:
     """
 
     def __init__(self) -> None:
+        import torch
+        import torch.distributed as dist
+
         self.rank = dist.get_rank()
         self._group = dist.new_group(backend="gloo")
         self._flag = torch.zeros(1, dtype=torch.uint8)
@@ -88,6 +88,8 @@ class OfTorch:
             self._work = None
 
     def _begin(self, mine: bool) -> None:
+        import torch.distributed as dist
+
         self._flag.fill_(mine)
         self._work = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
 
@@ -126,16 +128,19 @@ class OfJob:
 
 def agreement_of_torch() -> Agreement:
     """Among the ranks of torch.distributed where it is initialized; otherwise this process alone (collective)."""
-    return OfTorch() if _is_initialized() and dist.get_world_size() > 1 else Alone()
+    dist = _distributed()
+    return OfTorch() if dist is not None and dist.get_world_size() > 1 else Alone()
 
 
 def agreement_of_job() -> Agreement:
     """Among the ranks of torch.distributed where it is initialized, else those that a launcher started (collective)."""
-    if _is_initialized():
+    if _distributed() is not None:
         return agreement_of_torch()
     comm = own_channel_of_job()
     return OfJob(comm) if comm.size > 1 else Alone()
 
 
-def _is_initialized() -> bool:
-    return dist.is_available() and dist.is_initialized()
+def _distributed() -> Any:
+    """torch.distributed where it is initialized in this process, which has imported it then; else None."""
+    dist: Any = sys.modules.get("torch.distributed")
+    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None

@@ -24,9 +24,7 @@ import xxhash
 from deeppart import access
 from deeppart.access import storage_error
 from deeppart.errors import CorruptFileError, StorageError
-from deeppart.part import is_hex32
-from deeppart.part.format import short
-from deeppart.part.json_text import parse_json
+from deeppart.part import is_hex32, parse_json, short
 from deeppart.storage.files import DurableFile, create_file, fill, read_file
 from deeppart.storage.timestamps import now
 

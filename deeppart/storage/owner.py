@@ -24,7 +24,7 @@ from deeppart.access import PERMISSIONS, storage_error
 from deeppart.access.hanging import storage_operation
 from deeppart.errors import CorruptFileError, DirectoryInUseError, StorageError
 from deeppart.model import StepKey
-from deeppart.part.json_text import parse_json
+from deeppart.part import parse_json
 from deeppart.storage.files import make_directory, read_file
 from deeppart.storage.lineage import LOCK_NAME, NOTE, SMALL_FILE_BYTES, take_lineage
 from deeppart.storage.manifests import committed_steps

@@ -21,8 +21,7 @@ from typing import Any
 from deeppart import access
 from deeppart.errors import FormatError, StorageError
 from deeppart.model import Attempt, SuspectLeaf, Suspicion
-from deeppart.part import MAX_SUSPECT_BYTES, decode_suspicion, encode_suspicion, is_hex32
-from deeppart.part.json_text import parse_json
+from deeppart.part import MAX_SUSPECT_BYTES, decode_suspicion, encode_suspicion, is_hex32, parse_json
 from deeppart.storage.files import UNUSABLE, create_file, read_file, write_file
 from deeppart.storage.timestamps import now
 

@@ -14,7 +14,7 @@ from deeppart.storage.timestamps import seconds_of
 from deeppart.telemetry.record import LevelTotals, RankStatus
 
 #: How a file of these metrics begins.
-BEGINS = re.compile(rb"# HELP deeppart_info ")
+METRICS_BEGIN = re.compile(rb"# HELP deeppart_info ")
 
 Sample = tuple[dict[str, str], float | None]
 

@@ -12,10 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from deeppart.errors import CorruptFileError, NewerFormatError
-from deeppart.model.reports import LevelReport, Report
-from deeppart.part import is_hex32
-from deeppart.part.format import MAX_WORLD_SIZE, short
-from deeppart.part.json_text import parse_json
+from deeppart.model import LevelReport, Report
+from deeppart.part import MAX_WORLD_SIZE, is_hex32, parse_json, short
 from deeppart.storage.timestamps import seconds_of
 
 _FORMAT, _VERSION = "deeppart-status", 1

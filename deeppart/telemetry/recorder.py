@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from deeppart._threads import start_thread
 from deeppart.errors import StorageError, as_error
-from deeppart.model.reports import Report
+from deeppart.model import Report
 from deeppart.pending import DONE, FAILED, OFF, SKIPPED, Pending
 from deeppart.storage.files import append_line, put_file
 from deeppart.storage.owner import DirectoryOwner

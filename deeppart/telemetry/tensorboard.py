@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from deeppart.model.reports import Report
+from deeppart.model import Report
 from deeppart.pending import DONE, FAILED
 
 

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from deeppart.errors import ConfigError
-from deeppart.model import REDUNDANT_LEVELS, Level
-from deeppart.model.units import show_seconds, show_share
+from deeppart.model import REDUNDANT_LEVELS, Level, show_seconds, show_share
 from deeppart.plan.interval import Cadence, LevelCost, Waste, best, waste
 from deeppart.plan.multiples import MOST_EVERY
 

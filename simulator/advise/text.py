@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from deeppart.model import LEVELS, Level
-from deeppart.model.units import show_bytes, show_seconds, show_share
+from deeppart.model import LEVELS, Level, show_bytes, show_seconds, show_share
 from deeppart.plan.completion import cost_per_call_s
 
 from ..budget.bill import MONTH_DAYS, USEFUL, Bill, bill

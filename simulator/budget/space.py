@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deeppart.model import DEFAULT_KEEP, LEVELS, REDUNDANT_LEVELS, Level
-from deeppart.model.units import show_bytes, show_seconds, show_share
+from deeppart.model import DEFAULT_KEEP, LEVELS, REDUNDANT_LEVELS, Level, show_bytes, show_seconds, show_share
 from deeppart.plan.multiples import MOST_EVERY
 
 from ..campaign.plan import SizedJob

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from deeppart.errors import ConfigError
-from deeppart.model import DEFAULT_KEEP, LEVELS, Level
-from deeppart.model.units import show_seconds
+from deeppart.model import DEFAULT_KEEP, LEVELS, Level, show_seconds
 
 from ..machine.record import Failures, Restart
 from ..timing.restores import restore_s

@@ -10,9 +10,7 @@ import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from deeppart.errors import ConfigError
-from deeppart.model import REDUNDANT_LEVELS, Level
-from deeppart.model.spelling import meant_todo
-from deeppart.model.units import show_seconds
+from deeppart.model import REDUNDANT_LEVELS, Level, meant_todo, show_seconds
 from deeppart.plan.interval import best
 
 from ..advise.choose import Advice, advise, describe

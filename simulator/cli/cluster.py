@@ -9,8 +9,7 @@ import click
 import numpy as np
 
 from deeppart.errors import ConfigError
-from deeppart.model.spelling import meant_todo
-from deeppart.model.units import show_seconds
+from deeppart.model import meant_todo, show_seconds
 
 from ..cluster.applications import SHIPPED, Application, Archive, read_workload, restarts_s
 from ..cluster.engine import Cluster, Outcome, mean_of, run

@@ -9,7 +9,7 @@ import click
 import numpy as np
 
 from deeppart.errors import ConfigError
-from deeppart.model.units import show_seconds
+from deeppart.model import show_seconds
 
 from ..machine.record import DAY_S, MOST_RANKS_PER_NODE
 from ..report.tables import Table

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from deeppart.cli.commands import GOOD
-from deeppart.model.units import show_bytes, show_rate, show_seconds
+from deeppart.model import show_bytes, show_rate, show_seconds
 
 from ..machine.files import PLAIN, TABLES, keys_of, machine_toml, preset_names, read_machine
 from ..machine.record import Machine

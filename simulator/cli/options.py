@@ -20,8 +20,7 @@ import numpy as np
 from click.core import ParameterSource
 
 from deeppart.errors import ConfigError
-from deeppart.model.spelling import meant, meant_todo
-from deeppart.model.units import SECONDS_WORDS, read_rate, read_seconds
+from deeppart.model import SECONDS_WORDS, meant, meant_todo, read_rate, read_seconds
 from deeppart.partition import STRATEGIES
 from deeppart.plan.interval import FLUSH_SHARE
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from deeppart.cli import commands
 from deeppart.cli.commands import GOOD
-from deeppart.model.units import show_bytes
+from deeppart.model import show_bytes
 
 from ..advise.text import what_if
 from ..report.chart import Chart

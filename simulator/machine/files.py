@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from deeppart.errors import ConfigError
-from deeppart.model.spelling import meant_todo
+from deeppart.model import meant_todo
 
 from .record import (
     Codec,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from deeppart.model.units import BYTES_WORDS, RATE_WORDS, SECONDS_WORDS, read_bytes, read_rate, read_seconds
+from deeppart.model import BYTES_WORDS, RATE_WORDS, SECONDS_WORDS, read_bytes, read_rate, read_seconds
 
 _WATTS = {"W": 1.0, "kW": 1e3, "MW": 1e6}
 #: Longer is a sentence.

@@ -17,8 +17,7 @@ from typing import Any
 
 from deeppart.cli.calibrate.tasks import LOSE, NOTHING, RESTORE, TRAIN, SaveTask
 from deeppart.errors import ConfigError
-from deeppart.model import Level
-from deeppart.model.spelling import meant_todo
+from deeppart.model import Level, meant_todo
 
 from ..machine.record import Machine
 from ..timing.restores import restore_s

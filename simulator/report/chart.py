@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from deeppart.model.units import show_seconds
+from deeppart.model import show_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

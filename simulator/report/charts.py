@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from deeppart.model import REDUNDANT_LEVELS, Level
-from deeppart.model.units import show_bytes, show_seconds, show_share
+from deeppart.model import REDUNDANT_LEVELS, Level, show_bytes, show_seconds, show_share
 
 from ..advise.choose import Advice, Choice, as_good_as_least, describe, least_restart, loss_of, shown
 from ..advise.compare import PARTS, REPLAY, Comparison, Side, least_restart_of

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from deeppart.errors import ConfigError
-from deeppart.model.units import show_bytes, show_rate, show_seconds, show_share
+from deeppart.model import show_bytes, show_rate, show_seconds, show_share
 
 from ..advise.choose import Advice, Choice, advise, describe, least_restart, loss_of
 from ..advise.compare import Comparison, Side, has_failures, least_restart_of

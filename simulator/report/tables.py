@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from deeppart.model import LEVELS, Level
-from deeppart.model.units import show_bytes, show_rate, show_seconds, show_share
+from deeppart.model import LEVELS, Level, show_bytes, show_rate, show_seconds, show_share
 
 from ..advise.choose import Advice, Choice, describe, least_restart, loss_of, shown
 from ..advise.compare import PARTS, REPLAY, Comparison, Side

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from deeppart.model import Level
-from deeppart.model.units import show_bytes, show_seconds
+from deeppart.model import Level, show_bytes, show_seconds
 
 from ..timing.stages import Job, Times, by_node
 from .chart import Mark, time_labels, time_ticks, variable

@@ -7,13 +7,13 @@ import math
 import numpy as np
 
 from deeppart.model import Level
-from deeppart.partition.cost import IntArray
+from deeppart.partition import IntArray
 
 from ..workload.holding import Shares
 from .stages import FloatArray, Job, by_node, codec_of, finish_times
 
 #: Training waits for a restore: a rank loads its parts with its share of the node's cores, up to so many
-#: (deeppart/session/topology.py), and with no fewer threads than that (deeppart/recovery/load_part.py).
+#: (deeppart/session/topology.py), and with no fewer threads than that (deeppart/recovery/parts.py).
 MOST_THREADS, LEAST_THREADS = 8, 2
 #: What ranks send of tensors from so many bytes on is received where it belongs: deeppart/state/capture/layout.py.
 ALONE_BYTES = 1 << 20

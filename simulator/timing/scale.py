@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from deeppart.errors import ConfigError
-from deeppart.model.spelling import meant_todo
+from deeppart.model import meant_todo
 from deeppart.partition import STRATEGIES
 
 from ..workload.holding import Shares

@@ -30,8 +30,7 @@ from typing import Any
 import numpy as np
 
 from deeppart.errors import ConfigError
-from deeppart.model import REDUNDANT_LEVELS, Level
-from deeppart.model.run_records import FORMAT, HISTORY_NAME, run_records
+from deeppart.model import HISTORY_NAME, REDUNDANT_LEVELS, RUNS_FORMAT, Level, run_records
 
 from .record import FAILURES, KINDS, PREEMPTION, Event, Observation, Runs, Trace, in_order, refusal, shown, unreadable
 from .schedulers import PHILLY, SLURM, is_philly, is_slurm, read_philly, read_slurm
@@ -304,7 +303,7 @@ _MOST_BYTES = 1 << 20
 
 def is_own_runs(beginning: str) -> bool:
     """True if a file that begins so is such a history."""
-    return beginning.lstrip().startswith("{") and FORMAT in beginning
+    return beginning.lstrip().startswith("{") and RUNS_FORMAT in beginning
 
 
 def read_own_runs(path: Path) -> Trace:

@@ -15,10 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from deeppart.model import LeafSpec
-from deeppart.model.boxes import Box
-from deeppart.partition import Leaves, Plan
-from deeppart.partition.cost import IntArray
+from deeppart.model import Box, LeafSpec
+from deeppart.partition import IntArray, Leaves, Plan
 from deeppart.plan.shards import Split, added_cost, least_usual_kappa, place_boxes, share_set
 
 from .layout import RankGrid

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from deeppart.errors import ConfigError
-from deeppart.model.spelling import meant_todo
-from deeppart.partition.cost import IntArray
+from deeppart.model import meant_todo
+from deeppart.partition import IntArray
 
 #: The keys of a layout, for messages.
 KEYS = ("tp=N", "pp=N", "ep=N", "fsdp", "hsdp=N", "zero1")

@@ -16,9 +16,8 @@ from types import MappingProxyType
 import numpy as np
 
 from deeppart.errors import ConfigError
-from deeppart.model.spelling import meant_todo
-from deeppart.model.units import read_bytes
-from deeppart.partition.cost import IntArray
+from deeppart.model import meant_todo, read_bytes
+from deeppart.partition import IntArray
 
 #: Most layers, so that a slip of the keys does not fill the memory.
 _MOST_LAYERS = 100_000

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from deeppart.errors import ConfigError
-from deeppart.model.spelling import meant_todo
-from deeppart.partition.cost import whole_kappa
+from deeppart.model import meant_todo
+from deeppart.partition import whole_kappa
 
 from .holding import ByAspect, Groups, Held, PlannedSpan, Shares, groups_of, kappa_of, own_groups, share_out, spans_of
 from .layout import Layout, read_layout

@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 import deeppart
 from deeppart.elastic import Told, leave, should_stop
-from deeppart.stopping.agreement import Agreement, OfJob, OfTorch, agreement_of_job
+from deeppart.stopping import Agreement, agreement_of_job
+from deeppart.stopping.agreement import OfJob, OfTorch
 from tests.mpi.torchrun_job import tell
 
 #: The rank that is told, and the step in which it is.

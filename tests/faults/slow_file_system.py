@@ -22,7 +22,7 @@ from pathlib import Path
 
 import mfusepy  # type: ignore[import-untyped]
 
-from deeppart.model.units import read_rate
+from deeppart.model import read_rate
 from tests.faults.poor_file_system import PoorFileSystem
 
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ from deeppart.errors import (
     RestoreError,
     StorageError,
 )
-from deeppart.recovery import load_part
+from deeppart.recovery import parts
 from deeppart.save import write
 from deeppart.testing.faults import TYPICAL_ERRORS, StorageFaults
 from deeppart.testing.states import difference
@@ -245,7 +245,7 @@ def test_every_operation_of_a_restore(
 ) -> None:
     """What cannot be read gives way to another level or to an earlier step; otherwise the live state is as it was."""
     if not mapped:
-        monkeypatch.setattr(load_part, "lies_in_memory", lambda path: False)
+        monkeypatch.setattr(parts, "lies_in_memory", lambda path: False)
     settings: dict[str, Any] = {"local_dir": None} if level == "alone" else {}
     settings["compression"] = "none" if mapped else "zstd"
     with deeppart.Checkpointer(config(memory, **settings)) as ck:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deeppart.model.units import show_seconds
+from deeppart.model import show_seconds
 from tests.simulator.commands import sim, sim_json
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "simulator.md"

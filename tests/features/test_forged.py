@@ -14,7 +14,7 @@ import torch
 import zstandard
 
 import deeppart
-from deeppart.cadence.history import History
+from deeppart.cadence import History
 from deeppart.codec.zstd import read_frame
 from deeppart.config import Config
 from deeppart.errors import ConfigError, CorruptFileError, DirectoryInUseError, FormatError, StateError, StorageError

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import deeppart.part.format as fmt
-from deeppart.part import parity, reader
-from deeppart.part.reader import PartReader
-from deeppart.part.signing import Signing
+from deeppart.part import PartReader, Signing, parity, reader
 from deeppart.state.document import part_document as document
 from deeppart.state.document import structure_json as structure_decoding
 from deeppart.state.tree.leaves import LeafType

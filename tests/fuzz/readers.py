@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from deeppart_simulator.machine.files import read_machine
 
 import deeppart
-from deeppart.cadence.history import History
+from deeppart.cadence import History
 from deeppart.cli import main
 from deeppart.elastic.profile import read_profile
 from deeppart.errors import DeeppartError, StateError

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from tests.unit.sharded_states import piece, rows, save
 
 #: Sharded by rows; held by both ranks; of rank 1 alone, beside a plain tensor that is so, too.

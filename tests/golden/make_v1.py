@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from deeppart.codec import EncodedChunk
-from deeppart.codec.zstd import ZstdCodec
+from deeppart.codec import EncodedChunk, ZstdCodec
 from deeppart.model import Attempt, Manifest
 from deeppart.part import FLAG_PER_RANK, SPAN_DTYPE, PartSummary, PartWriter, encode_manifest, part_file_name
 

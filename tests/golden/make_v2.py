@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from deeppart.codec import EncodedChunk
-from deeppart.codec.tensor import TensorCodec
+from deeppart.codec import EncodedChunk, TensorCodec
 from deeppart.model import BaseRecord
 from deeppart.part import (
     FLAG_PER_RANK,

@@ -28,10 +28,10 @@ def install(store: Path | None = None) -> None:
     """
     if not is_chosen():
         return
-    import deeppart.comm
+    import deeppart.comm.connecting
 
     path = store or store_of_launcher()
-    deeppart.comm._over_mpi = lambda comm, timeout: _over_sockets(path, comm, timeout)
+    deeppart.comm.connecting._over_mpi = lambda comm, timeout: _over_sockets(path, comm, timeout)
 
 
 def store_of_launcher() -> Path:
@@ -43,7 +43,7 @@ def _over_sockets(path: Path, comm: Any, timeout: float) -> Any:
     from mpi4py import MPI
     from torch.distributed import FileStore, PrefixStore
 
-    from deeppart import comm as package
+    from deeppart.comm import connecting
     from deeppart.comm.sockets.meeting import Place
 
     group, everyone = comm.Get_group(), MPI.COMM_WORLD.Get_group()
@@ -53,4 +53,4 @@ def _over_sockets(path: Path, comm: Any, timeout: float) -> Any:
     name = "-".join(map(str, ranks))
     store = PrefixStore(name, FileStore(str(path), -1))
     place = Place(f"{path} {name}", comm.Get_rank(), comm.Get_size(), lambda: store, lambda: "127.0.0.1")
-    return package._over_sockets(place, timeout)
+    return connecting._over_sockets(place, timeout)

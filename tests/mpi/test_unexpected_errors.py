@@ -16,14 +16,13 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.nodes.exchange.memory import Arena
+from deeppart.nodes import Arena
 from deeppart.part import PartSummary
 from deeppart.recovery import apply, inventory, matching, saved
-from deeppart.recovery.load_part import OpenedPart
+from deeppart.recovery.parts import OpenedPart
 from deeppart.repair import scrub
-from deeppart.save import complete, pipeline, protect, share_planning, write
-from deeppart.save.incremental import Incremental
-from deeppart.save.job import Opened, StagingLease
+from deeppart.save import Incremental, StagingLease, complete, pipeline, protect, share_planning, write
+from deeppart.save.job import Opened
 from deeppart.session import open as starting
 from deeppart.storage import node
 from tests.mpi.suspect_training import TIMEOUT_S, checkpointer

@@ -19,7 +19,7 @@ from deeppart.elastic.profile import write_profile
 from deeppart.model import SuspectLeaf
 from deeppart.storage.owner import DirectoryOwner
 from deeppart.storage.records import Suspicions
-from deeppart.telemetry.status_files import StatusFile
+from deeppart.telemetry import StatusFile
 from tests.unit.cli_support import call_json, flip, forge, manifest_path, part_path, save, save_states
 from tests.unit.elastic.test_profile import profile_of_true
 from tests.unit.telemetry.samples import in_flight, status

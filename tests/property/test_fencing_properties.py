@@ -20,7 +20,7 @@ import pytest
 from deeppart.errors import DirectoryInUseError, StorageError
 from deeppart.model import Attempt, Manifest, PartRecord, StepKey
 from deeppart.part import encode_manifest, part_file_name
-from deeppart.save.retention import Retention
+from deeppart.save import Retention
 from deeppart.storage import keeping
 from deeppart.storage.files import DurableFile
 from deeppart.storage.node import NODE_FOLDERS, NodeLevel, node_root

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeppart.errors import FormatError
-from deeppart.part import SECTION_ALIGNMENT, MemorySource, NodeTable, Section, SectionPath, read_table
+from deeppart.part import SECTION_ALIGNMENT, MemorySource, NodeTable, Section, SectionPath, most_part_bytes, read_table
 from deeppart.part.format import MIN_FILE_BYTES
-from deeppart.part.writer import most_part_bytes
 
 PATH = "node-00000-of-00008.dpn"
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeppart.codec import Chooser, EncodedChunk
-from deeppart.codec.zstd import ZstdCodec
+from deeppart.codec import Chooser, EncodedChunk, ZstdCodec
 from deeppart.errors import CorruptFileError, NewerFormatError
 from deeppart.model import Attempt, Manifest
 from deeppart.model.compression import COMPRESSIONS

@@ -28,8 +28,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import deeppart
 from deeppart.access import storage_error
 from deeppart.pending import DONE, FAILED
-from deeppart.save import write
-from deeppart.save.job import StagingLease
+from deeppart.save import StagingLease, write
 from deeppart.save.relay import Relay, SourceLostError
 from deeppart.storage.files import DurableFile
 from deeppart.storage.persistent import PersistentLevel

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 import deeppart
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from tests.sharded.layouts import DTensor, Partial, Placement, Shard, distribute_tensor, end_job
 from tests.unit.sharded_states import piece
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 import deeppart
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from deeppart.save import saver
 from deeppart.save.share_planning import plan_share
 from deeppart.state.capture.layout import ShareLayout

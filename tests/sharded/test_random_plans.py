@@ -14,9 +14,9 @@ from deeppart_simulator.workload.states import State
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deeppart.comm import SingleComm
-from deeppart.comm.base import Int64s, Operation, immediately
-from deeppart.model.boxes import Box
+from deeppart.comm import Operation, SingleComm
+from deeppart.comm.base import Int64s, immediately
+from deeppart.model import Box
 from deeppart.save.share_planning import Holders, plan_share
 from deeppart.state.capture.layout import ShareLayout
 from deeppart.state.compare.state_layout import derive

@@ -16,7 +16,7 @@ from deeppart.cli import main
 from deeppart.codec import Chooser
 from deeppart.model import Attempt, Manifest, PartRecord, StepKey
 from deeppart.part import encode_manifest, part_file_name
-from deeppart.save.encoding import Encoders, Encoding
+from deeppart.save import Encoders, Encoding
 from deeppart.save.job import Staged
 from deeppart.save.write import write_part
 from deeppart.state.capture.layout import lay_out

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 import deeppart
-from deeppart.comm.base import Comm
-from deeppart.model.boxes import Box
+from deeppart.comm import Comm
+from deeppart.model import Box
 from tests.unit.comm.worlds import LIMIT_S, on_all, world
 
 

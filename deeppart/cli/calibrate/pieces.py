@@ -16,12 +16,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from deeppart.cli.calibrate.saves import TIMEOUT_S, meet
-from deeppart.codec import ROOM_BYTES
-from deeppart.codec.choose import tensor_codec
-from deeppart.comm.base import Comm
-from deeppart.comm.waiting import finish
-from deeppart.nodes.erasure import ReedSolomon
-from deeppart.part.format import DEFAULT_CHUNK_BYTES
+from deeppart.codec import ROOM_BYTES, tensor_codec
+from deeppart.comm import Comm, finish
+from deeppart.nodes import ReedSolomon
+from deeppart.part import DEFAULT_CHUNK_BYTES
 
 Bytes: TypeAlias = NDArray[np.uint8]
 

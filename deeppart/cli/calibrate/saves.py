@@ -14,8 +14,7 @@ import torch
 
 from deeppart.checkpointer import Checkpointer
 from deeppart.cli.calibrate.tasks import LOSE, NOTHING, TRAIN, SaveTask
-from deeppart.comm.base import Comm
-from deeppart.comm.waiting import finish
+from deeppart.comm import Comm, finish
 from deeppart.config import Config
 from deeppart.model import LEVELS
 from deeppart.pending import Pending

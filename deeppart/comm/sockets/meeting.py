@@ -32,7 +32,7 @@ from deeppart.comm.sockets.channel import CollectiveMessages, Link, SocketComm
 from deeppart.comm.sockets.doors import Doors
 from deeppart.comm.sockets.transport import Transport
 from deeppart.comm.waiting import finish
-from deeppart.config.job import scheduled_job
+from deeppart.config import scheduled_job
 from deeppart.errors import CommError, PeerTimeoutError, say
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from typing import Any
 
 from deeppart.comm.sockets.card import address_towards
 from deeppart.comm.sockets.meeting import Place, Store
-from deeppart.config.job import Launch, served_by_agent, socket_interface
+from deeppart.config import Launch, served_by_agent, socket_interface
 from deeppart.errors import CommError, LaunchError
 
 _PREFIX = "deeppart"

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from deeppart.config.job import launch
+from deeppart.config import launch
 from deeppart.elastic.ranks import OfTorch
 from deeppart.errors import ConfigError
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from deeppart.config.job import launch
+from deeppart.config import launch
 
 
 def checkpoint_path() -> str | None:

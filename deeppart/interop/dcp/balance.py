@@ -16,7 +16,7 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from deeppart.partition import LeafSpec, partition
 from deeppart.state.tree.leaves import rectangles
 

@@ -27,11 +27,7 @@ from typing import IO, Any
 import torch
 import xxhash
 
-from deeppart.codec import ROOM_BYTES, Codec, codec_by_id
-from deeppart.codec.base import RawCodec
-from deeppart.codec.choose import tensor_codec
-from deeppart.codec.tensor import PLANE_DTYPES
-from deeppart.codec.zstd import ZstdCodec
+from deeppart.codec import PLANE_DTYPES, ROOM_BYTES, Codec, RawCodec, ZstdCodec, codec_by_id, tensor_codec
 from deeppart.errors import CorruptFileError
 from deeppart.state.tree.leaves import TORCH_DTYPES
 

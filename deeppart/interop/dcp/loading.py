@@ -19,8 +19,8 @@ from deeppart.interop.dcp.names import GROUPS, nested
 from deeppart.interop.files import ForeignFile, HeldBytes
 from deeppart.interop.opened import PIECE_BYTES, Opened, Source, address_of, chosen_part
 from deeppart.interop.torch_file import Archive, open_archive, read_by_torch
-from deeppart.model.boxes import Box
-from deeppart.part.format import short
+from deeppart.model import Box
+from deeppart.part import short
 from deeppart.state.tree.leaves import Bytes, LeafType, dtype_name, flat_bytes, is_flat, new_array
 from deeppart.state.tree.paths import readable
 

@@ -19,8 +19,8 @@ import torch
 from deeppart.errors import CorruptFileError, RestoreError
 from deeppart.interop.files import is_plain_name, read_small
 from deeppart.interop.formats import METADATA_NAME
-from deeppart.model.boxes import Box
-from deeppart.part.format import short
+from deeppart.model import Box
+from deeppart.part import short
 from deeppart.plan.shards import fault_of_cover
 from deeppart.state.tree.flatten import DEEPEST_NESTING
 from deeppart.state.tree.leaves import TORCH_DTYPES

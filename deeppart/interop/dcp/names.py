@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from deeppart.config.arguments import LAST_STEP
+from deeppart.config import LAST_STEP
 from deeppart.errors import ConfigError, DeeppartError, StructureMismatchError, UnsupportedLeafError
 from deeppart.interop.dcp.metadata import Keys
 from deeppart.state.tree.leaves import is_plain

@@ -26,10 +26,10 @@ from torch.distributed.checkpoint import DefaultSavePlanner, Metadata, SavePlan
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 
-from deeppart.config.job import node_name
+from deeppart.config import node_name
 from deeppart.errors import ConfigError, ReplicaDivergenceWarning, StateError, warn_now
 from deeppart.interop.dcp.balance import LEAST_SPLIT_BYTES, VALUE_BYTES, RankNotes, divide
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from deeppart.state.tree.fingerprint import sampled_digests
 from deeppart.state.tree.leaves import flat_bytes, lies_flat_on_host
 

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, Sav
 
 from deeppart import access
 from deeppart.access import storage_error
-from deeppart.config.arguments import check_step
+from deeppart.config import check_step
 from deeppart.errors import ConfigError, DeeppartError
 from deeppart.interop.dcp.planner import BalancedSavePlanner
 from deeppart.interop.formats import METADATA_NAME

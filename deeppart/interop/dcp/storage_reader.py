@@ -19,7 +19,7 @@ from deeppart.errors import ConfigError, DeeppartError, LeafMismatchError, Struc
 from deeppart.interop.dcp.names import step_of
 from deeppart.interop.dcp.storage_writer import StorageWriter, describe
 from deeppart.interop.dcp.stored import DirectorySource, SessionSource, Source, Stored, Wanted
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from deeppart.state.document.ties import extent
 from deeppart.state.memory.held import freed_memory
 from deeppart.state.tree.leaves import is_plain, overlaps_itself

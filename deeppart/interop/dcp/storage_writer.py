@@ -41,8 +41,7 @@ from deeppart.interop.dcp.names import Item, Named, named, of_plan, step_of
 from deeppart.interop.dcp.planner import BalancedSavePlanner
 from deeppart.interop.dcp.stored import Pieces
 from deeppart.interop.saving import or_refusal
-from deeppart.model import LEVELS
-from deeppart.model.boxes import Box
+from deeppart.model import LEVELS, Box
 from deeppart.pending import FAILED
 
 _PAUSE_S = 5e-3

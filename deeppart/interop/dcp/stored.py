@@ -24,12 +24,12 @@ from deeppart.errors import (
 )
 from deeppart.interop.dcp.metadata import Keys
 from deeppart.interop.dcp.names import Item, by_name, is_one, walk_values
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from deeppart.offline.find import Chosen, find_step, with_checkpoint
 from deeppart.offline.load import OpenCheckpoint, target_of
 from deeppart.part import read_key_files
-from deeppart.recovery.saved import SavedStep
-from deeppart.session.restoring import Looked
+from deeppart.recovery import SavedStep
+from deeppart.session import Looked
 from deeppart.state.document.structure import (
     DICTS,
     SavedApart,

@@ -30,7 +30,7 @@ from deeppart.interop.outline import Outline, arrays_remark, outline
 from deeppart.interop.torch_file import Leaves, write_archive
 from deeppart.offline.export.beside import BesideFolder, Stream
 from deeppart.offline.export.reading import Content, Progress, Totals
-from deeppart.part.format import short
+from deeppart.part import short
 from deeppart.state.document.ties import contiguous_strides
 from deeppart.state.tree.paths import readable
 

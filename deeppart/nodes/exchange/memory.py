@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart import access
-from deeppart.comm.base import Comm, Operation
+from deeppart.comm import Comm, Operation
 from deeppart.errors import CheckpointError
 from deeppart.part import FileSource
 from deeppart.storage.mapped import file_memory, lies_in_memory

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from deeppart.comm.base import Comm, Operation, interleaved
+from deeppart.comm import Comm, Operation, interleaved
 from deeppart.errors import CheckpointError, CommError, CorruptFileError, DeeppartError, StorageError, as_error
 from deeppart.model import Attempt, ParityIdentity, ParityMember
 from deeppart.nodes.erasure import ReedSolomon

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from deeppart.comm.base import Comm, Operation, interleaved
+from deeppart.comm import Comm, Operation, interleaved
 from deeppart.errors import CorruptFileError, DeeppartError, as_error
 from deeppart.nodes.exchange.memory import Arena, Blocks, Bytes, paced, reserve_together
 from deeppart.storage.files import DurableFile

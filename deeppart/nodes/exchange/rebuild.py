@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from deeppart.comm.base import Comm, Operation, interleaved
+from deeppart.comm import Comm, Operation, interleaved
 from deeppart.errors import StorageError
 from deeppart.model import ParityIdentity
 from deeppart.nodes.erasure import ReedSolomon

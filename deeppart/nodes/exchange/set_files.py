@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from deeppart.comm.base import Comm, Operation
+from deeppart.comm import Comm, Operation
 from deeppart.errors import DeeppartError, StorageError, lacks_descriptors
 from deeppart.model import ParityIdentity
 from deeppart.nodes.exchange.memory import Blocks, Bytes

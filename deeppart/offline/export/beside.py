@@ -14,7 +14,7 @@ from types import TracebackType
 from deeppart import access
 from deeppart.access import storage_error
 from deeppart.errors import StorageError
-from deeppart.save.workers import Workers, WriteBehind
+from deeppart.save import Workers, WriteBehind
 from deeppart.storage.files import Appending
 
 #: Files in directories that an export makes; nothing else is ever removed with one that is replaced.

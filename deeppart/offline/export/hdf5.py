@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from deeppart.access import storage_error
-from deeppart.model.version import VERSION
+from deeppart.model import VERSION
 from deeppart.offline.batches import batches
 from deeppart.offline.export.beside import BesideFile
 from deeppart.offline.export.reading import Content, Progress, Totals

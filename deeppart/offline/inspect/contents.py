@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.errors import FormatError, StorageError, StructureMismatchError
-from deeppart.model import Manifest, SuspectLeaf
-from deeppart.model.boxes import Box
+from deeppart.model import Box, Manifest, SuspectLeaf
 from deeppart.offline.find import find_step
 from deeppart.offline.inspect.listing import require_directory
 from deeppart.offline.inspect.parts import StepFiles

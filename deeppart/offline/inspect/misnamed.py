@@ -13,7 +13,9 @@ from deeppart import access
 from deeppart.errors import FormatError, StorageError
 from deeppart.model import Attempt
 from deeppart.part import (
+    HEADER_BYTES,
     FileSource,
+    PartHeader,
     PartReader,
     is_parity_file_name,
     parse_base_file_name,
@@ -21,7 +23,6 @@ from deeppart.part import (
     parse_part_file_name,
     parse_section_path,
 )
-from deeppart.part.format import HEADER_BYTES, PartHeader
 from deeppart.storage.manifests import read_manifest
 from deeppart.storage.steps import list_steps, step_directory
 

@@ -12,7 +12,7 @@ import xxhash
 from deeppart import access
 from deeppart.errors import FormatError, StorageError
 from deeppart.model import Attempt, Level, ParityIdentity, ParityMember
-from deeppart.nodes.erasure import ReedSolomon
+from deeppart.nodes import ReedSolomon
 from deeppart.part import FileSource, MemorySource, ParityReader, ParityWriter, Signing, is_hex32, stripes_of
 from deeppart.plan.redundancy import Stripes
 from deeppart.plan.restart import StoredParity, StoredPart

@@ -7,14 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deeppart.comm.base import Comm
-from deeppart.comm.single import SingleComm
-from deeppart.comm.waiting import finish
+from deeppart.comm import Comm, SingleComm, finish
 from deeppart.errors import FormatError, StorageError
 from deeppart.model import Level, Manifest
 from deeppart.part import Signing, decode_manifest, parse_section_path
 from deeppart.plan.restart import Candidate, Inventory, Outlook, Read, StoredParity, StoredPart, assign, survey
-from deeppart.recovery.inventory import take_inventory
+from deeppart.recovery import take_inventory
 from deeppart.storage.files import read_file
 from deeppart.storage.manifests import MANIFEST_LIMIT_BYTES, part_problem
 from deeppart.storage.node import take_stock

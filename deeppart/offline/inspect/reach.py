@@ -14,26 +14,24 @@ from pathlib import Path
 import numpy as np
 
 from deeppart import access
-from deeppart.comm.single import SingleComm
-from deeppart.comm.waiting import finish
+from deeppart.comm import SingleComm, finish
 from deeppart.errors import CorruptFileError, FormatError, StorageError
 from deeppart.model import Attempt, ParityIdentity, ParityMember, PartRecord
-from deeppart.nodes.exchange.memory import Arena
-from deeppart.nodes.exchange.rebuild import Wanted, padded_bytes, rebuild_parts
+from deeppart.nodes import Arena, Wanted, padded_bytes, rebuild_parts
 from deeppart.offline.inspect.misnamed import file_of, header_of
 from deeppart.offline.inspect.node_files import NodeFiles
 from deeppart.part import (
     FileSource,
     MemorySource,
+    PartHeader,
     PartReader,
     Signing,
     parity_file_name,
     part_file_name,
     set_id,
 )
-from deeppart.part.format import PartHeader
 from deeppart.plan.restart import Committed, FilesByAttempt, Inventory, Read, Source
-from deeppart.recovery.load_part import LoadedPart, load_part
+from deeppart.recovery import LoadedPart, load_part
 from deeppart.storage.manifests import read_manifests
 from deeppart.storage.node import one_line
 from deeppart.storage.steps import list_steps, parse_step_directory_name

@@ -39,7 +39,7 @@ from deeppart.part import (
     parse_section_path,
 )
 from deeppart.plan.restart import Source
-from deeppart.recovery.load_part import sound_pieces
+from deeppart.recovery import sound_pieces
 from deeppart.storage.files import DurableFile, complete, fill
 from deeppart.storage.node import file_problem, one_line
 from deeppart.storage.steps import is_temporary_name, parse_step_directory_name

@@ -22,8 +22,7 @@ from deeppart.offline.inspect.cover import EXTRA, GAP, DamagedLeaf, Fault, LeafN
 from deeppart.offline.inspect.listing import DAMAGED, NEWER, UNFINISHED_STATE, name_ranks, require_directory
 from deeppart.offline.inspect.misnamed import advice, misnamed
 from deeppart.offline.inspect.parts import OpenPart, StepFiles, own_spans, shared_spans
-from deeppart.part import HEADER_BYTES, Signing, parse_base_file_name
-from deeppart.part.json_text import parse_json
+from deeppart.part import HEADER_BYTES, Signing, parse_base_file_name, parse_json
 from deeppart.state.restore.scatter import check_places
 from deeppart.storage.manifests import UNFINISHED, committed_steps, read_manifest
 from deeppart.storage.steps import MANIFEST_NAME, MOST_LOOKS, is_gone, list_steps, step_directory, step_is_retired

@@ -17,9 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deeppart.comm.agreement import unequal
-from deeppart.comm.base import Comm
-from deeppart.comm.waiting import finish
+from deeppart.comm import Comm, finish, unequal
 from deeppart.errors import LeafMismatchError, UnsupportedLeafError
 from deeppart.model import ComparedEarlier
 from deeppart.state.compare.comparing import COMPARED, TRAILING, UNREAD

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.comm.base import rank_names
+from deeppart.comm import rank_names
 from deeppart.model import ComparedEarlier
 from deeppart.state.compare.turns import TURNS, slice_of
 from deeppart.state.tree.fingerprint import full_digest

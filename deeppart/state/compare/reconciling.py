@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from deeppart.comm.base import Comm
-from deeppart.comm.waiting import finish
+from deeppart.comm import Comm, finish
 from deeppart.errors import StructureMismatchError, on_ranks
 from deeppart.state.document.structure import DICTS
 from deeppart.state.document.structure_json import decode_path, encode_path

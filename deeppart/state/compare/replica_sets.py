@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.comm.base import Comm
-from deeppart.comm.waiting import finish
+from deeppart.comm import Comm, finish
 from deeppart.state.compare.comparing import UNREAD, Comparison
 from deeppart.state.compare.divergence import MOST_NAMED, NEVER, Calls, ComparedRecord, Divergence
 from deeppart.state.compare.optimizers import TrainingWatch

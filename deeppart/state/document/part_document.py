@@ -22,11 +22,8 @@ import numpy.typing as npt
 
 from deeppart._gc import collection_paused
 from deeppart.errors import CorruptFileError
-from deeppart.model import ComparedEarlier
-from deeppart.model.boxes import Box
-from deeppart.part import OWN_TABLE
-from deeppart.part.format import short
-from deeppart.part.json_text import parse_json
+from deeppart.model import Box, ComparedEarlier
+from deeppart.part import OWN_TABLE, parse_json, short
 from deeppart.state.document.structure import (
     DICTS,
     Alias,

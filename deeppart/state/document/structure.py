@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from deeppart.state.tree.composites import COMPOSITES
 from deeppart.state.tree.flat import DICT_KINDS
 from deeppart.state.tree.leaves import LeafType

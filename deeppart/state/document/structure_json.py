@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from deeppart._gc import collection_paused
 from deeppart.errors import CorruptFileError, NewerFormatError
-from deeppart.part.format import MAX_LEAF_BYTES, short
+from deeppart.part import MAX_LEAF_BYTES, short
 from deeppart.state.document.structure import (
     DICTS,
     Alias,

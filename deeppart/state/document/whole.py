@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from deeppart.errors import CorruptFileError
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from deeppart.plan.shards import fault_of_cover
 from deeppart.state.document.part_document import OwnTree
 from deeppart.state.document.structure import (

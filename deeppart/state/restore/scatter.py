@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from deeppart.errors import CorruptFileError, FreedMemoryError
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from deeppart.part import OWN_TABLE, SPAN_DTYPE
 from deeppart.state.document.structure import Structure
 from deeppart.state.document.whole import ShardSource, WholeTensor

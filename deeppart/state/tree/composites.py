@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
-from deeppart.part.format import short
+from deeppart.part import short
 from deeppart.state.tree.leaves import leaf_type
 from deeppart.state.tree.runs import MOST_LEVELS
 from deeppart.state.tree.values import is_value

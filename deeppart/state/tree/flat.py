@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from deeppart.state.memory.held import Extents, HeldMemory
 from deeppart.state.tree.globs import Excluded
 from deeppart.state.tree.leaves import LeafType

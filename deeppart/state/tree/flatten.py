@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from deeppart.errors import UnsupportedLeafError
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from deeppart.state.memory.held import Extents, HeldMemory, array_lacks_memory, freed_memory
 from deeppart.state.tree.composites import Parts, take_apart
 from deeppart.state.tree.flat import (

@@ -15,8 +15,7 @@ import numpy.typing as npt
 import torch
 
 from deeppart.errors import CorruptFileError, RestoreError, UnsupportedLeafError
-from deeppart.part import MAX_CHUNK_BYTES
-from deeppart.part.format import MAX_LEAF_BYTES, short
+from deeppart.part import MAX_CHUNK_BYTES, MAX_LEAF_BYTES, short
 from deeppart.state.tree.values import known_conversion, plain_dtype
 
 Bytes = npt.NDArray[np.uint8]

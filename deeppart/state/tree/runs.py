@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
-from deeppart.part.format import short
+from deeppart.part import short
 from deeppart.state.tree.paths import canonical_order, name_kind
 from deeppart.state.tree.values import (
     JSON_SCALARS,

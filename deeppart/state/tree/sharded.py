@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from deeppart.errors import DeeppartError, UnsupportedLeafError
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from deeppart.plan.shards import Placed, Split, place_boxes
 
 _FLAT_GEOMETRY = ("global_shape", "global_offsets", "local_offsets", "local_sizes")

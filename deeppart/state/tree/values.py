@@ -30,7 +30,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
-from deeppart.part.format import short
+from deeppart.part import short
 
 #: JSON-like value: None, bool, int, float, str, or a tagged list.
 Encoded = Any

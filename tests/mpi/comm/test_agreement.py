@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from deeppart.comm import Comm
-from deeppart.comm.agreement import agree, raise_together, together
+from deeppart.comm import Comm, agree, raise_together, together
 from deeppart.errors import CheckpointError, RemoteRankError, StateError
 from tests.mpi.comm.limits import LIMIT_S
 

@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 
 import deeppart
-from deeppart.comm import SingleComm
-from deeppart.comm.base import Operation
-from deeppart.comm.waiting import Driver
+from deeppart.comm import Driver, Operation, SingleComm
 from deeppart.errors import CheckpointError
 from tests.mpi.comm.funneled import SETTINGS, config, state
 

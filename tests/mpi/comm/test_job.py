@@ -10,7 +10,8 @@ import pytest
 from deeppart.comm import Comm, job
 from deeppart.elastic import Accumulator, ElasticDataLoader, Progress
 from deeppart.elastic.ranks import ranks_of_job
-from deeppart.stopping.agreement import OfJob, agreement_of_job
+from deeppart.stopping import agreement_of_job
+from deeppart.stopping.agreement import OfJob
 from tests.unit.elastic.jobs import numbers
 
 pytestmark = pytest.mark.mpi(min_size=2)

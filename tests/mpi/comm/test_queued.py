@@ -108,7 +108,7 @@ def go_on_at_once(directory: Path) -> list[str]:
     """A rank whose memory is in use by what is rebuilt comes late to the next checkpoint; the others wait there."""
     from mpi4py import MPI
 
-    from deeppart.repair.heal import Healer
+    from deeppart.repair import Healer
 
     def late(healer: Healer, *args: Any) -> Any:
         time.sleep(1.0)  # the others wait in checkpoint() by then

@@ -35,8 +35,8 @@ def test_lost_nodes_fall_back_to_copies_and_then_to_the_persistent_level(run_on:
 
 def reads_of(comm: Any, directory: Path) -> list[tuple[int, str]]:
     """Part and path of every part file that this rank reads chunks of."""
-    from deeppart.recovery import recover
-    from deeppart.recovery.load_part import OpenedPart
+    from deeppart.recovery import candidates
+    from deeppart.recovery.parts import OpenedPart
 
     read: list[tuple[int, str]] = []
 
@@ -44,7 +44,7 @@ def reads_of(comm: Any, directory: Path) -> list[tuple[int, str]]:
         read.append((what.part, what.source.path))
         return OpenedPart(source, what, *rest)
 
-    module: Any = recover
+    module: Any = candidates
     module.OpenedPart = recording
     assert restore(comm, directory)[0] == 3
     return read

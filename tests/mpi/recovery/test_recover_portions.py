@@ -15,7 +15,7 @@ import torch
 
 import deeppart
 from deeppart.plan.restart import reading
-from deeppart.recovery.load_part import OpenedPart
+from deeppart.recovery.parts import OpenedPart
 from tests.unit.sharded_states import rows
 
 pytestmark = pytest.mark.mpi(min_size=4)

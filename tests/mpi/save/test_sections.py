@@ -226,7 +226,7 @@ def test_an_error_that_passes(run_on: Any, shared_path: Path) -> None:
 
 def gives_up(comm: Any, directory: Path) -> list[str]:
     """An error outside of the work itself: the stage gives up, and the others are told in the exchange."""
-    from deeppart.save.pipeline import Pipeline
+    from deeppart.save import Pipeline
 
     told = []
     with warnings.catch_warnings():

@@ -15,7 +15,7 @@ from deeppart_simulator.machine.record import Failures, Group, Power, Price
 from deeppart_simulator.timing.stages import Job
 
 import deeppart
-from deeppart.model.units import show_seconds, show_share
+from deeppart.model import show_seconds, show_share
 from tests.simulator.campaign.jobs import DAY
 from tests.simulator.timing.jobs import MACHINE, STATE
 

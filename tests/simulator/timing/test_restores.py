@@ -18,7 +18,7 @@ from deeppart_simulator.workload.states import State, read_state
 
 from deeppart.model import Attempt
 from deeppart.plan.restart import Candidate, Portion, Source, assign, reading
-from deeppart.recovery import load_part
+from deeppart.recovery import parts
 from deeppart.session.topology import MOST_WAITING_THREADS
 from deeppart.state.capture import layout
 from tests.simulator.timing.jobs import MACHINE, STATE, job
@@ -85,7 +85,7 @@ def test_what_was_encoded_is_decoded_and_digested_on_all_cores_that_a_rank_has()
         decoding_s = (1 + 1 / 16) / threads
         found_s = restore_s(this, shares, {"local": 4}) - distribute_s(this, encoded=True)
         assert found_s == pytest.approx(0.8 + decoding_s), cores
-    assert (MOST_THREADS, LEAST_THREADS) == (MOST_WAITING_THREADS, load_part.LEAST_THREADS)  # as the library does it
+    assert (MOST_THREADS, LEAST_THREADS) == (MOST_WAITING_THREADS, parts.LEAST_THREADS)  # as the library does it
 
 
 def test_what_was_encoded_is_sent_from_rank_to_rank_where_raw_parts_are_found_in_memory() -> None:

@@ -13,7 +13,7 @@ from deeppart_simulator.workload.states import State, read_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from deeppart.partition.strategies import fill
 from deeppart.plan.shards import fault_of_cover
 from tests.sampling import examples

@@ -16,8 +16,8 @@ import deeppart
 from deeppart.cli import watch as watch_module
 from deeppart.cli.watch import watch
 from deeppart.storage.owner import DirectoryOwner
-from deeppart.telemetry.record import ErrorStatus
-from deeppart.telemetry.status_files import StatusFile, status_folder
+from deeppart.telemetry import ErrorStatus, StatusFile
+from deeppart.telemetry.status_files import status_folder
 from tests.unit.cli_support import call, call_json, invoke
 from tests.unit.telemetry.samples import in_flight, status
 from tests.unit.telemetry.test_prometheus import parsed

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from deeppart.codec import CODECS, Chooser, Codec, codec_by_id
-from deeppart.codec.base import ROOM_BYTES, RawCodec
+from deeppart.codec import CODECS, ROOM_BYTES, Chooser, Codec, RawCodec, codec_by_id
 from deeppart.errors import CorruptFileError, NewerFormatError
 
 RANDOM = np.random.default_rng(0)

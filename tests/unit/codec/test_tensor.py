@@ -15,16 +15,14 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deeppart.codec import ROOM_BYTES, Chooser, codec_by_id
+from deeppart.codec import PLANE_DTYPES, ROOM_BYTES, Chooser, TensorCodec, codec_by_id
 from deeppart.codec.tensor import (
     BLOCK_ELEMENTS,
     FOLDED_PLANE,
     LAYOUTS,
-    PLANE_DTYPES,
     RAW_PLANE,
     STRAY_PLANE,
     ZSTD_PLANE,
-    TensorCodec,
     fold,
     folded_bytes,
     join,

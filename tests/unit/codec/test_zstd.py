@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import zstandard
 
-from deeppart.codec import zstd
-from deeppart.codec.zstd import ZstdCodec, literal_coder, match_coder
+from deeppart.codec import ZstdCodec, zstd
+from deeppart.codec.zstd import literal_coder, match_coder
 from deeppart.errors import CorruptFileError
 
 ZEROS = bytes(200_000)

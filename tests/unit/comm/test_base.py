@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from deeppart.comm import SingleComm
-from deeppart.comm.base import Operation, RunningOperation, immediately, interleaved, rank_names
+from deeppart.comm import Operation, RunningOperation, SingleComm, interleaved, rank_names
+from deeppart.comm.base import immediately
 from deeppart.errors import CommError, PeerTimeoutError
 
 

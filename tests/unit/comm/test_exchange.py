@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deeppart.comm.agreement import exchange
-from deeppart.comm.base import Comm
+from deeppart.comm import Comm, exchange
 from tests.unit.comm.worlds import do, on_all, world
 
 #: By what is added of the two ranks' numbers, so that each has others to send and to receive.

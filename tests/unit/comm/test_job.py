@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from deeppart.comm import job
-from deeppart.comm.single import SingleComm
+from deeppart.comm import SingleComm, job
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from deeppart.comm import finish
-from deeppart.comm.base import Comm, Operation
+from deeppart.comm import Comm, Operation, finish
 from deeppart.comm.sockets.channel import Link, SocketComm
 from deeppart.comm.sockets.doors import Doors
 from deeppart.comm.sockets.transport import Transport

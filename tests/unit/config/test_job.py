@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from deeppart.config import Config
-from deeppart.config.job import (
+from deeppart.config import (
     Allocation,
+    Config,
     Launch,
     allocation,
     expand_directory,

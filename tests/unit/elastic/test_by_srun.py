@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deeppart.config.job import Allocation
+from deeppart.config import Allocation
 from deeppart.elastic import by_srun
 from deeppart.elastic.by_srun import BySrun, divided
 from deeppart.elastic.launching import Ended

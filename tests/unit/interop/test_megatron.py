@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from deeppart.comm.base import Comm
+from deeppart.comm import Comm
 from deeppart.errors import StateError, UnsupportedLeafError
 from tests.unit.comm.worlds import LIMIT_S
 from tests.unit.sharded_states import checkpointer, on_ranks

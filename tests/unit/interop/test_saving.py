@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import deeppart
-from deeppart.comm.base import Comm
+from deeppart.comm import Comm
 from deeppart.errors import CheckpointError, ConfigError, DeeppartError
 from deeppart.interop.saving import Saving, StopSignal, or_refusal
 from deeppart.interop.training_state import pack

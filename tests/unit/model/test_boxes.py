@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 
 SHAPES = st.lists(st.integers(1, 5), max_size=3).map(tuple)
 

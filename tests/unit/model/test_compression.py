@@ -7,7 +7,8 @@ import pytest
 from deeppart import Config
 from deeppart.codec import Chooser
 from deeppart.errors import ConfigError
-from deeppart.model.compression import COMPRESSIONS, EXPECTED, MAX_LEVEL, MIN_LEVEL, Compression
+from deeppart.model import EXPECTED, Compression
+from deeppart.model.compression import COMPRESSIONS, MAX_LEVEL, MIN_LEVEL
 
 IMPOSSIBLE = [
     "", "gzip", "ZSTD", "zstd:", "zstd:23", "zstd:-8", "zstd:3 ", "zstd:3\n", "zstd:a", "zstd:٣", "zstd:1000", "raw",

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from deeppart.model import Attempt, Manifest, PartRecord, Share, Span, StepKey, SuspectLeaf, Suspicion
-from deeppart.model.run_records import run_records
+from deeppart.model import Attempt, Manifest, PartRecord, Share, Span, StepKey, SuspectLeaf, Suspicion, run_records
 
 ATTEMPT = Attempt("a" * 32, "b" * 32, 3, 100, 2)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deeppart.errors import CheckpointError
-from deeppart.model.reports import LevelReport, Report
+from deeppart.model import LevelReport, Report
 
 OFF = LevelReport("off")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deeppart.model.spelling import meant, meant_todo
+from deeppart.model import meant, meant_todo
 
 KNOWN = ("frontier", "summit", "Llama3")
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from deeppart.model.units import read_bytes, read_rate, read_seconds, show_bytes, show_rate, show_seconds, show_share
+from deeppart.model import read_bytes, read_rate, read_seconds, show_bytes, show_rate, show_seconds, show_share
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given, settings
 
 from deeppart.errors import ConfigError
-from deeppart.nodes import erasure
-from deeppart.nodes.erasure import ReedSolomon
+from deeppart.nodes import ReedSolomon, erasure
 from tests.golden import forge
 from tests.sampling import examples
 

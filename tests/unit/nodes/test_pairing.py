@@ -9,7 +9,7 @@ import pytest
 
 from deeppart import Config
 from deeppart.errors import ConfigError
-from deeppart.nodes.pairing import protect
+from deeppart.nodes import protect
 from deeppart.plan.redundancy import Nodes
 
 

@@ -14,7 +14,7 @@ import deeppart
 from deeppart.errors import CorruptFileError
 from deeppart.offline.find import find_step
 from deeppart.offline.load import OpenCheckpoint
-from deeppart.part.source import FileSource
+from deeppart.part import FileSource
 from deeppart.state.restore.scatter import LiveBox
 from deeppart.testing.states import Box, difference
 from tests.unit.round_trip import save

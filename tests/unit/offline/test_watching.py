@@ -24,8 +24,8 @@ from deeppart.offline.watching import (
     put_together,
 )
 from deeppart.storage.timestamps import seconds_of, timestamp
-from deeppart.telemetry.record import ErrorStatus, RankStatus, Totals
-from deeppart.telemetry.status_files import Statuses
+from deeppart.telemetry import ErrorStatus, RankStatus, Statuses
+from deeppart.telemetry.record import Totals
 from tests.unit.telemetry.samples import SESSION, WRITTEN, in_flight, status
 
 NOW_S = seconds_of(WRITTEN) + 2.0

@@ -7,10 +7,10 @@ import pytest
 from deeppart.part import (
     base_file_name,
     parse_base_file_name,
+    parse_json,
     parse_part_file_name,
     part_file_name,
 )
-from deeppart.part.json_text import parse_json
 
 
 def test_base_names() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 
 from deeppart.errors import FormatError
 from deeppart.model import ParityIdentity, ParityMember
-from deeppart.nodes.erasure import ReedSolomon
+from deeppart.nodes import ReedSolomon
 from deeppart.part import (
     FileSource,
     ParityReader,

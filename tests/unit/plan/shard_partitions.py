@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 
 
 @st.composite

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
-from deeppart.model import LeafSpec
-from deeppart.model.boxes import Box
+from deeppart.model import Box, LeafSpec
 from deeppart.partition import DEFAULT_KAPPA_BYTES, usual_kappa
 from deeppart.plan.shards import (
     Claim,

@@ -9,18 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from deeppart.comm import Comm
-from deeppart.comm.single import SingleComm
-from deeppart.comm.waiting import finish
+from deeppart.comm import Comm, SingleComm, finish
 from deeppart.model import Attempt
-from deeppart.nodes.exchange.memory import Arena
+from deeppart.nodes import Arena
+from deeppart.recovery import Ranks, Reading, Recovered, SavedStep, recover, saved_step, share_documents, take_inventory
 from deeppart.recovery.distribute import Distributor
-from deeppart.recovery.inventory import take_inventory
 from deeppart.recovery.matching import Matched, check_step, find_places, match
 from deeppart.recovery.narrowing import flatten_live
-from deeppart.recovery.recover import Reading, Recovered, recover
-from deeppart.recovery.saved import Documents, SavedStep, saved_step, share_documents
-from deeppart.recovery.tables import PartIndexView, Ranks, Tables, share_tables
+from deeppart.recovery.saved import Documents
+from deeppart.recovery.tables import PartIndexView, Tables, share_tables
 from deeppart.state.capture.staging import Staging
 from deeppart.state.document.part_document import Own, PartDocument, decode_meta, encode_own
 from deeppart.state.document.structure_json import encode_tree

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.model.reports import RestoreReport
+from deeppart.model import RestoreReport
 from tests.unit.recovery.opened import open_step
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from deeppart.comm.base import Comm
+from deeppart.comm import Comm
 from deeppart.errors import FreedMemoryError
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from deeppart.recovery.distribute import BoxDelivery
 from deeppart.state.restore.scatter import BoxScatter, LiveBox
 from deeppart.state.tree.paths import exact

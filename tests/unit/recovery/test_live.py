@@ -12,8 +12,9 @@ import torch
 
 import deeppart
 from deeppart.errors import StateError, UnsupportedLeafError
+from deeppart.recovery import refusal_of_state
 from deeppart.recovery.matching import check_writable
-from deeppart.recovery.narrowing import flatten_live, refusal_of_state
+from deeppart.recovery.narrowing import flatten_live
 from deeppart.state.restore.target import Target
 from deeppart.state.tree.flat import FlatState, ValueLeaf
 from tests.unit.state.restore.mismatches import Case, check_refused, config, ones, zeros

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.comm.single import SingleComm
+from deeppart.comm import SingleComm
 from deeppart.errors import (
     DeeppartWarning,
     LeafMismatchError,

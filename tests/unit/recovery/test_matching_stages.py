@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.comm.base import Comm
+from deeppart.comm import Comm
 from deeppart.errors import DeeppartError, PerRankError
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from deeppart.recovery.old_ranks import bring_old_leaves, map_old_leaves, memory_for_old_leaves
 from deeppart.state.tree.paths import readable
 from tests.unit.recovery.opened import open_step

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.comm.base import Comm
+from deeppart.comm import Comm
 from deeppart.errors import DeeppartError, RestoreError
-from deeppart.model.reports import RestoreReport
+from deeppart.model import RestoreReport
 from deeppart.part import FileSource, PartReader
 from deeppart.plan.restart import Read, Source
-from deeppart.recovery.load_part import OpenedPart
-from deeppart.recovery.narrow_reading import NarrowReading, chunks_of
+from deeppart.recovery import NarrowReading
+from deeppart.recovery.narrow_reading import chunks_of
+from deeppart.recovery.parts import OpenedPart
 from deeppart.state.capture import layout
 from tests.unit.sharded_states import checkpointer, on_ranks, restore, rows, save
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from deeppart.comm.base import Comm
+from deeppart.comm import Comm
 from deeppart.errors import DeeppartError, PerRankError, RanksDisagreeError
 from tests.sampling import sampled
 from tests.unit.sharded_states import checkpointer, on_ranks, restore, rows, save

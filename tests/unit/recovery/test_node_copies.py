@@ -13,7 +13,8 @@ import xxhash
 
 from deeppart.errors import CorruptFileError, DeeppartError, StorageError
 from deeppart.part import CHUNK_DTYPE, FileSource
-from deeppart.recovery.load_part import FilePlace, LoadedPart
+from deeppart.recovery import LoadedPart
+from deeppart.recovery.parts import FilePlace
 from deeppart.recovery.tables import NodeCopy, Place, _mapped, described
 from deeppart.storage.mapped import running_kernel
 

@@ -11,7 +11,7 @@ import torch
 
 import deeppart
 from deeppart.errors import DeeppartWarning, StateError, StructureMismatchError
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from tests.unit.sharded_states import Piece, piece, restore, rows, save
 
 WHOLE = torch.arange(8.0)

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from deeppart.errors import CorruptFileError
-from deeppart.recovery.saved import SavedStep, check_spans, saved_step
+from deeppart.recovery import SavedStep, saved_step
+from deeppart.recovery.saved import check_spans
 from deeppart.recovery.tables import PartIndexView
 from deeppart.state.document.structure import SavedApart, SavedBranch
 from tests.unit.cli_support import forge

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deeppart.errors import SuspectStepWarning
-from deeppart.recovery.suspect_warnings import suspect_lines, warn_suspect
+from deeppart.recovery import suspect_lines, warn_suspect
 from deeppart.storage.records import write_suspicion
 from tests.unit.suspicions import RECORD, attempt
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deeppart.save.workers import Workers
+from deeppart.save import Workers
 
 
 @pytest.fixture

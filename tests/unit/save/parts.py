@@ -10,10 +10,9 @@ import torch
 from deeppart.codec import Chooser
 from deeppart.model import Attempt
 from deeppart.part import MemorySource, PartReader
-from deeppart.save.encoding import Encoders, Encoding
+from deeppart.save import Encoders, Encoding, Workers
 from deeppart.save.job import Staged
 from deeppart.save.relay import Relay
-from deeppart.save.workers import Workers
 from deeppart.save.write import recode_part
 from deeppart.state.capture.layout import lay_out
 from deeppart.state.document.part_document import PartDocument

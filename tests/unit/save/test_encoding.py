@@ -13,7 +13,8 @@ import torch
 
 import deeppart
 from deeppart.codec import AutoCompression, Chooser, EncodedChunk, codec_by_id
-from deeppart.save.encoding import Chunk, Compressing, Encoders, Processors, adds_to
+from deeppart.save import Chunk, Compressing, Encoders, Processors
+from deeppart.save.encoding import adds_to
 from tests.unit.save.parts import RANDOM, staged
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")

@@ -22,13 +22,13 @@ from deeppart.codec import EncodedChunk
 from deeppart.model import BaseRecord
 from deeppart.offline.inspect.verifying import choose_steps, verify
 from deeppart.part import ChunkPlace, parse_base_file_name
+from deeppart.save import Incremental
 from deeppart.save.incremental import (
     LEAST_LIVE,
     MOST_BASES,
     SAMPLED_CHUNKS,
     SPACE_FACTOR,
     Holdings,
-    Incremental,
     choose,
     raw_digests,
 )

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from deeppart.errors import CheckpointError
 from deeppart.model import Attempt
 from deeppart.pending import DONE, Pending
-from deeppart.save.job import Job, Progress, Reader, StagingLease
+from deeppart.save import Job, Reader, StagingLease
+from deeppart.save.job import Progress
 
 BOTH = (Reader.STORE, Reader.FLUSH)
 #: What may be done to a lease, by whom it is done in the pipeline.

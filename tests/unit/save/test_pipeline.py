@@ -20,7 +20,7 @@ from deeppart.errors import (
     PeerTimeoutError,
     StepExistsError,
 )
-from deeppart.save.pipeline import Pipeline
+from deeppart.save import Pipeline
 from deeppart.testing.states import difference
 from tests.unit.one_rank import BIG, config, persistent_steps, state, states_of
 

@@ -16,11 +16,10 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.comm.base import Comm
-from deeppart.comm.waiting import finish
+from deeppart.comm import Comm, finish
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, StorageError
 from deeppart.model import Attempt, StepKey
-from deeppart.save.retention import Ledger, Retention
+from deeppart.save import Ledger, Retention
 from deeppart.storage.node import NodeLevel
 from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.steps import list_steps, step_directory

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.comm import SingleComm
-from deeppart.comm.base import Comm
+from deeppart.comm import Comm, SingleComm
 from deeppart.errors import RanksDisagreeError
-from deeppart.save.saver import ShareSize, raise_disagreement, size_share
+from deeppart.save import ShareSize, size_share
+from deeppart.save.saver import raise_disagreement
 from tests.unit.comm.worlds import LIMIT_S, on_all, world
 
 

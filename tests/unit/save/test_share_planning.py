@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.comm import SingleComm
-from deeppart.comm.base import Comm
+from deeppart.comm import Comm, SingleComm
 from deeppart.errors import RemoteRankError, StructureMismatchError
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from deeppart.save import share_planning
 from deeppart.save.share_planning import Holders, find_holders, plan_share
 from deeppart.state.capture.layout import OWN, SHARED, ShareLayout

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from deeppart.comm import SingleComm
-from deeppart.comm.base import Comm
+from deeppart.comm import Comm, SingleComm
 from deeppart.errors import DeeppartWarning, PerRankNotice, ReplicaDivergenceWarning
 from deeppart.interop.training_state import rng_state
 from deeppart.save.warnings import Warnings

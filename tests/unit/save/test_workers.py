@@ -17,7 +17,7 @@ import pytest
 
 from deeppart.errors import StorageError
 from deeppart.part import Sink
-from deeppart.save.workers import Workers, WriteBehind, read_ahead
+from deeppart.save import Workers, WriteBehind, read_ahead
 from deeppart.storage.files import ALIGNMENT, BLOCK_BYTES, DurableFile
 
 PATIENCE_S = 20.0

@@ -17,11 +17,10 @@ import deeppart
 from deeppart.codec import Chooser
 from deeppart.errors import CheckpointError, CorruptFileError, StorageError
 from deeppart.part import FileSource, PartReader
+from deeppart.save import Encoders, Encoding, StagingLease, Workers
 from deeppart.save import write as writing
-from deeppart.save.encoding import Encoders, Encoding
-from deeppart.save.job import Staged, StagingLease
+from deeppart.save.job import Staged
 from deeppart.save.relay import Relay, SourceLostError
-from deeppart.save.workers import Workers
 from deeppart.save.write import write_part
 from deeppart.storage.files import DurableFile
 from deeppart.testing.states import difference

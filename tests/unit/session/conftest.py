@@ -10,8 +10,7 @@ import pytest
 
 import deeppart
 from deeppart.comm import SingleComm
-from deeppart.session.open import open_session
-from deeppart.session.record import Session
+from deeppart.session import Session, open_session
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from deeppart.access import folders, node_place, persistent_rules
 from deeppart.comm import SingleComm
 from deeppart.errors import ConfigError, DeeppartWarning, DirectoryInUseError, ReducedProtectionWarning, StorageError
 from deeppart.model import Attempt
-from deeppart.nodes.pairing import Protection, protect
+from deeppart.nodes import Protection, protect
 from deeppart.part import Signing
 from deeppart.plan.redundancy import Nodes
 from deeppart.session.open import (

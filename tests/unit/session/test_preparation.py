@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from deeppart.save.saver import ShareSize
+from deeppart.save import ShareSize
+from deeppart.session import Preparation
 from deeppart.session import preparation as module
-from deeppart.session.preparation import Preparation
 from deeppart.state.capture.staging import Staging
 from deeppart.storage.mapped import lies_in_memory
 

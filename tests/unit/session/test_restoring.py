@@ -17,14 +17,8 @@ from deeppart.comm import SingleComm
 from deeppart.errors import CheckpointError, DeeppartWarning, RestoreError, StateError, SuspectStepWarning
 from deeppart.model import Attempt, SuspectLeaf, Suspicion
 from deeppart.plan.restart import Committed, Inventory
-from deeppart.session.record import Session
-from deeppart.session.restoring import (
-    nothing_to_restore,
-    say_nothing_restored,
-    tell_restored,
-    tell_suspects,
-)
-from deeppart.session.saves import warn_unsaved
+from deeppart.session import Session, tell_restored, tell_suspects, warn_unsaved
+from deeppart.session.restoring import nothing_to_restore, say_nothing_restored
 from deeppart.state.capture import layout
 from deeppart.state.tree.leaves import LeafType
 from deeppart.storage.records import write_suspicion

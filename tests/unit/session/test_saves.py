@@ -25,7 +25,8 @@ from deeppart.errors import (
 )
 from deeppart.model import SuspectLeaf, Suspicion
 from deeppart.pending import DONE, FAILED, RUNNING, Pending
-from deeppart.session.saves import StepHistory, StepRows
+from deeppart.session import StepHistory
+from deeppart.session.saves import StepRows
 from deeppart.state.capture import lazy
 from deeppart.storage.records import write_suspicion
 from deeppart.testing.states import difference

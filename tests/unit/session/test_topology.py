@@ -10,7 +10,7 @@ import pytest
 
 import deeppart
 from deeppart.comm import SingleComm
-from deeppart.save.encoding import Processors
+from deeppart.save import Processors
 from deeppart.session.topology import MOST_ENCODE_THREADS, MOST_WAITING_THREADS, Topology, compare_settings
 
 #: Three nodes, whose ranks are not next to each other; the ranks of the last have directories of their own.

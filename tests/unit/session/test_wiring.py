@@ -9,14 +9,9 @@ from typing import Any
 import pytest
 
 import deeppart
-from deeppart.save.retention import Ledger
-from deeppart.session.wiring import (
-    cadence_for,
-    pipeline_for,
-    recorder_for,
-    retention_for,
-    telemetry_files,
-)
+from deeppart.save import Ledger
+from deeppart.session import cadence_for, pipeline_for, retention_for
+from deeppart.session.wiring import recorder_for, telemetry_files
 
 
 def test_files_are_named_as_directories_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deeppart.stopping.notices import Signals
+from deeppart.stopping import Signals
 
 BOTH = (signal.SIGTERM, signal.SIGUSR1)
 

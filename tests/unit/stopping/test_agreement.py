@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from deeppart.comm.single import SingleComm
-from deeppart.stopping.agreement import Alone, OfJob, agreement_of_job
+from deeppart.comm import SingleComm
+from deeppart.stopping import Alone, agreement_of_job
+from deeppart.stopping.agreement import OfJob
 
 
 def test_one_process_agrees_at_once() -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from deeppart.errors import ConfigError
-from deeppart.stopping import notices
-from deeppart.stopping.notices import Signals, WatchedFile
+from deeppart.stopping import Signals, WatchedFile, notices
 
 BOTH = (signal.SIGTERM, signal.SIGUSR1)
 

@@ -15,8 +15,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from deeppart.stopping import notices
-from deeppart.stopping.notices import Signals
+from deeppart.stopping import Signals, notices
 
 BOTH = (signal.SIGTERM, signal.SIGUSR1)
 

@@ -18,7 +18,7 @@ import torch
 import deeppart
 from deeppart.errors import StorageError
 from deeppart.part import FileSource
-from deeppart.recovery import load_part
+from deeppart.recovery import parts
 from deeppart.storage import mapped
 from deeppart.storage.mapped import (
     LockedFile,
@@ -183,9 +183,9 @@ def restore_and_compare(tmp_path: Path, *, in_place: bool) -> None:
     with deeppart.Checkpointer(config) as checkpointer:
         checkpointer.checkpoint(state, 1).wait("persistent")
     rooms: list[int] = []
-    opened = load_part.OpenedPart.load
+    opened = parts.OpenedPart.load
 
-    def load(part: load_part.OpenedPart, room: Any, *rest: Any) -> load_part.LoadedPart:
+    def load(part: parts.OpenedPart, room: Any, *rest: Any) -> parts.LoadedPart:
         rooms.append(part.room_bytes())
         return opened(part, room, *rest)
 
@@ -193,7 +193,7 @@ def restore_and_compare(tmp_path: Path, *, in_place: bool) -> None:
     gc.collect()  # what tests before this one have left behind is not to be released meanwhile
     before = locked_bytes()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load_part.OpenedPart, "load", load)
+        patch.setattr(parts.OpenedPart, "load", load)
         with deeppart.Checkpointer(config) as checkpointer:
             assert checkpointer.restore(live) == 1
     assert all(torch.equal(live[name], value) for name, value in state.items())

@@ -5,16 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from deeppart.model import LEVELS
-from deeppart.model.reports import LevelReport, Report
-from deeppart.telemetry.record import (
-    CheckpointStatus,
-    ErrorStatus,
-    LevelTotals,
-    RankStatus,
-    ScrubStatus,
-    Totals,
-)
+from deeppart.model import LEVELS, LevelReport, Report
+from deeppart.telemetry import CheckpointStatus, ErrorStatus, LevelTotals, RankStatus, ScrubStatus
+from deeppart.telemetry.record import Totals
 
 SESSION = "0123456789abcdef" * 2
 #: When the session of :func:`status` began, and as text.

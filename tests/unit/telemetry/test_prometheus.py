@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from deeppart.telemetry.prometheus import prometheus_text
+from deeppart.telemetry import prometheus_text
 from tests.unit.telemetry.samples import BEGAN_S, status
 
 _SAMPLE = re.compile(r'([a-z_]+)\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)*)\} (\S+)')

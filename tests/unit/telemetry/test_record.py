@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deeppart.errors import CorruptFileError, NewerFormatError
-from deeppart.model.reports import LevelReport
+from deeppart.model import LevelReport
 from deeppart.telemetry.record import bounded_lines, bounded_report, decode_status, encode_status
 from tests.unit.telemetry.samples import report, status
 

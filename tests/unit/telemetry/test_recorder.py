@@ -15,10 +15,9 @@ import pytest
 from deeppart.errors import CheckpointError
 from deeppart.pending import DONE, FAILED, RUNNING, Pending
 from deeppart.storage.owner import DirectoryOwner
-from deeppart.telemetry import recorder
-from deeppart.telemetry.record import RankStatus
-from deeppart.telemetry.recorder import Facts, Live, Origin, Outputs, Recorder, Sums
-from deeppart.telemetry.status_files import StatusFile, read_statuses, status_folder
+from deeppart.telemetry import Facts, Live, Outputs, RankStatus, Recorder, StatusFile, read_statuses, recorder
+from deeppart.telemetry.recorder import Origin, Sums
+from deeppart.telemetry.status_files import status_folder
 from tests.unit.telemetry.samples import BEGAN, BEGAN_S, SESSION, report, status
 
 FACTS = Facts(SESSION, "4711", "deeppart 0", "node0", 7, 0, 1, 1, {"persistent": 1}, ("persistent",), ("less",))

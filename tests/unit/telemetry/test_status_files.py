@@ -12,14 +12,9 @@ import pytest
 import deeppart
 from deeppart.errors import StorageError
 from deeppart.storage.owner import DirectoryOwner
+from deeppart.telemetry import StatusFile, read_statuses, sessions_with_status
 from deeppart.telemetry.record import encode_status
-from deeppart.telemetry.status_files import (
-    StatusFile,
-    read_statuses,
-    remove_earlier,
-    sessions_with_status,
-    status_folder,
-)
+from deeppart.telemetry.status_files import remove_earlier, status_folder
 from deeppart.testing.faults import StorageFaults
 from tests.unit.telemetry.samples import SESSION, status
 from tests.users import STRANGER, needs_root

@@ -15,7 +15,7 @@ import pytest
 import deeppart
 import deeppart.repair.heal
 from deeppart.errors import CheckpointError
-from deeppart.nodes.exchange.memory import Arena
+from deeppart.nodes import Arena
 from tests.mpi.lost_nodes import PARITY, PARTNER, config, lose, restore, short, state
 
 pytestmark = pytest.mark.mpi(min_size=4)

@@ -16,8 +16,7 @@ import pytest
 
 import deeppart
 from deeppart.nodes.exchange import parity
-from deeppart.repair import scrub
-from deeppart.repair.heal import Healer
+from deeppart.repair import Healer, scrub
 from deeppart.storage.node import NodeLevel
 from tests.mpi.lost_nodes import PARITY, config, lose, restore, save, state
 from tests.mpi.repair.test_scrub import flip

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import xxhash
 
-from deeppart.comm import connect
-from deeppart.comm.waiting import finish
+from deeppart.comm import connect, finish
 from deeppart.errors import DeeppartError, StorageError
-from deeppart.nodes.exchange.memory import Arena
-from deeppart.nodes.exchange.partner import BLOCK_BYTES, Incoming, Outgoing, exchange_copies
+from deeppart.nodes import Arena, Incoming, Outgoing, exchange_copies
+from deeppart.nodes.exchange.partner import BLOCK_BYTES
 from deeppart.storage.files import DurableFile
 
 pytestmark = pytest.mark.mpi(min_size=2)

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from deeppart.comm.sockets import stores
-from deeppart.config.job import Launch
+from deeppart.config import Launch
 from deeppart.errors import CommError, LaunchError
 from tests.ports import free_port
 

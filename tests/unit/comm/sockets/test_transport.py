@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeppart.comm import finish
-from deeppart.comm.base import interleaved
+from deeppart.comm import finish, interleaved
 from deeppart.comm.sockets import peer_memory as module
 from deeppart.comm.sockets import transport as transport_module
 from deeppart.comm.sockets.channel import SocketComm

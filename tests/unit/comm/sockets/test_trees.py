@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeppart.comm.base import Operation, immediately
+from deeppart.comm import Operation
+from deeppart.comm.base import immediately
 from deeppart.comm.sockets import trees
 from deeppart.errors import CommError
 

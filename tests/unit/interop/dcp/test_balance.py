@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from deeppart.interop.dcp.balance import Division, RankNotes, divide
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from deeppart.plan.shards import fault_of_cover
 
 

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from deeppart.errors import CorruptFileError, DeeppartError, RestoreError
 from deeppart.interop.dcp.metadata import Place, decode_metadata, read_metadata
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from tests.sampling import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")

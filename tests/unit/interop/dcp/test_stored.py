@@ -15,7 +15,7 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 import deeppart
 from deeppart.errors import StructureMismatchError
 from deeppart.interop.dcp.stored import DirectorySource, Pieces, SessionSource, Source, Stored, Wanted, live_tree
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from deeppart.offline.find import find_step
 from deeppart.offline.load import OpenCheckpoint
 

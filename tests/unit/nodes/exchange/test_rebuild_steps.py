@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deeppart.model import Attempt, ParityIdentity, ParityMember
-from deeppart.nodes.erasure import ReedSolomon
-from deeppart.nodes.exchange.rebuild import Step, Wanted, padded_bytes, plan_steps
+from deeppart.nodes import ReedSolomon, Wanted, padded_bytes
+from deeppart.nodes.exchange.rebuild import Step, plan_steps
 from deeppart.nodes.exchange.set_files import ParitySetFiles
 from deeppart.plan.redundancy import Stripes
 from deeppart.plan.restart import BlockFile, Rebuild

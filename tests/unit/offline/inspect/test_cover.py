@@ -12,7 +12,7 @@ import torch
 
 import deeppart
 from deeppart.errors import CorruptFileError, DeeppartError
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from deeppart.offline.inspect.cover import Fault, find_faults
 from deeppart.part import OWN_TABLE, SPAN_DTYPE, FileSource, PartReader
 from tests.fuzz.images import PartImage

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.comm.base import Comm
+from deeppart.comm import Comm
 from deeppart.errors import DeeppartWarning
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from tests.unit.comm.worlds import LIMIT_S
 from tests.unit.sharded_states import checkpointer, on_ranks, piece
 

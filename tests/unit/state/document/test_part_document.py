@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deeppart.errors import CorruptFileError, FormatError
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from deeppart.state.document.part_document import PartDocument, decode_meta
 from deeppart.state.document.structure_json import encode_tree
 from deeppart.state.document.whole import gather_wholes, with_wholes

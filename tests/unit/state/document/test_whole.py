@@ -16,7 +16,7 @@ import torch
 
 import deeppart
 from deeppart.errors import CorruptFileError, DeeppartError, PerRankError, StructureMismatchError
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from deeppart.offline.inspect.contents import Value, read_contents
 from deeppart.state.document.structure import Alias, SavedShard, Structure
 from deeppart.state.document.whole import Wholes, gather_wholes, with_wholes

@@ -279,7 +279,7 @@ def test_a_state_dict_that_frees_a_leaf_before_it(tmp_path: Path, capture: str, 
 def test_a_leaf_that_another_thread_frees_before_it_is_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capture: str
 ) -> None:
-    from deeppart.save.saver import Saver
+    from deeppart.save import Saver
 
     victim = nn.Parameter(torch.zeros(2_000_000))
     state = {"a": victim, "optimizer": torch.optim.SGD([victim], 0.1)}

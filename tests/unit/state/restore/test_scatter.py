@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import deeppart
 from deeppart.errors import CorruptFileError, FreedMemoryError
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from deeppart.part import OWN_TABLE, SHARED_TABLE, SPAN_DTYPE
 from deeppart.state.document.whole import ShardSource, WholeTensor
 from deeppart.state.restore.scatter import (

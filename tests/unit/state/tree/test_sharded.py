@@ -15,7 +15,7 @@ from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from deeppart.errors import UnsupportedLeafError
-from deeppart.model.boxes import Box
+from deeppart.model import Box
 from deeppart.plan.shards import fault_of_cover
 from deeppart.state.tree.sharded import (
     layout_of,

@@ -14,7 +14,7 @@ from deeppart.model.records import LEVELS
 
 #: Name of the file, in the persistent directory.
 HISTORY_NAME = "deeppart-runs.json"
-FORMAT, VERSION = "deeppart-runs", 1
+RUNS_FORMAT, RUNS_VERSION = "deeppart-runs", 1
 #: Older runs are forgotten.
 MOST_RUNS = 500
 #: Fields that are filled in later: when it was last seen before it failed, when it ended well, from where it began.
@@ -31,7 +31,7 @@ def run_records(document: Any) -> list[dict[str, Any]]:
         >>> run_records({"format": "deeppart-runs", "version": 1, "runs": []})
         []
     """
-    if (document["format"], document["version"]) != (FORMAT, VERSION):
+    if (document["format"], document["version"]) != (RUNS_FORMAT, RUNS_VERSION):
         raise ValueError(f"format {_short(document['format'])}, version {_short(document['version'])}")
     if type(document["runs"]) is not list or len(document["runs"]) > MOST_RUNS:
         raise ValueError(f"runs are {_short(document['runs'])}")

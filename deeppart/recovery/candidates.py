@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-from deeppart.comm.base import Comm
+from deeppart.comm import Comm
 from deeppart.errors import CheckpointError, RestoreError, as_error, lacks_descriptors, on_ranks
 from deeppart.model import LEVELS, Attempt
-from deeppart.nodes.exchange.memory import Arena, Bytes, NoExchangeMemoryError
-from deeppart.nodes.exchange.rebuild import Rebuilt, Wanted, padded_bytes, rebuild_parts
+from deeppart.nodes import Arena, Bytes, NoExchangeMemoryError, Rebuilt, Wanted, padded_bytes, rebuild_parts
 from deeppart.part import FileSource, MemorySource, Signing
 from deeppart.plan.restart import (
     Candidate,
@@ -29,8 +28,8 @@ from deeppart.plan.restart import (
     survey,
 )
 from deeppart.recovery.inventory import Run, no_more_files
-from deeppart.recovery.load_part import LEAST_THREADS, Chosen, LoadedPart, OpenedPart, load_part
 from deeppart.recovery.narrow_reading import NarrowReading
+from deeppart.recovery.parts import LEAST_THREADS, Chosen, LoadedPart, OpenedPart, load_part
 from deeppart.state.capture.staging import Staging, staging_bytes
 from deeppart.storage.node import one_line
 

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from deeppart.codec.base import RawCodec
+from deeppart.codec import RawCodec
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.model import Attempt
-from deeppart.nodes.exchange.memory import Bytes
+from deeppart.nodes import Bytes
 from deeppart.part import FileSource, MemorySource, PartReader, Signing
 from deeppart.plan.restart import Read
 from deeppart.storage.mapped import LockedFile, lies_in_memory, pin

@@ -15,8 +15,8 @@ from deeppart import access
 from deeppart.errors import CorruptFileError
 from deeppart.part import FileSource, PartReader
 from deeppart.plan.restart import Read, Source
-from deeppart.recovery import load_part as loading
-from deeppart.recovery.load_part import LoadedPart, load_part
+from deeppart.recovery import LoadedPart, load_part
+from deeppart.recovery import parts as loading
 
 
 @pytest.fixture
