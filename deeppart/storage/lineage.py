@@ -9,6 +9,7 @@ written it, is taken as it is.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -154,7 +155,8 @@ def _noted_in(directory: Path) -> str | None:
     try:
         return _noted(directory, descriptor)
     finally:
-        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
 
 
 def _noted(directory: Path, lock_fd: int) -> str | None:

@@ -129,7 +129,7 @@ def restored(settings: deeppart.Config) -> int | None:
 @pytest.mark.parametrize("inodes", range(6, 16))
 def test_no_inodes_left(mount: Mount, tmp_path: Path, level: str, inodes: int) -> None:
     """At whichever file they run out: the last good checkpoint stays, and it goes on when there are some again."""
-    small = mount("tmpfs", f"size=64m,nr_inodes={inodes + 20}")
+    small = mount("tmpfs", f"size=64m,mode=755,nr_inodes={inodes + 20}")
     settings = config(small if level == "persistent" else tmp_path / "p", small if level == "local" else tmp_path / "n")
     with deeppart.Checkpointer(settings) as ck:
         assert save(ck, 1) == {"local": "done", "persistent": "done"}

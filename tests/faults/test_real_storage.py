@@ -42,7 +42,7 @@ def mount_tmpfs(tmp_path: Path) -> Iterator[Callable[..., Path]]:
         directory = tmp_path / name
         directory.mkdir()
         try:
-            run("mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(directory))
+            run("mount", "-t", "tmpfs", "-o", f"size={mebibytes}m,mode=755", "tmpfs", str(directory))
         except (OSError, subprocess.CalledProcessError) as error:
             pytest.skip(f"cannot mount a tmpfs: {error}")
         mounted.append(directory)
