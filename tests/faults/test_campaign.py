@@ -114,8 +114,8 @@ def harmed_base() -> records.Scenario:
     return records.Scenario(SEED, 1001, True, (frozen, changing), (saves, restores))
 
 
-#: Scenarios that meet what is broken; for the rebuild, one is made. In that of the encoding, a part changes when its parity begins to be encoded, and
-#: that parity is needed.
+#: Scenarios that meet what is broken; for the rebuild, one is made. In that of the encoding, a part changes when its
+#: parity begins to be encoded, and that parity is needed.
 MEETING = {
     "digests": ("--repeat", "6:3", "--kills", "0"),
     "encoding": ("--repeat", "6:2300", "--kills", "0"),
