@@ -190,7 +190,7 @@ class StopSignal:
     which step is the last: a signal does not reach all of them at the same step.
 
     Data loader workers and other children that are forked end by SIGTERM as they would without it. With
-    :mod:`deeppart.elastic`, use ``should_stop()`` instead.
+    ``deeppart.elastic``, use ``should_stop()`` instead.
     """
 
     def __init__(self) -> None:
