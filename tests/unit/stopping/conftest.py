@@ -14,9 +14,11 @@ BOTH = (signal.SIGTERM, signal.SIGUSR1)
 
 @pytest.fixture(autouse=True)
 def handlers_stay() -> Iterator[None]:
-    before = [signal.getsignal(number) for number in BOTH]
+    """Tests begin without handlers: ``should_stop()`` of a test before may listen for as long as the process lives."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in BOTH}
     yield
-    assert [signal.getsignal(number) for number in BOTH] == before
+    after = [signal.signal(number, handler) for number, handler in before.items()]
+    assert after == [signal.SIG_DFL] * len(BOTH)
 
 
 @pytest.fixture
