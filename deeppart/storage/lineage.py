@@ -131,13 +131,15 @@ def take_lineage(directory: Path, lock_fd: int) -> Lineage:
 def is_copy(directory: Path) -> bool:
     """True if a directory is a copy that no job has used yet: what lies on nodes is the original's."""
     record = _read(directory)
-    return record is not None and _noted_in(directory) is None and not _is_of(record, directory)
+    return record is not None and not _is_of(record, directory) and _noted_in(directory) is None
 
 
 def read_lineage(directory: Path) -> str | None:
     """The lineage of a directory, or None where there is no record."""
     record = _read(directory)
-    return None if record is None else _noted_in(directory) or record.name
+    if record is None:
+        return None
+    return record.name if _is_of(record, directory) else _noted_in(directory) or record.name
 
 
 def _is_of(record: Record, directory: Path) -> bool:
@@ -174,17 +176,17 @@ def _encoded(record: Record, more: dict[str, str]) -> bytes:
 
 
 def _read_or_make(directory: Path, noted: str | None) -> Record:
-    try:
-        create_file(directory / LINEAGE_NAME, _encoded(Record.of(directory, noted or uuid.uuid4().hex), {}))
-    except StorageError as error:
-        if error.errno != errno.EEXIST:
-            raise
     for look in range(_LOOKS):
         try:
             if (found := _read(directory)) is not None:
                 return found
+            create_file(directory / LINEAGE_NAME, _encoded(Record.of(directory, noted or uuid.uuid4().hex), {}))
+            continue
         except CorruptFileError:  # perhaps claimed by another job, which is about to fill it
             if look == _LOOKS - 1:
+                raise
+        except StorageError as error:
+            if error.errno != errno.EEXIST:
                 raise
         time.sleep(_PAUSE_S)
     raise StorageError("persistent_dir has lost its lineage record", where=str(directory / LINEAGE_NAME))

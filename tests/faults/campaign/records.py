@@ -28,7 +28,7 @@ ROOTS = ("node", "partner", "parity", "persistent")
 #: About how many operations there are: (phase, root) -> n is drawn below this. The report shows what was met.
 OPERATIONS = {
     ("open", "node"): 200,
-    ("open", "persistent"): 45,
+    ("open", "persistent"): 40,
     ("restore", "node"): 300,
     ("restore", "partner"): 50,
     ("restore", "parity"): 56,
