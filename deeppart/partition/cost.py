@@ -30,7 +30,11 @@ LARGEST_TOTAL = 2**62
 
 
 def whole_kappa(kappa: float) -> int:
-    """kappa as whole bytes, rounded to the nearest, so that all arithmetic on the line is exact."""
+    """kappa as whole bytes, rounded to the nearest, so that all arithmetic on the line is exact.
+
+    Raises:
+        ConfigError: it is no finite number of bytes from 0 on.
+    """
     try:
         good = math.isfinite(kappa) and 0 <= kappa < LARGEST_TOTAL
     except TypeError:
@@ -59,7 +63,7 @@ def usual_kappa(nbytes: IntArray) -> int:
 
 
 def usual_kappa_of(nbytes: float, leaves: int) -> int:
-    """The same, of so many bytes in so many leaves."""
+    """As :func:`usual_kappa`, in bytes, of ``leaves`` leaves with ``nbytes`` bytes in all."""
     if not leaves:
         return DEFAULT_KAPPA_BYTES
     return min(DEFAULT_KAPPA_BYTES, int(_MOST_OF_A_MEAN_LEAF * float(nbytes) / leaves))
