@@ -1,10 +1,10 @@
 """The lineage: the name by which what lies on nodes is known to belong to a persistent directory.
 
-It stands in ``deeppart.json``, with the inode number of the directory it was made for, its path and its file system. In
-a directory with another number, or another path on another file system, it is a copy (``cp -r``, a backup that was
-restored), which gets a lineage of its own: two jobs must not take each other's parts on nodes. The lock file notes the
-same, for a record that is lost, damaged or was copied over. A record that names no directory, as somebody may have
-written it, is taken as it is.
+It stands in ``deeppart.json``, with the inode number and the file system of the directory it was made for. A directory
+with others is a copy (``cp -r``, a backup that was restored), which gets a lineage of its own: two jobs must not take
+each other's parts on nodes. The lock file notes the same, for a record that is lost, damaged or was copied over; and
+when the record last changed, which nobody can set, because some file systems say something else of themselves on each
+node. A record that names no directory, as somebody may have written it, is taken as it is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import stat
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,21 +46,20 @@ class Record:
     Attributes:
         name: 32 hex digits.
         directory: inode number; 0 if none is recorded.
-        filesystem: ``f_fsid``; some file systems have another one on each node.
-        path: of the directory, without links.
+        filesystem: ``f_fsid``.
+        changed_ns: ``st_ctime`` of ``deeppart.json``; 0 in that file itself.
     """
 
     name: str
     directory: int = 0
     filesystem: int = 0
-    path: str = ""
+    changed_ns: int = 0
 
     @classmethod
     def of(cls, directory: Path, name: str) -> Record:
         """That of a directory as it is now."""
         with access.open_folder(directory) as folder:
-            number, filesystem = os.fstat(folder.fd).st_ino, os.fstatvfs(folder.fd).f_fsid
-        return cls(name, number, filesystem, os.path.realpath(directory))
+            return cls(name, os.fstat(folder.fd).st_ino, os.fstatvfs(folder.fd).f_fsid)
 
     @classmethod
     def parse(cls, document: Any) -> Record:
@@ -70,24 +69,25 @@ class Record:
             raise ValueError(f"lineage {short(name)}")
         if directory == 0:
             return cls(name)
-        found = cls(name, directory, document["filesystem"], document["path"])
+        found = cls(name, directory, document["filesystem"], document["changed_ns"])
         if document["digest"] != found.document()["digest"]:
             raise ValueError("the digest does not hold")
         return found
 
     def document(self) -> dict[str, Any]:
         """For JSON; the digest is the xxh3-64 of the other values, joined by colons."""
-        values = {"lineage": self.name, "directory": self.directory, "filesystem": self.filesystem, "path": self.path}
-        text = ":".join(map(str, values.values())).encode(errors="surrogateescape")
-        return {**values, "digest": xxhash.xxh3_64_hexdigest(text)}
+        values = asdict(self)
+        values = {"lineage": values.pop("name"), **values}
+        return {**values, "digest": xxhash.xxh3_64_hexdigest(":".join(map(str, values.values())).encode())}
 
     def is_of(self, directory: Path) -> bool:
         """True unless a directory is another one than that which was recorded."""
         if not self.directory:
             return True
         here = Record.of(directory, self.name)
-        same = self.filesystem == here.filesystem or self.path == here.path
-        return self.directory == here.directory and same
+        if self.directory != here.directory:
+            return False
+        return self.filesystem == here.filesystem or self.changed_ns == _changed_ns(directory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def take_lineage(directory: Path, lock_fd: int) -> Lineage:
         file = DurableFile(directory / LINEAGE_NAME, make_parent=False, over="anything")
         fill(file, [_encoded(here, copy_of)])
     original = found.name if found is not None and name != found.name else ""
-    return Lineage(here, original, damage)
+    return Lineage(replace(here, changed_ns=_changed_ns(directory)), original, damage)
 
 
 def is_copy(directory: Path) -> bool:
@@ -147,6 +147,10 @@ def _is_of(record: Record, directory: Path) -> bool:
         return record.is_of(directory)
     except OSError as error:
         raise storage_error("cannot look at a checkpoint directory", error, directory) from error
+
+
+def _changed_ns(directory: Path) -> int:
+    return access.lstat(directory / LINEAGE_NAME).st_ctime_ns
 
 
 def _noted_in(directory: Path) -> str | None:

@@ -135,6 +135,31 @@ def test_a_directory_that_was_moved(moved_to: str, tmp_path: Path, memory: Path)
     assert (restored, len(told)) == ((2, 0) if moved_to == "elsewhere" else (1, 1))
 
 
+def on_another_node(patched: pytest.MonkeyPatch) -> None:
+    """File systems whose identity is another one on each node; or another volume, whose root has the same number."""
+    here = os.fstatvfs
+
+    class There:
+        def __init__(self, descriptor: int) -> None:
+            self.f_fsid = here(descriptor).f_fsid + 1
+
+    patched.setattr(os, "fstatvfs", There)
+
+
+@pytest.mark.parametrize("other_volume", [False, True], ids=["the same on another node", "a copy at the same path"])
+def test_another_identity_of_the_file_system(
+    other_volume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = newer_on_nodes(tmp_path)
+    with monkeypatch.context() as patched:
+        on_another_node(patched)
+        if other_volume:
+            record_brought_back(tmp_path / "a")
+        assert lineage.is_copy(tmp_path / "a") == other_volume
+        assert start("a") == (COPY if other_volume else ORIGINAL)
+        assert start("a")[1] == 0, "said once"
+
+
 def newer_on_nodes(directory: Path) -> Callable[[str], tuple[int | None, int]]:
     """Step 1 is persistent, step 2 on nodes only; gives what a start restores, and how often it is told of a copy."""
     settings: dict[str, Any] = {"local_dir": str(directory / "local"), "every": {"persistent": 2}, "keep": {"local": 3}}
