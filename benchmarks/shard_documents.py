@@ -43,7 +43,7 @@ from deeppart.part import OWN_TABLE, SPAN_DTYPE
 from deeppart.state.document.part_document import Own, PartDocument, decode_meta, own_shards
 from deeppart.state.document.structure_json import encode_tree
 from deeppart.state.document.whole import gather_wholes
-from deeppart.state.restore.scatter import BoxScatter, LiveBox, OwnSpans, check_bytes
+from deeppart.state.restore.scatter import LiveBox, OwnSpans, Scatter, Wanted, check_bytes, wanted_of
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.leaves import leaf_type
 
@@ -109,11 +109,11 @@ def restore(metas: list[bytes], spans: list[npt.NDArray[np.void]]) -> int:
         wholes.check("here")
         own = [OwnSpans(rows) for rows in spans]
         box, live = Box((0, 0), (_ROWS, _COLUMNS)), torch.zeros(_ROWS, _COLUMNS)
-        wanted = {}
-        for number, tensor in enumerate(wholes.tensors.values()):
+        wanted: list[Wanted] = []
+        for tensor in wholes.tensors.values():
             check_bytes(tensor, own, "here")
-            wanted[number] = tensor, [LiveBox(live, box)]
-        scatter = BoxScatter(wanted)
+            wanted += wanted_of(tensor.sources, LiveBox(live, box), tensor.kind, tensor.name)
+        scatter = Scatter(wanted)
         return sum(len(scatter.leaves(part)) for part in range(len(metas)))
 
 

@@ -22,19 +22,21 @@ from deeppart.state.document.part_document import OwnDocument, decode_meta
 from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue, Structure
 from deeppart.state.document.structure_json import decode_structure
 from deeppart.state.document.ties import assign
-from deeppart.state.document.whole import ShardSource, WholeTensor, gather_wholes, with_wholes
+from deeppart.state.document.whole import ShardSource, gather_wholes, with_wholes
 from deeppart.state.restore.classes import resolve_registered
 from deeppart.state.restore.merge import build, tie
 from deeppart.state.restore.scatter import (
-    BoxScatter,
+    ANY_PART,
     LeafPiece,
     LiveBox,
     OwnSpans,
     Scatter,
+    Wanted,
     check_bytes,
     check_cover,
     check_places,
     chunk_pieces,
+    wanted_of,
 )
 from deeppart.state.restore.target import Target, decode_values
 from deeppart.state.tree.composites import COMPOSITES
@@ -42,7 +44,6 @@ from deeppart.state.tree.globs import covers, may_match_below, nearest_globs
 from deeppart.state.tree.leaves import Array, Bytes
 from deeppart.state.tree.objects import REGISTERED
 from deeppart.state.tree.paths import ROOT, readable
-from deeppart.state.tree.paths import Path as TreePath
 from deeppart.state.tree.runs import CONTAINERS, make_run, run_items, run_kind
 from deeppart.storage.mapped import LockedFile, bring_pages, lies_in_memory, pin
 
@@ -212,26 +213,12 @@ class OpenCheckpoint:
         """New arrays on the CPU, with every chunk's digest checked; reads no chunk that holds none of these leaves."""
         self.target.dropped = frozenset(set(range(len(self.structure.types))) - self._with_owners(leaves))
         arrays = self.target.arrays()
-        scatter = Scatter({leaf: array for leaf, array in arrays.items() if leaf not in self._sharded})
-        joined = BoxScatter(
-            {
-                leaf: (self._sharded[leaf], [LiveBox.whole(array)])
-                for leaf, array in arrays.items()
-                if leaf in self._sharded
-            }
+        scatter = Scatter(
+            each for leaf, array in arrays.items() for each in self._wanted(leaf, LiveBox.whole(array), f"leaf {leaf}")
         )
-        per_rank = self.structure.per_rank
-        for number, reader in enumerate(self._readers):
-            mine = {
-                leaf for leaf in arrays if leaf not in self._sharded and (number == self.rank or not per_rank[leaf])
-            }
-            shards = joined.leaves(number)
-            for chunk in sorted({chunk for leaf in mine | shards for chunk in self._chunks[number].get(leaf, ())}):
-                data = np.frombuffer(reader.read_chunk(chunk), dtype=np.uint8)
-                scatter.write([piece for piece in self._pieces[number][chunk] if piece.leaf in mine], data)
-                for piece in self._pieces[number][chunk]:
-                    if piece.leaf in shards:
-                        joined.write(number, piece, data)
+        for number, chunk, _ in self._held_by(scatter):
+            data = np.frombuffer(self._readers[number].read_chunk(chunk), dtype=np.uint8)
+            scatter.write(number, self._pieces[number][chunk], data)
         tie(self.target, arrays)
         return arrays
 
@@ -244,8 +231,12 @@ class OpenCheckpoint:
         self.check(set(wanted))
         views = {leaf for leaf in wanted if leaf in self.structure.aliases}
         paths = self.structure.array_paths()
-        scatter = BoxScatter(
-            {leaf: (self._whole(leaf, paths[leaf]), live) for leaf, live in wanted.items() if leaf not in views}
+        scatter = Scatter(
+            each
+            for leaf, boxes in wanted.items()
+            if leaf not in views
+            for live in boxes
+            for each in self._wanted(leaf, live, readable(paths[leaf]))
         )
         held = list(self._held_by(scatter))
         access = {
@@ -259,27 +250,28 @@ class OpenCheckpoint:
             for live in wanted[leaf]:
                 assign(live.array, arrays[leaf][live.box.slices()])
         for number, chunk, pieces in held:
-            data = access[number].data(chunk)
-            for piece in pieces:
-                scatter.write(number, piece, data)
+            scatter.write(number, pieces, access[number].data(chunk))
 
-    def _held_by(self, scatter: BoxScatter) -> Iterator[tuple[int, int, list[LeafPiece]]]:
+    def _held_by(self, scatter: Scatter) -> Iterator[tuple[int, int, list[LeafPiece]]]:
         """Part, chunk, and the pieces in it, of all chunks that hold something of what is wanted."""
         for number in range(len(self._readers)):
             chunks = {chunk for leaf in scatter.leaves(number) for chunk in self._chunks[number].get(leaf, ())}
             for chunk in sorted(chunks):
-                pieces = [piece for piece in self._pieces[number][chunk] if scatter.wants_of(number, piece)]
+                pieces = [
+                    piece
+                    for piece in self._pieces[number][chunk]
+                    if any(want.has_any_of(piece) for want in scatter.wants_of(number, piece.leaf))
+                ]
                 if pieces:
                     yield number, chunk, pieces
 
-    def _whole(self, leaf: int, path: TreePath) -> WholeTensor:
-        """A leaf as a tensor of which parts may have some bytes each."""
-        if leaf in self._sharded:
-            return self._sharded[leaf]
+    def _wanted(self, leaf: int, live: LiveBox, name: str) -> Iterator[Wanted]:
+        """What an array wants of the parts."""
         kind = self.target.types[leaf]
-        parts = [self.rank] if self.structure.per_rank[leaf] else range(len(self._readers))
-        sources = tuple(ShardSource(part, leaf, Box.whole(kind.shape)) for part in parts)
-        return WholeTensor(kind, readable(path), sources, None, len(self._readers))
+        if leaf in self._sharded:
+            return wanted_of(self._sharded[leaf].sources, live, kind, name)
+        part = self.rank if self.structure.per_rank[leaf] else ANY_PART
+        return wanted_of([ShardSource(part, leaf, Box.whole(kind.shape))], live, kind, name)
 
     def stream(self, leaf: int) -> Iterator[memoryview] | None:
         """The bytes of a leaf in C order, with every chunk's digest checked; each piece is good until the next one."""

@@ -9,7 +9,7 @@ Each step takes what the one before returns: documents, saved step, matched stat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -29,7 +29,7 @@ from deeppart.errors import (
 )
 from deeppart.model import Box, RestoreReport
 from deeppart.recovery.candidates import Recovered, SourcesFailedError, failure_of, gather_failures
-from deeppart.recovery.distribute import BoxDelivery, Distributor, Failure
+from deeppart.recovery.distribute import Delivery, Failure
 from deeppart.recovery.matching import Matched, check_step, find_places, match, notices, refused_ties
 from deeppart.recovery.narrowing import LiveState, narrowed, with_own_of_all
 from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map_old_leaves, memory_for_old_leaves
@@ -37,11 +37,11 @@ from deeppart.recovery.saved import SavedStep, saved_step, share_documents
 from deeppart.recovery.tables import Ranks, Tables, share_tables
 from deeppart.state.document.structure import SavedArray, SavedValue, walk_tree
 from deeppart.state.document.ties import address, assign, conflicting, overlapping
-from deeppart.state.document.whole import ShardSource, WholeTensor
+from deeppart.state.document.whole import ShardSource
 from deeppart.state.restore.composites import leaves_to_check
 from deeppart.state.restore.merge import cast_into, check_composites, put, tie
 from deeppart.state.restore.request import Asked
-from deeppart.state.restore.scatter import BoxScatter, LiveBox, Scatter
+from deeppart.state.restore.scatter import ANY_PART, LiveBox, Scatter, Wanted, wanted_of
 from deeppart.state.tree.flat import ArrayLeaf, Branch, Node, ShardedLeaf, ValueLeaf
 from deeppart.state.tree.globs import Replication, Ways
 from deeppart.state.tree.leaves import Array, leaf_type, new_array
@@ -52,7 +52,6 @@ T = TypeVar("T")
 _MATCHING = "matching the live state with the checkpoint failed"
 _SHARING = "looking for live leaves that share memory failed"
 _COMPARING = "live leaves that share some of their memory could not be compared"
-_NO_MEMORY = "there is no memory to compare live leaves that share some of theirs"
 _HANDING = "handing what was restored to the live state failed"
 _CALLING = "a function of the caller failed"
 _CALLED_TODO = "everything else has been restored; what the function was to do has not been done on all ranks"
@@ -109,9 +108,8 @@ class _Restoring:
     def __init__(self, ranks: Ranks, recovered: Recovered, tables: Tables, ways: Ways) -> None:
         self._ranks, self._recovered, self._tables, self._ways = ranks, recovered, tables, ways
         self._comm, self._timeout = ranks.comm, ranks.timeout
-        self._distributor = Distributor(ranks, recovered, tables)
+        self._delivery = Delivery(ranks, recovered, tables)
         self._what = f"restore of step {recovered.attempt.step}"
-        self._boxes = False
 
     def take_in(self) -> SavedStep:
         """All of the step, out of the documents of its parts."""
@@ -132,8 +130,6 @@ class _Restoring:
             return replace(found, choice=choice), memory_for_old_leaves(found)
 
         found, old = self._together(matched, _MATCHING)
-        if places.boxes:
-            self._agree_on_boxes(found)
         raise_together(comm, refused_ties(found, comm, self._what, self._timeout), self._what, self._timeout)
         return found, old
 
@@ -144,23 +140,12 @@ class _Restoring:
         lacking = np.array([lacks_bytes(matched, self._tables)], dtype=np.int64)
         return bool(self._ranks.finish(self._comm.maximum(lacking), self._what).any())
 
-    def _agree_on_boxes(self, matched: Matched) -> None:
-        """What any rank has shards of goes to all ranks box by box: none of it is sent to those who have others."""
-        found = np.zeros(len(matched.saved.documents.structure.types) + 1, dtype=np.int64)
-        target = matched.target
-        split = [index for index in {*target.sharded, *target.created, *target.boxed} if index < len(found) - 1]
-        found[split] = 1
-        found[-1] = bool(target.boxed)
-        everywhere = self._ranks.finish(self._comm.maximum(found), self._what)
-        self._boxes = bool(everywhere.any())
-        target.boxed |= set(np.flatnonzero(everywhere[:-1]).tolist())
-
     def map_old_ranks(self, matched: Matched, old: OldLeaves) -> Mapped:
         """Take rank 0's per-rank values, or ask the caller's function for this rank's."""
         comm = self._comm
         failure = None
         if old:
-            failure = bring_old_leaves(self._distributor, old)
+            failure = bring_old_leaves(self._delivery, old)
             self._check_sources(failure)
 
         def mapped() -> Mapped:
@@ -172,12 +157,9 @@ class _Restoring:
     def look_for_overlaps(self, matched: Matched, mapped: Mapped) -> ToFill:
         """Take what is to be filled; live leaves that share memory are brought alone first, and compared."""
         to_fill = self._together(lambda: arrays_to_fill(matched), _SHARING)
-        found = self._comm.maximum(marks(matched, to_fill, mapped.own_leaves))
-        overlapping = self._ranks.finish(found, self._what)
-        if overlapping[-1]:
-            replicated = np.flatnonzero(overlapping[:-1]).tolist()
-            shared = self._together(lambda: memory_alone(matched, to_fill, replicated), _NO_MEMORY)
-            failure = self._bring(shared | to_fill.alone, matched, mapped)
+        overlapping = self._comm.maximum(np.array([bool(to_fill.alone)], dtype=np.int64))
+        if self._ranks.finish(overlapping, self._what).any():
+            failure = self._delivery.bring(Scatter(wanted(matched, mapped.own_leaves, to_fill.alone, {})))
             self._check_sources(failure)
 
             def compare() -> None:
@@ -189,10 +171,7 @@ class _Restoring:
 
     def write(self, matched: Matched, mapped: Mapped, to_fill: ToFill) -> None:
         """Fill the arrays, tie what was tied, hand everything to its containers. The live state changes here."""
-        failure = self._bring(to_fill.arrays, matched, mapped)
-        if self._boxes:
-            delivery = BoxDelivery(self._ranks, self._recovered, self._tables)
-            failure = delivery.bring(to_fill.boxes) or failure
+        failure = self._delivery.bring(Scatter(wanted(matched, mapped.own_leaves, to_fill.arrays, to_fill.boxes)))
         self._check_sources(failure, has_begun=True)
 
         def hand_over() -> None:
@@ -220,15 +199,6 @@ class _Restoring:
         if failed := gather_failures(self._comm, mine, self._what, self._ranks.finish):
             raise SourcesFailedError(failed, has_begun=has_begun)
 
-    def _bring(self, arrays: dict[int, Array], matched: Matched, mapped: Mapped) -> Failure | None:
-        """Fill arrays by leaf number: those that are replicated on all ranks, the others on their own."""
-        own = {index: array for index, array in arrays.items() if index in mapped.own_leaves}
-        shared = {index: array for index, array in arrays.items() if index not in own}
-        failure = self._distributor.shared(Scatter(shared))
-        if matched.saved.same_world:  # this rank may have to send what others own, though it owns nothing
-            failure = self._distributor.own(Scatter(own), matched.saved.shard_leaves) or failure
-        return failure
-
     def _together(self, do: Callable[[], T], failed: str, todo: str | None = None) -> T:
         def without_collections() -> T:
             with collection_paused():
@@ -237,7 +207,7 @@ class _Restoring:
         return together(self._comm, without_collections, failed, (self._what, self._timeout), todo)
 
     def _hand_over(self, matched: Matched, to_fill: ToFill) -> None:
-        arrays = to_fill.arrays | to_fill.boxed
+        arrays = to_fill.arrays | matched.target.created
         tie(matched.target, arrays)
         cast_into(to_cast(matched, arrays))
         put(matched.target, arrays, matched.flat)
@@ -253,18 +223,16 @@ class ToFill:
     """The arrays of a live state that are to be filled.
 
     Attributes:
-        arrays: by leaf number.
+        arrays: by leaf number; each holds all of the leaf.
         alone: memory for those that share some with another, or are components of tensors that are made of others, to
             be brought alone first.
-        boxed: arrays of leaves that are filled box by box.
-        boxes: fills these, and the shards of live sharded tensors.
+        boxes: by leaf number, the shards of a live tensor.
         components: which of ``alone`` are components.
     """
 
     arrays: dict[int, Array]
     alone: dict[int, Array]
-    boxed: dict[int, Array]
-    boxes: BoxScatter
+    boxes: dict[int, list[LiveBox]]
     components: frozenset[int] = frozenset()
 
 
@@ -282,45 +250,67 @@ def arrays_to_fill(matched: Matched) -> ToFill:
     alone |= {index: new_array(target.types[index]) if index in live else arrays[index] for index in components}
     if wrong := [index for index in found if index in untied]:
         raise _overlap_error(matched, wrong, found)
-    boxed = target.boxed_arrays()
-    wanted = live_boxes(matched, boxed)
-    _check_boxes(matched, wanted, arrays)
-    return ToFill(arrays, alone, boxed | dict(target.created), BoxScatter(wanted), frozenset(components))
+    boxes = live_boxes(matched)
+    _check_boxes(matched, boxes, arrays)
+    return ToFill(arrays, alone, boxes, frozenset(components))
 
 
-def live_boxes(matched: Matched, boxed: Mapping[int, Array]) -> dict[int, tuple[WholeTensor, list[LiveBox]]]:
-    """For each leaf that is filled box by box, its tensor, and the arrays of this rank that hold boxes of it."""
-    target, tensors = matched.target, matched.saved.tensors()
-    if matched.saved.same_world:
-        tensors = {index: tensor.for_rank(matched.rank) for index, tensor in tensors.items()}
-    found: dict[int, list[LiveBox]] = {index: [LiveBox.whole(array)] for index, array in boxed.items()}
+def live_boxes(matched: Matched) -> dict[int, list[LiveBox]]:
+    """The shards that this rank has of live tensors, and of those that are created, by leaf number."""
+    target, found = matched.target, dict[int, list[LiveBox]]()
     for index, leaf in target.sharded.items():
         arrays = target.cast_shards.get(index) or [matched.flat.data[number] for number in leaf.numbers]
         found[index] = [LiveBox(*each) for each in zip(arrays, leaf.boxes, strict=True)]
     for index, tensor in target.created.items():
         shards = read_shards(tensor, "a created leaf")
         found[index] = [LiveBox(*each) for each in zip(shards.tensors, shards.boxes, strict=True)]
-    return {
-        index: (tensors[index] if index in tensors else matched.saved.plain_tensor(index), boxes)
-        for index, boxes in found.items()
-    }
+    return found
 
 
-def _check_boxes(
-    matched: Matched, wanted: Mapping[int, tuple[WholeTensor, list[LiveBox]]], arrays: Mapping[int, Array]
-) -> None:
+def sources_of(matched: Matched, own: Set[int]) -> Callable[[int], Sequence[ShardSource]]:
+    """Tells which leaves of which parts have bytes of a leaf; ``own``: numbers of those that are per rank."""
+    saved, target, tensors = matched.saved, matched.target, matched.saved.tensors()
+    aliases = saved.structure.aliases
+
+    def of(index: int) -> Sequence[ShardSource]:
+        if index in tensors:
+            return (tensors[index].for_rank(matched.rank) if saved.same_world else tensors[index]).sources
+        if index in own and not saved.same_world:
+            return ()  # what this rank gets was made of those of the old ranks
+        # What is a view here no more is filled with the bytes of the leaf whose memory it shared.
+        leaf = aliases[index].owner if index in aliases and index not in target.structure.aliases else index
+        part = matched.rank if index in own else ANY_PART
+        return (ShardSource(part, leaf, Box.whole(target.types[index].shape)),)
+
+    return of
+
+
+def wanted(
+    matched: Matched, own: Set[int], arrays: Mapping[int, Array], boxes: Mapping[int, Sequence[LiveBox]]
+) -> Iterator[Wanted]:
+    """What of the parts goes into the arrays of this rank; ``own``: as of :func:`sources_of`."""
+    sources, types = sources_of(matched, own), matched.target.types
+    for index, array in arrays.items():
+        yield from wanted_of(
+            sources(index), LiveBox(array, Box.whole(types[index].shape)), types[index], f"leaf {index}"
+        )
+    for index, shards in boxes.items():
+        for live in shards:
+            yield from wanted_of(sources(index), live, types[index], f"leaf {index}")
+
+
+def _check_boxes(matched: Matched, boxes: Mapping[int, Sequence[LiveBox]], arrays: Mapping[int, Array]) -> None:
     """Refuse live shards that share memory with anything that is to get other bytes."""
-    if not wanted:
+    if not boxes:
         return
-    places = [
-        (index, tensor, box)
-        for index, (tensor, boxes) in wanted.items()
-        for box in (_to_be_cast(matched, index) or boxes)
-    ]
+    places = [(index, box) for index, shards in boxes.items() for box in (_to_be_cast(matched, index) or shards)]
     live = {~number: array for number, array in arrays.items() if number in matched.target.live}
     live |= {~number: array for number, array in matched.target.casts.items()}
-    found = overlapping(live | {place: box.array for place, (_, _, box) in enumerate(places)})
-    if all(place < 0 for place in found) or _are_twins([places[place] for place in found if place >= 0], len(found)):
+    found = overlapping(live | {place: box.array for place, (_, box) in enumerate(places)})
+    if all(place < 0 for place in found):
+        return
+    of_boxes = [places[place] for place in found if place >= 0]
+    if len(of_boxes) == len(found) and _are_twins(matched, of_boxes):
         return
     paths = matched.target.structure.array_paths()
     names = [readable(paths[~place if place < 0 else places[place][0]]) for place in found]
@@ -341,19 +331,19 @@ def _to_be_cast(matched: Matched, index: int) -> list[LiveBox]:
     return [LiveBox(*each) for each in zip(arrays, leaf.boxes, strict=True)]
 
 
-def _are_twins(found: list[tuple[int, WholeTensor, LiveBox]], expected: int) -> bool:
+def _are_twins(matched: Matched, found: list[tuple[int, LiveBox]]) -> bool:
     """True if arrays that share memory are the very same ones, and get the same bytes: tied parameters."""
-    groups: dict[tuple[object, ...], list[tuple[WholeTensor, LiveBox]]] = {}
-    for _, tensor, box in found:
-        groups.setdefault(_identity(box), []).append((tensor, box))
-    alike = [len(group) > 1 and len({_sources(*each) for each in group}) == 1 for group in groups.values()]
-    firsts = {place: group[0][1].array for place, group in enumerate(groups.values())}
-    return len(found) == expected and all(alike) and not overlapping(firsts)
+    sources = sources_of(matched, matched.saved.own_leaves)
 
+    def gets(index: int, live: LiveBox) -> tuple[Box, frozenset[ShardSource]]:
+        # Of two tied tensors, ranks may have had one leaf here, and two elsewhere.
+        return live.box, frozenset(each for each in sources(index) if each.box.meets(live.box))
 
-def _sources(tensor: WholeTensor, live: LiveBox) -> tuple[Box, frozenset[ShardSource]]:
-    """What an array gets, and from where: of two tied tensors, ranks may have had one leaf here, and two elsewhere."""
-    return live.box, frozenset(each for each in tensor.sources if each.box.common(live.box) is not None)
+    groups: dict[tuple[object, ...], list[tuple[int, LiveBox]]] = {}
+    for index, box in found:
+        groups.setdefault(_identity(box), []).append((index, box))
+    alike = [len(group) > 1 and len({gets(*each) for each in group}) == 1 for group in groups.values()]
+    return all(alike) and not overlapping({place: group[0][1].array for place, group in enumerate(groups.values())})
 
 
 def _identity(box: LiveBox) -> tuple[object, ...]:
@@ -361,20 +351,6 @@ def _identity(box: LiveBox) -> tuple[object, ...]:
     array = box.array
     strides = array.stride() if isinstance(array, torch.Tensor) else array.strides
     return address(array), tuple(array.shape), tuple(strides), str(array.dtype)
-
-
-def marks(matched: Matched, to_fill: ToFill, own_leaves: Set[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """1 for each replicated leaf to be brought alone; at the end, 1 if any leaf at all is."""
-    found = np.zeros(len(matched.saved.documents.structure.types) + 1, dtype=np.int64)
-    found[[index for index in to_fill.alone if index not in own_leaves]] = 1
-    found[-1] = bool(to_fill.alone)
-    return found
-
-
-def memory_alone(matched: Matched, to_fill: ToFill, replicated: list[int]) -> dict[int, Array]:
-    """Memory for replicated leaves that overlap on any rank."""
-    types, alone = matched.target.types, to_fill.alone
-    return {index: alone[index] if index in alone else new_array(types[index]) for index in replicated}
 
 
 def check_conflicts(matched: Matched, to_fill: ToFill, mapped: Mapped) -> None:
@@ -482,18 +458,10 @@ def _live_item(matched: Matched, path: Path) -> Any:
 
 def lacks_bytes(matched: Matched, tables: Tables) -> bool:
     """True if this rank is to fill anything of which not all has been read."""
-    saved, target = matched.saved, matched.target
-    numbers = set(target.numbers())
-    boxed = {index for index in numbers if index in target.boxed} | target.sharded.keys() | target.created.keys()
-    tensors = saved.tensors()
-    own = saved.own_leaves & numbers - boxed
-    anywhere = numbers - boxed - own  # wanted from whatever part they are in; the others from some parts only
-    of_parts = {(matched.rank, index) for index in own} if saved.same_world else set()
-    for index in boxed:
-        tensor = tensors[index] if index in tensors else saved.plain_tensor(index)
-        of_parts |= {(source.part, source.leaf) for source in tensor.sources}
+    sources = sources_of(matched, matched.saved.own_leaves)
+    needed = {(part, leaf) for index in matched.target.numbers() for part, leaf, _ in sources(index)}
     return any(
-        piece.leaf in anywhere or (index.part, piece.leaf) in of_parts
+        (ANY_PART, piece.leaf) in needed or (index.part, piece.leaf) in needed
         for index in tables.indexes
         for chunk in index.unread()
         for piece in index.pieces[chunk]

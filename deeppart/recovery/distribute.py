@@ -1,19 +1,21 @@
-"""Distribute: from verified parts to the arrays of all ranks, whole leaves and boxes of sharded ones.
+"""Distribute: from verified parts to the arrays of all ranks.
 
-Where the ranks of a node find a part in the node's memory, each copies from there. Elsewhere its chunks are sent, once
-to each node and on to its ranks (:mod:`deeppart.plan.restart.reading`); per-rank chunks go to the one rank they belong
-to. Chunks of different readers are under way together, so that every rank's links and cores work at once; a chunk that
-holds a piece of one array is received straight into it. All ranks walk the same schedule, computed from the tables.
+Each rank works out what it wants of which chunk. Where that is the same for all ranks, as nearly always, the chunk is
+relayed: once to each node and on to its ranks (:mod:`deeppart.plan.restart.reading`). Of any other, the rank that has
+read it sends to each that wants some of it just that, on request. What lies in the memory of a rank or of its node
+is copied from there. Chunks of different readers are under way together, so that every rank's links and cores work at
+once; a chunk that holds a piece of one array is received straight into it.
 """
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -26,214 +28,19 @@ from deeppart.plan.restart import Hop, Routes
 from deeppart.recovery.candidates import Recovered
 from deeppart.recovery.parts import LoadedPart
 from deeppart.recovery.tables import UNREAD, Holding, PartIndexView, Ranks, Tables
-from deeppart.state.restore.scatter import BoxScatter, LeafPiece, Scatter, Wanted, cut_patch, patch_bytes, patches
+from deeppart.state.restore.scatter import LeafPiece, Scatter, Want, cut_patch
 from deeppart.storage.mapped import bring_pages
 
 T = TypeVar("T")
-#: Chunks on their way at once.
+#: Relayed chunks on their way at once.
 WINDOW = 8
-#: Messages of chunks that go to all have so many tags in turn, since they are passed on in the order in which they
-#: arrive. No rank has chunks under way that are so many apart: two with one tag come in the order in which they went.
+#: Relayed chunks have so many tags in turn, since they are passed on in the order in which they arrive. No rank has
+#: chunks under way that are so many apart: two with one tag come in the order in which they went.
 _TAGS = 1024
-_OWN_TAG = _TAGS
-#: Of boxes: chunks under way from one rank to another.
-_BOX_WINDOW = 4
-_BOX_TAG = 2050
-
-
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """A chunk to be delivered: whose, which, and to where."""
-
-    index: PartIndexView
-    chunk: int
-    scatter: Scatter
-
-    @property
-    def reader(self) -> int:
-        return self.index.readers[self.chunk]
-
-    @property
-    def holding(self) -> Holding:
-        return self.index.part, self.reader
-
-    @property
-    def pieces(self) -> list[LeafPiece]:
-        return self.index.pieces[self.chunk]
-
-    @property
-    def is_wanted(self) -> bool:
-        """True if any of its leaves is to be filled."""
-        return any(self.scatter.wants(piece.leaf) for piece in self.pieces)
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A chunk on its way to this rank, and on from it."""
-
-    number: int
-    operation: Operation[None]
-    land: Callable[[], None]
-    over: bool = False
-
-
-class Distributor:
-    """Brings the bytes of a recovered step to where they belong; every method is collective.
-
-    A rank that cannot write or read something goes on to the end, since others wait for what it passes on, with bytes
-    of no use if need be. The methods return what went wrong first, for all ranks to be told; None if nothing did.
-    """
-
-    def __init__(self, ranks: Ranks, recovered: Recovered, tables: Tables) -> None:
-        self._ranks, self._recovered, self._tables = ranks, recovered, tables
-        self._routes = Routes(ranks.node_of, ranks.rank)
-
-    def shared(self, scatter: Scatter) -> Failure | None:
-        """Fill the replicated leaves of all ranks."""
-        items = (_Item(*each, scatter) for each in self._in_turns(per_rank=False))
-        failure = self._deliver((item for item in items if item.is_wanted), self._hop_to_all)
-        return failure or self._unread(lambda part: scatter, per_rank=False)
-
-    def own(self, scatter: Scatter, skipped: Callable[[int], frozenset[int]]) -> Failure | None:
-        """Give every rank the per-rank leaves of the part it saved itself; the world is as large as at the save."""
-        left_out = {index.part: skipped(index.part) for index in self._tables.indexes}
-        items = (
-            item
-            for item in (_Item(*each, scatter) for each in self._in_turns(per_rank=True))
-            if any(piece.leaf not in left_out[item.index.part] for piece in item.pieces)
-        )
-        failure = self._deliver(items, self._hop_to_owner, only_owner=True)
-        return failure or self._unread(lambda part: scatter if part == self._ranks.rank else None, per_rank=True)
-
-    def all_own(self, parts: Iterable[int], scatters: Callable[[int], Scatter]) -> Failure | None:
-        """Give every rank the per-rank leaves of some parts."""
-        asked = set(parts)
-        items = (
-            _Item(index, chunk, scatters(index.part))
-            for index in self._tables.indexes
-            if index.part in asked
-            for chunk, own in enumerate(index.per_rank)
-            if own and index.readers[chunk] != UNREAD
-        )
-        failure = self._deliver((item for item in items if item.is_wanted), self._hop_to_all)
-        return failure or self._unread(lambda part: scatters(part) if part in asked else None, per_rank=True)
-
-    def _unread(self, scatter_of: Callable[[int], Scatter | None], *, per_rank: bool) -> Failure | None:
-        """An error if anything was to be filled from bytes that no rank has read: it would keep what it had."""
-        for index in self._tables.indexes:
-            scatter = scatter_of(index.part)
-            if scatter is None:
-                continue
-            for chunk in (chunk for chunk in index.unread() if index.per_rank[chunk] == per_rank):
-                for piece in index.pieces[chunk]:
-                    if scatter.wants(piece.leaf):
-                        return never_read(index.part, piece.leaf)
-        return None
-
-    def _in_turns(self, *, per_rank: bool) -> Iterator[tuple[PartIndexView, int]]:
-        """Chunks of all parts, the readers taking turns."""
-        queues: dict[int, deque[tuple[PartIndexView, int]]] = {}
-        for index in self._tables.indexes:
-            for chunk, own in enumerate(index.per_rank):
-                if own == per_rank and index.readers[chunk] != UNREAD:
-                    queues.setdefault(index.readers[chunk], deque()).append((index, chunk))
-        while any(queues.values()):
-            for queue in queues.values():
-                if queue:
-                    yield queue.popleft()
-
-    def _deliver(
-        self, items: Iterator[_Item], hop_of: Callable[[_Item, int], Hop | None], *, only_owner: bool = False
-    ) -> Failure | None:
-        what = f"restore of step {self._recovered.attempt.step}, distributing"
-        attempts = Attempts()
-        with copiers(self._ranks.threads) as copy:
-            self._ranks.finish(self._delivering(items, hop_of, attempts, copy, only_owner), what)
-        return attempts.failure
-
-    def _delivering(
-        self,
-        items: Iterator[_Item],
-        hop_of: Callable[[_Item, int], Hop | None],
-        attempts: Attempts,
-        copy: Callable[[Callable[[], None]], object],
-        only_owner: bool,
-    ) -> Operation[None]:
-        flying: deque[_Flight] = deque()
-        for number, item in enumerate(items):
-            while flying and (len(flying) >= WINDOW or number - flying[0].number >= _TAGS):
-                yield _advanced(flying)
-            tag = _OWN_TAG if only_owner else number % _TAGS
-            here = bytes_here(self._ranks.rank, self._recovered, self._tables, item.index, item.chunk)
-            hop = hop_of(item, number)
-            if hop is not None:
-                operation, land = self._start(item, hop, here, tag, attempts)
-                flying.append(_Flight(number, operation, land))
-            if here is not None and (not only_owner or item.index.part == self._ranks.rank):
-                copy(attempts.at(self._filling(item, here), item.index.part))
-                if flying:
-                    yield _advanced(flying)
-        while flying:
-            yield _advanced(flying)
-
-    def _filling(self, item: _Item, data: Callable[[], Bytes]) -> Callable[[], None]:
-        """Puts a chunk that is here where it belongs; straight from a mate's file if it holds bytes of one leaf."""
-        found = self._tables.copies.mine.get(item.holding)
-        if found is None or len(item.pieces) != 1:
-            return _writing(item, data)
-
-        def fill() -> None:
-            target = item.scatter.direct(item.pieces)
-            if target is None or len(target) != item.index.lengths[item.chunk]:
-                item.scatter.write(item.pieces, data())
-            else:
-                found.read_into(item.index.starts[item.chunk], target)
-
-        return fill
-
-    def _hop_to_all(self, item: _Item, number: int) -> Hop | None:
-        seen = item.holding in self._tables.copies.on_nodes
-        return self._routes.hop(item.reader, number, seen=seen)
-
-    def _hop_to_owner(self, item: _Item, _: int) -> Hop | None:
-        reader, owner, rank = item.reader, item.index.part, self._ranks.rank
-        node_of = self._ranks.node_of
-        if reader == owner or rank not in (reader, owner):
-            return None
-        if item.holding in self._tables.copies.on_nodes and node_of[reader] == node_of[owner]:
-            return None
-        return Hop(None, (owner,)) if rank == reader else Hop(reader, ())
-
-    def _start(
-        self, item: _Item, hop: Hop, here: Callable[[], Bytes] | None, tag: int, attempts: Attempts
-    ) -> tuple[Operation[None], Callable[[], None]]:
-        """Begin to receive a chunk, or to send what is here; and what is to be done when that is over."""
-        nbytes = item.index.lengths[item.chunk]
-        if hop.source is None:
-            sent = None if here is None else attempts.result(here, item.index.part)
-            return self._sending(np.zeros(nbytes, dtype=np.uint8) if sent is None else sent, hop, tag), nothing_left
-        target = attempts.result(lambda: item.scatter.direct(item.pieces))
-        data = np.empty(nbytes, dtype=np.uint8) if target is None else target
-        receiving = self._ranks.comm.receive_into(data, hop.source, tag)
-        land = attempts.at(_writing(item, lambda: data)) if target is None else nothing_left
-        return self._passing_on(receiving, data, hop, tag), land
-
-    def _passing_on(self, receiving: Operation[None], data: Bytes, hop: Hop, tag: int) -> Operation[None]:
-        yield from receiving
-        yield from self._sending(data, hop, tag)
-
-    def _sending(self, data: Bytes, hop: Hop, tag: int) -> Operation[None]:
-        return interleaved([self._ranks.comm.send(data, target, tag) for target in hop.targets])
-
-
-def never_read(part: int, leaf: int) -> Failure:
-    """The error for a leaf that is to be filled from bytes that were left out as not asked for."""
-    error = StorageError(
-        "bytes that a restore needs were left out when the step was read; this is a fault of the library",
-        found=f"leaf {leaf} of part {part}",
-        todo="report it; restore the whole state meanwhile, without keys= and exclude=",
-    )
-    return Failure(error)
+#: Of what is sent on request: chunks under way from one rank to another.
+_ORDER_WINDOW = 4
+_ORDER_TAG = 2050
+_DIGEST_BITS = (1 << 61) - 1
 
 
 class Failure(NamedTuple):
@@ -248,7 +55,285 @@ class Failure(NamedTuple):
     part: int | None = None
 
 
-class Attempts:
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """A chunk of a part, and what this rank wants of its pieces, which are numbered."""
+
+    index: PartIndexView
+    number: int
+    wants: Sequence[tuple[int, Want]]
+
+    @property
+    def reader(self) -> int:
+        return self.index.readers[self.number]
+
+    @property
+    def holding(self) -> Holding:
+        return self.index.part, self.reader
+
+    @property
+    def pieces(self) -> list[LeafPiece]:
+        return self.index.pieces[self.number]
+
+    @property
+    def nbytes(self) -> int:
+        return self.index.lengths[self.number]
+
+    def digest(self) -> int:
+        """A number that is the same for ranks that want the same of the chunk; 0 if nothing is wanted."""
+        if not self.wants:
+            return 0
+        wants = [(piece, 0 if want.source is None else hash((want.source, want.target))) for piece, want in self.wants]
+        return (hash(tuple(wants)) & _DIGEST_BITS) + 1
+
+    def order(self) -> list[Any]:
+        """For the rank that has read it: of which pieces which elements; all bytes where it says nothing else."""
+        wants = [
+            [number] if want.source is None else [number, want.source, want.target, want.itemsize]
+            for number, want in self.wants
+        ]
+        return [self.index.part, self.number, wants]
+
+    def ordered_bytes(self) -> int:
+        """How many bytes it is sent of what it orders."""
+        return sum(want.nbytes_of(self.pieces[number]) for number, want in self.wants)
+
+
+class Delivery:
+    """Brings the bytes of a recovered step to the arrays that want them; collective.
+
+    A rank that cannot write or read something goes on to the end, since others wait for what it passes on, with bytes
+    of no use if need be.
+    """
+
+    def __init__(self, ranks: Ranks, recovered: Recovered, tables: Tables) -> None:
+        self._ranks, self._recovered, self._tables = ranks, recovered, tables
+        self._routes = Routes(ranks.node_of, ranks.rank)
+        self._parts = {index.part: index for index in tables.indexes}
+        self._what = f"restore of step {recovered.attempt.step}, distributing"
+
+    def bring(self, scatter: Scatter) -> Failure | None:
+        """Fill the arrays of all ranks; returns what went wrong first on this one, for all ranks to be told."""
+        attempts = _Attempts()
+        chunks = list(self._wanted(scatter, attempts))
+        is_relayed = self._agree(chunks)
+        relayed = [chunk for chunk, every in zip(chunks, is_relayed, strict=True) if every]
+        others = [chunk for chunk, every in zip(chunks, is_relayed, strict=True) if not every and chunk.wants]
+        with _copiers(self._ranks.threads) as copy:
+            self._ranks.finish(self._relaying(relayed, scatter, attempts, copy), self._what)
+            orders: list[list[_Chunk]] = [[] for _ in range(self._ranks.comm.size)]
+            for chunk in others:
+                here = self._bytes_here(chunk)
+                if here is None:
+                    orders[chunk.reader].append(chunk)
+                else:
+                    copy(attempts.at(self._filling(chunk, scatter, here), chunk.index.part))
+        if self._ranks.finish(self._ranks.comm.maximum(np.array([any(orders)], dtype=np.int64)), self._what).any():
+            told = [json.dumps([chunk.order() for chunk in each]).encode() for each in orders]
+            asked = [json.loads(text) for text in self._ranks.finish(exchange(self._ranks.comm, told), self._what)]
+            self._ranks.finish(self._answering(orders, asked, scatter, attempts), self._what)
+        return attempts.failure
+
+    def _wanted(self, scatter: Scatter, attempts: _Attempts) -> Iterator[_Chunk]:
+        """All chunks that were read, the readers taking turns: in the same order on all ranks."""
+        queues: dict[int, deque[_Chunk]] = {}
+        for index in self._tables.indexes:
+            leaves = scatter.leaves(index.part)
+            for number, pieces in enumerate(index.pieces):
+                wants = [
+                    (place, want)
+                    for place, piece in enumerate(pieces)
+                    if piece.leaf in leaves
+                    for want in scatter.wants_of(index.part, piece.leaf)
+                    if want.has_any_of(piece)
+                ]
+                if index.readers[number] != UNREAD:
+                    queues.setdefault(index.readers[number], deque()).append(_Chunk(index, number, wants))
+                elif wants:
+                    attempts.failure = attempts.failure or _never_read(index.part, pieces[wants[0][0]].leaf)
+        while any(queues.values()):
+            for queue in queues.values():
+                if queue:
+                    yield queue.popleft()
+
+    def _agree(self, chunks: Sequence[_Chunk]) -> list[bool]:
+        """Of each chunk, whether all ranks want the same of it."""
+        digests = np.array([chunk.digest() for chunk in chunks], dtype=np.int64)
+        most = self._ranks.finish(self._ranks.comm.maximum(np.concatenate([digests, -digests])), self._what)
+        highest, lowest = most[: len(digests)], -most[len(digests) :]
+        alike: list[bool] = ((highest == lowest) & (lowest > 0)).tolist()
+        return alike
+
+    def _bytes_here(self, chunk: _Chunk) -> Callable[[], Bytes] | None:
+        """Gives the raw bytes of a chunk, if they are in this rank's memory, or in its node's; None if not."""
+        if chunk.reader == self._ranks.rank:
+            return lambda: _chunk_in_memory(self._recovered.mine[chunk.index.part], chunk.number)
+        if chunk.holding in self._tables.copies.mine:
+            found, start = self._tables.copies.mine[chunk.holding], chunk.index.starts[chunk.number]
+            return lambda: found.stretch(start, start + chunk.nbytes)
+        return None
+
+    def _filling(self, chunk: _Chunk, scatter: Scatter, data: Callable[[], Bytes]) -> Callable[[], None]:
+        """Puts a chunk that is here where it belongs; straight from a mate's file if it holds bytes of one leaf."""
+        part, found = chunk.index.part, self._tables.copies.mine.get(chunk.holding)
+
+        def fill() -> None:
+            target = None if found is None else scatter.direct(part, chunk.pieces)
+            if found is None or target is None or len(target) != chunk.nbytes:
+                scatter.write(part, chunk.pieces, data())
+            else:
+                found.read_into(chunk.index.starts[chunk.number], target)
+
+        return fill
+
+    # --- what all ranks want ---
+
+    def _relaying(
+        self,
+        chunks: Sequence[_Chunk],
+        scatter: Scatter,
+        attempts: _Attempts,
+        copy: Callable[[Callable[[], None]], object],
+    ) -> Operation[None]:
+        flying: deque[_Flight] = deque()
+        for number, chunk in enumerate(chunks):
+            while flying and (len(flying) >= WINDOW or number - flying[0].number >= _TAGS):
+                yield _advanced(flying)
+            here = self._bytes_here(chunk)
+            hop = self._routes.hop(chunk.reader, number, seen=chunk.holding in self._tables.copies.on_nodes)
+            if hop is not None:
+                operation, land = self._start(chunk, hop, here, number % _TAGS, scatter, attempts)
+                flying.append(_Flight(number, operation, land))
+            if here is not None:
+                copy(attempts.at(self._filling(chunk, scatter, here), chunk.index.part))
+                if flying:
+                    yield _advanced(flying)
+        while flying:
+            yield _advanced(flying)
+
+    def _start(
+        self,
+        chunk: _Chunk,
+        hop: Hop,
+        here: Callable[[], Bytes] | None,
+        tag: int,
+        scatter: Scatter,
+        attempts: _Attempts,
+    ) -> tuple[Operation[None], Callable[[], None]]:
+        """Begin to receive a chunk, or to send what is here; and what is to be done when that is over."""
+        part = chunk.index.part
+        if hop.source is None:
+            sent = None if here is None else attempts.result(here, part)
+            return self._sending(np.zeros(chunk.nbytes, dtype=np.uint8) if sent is None else sent, hop, tag), _no_more
+        target = attempts.result(lambda: scatter.direct(part, chunk.pieces))
+        data = np.empty(chunk.nbytes, dtype=np.uint8) if target is None else target
+        receiving = self._ranks.comm.receive_into(data, hop.source, tag)
+        land = attempts.at(lambda: scatter.write(part, chunk.pieces, data)) if target is None else _no_more
+        return self._passing_on(receiving, data, hop, tag), land
+
+    def _passing_on(self, receiving: Operation[None], data: Bytes, hop: Hop, tag: int) -> Operation[None]:
+        yield from receiving
+        yield from self._sending(data, hop, tag)
+
+    def _sending(self, data: Bytes, hop: Hop, tag: int) -> Operation[None]:
+        return interleaved([self._ranks.comm.send(data, target, tag) for target in hop.targets])
+
+    # --- what some ranks want ---
+
+    def _answering(
+        self,
+        orders: Sequence[list[_Chunk]],
+        asked: Sequence[list[Any]],
+        scatter: Scatter,
+        attempts: _Attempts,
+    ) -> Operation[None]:
+        """Send what was asked for, and receive what this rank has ordered: one message for a chunk.
+
+        Pairs of ranks take turns: in turn k every rank sends to the one k further, and receives from the one k before.
+        So no rank has more than a few chunks under way, however many others there are, and none waits for a rank that
+        waits for it.
+        """
+        size, rank = self._ranks.comm.size, self._ranks.rank
+        for distance in range(1, size):
+            to, source = (rank + distance) % size, (rank - distance) % size
+            sending = (
+                (self._ranks.comm.send(self._cut(each, attempts), to, _ORDER_TAG), _no_more) for each in asked[to]
+            )
+            receiving = self._receiving(orders[source], source, scatter, attempts)
+            yield from _side_by_side([sending, receiving])
+
+    def _receiving(
+        self, orders: list[_Chunk], source: int, scatter: Scatter, attempts: _Attempts
+    ) -> Iterator[tuple[Operation[None], Callable[[], None]]]:
+        for chunk in orders:
+            target = attempts.result(partial(scatter.direct, chunk.index.part, chunk.pieces))
+            data = np.empty(chunk.ordered_bytes(), dtype=np.uint8) if target is None else target
+            receiving = self._ranks.comm.receive_into(data, source, _ORDER_TAG)
+            yield receiving, _no_more if target is not None else attempts.at(_unpacking(chunk, data, scatter))
+
+    def _cut(self, order: list[Any], attempts: _Attempts) -> Bytes:
+        """What another rank wants of a chunk, one after the other."""
+        part, chunk, wants = order
+        pieces = self._parts[part].pieces[chunk]
+        found = [(pieces[number], _want(rest)) for number, *rest in wants]
+        packed = np.zeros(sum(want.nbytes_of(piece) for piece, want in found), dtype=np.uint8)
+
+        def pack() -> None:
+            data, at = _chunk_in_memory(self._recovered.mine[part], chunk), 0
+            for piece, want in found:
+                held = data[piece.at : piece.at + piece.length]
+                for elements in _elements(want, piece, held):
+                    target = packed[at : at + elements.nbytes].view(elements.dtype).reshape(elements.shape)
+                    np.copyto(target, elements)
+                    at += elements.nbytes
+
+        attempts.result(pack, part)
+        return packed
+
+
+def _want(told: list[Any]) -> Want:
+    """What another rank wants, of an array of its own."""
+    if not told:
+        return Want(0, None, None, 1)
+    source, target, itemsize = told
+    return Want(0, _box(*source), _box(*target), itemsize)
+
+
+def _box(offset: list[int], sizes: list[int]) -> Box:
+    return Box(tuple(offset), tuple(sizes))
+
+
+def _elements(want: Want, piece: LeafPiece, held: Bytes) -> Iterator[Any]:
+    """What is wanted of the bytes of a piece, array by array."""
+    if want.source is None:
+        yield held
+    else:
+        for patch in want.of(piece):
+            yield cut_patch(held, patch, want.itemsize)
+
+
+def _unpacking(chunk: _Chunk, data: Bytes, scatter: Scatter) -> Callable[[], None]:
+    """Puts what has come one after the other where it belongs."""
+
+    def unpack() -> None:
+        at = 0
+        for number, want in chunk.wants:
+            at = scatter.fill_packed(want, chunk.pieces[number], data, at)
+
+    return unpack
+
+
+def _never_read(part: int, leaf: int) -> Failure:
+    """The error for a leaf that is to be filled from bytes that were left out as not asked for."""
+    error = StorageError(
+        "bytes that a restore needs were left out when the step was read; this is a fault of the library",
+        found=f"leaf {leaf} of part {part}",
+        todo="report it; restore the whole state meanwhile, without keys= and exclude=",
+    )
+    return Failure(error)
+
+
+class _Attempts:
     """What one rank does for itself while others wait for what it passes on: nothing is raised before the end.
 
     Attributes:
@@ -274,25 +359,22 @@ class Attempts:
         return None
 
 
-def bytes_here(
-    rank: int, recovered: Recovered, tables: Tables, index: PartIndexView, chunk: int
-) -> Callable[[], Bytes] | None:
-    """Gives the raw bytes of a chunk, if they are in this rank's memory, or in its node's; None if they are not."""
-    reader = index.readers[chunk]
-    if reader == rank:
-        return lambda: chunk_in_memory(recovered.mine[index.part], chunk)
-    if (index.part, reader) in tables.copies.mine:
-        found, start = tables.copies.mine[index.part, reader], index.starts[chunk]
-        return lambda: found.stretch(start, start + index.lengths[chunk])
-    return None
-
-
-def chunk_in_memory(loaded: LoadedPart, chunk: int) -> Bytes:
+def _chunk_in_memory(loaded: LoadedPart, chunk: int) -> Bytes:
     """A chunk that this rank has read; of a file that was cut since, an error where an access would end the process."""
     data = loaded.chunk(chunk)
     if loaded.place is not None:
         bring_pages(data, loaded.place.path)
     return data
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A chunk on its way to this rank, and on from it."""
+
+    number: int
+    operation: Operation[None]
+    land: Callable[[], None]
+    over: bool = False
 
 
 def _advanced(flying: deque[_Flight]) -> bool:
@@ -310,16 +392,12 @@ def _advanced(flying: deque[_Flight]) -> bool:
     return moved
 
 
-def _writing(item: _Item, data: Callable[[], Bytes]) -> Callable[[], None]:
-    return lambda: item.scatter.write(item.pieces, data())
-
-
-def nothing_left() -> None:
+def _no_more() -> None:
     """Nothing is left to be done."""
 
 
 @contextmanager
-def copiers(threads: int) -> Iterator[Callable[[Callable[[], None]], object]]:
+def _copiers(threads: int) -> Iterator[Callable[[Callable[[], None]], object]]:
     """Gives a function that makes copies: in the calling thread, or in several, which have made them all at the end."""
     if threads < 2:
         yield lambda make: make()
@@ -335,159 +413,6 @@ def copiers(threads: int) -> Iterator[Callable[[Callable[[], None]], object]]:
             raise
 
 
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """What one rank wants of a chunk that another one has read.
-
-    Attributes:
-        part, chunk: which chunk.
-        wants: of its pieces, by number: the box of the tensor that the live array has, and what to do with the bytes.
-    """
-
-    part: int
-    chunk: int
-    wants: list[tuple[int, Wanted]]
-
-    def told(self) -> list[Any]:
-        """For the other rank: for each piece the box that it is of, the box that is wanted, and bytes of an element."""
-        wants = [[number, want.source.box, want.live.box, want.itemsize] for number, want in self.wants]
-        return [self.part, self.chunk, wants]
-
-
-class BoxDelivery:
-    """Brings elements to the boxes that want them; collective.
-
-    Each rank works out what it wants of which chunk. What lies in its own memory, or in that of its node, it copies.
-    For the rest it asks the ranks that have read it; these send the elements that were asked for, one message for a
-    chunk. Pairs of ranks take turns: in turn k every rank sends to the one k further, and receives from the one k
-    before. So no rank has more than a few chunks under way, however many others there are, and none waits for a rank
-    that waits for it. A rank that cannot read or write something goes on to the end, as in :class:`Distributor`.
-    """
-
-    def __init__(self, ranks: Ranks, recovered: Recovered, tables: Tables) -> None:
-        self._ranks, self._recovered, self._tables = ranks, recovered, tables
-        self._parts = {index.part: index for index in tables.indexes}
-        self._attempts = Attempts()
-
-    def bring(self, scatter: BoxScatter) -> Failure | None:
-        """Fill the boxes that this rank wants."""
-        what = f"restore of step {self._recovered.attempt.step}, boxes of sharded tensors"
-        orders: list[list[_Order]] = [[] for _ in range(self._ranks.comm.size)]
-        with copiers(self._ranks.threads) as copy:
-            for index in self._tables.indexes:
-                for chunk, wants in _wanted_of(index, scatter):
-                    if index.readers[chunk] == UNREAD:
-                        leaf = index.pieces[chunk][wants[0][0]].leaf
-                        self._attempts.failure = self._attempts.failure or never_read(index.part, leaf)
-                        continue
-                    here = bytes_here(self._ranks.rank, self._recovered, self._tables, index, chunk)
-                    if here is None:
-                        orders[index.readers[chunk]].append(_Order(index.part, chunk, wants))
-                    else:
-                        copy(self._attempts.at(_filling(index.pieces[chunk], wants, here, scatter), index.part))
-        told = [json.dumps([order.told() for order in each]).encode() for each in orders]
-        asked = [json.loads(text) for text in self._ranks.finish(exchange(self._ranks.comm, told), what)]
-        self._ranks.finish(self._turns(orders, asked, scatter), what)
-        return self._attempts.failure
-
-    def _turns(
-        self, orders: Sequence[list[_Order]], asked: Sequence[list[Any]], scatter: BoxScatter
-    ) -> Operation[None]:
-        size, rank = self._ranks.comm.size, self._ranks.rank
-        for distance in range(1, size):
-            to, source = (rank + distance) % size, (rank - distance) % size
-            sending = self._sending(asked[to], to)
-            receiving = self._receiving(orders[source], source, scatter)
-            yield from _side_by_side([sending, receiving])
-
-    def _sending(self, asked: list[Any], to: int) -> Iterator[tuple[Operation[None], Callable[[], None]]]:
-        for part, chunk, wants in asked:
-            data = self._cut(part, chunk, wants)
-            yield self._ranks.comm.send(data, to, _BOX_TAG), nothing_left
-
-    def _receiving(
-        self, orders: list[_Order], source: int, scatter: BoxScatter
-    ) -> Iterator[tuple[Operation[None], Callable[[], None]]]:
-        for order in orders:
-            pieces = self._parts[order.part].pieces[order.chunk]
-            data = np.empty(_length(pieces, order.wants), dtype=np.uint8)
-            receiving = self._ranks.comm.receive_into(data, source, _BOX_TAG)
-            yield receiving, self._attempts.at(_unpacking(pieces, order.wants, data, scatter))
-
-    def _cut(self, part: int, chunk: int, wants: list[Any]) -> Bytes:
-        """The elements that another rank wants of a chunk, one after the other."""
-        pieces = self._parts[part].pieces[chunk]
-        found = [
-            (pieces[number], patch, itemsize)
-            for number, source, target, itemsize in wants
-            for patch in patches(_box(source), pieces[number].start, pieces[number].length, itemsize, _box(target))
-        ]
-        packed = np.zeros(sum(patch_bytes(patch, itemsize) for _, patch, itemsize in found), dtype=np.uint8)
-
-        def pack() -> None:
-            data, at = chunk_in_memory(self._recovered.mine[part], chunk), 0
-            for piece, patch, itemsize in found:
-                elements = cut_patch(data[piece.at : piece.at + piece.length], patch, itemsize)
-                target = packed[at : at + elements.nbytes].view(elements.dtype).reshape(elements.shape)
-                np.copyto(target, elements)
-                at += elements.nbytes
-
-        self._attempts.result(pack, part)
-        return packed
-
-
-def _wanted_of(index: PartIndexView, scatter: BoxScatter) -> Iterator[tuple[int, list[tuple[int, Wanted]]]]:
-    """The chunks of a part of which anything is wanted, and what of each of their pieces."""
-    leaves = scatter.leaves(index.part)
-    if not leaves:
-        return
-    for chunk, pieces in enumerate(index.pieces):
-        wants = [
-            (number, want)
-            for number, piece in enumerate(pieces)
-            if piece.leaf in leaves
-            for want in scatter.wants_of(index.part, piece)
-        ]
-        if wants:
-            yield chunk, wants
-
-
-def _filling(
-    pieces: list[LeafPiece], wants: list[tuple[int, Wanted]], data: Callable[[], Bytes], scatter: BoxScatter
-) -> Callable[[], None]:
-    """Puts what is wanted of a chunk that is here where it belongs."""
-
-    def fill() -> None:
-        held = data()
-        for number, want in wants:
-            piece = pieces[number]
-            scatter.fill(want, piece, held[piece.at : piece.at + piece.length])
-
-    return fill
-
-
-def _unpacking(
-    pieces: list[LeafPiece], wants: list[tuple[int, Wanted]], data: Bytes, scatter: BoxScatter
-) -> Callable[[], None]:
-    """Puts elements that have come one after the other where they belong."""
-
-    def unpack() -> None:
-        at = 0
-        for number, want in wants:
-            at = scatter.fill_packed(want, pieces[number], data, at)
-
-    return unpack
-
-
-def _box(told: list[list[int]]) -> Box:
-    offset, sizes = told
-    return Box(tuple(offset), tuple(sizes))
-
-
-def _length(pieces: list[LeafPiece], wants: list[tuple[int, Wanted]]) -> int:
-    return sum(want.nbytes_of(pieces[number]) for number, want in wants)
-
-
 def _side_by_side(streams: Sequence[Iterator[tuple[Operation[None], Callable[[], None]]]]) -> Operation[None]:
     """Advance streams of transfers, a few of each at once, in order."""
     flying: list[deque[tuple[Operation[None], Callable[[], None]]]] = [deque() for _ in streams]
@@ -495,7 +420,7 @@ def _side_by_side(streams: Sequence[Iterator[tuple[Operation[None], Callable[[],
     while any(is_open) or any(flying):
         moved = False
         for number, stream in enumerate(streams):
-            while is_open[number] and len(flying[number]) < _BOX_WINDOW:
+            while is_open[number] and len(flying[number]) < _ORDER_WINDOW:
                 following = next(stream, None)
                 if following is None:
                     is_open[number] = False

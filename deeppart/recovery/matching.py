@@ -74,15 +74,11 @@ class Places:
 
     Attributes:
         elsewhere: the leaves and values that have none here, but on another rank.
-        split: numbers of the shared leaves that have none on some rank: not all ranks are to get them.
         rules: what a live state may lack.
-        boxes: on some rank, something may have to be filled box by box; the same on all.
     """
 
     elsewhere: LeafNumbers = field(default_factory=LeafNumbers)
-    split: frozenset[int] = frozenset()
     rules: PartRules = field(default_factory=PartRules)
-    boxes: bool = True
 
 
 def find_places(
@@ -98,18 +94,14 @@ def find_places(
     unplaced = without_unplaced(saved.structure.tree, flat.root, frozenset(saved.tensors()))[1]
     here.arrays.update((saved.left_out | unplaced) - saved.all_own_leaves())
     lacking = np.concatenate([np.isin(arrays, list(here.arrays)), np.isin(values, list(here.values))])
-    told = np.concatenate([lacking, ~lacking, [bool(flat.sharded)]]).astype(np.int64)
-    most = ranks.finish(ranks.comm.maximum(told), what).astype(np.bool_)
-    anywhere_lacking, anywhere = most[: len(lacking)], most[len(lacking) : -1]
-    elsewhere = lacking & anywhere
+    placed = (~lacking).astype(np.int64)
+    elsewhere = lacking & ranks.finish(ranks.comm.maximum(placed), what).astype(np.bool_)
     return Places(
         LeafNumbers(
             set(arrays[elsewhere[: len(arrays)]].tolist()),
             set(values[elsewhere[len(arrays) :]].tolist()),
         ),
-        frozenset(np.flatnonzero((anywhere_lacking & anywhere)[: len(shared.types)]).tolist()),
         rules,
-        bool(saved.wholes.tensors) or bool(most[-1]) or bool(anywhere_lacking.any()),
     )
 
 
@@ -140,7 +132,6 @@ def match(saved: SavedStep, flat: FlatState, places: Places, ways: Ways, rank: i
         matched = _untie_from(matched, gone.arrays)
     tree, left, target.unplaced = without_unplaced(target.structure.tree, flat.root, sharded)
     target.structure, target.dropped = replace(target.structure, tree=tree), target.dropped | left
-    target.boxed |= places.split | sharded
     if sharded:
         target.dropped |= sharded - array_numbers(target.structure.tree)  # in what is another rank's own
     try:
@@ -205,10 +196,8 @@ def _untie_from(matched: Matched, gone: Set[int]) -> Matched:
     for index, alias in left.items():
         if alias.owner not in firsts:
             target.dropped -= {alias.owner}
-            target.boxed |= {alias.owner} - own
         elif firsts[alias.owner] == index:
             del kept[index]
-            target.boxed.add(index)
         else:
             kept[index] = replace(alias, owner=firsts[alias.owner])
     target.structure = replace(target.structure, aliases=kept)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from deeppart.errors import DeeppartError, LeafMismatchError, StateError, StructureMismatchError
-from deeppart.recovery.distribute import Distributor, Failure
+from deeppart.recovery.distribute import Delivery, Failure
 from deeppart.recovery.matching import Matched
 from deeppart.recovery.saved import OwnWays, content_at
 from deeppart.state.document.part_document import OwnDocument, OwnTree, insert
@@ -17,7 +17,7 @@ from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode
 from deeppart.state.document.structure_json import check_aliases, decode_tree, encode_tree
 from deeppart.state.restore.filling import detached
 from deeppart.state.restore.leaf_matching import find_targets
-from deeppart.state.restore.scatter import Scatter
+from deeppart.state.restore.scatter import Scatter, whole_leaves
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.globs import RANK0, Way
 from deeppart.state.tree.leaves import Array, leaf_type, new_array
@@ -68,10 +68,9 @@ def _asked_of(rank: int, document: OwnDocument, own: OwnWays) -> set[int]:
     return found | {document.aliases[index].owner for index in found & document.aliases.keys()}
 
 
-def bring_old_leaves(distributor: Distributor, old: OldLeaves) -> Failure | None:
+def bring_old_leaves(delivery: Delivery, old: OldLeaves) -> Failure | None:
     """Fill the arrays of :func:`memory_for_old_leaves` on every rank (collective); returns what went wrong, or None."""
-    scatters = [Scatter(arrays) for arrays in old]
-    return distributor.all_own(range(len(old)), scatters.__getitem__)
+    return delivery.bring(Scatter(each for part, arrays in enumerate(old) for each in whole_leaves(arrays, part)))
 
 
 def map_old_leaves(matched: Matched, old: OldLeaves, rank: int, size: int) -> Mapped:

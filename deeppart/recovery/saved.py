@@ -11,7 +11,7 @@ import numpy as np
 from deeppart._gc import collection_paused
 from deeppart.comm import together
 from deeppart.errors import CorruptFileError
-from deeppart.model import Attempt, Box
+from deeppart.model import Attempt
 from deeppart.part import SHARED_TABLE
 from deeppart.recovery.candidates import Recovered
 from deeppart.recovery.tables import PartIndexView, Ranks
@@ -19,7 +19,6 @@ from deeppart.state.document.part_document import OwnDocument, OwnTree, decode_m
 from deeppart.state.document.structure import SavedNode, SavedValue, Structure, units_of, walk_tree
 from deeppart.state.document.whole import (
     PartValue,
-    ShardSource,
     Wholes,
     WholeTensor,
     gather_wholes,
@@ -122,14 +121,6 @@ class SavedStep:
     def shard_leaves(self, part: int) -> frozenset[int]:
         """Numbers of the leaves of a part that are shards of tensors."""
         return self.of_ranks[part].shard_leaves() if self.wholes.tensors else frozenset()
-
-    def plain_tensor(self, index: int) -> WholeTensor:
-        """A leaf that all ranks share, as a tensor of which each part may have some bytes; or of what it is tied to."""
-        shared = self.documents.structure
-        kind, leaf = shared.types[index], shared.aliases[index].owner if index in shared.aliases else index
-        parts = range(self.attempt.world_size)
-        sources = tuple(ShardSource(part, leaf, Box.whole(kind.shape)) for part in parts)
-        return WholeTensor(kind, f"leaf {index}", sources, None, self.attempt.world_size)
 
     @property
     def of_ranks(self) -> tuple[Structure, ...]:

@@ -1,11 +1,12 @@
 """Bytes of the raw stream back into arrays, wherever and however those lie in memory.
 
-:class:`Scatter` fills leaves; :class:`BoxScatter` whole tensors, and boxes of them, from the shards that ranks saved.
+A saved leaf holds a box of a tensor, and a live array holds one: all of it, nearly always. :class:`Scatter` writes what
+the two have in common.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,52 +55,181 @@ def chunk_pieces(spans: npt.NDArray[np.void], raw_starts: npt.NDArray[np.uint64]
     return pieces
 
 
+class LiveBox(NamedTuple):
+    """An array to fill, and the box of a tensor that it holds."""
+
+    array: Array
+    box: Box
+
+    @classmethod
+    def whole(cls, array: Array) -> LiveBox:
+        """An array that is all of the tensor."""
+        return cls(array, Box.whole(tuple(array.shape)))
+
+
+#: In place of the number of a part: every part that has bytes of the leaf.
+ANY_PART = -1
+
+
+class Wanted(NamedTuple):
+    """An array that wants bytes of a saved leaf.
+
+    Attributes:
+        part: number of the part whose leaf it is, or ANY_PART for one that all ranks saved together.
+        leaf: its number.
+        source: the box that the leaf holds.
+        live: the array, and the box that it holds.
+        itemsize: bytes of an element.
+        name: of the tensor, for errors.
+    """
+
+    part: int
+    leaf: int
+    source: Box
+    live: LiveBox
+    itemsize: int
+    name: str
+
+
+def whole_leaves(arrays: Mapping[int, Array], part: int = ANY_PART) -> Iterator[Wanted]:
+    """Arrays, by leaf number, that are to hold all of these leaves."""
+    for leaf, array in arrays.items():
+        live = LiveBox.whole(array)
+        itemsize = array.element_size() if isinstance(array, torch.Tensor) else array.itemsize
+        yield Wanted(part, leaf, live.box, live, itemsize, f"leaf {leaf}")
+
+
+def wanted_of(sources: Iterable[ShardSource], live: LiveBox, kind: LeafType, name: str) -> Iterator[Wanted]:
+    """What an array wants of the leaves in which a tensor, of that type, was saved."""
+    for part, leaf, box in sources:
+        if box == live.box or box.meets(live.box):
+            yield Wanted(part, leaf, box, live, kind.itemsize, name)
+
+
+class Want(NamedTuple):
+    """What one array of a :class:`Scatter` wants of a leaf.
+
+    Attributes:
+        place: number of the array there.
+        source, target: the boxes of the leaf and of the array; None where both are the whole tensor.
+        itemsize: bytes of an element.
+    """
+
+    place: int
+    source: Box | None
+    target: Box | None
+    itemsize: int
+
+    def of(self, piece: LeafPiece) -> Iterator[Patch]:
+        """The patches that it wants of a piece of the leaf."""
+        assert self.source is not None and self.target is not None
+        return patches(self.source, piece.start, piece.length, self.itemsize, self.target)
+
+    def has_any_of(self, piece: LeafPiece) -> bool:
+        """True if it wants anything of a piece."""
+        return self.source is None or next(self.of(piece), None) is not None
+
+    def nbytes_of(self, piece: LeafPiece) -> int:
+        """How many bytes it wants of a piece."""
+        if self.source is None:
+            return piece.length
+        return sum(patch_bytes(patch, self.itemsize) for patch in self.of(piece))
+
+
 class Scatter:
-    """Writes bytes into arrays."""
+    """Writes the bytes of saved leaves into the arrays that want them."""
 
-    def __init__(self, arrays: dict[int, Array]) -> None:
-        self._arrays = arrays
-        self._items = list(arrays.values())
+    def __init__(self, wanted: Iterable[Wanted]) -> None:
+        self._wants: dict[int, dict[int, list[Want]]] = {}
+        self._items: list[Array] = []
+        self._names: list[str] = []
+        for part, leaf, source, live, itemsize, name in wanted:
+            is_same = source == live.box
+            want = Want(len(self._items), None if is_same else source, None if is_same else live.box, itemsize)
+            self._wants.setdefault(part, {}).setdefault(leaf, []).append(want)
+            self._items.append(live.array)
+            self._names.append(name)
         self._memory = HeldMemory(self._items)
-        self._places = {leaf: place for place, leaf in enumerate(arrays)}
-        #: Of each place: whether the leaf lies in order in host memory; None where nobody has asked.
-        self._lies_flat: list[bool | None] = [None] * len(arrays)
+        #: Of each array: whether it lies in order in host memory; None until it is first written to.
+        self._lies_flat: list[bool | None] = [None] * len(self._items)
 
-    def wants(self, leaf: int) -> bool:
-        """True if the leaf is to be filled."""
-        return leaf in self._arrays
+    def leaves(self, part: int) -> set[int]:
+        """Numbers of the leaves that are wanted of a part."""
+        return {*self._wants.get(part, ()), *self._wants.get(ANY_PART, ())}
 
-    def direct(self, pieces: list[LeafPiece]) -> Bytes | None:
+    def wants_of(self, part: int, leaf: int) -> Sequence[Want]:
+        """What is wanted of a leaf. One that all ranks saved together is no rank's own: their numbers differ."""
+        mine = self._wants.get(part, {}).get(leaf)
+        return self._wants.get(ANY_PART, {}).get(leaf, ()) if mine is None else mine
+
+    def direct(self, part: int, pieces: list[LeafPiece]) -> Bytes | None:
         """Memory into which a chunk of one piece may be received as it is; None if it must go through :meth:`write`."""
-        if len(pieces) != 1 or not self.wants(pieces[0].leaf):
+        wants = self.wants_of(part, pieces[0].leaf) if len(pieces) == 1 else ()
+        if len(wants) != 1 or wants[0].source is not None:
             return None
-        piece = pieces[0]
-        place = self._places[piece.leaf]
+        piece, place = pieces[0], wants[0].place
         self._check_places([place])  # first: there may be no bytes to take
         if not self._flat(place):
             return None
-        return flat_bytes(self._arrays[piece.leaf])[piece.start : piece.start + piece.length]
+        return flat_bytes(self._items[place])[piece.start : piece.start + piece.length]
 
-    def write(self, pieces: list[LeafPiece], data: Bytes) -> None:
+    def write(self, part: int, pieces: list[LeafPiece], data: Bytes) -> None:
         """Put a chunk's bytes where they belong."""
-        wanted = [piece for piece in pieces if piece.leaf in self._places]
-        places = list(map(self._places.__getitem__, (piece.leaf for piece in wanted)))
-        self._check_places(places)
-        pointers, source = self._memory.pointers, int(data.__array_interface__["data"][0])
-        for (leaf, start, length, at), place in zip(wanted, places, strict=True):
-            if length >= _LONG_BYTES or not self._flat(place):
-                self._write_alone(leaf, start, data[at : at + length])
-            elif self._has_room(place, start, length) and at + length <= data.nbytes:
-                memmove(pointers[place] + start, source + at, length)
+        wanted = [(piece, want) for piece in pieces for want in self.wants_of(part, piece.leaf)]
+        self._check_places([want.place for _, want in wanted])
+        pointers, begin = self._memory.pointers, int(data.__array_interface__["data"][0])
+        for piece, want in wanted:
+            _, start, length, at = piece
+            if want.source is not None or length >= _LONG_BYTES or not self._flat(want.place):
+                self._fill(want, piece, data[at : at + length])
+            elif self._has_room(want.place, start, length) and at + length <= data.nbytes:
+                memmove(pointers[want.place] + start, begin + at, length)
             else:
-                raise CorruptFileError("a part holds bytes beyond the end of a leaf", where=f"leaf {leaf}")
+                where = self._names[want.place]
+                raise CorruptFileError("a part holds bytes beyond the end of a leaf", where=where)
 
-    def _write_alone(self, leaf: int, start: int, source: Bytes) -> None:
-        array = self._arrays[leaf]
-        if self._flat(self._places[leaf]):
-            np.copyto(flat_bytes(array)[start : start + len(source)], source)
+    def _fill(self, want: Want, piece: LeafPiece, held: Bytes) -> None:
+        """Put what one array wants of a piece into it, without an address."""
+        array = self._items[want.place]
+        if want.source is not None:
+            self._write_patches(want, piece, lambda patch: cut_patch(held, patch, want.itemsize))
+        elif self._flat(want.place):
+            np.copyto(flat_bytes(array)[piece.start : piece.start + len(held)], held)
         else:
-            _write_elements(array, start, source)
+            _write_elements(array, piece.start, held)
+
+    def fill_packed(self, want: Want, piece: LeafPiece, data: Bytes, at: int) -> int:
+        """Put bytes that hold what one array wants of a piece, from ``at`` on, into it; returns where those end."""
+        self._check_places([want.place])
+        if want.source is None:
+            self._fill(want, piece, data[at : at + piece.length])
+            return at + piece.length
+
+        def elements(patch: Patch) -> npt.NDArray[Any]:
+            nonlocal at
+            start, at = at, at + patch_bytes(patch, want.itemsize)
+            return packed_patch(data[start:at], patch, want.itemsize)
+
+        self._write_patches(want, piece, elements)
+        return at
+
+    def _write_patches(self, want: Want, piece: LeafPiece, elements: Callable[[Patch], npt.NDArray[Any]]) -> None:
+        array: Any = self._items[want.place]
+        raw = None
+        if self._flat(want.place):
+            raw = flat_bytes(array).view(_RAW[want.itemsize]).reshape(tuple(array.shape))
+        for patch in want.of(piece):
+            found = elements(patch)
+            if raw is not None:
+                raw[patch.target] = found
+            elif isinstance(array, torch.Tensor):
+                view = array.detach()[patch.target]
+                # The bytes may lie at any address and be read-only; a typed tensor needs aligned, writable ones.
+                plain = np.array(found, order="C").reshape(-1).view(np.uint8)
+                view.copy_(torch.from_numpy(plain).view(array.dtype).view(view.shape))
+            else:
+                view = array[patch.target]
+                view[...] = np.ascontiguousarray(found).view(array.dtype).reshape(view.shape)
 
     def _has_room(self, place: int, start: int, length: int) -> bool:
         """True if some bytes of a leaf are in its memory: by address, nothing else would notice."""
@@ -108,17 +238,17 @@ class Scatter:
 
     def _check_places(self, places: list[int]) -> None:
         if moved := self._memory.moved(places):
-            raise freed_error(f"leaf {list(self._arrays)[moved[0]]}")
+            raise _freed_error(self._names[moved[0]])
 
     def _flat(self, place: int) -> bool:
-        """True if the leaf lies in host memory as bytes in order."""
+        """True if the array lies in host memory as bytes in order."""
         known = self._lies_flat[place]
         if known is None:
             known = self._lies_flat[place] = lies_flat_on_host(self._items[place])
         return known
 
 
-def freed_error(where: str) -> FreedMemoryError:
+def _freed_error(where: str) -> FreedMemoryError:
     """Memory of the live state was freed or replaced while it was being restored."""
     return FreedMemoryError(
         "memory of the live state was freed or replaced while it was being restored",
@@ -218,103 +348,7 @@ def check_cover(types: list[LeafType], wanted: set[int], spans: list[npt.NDArray
         )
 
 
-# --- whole tensors and boxes of them ----------------------------------------------------------------------------------
-
-
-class LiveBox(NamedTuple):
-    """An array to fill, and the box of a tensor that it holds."""
-
-    array: Array
-    box: Box
-
-    @classmethod
-    def whole(cls, array: Array) -> LiveBox:
-        """An array that is all of the tensor."""
-        return cls(array, Box.whole(tuple(array.shape)))
-
-
-class Wanted(NamedTuple):
-    """What an array wants of a leaf of a part.
-
-    Attributes:
-        source: the leaf, and the box of the tensor that it is.
-        live: the array.
-        place: its number among the arrays of a :class:`BoxScatter`.
-        itemsize: bytes of an element.
-    """
-
-    source: ShardSource
-    live: LiveBox
-    place: int
-    itemsize: int
-
-    def of(self, piece: LeafPiece) -> Iterator[Patch]:
-        """The patches that it wants of a piece of the leaf."""
-        return patches(self.source.box, piece.start, piece.length, self.itemsize, self.live.box)
-
-    def has_any_of(self, piece: LeafPiece) -> bool:
-        """True if it wants anything of a piece."""
-        return next(self.of(piece), None) is not None
-
-    def nbytes_of(self, piece: LeafPiece) -> int:
-        """How many bytes it wants of a piece."""
-        return sum(patch_bytes(patch, self.itemsize) for patch in self.of(piece))
-
-
-class BoxScatter:
-    """Writes what parts hold of tensors into the boxes that are wanted of them."""
-
-    def __init__(self, wanted: Mapping[int, tuple[WholeTensor, Sequence[LiveBox]]]) -> None:
-        self._wants: dict[int, dict[int, list[Wanted]]] = {}
-        self._writers: list[BoxWriter] = []
-        self._names: list[str] = []
-        arrays: list[Array] = []
-        for tensor, live in wanted.values():
-            for each in live:
-                if not each.box.elements:
-                    continue
-                for source in tensor.sources:
-                    if source.box.meets(each.box):
-                        want = Wanted(source, each, len(arrays), tensor.kind.itemsize)
-                        self._wants.setdefault(source.part, {}).setdefault(source.leaf, []).append(want)
-                arrays.append(each.array)
-                self._writers.append(BoxWriter(each.array, tensor.kind))
-                self._names.append(tensor.name)
-        self._memory = HeldMemory(arrays)
-
-    def leaves(self, part: int) -> frozenset[int]:
-        """Numbers of the leaves of a part of which anything is wanted."""
-        return frozenset(self._wants.get(part, ()))
-
-    def wants_of(self, part: int, piece: LeafPiece) -> list[Wanted]:
-        """Those that want something of a piece of a leaf."""
-        return [want for want in self._wants.get(part, {}).get(piece.leaf, ()) if want.has_any_of(piece)]
-
-    def write(self, part: int, piece: LeafPiece, data: Bytes) -> None:
-        """Put what a chunk holds of a leaf where it is wanted."""
-        for want in self.wants_of(part, piece):
-            self.fill(want, piece, data[piece.at : piece.at + piece.length])
-
-    def fill(self, want: Wanted, piece: LeafPiece, held: Bytes) -> None:
-        """Put what one array wants of a piece into it."""
-        self._check_place(want.place)
-        for patch in want.of(piece):
-            self._writers[want.place].write(patch, cut_patch(held, patch, want.itemsize))
-
-    def fill_packed(self, want: Wanted, piece: LeafPiece, data: Bytes, at: int) -> int:
-        """The same from elements that were packed one patch after the other, from byte ``at`` on; returns where those
-        end.
-        """
-        self._check_place(want.place)
-        for patch in want.of(piece):
-            length = patch_bytes(patch, want.itemsize)
-            self._writers[want.place].write(patch, packed_patch(data[at : at + length], patch, want.itemsize))
-            at += length
-        return at
-
-    def _check_place(self, place: int) -> None:
-        if self._memory.moved([place]):
-            raise freed_error(self._names[place])
+# --- what parts hold of tensors ---------------------------------------------------------------------------------------
 
 
 class OwnSpans:
@@ -435,29 +469,3 @@ def patch_bytes(patch: Patch, itemsize: int) -> int:
     for each in patch.source:
         count *= each.stop - each.start
     return count
-
-
-class BoxWriter:
-    """Writes elements into a live array that holds a box of a tensor."""
-
-    def __init__(self, array: Array, kind: LeafType) -> None:
-        self._array, self._itemsize = array, kind.itemsize
-        self._raw: npt.NDArray[Any] | None = None
-        if lies_flat_on_host(array):
-            shape = tuple(array.shape)
-            self._raw = flat_bytes(array).view(_RAW[self._itemsize]).reshape(shape)
-
-    def write(self, patch: Patch, elements: npt.NDArray[Any]) -> None:
-        """Put the elements of a patch where they belong."""
-        if self._raw is not None:
-            self._raw[patch.target] = elements
-            return
-        array: Any = self._array
-        if isinstance(array, torch.Tensor):
-            view = array.detach()[patch.target]
-            # The bytes may lie at any address and be read-only; a typed tensor needs aligned ones that can be written.
-            plain = np.array(elements, order="C").reshape(-1).view(np.uint8)
-            view.copy_(torch.from_numpy(plain).view(array.dtype).view(view.shape))
-        else:
-            view = array[patch.target]
-            view[...] = np.ascontiguousarray(elements).view(array.dtype).reshape(view.shape)

@@ -54,8 +54,6 @@ class Target:
         replaced: paths of rank 0's items that do not fit the live state there: they are created again.
         with_objects: paths of what is rank 0's and, in the live state, has objects with a ``state_dict()``.
         sharded: leaf number -> the live sharded tensor of which this rank's shards are written.
-        boxed: numbers of the leaves that are filled box by box, from what ranks had of them or into what they have:
-            the sharded ones of the step, and those of ``sharded`` of any rank.
         created: leaf number -> a sharded tensor that was made for it, where the live state lacks it.
         may_cast: floating-point leaves may have another dtype in the live state.
         casts: leaf number -> the live array of another dtype, which is written once the leaf has been brought.
@@ -76,7 +74,6 @@ class Target:
     replaced: set[ExactPath] = field(default_factory=set)
     with_objects: set[ExactPath] = field(default_factory=set)
     sharded: dict[int, ShardedLeaf] = field(default_factory=dict)
-    boxed: set[int] = field(default_factory=set)
     created: dict[int, torch.Tensor] = field(default_factory=dict)
     may_cast: bool = False
     casts: dict[int, Array] = field(default_factory=dict)
@@ -92,18 +89,11 @@ class Target:
         return found.get(module) or (next(iter(found.values())) if len(found) == 1 else None)
 
     def arrays(self) -> dict[int, Array]:
-        """The array of every leaf to restore: the live one, or a new one of the right type. Aliases are not listed, nor
-        what is filled box by box.
+        """The array of every leaf to restore: the live one, or a new one of the right type. Not listed are aliases, and
+        what this rank has shards of.
         """
-        return {index: self.array(index) for index in self.numbers() if index not in self.boxed}
-
-    def boxed_arrays(self) -> dict[int, Array]:
-        """The same for those filled box by box, less those of which the live state has shards."""
-        return {
-            index: self.array(index)
-            for index in self.numbers()
-            if index in self.boxed and index not in self.sharded and index not in self.created
-        }
+        shards = self.sharded.keys() | self.created.keys()
+        return {index: self.array(index) for index in self.numbers() if index not in shards}
 
     def array(self, index: int) -> Array:
         """The live array of a leaf, or a new one."""
@@ -126,8 +116,6 @@ class Target:
         for path, node in walk_tree(self.structure.tree, ()) if parts else ():
             if isinstance(node, SavedArray) and node.index in parts:
                 raise _part_error(path, self.types[node.index], self.types[aliases[node.index].owner])
-        # No part has bytes under the number of an alias: they come as boxes of its owner.
-        self.boxed |= aliases.keys() - kept.keys() - apart
         self.structure = replace(self.structure, aliases=kept)
 
     def has_all_bytes(self, index: int, alias: Alias) -> bool:

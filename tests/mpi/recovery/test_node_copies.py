@@ -147,7 +147,7 @@ def few_tags(rank: int, patch: pytest.MonkeyPatch) -> None:
     """Messages with one tag may not overtake each other, however few tags there are; one rank is late with its own."""
     patch.setattr(reading, "FANOUT", 1)
     patch.setattr(distribute, "_TAGS", 2)
-    sending = distribute.Distributor._sending
+    sending = distribute.Delivery._sending
 
     def late(self: Any, data: Any, hop: Any, tag: int) -> Iterator[bool]:
         until = time.monotonic() + 0.02
@@ -156,7 +156,7 @@ def few_tags(rank: int, patch: pytest.MonkeyPatch) -> None:
         yield from sending(self, data, hop, tag)
 
     if rank == 0:
-        patch.setattr(distribute.Distributor, "_sending", late)
+        patch.setattr(distribute.Delivery, "_sending", late)
 
 
 @pytest.mark.sweep(2, kinds=("node_size",))
@@ -221,16 +221,16 @@ def test_what_a_rank_cannot_show_to_be_what_was_checked_is_sent(run_on: Any, in_
 
 def taken_away(rank: int, patch: pytest.MonkeyPatch) -> None:
     """Another job retires rank 0's part on the node when rank 1 has copied it, and writes over its file."""
-    shared = distribute.Distributor.shared
+    bring = distribute.Delivery.bring
 
     def and_then(self: Any, to: Any) -> Any:
-        failure = shared(self, to)
+        failure = bring(self, to)
         of_mates = [copy for (part, _), copy in self._tables.copies.mine.items() if part == 0 and copy.is_on_a_node]
         for copy in of_mates if rank == 1 else ():
             os.rename(copy.file.path, copy.file.path + ".retired")
         return failure
 
-    patch.setattr(distribute.Distributor, "shared", and_then)
+    patch.setattr(distribute.Delivery, "bring", and_then)
 
 
 def _cut_files(patch: pytest.MonkeyPatch, which: Callable[[Any], bool]) -> None:
@@ -305,7 +305,7 @@ def test_where_a_file_system_does_not_say_the_digests_do(run_on: Any, in_memory:
 
 
 def write_fails(rank: int, patch: pytest.MonkeyPatch) -> None:
-    def fail(self: Any, pieces: Any, data: Any) -> None:
+    def fail(self: Any, part: int, pieces: Any, data: Any) -> None:
         raise OSError(5, "a page cannot be read")
 
     if rank == 1:

@@ -13,7 +13,7 @@ from deeppart.comm import Comm, SingleComm, finish
 from deeppart.model import Attempt
 from deeppart.nodes import Arena
 from deeppart.recovery import Ranks, Reading, Recovered, SavedStep, recover, saved_step, share_documents, take_inventory
-from deeppart.recovery.distribute import Distributor
+from deeppart.recovery.distribute import Delivery
 from deeppart.recovery.matching import Matched, check_step, find_places, match
 from deeppart.recovery.narrowing import flatten_live
 from deeppart.recovery.saved import Documents
@@ -48,8 +48,8 @@ class Opened:
         return self.tables.indexes
 
     @property
-    def distributor(self) -> Distributor:
-        return Distributor(self.ranks, self.recovered, self.tables)
+    def delivery(self) -> Delivery:
+        return Delivery(self.ranks, self.recovered, self.tables)
 
     @property
     def attempt(self) -> Attempt:

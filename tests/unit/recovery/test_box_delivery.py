@@ -12,8 +12,7 @@ import torch
 from deeppart.comm import Comm
 from deeppart.errors import FreedMemoryError
 from deeppart.model import Box
-from deeppart.recovery.distribute import BoxDelivery
-from deeppart.state.restore.scatter import BoxScatter, LiveBox
+from deeppart.state.restore.scatter import LiveBox, Scatter, wanted_of
 from deeppart.state.tree.paths import exact
 from tests.unit.comm.worlds import on_all, world
 from tests.unit.recovery.opened import open_step
@@ -80,11 +79,11 @@ def brought(root: Path, comm: Comm, *, lose: int = -1, free: int = -1) -> Any:
         opened.recovered.mine.clear()
     column = Box((0, rank, 0), (9, 1, 5))
     live = torch.full(column.sizes, -1)
-    scatter = BoxScatter({0: (saved.wholes.tensors[exact(("w",))], [LiveBox(live, column)])})
+    tensor = saved.wholes.tensors[exact(("w",))]
+    scatter = Scatter(wanted_of(tensor.sources, LiveBox(live, column), tensor.kind, "w"))
     if free == rank:
         live.untyped_storage().resize_(0)
-    failure = BoxDelivery(opened.ranks, opened.recovered, opened.tables).bring(scatter)
-    return live, failure
+    return live, opened.delivery.bring(scatter)
 
 
 def on_three(root: Path, **how: int) -> list[Any]:

@@ -159,15 +159,15 @@ def test_no_rank_makes_memory_for_stages_of_others(tmp_path: Path, per_rank: Any
     saved.append({"rng": torch.full((2,), 2)})
     save(tmp_path, saved, replicated={"more": "none"} if apart else "auto")
 
-    def boxed(comm: Comm) -> list[str]:
+    def made(comm: Comm) -> list[str]:
         opened = open_step(tmp_path, comm)
         name = ("first", "last")[comm.rank]
         state = {"rng": torch.zeros(2, dtype=torch.int64), name: {"w": torch.zeros(4, 3)}}
         matched = opened.matched(state, per_rank)
         old = memory_for_old_leaves(matched)
-        assert bring_old_leaves(opened.distributor, old) is None
-        map_old_leaves(matched, old, comm.rank, comm.size)
+        assert bring_old_leaves(opened.delivery, old) is None
+        mapped = map_old_leaves(matched, old, comm.rank, comm.size)
         paths = matched.target.structure.array_paths()
-        return [readable(paths[index]) for index in matched.target.boxed_arrays()]
+        return [readable(paths[index]) for index in matched.target.arrays() if index not in mapped.own_leaves]
 
-    assert on_ranks(2, boxed) == [["first/w"], ["last/w"]]
+    assert on_ranks(2, made) == [["first/w"], ["last/w"]]

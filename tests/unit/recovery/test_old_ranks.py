@@ -44,7 +44,7 @@ def opened(tmp_path: Path) -> Opened:
 def brought(opened: Opened, state: Any, per_rank: Any) -> tuple[Matched, OldLeaves]:
     matched = opened.matched(state, per_rank)
     old = memory_for_old_leaves(matched)
-    bring_old_leaves(opened.distributor, old)
+    bring_old_leaves(opened.delivery, old)
     return matched, old
 
 

@@ -15,7 +15,7 @@ from deeppart.errors import StructureMismatchError
 from deeppart.recovery.apply import ToFill, arrays_to_fill, check_conflicts
 from deeppart.recovery.matching import Matched
 from deeppart.recovery.old_ranks import Mapped
-from deeppart.state.restore.scatter import Scatter
+from deeppart.state.restore.scatter import Scatter, whole_leaves
 from deeppart.testing.states import difference
 from tests.unit.recovery.opened import Opened, open_step
 
@@ -114,7 +114,7 @@ def sharing(name: str) -> dict[str, torch.Tensor]:
 
 def brought(opened: Opened, to_fill: ToFill) -> ToFill:
     """The memory of their own of those that share some has the saved bytes; the live ones are as before."""
-    opened.distributor.shared(Scatter(to_fill.alone))
+    opened.delivery.bring(Scatter(whole_leaves(to_fill.alone)))
     return to_fill
 
 

@@ -20,22 +20,21 @@ from deeppart.model import Box
 from deeppart.part import OWN_TABLE, SHARED_TABLE, SPAN_DTYPE
 from deeppart.state.document.whole import ShardSource, WholeTensor
 from deeppart.state.restore.scatter import (
-    BoxScatter,
-    BoxWriter,
     LeafPiece,
     LiveBox,
     OwnSpans,
-    Patch,
     Scatter,
+    Wanted,
     check_bytes,
     check_cover,
     chunk_pieces,
     cut_patch,
-    packed_patch,
     patch_bytes,
     patches,
+    wanted_of,
+    whole_leaves,
 )
-from deeppart.state.tree.leaves import LeafType, leaf_type
+from deeppart.state.tree.leaves import LeafType
 from tests.unit.state.restore.mismatches import check_brought_back, config, zeros
 
 COUNTING = np.arange(24, dtype=np.uint8)
@@ -75,24 +74,24 @@ def _numpy_columns() -> Any:
 @pytest.mark.parametrize("cut", [2, 6, 8, 24])
 def test_bytes_come_to_the_elements_in_c_order(make: Any, cut: int) -> None:
     array = make()
-    scatter = Scatter({5: array})
+    scatter = Scatter(whole_leaves({5: array}))
     for start in range(0, 24, cut):
         pieces = [LeafPiece(4, 0, 1, 0), LeafPiece(5, start, min(cut, 24 - start), 1)]  # nobody wants leaf 4
-        scatter.write(pieces, np.concatenate([[99], COUNTING[start : start + cut]]).astype(np.uint8))
+        scatter.write(0, pieces, np.concatenate([[99], COUNTING[start : start + cut]]).astype(np.uint8))
     assert np.asarray(array).reshape(-1).tobytes() == COUNTING.tobytes()
-    assert scatter.wants(5) and not scatter.wants(4)
+    assert scatter.leaves(7) == {5}
 
 
 def test_only_one_piece_of_an_array_in_order_is_received_where_it_belongs() -> None:
     flat, transposed = _flat(), _transposed()
-    scatter = Scatter({0: flat, 1: transposed})
-    there = scatter.direct([LeafPiece(0, 4, 6, 0)])
+    scatter = Scatter(whole_leaves({0: flat, 1: transposed}))
+    there = scatter.direct(0, [LeafPiece(0, 4, 6, 0)])
     assert there is not None and there.size == 6
     there[:] = 7
     assert flat.view(torch.uint8).tolist() == [0] * 4 + [7] * 6 + [0] * 14
-    assert scatter.direct([LeafPiece(1, 4, 6, 0)]) is None, "not in order"
-    assert scatter.direct([LeafPiece(0, 0, 2, 0), LeafPiece(0, 2, 2, 2)]) is None and scatter.direct([]) is None
-    assert scatter.direct([LeafPiece(9, 0, 2, 0)]) is None, "not wanted"
+    assert scatter.direct(0, [LeafPiece(1, 4, 6, 0)]) is None, "not in order"
+    assert scatter.direct(0, [LeafPiece(0, 0, 2, 0), LeafPiece(0, 2, 2, 2)]) is None and scatter.direct(0, []) is None
+    assert scatter.direct(0, [LeafPiece(9, 0, 2, 0)]) is None, "not wanted"
 
 
 @pytest.mark.parametrize("nbytes", [0, 8])
@@ -100,21 +99,21 @@ def test_only_one_piece_of_an_array_in_order_is_received_where_it_belongs() -> N
 @pytest.mark.parametrize("how", ["direct", "write"])
 def test_memory_that_was_freed_before_its_first_use(how: str, make: Any, nbytes: int) -> None:
     tensor = make()
-    scatter = Scatter({3: tensor})
+    scatter = Scatter(whole_leaves({3: tensor}))
     tensor.untyped_storage().resize_(nbytes)
     with pytest.raises(FreedMemoryError, match="leaf 3"):
         if how == "direct":
-            scatter.direct([LeafPiece(3, 0, 4, 0)])
+            scatter.direct(0, [LeafPiece(3, 0, 4, 0)])
         else:
-            scatter.write([LeafPiece(3, 0, 4, 0)], COUNTING)
+            scatter.write(0, [LeafPiece(3, 0, 4, 0)], COUNTING)
 
 
 def test_an_array_that_was_resized_before_its_first_use() -> None:
     array = np.zeros(1000)
-    scatter = Scatter({0: array})
+    scatter = Scatter(whole_leaves({0: array}))
     array.resize((3,), refcheck=False)
     with pytest.raises(FreedMemoryError, match="leaf 0"):
-        scatter.direct([LeafPiece(0, 0, 8, 0)])
+        scatter.direct(0, [LeafPiece(0, 0, 8, 0)])
 
 
 @pytest.mark.parametrize("piece", [LeafPiece(0, 20, 8, 0), LeafPiece(0, 4000, 8, 0), LeafPiece(0, 0, 12, 16)])
@@ -122,9 +121,9 @@ def test_what_would_lie_outside_is_not_written(piece: LeafPiece) -> None:
     """Beyond the leaf's memory, or beyond the chunk: by address nothing else would notice."""
     around = torch.zeros(30, dtype=torch.int16)
     leaf = torch.zeros(12, dtype=torch.int16)
-    scatter = Scatter({0: leaf})
+    scatter = Scatter(whole_leaves({0: leaf}))
     with pytest.raises(CorruptFileError, match="leaf 0"):
-        scatter.write([piece], COUNTING)
+        scatter.write(0, [piece], COUNTING)
     assert not leaf.any() and not around.any()
 
 
@@ -134,7 +133,9 @@ def test_short_pieces_and_long_ones_in_one_chunk(elements: int) -> None:
     rng = np.random.default_rng(elements)
     saved = rng.integers(0, 256, 12 + 4 * elements, dtype=np.uint8)
     short, long = torch.zeros(3, dtype=torch.int32), np.zeros(elements, dtype=np.int32)
-    Scatter({0: short, 9: long}).write([LeafPiece(0, 0, 12, 0), LeafPiece(9, 0, 4 * elements, 12)], saved)
+    Scatter(whole_leaves({0: short, 9: long})).write(
+        0, [LeafPiece(0, 0, 12, 0), LeafPiece(9, 0, 4 * elements, 12)], saved
+    )
     assert short.numpy().tobytes() + long.tobytes() == saved.tobytes()
 
 
@@ -216,14 +217,12 @@ def raw(box: Box) -> Bytes:
     return WHOLE[box.slices()].contiguous().view(-1).view(torch.uint8).numpy()
 
 
-def fill(scatter: BoxScatter) -> None:
+def fill(scatter: Scatter) -> None:
     """Give it two chunks of part 0, of two and one pieces, and one of part 1."""
     first = np.concatenate([np.zeros(8, dtype=np.uint8), raw(LEFT), raw(RIGHT)[:12]])
-    scatter.write(0, LeafPiece(5, 0, 32, 8), first)
-    scatter.write(0, LeafPiece(3, 0, 12, 40), first)
-    scatter.write(0, LeafPiece(9, 0, 8, 0), first)
-    scatter.write(0, LeafPiece(3, 12, 20, 0), raw(RIGHT)[12:32])
-    scatter.write(1, LeafPiece(3, 32, 32, 4), np.concatenate([np.zeros(4, dtype=np.uint8), raw(RIGHT)[32:]]))
+    scatter.write(0, [LeafPiece(5, 0, 32, 8), LeafPiece(3, 0, 12, 40), LeafPiece(9, 0, 8, 0)], first)
+    scatter.write(0, [LeafPiece(3, 12, 20, 0)], raw(RIGHT)[12:32])
+    scatter.write(1, [LeafPiece(3, 32, 32, 4)], np.concatenate([np.zeros(4, dtype=np.uint8), raw(RIGHT)[32:]]))
 
 
 def test_each_array_gets_its_box() -> None:
@@ -236,7 +235,7 @@ def test_each_array_gets_its_box() -> None:
         LiveBox(nothing, Box((4, 0), (0, 6))),
         LiveBox(rows, Box((2, 0), (2, 6))),
     ]
-    scatter = BoxScatter({7: (SOUND, boxes)})
+    scatter = Scatter(each for live in boxes for each in wanted_of(SOUND.sources, live, KIND, "w"))
     assert scatter.leaves(0) == {3, 5} and scatter.leaves(1) == {3} and not scatter.leaves(2)
     fill(scatter)
     assert torch.equal(whole, WHOLE) and torch.equal(column, WHOLE[1:, 2:3]) and torch.equal(rows, WHOLE[2:])
@@ -244,7 +243,7 @@ def test_each_array_gets_its_box() -> None:
 
 def test_memory_that_was_freed_is_not_written_to() -> None:
     live = torch.zeros(4, 6, dtype=torch.int32)
-    scatter = BoxScatter({0: (SOUND, [LiveBox.whole(live)])})
+    scatter = Scatter(wanted_of(SOUND.sources, LiveBox.whole(live), KIND, "w"))
     live.untyped_storage().resize_(0)
     with pytest.raises(FreedMemoryError, match="restored"):
         fill(scatter)
@@ -348,14 +347,15 @@ def test_each_element_comes_where_numpy_says(case: Whole, dtype: torch.dtype, or
     size = whole.element_size()
     data = raw_bytes(whole[source.slices()])[start * size : (start + count) * size]
     live = memory_orders(target.sizes, dtype)[order]
-    writer = BoxWriter(live, leaf_type(live))
-    found = list(patches(source, start * size, count * size, size, target))
-    for patch in found:
-        elements = cut_patch(data, patch, size)
-        assert elements.nbytes == patch_bytes(patch, size)
-        if packed:
-            elements = packed_patch(np.frombuffer(elements.tobytes(), dtype=np.uint8), patch, size)
-        writer.write(patch, elements)
+    scatter = Scatter([Wanted(2, 5, source, LiveBox(live, target), size, "x")])
+    piece = LeafPiece(5, start * size, count * size, 0)
+    if packed:
+        (want,) = scatter.wants_of(2, 5)
+        pieces = [cut_patch(data, patch, size).tobytes() for patch in patches(source, *piece[1:3], size, target)]
+        sent = np.frombuffer(b"".join(pieces), dtype=np.uint8)
+        assert scatter.fill_packed(want, piece, sent, 0) == len(sent) == want.nbytes_of(piece)
+    else:
+        scatter.write(2, [piece], data)
     assert torch.equal(live, wanted(whole, source, target, start, count))
 
 
@@ -389,10 +389,9 @@ ARRAYS: dict[str, Callable[[], npt.NDArray[Any]]] = {
 def test_arrays_of_numpy_are_written_byte_by_byte(name: str) -> None:
     live = ARRAYS[name]()
     whole = np.arange(12, dtype=live.dtype).reshape(3, 4)
-    source, target = Box.whole((3, 4)), Box.whole((3, 4))
-    writer = BoxWriter(live, leaf_type(live))
-    for patch in patches(source, 0, 48, 4, target):
-        writer.write(patch, cut_patch(np.frombuffer(whole.tobytes(), dtype=np.uint8), patch, 4))
+    saved = np.frombuffer(np.pad(whole, 1).astype(whole.dtype).tobytes(), dtype=np.uint8)
+    scatter = Scatter([Wanted(0, 0, Box.whole((5, 6)), LiveBox(live, Box((1, 1), (3, 4))), 4, "x")])
+    scatter.write(0, [LeafPiece(0, 0, 120, 0)], saved)
     assert live.tolist() == whole.tolist()
 
 
@@ -400,8 +399,6 @@ def test_bits_that_are_no_number_stay_what_they_are() -> None:
     """Signalling NaNs, in every memory order."""
     bits = torch.tensor([0x7F800001, 0x7FC00001, -1], dtype=torch.int32)
     for live in memory_orders((3,), torch.float32):
-        box = Box((0,), (3,))
-        BoxWriter(live, leaf_type(live)).write(
-            Patch(0, (3,), box.slices(), box.slices()), raw_bytes(bits).view(np.uint32)
-        )
+        scatter = Scatter([Wanted(0, 0, Box.whole((4,)), LiveBox(live, Box.whole((3,))), 4, "x")])
+        scatter.write(0, [LeafPiece(0, 0, 12, 0)], raw_bytes(bits))
         assert live.contiguous().view(torch.int32).tolist() == bits.tolist()
