@@ -40,7 +40,6 @@ PLANNERS: dict[str, Callable[[int], SavePlanner]] = {
     "DCP's": lambda rank: DefaultSavePlanner(),
     "balanced": lambda rank: BalancedSavePlanner(),
     "DCP's, cached": lambda rank: DefaultSavePlanner(enable_plan_caching=True),
-    "balanced, cached": lambda rank: BalancedSavePlanner(enable_plan_caching=True),
     'balanced, files="node"': lambda rank: BalancedSavePlanner(files="node", node=str(rank // 2)),
 }
 

@@ -36,9 +36,9 @@ from rich.table import Table
 
 import deeppart
 from benchmarks.machine import describe_machine
+from deeppart.extension.export import export
 from deeppart.interop.formats import writer_for
 from deeppart.interop.importing import import_checkpoint
-from deeppart.offline.export import export
 
 _TENSORS = 64
 _OUT = {"safetensors": "x.safetensors", "torch": "x.pt", "dcp": "x.dcp", "hdf5": "x.h5", "hdf5, gzip": "z.h5"}

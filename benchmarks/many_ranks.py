@@ -30,7 +30,7 @@ from torch.distributed import FileStore
 
 from deeppart.comm import finish
 from deeppart.comm.sockets.channel import SocketComm
-from deeppart.comm.sockets.meeting import Place, meet
+from deeppart.comm.sockets.rendezvous import Rendezvous, meet
 
 _TIMEOUT_S = 300.0
 _ROUNDS = 5
@@ -60,7 +60,7 @@ def measure(ranks: int) -> dict[str, float]:
 
 
 def _rank(rank: int, size: int, store: Path, began: float, found: Any) -> None:
-    comm = meet(Place("many", rank, size, lambda: FileStore(str(store), -1), lambda: "127.0.0.1"), _TIMEOUT_S)
+    comm = meet(Rendezvous(rank, size, lambda _: FileStore(str(store), -1), lambda: "127.0.0.1"), _TIMEOUT_S)
     row = {"met_s": time.monotonic() - began}
     values = np.arange(32, dtype=np.int64)
     row["maximum_s"] = _timed(comm, lambda: [comm.maximum(values)], _ROUNDS)
@@ -69,7 +69,7 @@ def _rank(rank: int, size: int, store: Path, began: float, found: Any) -> None:
     row["allgather_s"] = _timed(comm, lambda: [comm.allgather(b"x" * 100)], 1)
     row["connections"] = len(comm._transport._peers._peers)
     finish(comm, comm.allgather(b""), "many ranks", _TIMEOUT_S)
-    comm.give_back()
+    comm.release()
     found.put(row)
     os._exit(0)
 

@@ -24,7 +24,7 @@ from torch.distributed import FileStore
 
 import deeppart
 from benchmarks.nodes_contestants import CASES, CONTESTANTS, LOSSES, SOCKETS
-from deeppart.comm.sockets.meeting import Place, meet
+from deeppart.comm.sockets.rendezvous import Rendezvous, meet
 from deeppart.nodes import ReedSolomon
 from deeppart.recovery import candidates
 
@@ -80,7 +80,8 @@ class Ranks:
         if not self.over_sockets:
             return self.comm
         store = FileStore(str(self.directory / "store"), -1)
-        return meet(Place("nodes", self.comm.rank, self.comm.size, lambda: store, lambda: "127.0.0.1"), TIMEOUT_S)
+        rendezvous = Rendezvous(self.comm.rank, self.comm.size, lambda _: store, lambda: "127.0.0.1")
+        return meet(rendezvous, TIMEOUT_S)
 
     def timed(self, work: Callable[[], Any]) -> float:
         """Seconds of the slowest rank."""

@@ -29,12 +29,12 @@ TENSOR_RANKS = (1, 4, 64)
 COLOURS = ("#2f6fde", "#e0762c", "#2a9d6f")
 
 
-def points(state: str, ranks: Sequence[int], compressions: Sequence[str] = ("none",)) -> list[Point]:
+def points(state: str, ranks: Sequence[int], compression: str = "none") -> list[Point]:
     """Checkpoints to the nodes' storage."""
     machine = read_machine("cte-power")
     protection = Protection(partner=False, persistent=False)
-    job = Job(read_state(state), machine, max(ranks), RANKS_PER_NODE, protection=protection)
-    found: list[Point] = study(job, ranks, ("deeppart",), compressions)
+    job = Job(read_state(state), machine, max(ranks), RANKS_PER_NODE, compression=compression, protection=protection)
+    found: list[Point] = study(job, ranks, ("deeppart",))
     return found
 
 
@@ -61,7 +61,7 @@ def speed_ups(axis: Axes) -> None:
 def compression(axis: Axes) -> None:
     """One state, with the codec and without."""
     for name, colour in (("none", COLOURS[0]), ("tensor", COLOURS[1])):
-        found = points("bert-large", RANKS, (name,))
+        found = points("bert-large", RANKS, name)
         axis.plot(RANKS, [point.complete_s["local"] for point in found], "o-", color=colour, label=name)
     axis.set(xlabel="ranks, 4 on a node", ylabel="seconds until nodes have it", title="BERT-large by compression")
 

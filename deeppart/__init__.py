@@ -67,7 +67,7 @@ from deeppart.plan.interval import Cadence, LevelCost, Waste
 if TYPE_CHECKING:
     from deeppart.cadence import CadenceReport
     from deeppart.checkpointer import Checkpointer
-    from deeppart.offline.load import load
+    from deeppart.offline import load
     from deeppart.part import KeyFiles
     from deeppart.repair import ScrubReport
     from deeppart.state.restore.request import RestoreArguments
@@ -146,7 +146,7 @@ _LATER = {
     "SavedMember": "deeppart.state.tree.values",
     "SavedRecord": "deeppart.state.tree.objects",
     "ScrubReport": "deeppart.repair.scrub",
-    "load": "deeppart.offline.load",
+    "load": "deeppart.offline",
     "register": "deeppart.state.tree.objects",
 }
 
@@ -219,8 +219,8 @@ def close() -> None:
 
 def _finish_the_latest() -> None:
     """Checkpointers made by handlers of ``atexit``: what is registered from within these is not run any more."""
-    if ending := sys.modules.get("deeppart.session.leave"):
-        ending.finish()
+    if ending := sys.modules.get("deeppart.session"):
+        ending.process_sessions.finish()
 
 
 def _forget_in_child() -> None:

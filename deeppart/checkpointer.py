@@ -11,7 +11,7 @@ from typing import Any
 
 from deeppart._gc import collection_paused
 from deeppart.cadence import CadenceReport
-from deeppart.comm import raise_together
+from deeppart.comm import SingleComm, raise_together
 from deeppart.config import Config, check_state, check_step, refuse_in_fork
 from deeppart.errors import (
     CheckpointError,
@@ -26,23 +26,22 @@ from deeppart.save import Ledger, Saver, size_share
 from deeppart.session import (
     SUSPICION_PATIENCE_S,
     Background,
-    Looked,
     Preparation,
+    RestorePreview,
     Saves,
     StepHistory,
     cadence_for,
-    close_at_the_end,
     configuration_of,
     heal_redundancy,
-    look_at,
     not_finished,
     open_session,
     pipeline_for,
+    preview_restore,
+    process_sessions,
     restore_step,
     retention_for,
     say_restored,
     scrubber_for,
-    settle,
     still_busy,
     suspicions_for,
     tell_restored,
@@ -50,7 +49,7 @@ from deeppart.session import (
     warn_unsaved,
 )
 from deeppart.state.capture.staging import Staging
-from deeppart.state.restore.request import Asked, Globs, OnMissing, OnUnexpected, asked_or_refusal
+from deeppart.state.restore.request import Globs, Request, Strict, request_or_refusal
 from deeppart.state.tree.globs import PerRank, Ways, ways_or_refusal
 
 #: A start waits for what this process has left before; shorter than the other ranks wait for this one.
@@ -60,11 +59,12 @@ _SETTLE_SHARE = 0.8
 class Checkpointer:
     """Saves and restores the state of one job.
 
-    Every method but :meth:`poll` is collective: all ranks call it, in the same order.
+    Every method is collective: all ranks call it, in the same order.
 
     Args:
         config: a :class:`deeppart.Config`; None for the environment's and ``deeppart.toml``'s.
-        comm: an mpi4py communicator, or a process group of ``torch.distributed``; None for all that was launched.
+        comm: an mpi4py communicator, or a process group of ``torch.distributed``; None for all that was launched;
+            "self" for this process alone.
         settings: instead of a ``config``, its settings by name: ``Checkpointer(every="auto")``.
 
     Attributes:
@@ -87,8 +87,9 @@ class Checkpointer:
 
     def __init__(self, config: Config | None = None, comm: Any = None, **settings: Any) -> None:
         self._process = os.getpid()
+        comm = SingleComm() if isinstance(comm, str) and comm == "self" else comm
         self.config = configuration_of(config, settings, comm)
-        settle(_SETTLE_SHARE * self.config.timeout)
+        process_sessions.settle(_SETTLE_SHARE * self.config.timeout)
         self._ledger = Ledger()
         with raised_later(self._ledger.note):
             self._session = open_session(self.config, comm)
@@ -109,7 +110,7 @@ class Checkpointer:
         # A checkpointer that is dropped has not been closed; nor has one whose start fails from here on.
         self._dropped = weakref.finalize(self, self._background.leave)
         self._dropped.atexit = False
-        close_at_the_end(self, self._background)
+        process_sessions.add(self, self._background)
         with raised_later(self._ledger.note):
             self._auto = cadence_for(self._session)
         self._recorder = self._background.record(self._auto)
@@ -191,7 +192,7 @@ class Checkpointer:
         with raised_later(self._ledger.note):
             pending = self._saves.save(state, step, force=force)
         if pending is None:
-            return Pending(step, frozenset(), self._pipeline.poll)
+            return Pending(step, frozenset())
         self._recorder.begun(pending)
         return pending
 
@@ -204,11 +205,9 @@ class Checkpointer:
         *,
         keys: Globs | None = None,
         exclude: Globs | None = None,
-        strict: bool = True,
+        strict: Strict = True,
         cast: bool = False,
         rename: Mapping[str, str] | None = None,
-        on_missing: OnMissing | None = None,
-        on_unexpected: OnUnexpected | None = None,
         required: bool = False,
     ) -> int | None:
         """Bring a state back, in place; on any number of ranks.
@@ -227,15 +226,14 @@ class Checkpointer:
             keys: globs over paths of the live state: ``"model/*"``. Everything else stays as it is. None for all.
             exclude: globs of what stays as it is, even so.
             strict: False: live leaves that the checkpoint lacks stay as they are, and saved ones that the live state
-                lacks are left out. Optimizers and other objects that are no modules are restored whole, or refused.
+                lacks are left out; ``restored`` lists both. Optimizers and other objects that are no modules are
+                restored whole, or refused. A function ``(path, difference) -> bool`` is asked for each, where
+                ``difference`` is "missing" or "unexpected", before anything changes: True leaves it as strict=False
+                does, anything else is as with True.
             cast: True: floating-point leaves may have another dtype than in the checkpoint, and are converted.
             rename: saved names -> names in the live state: ``{"module.*": "*"}``. A pattern without ``/`` is compared
                 with single keys, one with ``/`` with whole paths; ``*`` stands for any text without ``/``. The names
                 that DistributedDataParallel and torch.compile make of others need no rule.
-            on_missing: "error", "keep", or a function ``(path, live item)`` that is called for each leaf which the
-                checkpoint lacks, once all others are restored. None: as ``strict`` says.
-            on_unexpected: "error", "create", "ignore", or a function ``(path)`` that is called for each item that is
-                left out. None: as ``strict`` says; "create" if it is True.
             required: True: it is an error if there is no checkpoint.
 
         Returns:
@@ -253,10 +251,10 @@ class Checkpointer:
         self._refuse_if_closed("restore")
         check_state(state, "restore")
         step = None if step is None else check_step(step, "restore(state, step)")
-        asked, impossible = asked_or_refusal(keys, exclude, strict, cast, rename, on_missing, on_unexpected)
+        request, impossible = request_or_refusal(keys, exclude, strict, cast, rename)
         ways, refusal = ways_or_refusal(per_rank)
         with raised_later(self._ledger.note):
-            return self._bring_back(state, step, ways, asked, refusal or impossible, required=required)
+            return self._bring_back(state, step, ways, request, refusal or impossible, required=required)
 
     def prepare(self, state: Any) -> None:
         """Get ready for the first checkpoint of a state, so that it need not wait for memory.
@@ -279,9 +277,9 @@ class Checkpointer:
         with raised_later(self._ledger.note), collection_paused():
             self._preparation.begin(size_share(self._comm, self.config, state))
 
-    def poll(self) -> None:
-        """Advance the exchange between ranks where the MPI library leaves that to the training thread."""
-        self._pipeline.poll()
+    def next_step(self) -> int:
+        """The first step after all that are taken here: for saves that have no number of their own."""
+        return self._steps.following()
 
     def close(self) -> None:
         """Finish what is in the background, report failures, give the directory back. A second call does nothing."""
@@ -303,7 +301,7 @@ class Checkpointer:
                     self._auto.end(failed=False)
                     warn_unsaved(self._session, self._auto.unsaved_step)
         finally:
-            self._background.give_back()
+            self._background.release()
         try:
             self._saves.report_failures()  # where warnings are errors: nothing is left to be done
         finally:
@@ -329,26 +327,15 @@ class Checkpointer:
             if self._auto is not None:
                 self._auto.end(failed=True)
 
-    # --- for interop ---
-
-    def _next_step(self) -> int:
-        """The first step after all that are taken."""
-        return self._steps.following()
+    # --- for deeppart.extension ---
 
     @collection_paused()
-    def _look(self, step: int | None) -> Looked | None:
+    def _preview(self, step: int | None) -> RestorePreview | None:
         """What :meth:`restore` would restore on this rank, without its bytes (collective); None if there is nothing."""
         self._refuse_if_closed("restore")
         raise_together(self._comm, self._unfinished(), "restore", self.config.timeout)
         self._saver.restored()
-        return look_at(self._session, step, self._staging, self._arena)
-
-    @collection_paused()
-    def _restore_looked(self, state: Any, looked: Looked, per_rank: PerRank, asked: Asked) -> None:
-        """Restore what was looked at, and is not looked for again (collective)."""
-        self._refuse_if_closed("restore")
-        with raised_later(self._ledger.note):
-            self._bring_back(state, looked, Ways(per_rank), asked, None)
+        return preview_restore(self._session, step, self._staging, self._arena)
 
     def _raise_together(self, error: DeeppartError | None) -> None:
         """Raise this rank's error, if there is one, and one that quotes it on the others (collective)."""
@@ -359,24 +346,23 @@ class Checkpointer:
     def _bring_back(
         self,
         state: Any,
-        which: int | Looked | None,
+        step: int | None,
         ways: Ways,
-        asked: Asked,
+        request: Request,
         refusal: DeeppartError | None,
         *,
         required: bool = False,
     ) -> int | None:
         session, timeout, began = self._session, self.config.timeout, time.monotonic()
         self.restored = None
-        step = which.saved.attempt.step if isinstance(which, Looked) else which
         unfinished = self._unfinished()
-        self._saver.agree_on_restore(step, ways, asked.request.digest())
+        self._saver.agree_on_restore(step, ways, request.digest())
         raise_together(self._comm, refusal or unfinished, "restore", timeout)
         self._suspicions.wait(timeout)
         self._saver.restored()
         memory = self._staging, self._arena
         done, self.explanation = restore_step(
-            session, state, which, ways, asked.without(self.config.exclude), memory, required=required
+            session, state, step, ways, request.without(self.config.exclude), memory, required=required
         )
         if done is None:
             self._steps.went_on_from(None)

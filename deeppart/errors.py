@@ -27,6 +27,10 @@ _INSIDE = frozenset({__package__, "torch", "contextlib"})
 _AROUND = frozenset({*_INSIDE, "runpy", "mpi4py"})
 
 
+#: What may hold one thing many times: the repr of some hundred bytes of a pickle may have no end.
+_NESTED = (list, dict, tuple, set, frozenset)
+
+
 class DeeppartError(Exception):
     """Base of all deeppart errors. Their text is the summary and those of the five answers that are not None.
 
@@ -290,6 +294,14 @@ def as_error(error: BaseException, summary: str) -> DeeppartError:
     if isinstance(error, DeeppartError):
         return error
     return CheckpointError(summary, found=f"{type(error).__name__}: {error}")
+
+
+def short(value: object) -> str:
+    """Describe what was found in a file in at most 120 characters; it may be anything, and as long as the file."""
+    if isinstance(value, _NESTED) and (type(value) is not tuple or any(isinstance(each, _NESTED) for each in value)):
+        return f"a {type(value).__name__} of {len(value)}"  # not its repr: it may be nested deeper than repr can go
+    text = repr(value[:120] if isinstance(value, (str, bytes)) else value)
+    return text if len(text) <= 120 else text[:117] + "..."
 
 
 def on_ranks(error: E, rank: int, first: int = 0) -> E:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from typing import Any
 
 from deeppart.access.hanging import hanging
 from deeppart.errors import CheckpointError, LevelNotRunError, PeerTimeoutError
@@ -36,31 +36,17 @@ class Failure:
 
 @dataclass(slots=True)
 class _LevelProgress:
-    state: str = OFF
+    report: LevelReport
     finished_at: float | None = None
-    nbytes: int = 0
-    referenced_bytes: int = 0
     error: CheckpointError | None = None
     agreed: bool = False
     #: Whether ``wait`` has raised the error, and whether ``failures`` has returned it.
     told: bool = False
     counted: bool = False
 
-
-@dataclass(slots=True)
-class _Costs:
-    raw_bytes: int = 0
-    per_rank_bytes: int = 0
-    encoded_bytes: int = 0
-    blocked_s: float = 0.0
-    waited_s: float = 0.0
-    retire_error: str | None = None
-    retries: int = 0
-    diverged: tuple[str, ...] = ()
-    held_s: float = 0.0
-    reduced: tuple[str, ...] = ()
-    stages_s: dict[str, float] = field(default_factory=dict)
-    compression: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    @property
+    def state(self) -> str:
+        return self.report.state
 
 
 class Pending:
@@ -78,20 +64,18 @@ class Pending:
         persistent True
     """
 
-    def __init__(self, step: int, due: frozenset[str], poll: Callable[[], None]) -> None:
+    def __init__(self, step: int, due: frozenset[str]) -> None:
         """Made by ``checkpoint()``.
 
         Args:
             step: the user's step.
             due: levels this checkpoint goes to.
-            poll: called while waiting; advances the exchange where the MPI library leaves that to the training thread.
         """
         self.step = step
-        self._poll = poll
         self._returned_at = time.monotonic()
         self._changed = threading.Condition()
-        self._levels = {name: _LevelProgress(WAITING if name in due else OFF) for name in LEVELS}
-        self._costs = _Costs()
+        self._levels = {name: _LevelProgress(LevelReport(WAITING if name in due else OFF)) for name in LEVELS}
+        self._report = Report(step)  # but for its levels
 
     def __repr__(self) -> str:
         """For logs and debuggers: no lock, no exchange, and a failure that is shown here is still reported."""
@@ -115,7 +99,6 @@ class Pending:
         Raises:
             LevelNotRunError: no such level.
         """
-        self._poll()
         return self._level(level).state == DONE
 
     def wait(self, level: str = Level.PERSISTENT, timeout: float | None = None) -> None:
@@ -131,19 +114,13 @@ class Pending:
             PeerTimeoutError: not complete within ``timeout``; it is still under way.
         """
         progress = self._level(level)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            self._poll()
-            with self._changed:
-                if progress.state in _FINAL:
-                    break
-                if deadline is not None and time.monotonic() > deadline:
-                    raise PeerTimeoutError(
-                        f"step {self.step}: not complete at level {level!r} within {timeout:g} s",
-                        found="; ".join([f"the level is {progress.state}", *hanging()]),
-                        todo="wait longer, or look at pending.report for what is slow",
-                    )
-                self._changed.wait(0.01)
+        with self._changed:
+            if not self._changed.wait_for(lambda: progress.state in _FINAL, timeout):
+                raise PeerTimeoutError(
+                    f"step {self.step}: not complete at level {level!r} within {timeout:g} s",
+                    found="; ".join([f"the level is {progress.state}", *hanging()]),
+                    todo="wait longer, or look at pending.report for what is slow",
+                )
         if progress.error is not None:
             progress.told = True
             raise progress.error
@@ -175,34 +152,15 @@ class Pending:
     def report(self) -> Report:
         """The cost so far."""
         with self._changed:
-            levels = {
-                name: LevelReport(
-                    progress.state,
-                    None if progress.finished_at is None else max(0.0, progress.finished_at - self._returned_at),
-                    progress.nbytes,
-                    None if progress.error is None else str(progress.error),
-                    progress.referenced_bytes,
+            levels = {}
+            for name, progress in self._levels.items():
+                at, error = progress.finished_at, progress.error
+                levels[name] = replace(
+                    progress.report,
+                    seconds=None if at is None else max(0.0, at - self._returned_at),
+                    error=None if error is None else str(error),
                 )
-                for name, progress in self._levels.items()
-            }
-            costs = self._costs
-            return Report(
-                self.step,
-                costs.raw_bytes,
-                costs.per_rank_bytes,
-                costs.encoded_bytes,
-                costs.blocked_s,
-                costs.waited_s,
-                dict(costs.stages_s),
-                levels,
-                costs.retire_error,
-                costs.retries,
-                costs.diverged,
-                dict(costs.compression),
-                costs.held_s,
-                costs.reduced,
-                () if self.finished else hanging(),
-            )
+            return replace(self._report, levels=levels, hanging=() if self.finished else hanging())
 
     # --- for the checkpointer and the pipeline, which reports progress through the ``note_*`` ones ---
 
@@ -215,49 +173,45 @@ class Pending:
                 fresh.append(Failure(progress.error, progress.told, progress.agreed))
         return fresh
 
-    def note_cost(self, **costs: int | float | str | tuple[str, ...]) -> None:
+    def note(self, **figures: Any) -> None:
         """Set figures of :class:`Report` by name."""
         with self._changed:
-            for name, value in costs.items():
-                setattr(self._costs, name, value)
+            self._report = replace(self._report, **figures)
 
-    def note_retry(self) -> None:
-        """The persistent part is written again."""
+    def add(self, **figures: float) -> None:
+        """Add to figures of :class:`Report`."""
         with self._changed:
-            self._costs.retries += 1
+            self._report = replace(
+                self._report, **{name: getattr(self._report, name) + more for name, more in figures.items()}
+            )
 
     def note_compression(self, level: str, reasons: tuple[str, ...]) -> None:
         """Note how a level's part is encoded, and why."""
         with self._changed:
-            self._costs.compression[level] = reasons
+            self._report = replace(self._report, compression={**self._report.compression, level: reasons})
 
     def note_stage(self, stage: str, seconds: float) -> None:
         """Add to the time of a stage."""
         with self._changed:
-            self._costs.stages_s[stage] = self._costs.stages_s.get(stage, 0.0) + seconds
+            stages_s = self._report.stages_s
+            self._report = replace(self._report, stages_s={**stages_s, stage: stages_s.get(stage, 0.0) + seconds})
 
     def note_returned(self) -> None:
         """``checkpoint()`` returns now: levels' seconds count from here."""
         self._returned_at = time.monotonic()
 
     def note_level(
-        self,
-        level: str,
-        state: str,
-        *,
-        nbytes: int = 0,
-        referenced_bytes: int = 0,
-        error: CheckpointError | None = None,
-        agreed: bool = False,
+        self, level: str, state: str, *, error: CheckpointError | None = None, agreed: bool = False, **figures: Any
     ) -> None:
-        """A level has moved on, unless it is over; ``agreed`` as for :class:`Failure`."""
+        """A level has moved on, unless it is over; ``agreed`` as for :class:`Failure`.
+
+        Figures are of :class:`LevelReport`; those that are not named stay as they are.
+        """
         with self._changed:
             progress = self._levels[level]
             if progress.state in _FINAL:
                 return
-            progress.state = state
-            progress.nbytes = nbytes or progress.nbytes
-            progress.referenced_bytes = referenced_bytes or progress.referenced_bytes
+            progress.report = replace(progress.report, state=state, **figures)
             progress.error, progress.agreed = error, agreed
             if state in _FINAL:
                 progress.finished_at = time.monotonic()

@@ -36,10 +36,12 @@ templates_path = ["_templates"]
 nitpicky = True
 # Documented elsewhere; nothing is fetched to link to it.
 nitpick_ignore_regex = [
-    (r"py:class", r"torch\.(distributed|utils|nn|optim)\..*"),
+    (r"py:class", r"torch\.(Tensor|dtype|(distributed|utils|nn|optim)\..*)"),
+    # In signatures of the extension face, where what they are is of no interest.
+    (r"py:class", r"deeppart\.(extension\.(importing|export)|offline\.reading|state\.restore|codec\.base)\..*"),
     (r"py:exc", r"CheckpointException"),  # of torch.distributed.checkpoint
-    ("py:.*", r"(os|signal|collections\.abc|pathlib|numpy|hypothesis|click)\..*"),
-    ("py:.*", r"NDArray|IntArray|int64|float64|deeppart\.storage\.rate\.RateLimit"),
+    ("py:.*", r"(os|signal|collections\.abc|contextlib|pathlib|numpy|hypothesis|click)\..*"),
+    ("py:.*", r"NDArray|IntArray|int64|float64|uint8|deeppart\.storage\.rate\.RateLimit"),
     ("py:.*", r"deeppart\.state\.tree\.objects\.T|deeppart\.elastic\.shards\.S"),
 ]
 
@@ -110,6 +112,7 @@ CONTENTS: dict[str, list[tuple[str, list[str]]]] = {
                     "telemetry",
                     "interop",
                     "elastic",
+                    "extension",
                     "goodput",
                     "testing",
                     "command-line",
@@ -142,7 +145,10 @@ def shorten_signature(
     """Settings with their defaults, which are found only when a record is made; arrays by the name of their type."""
     if thing is Config:
         settings = dataclasses.fields(Config)
-        signature = ", ".join(f"{each.name}: {each.type} = {each.metadata['default']!r}" for each in settings)
+        defaults = ("{}" if each.default is dataclasses.MISSING else repr(each.default) for each in settings)
+        signature = ", ".join(
+            f"{each.name}: {each.type} = {text}" for each, text in zip(settings, defaults, strict=True)
+        )
         return f"({signature})", returns
     if signature:
         signature = ARRAY.sub(r"NDArray[\1]", signature).replace("<factory>", "{}")

@@ -1,72 +1,61 @@
 """Directories and files are reached without going through anything that other users could have put in the way.
 
-The way to a directory begins at the root of the file system and goes from one open directory to the next
-(``openat(2)`` with ``O_NOFOLLOW``): :mod:`deeppart.access.path_walk`. What each of them must be like is said by the
-rules of :mod:`deeppart.access.rules`; which rules hold below which directory is set by :func:`guard`, by whoever
-opens it: a running job, or a command that reads. Elsewhere, what is read may be anyone's; what is made must be in a
-directory that others cannot write to.
+A :class:`Root` is opened for each directory that a user has named, by whoever uses it: a session, a level, a command.
+:mod:`deeppart.access.roots` has what is done below it, :mod:`deeppart.access.rules` whose directories and files may be
+used.
 """
 
-from deeppart.access.folders import (
+from deeppart.access.descriptors import ReadFile
+from deeppart.access.refusals import NotRegularError, answers, storage_error
+from deeppart.access.roots import (
     Folder,
-    Guards,
+    Root,
+    Roots,
+    below_root,
     create,
     directories_in,
     exists,
-    guard,
-    guarded,
-    is_directory,
     link,
     lstat,
     make_folder,
     names_in,
+    open_beside_user,
     open_file,
     open_folder,
-    open_found,
-    release,
+    open_foreign,
     remove,
     rename,
+    root_of,
     sync_directory,
 )
-from deeppart.access.path_walk import make_directory
-from deeppart.access.reading import ReadFile, is_foreign_directory, names_in_foreign, open_foreign
-from deeppart.access.refusals import ForeignAccessError, NotRegularError, answers, storage_error
-from deeppart.access.rules import PERMISSIONS, READING, Identity, Rules, node_place, node_rules, persistent_rules
+from deeppart.access.rules import PERMISSIONS, READING, ForeignAccessError, Rules
 
 __all__ = [
     "PERMISSIONS",
     "READING",
     "Folder",
     "ForeignAccessError",
-    "Guards",
-    "Identity",
     "NotRegularError",
     "ReadFile",
+    "Root",
+    "Roots",
     "Rules",
     "answers",
+    "below_root",
     "create",
     "directories_in",
     "exists",
-    "guard",
-    "guarded",
-    "is_directory",
-    "is_foreign_directory",
     "link",
     "lstat",
-    "make_directory",
     "make_folder",
     "names_in",
-    "names_in_foreign",
-    "node_place",
-    "node_rules",
+    "open_beside_user",
     "open_file",
     "open_folder",
     "open_foreign",
-    "open_found",
-    "persistent_rules",
-    "release",
     "remove",
     "rename",
+    "root_of",
     "storage_error",
     "sync_directory",
 ]

@@ -1,10 +1,7 @@
-"""Whose directories and files may be used: pure functions over what ``fstat`` says.
+"""Whose directories and files may be used, by what ``fstat`` and access control lists say; as ssh's StrictModes.
 
-Others must not decide what is read or written. Whoever owns a directory, or may write to it, can put other things in
-the place of what is in it; whoever owns a file can change it at any time. So both are asked of every directory on the
-way to a file, and of the file.
-
-What each setting of ``permissions`` accepts is in docs/failure-model.md ("Other users").
+Whoever owns a directory, or may write to it, can put other things in the place of what is in it; whoever owns a file
+can change it at any time. What each setting of ``permissions`` accepts is in docs/failure-model.md ("Other users").
 """
 
 from __future__ import annotations
@@ -13,32 +10,33 @@ import grp
 import os
 import pwd
 import stat
+import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
 
 #: Values of ``Config.permissions``.
 PERMISSIONS = ("private", "umask", "group", "unchecked")
 
 _ROOT = 0
-#: Whatever the umask says: what everyone may write to would be refused the next time.
-_DIRECTORY, _FILE = 0o775, 0o664
-_PRIVATE_DIRECTORY, _PRIVATE_FILE = 0o700, 0o600
-#: With "group", the group may do what the owner may; what is made in a directory belongs to the directory's group.
-_GROUP_DIRECTORY, _GROUP_FILE = stat.S_ISGID | 0o070, 0o060
+#: Group of an access control list that lets others write.
+_LISTED = -1
+_ACL_NAME = "system.posix_acl_access"
+#: linux/posix_acl_xattr.h: a version, then tag, permissions and id of each entry.
+_ACL_VERSION, _ACL_ENTRY = struct.Struct("<I"), struct.Struct("<HHI")
+_ACL_USER, _ACL_GROUP, _ACL_MASK, _ACL_WRITE = 0x02, 0x08, 0x10, 2
 
 
-class Status(Protocol):
-    """The fields of ``os.stat_result`` that the rules use."""
+class ForeignAccessError(PermissionError):
+    """Others own something, or can write to it, and so could decide what is read or written.
 
-    @property
-    def st_mode(self) -> int: ...
-    @property
-    def st_uid(self) -> int: ...
-    @property
-    def st_gid(self) -> int: ...
-    @property
-    def st_nlink(self) -> int: ...
+    Attributes:
+        expected, found, todo: for an error message.
+    """
+
+    def __init__(self, path: Path | str, expected: str, found: str, todo: str) -> None:
+        super().__init__(1, f"not used: {found}", str(path))
+        self.expected, self.found, self.todo = expected, found, todo
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +55,15 @@ class Identity:
     own_group: int | None = None
     unmapped: int | None = None
 
-    @classmethod
-    def current(cls) -> Identity:
-        """That of this process."""
-        uid = os.geteuid()
-        return cls(uid, frozenset((os.getegid(), *os.getgroups())), _own_group(uid), _unmapped())
+
+def current_identity() -> Identity:
+    """The user and groups that the kernel checks now; an effective user that changes is noticed."""
+    return _identity(os.geteuid())
+
+
+@lru_cache(maxsize=8)
+def _identity(uid: int) -> Identity:
+    return Identity(uid, frozenset((os.getegid(), *os.getgroups())), _own_group(uid), _unmapped())
 
 
 def _own_group(uid: int) -> int | None:
@@ -85,30 +87,55 @@ def _unmapped() -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Complaint:
-    """The reason why a directory or file is not used: what was expected and found, and what to do."""
+class Status:
+    """What the rules judge: owner, group, mode and number of names."""
 
-    expected: str
-    found: str
-    todo: str
+    mode: int
+    uid: int
+    gid: int
+    names: int = 1
+
+    @classmethod
+    def of(cls, descriptor: int, found: os.stat_result | None = None) -> Status:
+        """That of an open directory or file; a group that may write by an access control list stands for its group.
+
+        With a list, the group's permission bits are its mask, and say nothing of who may write.
+        """
+        found = found or os.fstat(descriptor)
+        group = found.st_gid
+        if found.st_mode & stat.S_IWGRP:
+            group = min(_listed_writers(descriptor), default=group)
+        return cls(found.st_mode, found.st_uid, group, found.st_nlink)
+
+
+def _listed_writers(descriptor: int) -> set[int]:
+    """The groups that a list lets write; for users, and for groups that this user is not in, one that nobody is in."""
+    try:
+        data = os.getxattr(f"/proc/self/fd/{descriptor}", _ACL_NAME)  # a descriptor of O_PATH cannot be asked
+    except OSError:  # there is no list, or there are none on this file system
+        return set()
+    me = current_identity()
+    entries = list(_ACL_ENTRY.iter_unpack(data[_ACL_VERSION.size :]))
+    mask = next((permissions for tag, permissions, _ in entries if tag == _ACL_MASK), _ACL_WRITE)
+    writing = [(tag, name) for tag, permissions, name in entries if permissions & mask & _ACL_WRITE]
+    groups = {name if name in me.groups else _LISTED for tag, name in writing if tag == _ACL_GROUP}
+    users = {_LISTED for tag, name in writing if tag == _ACL_USER and name not in (me.uid, _ROOT)}
+    return (groups | users) - {me.own_group}
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules for what is accepted below a directory, and for how files are made there.
+    """What is accepted on the way to a directory and below it, and how files are made there.
 
     Attributes:
         permissions: as ``Config.permissions``.
-        node: on a node's own storage: nobody else has any business there. Otherwise the members of a group that the
-            user is in may have.
-        place: the directory itself may be one that users share (with a sticky bit), as ``/tmp``; what is made in it may
-            not be used by others.
-        reading: for commands that read: whose it is does not matter, only that no link leads out of it.
+        node: on a node's own storage: no group has any business there, and users may share the directory itself, by a
+            sticky bit as on ``/tmp``. Otherwise groups that this user is in may own what is above, and write.
+        reading: for commands that read: whose it is does not matter, only that no link leads out of the directory.
     """
 
     permissions: str = "private"
     node: bool = False
-    place: bool = False
     reading: bool = False
 
     @property
@@ -116,171 +143,97 @@ class Rules:
         """True if only the owner may use what is made."""
         return self.node and self.permissions == "private"
 
-    @property
-    def directory_mode(self) -> int:
-        """For ``mkdir``; the umask takes from it."""
-        return _PRIVATE_DIRECTORY if self.is_private else _DIRECTORY
+    def mode(self, *, directory: bool) -> int:
+        """For ``mkdir`` and ``open``; the umask takes from it. What everyone may write to would be refused later."""
+        mode = 0o700 if self.is_private else 0o775
+        return mode if directory else mode & 0o666
 
-    @property
-    def file_mode(self) -> int:
-        """For ``open``; the umask takes from it."""
-        return _PRIVATE_FILE if self.is_private else _FILE
+    def check(self, path: Path | str, status: Status, *, above: bool = False) -> None:
+        """Refuse a directory or file that others own or can write to; ``above``: one on the way to the root."""
+        if self.reading or self.permissions == "unchecked":
+            return
+        me = current_identity()
+        if not self._is_owner_trusted(status, me, above):
+            raise ForeignAccessError(path, *_owned(status, self.node))
+        shared = above and status.mode & stat.S_ISVTX
+        if status.mode & stat.S_IWOTH and not shared:
+            raise ForeignAccessError(path, *_written(status, self.node, above))
+        trusts_group = self.permissions == "group" or not self.node
+        trusted = {_ROOT, me.own_group} | (me.groups if trusts_group else frozenset())
+        if status.mode & stat.S_IWGRP and not shared and status.gid not in trusted:
+            raise ForeignAccessError(path, *_written(status, self.node, above))
 
-    def wanted_mode(self, mode: int) -> int:
-        """The permission bits that a file or directory just made, with ``mode``, is to have."""
-        bits = stat.S_IMODE(mode)
-        if self.permissions != "group":
-            return bits
-        return bits | (_GROUP_DIRECTORY if stat.S_ISDIR(mode) else _GROUP_FILE)
+    def check_link(self, path: Path | str, status: os.stat_result) -> None:
+        """Refuse to follow a symbolic link on the way to the root that others have made."""
+        found = Status(status.st_mode, status.st_uid, status.st_gid)
+        trusts_all = self.reading or self.permissions == "unchecked"
+        if not trusts_all and not self._is_owner_trusted(found, current_identity(), above=True):
+            raise ForeignAccessError(path, *_owned(found, self.node))
 
-    @property
-    def _trusts_all(self) -> bool:
-        return self.reading or self.permissions == "unchecked"
+    def check_over(self, path: Path | str, status: Status) -> None:
+        """Refuse to write over a file as for reading it, and unless it is this user's and has this name only."""
+        self.check(path, status)
+        trusts_all = self.reading or self.permissions == "unchecked"
+        me = current_identity()
+        mates = self.permissions == "group" and status.gid in me.groups
+        if not (trusts_all or mates or status.uid == me.uid):
+            found = f"owned by {_user(status.uid)}"
+        elif status.names > 1:
+            found = f"{status.names} names"
+        else:
+            return
+        todo = "remove the file, or find out who has put it there"
+        raise ForeignAccessError(path, "a file of this user with one name", found, todo)
 
-    def _accepts_group(self, status: Status, who: Identity) -> bool:
-        """True if the group may write without harm."""
-        if status.st_gid in (_ROOT, who.own_group):
+    def _is_owner_trusted(self, status: Status, me: Identity, above: bool) -> bool:
+        if status.uid in (me.uid, _ROOT) or (above and status.uid == me.unmapped):
             return True
-        return (not self.node or self.permissions == "group") and status.st_gid in who.groups
-
-    def _accepts_owner(self, status: Status, who: Identity, *others: int | None) -> bool:
-        if status.st_uid in (who.uid, *others):
-            return True
-        return self.permissions == "group" and status.st_gid in who.groups
-
-    def above(self, status: Status, who: Identity) -> Complaint | None:
-        """The reason not to go through a directory on the way to the one that is used, or None."""
-        if self._trusts_all or (status.st_mode & stat.S_ISVTX and not self.node):
-            return None
-        if self.node and not self._accepts_owner(status, who, _ROOT, who.unmapped):
-            return _owned(status, "another user could replace what is below it", self.node)
-        if status.st_mode & stat.S_ISVTX:
-            return None
-        if status.st_mode & stat.S_IWOTH:
-            return _written(status, self.node, sticky="give it the sticky bit (chmod +t), ")
-        if self.node and status.st_mode & stat.S_IWGRP and not self._accepts_group(status, who):
-            return _written(status, self.node, sticky="give it the sticky bit (chmod +t), ")
-        return None
-
-    def link(self, status: Status, directory: Status, who: Identity) -> Complaint | None:
-        """The reason not to follow a symbolic link on the way to the directory that is used, as
-        ``fs.protected_symlinks``, or None.
-        """
-        if self._trusts_all or self._accepts_owner(status, who, _ROOT, who.unmapped, directory.st_uid):
-            return None
-        return _owned(status, "a symbolic link of another user leads there", self.node)
-
-    def root(self, status: Status, who: Identity) -> Complaint | None:
-        """The reason not to use a directory, or None."""
-        if self._trusts_all:
-            return None
-        if self.place:
-            return self.above(status, who)
-        return self._check(status, who, () if self.node else (_ROOT,))
-
-    def inside(self, status: Status, who: Identity) -> Complaint | None:
-        """The reason not to use a directory or file below the one that is used, or None: others made it or can change
-        it.
-        """
-        if self._trusts_all:
-            return None
-        return self._check(status, who, (_ROOT,))
-
-    def over(self, status: Status, who: Identity) -> Complaint | None:
-        """The reason not to write over a file, or None: as for reading it, and it must have this name only."""
-        refusal = self.inside(status, who)
-        if refusal is not None:
-            return refusal
-        owned = self._trusts_all or self._accepts_owner(status, who)
-        if owned and status.st_nlink == 1:
-            return None
-        found = f"owned by {owner(status)}" if not owned else f"{status.st_nlink} names"
-        return Complaint(
-            "a file of this user with one name", found, "remove the file, or find out who has put it there"
-        )
-
-    def _check(self, status: Status, who: Identity, others: tuple[int, ...]) -> Complaint | None:
-        if not self._accepts_owner(status, who, *others):
-            return _owned(status, "its owner decides what is in it", self.node)
-        if status.st_mode & stat.S_IWOTH:
-            return _written(status, self.node)
-        if status.st_mode & stat.S_IWGRP and not self._accepts_group(status, who):
-            return _written(status, self.node)
-        return None
-
-
-def planted(status: Status, who: Identity) -> Complaint | None:
-    """The reason not to obey a file that was found and not named, asked of it and of its directory, or None: others
-    may have written it.
-    """
-    complaint = Rules(node=True).inside(status, who)
-    if complaint is None:
-        return None
-    return Complaint(
-        f"a file, and a directory, of this user (uid {who.uid}) or root that nobody else may write to",
-        complaint.found,
-        "if the file is yours, make it and its directory your own (chown, chmod go-w), or say the same in DEEPPART_* "
-        "variables and remove it; otherwise remove it, or work in a directory of your own",
-    )
-
-
-def node_rules(permissions: str) -> Rules:
-    """For what is made on a node's own storage."""
-    return Rules(permissions, node=True)
-
-
-def node_place(permissions: str) -> Rules:
-    """For ``local_dir`` itself, which users may share."""
-    return Rules(permissions, node=True, place=True)
-
-
-def persistent_rules(permissions: str) -> Rules:
-    """For ``persistent_dir``."""
-    return Rules(permissions)
+        trusts_group = self.permissions == "group" or (above and not self.node)
+        return trusts_group and status.gid in me.groups
 
 
 #: For commands that read.
 READING = Rules(reading=True)
 
 
-def owner(status: Status) -> str:
-    """A file's owner, for messages."""
+def _user(uid: int) -> str:
     try:
-        return f"{pwd.getpwuid(status.st_uid).pw_name} (uid {status.st_uid})"
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
     except KeyError:
-        return f"uid {status.st_uid}"
+        return f"uid {uid}"
 
 
-def _owned(status: Status, reason: str, node: bool) -> Complaint:
+def _group(gid: int) -> str:
+    try:
+        return f"{grp.getgrgid(gid).gr_name} (gid {gid})"
+    except KeyError:
+        return f"gid {gid}"
+
+
+def _owned(status: Status, node: bool) -> tuple[str, str, str]:
     what = "local_dir" if node else "persistent_dir"
-    return Complaint(
-        f"owned by this user (uid {os.geteuid()}) or root: {reason}",
-        f"owned by {owner(status)}, mode {stat.S_IMODE(status.st_mode):04o}",
+    return (
+        f"owned by this user (uid {os.geteuid()}) or root: its owner decides what is found there",
+        f"owned by {_user(status.uid)}, mode {stat.S_IMODE(status.mode):04o}",
         f"give `{what}` a directory of your own ($USER may be part of it); if its group is yours and you trust it, "
         'permissions = "group"; if the file system shows wrong owners (FUSE, NFS root squash, a user namespace), '
         'permissions = "unchecked"',
     )
 
 
-def _written(status: Status, node: bool, sticky: str = "") -> Complaint:
+def _written(status: Status, node: bool, above: bool) -> tuple[str, str, str]:
     what, trust = "local_dir" if node else "persistent_dir", ""
-    if status.st_mode & stat.S_IWOTH:
+    if status.mode & stat.S_IWOTH:
         who, undo = "everyone", "chmod o-w"
-    elif status.st_gid < 0:
+    elif status.gid == _LISTED:
         who, undo = "somebody in its access control list", "setfacl -b"
     else:
-        who, undo = f"group {_group(status)}", "chmod g-w"
+        who, undo = f"group {_group(status.gid)}", "chmod g-w"
         trust = ', or trust the group: permissions = "group"'
-    return Complaint(
+    sticky = "give it the sticky bit (chmod +t), " if above else ""
+    return (
         "nobody else to have write permission",
-        f"{who} may write to it, mode {stat.S_IMODE(status.st_mode):04o}, owned by {owner(status)}",
+        f"{who} may write to it, mode {stat.S_IMODE(status.mode):04o}, owned by {_user(status.uid)}",
         f"take the permission away ({undo}), {sticky}or give `{what}` another directory{trust}. "
         'permissions = "unchecked" uses it all the same',
     )
-
-
-def _group(status: Status) -> str:
-    try:
-        return f"{grp.getgrgid(status.st_gid).gr_name} (gid {status.st_gid})"
-    except KeyError:
-        return f"gid {status.st_gid}"

@@ -20,7 +20,6 @@ from deeppart.storage.files import UNUSABLE, read_file, write_file
 from deeppart.storage.steps import MANIFEST_NAME, list_steps
 from deeppart.storage.timestamps import now, seconds_of, timestamp
 
-_MOST_RUNS = MOST_RUNS
 _MOST_BYTES = 1 << 20
 
 
@@ -75,7 +74,7 @@ class History:
         runs = [*records, self._own] if not places else records
         for number in places:
             runs[number] = self._own
-        document = {"format": RUNS_FORMAT, "version": RUNS_VERSION, "runs": runs[-_MOST_RUNS:]}
+        document = {"format": RUNS_FORMAT, "version": RUNS_VERSION, "runs": runs[-MOST_RUNS:]}
         try:
             write_file(self._root / HISTORY_NAME, json.dumps(document, indent=1).encode() + b"\n")
         except StorageError as error:

@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 import click
+from rich.text import Text
 
-from deeppart.cli.options import Place, place_argument, rank_option, sign_key_option
+from deeppart import offline
+from deeppart.cli.commands import GOOD, NOT_GOOD, REFUSED, printable, tell
+from deeppart.cli.options import Place, json_option, place_argument, rank_option, sign_key_option
+from deeppart.cli.output import count, cut, line, progress, render, unchecked_line, value_text
+from deeppart.errors import FormatError, RestoreError, StructureMismatchError
+from deeppart.model import show_bytes
 from deeppart.part import Signing
+
+#: Differences of a kind that are printed; --json has all of them.
+_MOST_LINES = 20
+_HEADINGS: dict[str, str] = {
+    "only_a": "only in A",
+    "only_b": "only in B",
+    "type": "other type",
+    "tie": "shares memory with another leaf",
+    "value": "other value",
+    "elements": "other elements, the worst first",
+}
 
 
 def _finite(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
@@ -36,7 +56,7 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float | N
     help="Numbers are equal if they differ by at most X; 0: if they are the same number.",
 )
 @sign_key_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
 def diff(
     a: Place,
     b: Place,
@@ -54,6 +74,120 @@ def diff(
 
     Exit code 0 if they are equal, 1 if they differ, and 2 for all else: wrong usage, no such checkpoint, damage.
     """
-    from deeppart.cli.differences import show_differences  # imports torch, which completion need not wait for
+    tolerance = None if rtol is None and atol is None else offline.Tolerance(rtol or 0.0, atol or 0.0)
+    try:
+        with progress(shown=not as_json) as bar:
+            found = offline.compare(
+                a.directory,
+                b.directory,
+                steps=(a.step, b.step),
+                keys=keys,
+                rank=rank,
+                tolerance=tolerance,
+                signing=signing,
+                progress=bar,
+            )
+    except (FormatError, RestoreError, StructureMismatchError) as error:
+        return tell(error, REFUSED, as_json)  # nobody is to take damage for a difference
+    render(found, as_json, _lines)
+    return REFUSED if found.problems else NOT_GOOD if found.differences else GOOD
 
-    return show_differences(a, b, keys, rank, (rtol, atol), signing, as_json=as_json)
+
+def _lines(found: offline.Diff) -> Iterator[Any]:
+    for name, side in (("A", found.a), ("B", found.b)):
+        attempt = side.manifest.attempt
+        about = f"  {side.root} step {attempt.step}, {count(attempt.world_size, 'rank')}"
+        yield Text.assemble((name, "bold"), printable(about))
+        for remark in side.remarks:
+            yield line("   " + remark, "yellow")
+        if side.manifest.signed and not found.signatures_checked:
+            yield line("   " + unchecked_line(attempt.step), "yellow")
+    for kind, heading in _HEADINGS.items():
+        differences = [each for each in found.differences if each.kind == kind]
+        if differences:
+            yield line(heading, "bold")
+        for each in sorted(differences, key=_badness)[:_MOST_LINES]:
+            rank = "" if each.rank is None else f" (rank {each.rank})"
+            yield Text(f"  {printable(each.path)}{rank}  {_text(each)}")
+        if len(differences) > _MOST_LINES:
+            yield line(f"  and {len(differences) - _MOST_LINES:,} more; --json lists all")
+    for problem in found.problems:
+        yield line(problem, "red")
+    yield line(_summary(found), "bold")
+
+
+def _badness(each: Any) -> tuple[bool, float]:
+    """Elements that are NaN in one of the two first, then by the largest relative difference; all else stays."""
+    if each.kind != "elements":
+        return False, 0.0
+    has_nans = each.detail.nans_only_a or each.detail.nans_only_b
+    return not has_nans, -(each.detail.largest_relative or 0.0)
+
+
+def _text(each: Any) -> str:
+    if each.kind == "elements":
+        return f"{printable(each.a)}  {_elements_text(each.detail)}"
+    if each.detail is not None:
+        first = f"{each.detail.path}: {each.detail.a} | {each.detail.b}"
+        return printable(
+            f"{count(each.detail.count, 'item')} of {len(each.a)} | {len(each.b)} differ; the first at {first}"
+        )
+    if each.kind == "value":
+        return f"{value_text(each.a)} | {value_text(each.b)}"
+    if each.kind == "tie":
+        return " | ".join("none" if owner is None else f"= {printable(owner)}" for owner in (each.a, each.b))
+    if each.kind == "type":
+        return f"{cut(each.a)} | {cut(each.b)}"
+    held = each.a or each.b
+    if held.leaves + held.values == 1 and held.nbytes == 0:
+        return cut(held.text)
+    inside = "" if held.values == 0 and held.leaves == 1 else f": {_counts(held.leaves, held.values)}"
+    return f"{cut(held.text)}{inside}  {show_bytes(held.nbytes)}"
+
+
+def _elements_text(detail: Any) -> str:
+    texts = [f"{detail.differing:,} of {detail.elements:,} differ"]
+    if detail.largest_absolute is not None:
+        texts.append(f"by {_short(detail.largest_absolute)} at most, relative {_short(detail.largest_relative or 0.0)}")
+    for nans, side in ((detail.nans_only_a, "A"), (detail.nans_only_b, "B")):
+        if nans:
+            texts.append(f"{nans:,} NaN only in {side}")
+    if detail.equal_numbers and detail.equal_numbers == detail.unlike:
+        texts.append("the same numbers: zeros of other sign, or NaNs of other bits")
+    where = f"at {list(detail.place)} " if detail.place else ""
+    return f"{', '.join(texts)}; {where}{_both(detail.a, detail.b)}"
+
+
+def _both(a: Any, b: Any) -> str:
+    """Two elements: floats in seven digits, if these tell them apart."""
+    if isinstance(a, float) and isinstance(b, float) and f"{a:.7g}" != f"{b:.7g}":
+        return f"{a:.7g} | {b:.7g}"
+    return f"{value_text(a)} | {value_text(b)}"
+
+
+def _short(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:.4g}"
+
+
+def _counts(leaves: int, values: int) -> str:
+    return f"{count(leaves, 'leaf')} and {count(values, 'value')}"
+
+
+def _summary(found: offline.Diff) -> str:
+    compared = f"{_counts(found.leaves, found.values)}, {show_bytes(found.nbytes)}"
+    alike = [(found.within, "leaf"), (found.values_within, "value")]
+    alike_text = " and ".join(count(number, noun) for number, noun in alike if number)
+    within = f"; {alike_text} only within the tolerance" if alike_text else ""
+    if found.problems:
+        known = "they differ" if found.differences else "no difference was found"
+        return f"not everything can be read: {known} in what can be, {compared}{within}"
+    if not found.differences:
+        how = "bit for bit" if not within else "within the tolerance"
+        return f"equal, {how}: {compared}{within}"
+    kinds = Counter(each.kind for each in found.differences)
+    parts = [
+        f"{kinds['elements']:,} of {count(found.leaves, 'leaf')}",
+        f"{kinds['value']:,} of {count(found.values, 'value')}",
+    ]
+    parts += [f"{kinds[kind]:,} {_HEADINGS[kind]}" for kind in ("type", "tie", "only_a", "only_b") if kinds[kind]]
+    return f"they differ: {', '.join(parts)}{within}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import click
 from deeppart.cli.commands import REFUSED, error_document
 from deeppart.cli.options import local_path
 from deeppart.errors import ConfigError, DeeppartError
+from deeppart.model import read_seconds
 from deeppart.stopping import Signals
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -90,7 +92,7 @@ def _with_events(
     least: int, most: int, schedule: str | None, size_file: Path | None, log: Path | None, as_json: bool, options: Any
 ) -> int:
     """The job, with a line for each event."""
-    from deeppart.elastic.running import Events, Range, Wanted, read_schedule
+    from deeppart.elastic.running import Events, Range, Wanted
 
     allowed = Range(least, most)
     if size_file is not None and not size_file.parent.is_dir():
@@ -111,6 +113,29 @@ def _with_events(
     return code
 
 
+#: Of a schedule: a number of ranks, and the moment of the beginning.
+_DIGITS, _NOTHING = re.compile(r"[0-9]{1,9}"), re.compile(r"0+(\.0*)?")
+
+
+def read_schedule(text: str, allowed: Any) -> tuple[tuple[float, int], ...]:
+    """``0:2,60s:4`` -> ((0.0, 2), (60.0, 4)): seconds since the beginning, and ranks from then on."""
+    found: list[tuple[float, int]] = []
+    for item in text.split(","):
+        moment, separator, ranks = item.strip().partition(":")
+        try:
+            if not separator or not _DIGITS.fullmatch(ranks):
+                raise ValueError("no number of ranks")
+            seconds = 0.0 if _NOTHING.fullmatch(moment) else read_seconds(moment)
+        except ValueError as error:
+            raise ConfigError(
+                "a schedule cannot be read", expected="TIME:RANKS,...: 0:2,60s:4", found=repr(item), where="--schedule"
+            ) from error
+        if found and seconds <= found[-1][0]:
+            raise ConfigError("a schedule goes back in time", found=text, where="--schedule")
+        found.append((seconds, allowed.checked(int(ranks), f"--schedule {item.strip()}")))
+    return tuple(found)
+
+
 def _run(wanted: Any, allowed: Any, events: Any, options: dict[str, Any]) -> int:
     """The job, where it is to run."""
     from deeppart.config import allocation
@@ -129,7 +154,7 @@ def _run(wanted: Any, allowed: Any, events: Any, options: dict[str, Any]) -> int
     else:  # for scripts that name none: nothing would be saved there
         os.environ["DEEPPART_PERSISTENT_DIR"] = str(checkpoints)
     how = Options(checkpoints, options["failures"], options["fewer"], grace_s)
-    return ElasticRun(how, wanted, allowed.least, launcher, events).run(options["before"])
+    return ElasticRun(how, wanted, allowed.least, launcher, events).run(lambda: options["before"].received)
 
 
 def _persistent_dir() -> Path:

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.text import Text
 
-from deeppart.cli.commands import GOOD, NOT_GOOD, print_json, printable, printable_lines
-from deeppart.cli.options import complete_directory, directory_argument, sign_key_option, step_option
-from deeppart.cli.output import console, record_json, to_json
+from deeppart import offline
+from deeppart.cli.commands import GOOD, NOT_GOOD, printable_lines
+from deeppart.cli.options import complete_directory, directory_argument, json_option, sign_key_option, step_option
+from deeppart.cli.output import line, render
 from deeppart.comm import connect, finish
 from deeppart.config import expand_directory, job_name, launch, node_name
-from deeppart.errors import FormatError
-from deeppart.offline.inspect.listing import require_directory
-from deeppart.offline.inspect.node_files import lineage_on_nodes
 from deeppart.part import Signing
-from deeppart.plan.restart import explain as explain_step
-from deeppart.plan.restart import explain_parts
-from deeppart.storage.lineage import read_lineage
-
-if TYPE_CHECKING:  # it imports torch, for which completion is not to wait
-    from deeppart.offline.inspect.planning import RestorePlan
 
 _TIMEOUT_S = 120.0
 
@@ -40,7 +34,7 @@ _TIMEOUT_S = 120.0
 @sign_key_option
 @click.option("--ranks", metavar="N", type=click.IntRange(min=1), help="Ranks of the job that would restore.")
 @step_option("Only this step; by default the newest recoverable.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
 def explain(
     directory: Path,
     local_dirs: tuple[str, ...],
@@ -56,33 +50,20 @@ def explain(
     process per node), every process reads its own --local DIR, which may contain {node} and $VARIABLES. Exit code 1 if
     nothing can be recovered.
     """
-    require_directory(directory)
-    lineage = read_lineage(directory)
-    if lineage is None:
-        raise FormatError(
-            "no job has checkpointed in this directory: it has no lineage record",
-            where=str(directory.absolute()),
-            todo="give the persistent_dir of a job",
-        )
-    if local_dirs:
-        lineage = lineage_on_nodes(directory)
     launched = launch()
-    if launched is not None and launched.size > 1:
-        return _on_nodes(directory, lineage, local_dirs, step, signing, as_json)
-    from deeppart.offline.inspect.planning import plan_here
+    if launched is None or launched.size == 1:
+        plan, is_first = offline.plan_here(directory, [Path(text) for text in local_dirs], ranks, step, signing), True
+    else:
+        plan, is_first = _plan_on_nodes(directory, local_dirs, step, signing)
+    if is_first:
+        render(plan, as_json, _lines)
+    return NOT_GOOD if plan.step is None else GOOD
 
-    plan = plan_here(directory, lineage, [Path(text) for text in local_dirs], ranks, step, signing)
-    return _tell(directory, plan, as_json)
 
-
-def _on_nodes(
-    directory: Path,
-    lineage: str,
-    local_dirs: tuple[str, ...],
-    step: int | None,
-    signing: Signing | None,
-    as_json: bool,
-) -> int:
+def _plan_on_nodes(
+    directory: Path, local_dirs: tuple[str, ...], step: int | None, signing: Signing | None
+) -> tuple[offline.RestorePlan, bool]:
+    """The plan, and whether this is the process that prints it."""
     if len(local_dirs) > 1:
         raise click.UsageError("started on the nodes, every process has one --local DIR")
     comm = connect(None, _TIMEOUT_S)
@@ -92,69 +73,22 @@ def _on_nodes(
     places = [json.loads(text) for text in texts]
     names = [place[0] for place in places]
     node_of = tuple(list(dict.fromkeys(names)).index(each) for each in names)
-    leads = bool(local) and places.index(places[comm.rank]) == comm.rank
-    from deeppart.offline.inspect.planning import plan_together
-
-    plan = plan_together(comm, directory, lineage, local[0] if leads else None, node_of, _TIMEOUT_S, step, signing)
-    return _tell(directory, plan, as_json) if comm.rank == 0 else GOOD if plan.candidate else NOT_GOOD
+    leads, mine = places.index(places[comm.rank]) == comm.rank, local[0] if local else None
+    plan = offline.plan_together(comm, directory, mine, node_of, _TIMEOUT_S, step, signing, leads=leads)
+    return plan, comm.rank == 0
 
 
-def _tell(directory: Path, plan: RestorePlan, as_json: bool) -> int:
-    from deeppart.recovery import suspect_lines
-
-    suspect = suspect_lines(directory, plan.candidate.attempt) if plan.candidate is not None else []
-    if as_json:
-        print_json({**_document(directory, plan), "suspect": suspect})
-    else:
-        _print(plan)
-        for line in suspect:
-            console().print(printable(line), style="yellow", soft_wrap=True)
-    return GOOD if plan.candidate is not None else NOT_GOOD
-
-
-def _print(plan: RestorePlan) -> None:
-    out = console()
-    chosen = -1 if plan.candidate is None else plan.candidate.attempt.step
-    for number, reason in plan.outlook.rejected:
-        if number > chosen:
-            out.print(printable_lines(f"step {number} cannot be recovered: {reason}"), style="red", soft_wrap=True)
-    if plan.candidate is None:
-        out.print("no step can be recovered", style="bold red")
-    else:
-        out.print(printable(explain_step(plan.candidate, plan.reads)), style="bold", soft_wrap=True)
-        for line in explain_parts(plan.candidate, plan.reads):
-            out.print(printable(f"  {line}"), soft_wrap=True)
-    for line in (*plan.outlook.notes, *plan.problems):
-        out.print(printable(f"note: {line}"), soft_wrap=True)
-    others = sorted({each.attempt.step for each in plan.outlook.candidates[1:]}, reverse=True)
-    if others:
-        out.print(f"could be recovered too: {', '.join(map(str, others))}")
-
-
-def _document(directory: Path, plan: RestorePlan) -> dict[str, Any]:
-    candidate = plan.candidate
-    return {
-        "directory": str(directory),
-        "step": candidate.attempt.step if candidate else None,
-        "attempt": to_json(candidate.attempt) if candidate else None,
-        "parts": [
-            {
-                "part": read.part,
-                "reader": read.reader,
-                "readers": list(read.readers),
-                "sources": [
-                    {**record_json(source, without=("readers", "rebuild")), "readers": len(source.readers)}
-                    for source in candidate.sources[read.part]
-                ],
-            }
-            for read in plan.reads
-        ]
-        if candidate
-        else [],
-        "explanation": [explain_step(candidate, plan.reads), *explain_parts(candidate, plan.reads)]
-        if candidate
-        else [],
-        "rejected": [{"step": step, "reason": reason} for step, reason in plan.outlook.rejected],
-        "others": sorted({each.attempt.step for each in plan.outlook.candidates[1:]}, reverse=True),
-        "problems": [*plan.outlook.notes, *plan.problems],
-    }
+def _lines(plan: offline.RestorePlan) -> Iterator[Any]:
+    for each in plan.rejected:
+        if plan.step is None or each.step > plan.step:
+            yield Text(printable_lines(f"step {each.step} cannot be recovered: {each.reason}"), "red")
+    if plan.step is None:
+        yield line("no step can be recovered", "bold red")
+    for number, text in enumerate(plan.explanation):
+        yield line(f"  {text}") if number else line(text, "bold")
+    for text in plan.problems:
+        yield line(f"note: {text}")
+    if plan.others:
+        yield line(f"could be recovered too: {', '.join(map(str, plan.others))}")
+    for text in plan.suspect:
+        yield line(text, "yellow")

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from deeppart.cli.commands import GOOD, print_json, printable
-from deeppart.cli.options import SIGN_KEY_HELP, directory_argument, local_path, rank_option, step_option
-from deeppart.cli.output import console, count, progress_bar, to_json
+from deeppart.cli.commands import GOOD
+from deeppart.cli.options import SIGN_KEY_HELP, directory_argument, json_option, local_path, rank_option, step_option
+from deeppart.cli.output import count, line, progress, render
 from deeppart.errors import DeeppartWarning
 from deeppart.interop.formats import COMPRESSIONS, FORMATS, form_of, writer_for
 from deeppart.model import read_bytes, show_bytes
-from deeppart.offline.inspect.listing import require_directory
 
 
 def _read_size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
@@ -57,7 +58,7 @@ def _read_size(context: click.Context, parameter: click.Parameter, value: str | 
 )
 @click.option("--sign-key-file", "key_files", metavar="FILE", type=click.Path(), multiple=True, help=SIGN_KEY_HELP)
 @click.option("--overwrite", is_flag=True, help="Replace OUT if there is one.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
 def export(
     directory: Path,
     out: Path,
@@ -74,32 +75,24 @@ def export(
     Every digest is checked while the data is read; OUT appears when it is complete. OUT is a directory for dcp, and for
     safetensors unless it ends in .safetensors. Works while a job is running there.
     """
-    from deeppart.offline.export import export as export_archive  # imports torch: completion need not wait for it
+    from deeppart.extension.export import export as export_archive  # imports torch: completion need not wait for it
 
-    require_directory(directory)
     writer = writer_for(form or form_of(out), out, max_shard_bytes, compression)
-    began, screen = time.monotonic(), console()
-    with progress_bar(screen, shown=not as_json) as progress, warnings.catch_warnings():
+    began = time.monotonic()
+    with progress(out.name, shown=not as_json) as bar, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeeppartWarning)  # they are among the remarks
-        task = progress.add_task(out.name, total=None)
         done = export_archive(
-            directory,
-            out,
-            writer,
-            keys=keys or None,
-            sign_key_file=key_files,
-            progress=lambda nbytes, total: progress.update(task, completed=nbytes, total=total),
-            **options,
+            directory, out, writer, keys=keys or None, sign_key_file=key_files, progress=bar, **options
         )
-    seconds = time.monotonic() - began
-    if as_json:
-        print_json({**to_json(done), "seconds": round(seconds, 6)})
-        return GOOD
+    render(replace(done, seconds=round(time.monotonic() - began, 6)), as_json, _lines)
+    return GOOD
+
+
+def _lines(done: Any) -> Iterator[Any]:
     what = f"{count(done.leaves, 'leaf')} and {count(done.values, 'value')}, {show_bytes(done.nbytes)}"
     where = f"{done.path}" if done.form == "hdf5" else f"{done.path} ({done.form})"
-    screen.print(printable(f"step {done.step}: {what} written to {where} in {seconds:.2f} s"), soft_wrap=True)
+    yield line(f"step {done.step}: {what} written to {where} in {done.seconds:.2f} s")
     for remark in done.remarks:
-        screen.print(printable(remark), style="yellow", soft_wrap=True)
+        yield line(remark, "yellow")
     if done.per_rank:
-        screen.print(f"{done.per_rank:,} of them {'is' if done.per_rank == 1 else 'are'} rank {done.rank}'s own")
-    return GOOD
+        yield line(f"{done.per_rank:,} of them {'is' if done.per_rank == 1 else 'are'} rank {done.rank}'s own")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
-from deeppart.cli.commands import GOOD, print_json, printable
-from deeppart.cli.options import local_path
-from deeppart.cli.output import console, count, progress_bar, to_json
+from deeppart.cli.commands import GOOD
+from deeppart.cli.options import json_option, local_path
+from deeppart.cli.output import count, line, progress, render
 from deeppart.errors import DeeppartWarning
 from deeppart.interop.formats import SOURCES
 from deeppart.model import show_bytes
@@ -31,7 +34,7 @@ from deeppart.model import show_bytes
     "--keys", metavar="GLOB", multiple=True, help="Only paths that match GLOB: model, '*.bias'. May be repeated."
 )
 @click.option("--sign-key-file", "key_file", metavar="FILE", type=click.Path(), help="Sign the step with this key.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
 def import_(
     source: Path,
     directory: Path,
@@ -48,11 +51,10 @@ def import_(
     """
     from deeppart.interop.importing import import_checkpoint  # imports torch: completion need not wait for it
 
-    began, screen = time.monotonic(), console()
-    with progress_bar(screen, shown=not as_json) as progress, warnings.catch_warnings():
+    began = time.monotonic()
+    with progress(source.name, shown=not as_json) as bar, warnings.catch_warnings():
         if as_json:
             warnings.simplefilter("ignore", DeeppartWarning)
-        task = progress.add_task(source.name, total=None)
         done = import_checkpoint(
             source,
             directory,
@@ -60,15 +62,15 @@ def import_(
             step=step,
             keys=keys or None,
             sign_key_file=key_file,
-            progress=lambda nbytes, total: progress.update(task, completed=nbytes, total=total),
+            progress=bar,
         )
-    seconds = time.monotonic() - began
-    if as_json:
-        print_json({**to_json(done), "seconds": round(seconds, 6)})
-        return GOOD
-    what = f"{count(done.leaves, 'leaf')} and {count(done.values, 'value')}, {show_bytes(done.nbytes)}"
-    come = f"{what} from {count(done.files, 'file')} ({done.form})"
-    screen.print(printable(f"step {done.step} of {done.directory}: {come} in {seconds:.2f} s"), soft_wrap=True)
-    for remark in done.remarks:
-        screen.print(printable(remark), style="yellow", soft_wrap=True)
+    render(replace(done, seconds=round(time.monotonic() - began, 6)), as_json, _lines)
     return GOOD
+
+
+def _lines(done: Any) -> Iterator[Any]:
+    what = f"{count(done.leaves, 'leaf')} and {count(done.values, 'value')}, {show_bytes(done.nbytes)}"
+    source = f"{count(done.files, 'file')} ({done.form})"
+    yield line(f"step {done.step} of {done.directory}: {what} from {source} in {done.seconds:.2f} s")
+    for remark in done.remarks:
+        yield line(remark, "yellow")

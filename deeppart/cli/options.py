@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from deeppart.access import READING, guarded
+from deeppart.access import Root
 from deeppart.config import refuse_url
 from deeppart.errors import DeeppartError
 from deeppart.part import Signing, read_key_files
@@ -31,12 +31,12 @@ def local_path(context: click.Context, parameter: click.Parameter, value: Path |
     return value
 
 
-def _guard(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """While the command runs, no link leads it out of the directory, or directories, that it was given."""
-    for directory in value if isinstance(value, tuple) else (value,):
-        local_path(context, parameter, Path(directory))
-        context.with_resource(guarded(Path(directory), READING))
-    return value
+def _root(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """The directory, or directories, that a command was given: no link leads it out of them."""
+    if isinstance(value, tuple):
+        return tuple(_root(context, parameter, each) for each in value)
+    local_path(context, parameter, Path(value))
+    return Root(Path(value)).path
 
 
 def directory_argument(function: F) -> F:
@@ -45,7 +45,7 @@ def directory_argument(function: F) -> F:
         "directory",
         metavar="DIR",
         type=click.Path(path_type=Path),
-        callback=_guard,
+        callback=_root,
         shell_complete=complete_directory,
     )
     return argument(function)
@@ -71,20 +71,24 @@ def read_place(text: str) -> Place:
     return Place(Path(match[1]), int(match[2]))
 
 
-def _guard_place(context: click.Context, parameter: click.Parameter, value: str) -> Place:
+def _root_place(context: click.Context, parameter: click.Parameter, value: str) -> Place:
     place = read_place(value)
-    _guard(context, parameter, place.directory)
-    return place
+    return Place(_root(context, parameter, place.directory), place.step)
 
 
 def place_argument(name: str, metavar: str) -> Callable[[F], F]:
     """``DIR[@STEP]``, as a :class:`Place`."""
-    return click.argument(name, metavar=metavar, callback=_guard_place, shell_complete=complete_place)
+    return click.argument(name, metavar=metavar, callback=_root_place, shell_complete=complete_place)
 
 
 def step_option(what: str) -> Callable[[F], F]:
     """``--step STEP``, as ``step``."""
     return click.option("--step", type=click.IntRange(min=0), help=what, shell_complete=complete_step)
+
+
+def json_option(function: F) -> F:
+    """``--json``, as ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(function)
 
 
 def rank_option(what: str, default: int | None = None) -> Callable[[F], F]:
@@ -118,7 +122,7 @@ def local_option(purpose: str) -> Callable[[F], F]:
         metavar="DIR",
         type=click.Path(path_type=Path),
         multiple=True,
-        callback=_guard,
+        callback=_root,
         shell_complete=complete_directory,
         help=f"A node-local directory (local_dir on some node) {purpose}. May be repeated.",
     )
@@ -148,7 +152,6 @@ def complete_place(context: click.Context, parameter: click.Parameter, incomplet
 
 def _steps(directory: Path) -> list[str]:
     try:
-        with guarded(directory, READING):
-            return [str(step) for step in sorted({key.step for key in list_steps(directory)})]
+        return [str(step) for step in sorted({key.step for key in list_steps(Root(directory).path)})]
     except (DeeppartError, OSError, ValueError):
         return []

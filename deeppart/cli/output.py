@@ -1,11 +1,12 @@
-"""How the commands print: records as JSON and as rows of tables, consoles, counts and times, a progress bar."""
+"""How the commands print: one record, as JSON, or as lines and tables for people; counts, times, a progress bar."""
 
 from __future__ import annotations
 
+import io
 import math
 import sys
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,12 +16,19 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 from rich.text import Text
 
-from deeppart.cli.commands import end_quietly, printable
-from deeppart.model import Manifest, StepKey, show_bytes, show_rate, show_seconds
-from deeppart.offline.inspect.listing import name_ranks
+from deeppart import offline
+from deeppart.cli.commands import end_quietly, print_json, printable
+from deeppart.model import Manifest, show_bytes, show_rate, show_seconds
 
 #: JSON readers keep integers of so many bits.
 _MOST_BITS = 64
+#: Longer texts are cut where people read them; --json has all of them.
+_MOST_CHARACTERS = 60
+#: Of these for the items of a run, before how many there are: "(1000000 in a list)".
+_RUN_CHARACTERS = 36
+#: Of a value that was asked for by its path.
+_MOST_ALONE = 1000
+_UNLIMITED = 1 << 30
 #: Columns where the output is no terminal: nothing is cut or wrapped in a file or a pipe.
 _UNLIMITED_COLUMNS = 100_000
 
@@ -52,14 +60,33 @@ def console() -> Console:
     return PlainConsole()
 
 
-def to_json(value: Any) -> Any:
-    """What ``--json`` prints of a record: its fields, by their names.
+def render(record: Any, as_json: bool, people: Callable[[Any], Iterable[Any]]) -> None:
+    """Print the record of a command: as its JSON document, or what ``people`` makes of it, one below the other."""
+    if as_json:
+        print_json(to_json(record))
+        return
+    out = console()
+    for each in people(record):
+        out.print(each, soft_wrap=isinstance(each, Text) or not (out.is_terminal or isinstance(each, Table)))
 
-    A dict, whose keys need not be text, is a list of pairs. What JSON does not have is text, as Python writes it;
-    integers beyond 64 bits in hexadecimal, because Python refuses to write out those of thousands of digits.
+
+def line(text: str, style: str = "") -> Text:
+    """A line that cannot steer the terminal, whatever a file has put into it."""
+    return Text(printable(text), style)
+
+
+def to_json(value: Any) -> Any:
+    """What ``--json`` prints of a record: its fields, by name, and the properties that it names in ``json_also``.
+
+    A field of ``metadata`` "json" False is left out; "value" and "values" say that it is a value of a checkpoint, or a
+    dict of those. The fields of a manifest stand among those of the record that has it. A dict, whose keys need not be
+    text, is a list of pairs. What JSON does not have is text, as Python writes it; integers beyond 64 bits in
+    hexadecimal, because Python refuses to write out those of thousands of digits.
     """
+    if isinstance(value, Manifest):
+        return {**to_json(value.attempt), **{name: getattr(value, name) for name in ("created", "library", "signed")}}
     if is_dataclass(value):
-        return {each.name: to_json(getattr(value, each.name)) for each in fields(value) if each.name[0] != "_"}
+        return _record_json(value)
     if isinstance(value, Mapping):
         return [[to_json(key), to_json(item)] for key, item in value.items()]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -73,15 +100,39 @@ def to_json(value: Any) -> Any:
     return str(value) if isinstance(value, (str, Path)) else repr(value)
 
 
+def _record_json(record: Any) -> dict[str, Any]:
+    document = {name: to_json(getattr(record, name)) for name in getattr(record, "json_also", ())}
+    for each in fields(record):
+        form, item = each.metadata.get("json", True), getattr(record, each.name)
+        if not form or each.name.startswith("_"):
+            continue
+        if isinstance(item, Manifest):
+            document |= to_json(item)
+        elif form is True or is_dataclass(item):
+            document[each.name] = to_json(item)
+        else:
+            is_dict = form == "values" and item is not None
+            document[each.name] = (
+                [[key, json_value(each)] for key, each in item.items()] if is_dict else json_value(item)
+            )
+    return document
+
+
 def record_json(record: Any, *properties: str, without: Sequence[str] = ()) -> dict[str, Any]:
     """The same of one record, with some of its properties, and without some of its fields."""
     names = [*properties, *(each.name for each in fields(record) if each.name not in without)]
     return {name: to_json(getattr(record, name)) for name in names}
 
 
-def manifest_json(manifest: Manifest) -> dict[str, Any]:
-    """What ``--json`` says of the manifest of a step: which one it is, and who wrote it."""
-    return {**to_json(manifest.attempt), **{name: getattr(manifest, name) for name in ("created", "library", "signed")}}
+def table_of(records: Sequence[Any]) -> Table:
+    """A table of records of one class, by its ``columns``: heading -> field. Texts stand to the left."""
+    names = type(records[0]).columns
+    cells = [[_cell(name, getattr(record, name)) for name in names.values()] for record in records]
+    right = [not any(type(getattr(record, name)) in (str, tuple) for record in records) for name in names.values()]
+    shown = table(*names, left=[heading for heading, is_right in zip(names, right, strict=True) if not is_right])
+    for row in cells:
+        shown.add_row(*row)
+    return shown
 
 
 def table(*headings: str, left: Sequence[str] = ()) -> Table:
@@ -100,9 +151,15 @@ def add_record(table: Table, record: Any, *names: str) -> None:
     table.add_row(*(_cell(name, getattr(record, name)) for name in names))
 
 
-def _cell(name: str, value: Any) -> str:
+def _cell(name: str, value: Any) -> str | Text:
+    if name == "created":
+        return moment(value)
     if value is None:
-        return "-"
+        return "?" if name in ("ranks", "raw_bytes") else "-"
+    if name == "state_text":
+        return _state_and_reasons(value)
+    if isinstance(value, tuple):
+        return "\n".join(printable(str(item)) for item in value)
     if name.endswith("_per_s"):
         return show_rate(value)
     if name.endswith("_s") or name == "seconds":
@@ -110,6 +167,11 @@ def _cell(name: str, value: Any) -> str:
     if name.endswith("bytes"):
         return show_bytes(value)
     return f"{value:,}" if type(value) is int and "step" not in name else printable(str(value))
+
+
+def _state_and_reasons(text: str) -> Text:
+    state = next((state for state in _STYLES if text.startswith(state)), text)
+    return state_text(state).append(printable(text[len(state) :]), "default not bold")
 
 
 def state_text(state: str) -> Text:
@@ -128,40 +190,89 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else plural}"
 
 
-def step_names(keys: Iterable[StepKey]) -> dict[StepKey, str]:
-    """``100``; ``100 (session 3f2a..., 7)`` for each of several attempts at one step."""
-    listed = list(keys)
-    several = {step for step, number in Counter(key.step for key in listed).items() if number > 1}
-    return {key: name_step(key) if key.step in several else str(key.step) for key in listed}
-
-
-def name_step(key: StepKey) -> str:
-    """Step and session, the latter by its first digits, and its sequence."""
-    return f"{key.step} (session {key.session[:8]}..., {key.sequence})" if key.session else f"{key.step} (older layout)"
-
-
-def some(texts: Sequence[str], most: int) -> str:
-    """The first few of a list, and how many more there are."""
-    more = f" and {len(texts) - most} more" if len(texts) > most else ""
-    return "; ".join(texts[:most]) + more
-
-
 def unchecked_line(*steps: int) -> str:
     """A line about signed steps whose signatures were not checked because no key was given."""
     found = sorted(set(steps))
-    which = f"step {found[0]} is signed; its" if len(found) == 1 else f"steps {name_ranks(found)} are signed; their"
+    which = (
+        f"step {found[0]} is signed; its" if len(found) == 1 else f"steps {offline.name_ranks(found)} are signed; their"
+    )
     return f"{which} signatures were not checked, for lack of a key (--sign-key-file)"
 
 
-def progress_bar(console: Console, *, shown: bool) -> Progress:
-    """The bar, where the output is a terminal; it is gone in the end."""
-    return Progress(
+@contextmanager
+def progress(
+    description: str = "", *, shown: bool, screen: Console | None = None
+) -> Iterator[Callable[[int, int], None]]:
+    """A bar, where the output is a terminal; it is gone in the end. Takes how many bytes are done, and of how many.
+
+    What is printed meanwhile is printed on ``screen``.
+    """
+    screen = screen or console()
+    with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
-        console=console,
+        console=screen,
         transient=True,
-        disable=not (shown and console.is_terminal),
-    )
+        disable=not (shown and screen.is_terminal),
+    ) as bar:
+        task = bar.add_task(description, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+# --- values of checkpoints; what knows them imports torch, for which --help and completion need not wait ---
+
+
+def json_value(value: Any) -> Any:
+    """A value of a checkpoint, as :func:`to_json`; only runs of values are taken apart.
+
+    A dict is a list of its entries, [key, value].
+    """
+    from deeppart.state.tree.runs import run_kind
+    from deeppart.state.tree.values import describe_value
+
+    if run_kind(value) is not None:
+        if isinstance(value, (list, tuple)):
+            return [json_value(item) for item in value]
+        return [[json_value(key), json_value(item)] for key, item in value.items()]
+    return describe_value(value) if type(value) is io.BytesIO else _scalar(value)
+
+
+def _scalar(value: Any) -> Any:
+    return to_json(value) if value is None or type(value) in (bool, int, float, str) else repr(value)
+
+
+def value_text(value: Any, form: str | None = None) -> str:
+    """A small value on one line, at most so long as people read."""
+    from deeppart.state.tree.runs import describe_leaf_value, run_kind
+
+    if run_kind(value) is not None:
+        return cut(describe_leaf_value(value, _RUN_CHARACTERS, what=f"a {form}" if form else ""), most=_UNLIMITED)
+    return cut(_as_text(value))
+
+
+def long_text(value: Any, form: str | None = None) -> str:
+    """The same of a value that stands alone: a few lines of a terminal, and what is left out said at the end."""
+    from deeppart.state.tree.runs import describe_leaf_value, run_kind
+
+    if run_kind(value) is not None:
+        what = f"a {form}" if form else ""
+        return cut(describe_leaf_value(value, _MOST_ALONE, _MOST_ALONE, what), most=_UNLIMITED)
+    text = printable(_as_text(value))
+    return text if len(text) <= _MOST_ALONE else f"{text[:_MOST_ALONE]} ... ({len(text):,} characters, --full has them)"
+
+
+def _as_text(value: Any) -> str:
+    from deeppart.state.tree.values import describe_value
+
+    if type(value) is int and value.bit_length() >= _MOST_BITS:
+        return hex(value)
+    return describe_value(value) if type(value) is io.BytesIO else repr(value)
+
+
+def cut(text: str, most: int = _MOST_CHARACTERS) -> str:
+    """The beginning of a text, printable."""
+    text = printable(text)
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -1,13 +1,25 @@
-"""``deeppart show``: the tree of leaves in one checkpoint."""
+"""``deeppart show``: the content of one checkpoint, as a tree, or a line for each leaf."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
+from rich.text import Text
+from rich.tree import Tree
 
-from deeppart.cli.options import directory_argument, sign_key_option, step_option
+from deeppart import offline
+from deeppart.cli.commands import GOOD, NOT_GOOD, printable
+from deeppart.cli.options import directory_argument, json_option, sign_key_option, step_option
+from deeppart.cli.output import count, cut, line, moment, progress, render, unchecked_line, value_text
+from deeppart.model import show_bytes
 from deeppart.part import Signing
+
+_MOST_RANKS = 4
+#: Columns that a table of paths is aligned to; a longer path pushes its own line out, and not all others.
+_MOST_PATH_COLUMNS = 160
 
 
 @click.command(short_help="Show the content of a checkpoint.")
@@ -17,7 +29,7 @@ from deeppart.part import Signing
 @sign_key_option
 @click.option("--stats", is_flag=True, help="Read the elements too: smallest, largest, mean, deviation, zeros, NaNs.")
 @click.option("--flat", is_flag=True, help="One line per leaf instead of a tree.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
 def show(
     directory: Path,
     keys: tuple[str, ...],
@@ -32,6 +44,125 @@ def show(
     KEYS are globs over paths, as for deeppart.load: model '*.bias'. Reads the manifest and indexes, and no chunk
     without --stats. Exit code 1 if something cannot be read, or there is nothing to show.
     """
-    from deeppart.cli.contents import show_contents  # imports torch, which completion need not wait for
+    with progress(shown=stats and not as_json) as bar:
+        contents = offline.read_contents(directory, step, keys, signing, bar if stats else None)
+    render(contents, as_json, _flat_lines if flat else _tree_lines)
+    return NOT_GOOD if contents.problems else GOOD
 
-    return show_contents(directory, keys, step, signing, flat=flat, stats=stats, as_json=as_json)
+
+def _tree_lines(contents: offline.Contents) -> Iterator[Any]:
+    tree = Tree(_heading(contents), guide_style="dim")
+    _grow(tree, contents.tree)
+    yield tree
+    yield from _end_lines(contents)
+
+
+def _grow(tree: Tree, node: offline.Container | offline.Leaf | offline.Value, key: str | None = None) -> None:
+    from deeppart.state.tree.paths import KIND_NAMES
+
+    if not isinstance(node, offline.Container):
+        tree.add(Text.assemble((printable(key or node.path), "bold"), "  ", *_description(node)))
+        return
+    if node.kind == "object":  # its state_dict() has no path of its own
+        inner, name = node.children[0][1], node.name
+    else:
+        inner, name = node, " ".join(filter(None, (KIND_NAMES.get(node.kind, node.kind), node.name)))
+    children = inner.children if isinstance(inner, offline.Container) else ((None, inner),)
+    kind = f"{printable(name)} of {len(children)}"
+    branch = tree.add(Text.assemble((printable(key), "bold"), "  ", (kind, "dim"))) if key is not None else tree
+    for child_key, child in children:
+        _grow(branch, child, child_key)
+
+
+def _heading(contents: offline.Contents) -> Text:
+    manifest = contents.manifest
+    rest = f"  {moment(manifest.created)} UTC, {count(manifest.attempt.world_size, 'rank')}, {manifest.library}"
+    return Text.assemble((f"step {manifest.attempt.step}", "bold"), (rest, "dim"))
+
+
+def _flat_lines(contents: offline.Contents) -> Iterator[Any]:
+    rows = [(printable(leaf.path), [text for text, _ in _description(leaf)]) for leaf in contents.leaves]
+    widest = min(_MOST_PATH_COLUMNS, max((len(path) for path, _ in rows), default=0))
+    for path, texts in rows:
+        yield Text(f"{path:<{widest}}  {''.join(texts)}")
+    yield from _end_lines(contents)
+
+
+def _end_lines(contents: offline.Contents) -> Iterator[Any]:
+    totals = contents.totals
+    text = f"{count(totals.leaves, 'leaf')} and {count(totals.values, 'value')}"
+    text += f": {show_bytes(totals.replicated_bytes)} replicated, {show_bytes(totals.per_rank_bytes)} per rank"
+    if totals.sharded_bytes:
+        text += f", {show_bytes(totals.sharded_bytes)} sharded"
+    files = f"{count(contents.manifest.attempt.world_size, 'part file')}, {show_bytes(totals.file_bytes)}"
+    if totals.referenced_bytes:
+        files += f", and {show_bytes(totals.referenced_bytes)} unchanged in older files"
+    yield line(f"{text}; in all {files}", "dim")
+    for each in contents.passed_over:
+        yield line(each, "yellow")
+    for leaf in contents.suspect:
+        yield line(f"suspect: {leaf}", "yellow")
+    for problem in contents.unreadable_suspect_records:
+        yield line(f"may be suspect: {problem}", "yellow")
+    for problem in contents.problems:
+        yield line(f"cannot be read: {problem}", "red")
+    if contents.manifest.signed and not contents.signature_checked:
+        yield line(unchecked_line(contents.manifest.attempt.step), "yellow")
+
+
+def _description(leaf: offline.Leaf | offline.Value) -> list[tuple[str, str]]:
+    """(text, style) pieces: what a leaf is, where it lies, and what its elements are like."""
+    if isinstance(leaf, offline.Value):
+        return _value_description(leaf)
+    return _leaf_description(leaf) + _stats_description(leaf.stats)
+
+
+def _leaf_description(leaf: offline.Leaf) -> list[tuple[str, str]]:
+    pieces = [(printable(str(leaf.type)), "cyan"), (f"  {show_bytes(leaf.nbytes)}", "")]
+    if leaf.alias_of is not None:
+        return [*pieces, (f"  = {printable(leaf.alias_of)}", "magenta")]
+    if leaf.per_rank is not None:
+        shapes = dict.fromkeys(map(str, leaf.per_rank.values()))
+        pieces.append((f"  per rank ({offline.name_ranks(leaf.per_rank)})", "yellow"))
+        if len(shapes) > 1:
+            pieces.append((f"  differing: {cut(', '.join(shapes))}", "yellow"))
+        return pieces
+    if leaf.shards is not None:
+        pieces.append((f"  {count(len(leaf.shards), 'shard')}", "green"))
+    if leaf.differing:
+        ranks_of = offline.name_ranks({rank for rank, _ in leaf.differing})
+        pieces.append((f"  {len(leaf.boxes_that_differ)} of them not alike on ranks {ranks_of}", "yellow"))
+    ranks = {held.rank for held in leaf.holdings}
+    noun = "part" if len(ranks) == 1 else "parts"
+    return [
+        *pieces,
+        (f"  {noun} {offline.name_ranks(ranks)}" if ranks else "  no bytes" if not leaf.nbytes else "  ?", "dim"),
+    ]
+
+
+def _stats_description(stats: Any) -> list[tuple[str, str]]:
+    if stats is None or not stats.elements:
+        return []
+    named = {"min": stats.min, "max": stats.max, "mean": stats.mean, "std": stats.std}
+    numbers = [f"{name} {_short(number)}" for name, number in named.items() if number is not None]
+    pieces = [("".join(f"  {text}" for text in numbers), "blue")]
+    if stats.zeros:
+        pieces.append((f"  {count(stats.zeros, 'zero')}", "blue"))
+    if stats.nans:
+        pieces.append((f"  {stats.nans:,} NaN", "bold red"))
+    if stats.infinities:
+        pieces.append((f"  {stats.infinities:,} infinite", "bold red"))
+    return pieces
+
+
+def _short(number: complex) -> str:
+    """Integers exactly, other numbers in four digits."""
+    return str(number) if isinstance(number, int) else f"{number:.4g}"
+
+
+def _value_description(leaf: offline.Value) -> list[tuple[str, str]]:
+    if leaf.per_rank is None:
+        return [("= ", ""), (value_text(leaf.value), "green")]
+    texts = [f"{rank}: {value_text(value)}" for rank, value in list(leaf.per_rank.items())[:_MOST_RANKS]]
+    more = ", ..." if len(leaf.per_rank) > _MOST_RANKS else ""
+    return [("= ", ""), (", ".join(texts) + more, "green"), ("  per rank", "yellow")]

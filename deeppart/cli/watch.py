@@ -18,8 +18,7 @@ from deeppart.cli.options import directory_argument
 from deeppart.cli.output import add_record, console, count, moment, record_json, table
 from deeppart.errors import StorageError
 from deeppart.model import show_seconds
-from deeppart.offline.inspect.listing import name_ranks
-from deeppart.offline.watching import CheckpointView, JobView, age_of, blocked_of, look_at_job
+from deeppart.offline import CheckpointView, JobView, age_of, blocked_of, look_at_job, name_ranks
 from deeppart.storage.timestamps import seconds_of, timestamp
 from deeppart.telemetry import RankStatus, prometheus_text
 
@@ -191,7 +190,7 @@ def _line(view: JobView) -> str:
 
 def _document(view: JobView) -> dict[str, Any]:
     blocked = blocked_of(view)
-    shown_elsewhere = ("every", "totals", "levels", "checkpoints", "errors")
+    shown_elsewhere = ("every", "metrics", "checkpoints", "errors")
     return {
         **record_json(view, "reasons", without=("ranks",)),
         "ranks": [record_json(each, without=shown_elsewhere) for each in view.ranks],

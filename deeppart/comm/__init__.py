@@ -1,18 +1,17 @@
 """How ranks find each other, and how they talk: the only package that imports mpi4py, torch.distributed or ZeroMQ."""
 
 from deeppart.comm.agreement import agree, exchange, raise_together, together, unequal
-from deeppart.comm.base import Comm, Operation, RunningOperation, interleaved, rank_names
+from deeppart.comm.base import Comm, Operation, interleaved, rank_names
 from deeppart.comm.commit import CommitMayStandError, RoundResult, commit_round
 from deeppart.comm.connecting import connect
 from deeppart.comm.job import TIMEOUT_S, channel_of_job, own_channel_of_job
 from deeppart.comm.single import SingleComm
-from deeppart.comm.waiting import Driver, finish
+from deeppart.comm.waiting import RunningOperation, finish
 
 __all__ = [
     "TIMEOUT_S",
     "Comm",
     "CommitMayStandError",
-    "Driver",
     "Operation",
     "RoundResult",
     "RunningOperation",

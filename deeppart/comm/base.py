@@ -1,14 +1,16 @@
 """The protocol of a communicator, as deeppart uses it, and of an operation.
 
-Every operation is a generator that yields while it is not finished and returns its result: the same code can be
-driven to its end by a thread (:mod:`deeppart.comm.waiting`) or advanced a little at a time from calls of the training
-thread, which is what MPI libraries without ``MPI_THREAD_MULTIPLE`` need.
+Every operation is a generator that yields while it is not finished and returns its result, so that several can be
+under way in one thread; :mod:`deeppart.comm.waiting` drives them to their end.
 
 Invariants
 ----------
-* No wait is unbounded: :class:`RunningOperation` takes a timeout and ends in an error that names the ranks waited for.
-* After a timeout a channel is broken and says so at once: its collectives can no longer be matched between ranks.
-* A rank that abandons a channel notifies the others, whose waits there end within :data:`PATIENCE_MOST_S`.
+* A channel is used by one thread at a time; background threads use channels of their own beside the training thread's.
+* No wait is unbounded: :func:`deeppart.comm.waiting.finish` takes a timeout, and its error names the ranks waited for.
+* After a timeout a channel is broken and says so at once: its collectives can no longer be matched between ranks. It
+  stays so; the next session of the process has new ones.
+* A rank that abandons a channel notifies the others, whose waits there end within
+  :data:`deeppart.comm.waiting.PATIENCE_MOST_S`.
 * Traffic of different channels never mixes, and never mixes with the caller's own communicator.
 
 This module imports neither mpi4py nor torch.
@@ -17,7 +19,7 @@ This module imports neither mpi4py nor torch.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,11 +32,10 @@ T = TypeVar("T")
 Operation = Generator[bool, None, T]
 Int64s = npt.NDArray[np.int64]
 
-#: After this share of the timeout a waiting rank tells the others that it waits, so that an error can name the rest.
-PATIENCE_SHARE = 0.25
-PATIENCE_MOST_S = 2.0
-#: What a rank that has abandoned a channel announces instead of the number of its operation.
+#: In the heartbeat of a rank that has abandoned a channel, instead of the number of its operation: because of an error
+#: there; because its wait for others has timed out.
 ABANDONED = 1 << 62
+GAVE_UP = ABANDONED - 1
 
 
 class Comm(Protocol):
@@ -42,13 +43,11 @@ class Comm(Protocol):
 
     Attributes:
         rank, size: this rank and the number of ranks.
-        threads: true if a background thread may use a channel of its own while the training thread uses another.
         broken: the error that made the channel unusable, or None.
     """
 
     rank: int
     size: int
-    threads: bool
     broken: CommError | None
 
     def channel(self) -> Operation[Comm]:
@@ -72,88 +71,28 @@ class Comm(Protocol):
     def receive_into(self, buffer: npt.NDArray[np.uint8], source: int, tag: int) -> Operation[None]:
         """Fill the buffer from one rank. The transfer starts at the call."""
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """This rank needs the channel no more; the next session may have it once the others do not either."""
 
-    def announce(self) -> None:
+    def heartbeat(self) -> None:
         """Tell the other ranks that this one waits in the channel's current operation."""
 
-    def heard(self) -> set[int]:
+    def present(self) -> set[int]:
         """Ranks known to wait in the channel's current operation (this one included)."""
 
     def abandon(self, error: CommError) -> None:
-        """Take no further part in the channel, because of an error on this rank alone; the other ranks are notified."""
+        """Take no further part in the channel, because of an error on this rank; the other ranks are notified."""
 
     def abandoned_by(self) -> set[int]:
-        """Other ranks known to have abandoned the channel."""
+        """Other ranks known to have abandoned the channel, because of an error there."""
+
+    def given_up_by(self) -> set[int]:
+        """Other ranks known to have abandoned the channel since they have waited in vain (they count as present)."""
 
 
-class RunningOperation(Generic[T]):
-    """An operation on its way to its end, one look after another.
-
-    Attributes:
-        result: the result of the operation, once :meth:`advance` has said that it is finished.
-        moved: true if the last :meth:`advance` got further.
-    """
-
-    result: T
-    moved: bool
-
-    def __init__(self, comm: Comm, operation: Operation[T], what: str, timeout: float) -> None:
-        self._comm, self._operation, self._what, self._timeout = comm, operation, what, timeout
-        self._patience = min(PATIENCE_MOST_S, PATIENCE_SHARE * timeout)
-        self._announced = False
-        self.moved = False
-
-    def advance(self, waited_s: float) -> bool:
-        """Go on as far as possible without waiting; True when finished."""
-        if self._comm.broken is not None:
-            raise CommError(
-                f"{self._what}: this job's ranks can no longer communicate with each other",
-                found=self._comm.broken.summary,
-                todo="end the job and start it again; committed checkpoints are not affected",
-            )
-        try:
-            self.moved = next(self._operation)
-        except StopIteration as stop:
-            self.result = stop.value
-            return True
-        if self.moved:
-            self._announced = False
-            return False
-        if waited_s > self._patience:
-            if not self._announced:
-                self._announced = True
-                self._comm.announce()
-            if ranks := self._comm.abandoned_by():
-                raise _abandoned(self._comm, self._what, ranks)
-        if waited_s > self._timeout:
-            raise _timed_out(self._comm, self._what, waited_s)
-        return False
-
-
-def _abandoned(comm: Comm, what: str, ranks: set[int]) -> CommError:
-    comm.broken = CommError(
-        f"{what}: {rank_names(ranks)} cannot take part any more",
-        found="an error there, after which the ranks' exchanges would not match",
-        where=f"rank {comm.rank}",
-        todo=f"look at what {rank_names(ranks)} reports; committed checkpoints are not affected",
-    )
-    return comm.broken
-
-
-def _timed_out(comm: Comm, what: str, waited_s: float) -> PeerTimeoutError:
-    missing = sorted(set(range(comm.size)) - comm.heard())
-    names = rank_names(missing) if missing else "a rank that arrived and did not finish"
-    error = PeerTimeoutError(
-        f"{what}: waited {waited_s:.1f} s for {names}",
-        expected=f"all {comm.size} ranks to take part within the configured timeout",
-        found=f"{len(missing)} ranks were not heard of" if missing else "all arrived",
-        where=f"rank {comm.rank}",
-        todo="look for a rank that died, is stuck or did not make this call; raise `timeout` if it was only slow",
-    )
-    comm.broken = error
-    return error
+def number_of(error: CommError) -> int:
+    """What the heartbeat of a rank says that abandons a channel because of an error."""
+    return GAVE_UP if isinstance(error, PeerTimeoutError) else ABANDONED
 
 
 def rank_names(ranks: Iterable[int]) -> str:

@@ -15,7 +15,7 @@ from deeppart.errors import LaunchError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from deeppart.comm.sockets.meeting import Place
+    from deeppart.comm.sockets.rendezvous import Rendezvous
 
 
 def connect(comm: Any, timeout: float) -> Comm:
@@ -52,7 +52,7 @@ def _launched(launched: Launch | None, timeout: float) -> Comm:
     if launched is not None and launched.place is not None:
         from deeppart.comm.sockets.stores import at_environment
 
-        return _over_sockets(at_environment(launched, timeout), timeout)
+        return _over_sockets(at_environment(launched), timeout)
     if "torch.distributed" in sys.modules:
         from deeppart.comm.sockets import stores
 
@@ -100,15 +100,15 @@ def _over_mpi(comm: MPI.Comm, timeout: float) -> Comm:
     # The wait needs a channel to speak of, and there is none yet: a stand-in that knows rank and size serves.
     waiting = SingleComm()
     waiting.rank, waiting.size = comm.Get_rank(), comm.Get_size()
-    return finish(waiting, connected(comm), "connecting the ranks", timeout)
+    return finish(waiting, connected(comm, timeout), "connecting the ranks", timeout)
 
 
-def _over_sockets(place: Place, timeout: float) -> Comm:
-    if place.size == 1:
+def _over_sockets(rendezvous: Rendezvous, timeout: float) -> Comm:
+    if rendezvous.size == 1:
         return SingleComm()
-    from deeppart.comm.sockets.meeting import meet
+    from deeppart.comm.sockets.rendezvous import meet
 
-    return meet(place, timeout, secret_of_ranks())
+    return meet(rendezvous, timeout, secret_of_ranks())
 
 
 def _import_mpi(launched: Launch) -> Any:

@@ -4,7 +4,8 @@ Blocking MPI calls can neither time out nor leave the processor to the training 
 Large transfers are cut by the callers; one message stays far below 2 GiB, which some MPI libraries cannot pass.
 
 Communicators are duplicated from the caller's, and never freed: :mod:`deeppart.comm.pool` keeps them for the next
-session.
+session. Where MPI gives no rank's background threads leave to use it (below ``MPI_THREAD_MULTIPLE``), it only brings
+the ranks together: they exchange the addresses of sockets, and the session is over these.
 """
 
 from __future__ import annotations
@@ -18,53 +19,76 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from deeppart.comm.base import ABANDONED, Comm, Int64s, Operation
+from deeppart.comm.base import ABANDONED, GAVE_UP, Comm, Int64s, Operation, number_of
 from deeppart.comm.pool import Lease, Pool
 from deeppart.errors import CommError
 
-#: Point-to-point tag of the roll call; callers' tags are moved above it.
-_ROLL_CALL_TAG = 0
+#: Point-to-point tag of heartbeats; callers' tags are moved above it.
+_HEARTBEAT_TAG = 0
 _FIRST_USER_TAG = 1
 #: Longest single message.
 MESSAGE_BYTES = 256 << 20
 
 
-class MpiComm:
-    """One channel over a duplicated MPI communicator.
+class _Communicator:
+    """A duplicated MPI communicator, which one session after another has for a channel.
 
     Attributes:
+        mpi: the communicator.
         lent, calls, sent, received: see :class:`deeppart.comm.pool.Pooled`.
+        heartbeats: on their way, with their memory.
+        lock: guards what is waited for, and the heartbeats: what uses them may be in different threads.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
-        self._comm = comm
+        self.mpi = comm
         self.lent = False
         self.calls, self.sent, self.received = 0, 0, 0
-        self._lease: Lease[MpiComm] | None = None
-        self._lock = threading.Lock()  # guards _waiting and _roll_calls: what uses them may be in different threads
+        self.lock = threading.Lock()
+        self.heartbeats: list[tuple[MPI.Request, npt.NDArray[np.int64]]] = []
         self._waiting = 0  # for so many operations
-        self.rank = comm.Get_rank()
-        self.size = comm.Get_size()
-        self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
-        self.broken: CommError | None = None
-        self._operations = 0
-        self._heard: dict[int, int] = {}
-        self._roll_calls: list[tuple[MPI.Request, npt.NDArray[np.int64]]] = []
 
     @property
     def idle(self) -> bool:
         """True if nothing is under way on this rank."""
         return not self._waiting
 
+    def counted(self, requests: list[MPI.Request]) -> Operation[None]:
+        """Wait for requests that have been started. One that is given up counts as under way for good."""
+        with self.lock:
+            self._waiting += 1
+        waiting = _all_completed(requests)
+
+        def wait() -> Operation[None]:
+            yield from waiting
+            with self.lock:
+                self._waiting -= 1
+
+        return wait()
+
+
+class MpiComm:
+    """One channel of a session. When that has ended or broken, nothing uses the communicator by it any more."""
+
+    def __init__(self, communicator: _Communicator, lease: Lease[_Communicator], *, is_main: bool = False) -> None:
+        self._communicator, self._lease, self._is_main = communicator, lease, is_main
+        self._comm = communicator.mpi
+        self.rank = self._comm.Get_rank()
+        self.size = self._comm.Get_size()
+        self.broken: CommError | None = None
+        self._operations = 0
+        self._heard: dict[int, int] = {}
+
     def channel(self) -> Operation[Comm]:
         self._operations += 1
-        return (yield from _channel(self, self._lease))
+        made = yield from _next_communicator(self._comm, self._lease, self._collective)
+        return MpiComm(made, self._lease)
 
-    def give_back(self) -> None:
-        self.lent = False
-        if self._lease is not None:
+    def release(self) -> None:
+        self.broken = self.broken or CommError("the session has ended on this rank", where=f"rank {self.rank}")
+        self._communicator.lent = False
+        if self._is_main:
             self._lease.end()
-            self._lease = None
 
     def maximum(self, values: Int64s) -> Operation[Int64s]:
         self._operations += 1
@@ -104,67 +128,96 @@ class MpiComm:
         return data if self.rank == root and data is not None else buffer.tobytes()
 
     def send(self, buffer: npt.NDArray[np.uint8], to: int, tag: int) -> Operation[None]:
+        self._refuse_broken()
         tag += _FIRST_USER_TAG
-        return self._sending([self._comm.Isend(piece, dest=to, tag=tag) for piece in _pieces(buffer)])
+        requests = [self._comm.Isend(piece, dest=to, tag=tag) for piece in _pieces(buffer)]
+        self._communicator.sent += len(requests)
+        return self._communicator.counted(requests)
 
     def receive_into(self, buffer: npt.NDArray[np.uint8], source: int, tag: int) -> Operation[None]:
+        self._refuse_broken()
         tag += _FIRST_USER_TAG
-        return self._receiving([self._comm.Irecv(piece, source=source, tag=tag) for piece in _pieces(buffer)])
+        requests = [self._comm.Irecv(piece, source=source, tag=tag) for piece in _pieces(buffer)]
+        self._communicator.received += len(requests)
+        return self._communicator.counted(requests)
 
-    def announce(self) -> None:
-        with self._lock:
-            message = np.array([self._operations], dtype=np.int64)
-            self._roll_calls = [(request, kept) for request, kept in self._roll_calls if not request.Test()]
+    def heartbeat(self) -> None:
+        on = self._communicator
+        with on.lock:
+            message = np.array([self._lease.number, self._operations], dtype=np.int64)
+            on.heartbeats = [(request, kept) for request, kept in on.heartbeats if not request.Test()]
             for rank in range(self.size):
                 if rank != self.rank:
-                    self._roll_calls.append((self._comm.Isend(message, dest=rank, tag=_ROLL_CALL_TAG), message))
+                    on.heartbeats.append((self._comm.Isend(message, dest=rank, tag=_HEARTBEAT_TAG), message))
 
-    def heard(self) -> set[int]:
+    def present(self) -> set[int]:
         self._listen()
         here = {rank for rank, operation in self._heard.items() if self._operations <= operation < ABANDONED}
         return here | {self.rank}
 
     def abandon(self, error: CommError) -> None:
         if self.broken is None:
-            self.broken, self._operations = error, ABANDONED
-            if self.threads:  # otherwise only the training thread may call MPI, and the others wait for their timeout
-                self.announce()
+            self.broken, self._operations = error, number_of(error)
+            self.heartbeat()
 
     def abandoned_by(self) -> set[int]:
         self._listen()
         return {rank for rank, operation in self._heard.items() if operation == ABANDONED}
 
+    def given_up_by(self) -> set[int]:
+        self._listen()
+        return {rank for rank, operation in self._heard.items() if operation == GAVE_UP}
+
     def _listen(self) -> None:
         status = MPI.Status()
-        while (found := self._comm.Improbe(source=MPI.ANY_SOURCE, tag=_ROLL_CALL_TAG, status=status)) is not None:
-            message = np.zeros(1, dtype=np.int64)
+        while (found := self._comm.Improbe(source=MPI.ANY_SOURCE, tag=_HEARTBEAT_TAG, status=status)) is not None:
+            message = np.zeros(2, dtype=np.int64)
             found.Recv(message)
-            self._heard[status.Get_source()] = int(message[0])
+            session, operation = message.tolist()
+            if (
+                session == self._lease.number
+            ):  # otherwise it is one of an earlier session, which nobody waited for any more
+                self._heard[status.Get_source()] = operation
 
     def _collective(self, *requests: MPI.Request) -> Operation[None]:
-        self.calls += len(requests)
-        return self._counted(list(requests))
+        self._communicator.calls += len(requests)
+        return self._communicator.counted(list(requests))
 
-    def _sending(self, requests: list[MPI.Request]) -> Operation[None]:
-        self.sent += len(requests)
-        return self._counted(requests)
+    def _refuse_broken(self) -> None:
+        """An operation that begins at the call may come from a thread of a session that is over."""
+        if self.broken is not None:
+            raise self.broken
 
-    def _receiving(self, requests: list[MPI.Request]) -> Operation[None]:
-        self.received += len(requests)
-        return self._counted(requests)
 
-    def _counted(self, requests: list[MPI.Request]) -> Operation[None]:
-        """Wait for requests that have been started. One that is given up counts as under way for good."""
+class _Process:
+    """What outlives sessions over MPI in this process; there is one, :data:`_process`.
+
+    Attributes:
+        under_way: requests that MPI has not reported as completed. One whose operation was given up stays here for
+            good, and with it the memory that MPI may still read or write. Single operations on a dict.
+    """
+
+    def __init__(self) -> None:
+        self.under_way: dict[int, list[MPI.Request]] = {}
+        self._lock = threading.Lock()
+        #: World ranks -> the channels between them. Guarded by the lock.
+        self._pools: dict[tuple[int, ...], Pool[_Communicator]] = {}
+
+    def pool_between(self, comm: MPI.Comm) -> Pool[_Communicator]:
+        """The pool of the ranks of a communicator; all communicators between the same ranks in the same order share
+        it.
+        """
+        group, everyone = comm.Get_group(), MPI.COMM_WORLD.Get_group()
+        ranks = tuple(group.Translate_ranks(list(range(comm.Get_size())), everyone))
+        group.Free()
+        everyone.Free()
+        if MPI.UNDEFINED in ranks:  # processes that were not started with this one
+            return Pool()
         with self._lock:
-            self._waiting += 1
-        waiting = _all_completed(requests)
+            return self._pools.setdefault(ranks, Pool())
 
-        def wait() -> Operation[None]:
-            yield from waiting
-            with self._lock:
-                self._waiting -= 1
 
-        return wait()
+_process = _Process()
 
 
 class _Starts:
@@ -179,29 +232,32 @@ class _Starts:
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
-        self.pool = _pool_between(comm)
-        self.begun: list[Operation[MpiComm]] = []
+        self.pool = _process.pool_between(comm)
+        self.begun: list[Operation[Comm]] = []
 
 
-def connected(comm: MPI.Comm) -> Operation[MpiComm]:
-    """A channel of its own, between the ranks of the caller's communicator (collective)."""
+def connected(comm: MPI.Comm, silence_s: float) -> Operation[Comm]:
+    """A channel of its own, between the ranks of the caller's communicator (collective).
+
+    Over sockets, a host that says nothing for ``silence_s`` is taken for gone.
+    """
     starts: Any = comm.Get_attr(_starts_key())
     if starts is None:
         starts = _Starts(comm)
         comm.Set_attr(_starts_key(), starts)
-    mine = _start(comm, starts.pool)
+    mine = _start(comm, starts.pool, silence_s)
     starts.begun.append(mine)
     while True:
         first = starts.begun[0]
         try:
             moved = next(first)  # not "yield from": that would end with this operation, when it is given up
         except StopIteration as stop:
-            channel: MpiComm = stop.value
+            channel: Comm = stop.value
             del starts.begun[0]
             if first is mine:
                 return channel
             channel.abandon(CommError("the session that this channel is of was given up at its start"))
-            channel.give_back()
+            channel.release()
         except BaseException as error:
             del starts.begun[0]
             if first is mine or not isinstance(error, CommError):
@@ -210,56 +266,60 @@ def connected(comm: MPI.Comm) -> Operation[MpiComm]:
             yield moved  # where this operation is given up, and let go of at some later time: the start goes on
 
 
-def _start(comm: MPI.Comm, pool: Pool[MpiComm]) -> Operation[MpiComm]:
+def _start(comm: MPI.Comm, pool: Pool[_Communicator], silence_s: float) -> Operation[Comm]:
     offer = pool.offer()
+    without_threads = np.array([MPI.Query_thread() != MPI.THREAD_MULTIPLE], dtype=np.int64)
     try:
         requests = [comm.Iallreduce(MPI.IN_PLACE, offer.most, op=MPI.MAX)]
         requests.append(comm.Iallreduce(MPI.IN_PLACE, offer.total, op=MPI.SUM))
+        requests.append(comm.Iallreduce(MPI.IN_PLACE, without_threads, op=MPI.MAX))
     except MPI.Exception as error:
         raise _mpi_error(error) from error
     yield from _all_completed(requests)
     lease = pool.agreed(offer)
-    main = yield from _channel(comm, lease)
-    main._lease = lease
-    return main
+    if without_threads[0]:
+        lease.end()
+        return (yield from _over_sockets(comm, silence_s))
+    main = yield from _next_communicator(comm, lease, lambda request: _all_completed([request]))
+    return MpiComm(main, lease, is_main=True)
 
 
-def _channel(over: MPI.Comm | MpiComm, lease: Lease[MpiComm] | None) -> Operation[MpiComm]:
-    """The next channel of a lease, or a new one."""
-    kept = None if lease is None else lease.take()
+def _over_sockets(comm: MPI.Comm, silence_s: float) -> Operation[Comm]:
+    from deeppart.comm.sockets.address import Address, interface_of_host
+    from deeppart.comm.sockets.channel import connect_all
+    from deeppart.comm.sockets.rank_sockets import RankSockets
+    from deeppart.comm.sockets.transport import Transport
+
+    transport = Transport(RankSockets(interface_of_host(), silence_s))
+    try:
+        mine = transport.address.encode()
+        lengths = np.zeros(comm.Get_size(), dtype=np.int64)
+        yield from _all_completed([comm.Iallgather(np.array([len(mine)], dtype=np.int64), lengths)])
+        received = np.empty(int(lengths.sum()), dtype=np.uint8)
+        target: Any = [received, lengths.tolist(), MPI.BYTE]
+        yield from _all_completed([comm.Iallgatherv(np.frombuffer(mine, dtype=np.uint8), target)])
+        addresses = [Address.decode(each) for each in _cut(received, lengths)]
+        return (yield from connect_all(transport, comm.Get_rank(), addresses))
+    except BaseException:
+        transport.close()
+        raise
+
+
+def _next_communicator(
+    comm: MPI.Comm, lease: Lease[_Communicator], completed: Callable[[MPI.Request], Operation[None]]
+) -> Operation[_Communicator]:
+    """The next of a lease, or a new one."""
+    kept = lease.take()
     if kept is not None:
         return kept
-    comm = over._comm if isinstance(over, MpiComm) else over
     try:
         duplicate, request = comm.Idup()
     except MPI.Exception as error:
         raise _mpi_error(error) from error
-    if isinstance(over, MpiComm):
-        yield from over._collective(request)
-    else:
-        yield from _all_completed([request])
-    channel = MpiComm(duplicate)
-    channel.lent = True
-    if lease is not None:
-        lease.add(channel)
-    return channel
-
-
-#: World ranks -> the channels between them. Guarded by the lock.
-_pools: dict[tuple[int, ...], Pool[MpiComm]] = {}
-_pools_lock = threading.Lock()
-
-
-def _pool_between(comm: MPI.Comm) -> Pool[MpiComm]:
-    """The pool of the ranks of a communicator; all communicators between the same ranks in the same order share it."""
-    group, everyone = comm.Get_group(), MPI.COMM_WORLD.Get_group()
-    ranks = tuple(group.Translate_ranks(list(range(comm.Get_size())), everyone))
-    group.Free()
-    everyone.Free()
-    if MPI.UNDEFINED in ranks:  # processes that were not started with this one
-        return Pool()
-    with _pools_lock:
-        return _pools.setdefault(ranks, Pool())
+    yield from completed(request)
+    made = _Communicator(duplicate)
+    lease.add(made)
+    return made
 
 
 @functools.cache
@@ -296,13 +356,8 @@ def _calling_before(call: Callable[[], None], finalize: Callable[[], None]) -> C
     return finalize_after
 
 
-#: Requests that MPI has not reported as completed. One whose operation was given up stays here for good, and with it
-#: the memory that MPI may still read or write.
-_under_way: dict[int, list[MPI.Request]] = {}
-
-
 def _all_completed(requests: list[MPI.Request]) -> Operation[None]:
-    _under_way[id(requests)] = requests
+    _process.under_way[id(requests)] = requests
     return _wait_for(requests)
 
 
@@ -312,7 +367,7 @@ def _wait_for(requests: list[MPI.Request]) -> Operation[None]:
             yield False
     except MPI.Exception as error:
         raise _mpi_error(error) from error
-    del _under_way[id(requests)]
+    del _process.under_way[id(requests)]
 
 
 def _mpi_error(error: MPI.Exception) -> CommError:

@@ -1,14 +1,15 @@
 """The channels of sessions that are over, to be used again by the next ones between the same ranks.
 
-Communicators are few (MPICH has 2,048 per process) and cannot be freed by one rank alone, while a session that ends in
-an exception ends on this rank alone. So none is ever freed. When a session starts, all its ranks are there again: they
-agree on which channels each of them is done with, and take these before they make new ones.
+The one thing of MPI that outlives a session: communicators are few (MPICH has 2,048 per process) and cannot be freed by
+one rank alone, while a session that ends in an exception ends on this rank alone. So none is ever freed. When a session
+starts, all its ranks are there again: they agree on which channels each of them is done with, and take these before
+they make new ones.
 
 Invariants
 ----------
 * A channel is used again only if on every rank no session has it and nothing is under way on it, all ranks have begun
   equally many collectives on it, and all that was sent on it has been received: an old message cannot be taken for a
-  new one.
+  new one. That a session has abandoned it between two exchanges does no harm.
 * A channel that this rank has offered is in use until the rank knows what was agreed: others may have taken it.
 * What becomes of a channel follows from what was agreed alone, so that all ranks that know the outcome do the same.
 
@@ -31,11 +32,11 @@ from deeppart.errors import CommError
 PLACES = 64
 #: No start takes more out of those that can be used again: a channel per level, one for scrubbing, the main one.
 MOST_TAKEN = 6
-#: So many channels of a process may be lost, broken while something was under way, before starts are refused: MPI
-#: libraries end a job that asks for more communicators than they have.
+#: So many channels of a process may be lost, since something is under way on them for good, before starts are refused:
+#: MPI libraries end a job that asks for more communicators than they have.
 MOST_LOST = 512
 
-_NAME, _LESS_NAME, _BROKEN, _LENT, _CALLS, _LESS_CALLS = range(6)
+_NAME, _LESS_NAME, _STUCK, _LENT, _CALLS, _LESS_CALLS = range(6)
 
 
 class Pooled(Protocol):
@@ -43,14 +44,12 @@ class Pooled(Protocol):
 
     Attributes:
         lent: true if a session has it.
-        broken: the error that made it unusable, or None.
         idle: true if no operation is under way on this rank.
         calls: collectives begun so far.
         sent, received: messages between two ranks.
     """
 
     lent: bool
-    broken: CommError | None
     calls: int
     sent: int
     received: int
@@ -87,10 +86,10 @@ class Pool(Generic[C]):
         with self._lock:
             most[0, :2] = self._last_name + 1, self._lost
             for place, (name, channel) in self._channels.items():
-                broken = channel.broken is not None or not (channel.lent or channel.idle)
-                most[1 + place] = name, -name, broken, channel.lent, channel.calls, -channel.calls
+                stuck = not channel.lent and not channel.idle
+                most[1 + place] = name, -name, stuck, channel.lent, channel.calls, -channel.calls
                 total[place] = channel.sent - channel.received
-                if not broken and not channel.lent:
+                if not stuck and not channel.lent:
                     channel.lent = True
                     offered.add(place)
         return Offer(most.reshape(-1), total, frozenset(offered))
@@ -121,7 +120,7 @@ class Pool(Generic[C]):
                 "too many sessions of this job were broken off in the middle of an exchange between ranks",
                 expected=f"at most {MOST_LOST} channels lost: MPI libraries have about two thousand",
                 found=f"{lost} channels on which something is under way that will never end",
-                todo="end the job and start it again; committed checkpoints are not affected",
+                todo="start the processes again: MPI has no more communicators; committed checkpoints are not affected",
             )
         return Lease(self, usable, free, name)
 
@@ -137,7 +136,7 @@ class Pool(Generic[C]):
 
 def _is_dead(numbers: Int64s, unreceived: int) -> bool:
     """True if the channel of a place can never be used again."""
-    if numbers[_NAME] != -numbers[_LESS_NAME] or numbers[_BROKEN]:
+    if numbers[_NAME] != -numbers[_LESS_NAME] or numbers[_STUCK]:
         return True  # some ranks know of none there, or of another, since they gave its start up
     if numbers[_LENT]:
         return False
@@ -148,10 +147,13 @@ class Lease(Generic[C]):
     """The channels that a session may have: those that all ranks are done with, then new ones.
 
     Every rank takes and adds in the same order.
+
+    Attributes:
+        number: of the session; no two between the same ranks have the same.
     """
 
     def __init__(self, pool: Pool[C], usable: Sequence[C], free: Sequence[int], name: int) -> None:
-        self._pool, self._usable, self._free, self._name = pool, list(usable), list(free), name
+        self._pool, self._usable, self._free, self.number = pool, list(usable), list(free), name
 
     def take(self) -> C | None:
         """The next channel to use again, or None."""
@@ -161,7 +163,7 @@ class Lease(Generic[C]):
         """A channel that the ranks have made because there was none."""
         channel.lent = True
         if self._free:
-            self._pool.put(self._free.pop(0), self._name, channel)
+            self._pool.put(self._free.pop(0), self.number, channel)
 
     def end(self) -> None:
         """Nothing more will be taken."""

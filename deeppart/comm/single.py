@@ -15,7 +15,6 @@ class SingleComm:
     def __init__(self) -> None:
         self.rank = 0
         self.size = 1
-        self.threads = True
         self.broken: CommError | None = None
 
     def channel(self) -> Operation[Comm]:
@@ -40,17 +39,20 @@ class SingleComm:
     def receive_into(self, buffer: npt.NDArray[np.uint8], source: int, tag: int) -> Operation[None]:
         raise CommError("a job of one process has nobody to receive from", found=f"rank {source}")
 
-    def give_back(self) -> None:
-        """Nothing to give back."""
+    def release(self) -> None:
+        """Nothing to release."""
 
-    def announce(self) -> None:
-        """Nobody listens."""
+    def heartbeat(self) -> None:
+        """No other rank listens."""
 
-    def heard(self) -> set[int]:
+    def present(self) -> set[int]:
         return {0}
 
     def abandon(self, error: CommError) -> None:
         self.broken = self.broken or error
 
     def abandoned_by(self) -> set[int]:
+        return set()
+
+    def given_up_by(self) -> set[int]:
         return set()

@@ -7,14 +7,11 @@ outside this package reads the environment.
 
 from __future__ import annotations
 
-import functools
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import PurePath
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypedDict, Unpack
 
 from deeppart import access
 from deeppart.config.checks import (
@@ -33,10 +30,8 @@ from deeppart.config.checks import (
     plain,
     refusal,
 )
-from deeppart.config.sources import configured, kappa_of, settings_by_name
+from deeppart.config.sources import configured, kappa_of, no_such_setting
 from deeppart.model import DEFAULT_KEEP, REDUNDANT_LEVELS, Level, show_bytes, show_rate, show_seconds
-
-T = TypeVar("T")
 
 #: Settings in which ranks may differ. Of ``machine`` its ``kappa`` is compared, of ``sign_key_file`` the keys, of
 #: ``local_dir`` and ``scrub_bandwidth`` whether there is one.
@@ -54,37 +49,34 @@ OF_EACH_RANK = frozenset(
 )
 
 
-def _setting(name: str, default: Any) -> Any:
-    """A dataclass field that asks the environment and the file when the argument is left out."""
-    return field(default_factory=lambda: _reading.found.get(name, default), metadata={"default": default})
+class Settings(TypedDict, total=False):
+    """The arguments of :class:`Config`, and of a :class:`deeppart.Checkpointer` that is made without one."""
 
-
-class _Reading(threading.local):
-    """The environment and the file while a configuration is made: read once, so they cannot change in between."""
-
-    found: Mapping[str, Any] = MappingProxyType({})
-
-
-_reading = _Reading()
-
-
-def _read_once(kind: type[T]) -> type[T]:
-    create = kind.__init__
-
-    @functools.wraps(create)
-    def __init__(self: T, *args: Any, **settings: Any) -> None:  # noqa: N807 - it becomes the method of that name
-        names = [each.name for each in fields(kind)]  # type: ignore[arg-type]
-        _reading.found, from_file = configured(names)
-        try:
-            create(self, *args, **settings)
-        finally:
-            _reading.found = {}
-        for name in (*names[: len(args)], *settings):
-            from_file.pop(name, None)
-        object.__setattr__(self, "_from_file", from_file)
-
-    kind.__init__ = __init__  # type: ignore[assignment, method-assign]
-    return kind
+    persistent_dir: str
+    local_dir: str | None
+    every: Mapping[str, int] | str
+    keep: Mapping[str, int]
+    compression: str
+    capture: str
+    incremental: bool
+    replicated: str | Mapping[str, str]
+    exclude: str | Sequence[str]
+    on_busy: str
+    flush_bandwidth: float | None
+    timeout: float
+    permissions: str
+    sign_key_file: str | Sequence[str] | None
+    metrics_file: str | None
+    events_file: str | None
+    parity_tolerate: int | None
+    protection: str
+    parity_group: int | None
+    scrub_bandwidth: float | None
+    node_size: int | None
+    encode_threads: int | None
+    machine: str | None
+    kappa: float | None
+    status: str
 
 
 class _Origin:
@@ -98,9 +90,7 @@ class _Origin:
         return getattr(self, "_from_file", {})
 
 
-@settings_by_name
-@_read_once
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Config(_Origin):
     """The settings of a :class:`deeppart.Checkpointer`.
 
@@ -148,8 +138,6 @@ class Config(_Origin):
         sign_key_file: file with a key, 32 random bytes or more, that checkpoints are signed with, and that what is
             restored must be signed with; of the user's own and readable by nobody else. Or several: the first signs,
             all verify. None for no signatures. It may hold ``{node}``, ``{rank}``, ``{job}`` and ``$VARIABLES``.
-        files: what ``persistent_dir`` gets at a checkpoint: "rank", a part file for each rank; "node", a file for each
-            node, with the parts of its ranks in it. With "node", every chunk is written there every time.
         status: who writes a small status file below ``persistent_dir``, for ``deeppart watch``: the first rank of each
             "node", every "rank", or "none".
         metrics_file: file that gets the figures of this rank in the text format of Prometheus; None for none. With
@@ -172,36 +160,45 @@ class Config(_Origin):
         all others as by default
     """
 
-    persistent_dir: str = _setting("persistent_dir", "ckpt")
-    local_dir: str | None = _setting("local_dir", None)
-    every: Mapping[str, int] | str = _setting("every", {})
-    keep: Mapping[str, int] = _setting("keep", {})
-    compression: str = _setting("compression", "auto")
-    capture: str = _setting("capture", "eager")
-    replicated: str | Mapping[str, str] = _setting("replicated", "auto")
-    exclude: str | Sequence[str] = _setting("exclude", ())
-    on_busy: str = _setting("on_busy", "wait")
-    flush_bandwidth: float | None = _setting("flush_bandwidth", None)
-    node_size: int | None = _setting("node_size", None)
-    timeout: float = _setting("timeout", 600.0)
-    kappa: float | None = _setting("kappa", None)
-    parity_group: int | None = _setting("parity_group", None)
-    parity_tolerate: int | None = _setting("parity_tolerate", None)
-    encode_threads: int | None = _setting("encode_threads", None)
-    incremental: bool = _setting("incremental", True)
-    scrub_bandwidth: float | None = _setting("scrub_bandwidth", None)
-    machine: str | None = _setting("machine", None)
-    permissions: str = _setting("permissions", "private")
-    protection: str = _setting("protection", "best")
-    sign_key_file: str | Sequence[str] | None = _setting("sign_key_file", None)
-    files: str = _setting("files", "rank")
-    status: str = _setting("status", "node")
-    metrics_file: str | None = _setting("metrics_file", None)
-    events_file: str | None = _setting("events_file", None)
+    persistent_dir: str = "ckpt"
+    local_dir: str | None = None
+    every: Mapping[str, int] | str = field(default_factory=dict)
+    keep: Mapping[str, int] = field(default_factory=dict)
+    compression: str = "auto"
+    capture: str = "eager"
+    incremental: bool = True
+    replicated: str | Mapping[str, str] = "auto"
+    exclude: str | Sequence[str] = ()
+    on_busy: str = "wait"
+    flush_bandwidth: float | None = None
+    timeout: float = 600.0
+    permissions: str = "private"
+    sign_key_file: str | Sequence[str] | None = None
+    metrics_file: str | None = None
+    events_file: str | None = None
+    parity_tolerate: int | None = None
+    protection: str = "best"
+    # Seldom needed.
+    parity_group: int | None = None
+    scrub_bandwidth: float | None = None
+    node_size: int | None = None
+    encode_threads: int | None = None
+    machine: str | None = None
+    kappa: float | None = None
+    status: str = "node"
 
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            object.__setattr__(self, each.name, plain(getattr(self, each.name)))
+    def __init__(self, **settings: Unpack[Settings]) -> None:
+        defaults = _defaults()
+        for name in settings.keys() - defaults.keys():
+            raise no_such_setting(name, defaults)
+        found, from_file = configured(defaults)
+        for name, value in (defaults | found | dict(settings)).items():
+            object.__setattr__(self, name, plain(value))
+        object.__setattr__(self, "_from_file", {name: file for name, file in from_file.items() if name not in settings})
+        self._check()
+
+    def _check(self) -> None:
+        """Bring the settings into one form, and refuse impossible ones."""
         for name in ("persistent_dir", "local_dir"):
             object.__setattr__(self, name, check_directory(name, getattr(self, name)))
         object.__setattr__(self, "every", check_every(self.every, self.local_dir))
@@ -210,7 +207,6 @@ class Config(_Origin):
         object.__setattr__(self, "replicated", check_replicated(self.replicated))
         object.__setattr__(self, "exclude", check_globs("exclude", self.exclude))
         check_choice("on_busy", self.on_busy, ("wait", "skip"))
-        check_choice("files", self.files, ("rank", "node"))
         check_choice("status", self.status, ("node", "rank", "none"))
         for name in ("metrics_file", "events_file"):
             object.__setattr__(self, name, check_file(name, getattr(self, name)))
@@ -236,7 +232,7 @@ class Config(_Origin):
 
     def __str__(self) -> str:
         """The settings that differ from the defaults, a line for each, with units."""
-        defaults = {each.name: each.metadata["default"] for each in fields(self)}
+        defaults = _defaults()
         return show_settings({name: getattr(self, name) for name in defaults}, defaults)
 
     def shared_settings(self) -> dict[str, str]:
@@ -246,10 +242,18 @@ class Config(_Origin):
         local = self.local_dir is not None and (isinstance(self.every, str) or self.every[Level.LOCAL] > 0)
         # First, since all or none of the ranks take part; ``every`` follows from it.
         given = {"local_dir": local, "scrub_bandwidth": self.scrub_bandwidth is not None}
-        shared = [each.name for each in fields(self) if each.name not in OF_EACH_RANK]
+        shared = [name for name in _defaults() if name not in OF_EACH_RANK]
         texts = {name: "one of its own" if is_given else "None" for name, is_given in given.items()}
         texts |= {name: comparable(getattr(self, name)) for name in shared}
         return texts | {"persistent_dir": comparable(str(PurePath(self.persistent_dir)))}
+
+
+def _defaults() -> dict[str, Any]:
+    """The settings, and their defaults."""
+    return {
+        each.name: each.default if each.default_factory is MISSING else each.default_factory()
+        for each in fields(Config)
+    }
 
 
 _WITH_UNITS: Mapping[str, Callable[[Any], str]] = {

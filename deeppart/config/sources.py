@@ -6,15 +6,12 @@ A name that is no setting is refused, and the error names the one that was most 
 from __future__ import annotations
 
 import difflib
-import errno
-import functools
 import os
 import stat
 import tomllib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from deeppart import access
 from deeppart.config.checks import AUTO, LEAST_SECRET_BYTES, MOST_SECRET_BYTES, refusal
@@ -32,8 +29,14 @@ CONFIG_FILE = "deeppart.toml"
 #: Nobody writes so much by hand; a machine file has two kilobytes.
 _MOST_TOML_BYTES = 1 << 20
 #: The directories on the way to a key file must be the user's own or root's, or shared with a sticky bit.
-_WAY = access.node_place("private")
 _MAKE = "(umask 077 && head -c 32 /dev/urandom > FILE)"
+
+#: What an error says of a ``deeppart.toml`` that others may have written.
+_OTHERS_HAND = {
+    "expected": "a file, and a directory, of this user or root that nobody else may write to",
+    "todo": "if the file is yours, make it and its directory your own (chown, chmod go-w), or say the same in "
+    "DEEPPART_* variables and remove it; otherwise remove it, or work in a directory of your own",
+}
 
 
 def configured(known: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -68,11 +71,13 @@ def _found_file() -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        descriptor = access.open_found(path)
+        descriptor = access.open_beside_user(path)
     except OSError as error:
         answers = {"found": str(error), "where": str(path.absolute()), **access.answers(error)}
-        if error.errno == errno.ELOOP:
-            answers |= {"found": "a symbolic link", "todo": "put the file itself there, or use DEEPPART_* variables"}
+        if isinstance(error, access.NotRegularError):
+            answers["todo"] = "put the file itself there, or use DEEPPART_* variables"
+        if isinstance(error, access.ForeignAccessError):
+            answers |= _OTHERS_HAND
         raise ConfigError(f"{path} is not used", **answers) from None
     return _read_file(path, descriptor)
 
@@ -180,8 +185,7 @@ def kappa_of(machine: object) -> float:
 def read_secret(path: Path) -> bytes:
     """The content of a key file, in which nobody else can have had a hand."""
     try:
-        with access.open_folder(path.parent, _WAY) as folder:
-            descriptor = folder.open(path.name)
+        descriptor = access.open_file(access.Root(path.parent, access.Rules(node=True)).path / path.name)
     except access.ForeignAccessError as error:
         expected = access.answers(error).get("expected")
         todo = f"put the key into a directory of your own, such as your home directory: {_MAKE}"
@@ -231,32 +235,9 @@ def _checked_secret(descriptor: int, path: Path) -> bytes:
     return secret
 
 
-T = TypeVar("T")
-
-
 def no_such_setting(name: str, known: Collection[str], where: str | None = None) -> ConfigError:
     """The refusal of a setting that does not exist."""
     close = difflib.get_close_matches(name.lower(), known, 1)
     todo = f"write {close[0]}=..." if close else "remove it; docs/configuration.md describes all settings"
     expected = f"one of {', '.join(sorted(known))}"
     return ConfigError(f"there is no setting {name!r}", expected=expected, where=where, todo=todo)
-
-
-def settings_by_name(kind: type[T]) -> type[T]:
-    """Class decorator: a dataclass of settings refuses arguments of other names with :func:`no_such_setting`.
-
-    Python's own TypeError names neither the settings that there are nor the nearest one, and is no DeeppartError. Type
-    checkers see the class as it was.
-    """
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    create = kind.__init__
-
-    @functools.wraps(create)
-    def __init__(self: T, *args: Any, **settings: Any) -> None:  # noqa: N807 - it becomes the method of that name
-        for name in settings:
-            if name not in known:
-                raise no_such_setting(name, known)
-        create(self, *args, **settings)
-
-    kind.__init__ = __init__  # type: ignore[assignment, method-assign]
-    return kind

@@ -8,12 +8,12 @@ from .loader import ElasticDataLoader
 from .noise import NoiseScale, Norms
 from .parallel import ElasticDataParallel
 from .permutation import permuted
-from .place import Batch, Place, Share, shares
 from .progress import Member, Progress, Working, progress
 from .ranks import Ranks
 from .rules import AdamScale, AdaScale, LEGWScale, LinearScale, ScalingRule, SqrtScale
 from .shards import ShardedDataset
-from .told import Told, leave, should_stop
+from .steps import Batch, Place, Share, shares
+from .stop_request import Told, leave, should_stop
 
 __all__ = [
     "Accumulator",

@@ -11,9 +11,9 @@ from typing import Any
 from deeppart.errors import ConfigError, StorageError
 from deeppart.plan.goodput import Bounds, GradientNoise, Throughput, better_step
 
-from .place import Batch, Share
 from .profile import Profile, Timed, goodput_of, write_profile
 from .ranks import Ranks
+from .steps import Batch, Share
 
 #: A profile of fewer steps of a kind says little: the first ones are slower.
 _LEAST_STEPS = 3

@@ -18,7 +18,7 @@ from deeppart.errors import LaunchError
 
 from .launching import SIGNALS, Ended, handled_by, heard
 from .node_agent import FAILED, NO_COMMAND, NOT_MET, PORT_TAKEN, TELL, Assignment
-from .told import EXIT_CODE
+from .stop_request import EXIT_CODE
 
 #: Between signals to ranks that have not ended; and looks for steps that Slurm does not know, or not any more.
 _LOOK_EVERY_S, _TELL_EVERY_S, _ASK_EVERY_S = 0.05, 2.0, 0.5

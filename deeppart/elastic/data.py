@@ -13,9 +13,9 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 from deeppart.errors import ConfigError, RestoreError
 
 from .permutation import permuted
-from .place import Place, Share, shares
 from .ranks import Ranks
 from .shards import VERSION, Lanes, ShardedDataset, ShardReader, Wanted, check_lanes, laid, settle
+from .steps import Place, Share, shares
 
 
 class ElasticSampler(Sampler[list[Any]]):

@@ -23,7 +23,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from deeppart.errors import LaunchError
 
-from .told import EXIT_CODE
+from .stop_request import EXIT_CODE
 
 #: What the agent passes on to the ranks, and ends by.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)

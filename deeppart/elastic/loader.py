@@ -16,10 +16,10 @@ from deeppart.errors import ConfigError
 
 from .autoscale import Autoscale, bounds_of, check_every
 from .data import data_of
-from .place import Batch, Place, Share, check_ranks, from_state, to_state
 from .progress import Progress, progress
 from .ranks import Ranks, ranks_of_job
 from .shards import ShardedDataset
+from .steps import Batch, Place, Share, check_ranks, from_state, to_state
 
 #: They say which samples there are, or in which order, which is for the elastic loader to say.
 _OWN = ("sampler", "batch_sampler", "shuffle", "batch_size", "drop_last")

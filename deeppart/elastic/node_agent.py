@@ -24,7 +24,7 @@ from deeppart.config import node_name
 from deeppart.errors import LaunchError
 
 from .launching import Ended, end_those_left, name_code, ranks_of, run_agent, send
-from .told import EXIT_CODE
+from .stop_request import EXIT_CODE
 
 #: Of this process: a rank has failed, there is no such command, the port of the rendezvous is taken, others have
 #: not come there; it has said so. Everything but these, 0, 143 and signals is of the node, or of srun.

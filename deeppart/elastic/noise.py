@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deeppart.errors import RestoreError
-from deeppart.plan.goodput.noise import gain
+from deeppart.plan.goodput import gain
 
 #: Of the moving averages, for each step at scale 1.
 SMOOTHING = 0.999

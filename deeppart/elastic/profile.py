@@ -13,10 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deeppart.errors import ConfigError, CorruptFileError, FormatError, StorageError
-from deeppart.part import parse_json
+from deeppart.errors import ConfigError, CorruptFileError
+from deeppart.extension import ForeignFile, write_file
 from deeppart.plan.goodput import Bounds, Goodput, GradientNoise, Limits, Measured, Throughput, fit
-from deeppart.storage.files import UNUSABLE, read_file, write_file
 
 #: Name of the file, in the persistent directory, and what is in it (docs/format.md).
 PROFILE_NAME = "deeppart-profile.json"
@@ -239,12 +238,10 @@ def read_profile(directory: Path) -> Profile | None:
     """
     path = directory / PROFILE_NAME
     try:
-        return Profile.from_document(parse_json(read_file(path, _MOST_BYTES)))
+        return Profile.from_document(json.loads(ForeignFile.read_all(path, _MOST_BYTES)))
     except FileNotFoundError:
         return None
-    except (StorageError, FormatError):
-        raise
-    except (*UNUSABLE, ConfigError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError, ConfigError) as error:
         raise CorruptFileError(
             "the profile of a job cannot be used", found=f"{type(error).__name__}: {error}", where=str(path),
             todo="remove it: the next run of the job measures again",

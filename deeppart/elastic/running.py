@@ -1,8 +1,7 @@
 """A job whose number of ranks changes: torchrun's own agent, started again each time.
 
-A change is: SIGTERM to the ranks, which make a checkpoint and exit with 143 (:mod:`deeppart.elastic.told`); then the
-agent is started with another number of them, here (:mod:`.launching`) or on the nodes of an allocation
-(:mod:`.by_srun`).
+A change is: SIGTERM to the ranks, which make a checkpoint and exit with 143 (:mod:`.stop_request`); then the agent is
+started with another number of them, here (:mod:`.launching`) or on the nodes of an allocation (:mod:`.by_srun`).
 """
 
 from __future__ import annotations
@@ -16,24 +15,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from deeppart._threads import start_thread
 from deeppart.errors import ConfigError, LaunchError
-from deeppart.model import StepKey, read_seconds
-from deeppart.stopping import Signals
-from deeppart.storage.manifests import committed_steps
-from deeppart.storage.timestamps import timestamp
+from deeppart.extension import Step
 
 from .launching import Ended, Launcher, deaf, ended_by_signals, name_code
-from .told import EXIT_CODE
+from .stop_request import EXIT_CODE
 
 _LOOK_EVERY_S = 0.1
-_NOTHING = re.compile(r"0+(\.0*)?")
 #: More digits are no number of ranks.
 _DIGITS = re.compile(r"[0-9]{1,9}")
 #: More of the file is not looked at.
@@ -59,14 +53,14 @@ class ElasticRun:
         self._asked = False
         self._lost = 0  # ranks, of those that are wanted
         self._failures = 0
-        self._newest: StepKey | None = None
+        self._newest: int | None = None
 
-    def run(self, before: Signals | None = None) -> int:
-        """Start ranks until they are done."""
+    def run(self, before: Callable[[], signal.Signals | None] = lambda: None) -> int:
+        """Start ranks until they are done, unless ``before`` gives a signal that has come already."""
         with ended_by_signals():
             try:
-                if before is not None and before.received is not None:
-                    return self._told(before.received)
+                if (number := before()) is not None:
+                    return self._told(number)
                 return self._run()
             except SignalException as told:  # while no ranks run
                 return self._told(signal.Signals(told.sigval))
@@ -89,7 +83,7 @@ class ElasticRun:
             newest = self._newest_step()
             self._events.tell(
                 "ended", rank=ended.rank, node=ended.node, exit_code=ended.code, asked=self._asked,
-                step=None if newest is None else newest.step,
+                step=newest,
             )  # fmt: skip
             if ended.code == EXIT_CODE and not self._asked:  # by another process, which wants the job to end
                 return EXIT_CODE
@@ -125,15 +119,19 @@ class ElasticRun:
     def _watching(self, wanted: int) -> Iterator[None]:
         """Meanwhile a thread looks whether another number of ranks is wanted, and tells them."""
         over = threading.Event()
-        thread = start_thread(partial(self._watch, over, wanted), "elastic-run", self._tell_unwatched)
+        thread = threading.Thread(target=self._watch_or_tell, args=(over, wanted), name="elastic-run", daemon=True)
+        thread.start()
         try:
             yield
         finally:
             over.set()
             thread.join()  # bounded: it ends at its next look
 
-    def _tell_unwatched(self, error: BaseException) -> None:
-        self._events.tell("note", text=f"another number of ranks is not looked for until the next start: {error!r}")
+    def _watch_or_tell(self, over: threading.Event, wanted: int) -> None:
+        try:
+            self._watch(over, wanted)
+        except Exception as error:
+            self._events.tell("note", text=f"another number of ranks is not looked for until the next start: {error!r}")
 
     def _watch(self, over: threading.Event, wanted: int) -> None:
         until_s: float | None = None
@@ -157,7 +155,7 @@ class ElasticRun:
                 if self._launcher.send(signal.SIGKILL):
                     until_s = float("inf")
 
-    def _count(self, ended: Ended, ranks: int, newest: StepKey | None) -> None:
+    def _count(self, ended: Ended, ranks: int, newest: int | None) -> None:
         """A failure: of how many in a row?"""
         there = self._options.checkpoints
         self._failures = 1 if newest != self._newest else self._failures + 1
@@ -176,10 +174,10 @@ class ElasticRun:
                 else "look at what it printed; --checkpoints DIR says where to look for progress",
             )
 
-    def _newest_step(self) -> StepKey | None:
+    def _newest_step(self) -> int | None:
         if not self._options.checkpoints.is_dir():
             return None
-        return max(committed_steps(self._options.checkpoints), default=None)
+        return max(Step.committed(self._options.checkpoints), default=None)
 
 
 # --- how many ranks are wanted ----------------------------------------------------------------------------------------
@@ -211,31 +209,6 @@ class Range:
                 todo="change it, or --min and --max",
             )
         return ranks
-
-
-def read_schedule(text: str, allowed: Range) -> tuple[tuple[float, int], ...]:
-    """``0:2,60s:4`` -> ((0.0, 2), (60.0, 4)): seconds since the beginning, and ranks from then on.
-
-    Example:
-        >>> from deeppart.elastic.running import Range, read_schedule
-        >>> read_schedule("0:2,2min:4", Range(1, 4))
-        ((0.0, 2), (120.0, 4))
-    """
-    found: list[tuple[float, int]] = []
-    for item in text.split(","):
-        moment, separator, ranks = item.strip().partition(":")
-        try:
-            if not separator or not _DIGITS.fullmatch(ranks):
-                raise ValueError("no number of ranks")
-            seconds = 0.0 if _NOTHING.fullmatch(moment) else read_seconds(moment)
-        except ValueError as error:
-            raise ConfigError(
-                "a schedule cannot be read", expected="TIME:RANKS,...: 0:2,60s:4", found=repr(item), where="--schedule"
-            ) from error
-        if found and seconds <= found[-1][0]:
-            raise ConfigError("a schedule goes back in time", found=text, where="--schedule")
-        found.append((seconds, allowed.checked(int(ranks), f"--schedule {item.strip()}")))
-    return tuple(found)
 
 
 class Wanted:
@@ -317,7 +290,14 @@ class Events:
         known = {name: value for name, value in values.items() if value is not None}
         if self._say is not None:
             self._say(f"{passed_s:.1f} s: {event} {_words(known)}".rstrip())
-        line = json.dumps({"time": timestamp(time.time()), "passed_s": round(passed_s, 3), "event": event, **known})
+        line = json.dumps(
+            {
+                "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "passed_s": round(passed_s, 3),
+                "event": event,
+                **known,
+            }
+        )
         if self._print_json is not None:
             self._print_json(line)
         if self._log is not None:

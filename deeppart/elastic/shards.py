@@ -24,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from deeppart.comm import rank_names
 from deeppart.errors import ConfigError, RanksDisagreeError, RemoteRankError
 
 from .permutation import MOST_PLACES, Int64s
@@ -260,7 +259,7 @@ def _compare(everybody: list[dict[str, Any]]) -> None:
                 f"ranks were given different {text}",
                 expected=f"{everybody[0][key]}, as on rank 0",
                 found=str(everybody[others[0]][key]),
-                where=rank_names(others),
+                where=f"rank{'s' * (len(others) > 1)} {', '.join(map(str, others[:8]))}",
                 todo="sort what glob() finds; give names that are the same on all nodes (`name_of`)",
             )
 

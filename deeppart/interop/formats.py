@@ -7,6 +7,7 @@ with torch, for which the completion of the commands need not wait.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib import import_module
@@ -14,12 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deeppart.errors import ConfigError, RestoreError
-from deeppart.interop.files import ForeignFile, is_directory, names_in
-from deeppart.storage.steps import MANIFEST_NAME, parse_step_directory_name
+from deeppart.extension import ForeignFile
 
 if TYPE_CHECKING:
     from deeppart.interop.opened import Opened
-    from deeppart.offline.export import Writer
 
 #: What can be read: name -> module and function.
 _READERS = {
@@ -34,6 +33,7 @@ FORMATS = ("hdf5", "safetensors", "torch", "dcp")
 ENDINGS = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch", ".h5": "hdf5", ".hdf5": "hdf5"}
 #: Of the files in a directory of safetensors, as Hugging Face's library has it.
 SHARD_BYTES = 5_000_000_000
+_MANIFEST_NAME, _STEP_NAME = "manifest", re.compile(r"step-[0-9]{12,19}(-[0-9a-f]{32}-[0-9]{6,19})?")
 COMPRESSIONS = ("none", "gzip")
 _GZIP_LEVEL = 1
 _HDF5 = b"\x89HDF\r\n\x1a\n"
@@ -83,13 +83,12 @@ def open_foreign(
 
 def recognize(path: Path) -> str:
     """What a path leads to: one of :data:`SOURCES`."""
-    if is_directory(path):
-        names = names_in(path)
+    if (names := ForeignFile.names_in(path)) is not None:
         if METADATA_NAME in names:
             return "dcp"
         if any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names):
             return "safetensors"
-        if MANIFEST_NAME in names or any(parse_step_directory_name(name) is not None for name in names):
+        if _MANIFEST_NAME in names or any(map(_STEP_NAME.fullmatch, names)):
             raise RestoreError(
                 "this is a checkpoint directory of deeppart already: there is nothing to import",
                 expected="a checkpoint of another library",
@@ -124,6 +123,17 @@ def _unknown(path: Path, found: str, todo: str = "say what it is, if it is one o
     )
 
 
+def is_plain_name(name: Any) -> bool:
+    """True of a text that can be the name of a file in a directory, and leads nowhere else."""
+    if type(name) is not str or os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name:
+        return False
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:  # halves of surrogate pairs
+        return False
+    return True
+
+
 def form_of(out: Path) -> str:
     """The format that a name asks for."""
     form = ENDINGS.get(out.suffix.lower())
@@ -137,7 +147,7 @@ def form_of(out: Path) -> str:
     return form
 
 
-def writer_for(form: str, out: Path, max_shard_bytes: int | None = None, compression: str = "none") -> Writer:
+def writer_for(form: str, out: Path, max_shard_bytes: int | None = None, compression: str = "none") -> Any:
     """What writes a format."""
     one_file = form in ("hdf5", "torch") or (form == "safetensors" and out.suffix.lower() == SUFFIX)
     if max_shard_bytes is not None and one_file:
@@ -161,6 +171,6 @@ def writer_for(form: str, out: Path, max_shard_bytes: int | None = None, compres
         from deeppart.interop.dcp.writing import DcpWriter
 
         return DcpWriter(max_shard_bytes)
-    from deeppart.offline.export.hdf5 import Filter, Hdf5Writer
+    from deeppart.extension.export.hdf5 import Filter, Hdf5Writer
 
     return Hdf5Writer(Filter(_GZIP_LEVEL) if compression == "gzip" else None)

@@ -10,12 +10,14 @@ the file has for it.
 
 from __future__ import annotations
 
+import json
 import keyword
 import math
 import os
+import re
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,19 +26,15 @@ import h5py
 import numpy as np
 import torch
 
-from deeppart.errors import CorruptFileError, DeeppartError, UnsupportedLeafError
-from deeppart.interop.files import ForeignFile
-from deeppart.interop.opened import FileSpan, Opened, Source, address_of
-from deeppart.offline.export.hdf5 import stored_type
-from deeppart.part import parse_json, short
+from deeppart.errors import CorruptFileError, DeeppartError, UnsupportedLeafError, short
+from deeppart.extension import ForeignFile, LeafType, decode, leaf_bytes, readable
+from deeppart.extension.export.hdf5 import stored_type
+from deeppart.interop.opened import FileSpan, Opened, Source, address_of, damage_named
 from deeppart.state.tree.composites import COMPOSITES, assemble
-from deeppart.state.tree.leaves import TORCH_DTYPES, LeafType, flat_bytes, new_array
 from deeppart.state.tree.objects import ABOUT, DEQUE, Form, make
-from deeppart.state.tree.paths import Path as KeyPath
-from deeppart.state.tree.paths import readable
-from deeppart.state.tree.runs import TABLE_MAKERS, decode_leaf_value
-from deeppart.state.tree.values import decode_value, is_unicode, plain_dtype
+from deeppart.state.tree.values import TABLE_MAKERS
 
+KeyPath = tuple[Any, ...]
 #: Links of a file, one object may be under many names: what is nested in many ways would have no end.
 _MOST_LINKS = 1_000_000
 _MOST_DEPTH = 200
@@ -64,7 +62,12 @@ _MOST_CHUNK_BYTES = 256 << 20
 #: What is read at a time, if chunks are small.
 _SLAB_BYTES = 4 << 20
 #: Types that others use, by name of torch's; tried in this order.
-_TORCH = [name for name in TORCH_DTYPES if not name.startswith(("float8", "float4"))]
+_TORCH = (
+    "float64 float32 float16 bfloat16 complex128 complex64 complex32 int64 int32 int16 int8 "
+    "uint64 uint32 uint16 uint8 bool"
+).split()
+#: NUL, and halves of surrogate pairs.
+_NOT_IN_NAMES = re.compile("[\0\ud800-\udfff]")
 _OPAQUE_TAG = "NUMPY:"
 #: Names of numpy for what torch has in the order of bytes of this machine alone.
 _NUMPY = [f"{order}{code}" for order in "><" for code in ("f2", "f4", "f8", "i2", "i4", "i8", "u2", "u4", "u8", "c8")]
@@ -225,7 +228,7 @@ class _Walk:
         if said is None and _is_text(dataset) and dataset.shape == ():
             return _scalar_of(dataset)
         kind = _type_of(dataset, None if said is None else str(said), where)
-        array = new_array(kind)
+        array = kind.new()
         if kind.nbytes:
             self.sources[address_of(array)] = self._elements.source(dataset, kind, number, name)
         return array
@@ -233,7 +236,7 @@ class _Walk:
     def _in_memory(self, item: Any) -> Any:
         """A component of a tensor that is made of others, with its bytes."""
         if isinstance(item, (torch.Tensor, np.ndarray)) and (source := self.sources.get(address_of(item))) is not None:
-            source.read_into(0, flat_bytes(item).data)
+            source.read_into(0, leaf_bytes(item).data)
         return item
 
     def _count_attributes(self, item: Any) -> None:
@@ -250,20 +253,9 @@ def _is_leaf(said: str | int | None) -> bool:
 # --- links ---
 
 
-@contextmanager
-def _typed(where: str) -> Iterator[None]:
+def _typed(where: str) -> AbstractContextManager[None]:
     """What a file makes h5py raise, as one of the library's errors."""
-    try:
-        yield
-    except DeeppartError:
-        raise
-    except Exception as error:  # of whatever kind: h5py raises several for what HDF5 says
-        raise CorruptFileError(
-            "an HDF5 file cannot be read",
-            found=f"{type(error).__name__}: {short(str(error))}",
-            where=where,
-            todo="it is damaged, or not complete: fetch it again",
-        ) from error
+    return damage_named("an HDF5 file cannot be read", where, "it is damaged, or not complete: fetch it again")
 
 
 class _Links:
@@ -536,11 +528,12 @@ def _checked(kind: LeafType, where: str) -> LeafType:
 def _opaque(stored: Any) -> str:
     """The numpy type that h5py has named in the tag of an opaque one; "" for any other: numpy is not asked."""
     tag = bytes(stored.get_tag()).decode("ascii", "replace")
+    kind = LeafType("numpy", tag.removeprefix(_OPAQUE_TAG), ())
     try:
-        dtype = plain_dtype(tag.removeprefix(_OPAQUE_TAG)) if tag.startswith(_OPAQUE_TAG) else None
-    except (ValueError, TypeError):
+        kind.check("an opaque type")
+    except CorruptFileError:
         return ""
-    return dtype.str if dtype is not None and dtype.itemsize == stored.get_size() else ""
+    return np.dtype(kind.dtype).str if tag.startswith(_OPAQUE_TAG) and kind.itemsize == stored.get_size() else ""
 
 
 def _is_text(dataset: h5py.h5d.DatasetID) -> bool:
@@ -553,7 +546,7 @@ def _describe(stored: Any) -> str:
     return f"{kind} of {stored.get_size()} bytes"
 
 
-# --- keys, containers and small values of an archive: the inverse of offline/export/ ---
+# --- keys, containers and small values of an archive: the inverse of extension/export/ ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -580,7 +573,7 @@ def _first_refused(state: Any) -> _Refused | None:
 def _key_of(said: Attribute, name: str, kind: Attribute, where: str) -> Any:
     """The key of what has a name in a group."""
     if said is not None:
-        key = decode_value(parse_json(str(said).encode()), where)
+        key = decode(json.loads(str(said)), where)
         hash(key)
         return key
     return int(name) if kind in ("list", "tuple") else name
@@ -590,7 +583,7 @@ def _in_order(names: list[bytes], said: Attribute) -> list[bytes]:
     """The names in a group, as its attribute ``order`` has them if it has one."""
     if said is None:
         return names
-    ordered = [str(name).encode() for name in parse_json(str(said).encode())]
+    ordered = [str(name).encode() for name in json.loads(str(said))]
     if sorted(ordered) != sorted(names):
         raise ValueError("the order of a container is one of other names")
     return ordered
@@ -625,11 +618,13 @@ def _named_tuple(name: str, items: dict[Any, Any]) -> Any:
 
 def _object_of(form: str, data: Any, where: str) -> Any:
     """An object without a ``state_dict()``, as ``deeppart.load`` gives it."""
-    kind, *about = [tuple(each) if type(each) is list else each for each in parse_json(form.encode())]
+    kind, *about = [tuple(each) if type(each) is list else each for each in json.loads(form)]
     names = [] if kind == DEQUE else [text for each in about for text in (each if type(each) is tuple else (each,))]
     if kind not in ABOUT or len(about) != ABOUT[kind]:
         raise ValueError(f"no form of an object: {short(form)}")
-    if not all(type(text) is str and is_unicode(text) and "\0" not in text for text in names):
+    if not all(
+        type(text) is str and not any(each == "\0" or "\ud800" <= each <= "\udfff" for each in text) for text in names
+    ):
         raise ValueError(f"an object without a name: {short(form)}")
     if kind == DEQUE and about[0] is not None and (type(about[0]) is not int or about[0] < 0):
         raise ValueError(f"a deque of {short(about[0])}")
@@ -646,7 +641,7 @@ def _value_of(dataset: h5py.h5d.DatasetID, said: dict[str, Attribute], where: st
         return found
     content = _scalar_of(dataset)
     if said["encoding"] == "json":
-        found = decode_leaf_value(parse_json(content.encode()), where)
+        found = decode(json.loads(content), where)
     elif said["items"] is not None:
         found = list(map(_NUMBERS[str(said["items"])], content.tolist()))
         found = tuple(found) if kind == "tuple" else found

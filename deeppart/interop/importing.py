@@ -1,41 +1,16 @@
-"""Import: a checkpoint of another library as a committed step of a persistent directory.
-
-One process is the job. The state is taken apart, laid out and described as ``checkpoint()`` does it, but nothing is
-captured: the chunks of the part are read from the foreign files while those before them are written, a few at a time.
-"""
+"""Import: a checkpoint of another library as a committed step of a persistent directory."""
 
 from __future__ import annotations
 
-import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
-
-from deeppart import Config, KeyFiles
-from deeppart._gc import collection_paused
-from deeppart.codec import Chooser
-from deeppart.comm import SingleComm
-from deeppart.config import check_step
-from deeppart.errors import DirectoryInUseError, StateError
+from deeppart import KeyFiles
+from deeppart.extension import write_step
 from deeppart.interop.formats import open_foreign
-from deeppart.interop.opened import Opened, Source, address_of, check_tree
-from deeppart.model import LIBRARY, Attempt, Manifest
-from deeppart.offline.batches import BATCH_BYTES
-from deeppart.part import PartSummary, encode_manifest
-from deeppart.save import Agreed, Call, Chunk, Encoders, Encoding, Saver, Workers, WriteBehind, read_ahead, write_chunks
-from deeppart.session import Session, StepHistory, open_session
-from deeppart.state.capture.layout import ShareLayout
-from deeppart.state.capture.staging import Staging
-from deeppart.state.document.part_document import PartDocument
-from deeppart.state.tree.flat import FlatState
-from deeppart.state.tree.leaves import Array, Bytes, LeafType, flat_bytes, is_flat, leaf_type, new_array
-from deeppart.state.tree.paths import readable
 
 Progress = Callable[[int, int], None]
 
@@ -52,6 +27,7 @@ class Imported:
         leaves, values: how many of each.
         nbytes: bytes of the leaves, each that is tied once.
         remarks: lines about what takes more memory than usual.
+        seconds: time that it took, where it was measured.
     """
 
     directory: Path
@@ -62,6 +38,7 @@ class Imported:
     values: int
     nbytes: int
     remarks: tuple[str, ...]
+    seconds: float = 0.0
 
 
 def import_checkpoint(
@@ -94,190 +71,16 @@ def import_checkpoint(
         StepExistsError: there is such a step. DirectoryInUseError: a job is running there.
         ConfigError: the settings, or the key, are not used. StorageError: a file cannot be read or written.
     """
-    number = None if step is None else check_step(step, "import")
-    with ExitStack() as ending:
-        opened = open_foreign(Path(source), ending, keys, form)
-        if not isinstance(opened.state, (dict, list, tuple)):
-            raise StateError(
-                "what is to be imported is no state",
-                expected="a dict, or another container, of tensors and values",
-                found=type(opened.state).__name__,
-                where=str(source),
-            )
-        check_tree(opened.state, str(source))
-        session = open_session(_config(directory, sign_key_file), SingleComm())
-        ending.callback(session.close)
-        step = _free_step(session, number)
-        saver = Saver(session.comm, session.config, Staging(), lambda turn, step, diverged: None, quiet=True)
-        ending.callback(saver.close)
-        with collection_paused():
-            agreed = saver.agree(Call(step, 0, frozenset()), saver.flatten(opened.state), busy=False)
-        assert agreed is not None
-        ending.callback(saver.let_go, agreed)
-        layout, document = saver.describe(agreed)
-        attempt = Attempt(session.lineage, session.session, 0, step, 1)
-        try:
-            summary = _write(session, attempt, layout, document, _Leaves(agreed, opened), progress)
-            opened.check()
-            _commit(session, attempt, document, summary)
-        except BaseException:
-            if not session.persistent.may_be_committed(attempt.key):
-                session.persistent.remove({attempt.key})
-            raise
-        sizes = len(agreed.layout.types), len(agreed.layout.per_rank_values), layout.nbytes
-        return Imported(Path(directory), step, opened.form, opened.files, *sizes, opened.remarks)
-
-
-def _config(directory: str | os.PathLike[str], sign_key_file: KeyFiles) -> Config:
-    """Those of the job that makes the step: one process, nothing but the persistent level, no encoding."""
-    settings: dict[str, Any] = {} if sign_key_file is None else {"sign_key_file": sign_key_file}
-    return Config(
-        persistent_dir=os.fspath(directory),
-        local_dir=None,
-        every={},
-        replicated="all",
-        capture="eager",
-        compression="none",
-        files="rank",
-        **settings,
-    )
-
-
-def _free_step(session: Session, step: int | None) -> int:
-    """The number of the step to make."""
-    if step is None and session.committed:
-        raise StateError(
-            "the directory has steps already: the one to be made needs a number",
-            found=f"step {max(key.step for key in session.committed)}",
-            where=str(session.persistent.root),
-            todo="name one that is not taken (--step); restore takes the largest",
+    with ExitStack() as closing:
+        opened = open_foreign(Path(source), closing, keys, form)
+        made = write_step(
+            directory,
+            opened.state,
+            opened.source_of,
+            where=str(source),
+            step=step,
+            check=opened.check,
+            progress=progress,
+            sign_key_file=sign_key_file,
         )
-    refusal = StepHistory(session, []).refusal_of(step or 0)
-    if refusal is not None:
-        refusal.todo = "name a step that is not taken (--step), or another directory"
-        raise refusal
-    return step or 0
-
-
-def _write(
-    session: Session,
-    attempt: Attempt,
-    layout: ShareLayout,
-    document: PartDocument,
-    leaves: _Leaves,
-    progress: Progress,
-) -> PartSummary:
-    """The part of the one rank, durable under its name."""
-    signing = session.persistent.signing
-    encoders = Encoders(0 if signing is None else 1)
-    behind, reading = Workers(1, "deeppart-behind"), Workers(1, "deeppart-ahead")
-    encoding = Encoding(Chooser("none"), encoders, None, signing)
-    file = session.persistent.open_part(attempt, 0)
-    try:
-        # Those in work, one more that is read meanwhile, and the one that is handed over.
-        chunks = read_ahead(leaves.chunks(layout, encoders.most_ahead + 2), reading)
-        with WriteBehind(file, behind) as sink, closing(chunks):
-            told = _telling(chunks, layout.nbytes, progress)
-            summary = write_chunks(told, layout, document, sink, encoding, attempt, 0)
-        file.commit()
-    except BaseException:
-        file.abort()
-        raise
-    finally:
-        behind.close()
-        reading.close()
-        encoders.close()
-    return summary
-
-
-def _telling(chunks: Iterator[Chunk], total: int, progress: Progress) -> Iterator[Chunk]:
-    """The chunks, each told of once it is taken care of."""
-    done = 0
-    for chunk in chunks:
-        nbytes = chunk.raw.nbytes
-        yield chunk
-        done += nbytes
-        progress(done, total)
-
-
-def _commit(session: Session, attempt: Attempt, document: PartDocument, summary: PartSummary) -> None:
-    """Make the step a checkpoint, unless another job has taken the directory over meanwhile."""
-    persistent, owner = session.persistent, session.owner
-    assert owner is not None
-    owner.check()
-    record = summary.record(attempt, 0, None, persistent.part_name(attempt, 0))
-    manifest = Manifest(attempt, owner.clock.now(), LIBRARY, (record,), document.structure(), document.compared)
-    persistent.commit(attempt.key, encode_manifest(manifest, persistent.signing))
-    try:
-        owner.check_commit(attempt.key)
-    except DirectoryInUseError:
-        persistent.withdraw(attempt.key)
-        raise
-
-
-class _Leaves:
-    """The bytes of leaves, from the files that they are in."""
-
-    def __init__(self, agreed: Agreed, opened: Opened) -> None:
-        self._flat: FlatState = agreed.flat
-        self._sources: Mapping[int, Source] = opened.sources
-        #: A leaf that does not lie in C order, put in order: number and bytes. It is read from the first to the last.
-        self._ordered: tuple[int, Bytes] | None = None
-
-    def chunks(self, layout: ShareLayout, rooms: int) -> Iterator[Chunk]:
-        """The chunks of a share, each in one of ``rooms`` buffers that are used in turn."""
-        longest = max((plan.length for plan in layout.chunks), default=1)
-        memory = [memoryview(mmap.mmap(-1, longest)) for _ in range(rooms)]
-        spans = [layout.spans[name].tolist() for name in ("leaf", "start", "length", "raw_offset")]
-        rows, first = list(zip(*spans, strict=True)), 0
-        for number, plan in enumerate(layout.chunks):
-            room, end = memory[number % rooms], plan.start + plan.length
-            while rows[first][3] + rows[first][2] <= plan.start:
-                first += 1
-            for leaf, start, length, at in rows[first:]:
-                if at >= end:
-                    break
-                low, high = max(at, plan.start), min(at + length, end)
-                self._read(leaf, start + low - at, room[low - plan.start : high - plan.start])
-            yield Chunk(room[: plan.length], plan.dtype)
-
-    def _read(self, leaf: int, start: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` with bytes of a leaf."""
-        array = self._flat.data[leaf]
-        source = self._sources.get(address_of(array))
-        if source is not None and is_flat(array):
-            offset = int(array.storage_offset()) * array.itemsize if isinstance(array, torch.Tensor) else 0
-            source.read_into(offset + start, buffer)
-            return
-        if self._ordered is None or self._ordered[0] != leaf:
-            self._ordered = None  # never hold two
-            self._refuse_repeats(leaf, array, source)
-            self._ordered = leaf, flat_bytes(_in_order(array, source))
-        data = self._ordered[1]
-        np.frombuffer(buffer, dtype=np.uint8)[:] = data[start : start + buffer.nbytes]
-        if start + buffer.nbytes == len(data):
-            self._ordered = None
-
-    def _refuse_repeats(self, leaf: int, array: Array, source: Source | None) -> None:
-        """Refuse what is small in a file because its elements lie at one address, and would be large in a part."""
-        if source is not None and array.nbytes > max(source.nbytes, BATCH_BYTES):
-            raise StateError(
-                "a leaf repeats its few bytes, as expand() makes it, and would be too large by itself",
-                expected=f"at most {BATCH_BYTES} bytes",
-                found=f"{array.nbytes} bytes, of which {source.nbytes} are in the file",
-                where=f"path {readable(self._flat.arrays[leaf].path)}",
-                todo="name the others (--keys)",
-            )
-
-
-def _in_order(array: Array, source: Source | None) -> Array:
-    """An array in C order, with the bytes that its source has."""
-    if not isinstance(array, torch.Tensor):
-        return np.ascontiguousarray(array)
-    if source is None:
-        return array.detach().resolve_conj().resolve_neg().contiguous()
-    storage, made = new_array(LeafType("torch", "uint8", (source.nbytes,))), new_array(leaf_type(array))
-    assert isinstance(storage, torch.Tensor) and isinstance(made, torch.Tensor)
-    source.read_into(0, flat_bytes(storage).data)
-    view = storage[: source.nbytes - source.nbytes % array.itemsize].view(array.dtype)
-    return made.copy_(view.as_strided(tuple(array.shape), array.stride(), array.storage_offset()))
+        return Imported(Path(directory), made.step, opened.form, opened.files, *made[1:], opened.remarks)

@@ -121,7 +121,7 @@ def load(
     objects = {each.unique_key: "" for each in _leaves(sharded) if isinstance(each, ShardedObject)}
     restored: dict[str, Any] = live | objects
     state: dict[str, Any] = {"common": {}} | ({"sharded": restored} if restored else {})  # an empty dict asks for all
-    restored_step = Saving(checkpointer).restore(state, step, per_rank, others="rank0", on_unexpected="ignore")
+    restored_step = Saving(checkpointer).restore(state, step, per_rank, others="rank0", strict=_is_unexpected)
     if restored_step is None:
         return None
 
@@ -194,3 +194,8 @@ def _copy_repeated(tensor: Any, container: Any) -> None:
             source = shard._sh_ten.data.reshape(tensor.data.shape)
             if source.data_ptr() != tensor.data.data_ptr():
                 tensor.data.detach().copy_(source)
+
+
+def _is_unexpected(path: str, difference: str) -> bool:
+    """What this rank has no place for is left out; what it has must be in the checkpoint."""
+    return difference == "unexpected"

@@ -17,18 +17,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from deeppart import SavedMember
 from deeppart.errors import StateError, UnsupportedLeafError
-from deeppart.offline.export.reading import Content
-from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue
-from deeppart.state.restore.merge import build
-from deeppart.state.tree.composites import COMPOSITES, SUBCLASS
-from deeppart.state.tree.leaves import TORCH_DTYPES, Array
-from deeppart.state.tree.objects import data_of, form_of
-from deeppart.state.tree.paths import Path, readable
-from deeppart.state.tree.values import SavedMember, is_kind, is_unicode
+from deeppart.extension import Content, readable
 
+Path = tuple[Any, ...]
 #: Of an int, with its sign in 255 bytes.
 _MOST_INT_BITS = 255 * 8 - 1
+#: What stands for itself.
+_PLAIN = (*(int, float, bool, complex, str, bytes, bytearray, type(None)), torch.dtype, torch.device, torch.Size)
 _NAMES = "float64 float32 float16 complex128 complex64 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool".split()
 #: numpy's dtypes -> those of torch that have the same elements.
 _DTYPES = {np.dtype(name).newbyteorder("<").str: name for name in _NAMES}
@@ -48,30 +45,25 @@ class Outline:
     state: Any = None
     #: Identity of a stand-in -> number of its leaf.
     leaves: dict[int, int] = field(default_factory=dict)
-    values: int = 0
-    #: How many of the values are one rank's.
-    own_values: int = 0
     #: Lines about what is not as in the checkpoint.
     remarks: list[str] = field(default_factory=list)
 
 
 def outline(content: Content) -> Outline:
     """Make it; nothing is read but what tensors are made of."""
-    made, checkpoint = Outline(), content.checkpoint
-    whole: set[int] = set()
-    _look(content, content.tree, made, whole, inside=False)
-    arrays: dict[int, Array] = {}
-    for leaf in content.leaves - whole:
-        arrays[leaf] = torch.empty(
-            content.types[leaf].shape, dtype=TORCH_DTYPES[torch_dtype_name(content, leaf)], device="meta"
-        )
+    made = Outline()
+    components = sorted({row.leaf for row in content.rows() if row.leaf is not None and row.composite})
+    arrays: dict[int, Any] = {}
+    for leaf in content.leaves.difference(components):
+        dtype = getattr(torch, torch_dtype_name(content, leaf))
+        arrays[leaf] = torch.empty(content.types[leaf].shape, dtype=dtype, device="meta")
         made.leaves[id(arrays[leaf])] = leaf
-    arrays |= {leaf: array for leaf, array in content.read(sorted(whole)) if leaf in whole}
-    checkpoint.target.dropped = frozenset(set(range(len(content.types))) - content.leaves)
-    plain = _Plain()
-    made.state = plain.of(build(checkpoint.target, arrays, content.tree), ())
+    arrays |= dict(content.read(components))
+    state, objects = content.state(arrays)
+    plain = _Plain(objects)
+    made.state = plain.of(state, ())
     made.remarks += plain.remarks()
-    if whole:
+    if components:
         made.remarks.append("tensors that are made of others were held in memory")
     return made
 
@@ -87,7 +79,7 @@ def torch_dtype_name(content: Content, leaf: int) -> str:
             "a numpy array has elements that torch has no dtype for",
             expected="numbers of at most 16 bytes",
             found=str(kind),
-            where=f"path {readable(content.checkpoint.structure.array_paths()[leaf])}",
+            where=f"path {content.path_of(leaf)}",
             todo="leave it out (--keys), or export to HDF5, which has all of numpy's",
         )
     return name
@@ -95,8 +87,7 @@ def torch_dtype_name(content: Content, leaf: int) -> str:
 
 def arrays_remark(content: Content) -> tuple[str, ...]:
     """A line that says which leaves were numpy arrays; none if none was."""
-    names = content.checkpoint.structure.array_paths()
-    found = [readable(names[leaf]) for leaf in sorted(content.leaves) if content.types[leaf].kind == "numpy"]
+    found = [content.path_of(leaf) for leaf in sorted(content.leaves) if content.types[leaf].kind == "numpy"]
     if not found:
         return ()
     return (f"numpy arrays are tensors there: {some(found)}",)
@@ -120,24 +111,11 @@ class EmptyBytes:
 EMPTY_BYTES = EmptyBytes()
 
 
-def _look(content: Content, node: SavedNode, made: Outline, whole: set[int], *, inside: bool) -> None:
-    """Count the values, and find the leaves that tensors are made of."""
-    if isinstance(node, SavedArray) and inside:
-        whole.add(node.index)
-    elif isinstance(node, SavedValue) and not inside:
-        made.values += 1
-        made.own_values += bool(content.checkpoint.structure.per_rank_values[node.index])
-    elif isinstance(node, SavedBranch):
-        inside = inside or (node.kind in COMPOSITES and node.kind != SUBCLASS)
-        for child in node.children:
-            _look(content, child, made, whole, inside=inside)
-
-
 class _Plain:
     """Puts plain containers and values in the place of those that ``torch.load(weights_only=True)`` refuses."""
 
-    def __init__(self) -> None:
-        self._replaced: dict[str, list[str]] = {each: [] for each in (_ROWS, _SCALARS, _OBJECTS, _MEMBERS, _TEXTS)}
+    def __init__(self, objects: list[str]) -> None:
+        self._replaced: dict[str, list[str]] = {_ROWS: [], _SCALARS: [], _OBJECTS: objects, _MEMBERS: [], _TEXTS: []}
 
     def remarks(self) -> list[str]:
         """What was replaced."""
@@ -151,21 +129,17 @@ class _Plain:
             if isinstance(made, OrderedDict) and hasattr(item, "_metadata"):
                 made._metadata = item._metadata  # type: ignore[attr-defined]
             return made
-        if kind is torch.Size:
-            return item
-        if is_kind(kind) and kind is not bytearray:
-            return self._of_kind(item, path)
         if kind is defaultdict:  # its factory is a function of the script
             return self._replace(_OBJECTS, dict(item), path)
-        if (form := form_of(item)) is not None:
-            return self._replace(_OBJECTS, data_of(item, form, lambda: f"path {readable(path)}"), path)
-        if isinstance(item, (list, tuple)):
+        if kind is not torch.Size and isinstance(item, (list, tuple)):
             if kind not in (list, tuple):
                 self._replaced[_ROWS].append(readable(path))
             items = [self.of(each, (*path, place)) for place, each in enumerate(item)]
             return items if kind is list else tuple(items)
         if isinstance(item, np.generic):
             return self._scalar(item, path)
+        if kind not in _PLAIN and not isinstance(item, torch.Tensor):
+            return self._of_library(item, path)
         if (fault := _fault(item)) is not None:
             raise _unsupported(fault, path)
         return EMPTY_BYTES if kind is bytes and not item else item
@@ -174,7 +148,7 @@ class _Plain:
         self._replaced[what].append(readable(path))
         return self.of(data, path)
 
-    def _of_kind(self, item: Any, path: Path) -> Any:
+    def _of_library(self, item: Any, path: Path) -> Any:
         """A value of the standard library, or a member of an enum."""
         if isinstance(item, SavedMember):
             return self._replace(_MEMBERS, item.value if item.has_value else item.name, path)
@@ -197,7 +171,7 @@ class _Plain:
     def _key(self, key: Any, path: Path) -> Any:
         for each in key if type(key) is tuple else (key,):
             fault = "a numpy scalar" if isinstance(each, np.generic) else _fault(each)
-            if is_kind(type(each)):
+            if fault is None and type(each) not in _PLAIN:
                 fault = f"an object such as {each}"
             if fault is not None or each == b"":
                 raise _unsupported(f"a dict with {fault or 'empty bytes'} as a key", path)
@@ -206,7 +180,7 @@ class _Plain:
 
 def _fault(item: Any) -> str | None:
     """Why torch would not read a value that it writes, or None."""
-    if type(item) is str and not is_unicode(item):
+    if type(item) is str and any("\ud800" <= character <= "\udfff" for character in item):
         return "a text with lone surrogates"
     if type(item) is int and item.bit_length() > _MOST_INT_BITS:
         return f"an int of {item.bit_length()} bits"

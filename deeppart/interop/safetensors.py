@@ -21,21 +21,11 @@ from typing import Any
 import torch
 
 from deeppart import __version__
-from deeppart.errors import CorruptFileError, RestoreError, StateError, UnsupportedLeafError
-from deeppart.interop.files import ForeignFile, is_directory, is_plain_name, names_in, read_small
-from deeppart.interop.formats import INDEX_SUFFIX, SUFFIX
+from deeppart.errors import CorruptFileError, RestoreError, StateError, UnsupportedLeafError, short
+from deeppart.extension import Content, ForeignFile, LeafType, decode, encode, readable
+from deeppart.interop.formats import INDEX_SUFFIX, SUFFIX, is_plain_name
 from deeppart.interop.opened import FileSpan, Opened, Source, address_of
 from deeppart.interop.outline import arrays_remark, some, torch_dtype_name
-from deeppart.offline.export.beside import BesideFile, BesideFolder
-from deeppart.offline.export.reading import Content, Progress, Totals
-from deeppart.part import short
-from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue
-from deeppart.state.tree.composites import COMPOSITES, SUBCLASS
-from deeppart.state.tree.leaves import MOST_DIMENSIONS, TORCH_DTYPES, LeafType, dtype_name, new_array
-from deeppart.state.tree.paths import Path as KeyPath
-from deeppart.state.tree.paths import readable
-from deeppart.state.tree.runs import decode_leaf_value, encode_leaf_value
-from deeppart.state.tree.values import is_unicode
 
 #: Under which `deeppart export` notes the small values of a state.
 VALUES = "deeppart.values"
@@ -43,6 +33,7 @@ _MOST_INDEX_BYTES = 1 << 30
 LENGTH_BYTES = 8
 #: As the library has it: a longer header is refused.
 MOST_HEADER_BYTES = 100_000_000
+_MOST_DIMENSIONS = 64
 METADATA = "__metadata__"
 #: Of the metadata: what wrote the file, "pt" as a rule. It is no second name of a tensor "pt".
 FORMAT = "format"
@@ -69,7 +60,7 @@ NAMES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-_DTYPES = {name: TORCH_DTYPES[dtype] for dtype, name in NAMES.items() if dtype in TORCH_DTYPES}
+_DTYPES = {name: getattr(torch, dtype) for dtype, name in NAMES.items() if hasattr(torch, dtype)}
 _PAIRS = "F4"  # two elements in a byte, which torch counts as one
 
 
@@ -99,8 +90,8 @@ def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) 
 def open_safetensors(path: Path, closing: ExitStack, keys: str | Sequence[str] | None = None) -> Opened:
     """Open them; nothing but headers is read."""
     placed: dict[str, str] | None = None
-    if is_directory(path):
-        folder, names = path, names_in(path)
+    if (names := ForeignFile.names_in(path)) is not None:
+        folder = path
         indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
         files = [name for name in names if name.endswith(SUFFIX)]
         if len(indexes) == 1 and not (len(files) == 1 and files[0] == "model" + SUFFIX):
@@ -158,9 +149,7 @@ def read_header(file: ForeignFile) -> Header:
 
 
 def _placeholder(entry: Entry, where: str) -> torch.Tensor:
-    kind = LeafType("torch", dtype_name(entry.dtype, where), entry.shape)
-    kind.check(where)
-    made = new_array(kind)
+    made = LeafType.of_torch(entry.dtype, entry.shape, where).new()
     assert isinstance(made, torch.Tensor)
     return made
 
@@ -174,7 +163,7 @@ def _add_noted(state: dict[str, Any], notes: Mapping[str, str], where: str) -> N
         return
     try:
         values = json.loads(notes[VALUES])
-        found = {name: decode_leaf_value(value, where) for name, value in values.items()}
+        found = {name: decode(value, where) for name, value in values.items()}
     except (ValueError, RecursionError, AttributeError) as error:
         raise CorruptFileError("the values that were noted beside tensors are damaged", where=where) from error
     if found.keys() & state.keys():
@@ -185,7 +174,7 @@ def _add_noted(state: dict[str, Any], notes: Mapping[str, str], where: str) -> N
 def _read_index(path: Path) -> dict[str, str]:
     """Name of a tensor -> name of a file beside the index."""
     try:
-        found = json.loads(read_small(path, _MOST_INDEX_BYTES))["weight_map"]
+        found = json.loads(ForeignFile.read_all(path, _MOST_INDEX_BYTES))["weight_map"]
         sound = type(found) is dict and all(is_plain_name(name) and name.endswith(SUFFIX) for name in found.values())
     except FileNotFoundError as error:
         raise RestoreError("there is no such index", where=str(path)) from error
@@ -265,7 +254,7 @@ def _entry(name: str, found: Any, payload_offset: int) -> Entry:
     if found.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"{name}: fields {short(list(found))}")
     shape, places = found["shape"], found["data_offsets"]
-    if type(shape) is not list or len(shape) > MOST_DIMENSIONS or any(not _is_count(each) for each in shape):
+    if type(shape) is not list or len(shape) > _MOST_DIMENSIONS or any(not _is_count(each) for each in shape):
         raise ValueError(f"{name}: shape {short(str(shape))}")
     if type(places) is not list or len(places) != 2 or any(not _is_count(each) for each in places):
         raise ValueError(f"{name}: places {short(str(places))}")
@@ -324,21 +313,22 @@ class SafetensorsWriter:
         self._most = max_shard_bytes
         self.is_directory = max_shard_bytes is not None
 
-    def write(self, content: Content, beside: BesideFile | BesideFolder, told: Progress) -> Totals:
+    def write(self, content: Content) -> Any:
         """Write all of it."""
         content.refuse_repeats()
         names = _Names(content)
         tensors, ties = names.tensors()
-        about = {"library": f"deeppart {__version__}", "step": str(content.checkpoint.manifest.attempt.step)}
+        about = {"library": f"deeppart {__version__}", "step": str(content.step)}
         # A text that is the name of a tensor would say that what it stands under is another name of it.
         metadata = {FORMAT: "pt"} | {key: text for key, text in about.items() if not names.has(text)}
         notes = ties | ({VALUES: json.dumps(names.values)} if names.values else {})
-        writing = _Writing(content, told, sum(tensor.nbytes for tensor in tensors))
+        writing = _Writing(content, sum(tensor.nbytes for tensor in tensors))
         files = 1
-        if isinstance(beside, BesideFile):
-            writing.file(beside, tensors, metadata | notes)
+        if self._most is None:
+            with content.stream_to() as stream:
+                writing.file(stream, tensors, metadata | notes)
         else:
-            files = self._write_directory(beside, writing, tensors, metadata, notes)
+            files = self._write_directory(writing, tensors, metadata, notes)
         remarks = list(arrays_remark(content))
         if ties:
             remarks.append(f"tied leaves stand there once, with their other names in the metadata: {some(list(ties))}")
@@ -346,22 +336,17 @@ class SafetensorsWriter:
             remarks.append(f"small values are in the metadata, as JSON, under {VALUES!r}")
         if names.empty:
             remarks.append(f"containers with nothing in them are not there: {some(names.empty)}")
-        return content.totals(len(names.values), names.own_values, remarks, files)
+        return content.totals(remarks, files)
 
     def _write_directory(
-        self,
-        beside: BesideFolder,
-        writing: _Writing,
-        tensors: list[_Tensor],
-        metadata: dict[str, str],
-        notes: dict[str, str],
+        self, writing: _Writing, tensors: list[_Tensor], metadata: dict[str, str], notes: dict[str, str]
     ) -> int:
         shards: list[list[_Tensor]] = [[]]
-        room = self._most or 0
+        most = room = self._most or 0
         for tensor in tensors:
             if shards[-1] and tensor.nbytes > room:
                 shards.append([])
-                room = self._most or 0
+                room = most
             shards[-1].append(tensor)
             room -= tensor.nbytes
         placed: dict[str, str] = {}
@@ -369,16 +354,12 @@ class SafetensorsWriter:
             many = len(shards) > 1
             name = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if many else "model.safetensors"
             placed |= {tensor.name: name for tensor in shard}
-            with beside.file(name) as file:
-                writing.file(file, shard, metadata | (notes if number == 1 else {}))
-                file.finish()
+            with writing.content.file(name) as stream:
+                writing.file(stream, shard, metadata | (notes if number == 1 else {}))
         if len(shards) > 1:
-            total = sum(tensor.nbytes for tensor in tensors)
-            index = {"metadata": {"total_size": total}, "weight_map": placed}
-            with beside.file("model.safetensors.index.json") as file:
-                with file.stream() as stream:
-                    stream.write(json.dumps(index, indent=2, ensure_ascii=False).encode("utf-8"))
-                file.finish()
+            index = {"metadata": {"total_size": writing.total}, "weight_map": placed}
+            with writing.content.file("model.safetensors.index.json") as stream:
+                stream.write(json.dumps(index, indent=2, ensure_ascii=False).encode("utf-8"))
         return len(shards)
 
 
@@ -394,12 +375,12 @@ class _Tensor:
 
 
 class _Writing:
-    """Writes files, and tells how far it has come."""
+    """Writes files, and reports progress."""
 
-    def __init__(self, content: Content, told: Progress, total: int) -> None:
-        self._content, self._told, self._total, self._done = content, told, total, 0
+    def __init__(self, content: Content, total: int) -> None:
+        self.content, self.total, self._done = content, total, 0
 
-    def file(self, beside: BesideFile, tensors: Sequence[_Tensor], metadata: dict[str, str]) -> None:
+    def file(self, stream: Any, tensors: Sequence[_Tensor], metadata: dict[str, str]) -> None:
         """Write one file."""
         rows = [(tensor.name, tensor.dtype, tensor.shape, tensor.nbytes) for tensor in tensors]
         try:
@@ -411,13 +392,12 @@ class _Writing:
                 found=str(error),
                 todo="export some of it (--keys), the tensors alone for instance; or to another format",
             ) from error
-        with beside.stream() as stream:
-            stream.write(header)
-            for _, pieces in self._content.stream([tensor.leaf for tensor in tensors]):
-                for piece in pieces:
-                    stream.write(piece)
-                    self._done += piece.nbytes
-                    self._told(self._done, self._total)
+        stream.write(header)
+        for _, pieces in self.content.stream([tensor.leaf for tensor in tensors]):
+            for piece in pieces:
+                stream.write(piece)
+                self._done += piece.nbytes
+                self.content.progress(self._done, self.total)
 
 
 class _Names:
@@ -425,12 +405,24 @@ class _Names:
 
     def __init__(self, content: Content) -> None:
         self._content = content
-        self._paths: dict[str, KeyPath] = {}
+        self._paths: dict[str, str] = {}
         self._leaves: dict[int, str] = {}
         self.values: dict[str, Any] = {}
-        self.own_values = 0
         self.empty: list[str] = []
-        self._walk(content.tree, ())
+        for row in content.rows():
+            path = readable(row.path)
+            if row.composite:
+                raise UnsupportedLeafError(
+                    f"safetensors has no {row.composite} tensors",
+                    where=f"path {readable(row.path[:-1])}",
+                    todo="leave it out (--keys), or export to another format: --to torch or hdf5",
+                )
+            if row.leaf is not None:
+                self._leaves[row.leaf] = self._name(row.path)
+            elif row.is_empty:
+                self.empty.append(path)
+            else:
+                self.values[self._name(row.path)] = encode(row.value, path)
 
     def has(self, name: str) -> bool:
         """True if a leaf or value has it."""
@@ -442,8 +434,8 @@ class _Names:
         found: list[tuple[int, _Tensor]] = []
         for leaf, name in self._leaves.items():
             kind = content.types[leaf]
-            if content.is_same(leaf):
-                ties[name] = self._leaves[content.checkpoint.structure.aliases[leaf].owner]
+            if (owner := content.same_as(leaf)) is not None:
+                ties[name] = self._leaves[owner]
                 continue
             dtype = torch_dtype_name(content, leaf)
             if dtype not in NAMES or (dtype == "float4_e2m1fn_x2" and not kind.shape):
@@ -451,7 +443,7 @@ class _Names:
                     "safetensors has no dtype for a leaf",
                     expected=", ".join(NAMES),
                     found=str(kind),
-                    where=f"path {readable(self._paths[name])}",
+                    where=f"path {self._paths[name]}",
                     todo="leave it out (--keys), or export to another format: --to torch, dcp or hdf5",
                 )
             found.append((kind.itemsize, _Tensor(leaf, name, dtype, kind.shape, kind.nbytes)))
@@ -459,34 +451,16 @@ class _Names:
         found.sort(key=lambda pair: (-pair[0], pair[1].leaf))
         return [tensor for _, tensor in found], ties
 
-    def _walk(self, node: SavedNode, path: KeyPath) -> None:
-        if isinstance(node, SavedArray):
-            self._leaves[node.index] = self._name(path)
-        elif isinstance(node, SavedValue):
-            name, checkpoint = self._name(path), self._content.checkpoint
-            self.values[name] = encode_leaf_value(checkpoint.target.values[node.index], readable(path))
-            self.own_values += bool(checkpoint.structure.per_rank_values[node.index])
-        elif isinstance(node, SavedBranch):
-            if not node.children:
-                self.empty.append(readable(path))
-            if node.kind in COMPOSITES and node.kind != SUBCLASS:
-                raise UnsupportedLeafError(
-                    f"safetensors has no {node.kind} tensors",
-                    where=f"path {readable(path)}",
-                    todo="leave it out (--keys), or export to another format: --to torch or hdf5",
-                )
-            for key, child in zip(node.keys, node.children, strict=True):
-                self._walk(child, path if node.kind == "object" else (*path, key))
-
-    def _name(self, path: KeyPath) -> str:
+    def _name(self, path: tuple[Any, ...]) -> str:
         name = ".".join(key if type(key) is str else readable((key,)) for key in path)
-        if name in self._paths or name in (METADATA, FORMAT, VALUES) or not is_unicode(name):
-            other = f"path {readable(self._paths[name])} has it" if name in self._paths else "it means something else"
+        is_text = not any("\ud800" <= character <= "\udfff" for character in name)
+        if name in self._paths or name in (METADATA, FORMAT, VALUES) or not is_text:
+            other = f"path {self._paths[name]} has it" if name in self._paths else "it means something else"
             raise StateError(
                 "a leaf cannot have the name that it would have in safetensors",
                 found=f"{name!r}; {other}",
                 where=f"path {readable(path)}",
                 todo="leave one of them out (--keys), or export to another format: --to torch, dcp or hdf5",
             )
-        self._paths[name] = path
+        self._paths[name] = readable(path)
         return name

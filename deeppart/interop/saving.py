@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from typing import Any, NoReturn
 
 from deeppart import Checkpointer, Config, Pending, PerRank
 from deeppart.errors import ConfigError, DeeppartError, as_error
-from deeppart.state.tree.globs import in_order
-from deeppart.stopping import Agreement, Alone, Signals, agreement_of_torch
+from deeppart.extension import StopRequest
 
 #: What becomes of leaves of each rank on another number of ranks, where the trainer's own checkpoints are rank 0's.
 OTHERS: PerRank = {"rng/*": "drop", "data": "strict", "*": "rank0"}
@@ -107,7 +106,11 @@ class Saving:
 
         Of the ways for another number of ranks, the caller's ``per_rank`` stands behind ``first``, before ``others``.
         """
-        ways = in_order(*(table for table in (first, per_rank, others) if table is not None))
+        ways: dict[str, Any] = {}
+        for table in (others, per_rank, first):  # in a table the first glob that matches decides
+            if table is not None:
+                mine = table if isinstance(table, Mapping) else {"*": table}
+                ways = {**mine, **{glob: way for glob, way in ways.items() if glob not in mine}}
         self._safe = self.checkpointer.restore(state, step, per_rank=ways, **how)
         return self._safe
 
@@ -194,8 +197,8 @@ class StopSignal:
     """
 
     def __init__(self) -> None:
-        self._signals = Signals([signal.SIGTERM], chained=False)  # trainers that end at once by it are to wait
-        self._agreement: Agreement = Alone()
+        # Handlers that were there before are not called: trainers that end at once by SIGTERM are to wait.
+        self._request = StopRequest([signal.SIGTERM], chained=False)
         self._listening = False
 
     def listen(self) -> None:
@@ -203,15 +206,15 @@ class StopSignal:
         if self._listening:
             return
         self._listening = True
-        self._agreement = agreement_of_torch()
-        if threading.current_thread() is threading.main_thread():
-            self._signals.listen()
+        if threading.current_thread() is not threading.main_thread():
+            self._request = StopRequest()
+        self._request.listen()
 
     def told(self) -> bool:
         """True on every rank if any has received it (collective)."""
-        return self._agreement.agree(self._signals.received is not None)
+        return self._request.agree()
 
     def end(self) -> None:
         """Put back the handler that was there before."""
-        self._signals.put_back()
+        self._request.end()
         self._listening = False

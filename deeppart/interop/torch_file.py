@@ -29,15 +29,10 @@ from typing import IO, Any, cast
 import torch
 from torch import _weights_only_unpickler as weights_only
 
-from deeppart.errors import CorruptFileError, DeeppartError, UnsupportedLeafError
-from deeppart.interop.files import ForeignFile, Readable
-from deeppart.interop.opened import PIECE_BYTES, FileSpan, Opened, Source, address_of, tensors_in
+from deeppart.errors import CorruptFileError, UnsupportedLeafError, short
+from deeppart.extension import Content, ForeignFile, LeafType, leaf_bytes
+from deeppart.interop.opened import PIECE_BYTES, FileSpan, Opened, Source, address_of, damage_named, tensors_in
 from deeppart.interop.outline import Outline, arrays_remark, outline
-from deeppart.offline.export.beside import BesideFile, Stream
-from deeppart.offline.export.reading import Content, Progress, Totals
-from deeppart.part import short
-from deeppart.state.document.ties import contiguous_strides
-from deeppart.state.tree.leaves import LeafType, flat_bytes, new_array
 
 PICKLE = "data.pkl"
 ZIP_MAGIC = b"PK\x03\x04"
@@ -160,7 +155,7 @@ class _Storages:
         if record is None or record.nbytes != elements * dtype.itemsize:
             found = "no record" if record is None else f"{record.nbytes} bytes"
             raise ValueError(f"storage {short(key)} of {elements} elements of {dtype}: {found}")
-        memory = new_array(LeafType("torch", "uint8", (record.nbytes,)))
+        memory = LeafType("torch", "uint8", (record.nbytes,)).new()
         assert isinstance(memory, torch.Tensor)
         storage = memory.untyped_storage()
         self._made[key] = torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
@@ -210,32 +205,25 @@ def read_by_torch(data: bytes | memoryview, where: str) -> Any:
 @contextmanager
 def _typed(where: str) -> Iterator[None]:
     """What a file makes torch raise, as one of the library's errors."""
-    try:
-        yield
-    except DeeppartError:
-        raise
-    except pickle.UnpicklingError as error:
-        if "operand" in str(error):
-            raise CorruptFileError("this is no file of torch.save, or a damaged one", where=where) from error
-        named = _NAMED.search(str(error))
-        raise UnsupportedLeafError(
-            "a file holds something that only unpickling could make, which might execute anything",
-            expected="tensors, numbers, texts and containers of them",
-            found=named[1] if named else _told_by_torch(error, lines=1),
-            where=where,
-            todo="load it by torch if you trust the file, and save what is wanted as plain values: a model's "
-            "state_dict(); of a DCP checkpoint, it can be left out (keys=)",
-        ) from error
-    except Exception as error:  # of whatever kind: a damaged file raises anything
-        raise CorruptFileError(
-            "a file of torch.save cannot be read",
-            found=f"{type(error).__name__}: {_told_by_torch(error)}",
-            where=where,
-            todo="it is damaged, or no file of torch.save",
-        ) from error
+    todo = "it is damaged, or no file of torch.save"
+    with damage_named("a file of torch.save cannot be read", where, todo):
+        try:
+            yield
+        except pickle.UnpicklingError as error:
+            if "operand" in str(error):
+                raise CorruptFileError("this is no file of torch.save, or a damaged one", where=where) from error
+            named = _NAMED.search(str(error))
+            raise UnsupportedLeafError(
+                "a file holds something that only unpickling could make, which might execute anything",
+                expected="tensors, numbers, texts and containers of them",
+                found=named[1] if named else _message_of(error, lines=1),
+                where=where,
+                todo="load it by torch if you trust the file, and save what is wanted as plain values: a model's "
+                "state_dict(); of a DCP checkpoint, it can be left out (keys=)",
+            ) from error
 
 
-def _told_by_torch(error: Exception, lines: int | None = None) -> str:
+def _message_of(error: Exception, lines: int | None = None) -> str:
     """What torch says, on one line and without the bold type that it has for terminals."""
     return short("\n".join(_TERMINAL.sub("", str(error)).split("\n")[:lines]))
 
@@ -252,7 +240,7 @@ class _Record:
 class _Section(io.RawIOBase):
     """A stretch of a file, for ``zipfile``."""
 
-    def __init__(self, file: Readable, offset: int, nbytes: int) -> None:
+    def __init__(self, file: ForeignFile, offset: int, nbytes: int) -> None:
         self._file, self._offset, self._nbytes, self._at = file, offset, nbytes, 0
 
     def seekable(self) -> bool:
@@ -285,7 +273,7 @@ class Archive:
     None may be compressed and none may overlap another, so that a few bytes cannot ask for much memory.
     """
 
-    def __init__(self, file: Readable, offset: int = 0, nbytes: int | None = None, where: str = "") -> None:
+    def __init__(self, file: ForeignFile, offset: int = 0, nbytes: int | None = None, where: str = "") -> None:
         self.file, self.where = file, where or file.path
         self._offset, self._nbytes = offset, file.size if nbytes is None else nbytes
         try:
@@ -373,12 +361,12 @@ class TorchWriter:
     form = "torch"
     is_directory = False
 
-    def write(self, content: Content, beside: BesideFile, told: Progress) -> Totals:
+    def write(self, content: Content) -> Any:
         """Write all of it."""
         made = outline(content)
-        with beside.stream() as stream:
-            write_archive(stream, made.state, Leaves(content, made), told)
-        return content.totals(made.values, made.own_values, [*arrays_remark(content), *made.remarks])
+        with content.stream_to() as stream:
+            write_archive(stream, made.state, Leaves(content, made), content.progress)
+        return content.totals([*arrays_remark(content), *made.remarks])
 
 
 class Leaves:
@@ -393,15 +381,7 @@ class Leaves:
         leaf = self._made.leaves.get(id(tensor))
         if leaf is None or not tensor.is_meta:
             return None
-        alias, types = self.content.checkpoint.structure.aliases.get(leaf), self.content.types
-        if (
-            alias is not None
-            and alias.owner in self._stand_ins
-            and types[leaf].kind == "torch"
-            and types[alias.owner].dtype == types[leaf].dtype
-        ):
-            return alias.owner, alias.offset // types[leaf].itemsize, alias.strides
-        return leaf, 0, contiguous_strides(types[leaf].shape)
+        return self.content.view_of(leaf, self._stand_ins)
 
     def elements(self, leaf: int) -> int:
         """Of a storage."""
@@ -465,7 +445,7 @@ class _Pickler(pickle.Pickler):
 
 
 def write_archive(
-    stream: Stream, state: Any, leaves: Leaves, told: Callable[[int, int], None] = lambda done, total: None
+    stream: Any, state: Any, leaves: Leaves, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> None:
     """Write an archive with a state in it."""
     data = io.BytesIO()
@@ -479,7 +459,7 @@ def write_archive(
     def add(nbytes: int) -> None:
         nonlocal done
         done += nbytes
-        told(done, total)
+        progress(done, total)
 
     try:
         records.write("data.pkl", [data.getvalue()])
@@ -490,7 +470,7 @@ def write_archive(
                 assert leaf == stored
                 records.write(f"data/{number}", pieces, add)
             else:
-                records.write(f"data/{number}", [flat_bytes(torch.empty(0, dtype=torch.uint8).set_(stored)).data])
+                records.write(f"data/{number}", [leaf_bytes(torch.empty(0, dtype=torch.uint8).set_(stored)).data])
         records.write("version", [b"3\n"])
         records.write(".data/serialization_id", [str(uuid.uuid4().int).rjust(40, "0").encode()])
         records.close()
@@ -502,12 +482,12 @@ def write_archive(
 class _Records:
     """The records of a zip archive, one after the other, none of them compressed."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Any) -> None:
         self._stream, self._began = stream, stream.nbytes
         self._zip = zipfile.ZipFile(cast(IO[bytes], _Unseekable(stream)), "w", zipfile.ZIP_STORED)
 
     def write(
-        self, name: str, pieces: Iterable[bytes | memoryview], told: Callable[[int], None] = lambda nbytes: None
+        self, name: str, pieces: Iterable[bytes | memoryview], written: Callable[[int], None] = lambda nbytes: None
     ) -> None:
         """Append one, which begins at a multiple of 64 bytes."""
         info = zipfile.ZipInfo(f"{_FOLDER}/{name}", _TIME)
@@ -516,7 +496,7 @@ class _Records:
         info.extra = b"FB" + padding.to_bytes(2, "little") + b"Z" * padding  # as torch's own writer pads
         with self._zip.open(info, "w", force_zip64=True) as record:
             for piece in pieces:
-                told(record.write(piece))
+                written(record.write(piece))
 
     def abandon(self) -> None:
         """Write nothing more: ``zipfile`` would, when it is thrown away, and print on the terminal that it cannot."""
@@ -530,12 +510,13 @@ class _Records:
 class _Unseekable:
     """A stream, for ``zipfile``, which then writes what it knows only afterwards behind each record."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def write(self, data: bytes | memoryview) -> int:
         """Append."""
-        return self._stream.write(data)
+        written: int = self._stream.write(data)
+        return written
 
     def flush(self) -> None:
         """Nothing."""

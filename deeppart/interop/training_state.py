@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from deeppart.errors import CorruptFileError, UnsupportedLeafError
-from deeppart.state.document.structure_json import checked_type, encode_type
-from deeppart.state.tree.leaves import Array, LeafType, check_array, check_tensor, flat_bytes, leaf_type, new_array
-from deeppart.state.tree.values import decode_value, encode_value
+from deeppart.errors import CorruptFileError
+from deeppart.extension import LeafType, decode, encode, leaf_bytes
+
+Array = torch.Tensor | npt.NDArray[Any]
 
 
 def rng_state() -> dict[str, Any]:
@@ -135,7 +136,7 @@ def pack(
             return ["tensor", len(tensors) - 1]
         if isinstance(value, (torch.Tensor, np.ndarray)):
             return _packed_array(value, where)
-        return encode_value(value, where)
+        return encode(value, where)
 
     return json.dumps(packed(value, where), separators=(",", ":"))
 
@@ -156,12 +157,14 @@ def unpack(
                 return [unpacked(item) for item in rest[0]]
             if tag == "array":
                 (kind, dtype, shape), data = rest
-                return _unpacked_array(checked_type(kind, dtype, shape, where), data)
+                of = LeafType(kind, dtype, tuple(shape))
+                of.check(where)
+                return _unpacked_array(of, data)
             if tag == "tensor":
                 return tensors[rest[0]]
             if tag == "object":
                 return _object_of((classes or {})[rest[0]], unpacked(rest[1]))
-        return decode_value(packed, where)
+        return decode(packed, where)
 
     try:
         return unpacked(json.loads(text))
@@ -181,29 +184,20 @@ def _object_of(kind: type, content: Any) -> Any:
 
 
 def _packed_array(value: Array, where: str) -> Any:
-    if isinstance(value, np.ndarray):
-        check_array(value, where)
-        return ["array", encode_type(leaf_type(value)), _base64(np.ascontiguousarray(value))]
-    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided:
-        raise UnsupportedLeafError(
-            f"a {type(value).__qualname__} stands among small values",
-            expected="plain tensors",
-            where=f"path {where}",
-            todo="save it as a leaf of the state of its own",
-        )
-    check_tensor(value, where)
-    flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return ["array", encode_type(leaf_type(value)), _base64(flat)]
+    kind = LeafType.of(value, where)
+    flat: Array = np.ascontiguousarray(value) if isinstance(value, np.ndarray) else _flat(value)
+    data = base64.b64encode(leaf_bytes(flat).data).decode("ascii")
+    return ["array", [kind.kind, kind.dtype, list(kind.shape)], data]
 
 
-def _base64(flat: Array) -> str:
-    return base64.b64encode(flat_bytes(flat).data).decode("ascii")
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
 
 
 def _unpacked_array(kind: LeafType, text: str) -> Array:
     data = base64.b64decode(text, validate=True)
     if kind.nbytes != len(data):
         raise ValueError(f"{len(data)} bytes of {kind}")
-    array = new_array(kind)
-    flat_bytes(array)[:] = np.frombuffer(data, dtype=np.uint8)
+    array = kind.new()
+    leaf_bytes(array)[:] = np.frombuffer(data, dtype=np.uint8)
     return array

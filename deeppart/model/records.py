@@ -134,18 +134,13 @@ class StepKey:
 
     Attributes:
         step: the user's step number.
-        session: 32 hex digits of the run of the job that writes there; "" in the older layout, where directories were
-            named by step number alone.
-        sequence: count of checkpoints in that session, from 0; 0 in the older layout.
+        session: 32 hex digits of the run of the job that writes there.
+        sequence: count of checkpoints in that session, from 0.
     """
 
     step: int
-    session: str = ""
-    sequence: int = 0
-
-    def may_hold(self, attempt: Attempt) -> bool:
-        """True if files of an attempt belong into the directory of this name."""
-        return self == attempt.key or (not self.session and self.step == attempt.step)
+    session: str
+    sequence: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +164,7 @@ class PartRecord:
 
     Attributes:
         rank: the rank that wrote the part.
-        file: file name inside the step directory; or, of a section of a node file, the name of that, "/", and the name
-            that the part would have as a file.
+        file: file name inside the step directory.
         nbytes: length of the file.
         raw_bytes: bytes of the share before encoding.
         digest: xxh3-128 of the whole file, 32 hex digits.
@@ -302,7 +296,7 @@ class Manifest:
         parts: one record per rank, in rank order.
         structure: the state's structure document (see ``deeppart.state.document.structure``), JSON-like.
         compared: the replicated leaves that were last compared in full before this step, by that step; the others were
-            at this step. None where the writer did not say.
+            at this step.
         signed: true if the file from which it was read is signed, checked or not.
     """
 
@@ -311,7 +305,7 @@ class Manifest:
     library: str
     parts: tuple[PartRecord, ...]
     structure: dict[str, Any]
-    compared: tuple[ComparedEarlier, ...] | None = None
+    compared: tuple[ComparedEarlier, ...] = ()
     signed: bool = field(default=False, compare=False)
 
     @property

@@ -82,13 +82,13 @@ class Report:
     """
 
     step: int
-    raw_bytes: int
-    per_rank_bytes: int
-    encoded_bytes: int
-    blocked_s: float
-    waited_s: float
-    stages_s: Mapping[str, float]
-    levels: Mapping[str, LevelReport]
+    raw_bytes: int = 0
+    per_rank_bytes: int = 0
+    encoded_bytes: int = 0
+    blocked_s: float = 0.0
+    waited_s: float = 0.0
+    stages_s: Mapping[str, float] = field(default_factory=dict)
+    levels: Mapping[str, LevelReport] = field(default_factory=dict)
     retire_error: str | None = None
     retries: int = 0
     diverged: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ class RestoreReport:
         step: the step restored.
         leaves, values: how many tensors and arrays, and how many small values were restored.
         missing: live items that the checkpoint lacks, and that stay as they were.
-        unexpected: saved items that the live state lacks, and that were left out (``strict=False``, ``on_unexpected``).
+        unexpected: saved items that the live state lacks, and that were left out (``strict``).
         left_out: items of the outermost dict that the live state lacks and nobody asked for.
         cast: path -> dtypes in the checkpoint and here, of leaves that were converted (``cast=True``).
         renamed: path in the checkpoint -> path here (``rename``).

@@ -41,7 +41,7 @@ class Chosen:
         """All that whoever reads it should know."""
         return self.passed_over + self.suspect
 
-    def tell(self) -> None:
+    def warn(self) -> None:
         """Warn the caller of it."""
         step = self.manifest.attempt.step
         if self.passed_over:
@@ -53,11 +53,7 @@ def with_checkpoint(root: Path, step: int | None, use: Callable[[Chosen], T], si
     """Do something with a committed step; with the next newest, if the newest was asked for and a job removes it."""
     refuse_url("the checkpoint directory", root)
     step = None if step is None else check_step(step, "load(path, step)")
-    with access.guarded(root, access.READING):
-        return _with_checkpoint(root, step, use, signing)
-
-
-def _with_checkpoint(root: Path, step: int | None, use: Callable[[Chosen], T], signing: Signing | None) -> T:
+    root = access.below_root(root)
     for look in range(MOST_LOOKS):
         found, passed_over = find_step(root, step, signing)
         suspect = suspect_lines(root, found.manifest.attempt)

@@ -10,16 +10,18 @@ from typing import Any
 
 from deeppart.errors import StateError, StructureMismatchError
 from deeppart.model import Manifest, show_bytes
-from deeppart.offline.batches import BATCH_BYTES, repeats
+from deeppart.offline.elements import Numbers, as_numpy, octets_of
 from deeppart.offline.find import Chosen, with_checkpoint
-from deeppart.offline.load import OpenCheckpoint
+from deeppart.offline.inspect.listing import require_directory
+from deeppart.offline.reading import BATCH_BYTES, OpenCheckpoint
 from deeppart.part import Signing
 from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue
 from deeppart.state.tree.globs import covers, nearest_globs
 from deeppart.state.tree.leaves import Array, LeafType
 from deeppart.state.tree.paths import Path as KeyPath
 from deeppart.state.tree.paths import readable, some_names
-from deeppart.state.tree.runs import CONTAINERS, run_items, run_kind
+from deeppart.state.tree.runs import run_items, run_kind
+from deeppart.state.tree.values import CONTAINERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,15 @@ class Item:
     content: Any
     own: bool
     form: str | None = None
+
+    def as_numpy(self) -> Numbers:
+        """A leaf as numpy's array of its shape."""
+        assert self.kind is not None
+        return as_numpy(self.content, self.kind)
+
+    def octets(self) -> memoryview:
+        """The bytes of all elements of a leaf, in C order."""
+        return octets_of(self.content).data
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +82,7 @@ class _Place:
 
 def read_single(root: Path, key: str, step: int | None = None, rank: int = 0, signing: Signing | None = None) -> Found:
     """Read what is at one path."""
+    require_directory(root)
 
     def use(chosen: Chosen) -> Found:
         with ExitStack() as files:
@@ -168,7 +180,7 @@ def _places_below(checkpoint: OpenCheckpoint, place: _Place) -> Iterator[_Place]
 
 def _check_size(checkpoint: OpenCheckpoint, leaves: set[int], path: str) -> None:
     for leaf in sorted(leaves):
-        if (refusal := repeats(checkpoint, leaf)) is not None:
+        if (refusal := checkpoint.repeats(leaf)) is not None:
             raise refusal
     nbytes = sum(checkpoint.target.types[leaf].nbytes for leaf in leaves)
     if len(leaves) > 1 and nbytes > BATCH_BYTES:

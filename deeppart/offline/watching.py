@@ -15,13 +15,12 @@ from deeppart.model import LEVELS, show_seconds
 from deeppart.offline.inspect.listing import name_ranks, require_directory
 from deeppart.offline.inspect.ownership import Owner, read_owner
 from deeppart.pending import FAILED, RUNNING, WAITING
-from deeppart.storage.timestamps import seconds_of
+from deeppart.storage.timestamps import seconds_of, timestamp
 from deeppart.telemetry import (
     AGAIN_S,
     LONG_S,
     CheckpointStatus,
     ErrorStatus,
-    LevelTotals,
     RankStatus,
     Statuses,
     read_statuses,
@@ -163,7 +162,8 @@ def put_together(directory: str, owner: Owner | None, statuses: Statuses, now_s:
     state = _state(owner, ranks)
     goes_on = state in (RUNNING_JOB, UNKNOWN)
     stale = tuple(each.rank for each in ranks if goes_on and each.in_flight and age_of(each.written, now_s) > STALE_S)
-    levels = tuple(_level(name, ranks, now_s) for name in LEVELS if any(name in each.levels for each in ranks))
+    on = {name for each in ranks for name in each.metrics.get("level_complete_total", {})}
+    levels = tuple(_level(name, ranks, now_s) for name in LEVELS if name in on)
     return JobView(
         directory,
         now_s,
@@ -208,8 +208,18 @@ def blocked_of(view: JobView) -> Blocked | None:
     """None before the first checkpoint."""
     if not view.checkpoints:
         return None
-    totals = max((each.totals for each in view.ranks), key=lambda each: each.blocked_s)
-    return Blocked(totals.checkpoints, view.checkpoints[-1].blocked_s, totals.blocked_s, totals.most_blocked_s)
+    worst = max(view.ranks, key=lambda each: _number(each, "checkpoint_blocked_seconds_total"))
+    return Blocked(
+        int(_number(worst, "checkpoints_total")),
+        view.checkpoints[-1].blocked_s,
+        _number(worst, "checkpoint_blocked_seconds_total"),
+        _number(worst, "checkpoint_blocked_seconds_max"),
+    )
+
+
+def _number(status: RankStatus, name: str, label: str = "") -> float:
+    """A metric; 0 where a status does not have it."""
+    return status.metric(name, label) or 0
 
 
 def _state(owner: Owner | None, ranks: Sequence[RankStatus]) -> str:
@@ -226,28 +236,27 @@ def _state(owner: Owner | None, ranks: Sequence[RankStatus]) -> str:
 
 
 def _level(name: str, ranks: Sequence[RankStatus], now_s: float) -> LevelView:
-    totals = [each.levels[name] for each in ranks if name in each.levels]
-    newest = max(totals, key=lambda each: (each.last_at or "", each.done))
-    same = [each for each in totals if each.last_step == newest.last_step]
-    nbytes = sum(each.last_bytes for each in same)
+    def of(status: RankStatus, figure: str) -> float:
+        return _number(status, f"level_{figure}", name)
+
+    newest = max(ranks, key=lambda each: (of(each, "last_time_seconds"), of(each, "complete_total")))
+    step, at_s = newest.metric("level_last_step", name), newest.metric("level_last_time_seconds", name)
+    same = [each for each in ranks if each.metric("level_last_step", name) == step]
+    written = [(of(each, "last_written_bytes"), of(each, "last_busy_seconds")) for each in same]
+    # Of the ranks that have written, together, while each was at it.
+    rates = [nbytes / seconds for nbytes, seconds in written if nbytes and seconds > 0]
     return LevelView(
         name=name,
         every=ranks[0].every.get(name),
-        step=newest.last_step,
-        at=newest.last_at,
-        age_s=None if newest.last_at is None else age_of(newest.last_at, now_s),
-        seconds=newest.last_seconds,
-        nbytes=nbytes,
-        bytes_per_s=_rate(same),
-        done=max(each.done for each in totals),
-        failed=max(each.failed for each in totals),
+        step=None if step is None else int(step),
+        at=None if at_s is None else timestamp(at_s),
+        age_s=None if at_s is None else max(0.0, now_s - at_s),
+        seconds=newest.metric("level_last_duration_seconds", name),
+        nbytes=int(sum(nbytes for nbytes, _ in written)),
+        bytes_per_s=sum(rates) if rates else None,
+        done=int(max(of(each, "complete_total") for each in ranks)),
+        failed=int(max(of(each, "failed_total") for each in ranks)),
     )
-
-
-def _rate(same: Sequence[LevelTotals]) -> float | None:
-    """Bytes per second of the ranks that have written, together, while each was at it."""
-    rates = [each.last_bytes / each.last_busy_s for each in same if each.last_bytes and each.last_busy_s > 0]
-    return sum(rates) if rates else None
 
 
 def _checkpoints(ranks: Sequence[RankStatus], now_s: float) -> Iterator[CheckpointView]:

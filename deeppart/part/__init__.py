@@ -3,6 +3,7 @@
 Knows nothing of tensors, ranks' communication or directories: bytes go out through a sink and come in from a source.
 """
 
+from deeppart.errors import short
 from deeppart.part.format import (
     BASE_DTYPE,
     CHUNK_DTYPE,
@@ -21,26 +22,15 @@ from deeppart.part.format import (
     parse_base_file_name,
     parse_part_file_name,
     part_file_name,
-    short,
 )
 from deeppart.part.json_text import parse_json
 from deeppart.part.manifest import MAX_MANIFEST_BYTES, decode_manifest, encode_manifest
-from deeppart.part.node_file import (
-    SECTION_ALIGNMENT,
-    NodeTable,
-    Section,
-    SectionPath,
-    node_file_name,
-    parse_node_file_name,
-    parse_section_path,
-    section_file,
-)
 from deeppart.part.parity import ParityReader, ParityWriter, is_parity_file_name, parity_file_name, set_id, stripes_of
 from deeppart.part.reader import PartReader, check_encoded
 from deeppart.part.signing import KeyFiles, Signing, check_strong_digest, read_key_files, strong_digest
-from deeppart.part.source import ByteSource, FileSource, MemorySource, read_any_table, read_table
+from deeppart.part.source import ByteSource, FileSource, MemorySource
 from deeppart.part.suspects import MAX_SUSPECT_BYTES, decode_suspicion, encode_suspicion
-from deeppart.part.writer import ChunkPlace, PartSummary, PartWriter, Sink, most_part_bytes
+from deeppart.part.writer import ChunkPlace, PartSummary, PartWriter, Sink
 
 __all__ = [
     "BASE_DTYPE",
@@ -54,7 +44,6 @@ __all__ = [
     "MAX_SUSPECT_BYTES",
     "MAX_WORLD_SIZE",
     "OWN_TABLE",
-    "SECTION_ALIGNMENT",
     "SHARED_TABLE",
     "SPAN_DTYPE",
     "ByteSource",
@@ -62,15 +51,12 @@ __all__ = [
     "FileSource",
     "KeyFiles",
     "MemorySource",
-    "NodeTable",
     "ParityReader",
     "ParityWriter",
     "PartHeader",
     "PartReader",
     "PartSummary",
     "PartWriter",
-    "Section",
-    "SectionPath",
     "Signing",
     "Sink",
     "base_file_name",
@@ -82,19 +68,12 @@ __all__ = [
     "encode_suspicion",
     "is_hex32",
     "is_parity_file_name",
-    "most_part_bytes",
-    "node_file_name",
     "parity_file_name",
     "parse_base_file_name",
     "parse_json",
-    "parse_node_file_name",
     "parse_part_file_name",
-    "parse_section_path",
     "part_file_name",
-    "read_any_table",
     "read_key_files",
-    "read_table",
-    "section_file",
     "set_id",
     "short",
     "stripes_of",

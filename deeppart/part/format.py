@@ -17,13 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from deeppart.errors import CorruptFileError, FormatError, NewerFormatError
+from deeppart.errors import CorruptFileError, FormatError, NewerFormatError, short
 from deeppart.model import Attempt
 from deeppart.part.signing import STRONG_DIGEST_BYTES, TAG_BYTES
 
-#: The newest that is read. Parts without bases are written in version 1, others in version 2, signed ones in version 3.
-FORMAT_VERSION: Final = 3
-SIGNED_VERSION: Final = 3
+#: Of every file of a checkpoint: parts, parity, manifests, suspect records, and the documents in them.
+FORMAT_VERSION: Final = 6
 
 #: First byte not ASCII, then CR LF, ^Z, LF, as PNG does: a transfer in text mode damages it visibly.
 HEADER_MAGIC: Final = b"\x89DPP\r\n\x1a\n"
@@ -92,7 +91,7 @@ BASE_DTYPE: Final = np.dtype([("index_digest", "u1", (16,)), ("nbytes", "<u8"), 
 #: A structured array of CHUNK_DTYPE, SPAN_DTYPE or BASE_DTYPE.
 Table = npt.NDArray[np.void]
 
-_HEADER = struct.Struct("<8sII16s16sQQII")
+_HEADER = struct.Struct("<8sII16s16sQQIII")
 _FOOTER = struct.Struct("<8sQQQ16s8s")
 _DIGEST64_BYTES = 8
 #: What a dtype tag may look like; the file pads it with zeros to 16 bytes.
@@ -137,18 +136,6 @@ def is_hex32(text: object) -> bool:
     return isinstance(text, str) and _HEX32.fullmatch(text) is not None
 
 
-#: What may hold one thing many times: the repr of some hundred bytes of a pickle may have no end.
-_NESTED = (list, dict, tuple, set, frozenset)
-
-
-def short(value: object) -> str:
-    """Describe what was found in a file in at most 120 characters; it may be anything, and as long as the file."""
-    if isinstance(value, _NESTED) and (type(value) is not tuple or any(isinstance(each, _NESTED) for each in value)):
-        return f"a {type(value).__name__} of {len(value)}"  # not its repr: it may be nested deeper than repr can go
-    text = repr(value[:120] if isinstance(value, (str, bytes)) else value)
-    return text if len(text) <= 120 else text[:117] + "..."
-
-
 def bad_attempt(attempt: Attempt, rank: int) -> str | None:
     """Return what is wrong with an identity, or None: hex fields, counters, world size and rank within limits."""
     numbers = (("sequence", attempt.sequence, MAX_COUNTER), ("step", attempt.step, MAX_COUNTER))
@@ -169,12 +156,12 @@ class PartHeader:
 
     Attributes:
         attempt, rank: whose.
-        version: of the format: 3 if the part is signed, else 2 if chunks of it may lie in other files, else 1.
+        signed: true if the index has strong digests of the chunks, and ends with a tag.
     """
 
     attempt: Attempt
     rank: int
-    version: int = 1
+    signed: bool = False
 
     def encode(self) -> bytes:
         """Return the header block, 4096 bytes."""
@@ -184,7 +171,7 @@ class PartHeader:
         attempt = self.attempt
         fields = _HEADER.pack(
             HEADER_MAGIC,
-            self.version,
+            FORMAT_VERSION,
             HEADER_BYTES,
             bytes.fromhex(attempt.lineage),
             bytes.fromhex(attempt.session),
@@ -192,6 +179,7 @@ class PartHeader:
             attempt.step,
             self.rank,
             attempt.world_size,
+            int(self.signed),
         )
         body = fields.ljust(HEADER_BYTES - _DIGEST64_BYTES, b"\0")
         return body + xxhash.xxh3_64_digest(body)
@@ -200,29 +188,22 @@ class PartHeader:
     def decode(cls, data: bytes | memoryview, *, where: str) -> PartHeader:
         """Read and check a header block of 4096 bytes."""
         block = bytes(data)
-        magic, version, length, lineage, session, sequence, step, rank, world_size = _HEADER.unpack_from(block)
+        magic, version, length, lineage, session, sequence, step, rank, world_size, signed = _HEADER.unpack_from(block)
         if magic != HEADER_MAGIC:
             raise corrupt("not a deeppart part file", expected=repr(HEADER_MAGIC), found=repr(magic), where=where)
-        # Before the version: later versions keep magic, version and this digest in place (docs/format.md), so a
-        # flipped bit in the version is told apart from a newer file.
+        # Before the version: all versions have magic, version and this digest in the same places (docs/format.md), so
+        # a flipped bit in the version is told apart from another version.
         body = block[: HEADER_BYTES - _DIGEST64_BYTES]
         check_digest("header", body, block[len(body) :], where=where)
-        if version > FORMAT_VERSION:
-            raise NewerFormatError(
-                f"this part file has format version {version}; this deeppart reads up to version {FORMAT_VERSION}",
-                expected=f"format version {FORMAT_VERSION}",
-                found=f"format version {version}",
-                where=where,
-                todo="read the checkpoint with a newer deeppart",
-            )
-        if version < 1 or length != HEADER_BYTES or body[_HEADER.size :].strip(b"\0"):
+        check_version("part file", version, where)
+        if signed > 1 or length != HEADER_BYTES or body[_HEADER.size :].strip(b"\0"):
             raise corrupt(
-                f"the header is not one of format versions 1 to {FORMAT_VERSION}",
-                expected=f"version 1 to {FORMAT_VERSION}, {HEADER_BYTES} bytes, zeros behind the fields",
-                found=f"version {version}, {length} bytes",
+                "the header of a part is not as it is written",
+                expected=f"{HEADER_BYTES} bytes, signed or not, zeros behind the fields",
+                found=f"{length} bytes, signed {signed}",
                 where=where,
             )
-        header = cls(Attempt(lineage.hex(), session.hex(), sequence, step, world_size), rank, version)
+        header = cls(Attempt(lineage.hex(), session.hex(), sequence, step, world_size), rank, bool(signed))
         wrong = bad_attempt(header.attempt, header.rank)
         if wrong is not None:
             raise corrupt("the header holds an impossible value", found=wrong, where=where)
@@ -280,6 +261,21 @@ class PartFooter:
                 where=where,
             )
         return cls(index_offset, index_length, length, index_digest)
+
+
+def check_version(what: str, version: int, where: str) -> None:
+    """Refuse a file of any version but this one."""
+    if version == FORMAT_VERSION:
+        return
+    newer = version > FORMAT_VERSION
+    reader = "a newer deeppart" if newer else "the version of deeppart that has written it"
+    raise (NewerFormatError if newer else FormatError)(
+        f"this {what} has format version {version}; this deeppart reads version {FORMAT_VERSION}",
+        expected=f"format version {FORMAT_VERSION}",
+        found=f"format version {version}",
+        where=where,
+        todo=f"read the checkpoint with {reader}",
+    )
 
 
 def check_digest(what: str, body: bytes | memoryview, digest: bytes | memoryview, *, where: str) -> None:

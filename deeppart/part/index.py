@@ -59,10 +59,10 @@ class PartIndex:
         return b"".join((head, *tables, self.meta))
 
     @classmethod
-    def decode(cls, data: bytes, *, payload_end: int, header_digest: bytes, where: str, version: int = 1) -> PartIndex:
+    def decode(cls, data: bytes, *, payload_end: int, header_digest: bytes, where: str, signed: bool) -> PartIndex:
         """Read and check an index whose digest has been checked; the arrays are read-only views of ``data``."""
         magic, n_chunks, n_spans, n_meta, raw_bytes, tied_to, n_bases, reserved = _HEAD.unpack_from(data)
-        if magic != INDEX_MAGIC or reserved != bytes(12) or (n_bases and version == 1):
+        if magic != INDEX_MAGIC or reserved != bytes(12):
             raise corrupt("the index has no valid head", expected=repr(INDEX_MAGIC), found=repr(magic), where=where)
         if tied_to != header_digest:
             raise corrupt(
@@ -75,7 +75,6 @@ class PartIndex:
         chunks_end = INDEX_HEAD_BYTES + n_chunks * CHUNK_DTYPE.itemsize
         spans_end = chunks_end + n_spans * SPAN_DTYPE.itemsize
         bases_end = spans_end + n_bases * BASE_DTYPE.itemsize
-        signed = version >= fmt.SIGNED_VERSION
         n_strong = n_chunks if signed else 0
         strong_end = bases_end + n_strong * STRONG_DIGEST_BYTES
         meta_end = strong_end + n_meta

@@ -1,4 +1,4 @@
-"""The bytes of a parity file, format version 1: one member's share of the parity of a set (docs/format.md).
+"""The bytes of a parity file: one member's share of the parity of a set (docs/format.md).
 
     header (4096 bytes) | payload: m blocks per row, back to back | index | footer (64 bytes)
 
@@ -19,16 +19,15 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from deeppart.errors import FormatError, NewerFormatError
+from deeppart.errors import FormatError, short
 from deeppart.model import Attempt, ParityIdentity, ParityMember
 from deeppart.part import format as fmt
-from deeppart.part.format import PartFooter, bad_attempt, check_digest, corrupt, is_hex32
+from deeppart.part.format import PartFooter, bad_attempt, check_digest, check_version, corrupt, is_hex32
 from deeppart.part.json_text import parse_json
 from deeppart.part.source import ByteSource
 from deeppart.part.writer import Sink
 from deeppart.plan.redundancy import ALIGNMENT, MOST_MEMBERS, Stripes
 
-PARITY_VERSION: Final = 1
 PARITY_MAGIC: Final = b"\x89DPY\r\n\x1a\n"
 INDEX_MAGIC: Final = b"DPYINDEX"
 DIGEST_BYTES: Final = 16
@@ -218,7 +217,7 @@ def _encode_header(identity: ParityIdentity) -> bytes:
     attempt = identity.attempt
     fields = _HEADER.pack(
         PARITY_MAGIC,
-        PARITY_VERSION,
+        fmt.FORMAT_VERSION,
         fmt.HEADER_BYTES,
         bytes.fromhex(attempt.lineage),
         bytes.fromhex(attempt.session),
@@ -252,14 +251,9 @@ def _decode_header(block: bytes, where: str) -> tuple[Attempt, _Numbers]:
     if magic != PARITY_MAGIC:
         raise corrupt("not a deeppart parity file", expected=repr(PARITY_MAGIC), found=repr(magic), where=where)
     check_digest("header", block[:-8], block[-8:], where=where)
-    if version > PARITY_VERSION:
-        raise NewerFormatError(
-            f"this parity file has format version {version}; this deeppart reads up to version {PARITY_VERSION}",
-            where=where,
-            todo="restore with a newer deeppart",
-        )
-    if version != PARITY_VERSION or length != fmt.HEADER_BYTES or block[_HEADER.size : -8].strip(b"\0"):
-        raise corrupt("the header is not one of parity version 1", found=f"version {version}", where=where)
+    check_version("parity file", version, where)
+    if length != fmt.HEADER_BYTES or block[_HEADER.size : -8].strip(b"\0"):
+        raise corrupt("the header of a parity file is not as it is written", found=f"{length} bytes", where=where)
     attempt = Attempt(lineage.hex(), session.hex(), sequence, step, world_size)
     return attempt, _Numbers._make([*numbers, name])
 
@@ -309,7 +303,7 @@ def _bad_identity(identity: ParityIdentity) -> str | None:
             sound = sound and type(member.nbytes) is int and fmt.MIN_FILE_BYTES <= member.nbytes <= fmt.MAX_FILE_BYTES
             sound = sound and is_hex32(member.index_digest)
         if not sound:
-            return f"a member with part {fmt.short(member.part)} of {fmt.short(member.nbytes)} bytes"
+            return f"a member with part {short(member.part)} of {short(member.nbytes)} bytes"
     if len(set(parts)) != len(parts) or not parts:
         return "no part, or a part twice"
     stripes = stripes_of(identity)

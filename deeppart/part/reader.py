@@ -90,7 +90,7 @@ class PartReader:
         data = bytes(self._read(self._footer.index_offset, self._footer.index_length))
         self._head, self._tail = bytes(block), data + bytes(end)
         check_digest("index", data, self._footer.index_digest, where=where)
-        self.signed, self._signing = header.version >= fmt.SIGNED_VERSION, signing
+        self.signed, self._signing = header.signed, signing
         if signing is not None:
             tag = data[-TAG_BYTES:] if self.signed else None
             what = f"part {self.rank} of step {self.attempt.step}"
@@ -100,7 +100,7 @@ class PartReader:
             payload_end=self._footer.index_offset,
             header_digest=bytes(block[-8:]),
             where=where,
-            version=header.version,
+            signed=header.signed,
         )
         self.bases = tuple(
             BaseRecord(row["index_digest"].tobytes().hex(), int(row["nbytes"]), int(row["step"])) for row in index.bases

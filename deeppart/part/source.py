@@ -1,13 +1,12 @@
-"""The sources from which a reader gets the bytes of a part: a file, a section of one, or memory (a part rebuilt from
-parity).
+"""The sources from which a reader gets the bytes of a part: a file, or memory (a part rebuilt from parity).
 
 Invariants
 ----------
 * ``read_at`` and ``read_into`` give all the bytes asked for or raise; they keep no position, so threads may share a
   source.
 * Any number may be open: only so many have a descriptor at a time (:class:`deeppart.access.ReadFile`).
-* Only regular files are opened, as :mod:`deeppart.access` reaches them: never through a symbolic link below a directory
-  that is guarded, and a FIFO cannot block us.
+* Only regular files are opened, as :mod:`deeppart.access` reaches them: never through a symbolic link below a root, and
+  a FIFO cannot block us.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import errno
 import mmap
 import os
 import threading
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
@@ -27,15 +27,6 @@ from deeppart import access
 from deeppart.access.hanging import storage_operation
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.part.format import corrupt
-from deeppart.part.node_file import (
-    NODE_FOOTER_BYTES,
-    TABLE_NAME_BYTES,
-    NodeFooter,
-    NodeTable,
-    Section,
-    SectionPath,
-    parse_section_path,
-)
 
 
 class ByteSource(Protocol):
@@ -60,46 +51,32 @@ class ByteSource(Protocol):
 
 
 class FileSource:
-    """A regular file, or a section of a node file, read with pread.
+    """A regular file, read with pread.
 
-    A context manager; it also closes the files it has opened beside its own. Offsets are those in the section.
+    A context manager; it also closes the files it has opened beside its own.
 
     Attributes:
         path: as given.
-        file_path: the path of the file, which the section is in.
+        location: the same, as a path that may know its root.
         size: length in bytes.
         written: when the file was last written to, in seconds since 1970.
-        identity: device, inode, and offset of the section in the file: 0 for a file as a whole.
-        section: the row of the table; None for a file as a whole.
+        identity: device and inode.
     """
 
-    def __init__(self, path: str | os.PathLike[str], section: Section | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
+        self.location = path if isinstance(path, Path) else Path(path)
         self._beside: dict[str, FileSource] = {}
         self._opening = threading.Lock()
-        place = parse_section_path(self.path)
-        self.file_path = self.path if place is None else place.file
-        self.section = section
         try:
-            self._file = access.ReadFile(self.file_path)
+            self._file = access.ReadFile(self.location, access.open_file)
         except access.NotRegularError as error:
             raise corrupt(str(error.strerror), expected="a regular file", where=self.path) from error
         except OSError as error:
             raise self._storage_error("cannot open a part file", error) from error
         status = self._file.status
         self.size, self.written = status.st_size, status.st_mtime
-        self._offset = 0
-        try:
-            if place is not None:
-                self.section = read_table(self, place).section(place.rank, self.path)
-            if self.section is not None:
-                self._check_range(self.section.offset, self.section.nbytes)
-                self.size, self._offset = self.section.nbytes, self.section.offset
-        except BaseException:
-            self.close()
-            raise
-        self.identity = status.st_dev, status.st_ino, self._offset
-        self._file_identity = status.st_dev, status.st_ino, status.st_size
+        self.identity = status.st_dev, status.st_ino
 
     def read_at(self, offset: int, length: int) -> memoryview:
         """Return exactly ``length`` bytes from ``offset``."""
@@ -115,7 +92,7 @@ class FileSource:
         while rest:
             try:
                 with self._file.descriptor() as descriptor, storage_operation("read", self.path):
-                    count = os.preadv(descriptor, [rest], self._offset + offset)
+                    count = os.preadv(descriptor, [rest], offset)
             except OSError as error:
                 raise self._storage_error(f"cannot read {len(rest)} bytes at {offset} of a part file", error) from error
             if count == 0:
@@ -126,12 +103,12 @@ class FileSource:
     def has_its_name(self) -> bool:
         """True if the file that was opened still has its name and its length; asks the file system."""
         try:
-            status = access.lstat(self.file_path)
+            status = access.lstat(self.location)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
             raise self._storage_error("cannot look at a part file", error) from error
-        return (status.st_dev, status.st_ino, status.st_size) == self._file_identity
+        return (status.st_dev, status.st_ino) == self.identity and status.st_size == self.size
 
     def mapped(self, start: int, stop: int) -> memoryview:
         """A stretch of it as memory, read-only; stays valid when the source is closed.
@@ -146,10 +123,10 @@ class FileSource:
         return self._map(mmap.MAP_SHARED, mmap.PROT_READ, 0, self.size)
 
     def _map(self, flags: int, protection: int, start: int, stop: int) -> memoryview:
-        before = (self._offset + start) % mmap.PAGESIZE
+        before = start % mmap.PAGESIZE
         try:
             with self._file.descriptor() as descriptor:
-                first = self._offset + start - before
+                first = start - before
                 return map_file(descriptor, first, before + stop - start, flags, protection)[before:]
         except OSError as error:
             raise self._storage_error("cannot map a part file", error) from error
@@ -158,7 +135,7 @@ class FileSource:
         """The file ``name`` in the same directory, opened once."""
         with self._opening:
             if name not in self._beside:
-                self._beside[name] = FileSource(os.path.join(os.path.dirname(self.file_path), name))
+                self._beside[name] = FileSource(self.location.with_name(name))
             return self._beside[name]
 
     def close(self) -> None:
@@ -191,28 +168,6 @@ class FileSource:
     def _storage_error(self, summary: str, error: OSError) -> StorageError:
         found = {"found": os.strerror(error.errno or 0), "where": self.path} | access.answers(error)
         return StorageError(summary, errno=error.errno, **found)
-
-
-def read_table(source: ByteSource, place: SectionPath) -> NodeTable:
-    """The table of a node file."""
-    return _table(source, place.file, (place.first, place.world_size))
-
-
-def read_any_table(source: ByteSource, where: str) -> NodeTable:
-    """The same, whatever name the file ought to have: as itself says."""
-    return _table(source, where, None)
-
-
-def _table(source: ByteSource, where: str, name: tuple[int, int] | None) -> NodeTable:
-    if source.size < NODE_FOOTER_BYTES:
-        found = f"{source.size} bytes"
-        raise corrupt("a node file is too short", expected=f"{NODE_FOOTER_BYTES} bytes", found=found, where=where)
-    data = source.read_at(source.size - NODE_FOOTER_BYTES, NODE_FOOTER_BYTES)
-    footer = NodeFooter.decode(data, file_length=source.size, where=where)
-    first, world_size = name or NodeTable.name_in(source.read_at(footer.table_offset, TABLE_NAME_BYTES))
-    footer.check_length(world_size, where)
-    table = source.read_at(footer.table_offset, footer.table_length)
-    return NodeTable.decode(table, footer, first, world_size, where=where)
 
 
 class MemorySource:

@@ -28,7 +28,7 @@ from deeppart.model import Attempt, BaseRecord, PartRecord
 from deeppart.part import format as fmt
 from deeppart.part.format import BASE_DTYPE, CHUNK_DTYPE, SPAN_DTYPE, PartFooter, PartHeader, Table
 from deeppart.part.index import NO_STRONG, PartIndex
-from deeppart.part.signing import PART, STRONG_DIGEST_BYTES, TAG_BYTES, Signing, strong_digest
+from deeppart.part.signing import PART, STRONG_DIGEST_BYTES, Signing, strong_digest
 
 _CHUNK_ROW = struct.Struct("<QQQHHI16s16s16s")  # CHUNK_DTYPE, one row
 
@@ -67,9 +67,9 @@ class PartSummary:
     index_digest: str
     strong: npt.NDArray[np.uint8] = field(default_factory=lambda: NO_STRONG)
 
-    def record(self, attempt: Attempt, rank: int, on_node: PartSummary | None = None, file: str = "") -> PartRecord:
+    def record(self, attempt: Attempt, rank: int, on_node: PartSummary | None = None) -> PartRecord:
         """Return what the manifest says of this part."""
-        name = file or fmt.part_file_name(rank, attempt.world_size)
+        name = fmt.part_file_name(rank, attempt.world_size)
         node_digest = "" if on_node is None or on_node.index_digest == self.index_digest else on_node.index_digest
         digests = (self.digest, self.index_digest, node_digest)
         return PartRecord(rank, name, self.nbytes, self.raw_bytes, *digests, self.referenced_bytes)
@@ -92,26 +92,10 @@ class ChunkPlace:
     base: BaseRecord | None = None
 
 
-def most_part_bytes(
-    raw_bytes: int, chunks: int, spans: int, meta_bytes: int, *, bases: int = 0, signed: bool = False
-) -> int:
-    """Length that the file of a part with these tables cannot exceed, whatever its chunks are encoded with.
-
-    A part whose chunks are all stored raw in it is so long. No codec makes a chunk longer: the writer refuses one that
-    is (:func:`_bad_chunk`). A chunk that lies in a base takes no bytes here.
-    """
-    per_chunk = fmt.CHUNK_DTYPE.itemsize + (STRONG_DIGEST_BYTES if signed else 0)
-    tables = chunks * per_chunk + spans * SPAN_DTYPE.itemsize + bases * BASE_DTYPE.itemsize
-    index = fmt.INDEX_HEAD_BYTES + tables + meta_bytes + (TAG_BYTES if signed else 0)
-    return fmt.HEADER_BYTES + raw_bytes + index + fmt.FOOTER_BYTES
-
-
 class PartWriter:
     """Writes a part: ``add_chunk`` for each chunk in raw-stream order, then ``finish``."""
 
-    def __init__(
-        self, sink: Sink, attempt: Attempt, rank: int, *, refers: bool = False, signing: Signing | None = None
-    ) -> None:
+    def __init__(self, sink: Sink, attempt: Attempt, rank: int, *, signing: Signing | None = None) -> None:
         self._sink = sink
         self._where = f"step {attempt.step}, part of rank {rank}, being written"
         self._hash = xxhash.xxh3_128()
@@ -120,9 +104,8 @@ class PartWriter:
         self._rows, self._strong = bytearray(), bytearray()
         self._usable = True
         self._bases: dict[BaseRecord, int] = {}
-        self._refers, self._signing = refers, signing
-        version = fmt.SIGNED_VERSION if signing is not None else 2 if refers else 1
-        self._header = PartHeader(attempt, rank, version).encode()
+        self._signing = signing
+        self._header = PartHeader(attempt, rank, signing is not None).encode()
         self._write(self._header)
 
     def add_chunk(self, raw: memoryview, encoded: EncodedChunk, *, dtype: str = "", flags: int = 0) -> ChunkPlace:
@@ -152,8 +135,8 @@ class PartWriter:
     def add_reference(self, raw_length: int, place: ChunkPlace, *, dtype: str = "", flags: int = 0) -> ChunkPlace:
         """Add the next chunk of the raw stream, which lies in a base."""
         self._check_usable()
-        if place.base is None or not self._refers:
-            raise FormatError("a chunk cannot be referred to", found="no base, or format version 1", where=self._where)
+        if place.base is None:
+            raise FormatError("a chunk cannot be referred to", found="no base", where=self._where)
         self._note(self._row(raw_length, place, dtype, flags), raw_length, place)
         return place
 

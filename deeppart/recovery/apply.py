@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from deeppart.errors import (
     DeeppartError,
     DeeppartWarning,
     RemoteRankError,
-    StateError,
     StructureMismatchError,
 )
 from deeppart.model import Box, RestoreReport
@@ -40,12 +39,10 @@ from deeppart.state.document.ties import address, assign, conflicting, overlappi
 from deeppart.state.document.whole import ShardSource
 from deeppart.state.restore.composites import leaves_to_check
 from deeppart.state.restore.merge import cast_into, check_composites, put, tie
-from deeppart.state.restore.request import Asked
 from deeppart.state.restore.scatter import ANY_PART, LiveBox, Scatter, Wanted, wanted_of
-from deeppart.state.tree.flat import ArrayLeaf, Branch, Node, ShardedLeaf, ValueLeaf
 from deeppart.state.tree.globs import Replication, Ways
 from deeppart.state.tree.leaves import Array, leaf_type, new_array
-from deeppart.state.tree.paths import Path, id_key, id_keys, readable
+from deeppart.state.tree.paths import readable
 from deeppart.state.tree.sharded import read_shards
 
 T = TypeVar("T")
@@ -53,8 +50,6 @@ _MATCHING = "matching the live state with the checkpoint failed"
 _SHARING = "looking for live leaves that share memory failed"
 _COMPARING = "live leaves that share some of their memory could not be compared"
 _HANDING = "handing what was restored to the live state failed"
-_CALLING = "a function of the caller failed"
-_CALLED_TODO = "everything else has been restored; what the function was to do has not been done on all ranks"
 _TODO = "fix what that rank reports and build the state again: it may hold bytes of the checkpoint already"
 
 
@@ -97,7 +92,6 @@ def _restore_state(
         mapped = restoring.map_old_ranks(matched, old)
         to_fill = restoring.look_for_overlaps(matched, mapped)
         restoring.write(matched, mapped, to_fill)
-    restoring.tell(matched, live.asked)
     report = report_of(matched, tables.loaded_bytes, tables.saved_bytes)
     return report, notices(matched, ranks.comm.size), list(matched.own.names)
 
@@ -119,7 +113,7 @@ class _Restoring:
 
     def match(self, whole: SavedStep, live: LiveState, replication: Replication) -> tuple[Matched, OldLeaves]:
         """Match the live state; and memory for what old ranks had, where it is asked for."""
-        comm, flat, request = self._comm, live.flat, live.asked.request
+        comm, flat, request = self._comm, live.flat, live.request
         saved, choice = self._together(lambda: narrowed(whole, flat, request, live.outermost), _MATCHING)
         saved = with_own_of_all(saved, whole, comm, self._what, self._timeout)
         self._together(lambda: check_step(saved, self._tables.indexes, self._ways, comm.size), _MATCHING)
@@ -181,11 +175,6 @@ class _Restoring:
             self._hand_over(matched, to_fill)
 
         self._together(hand_over, _HANDING, _TODO)
-
-    def tell(self, matched: Matched, asked: Asked) -> None:
-        """Call the caller's functions with what the checkpoint lacks, and with what was left out."""
-        if asked.on_missing is not None or asked.on_unexpected is not None:
-            self._together(lambda: call_back(matched, asked), _CALLING, _CALLED_TODO)
 
     def _check_sources(self, failure: Failure | None, *, has_begun: bool = False) -> None:
         """Raise SourcesFailedError if a source failed on any rank, or may have changed since its bytes were checked."""
@@ -411,49 +400,6 @@ def to_cast(matched: Matched, arrays: Mapping[int, Array]) -> Iterator[tuple[Arr
         if index in target.sharded:
             live = (matched.flat.data[number] for number in target.sharded[index].numbers)
             yield from zip(live, shards, strict=True)
-
-
-def call_back(matched: Matched, asked: Asked) -> None:
-    """Call the functions of the caller."""
-    choice = matched.choice
-    if choice is None:
-        return
-    if asked.on_missing is not None:
-        for path in choice.missing:
-            _call("on_missing", asked.on_missing, path, _live_item(matched, path))
-    if asked.on_unexpected is not None:
-        for path in choice.unexpected:
-            _call("on_unexpected", asked.on_unexpected, path)
-
-
-def _call(name: str, function: Any, path: Path, *more: Any) -> None:
-    try:
-        function(readable(path), *more)
-    except DeeppartError:
-        raise
-    except Exception as error:
-        raise StateError(
-            f"the {name} function failed; everything else has been restored",
-            found=f"{type(error).__name__}: {error}",
-            where=f"path {readable(path)}",
-        ) from error
-
-
-def _live_item(matched: Matched, path: Path) -> Any:
-    """What is at a path of the live state: a tensor, array, value, container or object."""
-    node: Node = matched.flat.root
-    for key in path:
-        while isinstance(node, Branch) and node.kind == "object":
-            node = node.children[0]
-        assert isinstance(node, Branch)
-        node = node.children[list(id_keys(node.keys)).index(id_key(key))]
-    if isinstance(node, ArrayLeaf):
-        return matched.flat.data[node.index]
-    if isinstance(node, ShardedLeaf):
-        return node.item
-    if isinstance(node, ValueLeaf):
-        return node.value
-    return node.container if isinstance(node, Branch) else None
 
 
 def lacks_bytes(matched: Matched, tables: Tables) -> bool:

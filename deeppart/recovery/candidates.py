@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from deeppart.comm import Comm
 from deeppart.errors import CheckpointError, RestoreError, as_error, lacks_descriptors, on_ranks
@@ -94,6 +95,7 @@ class Reading:
         arena: memory for what is exchanged to rebuild parts.
         signing: the keys to check with, or None.
         threads: of this rank, that read and check.
+        at: makes a path of a source's text, below the directory that it lies in.
     """
 
     comm: Comm
@@ -102,6 +104,7 @@ class Reading:
     arena: Arena
     signing: Signing | None = None
     threads: int = LEAST_THREADS
+    at: Callable[[str], Path] = Path
 
 
 def recover(
@@ -246,7 +249,7 @@ def _read_mine(
         for read in assigned:
             if read.source.rebuild is None:
                 try:
-                    source = files.enter_context(FileSource(read.source.path))
+                    source = files.enter_context(FileSource(reading.at(read.source.path)))
                     opened[read.part] = OpenedPart(source, read, attempt, reading.signing, rank)
                 except Exception as error:  # of whatever kind: the other ranks wait for what this one has read
                     failures.append(failure_of(read, rank, error))
@@ -297,7 +300,7 @@ def _rebuild_mine(
     comm = reading.comm
     wanted = [Wanted(read.part, read.reader, read.source.rebuild) for read in reads if read.source.rebuild]
     try:
-        rebuilt = reading.run(rebuild_parts(comm, wanted, space, reading.arena, careful=careful), what)
+        rebuilt = reading.run(rebuild_parts(comm, wanted, space, reading.arena, reading.at, careful=careful), what)
     except NoExchangeMemoryError as error:  # on all ranks
         rebuilt = Rebuilt(dict.fromkeys((each.part for each in wanted), one_line(error)))
     mine: dict[int, LoadedPart] = {}

@@ -28,7 +28,7 @@ from deeppart.state.document.structure import (
     SavedSharded,
     Structure,
 )
-from deeppart.state.restore.request import IGNORE, Request, counterparts
+from deeppart.state.restore.request import Request, counterparts
 from deeppart.state.tree.flat import Branch, Node
 from deeppart.state.tree.paths import IdKey, Key, Path, id_key, id_keys
 
@@ -135,7 +135,7 @@ class NarrowReading:
             yield from self._leaves(saved.children[0], live, path, is_asked, whole=whole)
             return
         mine = dict(zip(id_keys(live.keys), live.children, strict=True)) if isinstance(live, Branch) else {}
-        may_lack = self._alike and not whole and request.unexpected == IGNORE and bool(mine) and saved.kind in DICTS
+        may_lack = self._alike and not whole and request.strict is False and bool(mine) and saved.kind in DICTS
         for key, child in zip(self._names(saved, live, path), saved.children, strict=True):
             found = mine.get(id_key(key))
             if found is not None or not may_lack:

@@ -18,7 +18,7 @@ from deeppart.recovery.narrow_reading import Outermost
 from deeppart.recovery.saved import SavedStep
 from deeppart.state.document.structure import DICTS, SavedValue, array_numbers, walk_tree
 from deeppart.state.restore.choosing import Choice, choose, needs_choice, unmet_globs
-from deeppart.state.restore.request import Asked, Request, counterpart
+from deeppart.state.restore.request import Request, counterpart
 from deeppart.state.restore.target import decode_values
 from deeppart.state.tree.flat import ApartRules, Branch, FlatState, Node
 from deeppart.state.tree.flatten import flatten
@@ -26,7 +26,7 @@ from deeppart.state.tree.globs import Excluded
 from deeppart.state.tree.leaves import check_tensor
 from deeppart.state.tree.objects import is_optimizer
 from deeppart.state.tree.paths import ExactPath, Path, exact, id_key, id_keys, readable
-from deeppart.state.tree.runs import encode_leaf_value
+from deeppart.state.tree.values import encode_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +35,24 @@ class LiveState:
 
     Attributes:
         flat: the state, taken apart.
-        asked: what of a step; the same on all ranks.
+        request: what of a step; the same on all ranks.
         outermost: keys of the outermost dict of any rank's live state, as of :func:`outermost_keys`.
         alike: the live states of all ranks have the same leaves; not found out where everything is asked for.
     """
 
     flat: FlatState
-    asked: Asked
+    request: Request
     outermost: Outermost = None
     alike: bool = False
 
 
-def look_at_live(state: Any, asked: Asked, comm: Comm, timeout: float, *, is_filled: bool = True) -> LiveState:
+def look_at_live(state: Any, request: Request, comm: Comm, timeout: float, *, is_filled: bool = True) -> LiveState:
     """Take the live state of each rank apart (collective)."""
-    excluded = asked.request.settings
+    excluded = request.settings
     what = "looking at the live state failed", ("restore", timeout)
     flat = together(comm, lambda: flatten_live(state, excluded, is_filled=is_filled), *what)
-    outermost = outermost_keys(flat, asked.request, comm, "restore", timeout)
-    return LiveState(flat, asked, outermost, not asked.request.is_default and _are_alike(flat, comm, timeout))
+    outermost = outermost_keys(flat, request, comm, "restore", timeout)
+    return LiveState(flat, request, outermost, not request.is_default and _are_alike(flat, comm, timeout))
 
 
 def _are_alike(flat: FlatState, comm: Comm, timeout: float) -> bool:
@@ -210,7 +210,7 @@ def refusal_of_state(flat: FlatState, is_left_out: Callable[[Path], bool] | None
                 check_tensor(torch.empty(0, device="meta"), readable(unmade.path))
         for leaf in flat.values:
             if is_left_out is None or not is_left_out(leaf.path):
-                encode_leaf_value(leaf.value, readable(leaf.path))
+                encode_value(leaf.value, readable(leaf.path))
     except DeeppartError as error:
         return error
     return None

@@ -41,7 +41,6 @@ class FilePlace:
 
     Attributes:
         path, device, inode: of the file, which that rank has mapped.
-        offset: of the section that the part is, in a node file; 0 for a file of its own.
         first, raw_bytes: the stretch, in the part's file.
         is_on_a_node: the file is on a node's storage, from which other jobs there may take it away.
     """
@@ -49,7 +48,6 @@ class FilePlace:
     path: str
     device: int
     inode: int
-    offset: int
     first: int
     raw_bytes: int
     is_on_a_node: bool
@@ -73,7 +71,7 @@ class LoadedPart:
 
     reader: PartReader
     raw: Bytes
-    source: str | MemorySource | None
+    source: Path | MemorySource | None
     used_in_place: FileSource | None = None
     place: FilePlace | None = None
     chunks: range | None = None
@@ -130,9 +128,9 @@ class LoadedPart:
 
     def bases(self) -> list[tuple[str, Path]]:
         """Name and path of the files in which chunks of the part lie, besides its own."""
-        if not isinstance(self.source, str):
+        if not isinstance(self.source, Path):
             return []
-        return [(name, Path(self.source).with_name(name)) for name in self.reader.base_names]
+        return [(name, self.source.with_name(name)) for name in self.reader.base_names]
 
 
 def problem_of(file: FileSource, ask_digests: Callable[[], Problem]) -> Problem:
@@ -183,7 +181,7 @@ class OpenedPart:
         self._start = int(self._reader.chunks["offset"][self._mine.start]) if self._mine else 0
         self._stop = self._start + raw_bytes
         self._in_place = isinstance(source, MemorySource) and self._is_payload
-        self._in_place |= may_share and isinstance(source, FileSource) and lies_in_memory(source.file_path)
+        self._in_place |= may_share and isinstance(source, FileSource) and lies_in_memory(source.path)
         self._pinned: LockedFile | None = None
         if may_share and not self._in_place and isinstance(source, FileSource):
             self._pinned = pin(source, self._start, self._stop)
@@ -235,7 +233,7 @@ class OpenedPart:
             lengths = self._lengths(chosen)
             starts = np.cumsum(lengths) - lengths
         again = None if self._is_payload and is_whole else self._source
-        path = again.path if isinstance(again, FileSource) else again
+        path = again.location if isinstance(again, FileSource) else again
         in_place, place = None, None
         if mapped is not None and isinstance(self._source, FileSource):
             file = self._source

@@ -11,8 +11,9 @@ cannot be shown, the bytes are sent; all ranks know of every part that a rank ha
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -43,12 +44,14 @@ class Ranks:
         node_of: node number of each; nodes are numbered from 0 without gaps.
         timeout: seconds without progress after which an exchange ends in an error.
         threads: of this rank, that copy what lies in the memory of its node.
+        at: makes a path of a text, below the directory that it lies in.
     """
 
     comm: Comm
     node_of: tuple[int, ...]
     timeout: float
     threads: int = 1
+    at: Callable[[str], Path] = Path
 
     @property
     def rank(self) -> int:
@@ -330,7 +333,7 @@ def find_copies(ranks: Ranks, recovered: Recovered, places: Mapping[Holding, Pla
             is_mates = node_of[reader] == node_of[ranks.rank] and reader != ranks.rank
             if is_mates and not lacking[number]:
                 try:
-                    mine[holding] = _mapped(places[holding])
+                    mine[holding] = _mapped(places[holding], ranks.at)
                 except Exception:  # of whatever kind: the bytes are sent then
                     lacking[number] = 1
         what = f"restore of step {recovered.attempt.step}, parts in the memory of nodes"
@@ -350,14 +353,14 @@ def described(part: LoadedPart) -> str:
     return "" if part.place is None or not kernel else json.dumps([kernel, *astuple(part.place)])
 
 
-def _mapped(of: Place) -> NodeCopy:
+def _mapped(of: Place, at: Callable[[str], Path]) -> NodeCopy:
     kernel, *values = json.loads(of.text)
     place = FilePlace(*values)
     if kernel != running_kernel():
         raise StorageError("a rank of the same node runs under another kernel", where=place.path)
-    file = FileSource(place.path)
+    file = FileSource(at(place.path))
     try:
-        if file.identity != (place.device, place.inode, place.offset):
+        if file.identity != (place.device, place.inode):
             raise StorageError("a file is not the one that a rank of the same node has read", where=place.path)
         raw = np.frombuffer(file.viewed(), dtype=np.uint8)[place.first : place.first + place.raw_bytes]
         if len(raw) != place.raw_bytes:

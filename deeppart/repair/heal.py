@@ -20,11 +20,11 @@ from deeppart.comm import Comm, Operation, commit_round
 from deeppart.errors import CheckpointError, DeeppartError, StorageError
 from deeppart.model import Attempt, Level, ParityMember
 from deeppart.nodes import Arena, Incoming, Outgoing, PartFile, Protection, encode_sets, exchange_copies
-from deeppart.part import FileSource, PartReader
 from deeppart.plan.redundancy import ParitySet
 from deeppart.plan.restart import Encode, Healing, Inventory, Location, Transfer, Wish, Write, plan_healing
-from deeppart.recovery import LoadedPart, Recovered, sound_pieces
-from deeppart.storage.files import DurableFile, fill
+from deeppart.recovery import LoadedPart, Recovered
+from deeppart.repair.mending import Checked, Required, check_file, put_part, required_of_base
+from deeppart.storage.files import DurableFile
 from deeppart.storage.node import NodeLevel
 from deeppart.storage.rate import RateLimit
 
@@ -68,7 +68,7 @@ class Healer:
     def damaged_files(
         self, healing: Healing, recovered: Recovered, inventory: Inventory
     ) -> tuple[set[Location], set[int]]:
-        """Files that a plan reads and that turn out damaged, and parts in memory that lack such a file (collective).
+        """Files that a plan reads and that are damaged, and parts in memory that lack such a file (collective).
 
         Parts that the restore has read are not read again. Of bases it has read some chunks only. What is copied is
         whole files, so a part beside a damaged base counts as damaged, too.
@@ -84,38 +84,40 @@ class Healer:
             }
         damaged: list[str] = []
         for part, path, bases in sorted(each for each in mine if each[1]):
-            found = self._damaged_bases(part, (Path(path).with_name(name) for name in bases))
-            if found or ((part, path) not in read and self._is_damaged(path, part, recovered.attempt)):
+            file = self._at(path)
+            found = self._damaged_bases(file.with_name(name) for name in bases)
+            unread = (part, path) not in read
+            if found or (unread and not self._is_sound(file, Required(recovered.attempt, part))):
                 damaged += [path, *found]
         lacking: list[int] = []
         for part in sorted(write.part for write in healing.writes if write.rank == rank):
-            if found := self._damaged_bases(part, (path for _, path in recovered.mine[part].bases())):
+            if found := self._damaged_bases(path for _, path in recovered.mine[part].bases()):
                 damaged += found
                 lacking.append(part)
-        told = self._drive(self._comm.allgather(json.dumps([damaged, lacking]).encode()))
+        reports = self._drive(self._comm.allgather(json.dumps([damaged, lacking]).encode()))
         files, parts = set[Location](), set[int]()
-        for sender, text in enumerate(told):
+        for sender, text in enumerate(reports):
             theirs, without = json.loads(text)
             files |= {inventory.location(sender, path) for path in theirs}
             parts |= set(without)
         return files, parts
 
-    def _damaged_bases(self, part: int, paths: Iterable[Path]) -> list[str]:
-        return [str(path) for path in paths if self._is_damaged(str(path), part, None)]
+    def _damaged_bases(self, paths: Iterable[Path]) -> list[str]:
+        return [str(path) for path in paths if not self._is_sound(path, required_of_base(path.name))]
 
-    def _is_damaged(self, path: str, part: int, attempt: Attempt | None) -> bool:
+    def _is_sound(self, path: Path, required: Required) -> bool:
         try:
-            self._digest_of(path, part, attempt)
+            self._check(path, required)
         except Exception:  # of whatever kind: the other ranks wait to hear of it
-            return True
-        return False
+            return False
+        return True
 
-    def _digest_of(self, path: str, part: int, attempt: Attempt | None) -> tuple[int, str]:
-        """Length and xxh3-128 of a part file (or, without an attempt, of a base), all of which is read and checked."""
-        signing = None if attempt is None else self._levels[Level.LOCAL].signing
-        with FileSource(path) as source:
-            reader = PartReader(source, where=path, expected_attempt=attempt, expected_rank=part, signing=signing)
-            return source.size, reader.verify()
+    def _check(self, path: Path, required: Required) -> Checked:
+        return check_file(path, required, self._levels[Level.LOCAL].signing)
+
+    def _at(self, path: str) -> Path:
+        """A file on this node."""
+        return self._levels[Level.LOCAL].at(path)
 
     def _phase(self, work: Callable[[], None]) -> None:
         problem: str | None = None
@@ -123,9 +125,9 @@ class Healer:
             work()
         except Exception as error:  # the other ranks wait for this one in the round
             problem = str(error) if isinstance(error, DeeppartError) else f"{type(error).__name__}: {error}"
-        told = self._drive(commit_round(self._comm, "healing", problem, None)).problem
-        if told is not None:
-            raise CheckpointError("the redundancy of a step could not be rebuilt", found=str(told))
+        anywhere = self._drive(commit_round(self._comm, "healing", problem, None)).problem
+        if anywhere is not None:
+            raise CheckpointError("the redundancy of a step could not be rebuilt", found=str(anywhere))
 
     def _write(self, writes: Sequence[Write], attempt: Attempt, memory: Mapping[int, LoadedPart]) -> Exception | None:
         """Write parts that are in memory; the first problem, which says nothing of the other parts."""
@@ -139,9 +141,11 @@ class Healer:
 
     def _write_part(self, part: int, attempt: Attempt, loaded: LoadedPart) -> None:
         local = self._levels[Level.LOCAL]
-        for name, path in loaded.bases():
-            fill(local.open_base(attempt, name, mend=True), sound_pieces(path))
-        fill(local.open_part(attempt, part, mend=True), loaded.pieces())
+        put_part(
+            loaded,
+            lambda name: local.open_base(attempt, name, mend=True),
+            lambda: local.open_part(attempt, part, mend=True),
+        )
 
     def _transfer(self, transfers: Sequence[Transfer], attempt: Attempt) -> None:
         """Send part files to other nodes (collective)."""
@@ -157,7 +161,8 @@ class Healer:
                     sends.append(self._outgoing(each, name, attempt))
                 except Exception as error:  # of whatever kind: the other ranks are waiting for the file
                     problem = problem or error
-                    sends.append(Outgoing(each.part, each.path, 0, "", each.target))  # so that no rank waits for it
+                    # So that no rank waits for it.
+                    sends.append(Outgoing(each.part, Path(each.path), 0, "", each.target))
         levels = {each.part: each.level for each in transfers if each.target == rank}
         receives = [Incoming(each.part, each.source, name) for each, name in files if each.target == rank]
 
@@ -173,11 +178,12 @@ class Healer:
 
     def _outgoing(self, transfer: Transfer, base: str, attempt: Attempt) -> Outgoing:
         """Check a part, or one of its bases, before copies of it are made."""
-        path = transfer.path or str(self._levels[Level.LOCAL].part_path(attempt, transfer.part))
+        local = self._levels[Level.LOCAL]
+        path = self._at(transfer.path) if transfer.path else local.part_path(attempt, transfer.part)
         if base:
-            path = str(Path(path).with_name(base))
-        nbytes, digest = self._digest_of(path, transfer.part, None if base else attempt)
-        return Outgoing(transfer.part, path, nbytes, digest, transfer.target)
+            path = path.with_name(base)
+        checked = self._check(path, required_of_base(base) if base else Required(attempt, transfer.part))
+        return Outgoing(transfer.part, path, checked.nbytes, checked.digest, transfer.target)
 
     def _encode(self, encodes: Sequence[Encode], attempt: Attempt) -> None:
         sets: list[tuple[ParitySet, PartFile | None]] = []
@@ -190,12 +196,12 @@ class Healer:
         self._commit(encode_sets(self._comm, sets, attempt, opened, self._arena, self._limit))
 
     def _part_file(self, attempt: Attempt, part: int, stored: ParityMember, path: str) -> PartFile:
-        path = path or str(self._levels[Level.LOCAL].part_path(attempt, part))
+        file = self._at(path) if path else self._levels[Level.LOCAL].part_path(attempt, part)
         try:
-            digest = self._digest_of(path, part, attempt)[1]
+            digest = self._check(file, Required(attempt, part)).digest
         except Exception:
             digest = ""  # the others are told in the exchange
-        return PartFile(path, stored.nbytes, stored.index_digest, digest)
+        return PartFile(file, stored.nbytes, stored.index_digest, digest)
 
     def _commit(self, operation: Operation[list[DurableFile]]) -> None:
         files: list[DurableFile] = self._drive(operation)
@@ -233,30 +239,35 @@ def heal_recovered(
     inventory: Inventory,
     protection: Protection,
     release: Callable[[], None],
+    damaged: Collection[Location] = (),
 ) -> None:
     """Do what is planned, or what is planned instead where a file that it reads turns out damaged (collective).
 
-    Parts of which there is no sound file any more are left alone, and named when all else is done.
+    ``damaged`` are files that are known to be, and that the plan does not read. Parts of which there is no sound file
+    any more are left alone, and named when all else is done.
     """
-    damaged: set[Location] = set()
+    known = set(damaged)
     in_memory = {write.part for write in healing.writes}
     while True:
         worse, lacking = healer.damaged_files(healing, recovered, inventory)
-        if worse <= damaged and not lacking:
+        if worse <= known and not lacking:
             break
-        damaged |= worse
+        known |= worse
         in_memory -= lacking
-        recovered = replace(recovered, candidate=recovered.candidate.without_files(damaged).without_parts(lacking))
-        healing = healing_for(protection, recovered, inventory, damaged)
-        # What another plan would have written first has been in memory, and that may be in use again.
-        if forgotten := {write.part for write in healing.writes} - in_memory:
-            recovered = replace(recovered, candidate=recovered.candidate.without_parts(forgotten))
-            healing = healing_for(protection, recovered, inventory, damaged)
+        candidate = recovered.candidate.without_files(known).without_parts(lacking)
+        # What another plan would write first has been in memory, and that may be in use again.
+        only_in_memory = {
+            part
+            for part, sources in enumerate(candidate.sources)
+            if sources and not any(source.is_on_a_node for source in sources)
+        }
+        recovered = replace(recovered, candidate=candidate.without_parts(only_in_memory - in_memory))
+        healing = healing_for(protection, recovered, inventory, known)
     healer.heal(healing, recovered.attempt, recovered.mine, release)
     if recovered.candidate.lacking:
         parts = ", ".join(map(str, recovered.candidate.lacking))
         raise CheckpointError(
             "the redundancy of a step could not be rebuilt completely",
-            found=f"no sound files of parts {parts}: damaged are " + ", ".join(map(str, sorted(damaged))),
+            found=f"no sound files of parts {parts}: damaged are " + ", ".join(map(str, sorted(known))),
             todo="nothing: the next checkpoint is protected again; what could be rebuilt of this one has been",
         )

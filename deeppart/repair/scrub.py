@@ -10,19 +10,21 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from deeppart import access
 from deeppart._threads import start_thread
-from deeppart.comm import Comm, Operation
+from deeppart.comm import Comm, Operation, finish
 from deeppart.errors import CheckpointError, CommError, ScrubNotice
 from deeppart.model import Attempt, show_bytes
 from deeppart.nodes import Arena, Protection
 from deeppart.plan.restart import Inventory, Location, on_node, survey
 from deeppart.recovery import Reading, read_candidate, take_inventory
-from deeppart.repair.heal import Healer, healing_for
+from deeppart.repair.heal import Healer, heal_recovered, healing_for
+from deeppart.repair.mending import outcome
 from deeppart.save import Pipeline
 from deeppart.state.capture.staging import Staging
 from deeppart.storage.node import NodeLevel, file_problem, take_stock
@@ -74,6 +76,7 @@ class Ground:
         lineage: of the persistent directory.
         node_of: node number of each rank.
         rate: limit of the bytes per second that it reads.
+        at: makes a path of a text, below the directory that it lies in.
     """
 
     directory: Path | None
@@ -83,6 +86,7 @@ class Ground:
     lineage: str
     node_of: tuple[int, ...]
     rate: RateLimit
+    at: Callable[[str], Path]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +131,14 @@ class Scrubber:
         self._current: Attempt | None = None
         self._damaged: list[tuple[str, str]] = []
         self._last_sync = _Sync(False, None, False, ())
-        self._told = ""
+        self._reported = ""
         self.report = ScrubReport()
         self._thread = start_thread(self._run, "deeppart-scrub", self._failed)
 
     def close(self, timeout: float) -> None:
         """End the thread (all ranks do); it takes part in one more sync round."""
         self._closing.set()
-        deadline = time.monotonic() + timeout
-        while self._thread.is_alive() and time.monotonic() < deadline:
-            self._pipeline.poll()
-            self._thread.join(0.01)
+        self._thread.join(timeout)
         if self._thread.is_alive():
             self._give_up("it did not end in time")
 
@@ -191,7 +192,7 @@ class Scrubber:
         paths = [part.path for part in parts]
         paths += [path for part in parts for path in part.base_paths]
         paths += [each.path for each in stock.parity if each.identity.attempt == attempt]
-        return [Path(path) for path in sorted(paths)[self._ground.share :: self._ground.shares]]
+        return [self._ground.at(path) for path in sorted(paths)[self._ground.share :: self._ground.shares]]
 
     def _check(self, path: Path) -> None:
         problem = file_problem(path, self._persistent.signing, self._pace)
@@ -266,16 +267,15 @@ class Scrubber:
                 "; ".join(on_node(reason, rank) for rank, _, reason in damage)
                 or "files are missing or cannot be opened"
             )
-            outcome = f"not repaired: {problem}" if problem else "repaired from the other copies"
-            text = f"step {attempt.step}: scrubbing found damage: {found}: {outcome}"
-            if text != self._told:  # each cycle finds it again
+            text = f"step {attempt.step}: scrubbing found damage: {found}: {outcome('the other copies', problem)}"
+            if text != self._reported:  # each cycle finds it again
                 self._pipeline.ledger.note(text, ScrubNotice)
-            self._told = text if problem else ""
+            self._reported = text if problem else ""
 
     def _repair_from(
         self, inventory: Inventory, attempt: Attempt, damaged: set[Location], staging: Staging
     ) -> str | None:
-        """Returns why it cannot be repaired, or None."""
+        """Returns why it cannot be repaired, or None. What it finds damaged meanwhile is left to the next cycle."""
         candidates = [each for each in survey(inventory, attempt.step).candidates if each.attempt == attempt]
         if not candidates:
             return "some part has no sound file any more"
@@ -283,7 +283,7 @@ class Scrubber:
         candidate = candidates[0].without_files(damaged)
         if candidate.lacking:
             return f"no sound source for part {candidate.lacking[0]}"
-        reading = Reading(self._comm, self._drive, staging, self._arena, self._persistent.signing)
+        reading = Reading(self._comm, self._drive, staging, self._arena, self._persistent.signing, at=self._ground.at)
         recovered, lines = read_candidate(reading, candidate, wanted=lambda read: not read.source.is_on_a_node)
         if recovered is None:
             return "; ".join(lines)
@@ -291,20 +291,15 @@ class Scrubber:
         if not healing:
             return None
         healer = Healer(self._comm, self._drive_healing, self._levels, self._limit, self._arena)
-        worse, lacking = healer.damaged_files(healing, recovered, inventory)
-        if not worse <= damaged:  # since they were read
-            return self._repair_from(inventory, attempt, damaged | worse, staging)
-        if lacking:
-            return f"no sound source for part {min(lacking)}"
         try:
-            healer.heal(healing, attempt, recovered.mine, lambda: None)
+            heal_recovered(healer, healing, recovered, inventory, self._protection, lambda: None, damaged)
         except CheckpointError as error:  # all ranks have it; the next cycle may do better
             return str(error)
         self._note(repaired=1)
         return None
 
     def _drive(self, operation: Operation[Any], what: str) -> Any:
-        return self._pipeline.driver.drive(self._comm, operation, f"scrubbing, {what}")
+        return finish(self._comm, operation, f"scrubbing, {what}", self._pipeline.timeout, background=True)
 
     def _drive_healing(self, operation: Operation[Any]) -> Any:
         return self._drive(operation, "repairing")

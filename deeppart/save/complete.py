@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from deeppart._gc import collection_paused
-from deeppart.comm import Comm, CommitMayStandError, Driver, RoundResult, commit_round
+from deeppart.comm import Comm, CommitMayStandError, RoundResult, commit_round, finish
 from deeppart.errors import (
     CheckpointError,
     DeeppartError,
@@ -43,13 +43,13 @@ class Completer:
         incremental: Incremental,
         retention: Retention,
         removals: Removals,
-        driver: Driver,
+        timeout: float,
         ledger: Ledger,
         may_go: Callable[[Job, str, set[StepKey]], set[StepKey]],
     ) -> None:
         self._channels, self._storage = channels, storage
         self._incremental, self._retention, self._removals = incremental, retention, removals
-        self._driver, self._ledger, self._may_go = driver, ledger, may_go
+        self._timeout, self._ledger, self._may_go = timeout, ledger, may_go
 
     def complete(self, job: Job, level: str, outcome: Outcome) -> bool:
         """The commit round of a level; afterwards every rank knows the same: whether the level is complete."""
@@ -61,7 +61,8 @@ class Completer:
         commit = partial(self._commit, job) if level == Level.PERSISTENT else None
         agreed, begun = True, channel.broken is None
         try:
-            verdict = self._driver.drive(channel, commit_round(channel, str(job.attempt.key), report, commit), what)
+            round_ = commit_round(channel, str(job.attempt.key), report, commit)
+            verdict = finish(channel, round_, what, self._timeout, background=True)
         except DeeppartError as error:  # rank 0 may have committed the step, or be about to
             verdict, agreed = RoundResult(str(error), may_stand=not failed), False
         complete = verdict.problem is None and not failed
@@ -91,8 +92,7 @@ class Completer:
             return str(outcome)
         try:
             if isinstance(outcome, Written):
-                name = self._storage.persistent.part_name(job.attempt, self._storage.rank)
-                return outcome.summary.record(job.attempt, self._storage.rank, job.local_summary, name)
+                return outcome.summary.record(job.attempt, self._storage.rank, job.local_summary)
             return None
         except Exception as error:  # the other ranks wait for the report
             return str(as_error(error, "the part that was written could not be recorded"))

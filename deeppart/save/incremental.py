@@ -40,10 +40,8 @@ class Incremental:
     Threads may share one: each level is written by one thread.
     """
 
-    def __init__(
-        self, rank: int, *, on: bool, levels: Collection[str] = (Level.LOCAL, Level.PARTNER, Level.PERSISTENT)
-    ) -> None:
-        self._rank, self._on, self._levels = rank, on, frozenset(levels)
+    def __init__(self, rank: int, *, on: bool) -> None:
+        self._rank, self._on = rank, on
         self._holdings: dict[str, Holdings | None] = dict.fromkeys((Level.LOCAL, Level.PERSISTENT))
         self._copied: frozenset[str] = frozenset()
 
@@ -71,7 +69,7 @@ class Incremental:
 
     def completed(self, level: str, directory: Path, attempt: Attempt, summary: PartSummary) -> None:
         """A level of a step is complete on all ranks: the next part there may refer to this rank's."""
-        if not self._on or level not in self._levels:
+        if not self._on:
             return
         if level == Level.PARTNER:
             self._copied = frozenset({summary.index_digest, *(base.index_digest for base in summary.bases)})

@@ -38,7 +38,7 @@ from typing import Any, TypeVar
 
 from deeppart import access
 from deeppart._threads import start_thread
-from deeppart.comm import Comm, Driver
+from deeppart.comm import Comm, Operation, finish
 from deeppart.config import Config
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, CommError, DeeppartError, as_error
 from deeppart.model import MOST_IN_FLIGHT, REDUNDANT_LEVELS, Level, StepKey
@@ -50,10 +50,9 @@ from deeppart.save.incremental import Incremental
 from deeppart.save.job import Captured, Job, LocalPart, Opened, Outcome, Reader, Repair, StagingLease, Written
 from deeppart.save.protect import Protector
 from deeppart.save.retention import Ledger, Removals, Retention
-from deeppart.save.sections import SectionWriter
 from deeppart.save.workers import Workers, lower_priority
 from deeppart.save.write import RankStorage, ShareWriter
-from deeppart.state.compare.optimizers import REGISTRY
+from deeppart.state.compare import REGISTRY
 
 T = TypeVar("T")
 #: Of the timeout, what a rank waits for old steps to go where it has no space: the others wait for it meanwhile.
@@ -81,14 +80,11 @@ class Pipeline:
         self._channels, self._storage, self._protector = channels, storage, protector
         self._compressing = compressing
         self._behind = Workers(1, "deeppart-behind", lower_priority)
-        self.ledger, self.driver = ledger, Driver(config.timeout)
+        self.ledger, self.timeout = ledger, config.timeout
         self._removals = Removals(retention, self.ledger, config.timeout * _ROOM_PATIENCE)
         self._writer = ShareWriter(storage, compressing, incremental, self._behind, self._removals)
-        self._sections: SectionWriter | None = None
-        if storage.persistent.mates and Level.PERSISTENT in channels:
-            self._sections = SectionWriter(self._writer, storage, channels[Level.PERSISTENT], self.driver)
         self._completer = Completer(
-            channels, storage, incremental, retention, self._removals, self.driver, self.ledger, self._not_needed
+            channels, storage, incremental, retention, self._removals, config.timeout, self.ledger, self._not_needed
         )
         #: Guards what is in flight, which the training thread adds to and every stage takes from.
         self._changed = threading.Condition()
@@ -174,10 +170,6 @@ class Pipeline:
         """True if nothing is in flight."""
         return not self._in_flight and not self._repairs
 
-    def poll(self, patience_s: float = 0.0) -> None:
-        """Advance exchanges that must happen in the training thread; see :class:`deeppart.comm.waiting.Driver`."""
-        self.driver.poll(patience_s)
-
     def wait_until_idle(self, timeout: float) -> bool:
         """Wait until nothing is in flight; False if that took longer than ``timeout`` seconds."""
         return self._wait_until(lambda: self.idle, timeout)
@@ -203,7 +195,6 @@ class Pipeline:
     def _wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
         deadline = time.monotonic() + timeout
         while not condition():
-            self.poll()
             with self._changed:
                 if not condition():
                     self._changed.wait(0.005)
@@ -267,8 +258,7 @@ class Pipeline:
     def _flush(self, job: Job) -> None:
         opened = job.opened.result()  # bounded: resolved by the store whatever becomes of its work, or by _break
         job.pending.note_level(Level.PERSISTENT, RUNNING)
-        write = self._writer.write_persistent if self._sections is None else self._sections.write
-        outcome = self._timed(job, Level.PERSISTENT, lambda: write(job, opened))
+        outcome = self._timed(job, Level.PERSISTENT, lambda: self._writer.write_persistent(job, opened))
         job.lease.done(Reader.FLUSH)
         complete = self._completer.complete(job, Level.PERSISTENT, outcome)
         if complete:
@@ -288,8 +278,6 @@ class Pipeline:
         self._settle(job, Level.PERSISTENT)
 
     def _give_up_flushing(self, job: Job, failure: DeeppartError) -> None:
-        if self._sections is not None:
-            self._sections.give_up(job, failure)
         job.lease.done(Reader.FLUSH)
         self._settle_all(job, {Level.PERSISTENT}, failure)
 
@@ -307,13 +295,14 @@ class Pipeline:
     def _protect_at(self, job: Job, level: str) -> list[Path]:
         channel, summary = self._channels[level], job.local_summary
         assert summary is not None  # a job comes here once its local level is complete
-        what = f"step {job.attempt.step}, exchange of level {level}"
-        paths = self._protector.protect(
-            job.attempt, summary, level, channel, lambda each: self.driver.drive(channel, each, what)
-        )
+        drive = partial(self._drive, channel, what=f"step {job.attempt.step}, exchange of level {level}")
+        paths = self._protector.protect(job.attempt, summary, level, channel, drive)
         written = sum(access.lstat(path).st_size for path in paths if parse_base_file_name(path.name) is None)
         job.pending.note_level(level, RUNNING, nbytes=written)
         return paths
+
+    def _drive(self, channel: Comm, operation: Operation[T], what: str) -> T:
+        return finish(channel, operation, what, self.timeout, background=True)
 
     def _give_up_protecting(self, work: Job | Repair, failure: DeeppartError) -> None:
         if isinstance(work, Job):
@@ -324,7 +313,7 @@ class Pipeline:
         channel = next(self._channels[level] for level in REDUNDANT_LEVELS if level in self._channels)
         release = partial(repair.lease.done, Reader.HEAL)
         try:
-            repair.run(channel, partial(self.driver.drive, channel, what=repair.what), release)
+            repair.run(channel, partial(self._drive, channel, what=repair.what), release)
         except BaseException as error:
             text = f"{repair.what} failed: {as_error(error, 'background work failed')}"
             self.ledger.note(text, BackgroundFailureWarning)
@@ -538,7 +527,7 @@ class Capturer:
         waits = not job.deferred.done
         job.deferred.hold()
         if waits:
-            job.pending.note_cost(held_s=job.deferred.held_s)
+            job.pending.note(held_s=job.deferred.held_s)
         self._job = None
 
     def close(self) -> None:

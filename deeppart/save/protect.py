@@ -57,7 +57,7 @@ class Protector:
         self, comm: Comm, attempt: Attempt, summary: PartSummary, adopted: list[Path]
     ) -> Operation[list[DurableFile]]:
         local, partner = self._levels[Level.LOCAL], self._levels[Level.PARTNER]
-        path = str(local.part_path(attempt, self._rank))
+        path = local.part_path(attempt, self._rank)
         world_size = attempt.world_size
         bases = tuple(base_file_name(self._rank, world_size, base.index_digest) for base in summary.bases)
         what = (path, summary.nbytes, summary.digest)
@@ -76,7 +76,7 @@ class Protector:
         return exchange_copies(comm, sends, receives, opened, self._arena, self._limit)
 
     def _encode(self, comm: Comm, attempt: Attempt, summary: PartSummary) -> Operation[list[DurableFile]]:
-        path = str(self._levels[Level.LOCAL].part_path(attempt, self._rank))
+        path = self._levels[Level.LOCAL].part_path(attempt, self._rank)
         own = PartFile(path, summary.nbytes, summary.index_digest, summary.digest)
         sets = [
             (each, own if each.members[each.place_of(self._rank)].part == self._rank else None) for each in self._sets

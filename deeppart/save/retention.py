@@ -225,7 +225,7 @@ def report_refusals(job: Job, level: str, ledger: Ledger, remove: Callable[[], l
         for notice in remove() or ():
             ledger.note(notice, KeepNotice)
     except Exception as error:
-        job.pending.note_cost(retire_error=str(error))
+        job.pending.note(retire_error=str(error))
         complete = f"step {job.attempt.step} is complete at level {level!r}"
         text = f"{complete}, but steps that `keep` no longer wants there could not be removed: {error}"
         ledger.note(text, BackgroundFailureWarning)
@@ -277,9 +277,8 @@ class Ledger:
         So a thread that holds a step, and finds it complete on all ranks afterwards, finds its files, too.
         """
         with self._lock:
-            retired = {key for key in keys if not any(key.may_hold(attempt) for attempt in self._held)}
-            gone = {at for at, each in self._complete.items() if any(key.may_hold(each) for key in retired)}
-            self._complete = {at: each for at, each in self._complete.items() if at not in gone}
+            retired = set(keys) - {attempt.key for attempt in self._held}
+            self._complete = {at: each for at, each in self._complete.items() if each.key not in retired}
             return retired
 
     def _remember(self, sequence: int, attempt: Attempt) -> None:

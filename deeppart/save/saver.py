@@ -31,18 +31,12 @@ from deeppart.state.capture.copying import CapturePlan
 from deeppart.state.capture.layout import ShareLayout
 from deeppart.state.capture.lazy import LazyCapture
 from deeppart.state.capture.staging import Staging, staging_bytes
-from deeppart.state.compare.classify import DIGESTS, Classified, Classifier
-from deeppart.state.compare.comparing import UNREAD
-from deeppart.state.compare.divergence import Divergence
-from deeppart.state.compare.reconciling import reconcile
-from deeppart.state.compare.replica_sets import Differing, ReplicaSets
-from deeppart.state.compare.state_layout import StateLayout
-from deeppart.state.compare.turns import TrailingSlices
+from deeppart.state.compare import DIGESTS, Divergence, Replicas, StateLayout, reconcile
 from deeppart.state.document.part_document import Own, PartDocument, encode_own, own_shards
 from deeppart.state.document.structure_json import encode_path
 from deeppart.state.tree.fingerprint import hash_json
 from deeppart.state.tree.flat import ApartRules, FlatState
-from deeppart.state.tree.globs import ALL, Excluded, Ways
+from deeppart.state.tree.globs import Excluded, Ways
 from deeppart.state.tree.paths import ExactPath
 from deeppart.state.tree.template import Template
 
@@ -79,9 +73,7 @@ class Agreed:
         layout: how its leaves are treated.
         rank0: how many arrays and values are rank 0's alone; this rank's own follow them in number.
         owned: leaves that only an optimizer changes, by number: the tensors that are copied after the call.
-        trailing: slices that are read after the call, to be compared at the next one.
         diverged: leaves that were found to have come to differ between ranks.
-        extended: true if readers before structure version 5 do not know something in the state of some rank.
     """
 
     call: Call
@@ -89,16 +81,14 @@ class Agreed:
     layout: StateLayout
     rank0: tuple[int, int]
     owned: Mapping[int, torch.Tensor]
-    trailing: TrailingSlices | None
     diverged: tuple[Divergence, ...]
-    extended: bool
 
 
 #: What a rank is in the middle of, as it tells the others.
 _CHECKPOINT, _RESTORE, _PREPARE = 1, 2, 3
 _CALL = frozenset({"call", "step", "turn", "levels"})
 _RANK0_FLAGS = ("rank0_arrays", "rank0_values")
-_FLAGS = ("error", "holds", "fresh", "busy", "lacks", "extended", *_RANK0_FLAGS)
+_FLAGS = ("error", "holds", "fresh", "busy", *_RANK0_FLAGS)
 
 
 class Saver:
@@ -116,7 +106,7 @@ class Saver:
         self._comm, self._record = comm, record
         self._timeout = config.timeout
         self._kappa = config.kappa
-        self._classifier = Classifier(comm, config.replicated, config.timeout)
+        self._replicas = Replicas(comm, config.replicated, config.timeout)
         self._excluded = Excluded(config.exclude) if config.exclude else None
         self._template = Template()
         self._template.cuts = self._cuts(frozenset())
@@ -128,7 +118,6 @@ class Saver:
         self._capture: CapturePlan | None = None
         self._lazy = LazyCapture(config.timeout) if config.capture == "lazy" else None
         self._holders: Holders | None = None
-        self._replicas: ReplicaSets | None = None
         self._pinned = False
         self._fresh = False
 
@@ -140,7 +129,7 @@ class Saver:
         try:
             flat = self._template.flatten(state)
             # Stays until the ranks have planned for it, however many calls come to nothing before that.
-            self._fresh = self._classifier.prepare(flat) or self._fresh
+            self._fresh = self._replicas.prepare(flat) or self._fresh
         except DeeppartError as error:
             return error
         except Exception as error:  # from the caller's objects: the other ranks are waiting to hear of it
@@ -156,7 +145,7 @@ class Saver:
         if not isinstance(flattened, DeeppartError):
             if self._lazy is not None and call.due:
                 owned = self._lazy.owned(flattened)
-            digests = self._classifier.digests(flattened, call.turn, fresh=self._fresh, owned=owned)
+            digests = self._replicas.digests(flattened, call.turn, fresh=self._fresh)
             rank0 = flattened.rank0_sizes
         levels = sum(1 << place for place, level in enumerate(LEVELS) if level in call.due)
         kind = _PREPARE if call.prepares else _CHECKPOINT
@@ -164,7 +153,6 @@ class Saver:
         unplanned = isinstance(self._share, str)
         flags = {"error": int(error is not None), "holds": int(self._holds(flattened))}
         flags |= {"fresh": int(self._fresh or unplanned), "busy": int(busy)}
-        flags["lacks"], flags["extended"] = int(self._classifier.lacks), int(self._classifier.extended)
         flags |= dict(zip(_RANK0_FLAGS, rank0, strict=True))
         agreed = agree(self._comm, fields, flags, what, self._timeout)
         if agreed.differing & _CALL:
@@ -180,20 +168,18 @@ class Saver:
             )
         if agreed.flags["busy"]:
             return None
-        rank0, extended = _rank0_of(agreed.flags), bool(agreed.flags["extended"])
+        rank0 = _rank0_of(agreed.flags)
         fresh, flat = bool(agreed.flags["fresh"]), flattened
         if "structure" in agreed.differing or (fresh and self._has_own_cuts()):
             (flat, rank0), fresh = self._recut(flat, what), True
-        shards = Differing()
-        if not fresh and self._replicas is not None:
-            within = self._classifier.calls, (call.turn, call.step), self._classifier.watch, what
-            shards = self._replicas.compare(flat, *within)
-        if agreed.differing - {UNREAD} or fresh or agreed.flags["lacks"] or shards.diverged or shards.unlike:
-            diverged = self._renew(call, flat, rank0, shards, fresh=fresh)
-            return Agreed(call, flat, self._classifier.known, rank0, owned, None, diverged, extended)
-        self._classifier.note(call.turn, call.step, saved=bool(call.due))
-        trailing = self._classifier.alike(call.turn, flat, owned, unread_alike=UNREAD not in agreed.differing)
-        return Agreed(call, flat, self._classifier.known, rank0, owned, trailing, (), extended)
+        differs = fresh or "content" in agreed.differing or self._replicas.shards_differ(flat, call.turn, what)
+        diverged: tuple[Divergence, ...] = ()
+        if differs:
+            diverged = self._renew(call, flat, rank0, fresh=fresh)
+        else:
+            self._replicas.calls.note(call.turn, call.step, saved=bool(call.due))
+            self._replicas.alike(call.turn)
+        return Agreed(call, flat, self._replicas.layout, rank0, owned, diverged)
 
     @property
     def share_bytes(self) -> int:
@@ -223,9 +209,9 @@ class Saver:
             later = self._lazy.later(flat, layout.types, agreed.owned)
         left = self._capture.copy(flat, later)
         deferred = None
-        if self._lazy is not None and (later or agreed.trailing is not None):
+        if self._lazy is not None and later:
             where = f"rank {self._comm.rank}, step {agreed.call.step}"
-            deferred = self._lazy.defer(flat, later, left, agreed.call.turn, where, agreed.trailing)
+            deferred = self._lazy.defer(flat, later, left, agreed.call.turn, where)
         return Staged(share, staging_bytes(staged), document, deferred)
 
     def _holds(self, flattened: FlatState | DeeppartError) -> bool:
@@ -246,10 +232,8 @@ class Saver:
                 where=f"rank {self._comm.rank}, step {agreed.call.step}",
             )
 
-    def let_go(self, agreed: Agreed | None) -> None:
+    def let_go(self) -> None:
         """Forget the state, so that nothing of it is kept alive between checkpoints."""
-        if agreed is not None and agreed.trailing is not None and not agreed.trailing.begun:
-            agreed.trailing.drop()  # no capture was begun
         self._template.clear()
 
     def told(self, per_rank: Sequence[str]) -> None:
@@ -257,19 +241,16 @@ class Saver:
         self._warnings.told(per_rank)
 
     def restored(self) -> None:
-        """The staging memory was used for something else, and the state was written to, memory by memory."""
+        """The staging memory was used for something else."""
         self._capture = None
-        self._classifier.forget_digests()
-        if self._replicas is not None:
-            self._replicas.forget_digests()
 
     def close(self) -> None:
         """Nothing is saved any more."""
-        self._classifier.close()
+        self._replicas.close()
 
     def _cuts(self, mine: frozenset[ExactPath], parts: frozenset[ExactPath] = frozenset()) -> ApartRules | None:
         """The cuts of states: at ``mine``, where rank 0's holds for all, and where patterns treat items differently."""
-        replication, excluded = self._classifier.replication, self._excluded
+        replication, excluded = self._replicas.replication, self._excluded
         if not mine and not replication.patterns and excluded is None:
             return None
         rank0 = replication.is_rank0 if replication.has_rank0 else None
@@ -283,13 +264,13 @@ class Saver:
         """The ranks' structures differ, or did: agree where to cut them, from scratch (collective)."""
         if self._has_own_cuts():
             flat = self._template.cut(self._cuts(frozenset()))
-        found = reconcile(self._comm, flat.root, self._classifier.replication, what, self._timeout)
+        found = reconcile(self._comm, flat.root, self._replicas.replication, what, self._timeout)
         self._noticed = found.noticed
         if found.cuts:
             flat = self._template.cut(self._cuts(found.cuts, found.parts))
-        self._classifier.prepare(flat)
+        self._replicas.prepare(flat)
         self._fresh = True
-        digest = self._classifier.known.structure_digest
+        digest = self._replicas.layout.structure_digest
         counts = dict(zip(_RANK0_FLAGS, flat.rank0_sizes, strict=True))
         agreed = agree(self._comm, {"structure": digest}, counts, what, self._timeout)
         if "structure" in agreed.differing:
@@ -322,35 +303,33 @@ class Saver:
             per_rank=per_rank,
             per_rank_values=per_rank_values,
             own=own,
-            values=self._classifier.values,
+            values=self._replicas.values,
             with_structure=self._comm.rank == 0,
-            compared=self._classifier.compared_earlier(agreed.call.turn) if self._comm.rank == 0 else (),
-            sharded=own_shards(flat, frozenset() if self._replicas is None else self._replicas.apart),
-            has_composites=flat.composites > 0,
-            extended=agreed.extended,
+            compared=self._replicas.compared_earlier(agreed.call.turn) if self._comm.rank == 0 else (),
+            sharded=own_shards(flat, self._replicas.unlike_shards),
         )
 
-    def _renew(
-        self, call: Call, flat: FlatState, rank0: tuple[int, int], shards: Differing, *, fresh: bool
-    ) -> tuple[Divergence, ...]:
-        """Something about the state is new: classify again, and plan again. A call that is refused is no turn."""
+    def _renew(self, call: Call, flat: FlatState, rank0: tuple[int, int], *, fresh: bool) -> tuple[Divergence, ...]:
+        """Something about the state is new: compare all of it, and plan again. A call that is refused is no turn."""
         what, within = call.name, (call.name, self._timeout)
-        found = self._classifier.classify(flat, call.turn, call.step, fresh, what)
+        self._fresh = self._fresh or fresh
         if fresh:
-            shards = self._find_holders(call, flat)
-        found = Classified(found.per_rank + shards.unlike, found.diverged + shards.diverged)
-        self._classifier.note(call.turn, call.step, saved=bool(call.due))
+            self._replicas.agree_on_ties(what)
+            self._holders = self._find_holders(flat, within)
+            held = None if self._holders is None else self._holders.sets(flat, self._replicas.layout)
+            self._replicas.take_holders(held, what)
+        found = self._replicas.compare_in_full(flat, call.turn, call.step, what)
+        self._replicas.calls.note(call.turn, call.step, saved=bool(call.due))
         if any(each.interval is not None for each in found.diverged):
             self._put_on_record(call, found.diverged)
-        replication, excluded = self._classifier.replication, self._excluded
+        replication, excluded = self._replicas.replication, self._excluded
         self._warnings.patterns(self._comm, "replicated", replication.patterns, replication.used, *within)
         if excluded is not None:
             self._warnings.patterns(self._comm, "exclude", excluded.patterns, excluded.used, *within)
-        layout = self._classifier.known
+        layout = self._replicas.layout
         holders = None
         if self._holders is not None:
-            apart = frozenset() if self._replicas is None else self._replicas.apart
-            holders = self._holders.alone(apart, self._comm.rank)
+            holders = self._holders.alone(self._replicas.unlike_shards, self._comm.rank)
         all_tell = self._has_own_cuts() or any(rank0) or holders is not None
         self._share = plan_share(self._comm, layout, flat, self._kappa, within, all_tell=all_tell, holders=holders)
         if self._lazy is not None and isinstance(self._share, ShareLayout):
@@ -364,21 +343,13 @@ class Saver:
             self._warnings.differences(found, noticed, flat.root, what)
         return found.diverged
 
-    def _find_holders(self, call: Call, flat: FlatState) -> Differing:
-        """Find out who else holds the shards of a new structure, and compare them (collective)."""
-        self._holders, self._replicas = None, None
+    def _find_holders(self, flat: FlatState, within: tuple[str, float]) -> Holders | None:
+        """Find out who else holds the shards of a new structure (collective); None if it has none."""
         if not flat.shared_sharded and not self._has_own_cuts():
-            return Differing()
-        classifier, what = self._classifier, call.name
-        self._holders = find_holders(self._comm, flat, classifier.known, (what, self._timeout))
-        classifier.known.untie(self._holders.untied)
-        replicas = ReplicaSets(self._comm, self._timeout)
-        held = self._holders.sets(flat, classifier.known)
-        replicas.agree(flat, classifier.known.types, held, classifier.replication, what)
-        if not replicas.any or classifier.replication.uniform == ALL:
-            return Differing()
-        self._replicas = replicas
-        return replicas.compare_all(flat, classifier.calls, (call.turn, call.step), what)
+            return None
+        holders = find_holders(self._comm, flat, self._replicas.layout, within)
+        self._replicas.layout.untie(holders.untied)
+        return holders
 
     def _put_on_record(self, call: Call, diverged: Sequence[Divergence]) -> None:
         """Record that earlier checkpoints are suspect, before any rank warns of it and may end the job (collective)."""
@@ -449,11 +420,10 @@ def size_share(comm: Comm, config: Config, state: Any) -> ShareSize:
     nothing of it: between the two, the state may change. So that compares all of it once more.
     """
     saver = Saver(comm, config, Staging(), lambda turn, step, diverged: None, quiet=True)
-    agreed = None
     try:
         agreed = saver.agree(Call(0, 0, frozenset(), prepares=True), saver.flatten(state), busy=False)
         leaves = 0 if agreed is None else len(agreed.layout.types)
         return ShareSize(saver.share_bytes, saver.pinned, leaves)
     finally:
-        saver.let_go(agreed)
+        saver.let_go()
         saver.close()

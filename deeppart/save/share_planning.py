@@ -24,8 +24,7 @@ from deeppart.model import Box, LeafSpec
 from deeppart.partition import usual_kappa
 from deeppart.plan.shards import Claim, Verdict, in_order, judge, share_set
 from deeppart.state.capture.layout import ShareLayout, lay_out
-from deeppart.state.compare.optimizers import trained_leaves
-from deeppart.state.compare.state_layout import StateLayout
+from deeppart.state.compare import StateLayout, trained_leaves
 from deeppart.state.document.structure_json import encode_path
 from deeppart.state.document.ties import overlapping
 from deeppart.state.tree.fingerprint import hash63
@@ -72,7 +71,7 @@ def plan_share(
     carried = np.zeros(comm.size, dtype=np.int64)
     carries = leaves.own + leaves.rank0
     carried[comm.rank] = sum(types[i].nbytes for i in carries) + kappa_bytes * len(carries)
-    if layout.per_rank[: flat.shared[0]].any() or all_tell:
+    if layout.differing[: flat.shared[0]].any() or all_tell:
         carried = _everyones(comm, carried, within)
     planning = _Planning(comm, layout, flat, kappa_bytes)
     failure = ""
@@ -95,11 +94,11 @@ def plan_share(
 
 
 def _leaves(layout: StateLayout, flat: FlatState, holders: Holders | None, size: int) -> _Leaves:
-    found = _Leaves([], [], [], [], {})
+    found, per_rank = _Leaves([], [], [], [], {}), layout.per_rank
     for leaf, kind in enumerate(layout.types):
         if not kind.nbytes or leaf in layout.aliases:
             continue
-        if not layout.per_rank[leaf]:
+        if not per_rank[leaf]:
             found.shared.append(leaf)
         elif flat.shared[0] <= leaf < flat.common[0]:
             found.rank0.append(leaf)

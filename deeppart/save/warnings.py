@@ -24,8 +24,7 @@ from deeppart.errors import (
 )
 from deeppart.model import Attempt, SuspectLeaf, Suspicion
 from deeppart.save.retention import Ledger
-from deeppart.state.compare.classify import Classified
-from deeppart.state.compare.divergence import Divergence
+from deeppart.state.compare import Differences, Divergence
 from deeppart.state.tree.flat import Branch, Node
 from deeppart.state.tree.objects import is_generator
 from deeppart.state.tree.paths import Naming, Path, readable, some_names
@@ -87,7 +86,7 @@ class Warnings:
         """That these leaves are saved per rank was said in an earlier run."""
         self._naming.news(names)
 
-    def differences(self, found: Classified, noticed: Sequence[str], root: Node, what: str) -> None:
+    def differences(self, found: Differences, noticed: Sequence[str], root: Node, what: str) -> None:
         """Warn of leaves that turn out to differ between ranks; random generators, which are known to, are no news."""
         if self._quiet:
             return

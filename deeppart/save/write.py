@@ -9,13 +9,11 @@ from __future__ import annotations
 import errno
 import mmap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
 
 import xxhash
 
@@ -33,7 +31,7 @@ from deeppart.save.workers import Workers, WriteBehind
 from deeppart.state.capture.layout import ShareLayout
 from deeppart.state.document.part_document import PartDocument
 from deeppart.storage.exclusive import remove_links
-from deeppart.storage.files import Appending
+from deeppart.storage.files import DurableFile
 from deeppart.storage.node import NodeLevel
 from deeppart.storage.owner import DirectoryOwner
 from deeppart.storage.persistent import PersistentLevel
@@ -63,7 +61,7 @@ class RankStorage:
     def files_of(self, level: str, attempt: Attempt) -> list[Path]:
         """The files of a checkpoint, at the local or the persistent level, to which this rank gives names."""
         if level == Level.PERSISTENT:
-            return self.persistent.files_of(attempt, self.rank)
+            return [self.persistent.part_path(attempt, self.rank)]
         return [self.part_path(level, attempt)]
 
 
@@ -82,7 +80,6 @@ PASSING_ERRORS = frozenset(
 )
 RETRY_PAUSES_S = (0.2, 1.0)
 _ALL_NEW = Unchanged()
-T = TypeVar("T")
 
 
 class ShareWriter:
@@ -152,41 +149,33 @@ class ShareWriter:
         written = summary.chunks["raw_length"][summary.chunks["base"] == 0].sum()
         self._compressing.completed(level, encoding, summary.nbytes, int(written), busy_s, seconds)
         job.pending.note_compression(level, (*encoding.reasons, *remarks))
-        job.pending.note_cost(encoded_bytes=summary.encoded_bytes)
+        job.pending.note(encoded_bytes=summary.encoded_bytes)
         job.pending.note_level(level, RUNNING, nbytes=summary.nbytes, referenced_bytes=summary.referenced_bytes)
 
-    def write_persistent(self, job: Job, opened: Opened, open_part: Callable[[], Appending] | None = None) -> Written:
+    def write_persistent(self, job: Job, opened: Opened) -> Written:
         """Copy the local part, or write from staging memory; again after an error that may pass."""
         if opened.failure is not None:
             raise opened.failure
-        if open_part is None:
-            open_part = partial(self._storage.persistent.open_part, job.attempt, self._storage.rank)
-        return self.tried_again(job, lambda: self._write_persistent_once(job, opened, open_part))
-
-    def tried_again(self, job: Job, work: Callable[[], T]) -> T:
-        """Do something at the persistent level; again after an error that may pass, and where room is made for it."""
         for pause_s in (*RETRY_PAUSES_S, None):
             before = self._removals.removed_count()
             try:
-                return work()
+                return self._write_persistent_once(job, opened)
             except StorageError as error:
                 if pause_s is None or not (error.errno in PASSING_ERRORS or self._removals.made_room(error, before)):
                     raise
-                job.pending.note_retry()
+                job.pending.add(retries=1)
                 time.sleep(pause_s)
         raise AssertionError("the last try returns or raises")
 
-    def _write_persistent_once(self, job: Job, opened: Opened, open_part: Callable[[], Appending]) -> Written:
+    def _write_persistent_once(self, job: Job, opened: Opened) -> Written:
         layout, _ = job.description()
         encoding = self._compressing.begin(Level.PERSISTENT, layout)
-        file = open_part()
+        file = self._storage.persistent.open_part(job.attempt, self._storage.rank)
         unchanged = Unchanged(opened.digests)
         began = time.monotonic()
         try:
             unchanged = self._incremental.refer(Level.PERSISTENT, job.due, opened.digests, layout, file.path.parent)
             summary, remarks = self._fill(job, opened, file, encoding, unchanged)
-            if opened.digests is not None and self._storage.persistent.mates:
-                remarks = (*remarks, 'unchanged chunks are written again: files = "node"')
             job.check_capture()
             file.commit()
             self._note(job, Level.PERSISTENT, encoding, summary, file.busy_s, time.monotonic() - began, remarks)
@@ -196,7 +185,7 @@ class ShareWriter:
             raise
 
     def _fill(
-        self, job: Job, opened: Opened, file: Appending, encoding: Encoding, unchanged: Unchanged
+        self, job: Job, opened: Opened, file: DurableFile, encoding: Encoding, unchanged: Unchanged
     ) -> tuple[PartSummary, tuple[str, ...]]:
         """From the local part if that works out, otherwise from staging memory if it is still there."""
         if opened.local is not None:
@@ -213,7 +202,7 @@ class ShareWriter:
         return write_part(staged, file, encoding, job.attempt, self._storage.rank, unchanged), ()
 
     def _follow(
-        self, job: Job, local: LocalPart, file: Appending, encoding: Encoding, unchanged: Unchanged
+        self, job: Job, local: LocalPart, file: DurableFile, encoding: Encoding, unchanged: Unchanged
     ) -> tuple[PartSummary, tuple[str, ...]]:
         """Copy the local part as it grows; chunks that only this level is to have encoded are encoded on the way.
 
@@ -233,7 +222,7 @@ class ShareWriter:
         return copied, ("a copy of the local part",)
 
 
-def _abort(file: Appending, unchanged: Unchanged) -> None:
+def _abort(file: DurableFile, unchanged: Unchanged) -> None:
     """Leave nothing of a part that does not come to be."""
     file.abort()
     remove_links(unchanged.names.values())
@@ -256,8 +245,7 @@ def write_part(
             raw = data[plan.start : plan.start + plan.length]
             yield Chunk(raw, plan.dtype, None, digest, unchanged.references.get(number))
 
-    refers = bool(unchanged.references)
-    return write_chunks(chunks(), staged.layout, staged.document, sink, encoding, attempt, rank, refers=refers)
+    return write_chunks(chunks(), staged.layout, staged.document, sink, encoding, attempt, rank)
 
 
 def recode_part(
@@ -274,7 +262,7 @@ def recode_part(
     """Write a part file again for another level, while it is being written: chunks stored raw in it are encoded."""
     chunks = _stored_chunks(relay, layout, encoding.encoders.most_ahead + 1, references)
     with WriteBehind(sink, behind) as ahead:
-        return write_chunks(chunks, layout, document, ahead, encoding, attempt, rank, refers=bool(references))
+        return write_chunks(chunks, layout, document, ahead, encoding, attempt, rank)
 
 
 def write_chunks(
@@ -285,12 +273,10 @@ def write_chunks(
     encoding: Encoding,
     attempt: Attempt,
     rank: int,
-    *,
-    refers: bool = False,
 ) -> PartSummary:
     """Encode chunks into a file (not yet committed), in the order of the layout."""
     signing = encoding.signing
-    writer = PartWriter(sink, attempt, rank, refers=refers, signing=signing)
+    writer = PartWriter(sink, attempt, rank, signing=signing)
     watch = None if encoding.tallies is None else encoding.tallies.note
     running = encoding.encoders.run(chunks, encoding.chooser, watch, signed=signing is not None)
     with closing(running) as encoded_chunks:

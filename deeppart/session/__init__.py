@@ -1,13 +1,19 @@
-"""One job in one directory: opened, wired, left."""
+"""One run of a job in one directory: opened, its background made, closed."""
 
-from deeppart.session.leave import Background, close_at_the_end, not_finished, settle
+from deeppart.session.background import (
+    SUSPICION_PATIENCE_S,
+    pipeline_for,
+    retention_for,
+    scrubber_for,
+    suspicions_for,
+)
 from deeppart.session.open import configuration_of, open_session
 from deeppart.session.preparation import Preparation
 from deeppart.session.record import Session
 from deeppart.session.restoring import (
-    Looked,
+    RestorePreview,
     heal_redundancy,
-    look_at,
+    preview_restore,
     restore_step,
     say_restored,
     still_busy,
@@ -15,36 +21,29 @@ from deeppart.session.restoring import (
     tell_suspects,
 )
 from deeppart.session.saves import Saves, StepHistory, warn_unsaved
-from deeppart.session.wiring import (
-    SUSPICION_PATIENCE_S,
-    cadence_for,
-    pipeline_for,
-    retention_for,
-    scrubber_for,
-    suspicions_for,
-)
+from deeppart.session.shutdown import Background, not_finished, process_sessions
+from deeppart.session.telemetry import cadence_for
 
 __all__ = [
     "SUSPICION_PATIENCE_S",
     "Background",
-    "Looked",
     "Preparation",
+    "RestorePreview",
     "Saves",
     "Session",
     "StepHistory",
     "cadence_for",
-    "close_at_the_end",
     "configuration_of",
     "heal_redundancy",
-    "look_at",
     "not_finished",
     "open_session",
     "pipeline_for",
+    "preview_restore",
+    "process_sessions",
     "restore_step",
     "retention_for",
     "say_restored",
     "scrubber_for",
-    "settle",
     "still_busy",
     "suspicions_for",
     "tell_restored",

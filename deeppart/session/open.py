@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 from contextlib import ExitStack
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,8 @@ from deeppart.model import LEVELS, Level, StepKey
 from deeppart.nodes import Protection, check_available, protect
 from deeppart.part import Signing, read_key_files
 from deeppart.session.record import Session
+from deeppart.session.telemetry import telemetry_files
 from deeppart.session.topology import Topology, compare_settings
-from deeppart.session.wiring import telemetry_files
 from deeppart.storage.files import make_directory
 from deeppart.storage.lineage import LINEAGE_NAME, read_lineage
 from deeppart.storage.manifests import committed_among
@@ -74,14 +74,14 @@ def _tell_refusal(error: Exception, comm: Any) -> None:
         try:
             raise_together(main, as_error(error, "the settings were refused"), *within)
         finally:
-            main.give_back()
+            main.release()
 
 
 def open_session(config: Config, comm: Any) -> Session:
     """Connect the ranks and open the directories (collective)."""
     main = connect(comm, config.timeout)
     with ExitStack() as taken:
-        taken.callback(main.give_back)
+        taken.callback(main.release)
         session = _open(main, config, taken)
         taken.pop_all()
     return session
@@ -95,22 +95,23 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
     signing = together(main, lambda: _read_keys(config, rank), "reading sign_key_file failed", within)
     topology, processors = compare_settings(main, config, signing, _WHAT)
     node = topology.names[rank]
-    directory, telemetry = together(
-        main, lambda: _paths(config, node, rank), "the directories could not be found out", within
+    (persistent, local), telemetry = together(
+        main,
+        lambda: (open_roots(config, node, rank), telemetry_files(config, node, rank)),
+        "the directories could not be found out",
+        within,
     )
-    guards = guard_directories(config, directory, topology.directories[rank])
-    taken.callback(guards.release)
-    owner, handshake = take_persistent(main, config, str(directory), within)
+    directory, roots = persistent.path, access.Roots(persistent, *([] if local is None else [local]))
+    taken.callback(roots.close)
+    owner, lineage, identity, found, committed = take_persistent(main, config, directory, within)
     if owner is not None:
         taken.callback(owner.close)
-    if topology.directories[rank]:
-        lineage_directory = Path(topology.directories[rank]) / handshake.lineage
-        guards.add(lineage_directory, access.node_rules(config.permissions))
-    shared = shared_directories(main, config, topology, handshake, _WHAT)
+    shared = shared_directories(main, config, topology, identity, _WHAT, local)
     protection = protect(config, topology.nodes, topology.node_names, shared)
+    who = lineage, identity
     levels, earlier = together(
         main,
-        lambda: open_levels(rank, config, topology, handshake, signing, parity=bool(protection.sets)),
+        lambda: open_levels(rank, topology, who, signing, persistent, local, parity=bool(protection.sets)),
         "opening the levels on this node failed",
         within,
     )
@@ -120,31 +121,30 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
     channels: dict[str, Comm] = {}
     for name in busy:
         channels[name] = finish(main, main.channel(), *within)
-        taken.callback(channels[name].give_back)
+        taken.callback(channels[name].release)
     if rank == 0:
         if main.size > 1:
             tell_restarts()
-        tell_protection(directory, handshake.session, protection)
+        tell_protection(directory, identity, protection)
         tell_lineage(directory, owner)
-    mates = topology.mates(rank)
-    limit = None if config.flush_bandwidth is None else RateLimit(config.flush_bandwidth / len(mates))
-    earlier[Level.PERSISTENT] = set(handshake.steps)
+    limit = None if config.flush_bandwidth is None else RateLimit(config.flush_bandwidth / len(topology.mates(rank)))
+    earlier[Level.PERSISTENT] = found
     session = Session(
         config,
         main,
         channels,
         topology,
-        handshake.lineage,
-        handshake.session,
+        lineage,
+        identity,
         owner,
         levels,
-        PersistentLevel(directory, limit, signing, mates if config.files == "node" else ()),
+        PersistentLevel(directory, limit, signing),
         protection,
         limit,
-        set(handshake.committed),
+        committed,
         earlier,
         processors,
-        guards,
+        roots,
         telemetry,
     )
     if session.leads_directory:
@@ -156,50 +156,21 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
     return session
 
 
-def _paths(config: Config, node: str, rank: int) -> tuple[Path, dict[str, Path]]:
-    """The persistent directory, and the files for those who watch the job, as this rank has them."""
-    directory = expand_directory(config.persistent_dir, node=node, rank=rank, job=job_name())
-    return directory, telemetry_files(config, node, rank)
-
-
 def _read_keys(config: Config, rank: int) -> Signing | None:
     """The keys that this rank was given."""
     files = config.sign_key_file or ()
     return read_key_files([expand_directory(each, node=node_name(), rank=rank, job=job_name()) for each in files])
 
 
-@dataclass(frozen=True, slots=True)
-class Handshake:
-    """The common knowledge of all ranks of a session about its persistent directory.
-
-    Attributes:
-        lineage, session: identities, 32 hex digits each.
-        committed: steps committed at start-up.
-        steps: all step directories that earlier sessions had left.
-    """
-
-    lineage: str
-    session: str
-    committed: frozenset[StepKey]
-    steps: frozenset[StepKey]
-
-    def to_json(self) -> bytes:
-        """For the other ranks."""
-        committed, steps = ([astuple(key) for key in keys] for keys in (self.committed, self.steps))
-        return json.dumps([self.lineage, self.session, committed, steps]).encode()
-
-    @classmethod
-    def from_json(cls, text: bytes) -> Handshake:
-        """Read what :meth:`to_json` made."""
-        lineage, session, committed, steps = json.loads(text)
-        keys = (frozenset(StepKey(*key) for key in each) for each in (committed, steps))
-        return cls(lineage, session, *keys)
-
-
 def take_persistent(
-    comm: Comm, config: Config, directory: str, within: tuple[str, float]
-) -> tuple[DirectoryOwner | None, Handshake]:
-    """Rank 0 takes the directory and tells the others what it is (collective); the owner is None elsewhere."""
+    comm: Comm, config: Config, directory: Path, within: tuple[str, float]
+) -> tuple[DirectoryOwner | None, str, str, set[StepKey], set[StepKey]]:
+    """Rank 0 takes the directory and tells the others what it is (collective).
+
+    Returns:
+        The owner, on rank 0; lineage and session; all steps that earlier sessions have left there, and those of them
+        that are committed.
+    """
     what, timeout = within
     owner: DirectoryOwner | None = None
 
@@ -207,17 +178,20 @@ def take_persistent(
         nonlocal owner
         if comm.rank:
             return None
-        root, job = Path(directory), scheduled_job()
+        job = scheduled_job()
         who = (f"job {job}, " if job else "") + f"process {os.getpid()} on {os.uname().nodename}"
-        _check_place(root)
-        owner = DirectoryOwner(root, who, config.permissions)
-        steps = list_steps(root)
-        committed = committed_among(steps, root)
-        return Handshake(owner.lineage, owner.session, frozenset(committed), frozenset(steps)).to_json()
+        _check_place(directory)
+        owner = DirectoryOwner(directory, who, config.permissions)
+        steps = list_steps(directory)
+        committed = committed_among(steps, directory)
+        keys = ([astuple(key) for key in each] for each in (steps, committed))
+        return json.dumps([owner.lineage, owner.session, *keys]).encode()
 
     try:
         message = together(comm, take, f"taking persistent_dir {directory} failed", within)
-        return owner, Handshake.from_json(finish(comm, comm.broadcast(message), what, timeout))
+        lineage, session, *keys = json.loads(finish(comm, comm.broadcast(message), what, timeout))
+        found, committed_keys = ({StepKey(*key) for key in each} for each in keys)
+        return owner, lineage, session, found, committed_keys
     except BaseException:
         if owner is not None:
             owner.close()
@@ -235,42 +209,51 @@ def _check_place(root: Path) -> None:
         )
 
 
-def guard_directories(config: Config, persistent: Path, local: str) -> access.Guards:
-    """From here on, nothing below these directories is reached but by way of what others have no hand in."""
-    guards = access.Guards()
-    guards.add(persistent, access.persistent_rules(config.permissions))
-    if local:
-        guards.add(Path(local), access.node_place(config.permissions))
-    return guards
+def open_roots(config: Config, node: str, rank: int) -> tuple[access.Root, access.Root | None]:
+    """``persistent_dir`` and ``local_dir`` of this rank: below them, others have no hand in what is reached."""
+
+    def root(directory: str, *, on_node: bool) -> access.Root:
+        path = expand_directory(directory, node=node, rank=rank, job=job_name())
+        return access.Root(path, access.Rules(config.permissions, node=on_node))
+
+    local = None if config.local_dir is None else root(config.local_dir, on_node=True)
+    return root(config.persistent_dir, on_node=False), local
 
 
 def open_levels(
-    rank: int, config: Config, topology: Topology, handshake: Handshake, signing: Signing | None, *, parity: bool
+    rank: int,
+    topology: Topology,
+    identity: tuple[str, str],
+    signing: Signing | None,
+    persistent: access.Root,
+    local: access.Root | None,
+    *,
+    parity: bool,
 ) -> tuple[dict[str, NodeLevel], dict[str, set[StepKey]]]:
-    """This rank's view of both directories, and the steps on its node."""
+    """This rank's view of both directories, and the steps on its node; the identity is lineage and session."""
+    lineage, session = identity
     node = topology.names[rank]
-    persistent = expand_directory(config.persistent_dir, node=node, rank=rank, job=job_name())
-    if read_lineage(persistent) != handshake.lineage:
+    found = read_lineage(persistent.path)
+    if found != lineage:
         raise StorageError(
             "persistent_dir is not the same directory on every rank",
-            expected=f"lineage {handshake.lineage}, that of the directory of rank 0",
-            found=f"lineage {read_lineage(persistent)} in {persistent}",
+            expected=f"lineage {lineage}, that of the directory of rank 0",
+            found=f"lineage {found} in {persistent.path}",
             where=f"rank {rank} on {node}",
             todo="use a directory on a file system that all nodes share",
         )
-    if config.local_dir is None:
+    if local is None:
         return {}, {}
     if parity:
         check_available()
-    local = expand_directory(config.local_dir, node=node, rank=rank, job=job_name())
     # All of them, also those that are off: what earlier runs left there is to be found and retired.
-    what = (handshake.session, config.permissions, signing)
-    levels = {name: NodeLevel(local, handshake.lineage, name, *what) for name in NODE_FOLDERS}
+    what = (session, local.rules.permissions, signing)
+    levels = {name: NodeLevel(local.path, lineage, name, *what) for name in NODE_FOLDERS}
     return levels, {name: level.steps() for name, level in levels.items()}
 
 
 def shared_directories(
-    comm: Comm, config: Config, topology: Topology, handshake: Handshake, what: str
+    comm: Comm, config: Config, topology: Topology, session: str, what: str, local: access.Root | None
 ) -> tuple[tuple[int, int], ...]:
     """Pairs of nodes whose local directory is one and the same (collective): each leaves a mark and looks for others'.
 
@@ -279,30 +262,28 @@ def shared_directories(
     rank = comm.rank
     if len(topology.nodes) < 2 or not any(topology.directories):
         return ()
-    node, directory = topology.node_of[rank], Path(topology.directories[rank] or ".")
-    leads = bool(topology.directories[rank]) and topology.first_in_directory(rank) == rank
-    prefix = f".node-{handshake.session}-"
-    mark = directory / f"{prefix}{node}"
+    node, prefix = topology.node_of[rank], f".node-{session}-"
+    leading = local if local is not None and topology.first_in_directory(rank) == rank else None
 
     def leave_mark() -> None:
-        if leads:
+        if leading is not None:
+            make_directory(leading)
             try:
-                make_directory(directory, access.node_place(config.permissions))
-                os.close(access.create(mark))
+                os.close(access.create(leading.path / f"{prefix}{node}"))
             except OSError as refusal:
-                raise storage_error("local_dir is not writable", refusal, directory) from refusal
+                raise storage_error("local_dir is not writable", refusal, leading.path) from refusal
 
     together(comm, leave_mark, "making local_dir failed", (what, config.timeout))
     seen: set[int] = set()
-    if leads:
+    if leading is not None:
         with contextlib.suppress(OSError):  # the level itself will tell
-            names = [name[len(prefix) :] for name in access.names_in(directory) if name.startswith(prefix)]
+            names = [name[len(prefix) :] for name in access.names_in(leading.path) if name.startswith(prefix)]
             seen = {int(name) for name in names if name.isdigit()} - {node}
     message = json.dumps([[node, other] for other in sorted(seen)]).encode()
     texts = finish(comm, comm.allgather(message), what, config.timeout)
-    if leads:
+    if leading is not None:
         with contextlib.suppress(OSError):
-            access.remove(mark)
+            access.remove(leading.path / f"{prefix}{node}")
     return tuple(sorted({(min(pair), max(pair)) for text in texts for pair in json.loads(text)}))
 
 

@@ -40,7 +40,7 @@ class Session:
         earlier: level name -> all that earlier sessions had left there at start-up. Beside its own directories, what a
             session may ever remove.
         processors: the processors that encode chunks.
-        guards: of the directories: what may be done in them, and whose they may be.
+        roots: the directories, open.
         telemetry_files: ``metrics_file`` and ``events_file`` -> the file of this rank, where they are set.
     """
 
@@ -58,7 +58,7 @@ class Session:
     committed: set[StepKey]
     earlier: dict[str, set[StepKey]]
     processors: Processors
-    guards: access.Guards
+    roots: access.Roots
     telemetry_files: Mapping[str, Path]
 
     @property
@@ -82,9 +82,12 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Give the directory and the channels back: nothing of this session is in the background any more."""
+        """Release the directory and the channels: nothing of this session is in the background any more."""
         if self.owner is not None:
             self.owner.close()
-        self.guards.release()
+        self.roots.close()
+        if self.comm.broken is not None:  # a late rank may still be in the background of what the others gave up
+            for channel in self.channels.values():
+                channel.abandon(CommError("the session has ended by an error", found=self.comm.broken.summary))
         for channel in (*self.channels.values(), self.comm):
-            channel.give_back()
+            channel.release()

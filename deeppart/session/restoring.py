@@ -1,13 +1,12 @@
 """One restore of a session: what there is, read and brought into the live state; what it lacks is healed behind it.
 
-:func:`look_at` finds out what a restore would restore before it is known what of it is wanted: the documents alone are
-read.
+:func:`preview_restore` finds out what a restore would restore, before it is known what of it is wanted: it reads the
+documents alone.
 """
 
 from __future__ import annotations
 
 import json
-import pathlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -43,7 +42,7 @@ from deeppart.repair import Healer, heal_recovered, healing_for
 from deeppart.save import Pipeline, Reader, Repair, Retention, StagingLease
 from deeppart.session.record import Session
 from deeppart.state.capture.staging import Staging
-from deeppart.state.restore.request import Asked
+from deeppart.state.restore.request import Request
 from deeppart.state.tree.globs import Excluded, Ways
 from deeppart.state.tree.paths import Path
 from deeppart.storage.mistaken_paths import meant_todo
@@ -71,22 +70,22 @@ class Restored:
 def restore_step(
     session: Session,
     state: Any,
-    which: int | Looked | None,
+    which: int | RestorePreview | None,
     ways: Ways,
-    asked: Asked,
+    request: Request,
     memory: tuple[Staging, Arena],
     *,
     required: bool = False,
 ) -> tuple[Restored | None, tuple[str, ...]]:
     """Bring a step back (collective)."""
     comm, timeout = session.comm, session.config.timeout
-    known = which.saved if isinstance(which, Looked) else None
-    step = which.saved.attempt.step if isinstance(which, Looked) else which
-    inventory = which.inventory if isinstance(which, Looked) else take_stock(session, timeout)
+    known = which.saved if isinstance(which, RestorePreview) else None
+    step = which.saved.attempt.step if isinstance(which, RestorePreview) else which
+    inventory = which.inventory if isinstance(which, RestorePreview) else take_stock(session, timeout)
     is_filled = known is not None or bool(survey(inventory, step).candidates)
-    live = look_at_live(state, asked, comm, timeout, is_filled=is_filled)
-    narrow = NarrowReading(live.flat.root, asked.request, live.outermost, alike=live.alike)
-    ranks = Ranks(comm, session.topology.node_of, timeout, session.processors.waiting)
+    live = look_at_live(state, request, comm, timeout, is_filled=is_filled)
+    narrow = NarrowReading(live.flat.root, request, live.outermost, alike=live.alike)
+    ranks = Ranks(comm, session.topology.node_of, timeout, session.processors.waiting, session.roots.at)
     reading = _reading(session, *memory)
     explanation: tuple[str, ...] = ()
     done: tuple[RestoreReport, list[DeeppartWarning], list[str]] | None = None
@@ -100,7 +99,7 @@ def restore_step(
         explanation += told
         if recovered is None:
             refusal = nothing_to_restore(session, explanation) if required else None
-            raise_together(comm, refusal or refusal_of_state(live.flat, _left_out(asked)), "restore", timeout)
+            raise_together(comm, refusal or refusal_of_state(live.flat, _left_out(request)), "restore", timeout)
             say_nothing_restored(session, explanation)
             return None, explanation
         if done is not None:
@@ -114,19 +113,20 @@ def _reading(session: Session, staging: Staging, arena: Arena) -> Reading:
     def run(operation: Operation[Any], what: str) -> Any:
         return finish(session.comm, operation, f"restore of {what}", session.config.timeout)
 
-    return Reading(session.comm, run, staging, arena, session.persistent.signing, session.processors.waiting)
+    signing, threads = session.persistent.signing, session.processors.waiting
+    return Reading(session.comm, run, staging, arena, signing, threads, session.roots.at)
 
 
-def _left_out(asked: Asked) -> Callable[[Path], bool] | None:
+def _left_out(request: Request) -> Callable[[Path], bool] | None:
     """True for paths of what the configuration leaves out of checkpoints; None where it leaves out nothing."""
-    excluded = Excluded(asked.request.settings)
+    excluded = Excluded(request.settings)
     if not excluded.patterns:
         return None
     return lambda path: any(excluded.covers(path[:end]) for end in range(1, len(path) + 1))
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class RestorePreview:
     """What a restore would restore.
 
     Attributes:
@@ -138,14 +138,14 @@ class Looked:
     saved: SavedStep
 
 
-def look_at(session: Session, step: int | None, staging: Staging, arena: Arena) -> Looked | None:
+def preview_restore(session: Session, step: int | None, staging: Staging, arena: Arena) -> RestorePreview | None:
     """What there is of a step, or of the newest that can be recovered (collective).
 
     The first of the sources that a restore would take are asked for their documents. If one of them is damaged, or has
     to be rebuilt, the step is recovered as a restore does it, with all of its bytes.
     """
     comm, timeout = session.comm, session.config.timeout
-    ranks = Ranks(comm, session.topology.node_of, timeout, session.processors.waiting)
+    ranks = Ranks(comm, session.topology.node_of, timeout, session.processors.waiting, session.roots.at)
     inventory = take_stock(session, timeout)
     candidates = survey(inventory, step).candidates
     found = _documents_alone(session, candidates[0]) if candidates else None
@@ -165,7 +165,7 @@ def look_at(session: Session, step: int | None, staging: Staging, arena: Arena) 
         return saved_step(attempt, documents, comm.rank, comm.size)
 
     saved = together(comm, seen, "the documents of a step could not be taken in", (name, timeout))
-    return Looked(inventory, saved)
+    return RestorePreview(inventory, saved)
 
 
 def _documents_alone(session: Session, candidate: Candidate) -> Recovered | None:
@@ -178,7 +178,7 @@ def _documents_alone(session: Session, candidate: Candidate) -> Recovered | None
         for read in reads if not failed else ():
             if read.reader == comm.rank:
                 try:
-                    source = files.enter_context(FileSource(read.source.path))
+                    source = files.enter_context(FileSource(session.roots.at(read.source.path)))
                     reader = PartReader(
                         source,
                         where=read.source.path,
@@ -204,7 +204,7 @@ def take_stock(session: Session, timeout: float) -> Inventory:
     inventory = take_inventory(
         session.comm,
         session.topology.node_of,
-        pathlib.Path(directories[rank]) if session.leads_directory else None,
+        session.roots.at(directories[rank]) if session.leads_directory else None,
         session.persistent,
         session.lineage,
         lambda operation, what: finish(session.comm, operation, f"restore, {what}", timeout),

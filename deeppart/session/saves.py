@@ -25,8 +25,6 @@ from deeppart.save import Agreed, Call, Job, Pipeline, Saver
 from deeppart.session.preparation import Preparation
 from deeppart.session.record import Session
 
-#: Without MPI_THREAD_MULTIPLE, a checkpoint spends up to this on completing earlier ones: most need a millisecond.
-_ROUND_PATIENCE_S = 0.02
 #: Room is waited for less long than the other ranks wait in the exchange that follows.
 _ROOM_SHARE = 0.8
 
@@ -62,7 +60,7 @@ class Saves:
         refusal: DeeppartError | None = self._pipeline.failure
         if refusal is None and not (force and step == self._steps.last()):
             refusal = self._steps.refusal_of(step)
-        pending = Pending(step, due, self._pipeline.poll)
+        pending = Pending(step, due)
         call, agreed, diverged = Call(step, self.sequence, due), None, tuple[str, ...]()
         waited = self._make_room() if due else 0.0
         try:
@@ -77,11 +75,11 @@ class Saves:
                 if self._auto is not None:
                     self._auto.made(pending)
         finally:
-            self._saver.let_go(agreed)
+            self._saver.let_go()
             agreed = None  # an error that is kept leads here
         ended = time.monotonic()
-        pending.note_cost(blocked_s=ended - began, waited_s=waited, diverged=diverged)
-        pending.note_cost(reduced=self._session.protection.shortfalls)
+        pending.note(blocked_s=ended - began, waited_s=waited, diverged=diverged)
+        pending.note(reduced=self._session.protection.shortfalls)
         pending.note_stage("capture", ended - copying)
         pending.note_returned()
         return pending
@@ -108,7 +106,6 @@ class Saves:
     def _due(self, step: int, *, force: bool) -> frozenset[str]:
         """Levels that a call goes to (with "auto", collective)."""
         if self._auto is not None:
-            self._pipeline.poll()
             room, working = self._pipeline.has_room(), self._pipeline.working
             return self._auto.due(step, room=room, working=working, force=force)
         on = [(name, every) for name, every in self._session.protection.every.items() if every]
@@ -116,7 +113,6 @@ class Saves:
 
     def _make_room(self) -> float:
         """Wait for the pipeline if the configuration says so; returns the seconds spent, 0 where there was room."""
-        self._pipeline.poll(_ROUND_PATIENCE_S)
         if self._session.config.on_busy != "wait" or self._pipeline.has_room():
             return 0.0
         began = time.monotonic()
@@ -129,7 +125,6 @@ class Saves:
         agreeing = time.monotonic()
         full = bool(call.due) and not self._pipeline.has_room()
         agreed = self._saver.agree(call, flattened, busy=full)
-        self._pipeline.poll(_ROUND_PATIENCE_S)  # now that all ranks are here
         pending.note_stage("flatten", agreeing - began)
         pending.note_stage("agree", time.monotonic() - agreeing)
         return agreed
@@ -151,7 +146,7 @@ class Saves:
         if not isinstance(captured, CheckpointError):
             nbytes = captured.layout.nbytes
             self._preparation.a_share_comes(nbytes)
-            pending.note_cost(raw_bytes=nbytes, per_rank_bytes=captured.per_rank_bytes)
+            pending.note(raw_bytes=nbytes, per_rank_bytes=captured.per_rank_bytes)
         self._pipeline.submit(Job.of(attempt, due, pending, captured))
 
 

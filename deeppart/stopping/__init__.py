@@ -1,4 +1,4 @@
-"""Being told to end: signals, files, and ranks that agree on the step; for :mod:`deeppart.elastic` and trainers."""
+"""Requests to stop: signals, files, and ranks that agree on the step; for :mod:`deeppart.elastic` and trainers."""
 
 from deeppart.stopping.agreement import Agreement, Alone, agreement_of_job, agreement_of_torch
 from deeppart.stopping.notices import Signals, WatchedFile

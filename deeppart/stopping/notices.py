@@ -1,4 +1,4 @@
-"""By what a process hears that its job is to end or to change: signals, and a file that is touched."""
+"""Requests to a job to stop or to change: signals, and a file that is touched."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Signals:
         _forks.take_out_those_over()
         _forks.watches.append(watch)
         _forks.numbers.update(self._numbers)
-        _forks.be_told()
+        _forks.register()
         for number in self._numbers:
             watch.before[number] = signal.getsignal(number)  # first: a signal may come at once
             signal.signal(number, watch)
@@ -131,7 +131,7 @@ class Signals:
 
 
 class _Forks:
-    """Children have the handlers that were there before anybody listened.
+    """Children have the handlers that were there before anybody listened. One for the process, as its handlers are.
 
     Attributes:
         watches: that may be there, the first one first, also those that are over; changed in the main thread.
@@ -144,13 +144,13 @@ class _Forks:
     def __init__(self) -> None:
         self.watches: list[_Watch] = []
         self.numbers = set[int]()
-        self._told = False
+        self._registered = False
         self._masks = threading.local()
 
-    def be_told(self) -> None:
-        """From now on."""
-        if not self._told:
-            self._told = True
+    def register(self) -> None:
+        """Have the interpreter call this at forks, from now on."""
+        if not self._registered:
+            self._registered = True
             os.register_at_fork(before=self._hold)
             # A handler that is due after the fork, of Ctrl-C for one, is called as the first of these begins. If it
             # raises, that one does nothing.

@@ -5,10 +5,6 @@ the directory. What has the name already stays (:mod:`deeppart.storage.exclusive
 
 Large sequential writes that bypass the page cache (``O_DIRECT``) are 2-3 times faster on the machines measured than
 buffered ones, and take no processor time from training (docs/benchmarks.md).
-
-The parts of a node may be sections of one file: the lowest rank creates it, under a temporary name, and gives it its
-real one when all sections and the table are durable. The other ranks open it by the temporary name, and write only
-where their own section lies: that they stay there is checked at every write.
 """
 
 from __future__ import annotations
@@ -18,9 +14,7 @@ import errno
 import fcntl
 import os
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -32,7 +26,6 @@ from deeppart._pages import fresh_pages
 from deeppart.access import storage_error
 from deeppart.access.hanging import call, storage_operation
 from deeppart.errors import CorruptFileError, FormatError, StorageError
-from deeppart.part import NodeTable
 from deeppart.storage.exclusive import rename_new
 from deeppart.storage.mapped import bytes_in_memory, file_memory
 from deeppart.storage.rate import RateLimit
@@ -59,8 +52,8 @@ NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _HUGE_PAGE_BYTES = 2 << 20
 
 
-class Appending(ABC):
-    """What becomes a part: a file, or a section of one. Bytes are appended; then it is committed, or given up.
+class Appending:
+    """A file that bytes are appended to.
 
     Args:
         path: where it will be found, for whoever reads it.
@@ -86,18 +79,6 @@ class Appending(ABC):
         self._block = block_memory(BLOCK_BYTES) if direct else None
         self._filled = 0
         self._fd, self._direct = -1, False
-
-    @abstractmethod
-    def commit(self) -> None:
-        """Make durable what was written, and have it found under its path if nothing else decides on that."""
-
-    @abstractmethod
-    def restart(self) -> None:
-        """Forget what was written and begin again."""
-
-    @abstractmethod
-    def abort(self) -> None:
-        """Give up, as far as the system lets us; a second call does nothing."""
 
     def write(self, buffer: memoryview | bytes, /) -> None:
         """Append all of the buffer."""
@@ -128,7 +109,7 @@ class Appending(ABC):
             if self._filled == BLOCK_BYTES:
                 self._flush_block(memory, BLOCK_BYTES)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Write out what has been gathered."""
         if self._block is not None and self._filled:
             self._flush_block(self._block, self._filled)
@@ -275,7 +256,7 @@ class DurableFile(Appending):
         """
         began = time.monotonic()
         try:
-            self._flush()
+            self.flush()
             found = call("fstat", self.temporary, self._fd).st_size
             if found > self.nbytes:  # a recycled file was longer
                 call("ftruncate", self.temporary, self._fd, self.nbytes)
@@ -352,20 +333,8 @@ class DurableFile(Appending):
             return None
         return file_memory(self._fd, start, length)
 
-    @property
-    def inode(self) -> int:
-        """Of the file, by whatever name.
-
-        Raises:
-            StorageError: the operating system refused.
-        """
-        try:
-            return int(call("fstat", self.temporary, self._fd).st_ino)
-        except OSError as error:
-            raise storage_error("cannot look at a checkpoint file", error, self.temporary) from error
-
     def skip(self, length: int) -> None:
-        """The next ``length`` bytes have been filled in by way of :meth:`memory`, or by other writers."""
+        """The next ``length`` bytes have been filled in by way of :meth:`memory`."""
         try:
             os.lseek(self._fd, self.nbytes + length, os.SEEK_SET)
         except OSError as error:
@@ -420,120 +389,12 @@ def fill(file: DurableFile, pieces: Iterable[memoryview | bytes]) -> None:
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """The place of a section in a node file that is being written.
-
-    Attributes:
-        temporary: the name of the file until it is complete.
-        inode: of the file that the lowest rank has made. Device numbers of a network file system differ between hosts.
-        offset: where the section begins.
-        nbytes: the most that it may take.
-    """
-
-    temporary: Path
-    inode: int
-    offset: int
-    nbytes: int
-
-
-class SectionFile(Appending):
-    """A section of a node file, written by the rank whose part it is."""
-
-    def __init__(self, path: Path, room: Room, *, limit: RateLimit | None = None) -> None:
-        super().__init__(path, room.temporary, direct=True, limit=limit)
-        self._room = room
-        try:
-            self._fd, self._direct = self._open()
-            self._check_file()
-            self.restart()
-        except OSError as error:
-            self.abort()
-            raise storage_error("cannot open a node file to write to", error, self.temporary) from error
-        except BaseException:
-            self.abort()
-            raise
-
-    def _open(self) -> tuple[int, bool]:
-        if hasattr(os, "O_DIRECT"):
-            try:
-                return access.open_file(self.temporary, os.O_WRONLY | os.O_DIRECT), True
-            except OSError as error:
-                if error.errno not in NO_DIRECT:
-                    raise
-        return access.open_file(self.temporary, os.O_WRONLY), False
-
-    def _check_file(self) -> None:
-        found = call("fstat", self.temporary, self._fd).st_ino
-        if found != self._room.inode:
-            raise StorageError(
-                "another file lies where the lowest rank of this node has made the node file",
-                expected=f"inode {self._room.inode}",
-                found=f"inode {found}",
-                where=str(self.temporary),
-                todo="give every rank of a node the same persistent_dir",
-            )
-
-    def write(self, buffer: memoryview | bytes, /) -> None:
-        """Append all of the buffer, if there is room for it."""
-        needed = self.nbytes + self._filled + memoryview(buffer).nbytes
-        if needed > self._room.nbytes:
-            raise StorageError(
-                "a part is longer than the room that was set aside for it in a node file",
-                expected=f"at most {self._room.nbytes} bytes",
-                found=f"at least {needed} bytes",
-                where=str(self.path),
-                todo='set files = "rank", and report this: the room is meant for the longest part possible',
-            )
-        super().write(buffer)
-
-    def commit(self) -> None:
-        """Make the section durable, and leave the file; it gets its name when all sections are."""
-        began = time.monotonic()
-        try:
-            self._flush()
-            call("fsync", self.temporary, self._fd)
-            descriptor, self._fd = self._fd, -1  # even a close that fails has given the number back
-            call("close", self.temporary, descriptor)
-        except OSError as error:
-            self.abort()
-            raise storage_error("cannot make a section of a node file durable", error, self.temporary) from error
-        self.busy_s += time.monotonic() - began
-
-    def restart(self) -> None:
-        """Forget what was written and begin again. What stays in the file beyond the new end has no meaning."""
-        try:
-            os.lseek(self._fd, self._room.offset, os.SEEK_SET)
-        except OSError as error:
-            raise storage_error("cannot begin a section of a node file again", error, self.temporary) from error
-        self.nbytes = self._filled = 0
-
-    def abort(self) -> None:
-        """Leave the file; who has made it removes it."""
-        if self._fd >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self._fd)
-            self._fd = -1
-
-
-def complete(file: DurableFile, table: NodeTable) -> None:
-    """Put the table behind the sections of a node file, make it durable and give it its name."""
+def make_directory(root: access.Root, *below: str) -> Path:
+    """Create a directory and its parents, and more in it, durably; what is there is checked. Returns the last."""
     try:
-        data = table.encode()
-        file.skip(table.offset - file.nbytes)
-        file.write(data)
-        file.commit()
-    except BaseException:
-        file.abort()
-        raise
-
-
-def make_directory(path: Path, rules: access.Rules) -> None:
-    """Create a directory and its parents, and make their entries durable; one that is there is checked."""
-    try:
-        access.make_directory(path, rules)
+        return root.make(*below)
     except OSError as error:
-        raise storage_error("cannot use a checkpoint directory", error, path) from error
+        raise storage_error("cannot use a checkpoint directory", error, root.path.joinpath(*below)) from error
 
 
 def write_file(path: Path, data: bytes) -> None:

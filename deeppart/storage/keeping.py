@@ -125,11 +125,5 @@ def _is_unfinished(directory: Path) -> bool:
 
 
 def in_order_of_commits(steps: Collection[CommittedStep]) -> list[CommittedStep]:
-    """Oldest first: by the time of the commit; within a session by sequence, whatever its clock said."""
-    latest: dict[str, str] = {}
-    ordered = sorted(steps, key=lambda each: (each.manifest.attempt.session, each.manifest.attempt.sequence))
-    times: dict[StepKey, str] = {}
-    for each in ordered:  # the clock may have been set back during a session of an earlier version of the library
-        session, created = each.manifest.attempt.session, each.manifest.created
-        latest[session] = times[each.key] = max(created, latest.get(session, ""))
-    return sorted(steps, key=lambda each: (times[each.key], each.manifest.attempt.sequence, each.key.step))
+    """Oldest first, by the time of the commit: times of one session ascend, whatever its clock says."""
+    return sorted(steps, key=lambda each: (each.manifest.created, each.manifest.attempt.sequence, each.key.step))

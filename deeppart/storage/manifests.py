@@ -6,7 +6,6 @@ without their chunks.
 
 from __future__ import annotations
 
-import errno
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from deeppart import access
 from deeppart.access import storage_error
 from deeppart.errors import CorruptFileError, DeeppartError, FormatError, StorageError, lacks_descriptors
 from deeppart.model import Manifest, PartRecord, StepKey
-from deeppart.part import FileSource, PartReader, Signing, decode_manifest, parse_section_path
+from deeppart.part import FileSource, PartReader, Signing, decode_manifest
 from deeppart.storage.files import read_file
 from deeppart.storage.steps import MANIFEST_NAME, list_steps, step_directory
 
@@ -49,7 +48,7 @@ def read_manifest(root: Path, key: StepKey, signing: Signing | None) -> Manifest
     """The manifest of a committed step."""
     path = step_directory(root, key) / MANIFEST_NAME
     manifest = decode_manifest(read_file(path, MANIFEST_LIMIT_BYTES), where=str(path), signing=signing)
-    if not key.may_hold(manifest.attempt):
+    if manifest.attempt.key != key:
         other = manifest.attempt.key
         raise CorruptFileError(
             "a manifest lies in the directory of another step",
@@ -61,7 +60,7 @@ def read_manifest(root: Path, key: StepKey, signing: Signing | None) -> Manifest
 
 
 def _describe(key: StepKey) -> str:
-    return f"step {key.step}" + (f" of session {key.session}, sequence {key.sequence}" if key.session else "")
+    return f"step {key.step} of session {key.session}, sequence {key.sequence}"
 
 
 def read_manifests(root: Path, signing: Signing | None) -> tuple[list[CommittedStep], dict[StepKey, str]]:
@@ -128,9 +127,7 @@ def part_problem(
 
 
 def file_length(path: Path) -> tuple[str | None, int]:
-    """(what is wrong, or None; bytes) of a file, or of a section of a node file."""
-    if parse_section_path(path) is not None:
-        return _section_length(path)
+    """(what is wrong, or None; bytes) of a file."""
     try:
         status = access.lstat(path)
     except FileNotFoundError:
@@ -138,17 +135,6 @@ def file_length(path: Path) -> tuple[str | None, int]:
     except OSError as error:
         return f"cannot be looked at: {error.strerror}", 0
     return (None, status.st_size) if stat.S_ISREG(status.st_mode) else ("is not a regular file", 0)
-
-
-def _section_length(path: Path) -> tuple[str | None, int]:
-    try:
-        with FileSource(path) as source:
-            return None, source.size
-    except FormatError as error:
-        return f"cannot be found in its node file: {_one_line(error)}", 0
-    except StorageError as error:
-        missing = error.errno == errno.ENOENT
-        return "is missing" if missing else f"cannot be looked at: {error.found}", 0
 
 
 def _wrong_inside(path: Path, manifest: Manifest, record: PartRecord, signing: Signing | None) -> str | None:

@@ -135,7 +135,7 @@ os.register_at_fork(after_in_child=_kept.after_fork)
 
 def pin(source: FileSource, start: int, stop: int) -> LockedFile | None:
     """Map a stretch of a file and lock the mapping; None where that is no use, or not possible."""
-    if file_system_of(source.file_path) not in _FILE_SYSTEMS:
+    if file_system_of(source.path) not in _FILE_SYSTEMS:
         return None
     try:
         pinned = LockedFile(source.path, source.mapped(start, stop), start)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from deeppart.access.hanging import storage_operation
 from deeppart.errors import RestoreError
-from deeppart.part import is_hex32, parse_node_file_name, parse_part_file_name
+from deeppart.part import is_hex32, parse_part_file_name
 from deeppart.storage.lineage import LINEAGE_NAME
 from deeppart.storage.steps import MANIFEST_NAME
 
@@ -106,8 +106,7 @@ def _recognize(path: Path) -> Mistaken | None:
 
 
 def _file(path: Path) -> Mistaken:
-    of_a_step = parse_part_file_name(path.name) or parse_node_file_name(path.name)
-    if path.name == MANIFEST_NAME or of_a_step is not None:
+    if path.name == MANIFEST_NAME or parse_part_file_name(path.name) is not None:
         return _inside("this is a file of one step", path.parent.parent, _step_of(path.parent))
     try:
         with path.open("rb") as file:

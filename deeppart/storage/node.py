@@ -70,12 +70,12 @@ class NodeLevel:
         signing: Signing | None = None,
     ) -> None:
         self.name, self.signing = name, signing
-        self.root = node_root(directory, lineage, name)
-        self._directory, self._session = directory / lineage, session
+        self._local = access.root_of(directory) or access.Root(directory, access.Rules(permissions, node=True))
+        self._below = [each for each in (lineage, NODE_FOLDERS[name]) if each]
+        self.root = make_directory(self._local, *self._below)
+        self._directory, self._session = self._local.path / lineage, session
         self._spares = spares_directory(self.root, session)
-        self._permissions = permissions
-        self._make_directories()
-        self._device = _device(directory)
+        self._device = _device(self._local.path)
         probe = self.root / f".probe-{os.getpid()}"
         try:
             write_file(probe, b"")
@@ -83,10 +83,9 @@ class NodeLevel:
         except OSError as error:
             raise storage_error("local_dir is not writable", error, self.root) from error
 
-    def _make_directories(self) -> None:
-        make_directory(self._directory.parent, access.node_place(self._permissions))
-        make_directory(self._directory, access.node_rules(self._permissions))
-        make_directory(self.root, access.node_rules(self._permissions))
+    def at(self, path: str) -> Path:
+        """A path below this node's directory, given as a text."""
+        return self._local.at(path)
 
     def part_path(self, attempt: Attempt, rank: int) -> Path:
         """Where a rank's own part lies."""
@@ -161,7 +160,7 @@ class NodeLevel:
             # If somebody has removed local_dir, not if its file system is not mounted any more.
             if error.errno != errno.ENOENT or _device(self._directory) != self._device:
                 raise
-            self._make_directories()
+            make_directory(self._local, *self._below)
             return opened()
 
     def _make_space(self) -> bool:
@@ -246,10 +245,9 @@ class NodeContents:
 
 def take_stock(directory: Path, lineage: str, signing: Signing | None) -> NodeContents:
     """Open every file of a lineage on a node, of all levels. What is wrong becomes a line."""
-    found = NodeContents()
-    with access.guarded(directory, access.READING):  # a job's own rules, below it, come first
-        for level in NODE_FOLDERS:
-            _take_stock(node_root(directory, lineage, level), level, lineage, signing, found)
+    found, directory = NodeContents(), access.below_root(directory)
+    for level in NODE_FOLDERS:
+        _take_stock(node_root(directory, lineage, level), level, lineage, signing, found)
     return found
 
 
@@ -314,7 +312,7 @@ def _is_what_its_name_says(
     if attempt.lineage != lineage:
         found.remark(f"{whose} of another lineage")
         return False
-    if path.name == name and key.may_hold(attempt):
+    if path.name == name and key == attempt.key:
         return True
     home = step_directory(path.parent.parent, attempt.key) / name
     found.remark(f"{whose}; to have it used: mv -n {shlex.quote(str(path))} {shlex.quote(str(home))}")

@@ -53,12 +53,14 @@ class DirectoryOwner:
     """
 
     def __init__(self, directory: Path, who: str, permissions: str = PERMISSIONS[0]) -> None:
-        self.directory = directory
+        root = access.root_of(directory) or access.Root(directory, access.Rules(permissions))
+        self.directory: Path = root.path
         self.clock = CommitClock()
         self._fd = -1
         self.session = uuid.uuid4().hex
-        make_directory(directory, access.persistent_rules(permissions))
-        self._path = directory / LOCK_NAME
+        make_directory(root)
+        directory = root.path
+        self._path: Path = directory / LOCK_NAME
         try:
             self._fd = open_lock_file(self._path)
         except OSError as error:
@@ -259,6 +261,6 @@ def _newest_commits(root: Path) -> dict[str, int]:
     """
     newest: dict[str, int] = {}
     for key in sorted(committed_steps(root), reverse=True):
-        if key.session and (key.session in newest or len(newest) < _MOST_FOUND):
+        if key.session in newest or len(newest) < _MOST_FOUND:
             newest[key.session] = max(key.sequence, newest.get(key.session, 0))
     return newest

@@ -1,18 +1,17 @@
-"""The persistent level: part files, or node files with parts in them, and manifests on the parallel file system.
+"""The persistent level: part files and manifests on the parallel file system.
 
 The manifest is the commit. Rank 0 alone commits and retires; it holds the directory (:mod:`deeppart.storage.owner`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from deeppart import access
 from deeppart.access import storage_error
 from deeppart.model import Attempt, Level, StepKey
-from deeppart.part import Signing, node_file_name, part_file_name, section_file
-from deeppart.storage.files import DurableFile, Room, SectionFile, create_file
+from deeppart.part import Signing, part_file_name
+from deeppart.storage.files import DurableFile, create_file
 from deeppart.storage.lineage import LINEAGE_NAME
 from deeppart.storage.rate import RateLimit
 from deeppart.storage.steps import MANIFEST_NAME, remove_steps, step_directory
@@ -23,48 +22,18 @@ class PersistentLevel:
 
     name: str = Level.PERSISTENT
 
-    def __init__(
-        self,
-        directory: Path,
-        limit: RateLimit | None = None,
-        signing: Signing | None = None,
-        mates: Sequence[int] = (),
-    ) -> None:
-        self.root, self.signing, self.mates = directory, signing, tuple(mates)
+    def __init__(self, directory: Path, limit: RateLimit | None = None, signing: Signing | None = None) -> None:
+        self.root, self.signing = directory, signing
         self._limit = limit
-
-    def part_name(self, attempt: Attempt, rank: int) -> str:
-        """What a manifest calls the part of a rank: this one, or another of its node where these share a file."""
-        if self.mates:
-            return section_file(self.mates[0], rank, attempt.world_size)
-        return part_file_name(rank, attempt.world_size)
 
     def part_path(self, attempt: Attempt, rank: int) -> Path:
         """Where a rank's part lies."""
-        return step_directory(self.root, attempt.key) / self.part_name(attempt, rank)
-
-    def files_of(self, attempt: Attempt, rank: int) -> list[Path]:
-        """The files that a rank gives names to: its part's; or its node's, if it is the lowest there."""
-        if not self.mates:
-            return [self.part_path(attempt, rank)]
-        return [self._node_file(attempt)] if rank == self.mates[0] else []
-
-    def _node_file(self, attempt: Attempt) -> Path:
-        return step_directory(self.root, attempt.key) / node_file_name(self.mates[0], attempt.world_size)
+        return step_directory(self.root, attempt.key) / part_file_name(rank, attempt.world_size)
 
     def open_part(self, attempt: Attempt, rank: int) -> DurableFile:
         """A file that becomes a rank's part when it is committed."""
         self._check_mounted()
         return DurableFile(self.part_path(attempt, rank), direct=True, limit=self._limit)
-
-    def open_node_file(self, attempt: Attempt) -> DurableFile:
-        """The file that becomes this node's when it is complete (:func:`deeppart.storage.files.complete`)."""
-        self._check_mounted()
-        return DurableFile(self._node_file(attempt))
-
-    def open_section(self, attempt: Attempt, rank: int, room: Room) -> SectionFile:
-        """A rank's section of its node's file, which was made by the lowest rank there."""
-        return SectionFile(self.part_path(attempt, rank), room, limit=self._limit)
 
     def _check_mounted(self) -> None:
         """Refuse to write if the file system is not mounted (any more): nothing must get into the empty mount point."""

@@ -2,8 +2,7 @@
 
 The name carries the attempt: ``step-000000000100-<session>-000007``. So no two sessions ever write under one name, and
 whatever a rank of an older job does when it wakes up late, it does in directories of its own
-(docs/decisions/0010-fencing.md). Directories of the older layout, ``step-000000000100``, are read and removed, and
-never written.
+(docs/decisions/0010-fencing.md).
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from deeppart import access
 from deeppart.access import storage_error
 from deeppart.errors import StorageError
 from deeppart.model import StepKey
-from deeppart.part import is_parity_file_name, parse_base_file_name, parse_node_file_name, parse_part_file_name
+from deeppart.part import is_parity_file_name, parse_base_file_name, parse_part_file_name
 
 MANIFEST_NAME = "manifest"
-_STEP = re.compile(r"step-([0-9]{12,19})(?:-([0-9a-f]{32})-([0-9]{6,19}))?", re.ASCII)
+_STEP = re.compile(r"step-([0-9]{12,19})-([0-9a-f]{32})-([0-9]{6,19})", re.ASCII)
 _TEMPORARY = re.compile(r"\..+\.tmp-[0-9]+(-[0-9a-f]+)?", re.ASCII)
 #: How often we look again because a running job has removed what it was about to read.
 MOST_LOOKS = 20
@@ -31,9 +30,8 @@ def step_directory(root: Path, key: StepKey) -> Path:
 
 
 def step_directory_name(key: StepKey) -> str:
-    """``step-000000000100-<session, 32 hex digits>-000007``; without the last two in the older layout."""
-    name = f"step-{key.step:012d}"
-    return f"{name}-{key.session}-{key.sequence:06d}" if key.session else name
+    """``step-000000000100-<session, 32 hex digits>-000007``."""
+    return f"step-{key.step:012d}-{key.session}-{key.sequence:06d}"
 
 
 def parse_step_directory_name(name: str) -> StepKey | None:
@@ -41,7 +39,7 @@ def parse_step_directory_name(name: str) -> StepKey | None:
     match = _STEP.fullmatch(name)
     if match is None:
         return None
-    key = StepKey(int(match[1]), match[2] or "", int(match[3] or 0))
+    key = StepKey(int(match[1]), match[2], int(match[3]))
     return key if step_directory_name(key) == name else None
 
 
@@ -51,8 +49,8 @@ def is_temporary_name(name: str) -> bool:
 
 
 def is_checkpoint_file(name: str) -> bool:
-    """True if a name is that of a part, a base, parity or a node file."""
-    parsed = parse_part_file_name(name) or parse_base_file_name(name) or parse_node_file_name(name)
+    """True if a name is that of a part, a base or parity."""
+    parsed = parse_part_file_name(name) or parse_base_file_name(name)
     return parsed is not None or is_parity_file_name(name)
 
 

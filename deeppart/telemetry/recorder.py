@@ -1,4 +1,5 @@
-"""The recorder: a thread that writes what this rank knows of the job to files for those who watch the job.
+"""The recorder: a thread that turns what this rank knows of the job into events, and these into files for those who
+watch it.
 
 It exchanges nothing with other ranks, and the training thread only hands it the handle of each checkpoint. It writes
 when a checkpoint is over, at most once a second; and while one takes long, so that it can be seen that storage hangs.
@@ -8,36 +9,41 @@ What it cannot write is reported once; the job goes on.
 from __future__ import annotations
 
 import contextlib
-import json
 import queue
-import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from deeppart._threads import start_thread
 from deeppart.errors import StorageError, as_error
-from deeppart.model import Report
-from deeppart.pending import DONE, FAILED, OFF, SKIPPED, Pending
+from deeppart.pending import Pending
 from deeppart.storage.files import append_line, put_file
 from deeppart.storage.owner import DirectoryOwner
 from deeppart.storage.timestamps import now, timestamp
-from deeppart.telemetry.prometheus import prometheus_text
-from deeppart.telemetry.record import (
+from deeppart.telemetry.events import (
+    CheckpointEnded,
+    Ended,
+    Event,
+    LevelEnded,
+    Restored,
+    Started,
+    event_line,
+    level_ended,
+)
+from deeppart.telemetry.metrics import Metrics, prometheus_text
+from deeppart.telemetry.status import (
     CheckpointStatus,
     ErrorStatus,
-    LevelTotals,
     RankStatus,
     ScrubStatus,
-    Totals,
-    bounded_lines,
-    bounded_report,
+    StatusFile,
+    bounded,
+    remove_earlier,
 )
-from deeppart.telemetry.status_files import StatusFile, remove_earlier
 
 #: Between two looks at what is in flight, and the least time between two writes.
 _LOOK_S, _LEAST_S = 0.25, 1.0
@@ -49,25 +55,6 @@ _MOST_WAITING = 1000
 _PATIENCE_S = 2.0
 #: Errors that are remembered.
 _MOST_ERRORS = 5
-#: How a file of events begins.
-EVENTS_BEGIN = re.compile(rb'\{"event": "[a-z]+", "time": "[^"]*", "session": "[0-9a-f]{32}", ')
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What does not change during a session; the fields are those of :class:`RankStatus`."""
-
-    session: str
-    job: str
-    library: str
-    node: str
-    process: int
-    rank: int
-    world_size: int
-    nodes: int
-    every: dict[str, int]
-    levels: tuple[str, ...]
-    reduced: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +81,15 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Followed:
-    """A checkpoint in flight: its number, when ``checkpoint()`` returned it, and which levels are counted already."""
+    """A checkpoint in flight: its number, when ``checkpoint()`` returned it, and which levels have ended."""
 
     number: int
-    began_s: float
+    returned_s: float
     pending: Pending
-    counted: set[str] = field(default_factory=set)
+    ended: set[str] = field(default_factory=set)
 
-    def status(self, report: Report, *, over: bool) -> CheckpointStatus:
-        return CheckpointStatus(self.number, timestamp(self.began_s), over, report)
+    def status(self, *, over: bool) -> CheckpointStatus:
+        return CheckpointStatus(self.number, timestamp(self.returned_s), over, bounded(self.pending.report))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,18 +123,22 @@ class Source(Protocol):
 class Recorder:
     """Of one rank. The methods are for the training thread, and return at once; but :meth:`close`."""
 
-    def __init__(self, facts: Facts, outputs: Outputs, source: Source, prepare: Callable[[], None]) -> None:
-        self._facts, self._outputs, self._source, self._prepare = facts, outputs, source, prepare
-        self._origin = Origin(facts.session, facts.job, facts.node, facts.rank)
+    def __init__(
+        self,
+        status: RankStatus,
+        levels: Iterable[str],
+        outputs: Outputs,
+        source: Source,
+        prepare: Callable[[], None],
+    ) -> None:
+        """Of a rank with such a status at the beginning, and such levels on; the thread calls ``prepare`` first."""
+        self._outputs, self._source, self._prepare = outputs, source, prepare
         self._news: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         # From here on all is the thread's.
-        self._sums = Sums(facts.levels)
+        self._status, self._metrics = bounded(status), Metrics(levels)
         self._in_flight: list[_Followed] = []
         self._last: CheckpointStatus | None = None
         self._numbers, self._last_began_s = 0, 0.0
-        self._began, self._failed = now(), False
-        self._restored: int | None = None
-        self._repairing = False
         self._changed, self._written_at = True, 0.0
         self._refused: set[str] = set()
         self._thread: threading.Thread | None = None
@@ -165,7 +156,7 @@ class Recorder:
     def restored(self, step: int, seconds: float) -> None:
         """A restore has succeeded, in that time."""
         if self._thread is not None:
-            self._news.put(partial(self._note_restored, step, seconds))
+            self._news.put(partial(self._emit, Restored(step, seconds)))
 
     def close(self, *, failed: bool, patience_s: float = _PATIENCE_S) -> None:
         """Write for the last time; a second call does nothing."""
@@ -177,12 +168,16 @@ class Recorder:
 
     def _run(self) -> None:
         self._prepare()
-        self._record(None)
+        self._look()
+        status = self._status
+        self._emit(Started(status.library, status.process, status.world_size, status.nodes, status.reduced))
+        self._publish()
         if self._outputs.owner is not None and self._outputs.status is not None:
             remove_earlier(self._outputs.owner.directory, self._outputs.owner)
         while self._advance():
             pass
-        self._record(now())
+        self._publish()
+        self._emit(Ended(self._status.failed, int(self._status.metric("checkpoints_total") or 0)))
 
     def _failed_by(self, error: BaseException) -> None:
         """A bug of ours; the job has nothing to do with it."""
@@ -196,73 +191,88 @@ class Recorder:
             if news is None:
                 return False
             news()
-        self._settle()
+        self._look()
         if self._is_due():
-            self._publish(None)
+            self._publish()
         return True
 
     def _pause_s(self) -> float | None:
         """How long to wait for news; None for as long as it takes."""
-        return _LOOK_S if self._in_flight or self._changed or self._repairing else None
+        return _LOOK_S if self._in_flight or self._changed or self._status.repairing else None
 
-    def _follow(self, pending: Pending, began_s: float) -> None:
-        self._in_flight.append(_Followed(self._numbers, began_s, pending))
-        self._numbers, self._last_began_s = self._numbers + 1, began_s
-
-    def _note_restored(self, step: int, seconds: float) -> None:
-        self._restored, self._changed = step, True
-        self._append(self._origin.line("restored", step=step, seconds=seconds))
+    def _follow(self, pending: Pending, returned_s: float) -> None:
+        self._in_flight.append(_Followed(self._numbers, returned_s, pending))
+        self._numbers, self._last_began_s = self._numbers + 1, returned_s
 
     def _end(self, failed: bool) -> None:
-        self._failed = failed
+        self._status = replace(self._status, ended=now(), failed=failed)
 
-    def _settle(self) -> None:
-        """Count the levels and the checkpoints that are over; see whether a repair is."""
-        repairing = self._source.live().repairing
-        self._changed = self._changed or repairing != self._repairing
-        self._repairing = repairing
+    def _look(self) -> None:
+        """See what has happened since the last look."""
+        live = self._source.live()
+        self._changed = self._changed or live.repairing != self._status.repairing
+        self._status = replace(self._status, period_s=live.period_s, repairing=live.repairing, scrubbed=live.scrubbed)
         for each in list(self._in_flight):
             pending = each.pending
-            settled = [level for level in pending.levels if level not in each.counted and pending.settled(level)]
+            ended = [level for level in pending.levels if level not in each.ended and pending.settled(level)]
             over = pending.finished and not self._source.holds(pending)
-            if not settled and not over:
+            if not ended and not over:
                 continue
-            report = bounded_report(pending.report)
-            for level in settled:
-                self._sums.add_level(level, report, each.began_s)
-                each.counted.add(level)
+            found = each.status(over=over)
+            for level in ended:
+                each.ended.add(level)
+                self._emit(level_ended(found.report, level, each.returned_s))
             if over:
                 self._in_flight.remove(each)
-                self._sums.add(report, each.began_s)
-                self._last, self._changed = each.status(report, over=True), True
-                self._append(self._origin.checkpoint(report, each.began_s))
+                self._last = found
+                self._emit(CheckpointEnded(found.began, found.report))
+
+    def _emit(self, event: Event) -> None:
+        """Something has happened: all that is shown of a job follows from here, but for what is in flight."""
+        self._metrics.count(event)
+        match event:
+            case Restored():
+                self._status = replace(self._status, restored=event.step)
+            case LevelEnded() if event.failed:
+                self._note(ErrorStatus(event.at, event.step, event.level, event.report.error or "it failed"))
+            case CheckpointEnded() if event.report.retire_error is not None:
+                self._note(ErrorStatus(event.began, event.report.step, "", event.report.retire_error))
+        self._changed = self._changed or not isinstance(event, LevelEnded)
+        if self._outputs.events is not None:
+            status = self._status
+            origin = {"session": status.session, "job": status.job, "node": status.node, "rank": status.rank}
+            self._attempt("events_file", partial(append_line, self._outputs.events, event_line(event, now(), origin)))
+
+    def _note(self, error: ErrorStatus) -> None:
+        self._status = replace(self._status, errors=(*self._status.errors, error)[-_MOST_ERRORS:])
 
     def _is_due(self) -> bool:
         """True if it is time to write."""
         since = time.monotonic() - self._written_at
         if self._changed:
             return since >= _LEAST_S
-        is_long = any(time.time() - each.began_s >= LONG_S for each in self._in_flight)
-        return since >= AGAIN_S and (is_long or self._repairing)
+        is_long = any(time.time() - each.returned_s >= LONG_S for each in self._in_flight)
+        return since >= AGAIN_S and (is_long or self._status.repairing)
 
-    def _record(self, ended: str | None) -> None:
-        """The first and the last entry."""
-        status = self._publish(ended)
-        self._append(self._origin.started(status) if ended is None else self._origin.ended(status))
-
-    def _publish(self, ended: str | None) -> RankStatus:
-        status = self._status(ended)
+    def _publish(self) -> None:
+        """Write the files that are written over again."""
+        status, next_due = self._status, None
+        if status.period_s is not None and self._last_began_s and status.ended is None:
+            next_due = timestamp(self._last_began_s + status.period_s)
+        over = () if self._last is None else (self._last,)
+        self._status = status = replace(
+            status,
+            written=now(),
+            next_due=next_due,
+            metrics=self._metrics.snapshot(),
+            checkpoints=(*over, *(each.status(over=False) for each in self._in_flight)),
+        )
         self._changed, self._written_at = False, time.monotonic()
         if self._outputs.status is not None:
             self._attempt("status", partial(self._outputs.status.write, status))
         if self._outputs.metrics is not None:
             text = prometheus_text([status]).encode()
             self._attempt("metrics_file", partial(put_file, self._outputs.metrics, text))
-        return status
-
-    def _append(self, line: bytes) -> None:
-        if self._outputs.events is not None:
-            self._attempt("events_file", partial(append_line, self._outputs.events, line))
 
     def _attempt(self, setting: str, write: Callable[[], None]) -> None:
         try:
@@ -271,130 +281,3 @@ class Recorder:
             if setting not in self._refused:
                 self._refused.add(setting)
                 self._source.tell(f"{setting}: {error}\n  training and checkpoints go on; this is told once")
-
-    def _status(self, ended: str | None) -> RankStatus:
-        facts, live = self._facts, self._source.live()
-        checkpoints = [] if self._last is None else [self._last]
-        checkpoints += [each.status(bounded_report(each.pending.report), over=False) for each in self._in_flight]
-        next_due = None
-        if live.period_s is not None and self._last_began_s and ended is None:
-            next_due = timestamp(self._last_began_s + live.period_s)
-        return RankStatus(
-            session=facts.session,
-            job=facts.job,
-            library=facts.library,
-            node=facts.node,
-            process=facts.process,
-            rank=facts.rank,
-            world_size=facts.world_size,
-            nodes=facts.nodes,
-            began=self._began,
-            written=now(),
-            ended=ended,
-            failed=self._failed,
-            restored=self._restored,
-            every=facts.every,
-            period_s=live.period_s,
-            next_due=next_due,
-            repairing=live.repairing,
-            reduced=bounded_lines(facts.reduced),
-            scrubbed=live.scrubbed,
-            totals=self._sums.totals,
-            levels=self._sums.levels,
-            checkpoints=tuple(checkpoints),
-            errors=self._sums.errors,
-        )
-
-
-class Sums:
-    """Sums over the checkpoints of a session, of what their reports say. Used by one thread."""
-
-    def __init__(self, levels: Sequence[str]) -> None:
-        self.totals = Totals()
-        self.levels: Mapping[str, LevelTotals] = {level: LevelTotals() for level in levels}
-        self.errors: tuple[ErrorStatus, ...] = ()
-
-    def add(self, report: Report, began_s: float) -> None:
-        """Count a checkpoint that is over; its levels for themselves: :meth:`add_level`."""
-        old, skipped = self.totals, any(level.state == SKIPPED for level in report.levels.values())
-        stages = {**old.stages_s}
-        for stage, seconds in report.stages_s.items():
-            stages[stage] = stages.get(stage, 0.0) + seconds
-        self.totals = Totals(
-            checkpoints=old.checkpoints + (not skipped),
-            skipped=old.skipped + skipped,
-            blocked_s=old.blocked_s + report.blocked_s,
-            waited_s=old.waited_s + report.waited_s,
-            held_s=old.held_s + report.held_s,
-            most_blocked_s=max(old.most_blocked_s, report.blocked_s),
-            raw_bytes=old.raw_bytes + report.raw_bytes,
-            encoded_bytes=old.encoded_bytes + report.encoded_bytes,
-            retries=old.retries + report.retries,
-            retire_errors=old.retire_errors + (report.retire_error is not None),
-            stages_s=stages,
-        )
-        if report.retire_error is not None:
-            self._note(ErrorStatus(timestamp(began_s), report.step, "", report.retire_error))
-
-    def add_level(self, name: str, report: Report, began_s: float) -> None:
-        """Count one level of a checkpoint, which is over there. ``began_s`` as for :meth:`add`."""
-        old, level = self.levels.get(name, LevelTotals()), report.levels[name]
-        ended = timestamp(began_s + (level.seconds or 0.0))
-        if level.state == FAILED:
-            self._note(ErrorStatus(ended, report.step, name, level.error or "it failed"))
-        busy_s = report.stages_s.get(name, 0.0)
-        new = replace(
-            old,
-            done=old.done + (level.state == DONE),
-            failed=old.failed + (level.state == FAILED),
-            written_bytes=old.written_bytes + level.nbytes,
-            unchanged_bytes=old.unchanged_bytes + level.referenced_bytes,
-            busy_s=old.busy_s + busy_s,
-        )
-        if level.state == DONE:
-            new = replace(
-                new,
-                last_step=report.step,
-                last_at=ended,
-                last_seconds=level.seconds,
-                last_bytes=level.nbytes,
-                last_busy_s=busy_s,
-            )
-        self.levels = {**self.levels, name: new}
-
-    def _note(self, error: ErrorStatus) -> None:
-        self.errors = (*self.errors, error)[-_MOST_ERRORS:]
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where events come from; in every line. Events are JSON lines, as https://jsonlines.org has them.
-
-    Attributes:
-        session: 32 hex digits for this run of the job.
-        job, node, rank: of the rank that writes.
-    """
-
-    session: str
-    job: str
-    node: str
-    rank: int
-
-    def line(self, event: str, **content: Any) -> bytes:
-        """One event, at this moment."""
-        document = {"event": event, "time": now(), **asdict(self), **content}
-        return json.dumps(document, allow_nan=False).encode() + b"\n"
-
-    def started(self, status: RankStatus) -> bytes:
-        """The session has begun."""
-        about = {"library": status.library, "process": status.process, "ranks": status.world_size}
-        return self.line("started", **about, nodes=status.nodes, reduced=list(status.reduced))
-
-    def checkpoint(self, report: Report, began_s: float) -> bytes:
-        """A checkpoint is over."""
-        levels = {name: level for name, level in report.levels.items() if level.state != OFF}
-        return self.line("checkpoint", began=timestamp(began_s), **asdict(replace(report, levels=levels)))
-
-    def ended(self, status: RankStatus) -> bytes:
-        """The session has ended; by an exception or not."""
-        return self.line("ended", failed=status.failed, checkpoints=status.totals.checkpoints)

@@ -18,10 +18,9 @@ from dataclasses import dataclass, field, replace
 
 from deeppart.errors import ConfigError
 from deeppart.model import REDUNDANT_LEVELS, Level, show_seconds, show_share
-from deeppart.plan.interval import Cadence, LevelCost, Waste, best, waste
-from deeppart.plan.multiples import MOST_EVERY
+from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost, Waste, best, waste
 
-from ..budget.space import Space, space_of
+from ..budget import Space, space_of
 from ..campaign.costs import (
     AT_LEAST_S,
     Survival,
@@ -179,11 +178,6 @@ class Choice:
         return self.cadence.waste.restart / sum(cost.failures_per_s for cost in self.costs)
 
     @property
-    def node_bytes(self) -> float:
-        """Bytes on the storage of the node with most, for as many steps as are kept while another is written."""
-        return self.space.on_node
-
-    @property
     def space(self) -> Space:
         """What is kept at each level."""
         return space_of(self.world, self.cadence.every)
@@ -232,8 +226,6 @@ class Advice:
     #: the choices that none of the others is as good as (:func:`deeppart_simulator.advise.front.front_of`)
     front: tuple[Choice, ...]
     sensitivity: tuple[Sensitivity, ...]  # to the failure rate
-    #: ranks per node -> (blocked, complete on the nodes) in seconds, of the same number of ranks
-    by_ranks_per_node: dict[int, tuple[float, float]]
     #: candidate -> why it cannot be: what it keeps is more than there is room for
     too_large: Mapping[str, str] = field(default_factory=dict)
     scheduling: Scheduling = UNDISTURBED  # the preemptions that are counted
@@ -279,8 +271,8 @@ def advise(
     # Where nearly all is lost, a twentieth more is everything.
     front = front_of([each for each in (*choices, *less_often) if each.waste.total < HOPELESS])
     chosen = advised(front)
-    sensitivity, widths = tuple(_sensitivity(chosen)), _by_ranks_per_node(chosen.job)
-    return Advice(chosen, tuple(choices), front, sensitivity, widths, too_large, scheduling, _unshared(chosen, wanted))
+    sensitivity = tuple(_sensitivity(chosen))
+    return Advice(chosen, tuple(choices), front, sensitivity, too_large, scheduling, _unshared(chosen, wanted))
 
 
 def _hopeless(least: Choice) -> ConfigError:
@@ -425,22 +417,6 @@ def _sensitivity(choice: Choice) -> Iterator[Sensitivity]:
         adapted = best(costs, choice.step_s)
         kept = waste(costs, choice.cadence.period_s, every)
         yield Sensitivity(factor, choice.of_all(kept).total, choice.of_all(adapted.waste).total, adapted.period_s)
-
-
-def _by_ranks_per_node(job: Job) -> dict[int, tuple[float, float]]:
-    """The same ranks on more or fewer nodes each."""
-    found = {}
-    for width in sorted({1, 2, 4, 8, job.ranks_per_node, job.machine.ranks_per_node}):
-        nodes = math.ceil(job.ranks / width)
-        # A job that takes more nodes than there are is a what-if, and so is the same with fewer ranks on each.
-        most = max(job.machine.nodes, job.nodes)
-        if width > job.ranks or nodes > most or nodes < max(1, job.protection.parity_group):
-            continue
-        protection = job.protection if nodes > 1 else replace(job.protection, partner=False)
-        world = Planned(replace(job, ranks_per_node=width, protection=protection)).on(nodes)
-        complete = world.times.complete()
-        found[width] = (world.times.blocked_s, next(iter(complete.values())))
-    return found
 
 
 # --- the front --------------------------------------------------------------------------------------------------------

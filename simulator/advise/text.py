@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 from deeppart.model import LEVELS, Level, show_bytes, show_seconds, show_share
-from deeppart.plan.completion import cost_per_call_s
+from deeppart.plan.interval import cost_per_call_s
 
-from ..budget.bill import MONTH_DAYS, USEFUL, Bill, bill
-from ..budget.space import space_lines
+from ..budget import MONTH_DAYS, SHARE_WORDS, USEFUL, Bill, bill, space_lines
 from ..campaign.costs import followed
 from ..campaign.failures import struck_nodes
 from ..machine.record import DAY_S, Machine
@@ -76,10 +75,6 @@ def reasons(advice: Advice) -> list[str]:
     lines += space_lines(chosen.job.machine, chosen.space, chosen.node_daily_bytes, chosen.drained_daily_bytes)
     lines += [f"no room for {candidate}: {why}" for candidate, why in advice.too_large.items()]
     lines.append(_codec_line(advice))
-    widths = advice.by_ranks_per_node
-    if len(widths) > 1:
-        texts = [f"{width}: {show_seconds(blocked)}" for width, (blocked, _) in widths.items()]
-        lines.append(f"ranks per node, and how long a call blocks then: {', '.join(texts)}")
     lines += bursts(chosen.job)
     return [line for line in lines if line]
 
@@ -114,8 +109,6 @@ def config_toml(advice: Advice) -> str:
             f"parity_group = {job.protection.parity_group}",
             f"parity_tolerate = {job.protection.parity_tolerate}",
         ]
-    if job.files != "rank":
-        lines.append(f'files = "{job.files}"')
     lines.append(f"kappa = {round(job.machine.memory.kappa_bytes)}")
     if math.isfinite(job.flush_bandwidth):
         lines.append(f"flush_bandwidth = {job.flush_bandwidth:.6g}")
@@ -124,10 +117,10 @@ def config_toml(advice: Advice) -> str:
 
 def _written(chosen: Choice) -> str:
     flushed = f"{show_bytes(chosen.drained_daily_bytes)} a day go to the file system"
-    if not chosen.node_bytes:
+    if not chosen.space.on_node:
         return f"nothing on the nodes' own storage; {flushed}"
     return (
-        f"{show_bytes(chosen.node_bytes)} on each node's storage, where {show_bytes(chosen.node_daily_bytes)} a day "
+        f"{show_bytes(chosen.space.on_node)} on each node's storage, where {show_bytes(chosen.node_daily_bytes)} a day "
         f"are written; {flushed}"
     )
 
@@ -255,7 +248,8 @@ def bursts(job: Job) -> list[str]:
 # --- a month of it ----------------------------------------------------------------------------------------------------
 
 
-_BLOCKED, _SLOWED, _REDONE, _BACK = "blocked by checkpoints", "slowed by the background", "training lost", "coming back"
+_BLOCKED, _SLOWED, _REDONE = (SHARE_WORDS[name] for name in ("blocked", "slowed", "lost"))
+_BACK = "coming back"
 
 
 def bill_of(choice: Choice) -> Bill:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import simpy
 
-from deeppart.model import MOST_IN_FLIGHT, REDUNDANT_LEVELS, Level
+from deeppart.model import DEFAULT_KEEP, MOST_IN_FLIGHT, REDUNDANT_LEVELS, Level
 
 from .outcomes import RunResult
 from .plan import Cadences, SizedJob
@@ -31,7 +31,7 @@ class Background:
     """
 
     def __init__(self, env: simpy.Environment, cadences: Cadences, result: RunResult, bytes_per_s: float) -> None:
-        self.file_system = SharedBandwidth(env, bytes_per_s)
+        self.file_system = FileSystem(env, bytes_per_s)
         self.stored: list[Stored] = []
         self._env, self._cadences, self._result = env, cadences, result
         self._processes: list[simpy.Process] = []
@@ -93,7 +93,7 @@ class Background:
                 self.stored.append(stored)
             for level in stored.levels:
                 self._count(world, level)
-        self.stored = retire(self.stored, self._cadences.keep)
+        self.stored = retire(self.stored)
 
     def forget_after(self, sequence: int) -> None:
         """What came after a checkpoint is of no use, and the library removes it."""
@@ -110,7 +110,7 @@ class Background:
         try:
             if world.times.lazy:
                 yield env.timeout(stages["capture"])
-            redundant = [level for level in REDUNDANT_LEVELS if level in due and stages[level]]
+            redundant = world.redundant(due)
             ends_s = 0.0
             if Level.PERSISTENT in due:
                 # What goes to other nodes and to the file system shares the job's own limit.
@@ -140,15 +140,14 @@ class Background:
             pass
 
     def _flush(self, world: SizedJob, stored: Stored, from_memory: bool, ends_s: float) -> Events:
-        env = self._env
-        transfer: Transfer | None = None
+        env, flushing = self._env, False
         try:
             began = env.now  # of encoding, and of the local file, while an earlier flush may be under way
             with self._turns.request() as turn:
                 yield turn
-                transfer = self.file_system.begin(world.flushed_bytes, world.flush_rate)
-                yield transfer.done
-                transfer = None
+                flushing = True
+                yield self.file_system.begin(world.flushed_bytes, world.flush_rate)
+                flushing = False
                 # Files have to be created, after the last chunk is encoded, and the copy cannot be done before the file
                 # that it follows.
                 least = max(0.0, began + world.encoded_s - env.now) + world.flush_latency_s
@@ -158,8 +157,8 @@ class Background:
                 yield env.timeout(least)
                 self._done(world, stored, Level.PERSISTENT)
         except simpy.Interrupt:
-            if transfer is not None:
-                self.file_system.give_up(transfer)
+            if flushing:
+                self.file_system.give_up()
 
     def _heal(self, world: SizedJob, stored: Stored, nodes: tuple[int, ...]) -> Events:
         try:
@@ -177,7 +176,7 @@ class Background:
         stored.levels.add(level)
         if stored not in self.stored:
             self.stored.append(stored)
-        self.stored = retire(self.stored, self._cadences.keep)
+        self.stored = retire(self.stored)
 
     def _count(self, world: SizedJob, level: str) -> None:
         result = self._result
@@ -204,7 +203,7 @@ _BEFORE_LOCAL = (*REDUNDANT_LEVELS, Level.PERSISTENT)
 _sequence = attrgetter("sequence")
 
 
-def retire(stored: Sequence[Stored], keep: Mapping[str, int]) -> list[Stored]:
+def retire(stored: Sequence[Stored], keep: Mapping[str, int] = DEFAULT_KEEP) -> list[Stored]:
     """Take from each level the checkpoints that are older than its newest ``keep``."""
     on = dict.fromkeys(keep, 0)
     # One pass, newest first: campaigns ask at every level that is complete.
@@ -223,92 +222,53 @@ def retire(stored: Sequence[Stored], keep: Mapping[str, int]) -> list[Stored]:
     return [each for each in stored if each.levels]
 
 
-# --- the shared file system -------------------------------------------------------------------------------------------
+# --- the file system --------------------------------------------------------------------------------------------------
 
 
-#: Bytes that do not count as left over, for the rounding of floating point.
-_NOTHING = 1e-3
-
-
-class Transfer:
-    """One transfer under way.
-
-    Attributes:
-        done: succeeds when it is.
-        most: its own limit in bytes per second.
-        left: bytes still to go.
-    """
-
-    def __init__(self, env: simpy.Environment, nbytes: float, most: float) -> None:
-        self.done = env.event()
-        self.most = most
-        self.left = nbytes
-        self.rate = 0.0
-
-
-class SharedBandwidth:
-    """Everyone gets an equal part, up to their own limit."""
+class FileSystem:
+    """What other jobs use, too. One checkpoint is flushed at a time, as fast as its job and the file system allow."""
 
     def __init__(self, env: simpy.Environment, bytes_per_s: float) -> None:
-        self._env = env
-        self._capacity = bytes_per_s
-        self._active: list[Transfer] = []
-        self._since = 0.0
+        self._env, self._capacity = env, bytes_per_s
+        self._done: simpy.Event | None = None  # of the transfer under way
+        self._left = self._most = self._rate = self._since = 0.0
         self._alarm = 0
 
-    def begin(self, nbytes: float, most: float) -> Transfer:
-        """Begin a transfer of so many bytes, at most so fast."""
-        transfer = Transfer(self._env, nbytes, most)
-        self._advance()
-        self._active.append(transfer)
+    def begin(self, nbytes: float, most: float) -> simpy.Event:
+        """Begin a transfer of so many bytes, at most so fast; returns what happens at its end."""
+        self._done = self._env.event()
+        self._left, self._most, self._since = nbytes, most, self._env.now
         self._share()
-        return transfer
+        return self._done
 
-    def give_up(self, transfer: Transfer) -> None:
-        """End a transfer that is not done."""
-        if transfer in self._active:
-            self._advance()
-            self._active.remove(transfer)
-            self._share()
+    def give_up(self) -> None:
+        """End a transfer that is not done, if there is one."""
+        self._done = None
+        self._alarm += 1
 
     def set_capacity(self, bytes_per_s: float) -> None:
-        """From now on there is so much in all."""
-        self._advance()
+        """From now on there is so much."""
         self._capacity = bytes_per_s
-        self._share()
-
-    def _advance(self) -> None:
-        elapsed = self._env.now - self._since
-        for transfer in self._active:
-            transfer.left -= transfer.rate * elapsed
-        self._since = self._env.now
+        if self._done is not None:
+            self._left -= self._rate * (self._env.now - self._since)
+            self._since = self._env.now
+            self._share()
 
     def _share(self) -> None:
-        left, waiting = self._capacity, sorted(self._active, key=lambda transfer: transfer.most)
-        for place, transfer in enumerate(waiting):
-            transfer.rate = min(transfer.most, left / (len(waiting) - place))
-            left -= transfer.rate
+        self._rate = min(self._most, self._capacity)
         self._alarm += 1
-        if waiting:
-            soonest = min(max(0.0, each.left) / each.rate for each in waiting)
-            self._env.process(self._wake(soonest, self._alarm))
+        self._env.process(self._wake(max(0.0, self._left) / self._rate, self._alarm))
 
     def _wake(self, delay_s: float, alarm: int) -> Generator[Any, Any, None]:
         yield self._env.timeout(delay_s)
-        if alarm != self._alarm:  # something came or went meanwhile, and has set another
-            return
-        self._advance()
-        soonest = min(each.left / each.rate for each in self._active)
-        ready = [each for each in self._active if each.left <= _NOTHING or each.left / each.rate <= soonest]
-        self._active = [each for each in self._active if each not in ready]
-        for each in ready:
-            each.done.succeed()
-        self._share()
+        if alarm == self._alarm and self._done is not None:  # otherwise another one has been set meanwhile
+            self._done.succeed()
+            self._done = None
 
 
 def bursts(
     env: simpy.Environment,
-    bandwidth: SharedBandwidth,
+    file_system: FileSystem,
     bytes_per_s: float,
     share: float,
     length_s: float,
@@ -324,6 +284,6 @@ def bursts(
     while True:
         if quiet_s > 0:
             yield env.timeout(float(random.exponential(quiet_s)))
-        bandwidth.set_capacity(bytes_per_s * (1 - taken))
+        file_system.set_capacity(bytes_per_s * (1 - taken))
         yield env.timeout(float(random.exponential(length_s)))
-        bandwidth.set_capacity(bytes_per_s)
+        file_system.set_capacity(bytes_per_s)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from deeppart.model import REDUNDANT_LEVELS, Level
+from deeppart.model import Level
 
 from .plan import Cadences, SizedJob
 
@@ -39,10 +39,9 @@ def calm_call(world: SizedJob, due: tuple[str, ...]) -> Call | None:
         return Call(0.0, ())
     at_s = world.local_s + (world.stages["capture"] if world.times.lazy else 0.0)
     done = [(str(Level.LOCAL), at_s)]
-    for level in REDUNDANT_LEVELS:
-        if level in due and world.stages[level]:
-            at_s += world.stages[level]
-            done.append((level, at_s))
+    for level in world.redundant(due):
+        at_s += world.stages[level]
+        done.append((level, at_s))
     return Call(world.blocked_s, tuple(done))
 
 

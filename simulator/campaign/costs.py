@@ -23,9 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.model import LEVELS, REDUNDANT_LEVELS, Level
-from deeppart.plan.completion import cost_per_call_s
-from deeppart.plan.interval import Cadence, LevelCost, waste
-from deeppart.plan.multiples import MOST_EVERY
+from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost, cost_per_call_s, waste
 
 from ..timing.stages import FloatArray, Protection
 from .failures import Size, classes, group_count, nodes_of_group, pieces_s, rates_per_s, struck_nodes

@@ -23,7 +23,7 @@ import numpy as np
 from deeppart.errors import ConfigError
 
 from ..machine.record import DAY_S, PIECES, WAYS, Failures, Machine, Restart
-from ..traces.fit import WINDOW_S, merged
+from ..traces.fit import merged
 from ..traces.read import TABLE as PLAIN
 from ..traces.read import read_trace
 from ..traces.record import PREEMPTION, TIME_LIMIT, Event, Trace
@@ -58,6 +58,11 @@ def rates_per_s(failures: Failures, size: Size) -> dict[str, float]:
         **groups,
         "system": 1 / failures.system,
     }
+
+
+def fails(failures: Failures) -> bool:
+    """Whether anything fails at all."""
+    return any(rates_per_s(failures, Size(1, 1)).values())
 
 
 def need_failures(machine: Machine, size: Size) -> None:
@@ -131,11 +136,9 @@ def nodes_of_group(group: int, nodes: int, group_nodes: int) -> tuple[int, ...]:
 # --- from a trace -----------------------------------------------------------------------------------------------------
 
 
-def failures_from(
-    path: Path, size: Size, system: str | None = None, wall_s: float | None = None
-) -> tuple[Failure, ...]:
+def failures_from(path: Path, size: Size, wall_s: float | None = None) -> tuple[Failure, ...]:
     """The failures of a job that runs through a trace from its beginning."""
-    trace = read_trace(path, nodes=size.nodes, system=system)
+    trace = read_trace(path, nodes=size.nodes)
     _check_size(trace, size, path)
     if wall_s is not None and 0 < trace.observation.seconds < wall_s:
         raise ConfigError(
@@ -146,7 +149,7 @@ def failures_from(
             todo="take fewer --days",
         )
     if trace.format != PLAIN:
-        trace = merged(trace, max(trace.observation.resolution_s, WINDOW_S))
+        trace = merged(trace)
     place_of = {name: place for place, name in enumerate(trace.names[: size.nodes])}
     turns = 0
     found = []

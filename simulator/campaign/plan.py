@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from deeppart.errors import ConfigError
-from deeppart.model import DEFAULT_KEEP, LEVELS, Level, show_seconds
+from deeppart.model import LEVELS, REDUNDANT_LEVELS, Level, show_seconds
 
 from ..machine.record import Failures, Restart
 from ..timing.restores import restore_s
@@ -32,8 +32,6 @@ class Cadences:
     period_s: float  # training from the end of one call to the next
     every: Mapping[str, int]  # level -> at every how many-th call; 0 or left out for never
     wall_s: float  # length of the run
-    #: level -> how many steps stay there; 0 keeps all
-    keep: Mapping[str, int] = field(default_factory=lambda: dict(DEFAULT_KEEP))
     spares: int = 0  # spare nodes
     #: true if training continues with fewer nodes while none is ready; otherwise it waits for a repair
     elastic: bool = False
@@ -110,6 +108,10 @@ class SizedJob:
     level_bytes: Mapping[str, int]  # level -> bytes that one checkpoint writes there
     heal_s: float  # rebuilding what a step lost
     _restores: dict[tuple[object, ...], float] = field(default_factory=dict)
+
+    def redundant(self, due: tuple[str, ...]) -> list[str]:
+        """The levels of a call that protect what the nodes have stored, in the order in which they complete."""
+        return [level for level in REDUNDANT_LEVELS if level in due and self.stages[level]]
 
     def restore_s(self, parts: Mapping[str, int], saved_nodes: int) -> float:
         """Seconds to restore from so many nodes' parts at each level."""
@@ -252,47 +254,31 @@ def _survives(struck: tuple[int, ...], places: Placement, protection: Protection
 # --- how long a campaign takes to simulate ----------------------------------------------------------------------------
 
 
-#: Longer is not waited for unasked.
+#: Nobody waits longer than that.
 LIMIT_S = 3600.0
-#: Seconds of one core (AMD EPYC, 2 GHz), measured: a call of checkpoint(), each level of it, and the same in a row
-#: (:mod:`.calm`); a failure, each node of the job, and each node whose storage was lost, whose parts the planner looks
-#: for.
-_CALL_S, _LEVEL_S, _IN_ROW_S = 30e-6, 40e-6, 6e-6
-_FAILURE_S, _NODE_S, _LOST_S = 0.5e-3, 2e-6, 75e-6
+#: Seconds of one core (AMD EPYC, 2 GHz), measured: a call, alone or in a row of calls (:mod:`.calm`); a failure, and
+#: each node of the job then.
+_CALL_S, _IN_ROW_S, _FAILURE_S, _NODE_S = 100e-6, 6e-6, 0.5e-3, 5e-6
 
 
 def effort_s(planned: Planned, cadences: Cadences, failures: int | None = None) -> float:
     """Seconds that one run takes to simulate, to within a factor of a few."""
-    levels = sum(1 / count for count in cadences.every.values() if count)
-    world = planned.on(planned.nodes)
+    world, nodes = planned.on(planned.nodes), planned.nodes
     apart_s = cadences.period_s + world.blocked_s
-    calls = cadences.wall_s / apart_s
     flush_every = cadences.every.get(Level.PERSISTENT, 0)
     flush_s = world.times.complete().get(Level.PERSISTENT, 0.0)
     alone = min(1.0, (2 + flush_s / apart_s) / flush_every) if flush_every else 0.0  # of all calls, not in a row
-    nodes, lost = planned.nodes, _lost_nodes(planned)
     if failures is None:
         rates = rates_per_s(planned.job.machine.failures, Size(planned.job.ranks, nodes))
-        restarts_s = sum(rates[kind] * cadences.wall_s * _failure_s(nodes, lost[kind]) for kind in rates)
+        stops = cadences.wall_s * sum(rates.values())
     else:
-        restarts_s = failures * _failure_s(nodes, lost["node"])
-    restarts_s += cadences.scheduling.ends_per_s() * cadences.wall_s * _failure_s(nodes, lost["system"])
-    return calls * (alone * (_CALL_S + levels * _LEVEL_S) + (1 - alone) * _IN_ROW_S) + restarts_s
-
-
-def _lost_nodes(planned: Planned) -> dict[str, int]:
-    """Failure class -> nodes whose parts the planner looks for, with those that could give them back."""
-    protection, nodes = planned.job.protection, planned.nodes
-    width = 1 + max(int(protection.partner), protection.parity_group)
-    kinds = planned.job.machine.failures.kinds
-    groups = {name: min(nodes, kind.nodes * width) for name, kind in kinds.items()}
-    return {"process": 0, "node": min(nodes, width), **groups, "system": nodes}
-
-
-def _failure_s(nodes: int, lost: int) -> float:
-    return _FAILURE_S + nodes * _NODE_S + lost * _LOST_S
+        stops = failures
+    stops += cadences.wall_s * cadences.scheduling.ends_per_s()
+    return cadences.wall_s / apart_s * (alone * _CALL_S + (1 - alone) * _IN_ROW_S) + stops * (
+        _FAILURE_S + nodes * _NODE_S
+    )
 
 
 def too_long(seconds: float) -> bool:
-    """True if nobody should wait for that unasked."""
+    """True if nobody should wait for that."""
     return math.isnan(seconds) or seconds > LIMIT_S

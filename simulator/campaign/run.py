@@ -33,25 +33,14 @@ _BURST_S = 300.0
 _MOST_CALM = 256
 #: The pieces of a comeback that come before nodes are gathered.
 _BEFORE = ("detect", "requeue")
-#: How often a run tells how far it is: so many times in all.
-_TICKS = 100
 
 Events = Generator[Any, Any, None]
 
 
-def run(
-    planned: Planned,
-    cadences: Cadences,
-    seed: int,
-    trace: tuple[Failure, ...] | None = None,
-    progress: Callable[[float], None] = lambda share: None,
-) -> RunResult:
+def run(planned: Planned, cadences: Cadences, seed: int, trace: tuple[Failure, ...] | None = None) -> RunResult:
     """One run."""
     simulation = _Run(planned, cadences, seed, trace)
-    wall_s = cadences.wall_s
-    for tick in range(1, _TICKS + 1):
-        simulation.env.run(until=wall_s * tick / _TICKS)
-        progress(tick / _TICKS)
+    simulation.env.run(until=cadences.wall_s)
     return simulation.result()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,28 +13,13 @@ from deeppart.model import LEVELS
 
 from ..advise.choose import Advice, Choice, describe
 from ..advise.choose import advise as advice_for
-from ..advise.compare import Side, side_of
 from ..advise.text import bill_of, config_toml, in_a_sentence, reasons, what_if
-from ..budget.bill import missing
-from ..budget.space import drive_years, space_document
-from ..report.charts import advice_chart, comparison_charts, together
-from ..report.page import comparison_sections, job_page, page
-from ..report.tables import advice_table, bill_table, sensitivity_table, sides_table
+from ..budget import drive_years, space_document
+from ..report.blocks import Result, Section
+from ..report.sections import advice_section, job_sections, jobs_section, timeline_section
 from ..timing.stages import Job
-from .options import (
-    CHECKPOINTS,
-    OPTIONS,
-    OUTPUT,
-    SOURCE,
-    Asked,
-    NewFile,
-    command,
-    command_line,
-    given,
-    no_effect,
-    option,
-)
-from .output import Shown, about, bold, emit, flat, job_document, state_document, status_console
+from .options import CHECKPOINTS, OPTIONS, OUTPUT, PICTURE, SOURCE, Asked, NewFile, command, given, no_effect, option
+from .output import flat, job_result, status_console
 
 #: What describes a job: what --with takes.
 _JOB = (
@@ -47,20 +31,19 @@ _BASE = "base"
 
 @command(
     "Advise on levels, cadence and redundancy.",
-    *_JOB, "seed", *OUTPUT,
+    *_JOB, *OUTPUT, PICTURE,
     option("--config", "config_path", type=NewFile(), metavar="FILE",
            help="Write the advice as a deeppart.toml; a file of that name is replaced."),
     option("--with", "variants", multiple=True, metavar="OPTIONS",
            help="Compare: also a job with these options in place of those outside, such as --with '--machine llama3'; "
            "may be repeated."),
 )  # fmt: skip
-def advise(asked: Asked) -> int:
+def advise(asked: Asked) -> Result:
     """The cadence of each level, partner copies or parity and its group, compression: what wastes least, and why.
 
     With --with, how long a checkpoint takes, and what is advised and lost, for the job and for the same job with other
     options.
     """
-    asked.refuse_seed()
     if asked.variants:
         return _compare(asked)
     job, step_s = _job(asked), asked.seconds("step_time") or 0.0
@@ -68,29 +51,12 @@ def advise(asked: Asked) -> int:
         advice = advice_for(
             job, step_s, lambda text: status.update(f"judging: {text}"), asked.wanted(), asked.scheduling()
         )
-    config = config_toml(advice)
     if asked.config_path is not None:
-        asked.config_path.write_text(config, encoding="utf-8")
-
-    def shown() -> Shown:
-        yield bold(in_a_sentence(advice.chosen))
-        yield from about(job)
-        yield advice_table(advice)
-        yield from (f"- {line}" for line in reasons(advice))
-        yield bill_table(bill_of(advice.chosen), "in 30 days of this, as advised")
-        yield from (f"- {line}" for line in missing(job.machine))
-        yield sensitivity_table(advice)
-        if asked.config_path is None:
-            yield bold("\ndeeppart.toml")
-            yield config
-        else:
-            yield f"written: {asked.config_path}"
-
-    return emit(
-        asked.values, lambda: _document(advice, config), shown,
-        rows=lambda: [row_of(choice) for choice in advice.choices],
-        chart=lambda: advice_chart(advice),
-        page=lambda: job_page(advice.chosen.job, command_line(), asked.seed, advice=advice),
+        asked.config_path.write_text(config_toml(advice), encoding="utf-8")
+    return job_result(
+        "advice", advice.chosen.job, _document(advice), [advice_section(advice)],
+        rows=[row_of(choice) for choice in advice.choices],
+        page=lambda own: job_sections(advice.chosen.job, own, advice),
     )  # fmt: skip
 
 
@@ -100,10 +66,9 @@ def _job(asked: Asked) -> Job:
     return asked.job()
 
 
-def _document(advice: Advice, config: str) -> dict[str, Any]:
+def _document(advice: Advice) -> dict[str, Any]:
     chosen = advice.chosen
-    widths = advice.by_ranks_per_node.items()
-    return job_document("advice", chosen.job) | {
+    return {
         "strategy": chosen.job.strategy,
         "sentence": in_a_sentence(chosen),
         "advised": row_of(chosen),
@@ -117,15 +82,8 @@ def _document(advice: Advice, config: str) -> dict[str, Any]:
         ),
         "reasons": reasons(advice),
         "sensitivity": advice.sensitivity,
-        "ranks_per_node": {width: {"blocked_s": one, "complete_s": other} for width, (one, other) in widths},
-        "config": config,
+        "config": config_toml(advice),
     }  # fmt: skip
-
-
-_OF_CHOICE = (
-    "blocked_s", "idle", "node_bytes", "node_daily_bytes",
-    "drained_daily_bytes",
-)  # fmt: skip
 
 
 def row_of(choice: Choice) -> dict[str, Any]:
@@ -133,7 +91,9 @@ def row_of(choice: Choice) -> dict[str, Any]:
     waste = choice.waste
     row = {"levels": describe(choice.job), "waste": waste.total}
     row |= {f"waste_{name}": share for name, share in asdict(waste).items()}
-    row |= {"period_s": choice.cadence.period_s} | {name: getattr(choice, name) for name in _OF_CHOICE}
+    row |= {"period_s": choice.cadence.period_s, "blocked_s": choice.blocked_s, "idle": choice.idle}
+    row |= {"node_bytes": choice.space.on_node, "node_daily_bytes": choice.node_daily_bytes}
+    row |= {"drained_daily_bytes": choice.drained_daily_bytes}
     row |= {"work_per_failure_s": choice.work_s, "back_per_failure_s": choice.back_s}
     row |= {"file_system_bytes": choice.space.file_system_bytes}
     row |= {"drive_years": drive_years(choice.job.machine, choice.node_daily_bytes)} | bill_of(choice).row()
@@ -143,42 +103,30 @@ def row_of(choice: Choice) -> dict[str, Any]:
 # --- jobs beside each other -------------------------------------------------------------------------------------------
 
 
-def _compare(asked: Asked) -> int:
-    for name in ("config_path", "seed"):
-        if given(name):
-            raise no_effect(f"--{name.removesuffix('_path')}", "--with compares jobs, and only shows them")
+def _compare(asked: Asked) -> Result:
+    if given("config_path"):
+        raise no_effect("--config", "--with compares jobs, and only shows them")
     outside = click.get_current_context()
     base = {each.name: asked.values[str(each.name)] for each in _settings.params}
-    contexts, seen = [(_BASE, outside)], [base]
-    for text in asked.variants:
-        changed = _changed(outside, text, base)
-        if changed.params in seen:
-            raise no_effect(f"--with {text!r}", "another of the compared jobs has the same options")
-        seen.append(changed.params)
-        contexts.append((text, changed))
-    sides = []
+    contexts = {_BASE: outside} | {text: _changed(outside, text, base) for text in asked.variants}
+    found: dict[str, Choice] = {}
     with status_console().status("") as status:
-        for label, context in contexts:
+        for label, context in contexts.items():
+            status.update(label)
             with context.scope(cleanup=False):
                 each = Asked(context.params)
-                job, wanted, scheduling = _job(each), each.wanted(), each.scheduling()
-                step_s = each.seconds("step_time") or 0.0
-            status.update(label)
-            sides.append(side_of(label, job, wanted, step_s, scheduling))
-
-    def shown() -> Shown:
-        for side in sides:
-            yield from (f"{side.label}: {note}" for note in what_if(side.job.machine, side.job.nodes))
-        yield sides_table(sides)
-
-    return emit(
-        asked.values,
-        lambda: {"format": "deeppart-sim-comparison", "version": 1, "jobs": _side_documents(sides)},
-        shown,
-        rows=lambda: [_side_row(side) for side in sides],
-        chart=lambda: together(comparison_charts(sides)),
-        page=lambda: page(f"{len(sides)} jobs compared", comparison_sections(sides), command_line()),
-    )
+                job, step_s = _job(each), each.seconds("step_time") or 0.0
+                found[label] = advice_for(job, step_s, wanted=each.wanted(), scheduling=each.scheduling()).chosen
+    notes = [f"{label}: {note}" for label, each in found.items() for note in what_if(each.job.machine, each.job.nodes)]
+    rows = [_job_row(label, choice) for label, choice in found.items()]
+    document = {"format": "deeppart-sim-comparison", "version": 1, "jobs": rows}
+    timelines = [
+        Section(f"{label}: one checkpoint", timeline_section(choice.job).blocks) for label, choice in found.items()
+    ]
+    return Result(
+        f"{len(found)} jobs compared", document, [jobs_section(found)], rows, notes=notes,
+        page=lambda own: [*own, *timelines],
+    )  # fmt: skip
 
 
 def _changed(outside: click.Context, text: str, base: dict[Any, Any]) -> click.Context:
@@ -200,24 +148,9 @@ def _changed(outside: click.Context, text: str, base: dict[Any, Any]) -> click.C
     return found
 
 
-_ADVISED = (
-    "period_s", *(f"every_{level}" for level in LEVELS), "waste", "waste_cost", "waste_rework", "waste_restart",
-    "node_bytes", "node_daily_bytes", "drained_daily_bytes",
-)  # fmt: skip
-
-
-def _side_row(side: Side) -> dict[str, Any]:
-    """A side as one flat row; without advice where nothing fails."""
-    job = side.job
-    row: dict[str, Any] = {"label": side.label, "state": job.state.name, "machine": job.machine.name}
-    row |= {"ranks": job.ranks, "nodes": job.nodes, "strategy": job.strategy, "levels": describe(job)}
-    row |= {"blocked_s": side.blocked_s} | {f"until_{level}_s": side.complete_s.get(level) for level in LEVELS}
-    found = {} if side.choice is None else row_of(side.choice)
-    return row | {key: found.get(key) for key in _ADVISED}
-
-
-def _side_documents(sides: Sequence[Side]) -> list[dict[str, Any]]:
-    return [
-        _side_row(side) | {"state": state_document(side.job.state), "notes": what_if(side.job.machine, side.job.nodes)}
-        for side in sides
-    ]
+def _job_row(label: str, choice: Choice) -> dict[str, Any]:
+    """A job as one flat row, with what is advised for it."""
+    job = choice.job
+    row = {"label": label, "state": job.state.name, "machine": job.machine.name, "ranks": job.ranks, "nodes": job.nodes}
+    row |= {f"until_{level}_s": choice.complete_s.get(level) for level in LEVELS}
+    return row | {"strategy": job.strategy} | row_of(choice)

@@ -13,46 +13,47 @@ from deeppart.errors import ConfigError
 from deeppart.model import REDUNDANT_LEVELS, Level, meant_todo, show_seconds
 from deeppart.plan.interval import best
 
-from ..advise.choose import Advice, advise, describe
-from ..budget.bill import bill_of_run, daily_bytes, space_of_run, spending_lines
-from ..budget.space import space_document
+from ..advise.choose import Advice, advise
+from ..budget import bill_of_run, daily_bytes, space_document, space_of_run
 from ..campaign.costs import followed, level_costs, often_enough, training_s
 from ..campaign.failures import Failure, Scheduling, Size, Waits, failures_from, need_failures, rates_per_s
 from ..campaign.outcomes import RunResult, show_number, summarize
 from ..campaign.plan import LIMIT_S, Cadences, Planned, effort_s, too_long, usual_spares
-from ..campaign.seeds import WORTH_S, cores, run_seeds
+from ..campaign.seeds import cores, run_seeds
 from ..machine.record import DAY_S
-from ..report.charts import campaign_chart
-from ..report.page import job_page
-from ..report.tables import bill_table, summary_table
+from ..report.blocks import Result
+from ..report.sections import advice_section, campaign_section, job_sections
 from ..timing.stages import Job
 from ..traces.record import PREEMPTION
 from .options import (
     CHECKPOINTS,
     OUTPUT,
+    PICTURE,
     SOURCE,
     Asked,
     FiniteRange,
     command,
-    command_line,
     given,
     impossible,
     no_effect,
     option,
     read_time,
 )
-from .output import Shown, about, emit, job_document, status_console
+from .output import job_result, status_console
 
 #: Of numbers of failures of which one is so many times the other a note is made, unless both are below so many.
 _FAR, _FEW = 2, 5
+#: Shorter campaigns are over before other processes have begun: seconds of one core.
+WORTH_S = 4.0
 Trace = tuple[Failure, ...]
 
 
 @command(
     "Simulate a run of weeks with failures.",
-    *SOURCE, "seed", *OUTPUT, "ranks",
-    option("--days", type=FiniteRange(min=0, min_open=True), default=30.0, help="Length of the run."),
+    *SOURCE, *OUTPUT, PICTURE, "ranks",
+    option("--seed", type=click.IntRange(min=0), default=1, help="Of random numbers."),
     option("--seeds", type=click.IntRange(min=1), default=10, help="Number of runs, one per seed."),
+    option("--days", type=FiniteRange(min=0, min_open=True), default=30.0, help="Length of the run."),
     option("--every", metavar="TIME", help="Training between two calls, such as 10min; the best one if left out."),
     option("--levels", metavar="LEVEL=N,...", help="Each level is written at every N-th call; the best N if left out."),
     option("--spares", type=click.IntRange(min=0),
@@ -61,18 +62,13 @@ Trace = tuple[Failure, ...]
     option("--advised", is_flag=True,
            help="What `advise` advises for this job: levels, redundancy, compression and cadence."),
     option("--trace", type=click.Path(path_type=Path), metavar="FILE",
-           help="Failures from a file instead of random ones: of sacct, LANL, Philly, a job's own runs, or a table."),
-    "system",
+           help="Failures from a file instead of random ones: of sacct, a job's own runs, or a table."),
     option("--time-limit", metavar="TIME", help="Of each turn of the job; no limit if left out."),
     option("--queue", metavar="TIME|exponential:TIME|FILE",
            help="How long it waits for its next turn: always, on average, or as the jobs of a trace did."),
-    "preemption", "notice",
-    option("--jobs", type=click.IntRange(1, 1024),
-           help="Runs at a time; if left out, as many as there are cores, if it pays."),
-    option("--anyway", is_flag=True, help="Simulate it even if that takes more than an hour."),
-    "restart-mode", *CHECKPOINTS,
+    "preemption", "notice", "restart-mode", *CHECKPOINTS,
 )  # fmt: skip
-def campaign(asked: Asked) -> int:
+def campaign(asked: Asked) -> Result:
     """Useful time, lost work, time blocked, recoveries by level and bytes of a long run, over several seeds."""
     job, scheduling = asked.job(), asked.scheduling()
     advice = _advice(job, asked, scheduling) if asked.advised else None
@@ -83,38 +79,26 @@ def campaign(asked: Asked) -> int:
     if trace is not None and not (job.machine.persistent.others or scheduling.random):
         seeds = _one_seed(seeds)
     cadences = _cadences(asked, planned, advice, scheduling)
-    at_a_time = _at_a_time(asked, planned, cadences, seeds, trace)
-    results = _simulate(planned, cadences, range(asked.seed, asked.seed + seeds), trace, at_a_time, asked.as_json)
+    processes = _processes(planned, cadences, seeds, trace)
+    results = _simulate(planned, cadences, range(asked.seed, asked.seed + seeds), trace, processes, asked.as_json)
     summary = summarize(results)
     left_out = asked.advised or None in (asked.every, asked.levels, asked.spares)
     notes = _other_rates(job, trace, asked.days * DAY_S) if left_out and trace is not None else []
-
-    def document() -> dict[str, Any]:
-        found = job_document("campaign", job, cadences.spares)
-        written = daily_bytes(planned, cadences, summary)
-        return found | {
-            "notes": [*found["notes"], *notes],
-            "cadence": {"period_s": cadences.period_s, "every": cadences.every, "wall_s": cadences.wall_s},
-            "courses": results,
-            "summary": summary,
-            "bill": bill_of_run(planned, cadences, summary).document(),
-            "space": space_document(job.machine, space_of_run(planned, cadences), *written),
-        }
-
-    def shown() -> Shown:
-        yield from (*about(job, cadences.spares), *notes)
-        yield f"{describe(cadences.of(job))}: {cadences}"
-        yield summary_table(summary)
-        yield bill_table(bill_of_run(planned, cadences, summary), "what the run takes, all of its nodes together")
-        yield from (f"- {line}" for line in spending_lines(planned, cadences, summary))
-
-    return emit(
-        asked.values, document, shown,
-        rows=lambda: [_row(each) | bill_of_run(planned, cadences, summarize([each])).row() for each in results],
-        chart=lambda: campaign_chart(summary),
-        page=lambda: job_page(
-            cadences.of(job), command_line(), asked.seed, advice=advice, played=(planned, cadences, summary)
-        ),
+    space = space_of_run(planned, cadences)
+    document = {
+        "cadence": {"period_s": cadences.period_s, "every": cadences.every, "wall_s": cadences.wall_s},
+        "courses": results,
+        "summary": summary,
+        "bill": bill_of_run(planned, cadences, summary).document(),
+        "space": space_document(job.machine, space, *daily_bytes(planned, cadences, summary)),
+    }
+    more = [] if advice is None else [advice_section(advice)]
+    return job_result(
+        "campaign", cadences.of(job), document, [campaign_section(planned, cadences, summary)],
+        rows=[_row(each) | bill_of_run(planned, cadences, summarize([each])).row() for each in results],
+        notes=notes,
+        spares=cadences.spares,
+        page=lambda own: job_sections(cadences.of(job), [*own, *more]),
     )  # fmt: skip
 
 
@@ -128,7 +112,7 @@ def _row(result: RunResult) -> dict[str, Any]:
 
 
 def _simulate(
-    planned: Planned, cadences: Cadences, seeds: range, trace: Trace | None, at_a_time: int, quiet: bool
+    planned: Planned, cadences: Cadences, seeds: range, trace: Trace | None, processes: int, quiet: bool
 ) -> list[RunResult]:
     """One run per seed, with a bar where someone is looking."""
     screen = status_console()
@@ -136,7 +120,7 @@ def _simulate(
     with Progress(*columns, console=screen, transient=True, disable=quiet or not screen.is_terminal) as bar:
         task = bar.add_task("", total=float(len(seeds)))
         return run_seeds(
-            planned, cadences, seeds, trace, lambda runs: bar.update(task, completed=runs), processes=at_a_time
+            planned, cadences, seeds, trace, lambda runs: bar.update(task, completed=runs), processes=processes
         )
 
 
@@ -145,9 +129,7 @@ def _simulate(
 
 def _trace(asked: Asked, size: Size, scheduling: Scheduling) -> Trace | None:
     """The failures of the trace that strike the job; None without one. What nothing can come of is refused."""
-    if asked.trace is None and asked.system is not None:
-        raise no_effect("--system", "it is about --trace")
-    found = None if asked.trace is None else failures_from(asked.trace, size, asked.system, asked.days * DAY_S)
+    found = None if asked.trace is None else failures_from(asked.trace, size, asked.days * DAY_S)
     if not any(failure.kind == PREEMPTION for failure in found or ()) and not scheduling.ends_per_s():
         why = "the job never leaves its nodes: give --time-limit or --preemption, or a --trace with preemptions"
         if scheduling.notice_s:
@@ -249,20 +231,17 @@ def _read_levels(text: str, on: list[str]) -> dict[str, int]:
     return found
 
 
-def _at_a_time(asked: Asked, planned: Planned, cadences: Cadences, seeds: int, trace: Trace | None) -> int:
-    """Runs that are simulated at a time."""
-    if asked.jobs is not None and asked.jobs > seeds:
-        raise no_effect("--jobs", f"it is more than the {seeds} runs that there are", "take fewer, or more --seeds")
+def _processes(planned: Planned, cadences: Cadences, seeds: int, trace: Trace | None) -> int:
+    """Runs that are simulated at a time; a campaign that nobody would wait for is refused."""
     seconds = seeds * effort_s(planned, cadences, None if trace is None else len(trace))
-    at_a_time: int = asked.jobs or (min(cores(), seeds) if seconds > WORTH_S else 1)
-    seconds /= min(at_a_time, cores())
-    if not asked.anyway and too_long(seconds):
+    processes = min(cores(), seeds) if seconds > WORTH_S else 1
+    if too_long(seconds / processes):
         raise ConfigError(
             "this campaign takes long to simulate",
             expected=f"at most {show_seconds(LIMIT_S)}",
-            found=f"about {show_seconds(seconds)}: {seeds} runs of {show_seconds(cadences.wall_s)}, {at_a_time} at a "
-            f"time, a call after every {show_seconds(cadences.period_s)} of training",
+            found=f"about {show_seconds(seconds / processes)}: {seeds} runs of {show_seconds(cadences.wall_s)}, a call "
+            f"after every {show_seconds(cadences.period_s)} of training",
             where="deeppart-sim campaign",
-            todo="take fewer --days or --seeds, a longer --every, or add --anyway",
+            todo="take fewer --days or --seeds, or a longer --every",
         )
-    return at_a_time
+    return processes

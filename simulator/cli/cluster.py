@@ -14,9 +14,9 @@ from deeppart.model import meant_todo, show_seconds
 from ..cluster.applications import SHIPPED, Application, Archive, read_workload, restarts_s
 from ..cluster.engine import Cluster, Outcome, mean_of, run
 from ..cluster.policies import POLICIES, policy_of
-from ..report.tables import Table
-from .options import MOST_RANKS, Asked, command, given, no_effect, option, read_time
-from .output import Shown, emit, flat, status_console
+from ..report.blocks import Result, Section, Table
+from .options import MOST_RANKS, OUTPUT, Asked, command, given, no_effect, option, read_time
+from .output import flat, status_console
 
 _FIGURES = ("mean_s", "median_s", "p90_s", "makespan_s", "restarts", "stopped_s")
 
@@ -34,10 +34,9 @@ _FIGURES = ("mean_s", "median_s", "p90_s", "makespan_s", "restarts", "stopped_s"
            help="Instead: what a machine is known to take for it, with each training."),
     "restart-mode",
     option("--jobs", type=click.IntRange(1, MOST_RANKS), help="Only the first so many of each workload."),
-    "json",
-    "csv",
+    *OUTPUT,
 )  # fmt: skip
-def cluster(asked: Asked) -> int:
+def cluster(asked: Asked) -> Result:
     """How long jobs take on a cluster that they share, by policy: who gets how many GPUs is decided anew every so
     often, and a job whose GPUs change is restarted.
 
@@ -59,26 +58,21 @@ def cluster(asked: Asked) -> int:
             chosen = policy_of(policy, nodes, gpus, float(np.mean(list(delay.values()))))
             outcomes.append(Outcome(policy, name, dict(delay), run(shared, chosen, requests[name])))
 
-    def document() -> dict[str, Any]:
-        about = {"trace": archive.name, "nodes": nodes, "gpus_per_node": gpus, "interval_s": interval_s}
-        return {"format": "deeppart-sim-cluster", "version": 1} | about | {"outcomes": list(map(_document, outcomes))}
-
-    def shown() -> Shown:
-        workloads = f"{len(names)} workloads of {archive.name}"
-        yield f"{nodes} nodes with {gpus} GPUs; {workloads}, decisions every {asked.interval}"
-        if asked.machine is not None:
-            takes = ", ".join(f"{name} {show_seconds(seconds)}" for name, seconds in sorted(delays[0].items()))
-            yield f"to go on with other GPUs on {asked.machine}: {takes}"
-        yield _table(policies, delays, outcomes)
-
-    return emit(
-        asked.values, document, shown,
-        rows=lambda: [
-            {"policy": each.policy, "workload": each.workload} | flat(job)
-            | {"restart_s": each.restart_s[job.application]}
-            for each in outcomes for job in each.jobs
-        ],
-    )  # fmt: skip
+    about = {"trace": archive.name, "nodes": nodes, "gpus_per_node": gpus, "interval_s": interval_s}
+    document = {"format": "deeppart-sim-cluster", "version": 1} | about | {"outcomes": list(map(_document, outcomes))}
+    words = [
+        f"{nodes} nodes with {gpus} GPUs; {len(names)} workloads of {archive.name}, decisions every {asked.interval}"
+    ]
+    if asked.machine is not None:
+        takes = ", ".join(f"{name} {show_seconds(seconds)}" for name, seconds in sorted(delays[0].items()))
+        words.append(f"to go on with other GPUs on {asked.machine}: {takes}")
+    rows = [
+        {"policy": each.policy, "workload": each.workload} | flat(job) | {"restart_s": each.restart_s[job.application]}
+        for each in outcomes
+        for job in each.jobs
+    ]
+    section = Section("Jobs that share a cluster", [*words, _table(policies, delays, outcomes)])
+    return Result("Jobs that share a cluster", document, [section], rows)
 
 
 def _document(outcome: Outcome) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from deeppart.model import show_bytes, show_rate, show_seconds
 
 from ..machine.files import PLAIN, TABLES, keys_of, machine_toml, preset_names, read_machine
 from ..machine.record import Machine
-from ..report.tables import Columns, table_of
+from ..report.blocks import Columns, Items, Result, Section, table_of
 from ..workload.layout import KEYS
 from ..workload.shapes import FAMILIES, PRESETS, WORKLOADS
 from ..workload.states import OPTIMIZERS, read_state
-from .output import print_json, show, state_document
+from .output import emit, print_json, state_document
 
 
 def list_machines(name: str, as_json: bool) -> int:
@@ -25,21 +25,21 @@ def list_machines(name: str, as_json: bool) -> int:
     if as_json:
         documents = [machine_document(machine) for machine in found]
         print_json(documents[0] if name else documents)
-    elif name:
+        return GOOD
+    if name:
         click.echo(machine_toml(found[0]), nl=False)
-    else:
-        columns: Columns = {
-            "preset": lambda each: each.name,
-            "nodes": lambda each: f"{each.nodes:,}",
-            "ranks each": lambda each: str(each.ranks_per_node),
-            "copy": lambda each: show_rate(each.memory.copy),
-            "node's storage": lambda each: show_rate(each.local.write),
-            "network": lambda each: show_rate(each.network.bandwidth),
-            "file system": lambda each: show_rate(each.persistent.write),
-            "a node fails every": lambda each: show_seconds(each.failures.node),
-        }
-        show([table_of("machines", found, columns)])
-    return GOOD
+        return GOOD
+    columns: Columns = {
+        "preset": lambda each: each.name,
+        "nodes": lambda each: f"{each.nodes:,}",
+        "ranks each": lambda each: str(each.ranks_per_node),
+        "copy": lambda each: show_rate(each.memory.copy),
+        "node's storage": lambda each: show_rate(each.local.write),
+        "network": lambda each: show_rate(each.network.bandwidth),
+        "file system": lambda each: show_rate(each.persistent.write),
+        "a node fails every": lambda each: show_seconds(each.failures.node),
+    }
+    return emit({}, Result("", {}, [Section("machines", [table_of("presets", found, columns)])]))
 
 
 def machine_document(machine: Machine) -> dict[str, Any]:
@@ -64,12 +64,9 @@ def list_states(name: str, as_json: bool) -> int:
     }
     workloads = ", ".join(f"{each.name} on {each.processes:,} ranks" for each in WORKLOADS.values())
     optimizers = ", ".join(f"+{each}" for each in OPTIMIZERS if each)
-    show(
-        [
-            table_of("states", found, columns),
-            f"whole states of MLPerf Storage, in its closed division: {workloads}",
-            f"families: {', '.join(FAMILIES)}",
-            f"optimizers: {optimizers}; layouts: @{', '.join(KEYS)}",
-        ]
+    more = (
+        f"whole states of MLPerf Storage, in its closed division: {workloads}",
+        f"families: {', '.join(FAMILIES)}",
+        f"optimizers: {optimizers}; layouts: @{', '.join(KEYS)}",
     )
-    return GOOD
+    return emit({}, Result("", {}, [Section("states", [table_of("models", found, columns), Items(more)])]))

@@ -10,13 +10,13 @@ import math
 import os
 import shlex
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import click
-import numpy as np
 from click.core import ParameterSource
 
 from deeppart.errors import ConfigError
@@ -29,11 +29,13 @@ from ..campaign.failures import Scheduling, Waits
 from ..machine.files import read_machine
 from ..machine.record import LEAST_RATE, MOST_RANKS_PER_NODE, RATE, WAYS, Machine
 from ..measure.start import Directories
-from ..timing.stages import COMPRESSIONS, FILES, Job
+from ..report.blocks import Result
+from ..timing.stages import COMPRESSIONS, Job
 from ..traces.read import read_trace
 from ..workload.external import read_external
 from ..workload.states import State, read_state
 from .listing import list_machines, list_states
+from .output import emit
 
 DEFAULT_STATE = "bert-large+adam"
 #: More than any machine has; beyond, the simulator itself would take long and much memory.
@@ -104,7 +106,6 @@ _OPTIONS = (
         "--machine", default="frontier", metavar="FILE|PRESET",
         help='Machine of the job; "list" for the presets, "list:NAME" for one as a complete machine file.',
     ),
-    option("--seed", type=click.IntRange(min=0), default=1, help="Of random numbers."),
     option("--json", "as_json", is_flag=True, help="Print one JSON document."),
     option("--csv", "csv_path", type=NewFile(), metavar="FILE", help="Write the table as CSV."),
     option("--report", "report_path", type=NewFile(), metavar="FILE", help="Write a page for a browser."),
@@ -123,10 +124,9 @@ _OPTIONS = (
         help="Parity groups of NODES nodes, of which LOST may be lost; none, or compared, if left out.",
     ),
     option("--local/--no-local", default=None, help="The nodes' own storage; on, or compared, if left out."),
-    option("--files", default="rank", type=OneOf(FILES), help="On the file system."),
     option("--flush-bandwidth", metavar="RATE", help="Most bytes per second of a node to the file system."),
     option(
-        "--flush-share", "--drain-share", type=FiniteRange(min=0, max=1, min_open=True), default=FLUSH_SHARE,
+        "--flush-share", type=FiniteRange(min=0, max=1, min_open=True), default=FLUSH_SHARE,
         help="Share of the time that the job may be writing there, where no --flush-bandwidth is the limit.",
     ),
     option("--strategy", default="deeppart", type=OneOf(STRATEGIES), help="Who saves what."),
@@ -144,7 +144,6 @@ _OPTIONS = (
     ),
     option("--preemption", metavar="TIME", help="Mean time after which the job has to make room; never if left out."),
     option("--notice", metavar="TIME", help="The job is told so long before; not at all if left out."),
-    option("--system", metavar="NUMBER", help="Of LANL's 22, where the trace is theirs."),
     option("--quick", is_flag=True, help="Less exact, in a quarter of the time."),
     option(
         "--local-dir", type=click.Path(path_type=Path, exists=True),
@@ -158,13 +157,14 @@ _OPTIONS = (
 OPTIONS: Mapping[str, click.Option] = {each.opts[0].removeprefix("--"): each for each in _OPTIONS}
 
 SOURCE = ("state", "from", "machine")
-OUTPUT = ("json", "csv", "report", "png")
+OUTPUT = ("json", "csv", "report")
+PICTURE = "png"
 CHECKPOINTS = (
-    "ranks-per-node", "compression", "capture", "partner", "parity", "local", "files", "flush-bandwidth", "flush-share",
+    "ranks-per-node", "compression", "capture", "partner", "parity", "local", "flush-bandwidth", "flush-share",
 )  # fmt: skip
 MEASURING = ("quick", "local-dir", "persistent-dir")
-#: Options that say where results go, and nothing about them.
-_PLACES = frozenset({"--report", "--csv", "--png", "--json"})
+#: Of a context, what was given to the command: to be run again.
+LINE = "deeppart_simulator.line"
 
 
 class Asked:
@@ -222,7 +222,6 @@ class Asked:
             capture=self.capture,
             flush_bandwidth=math.inf if limit is None else _read_flush(limit),
             flush_share=self.flush_share,
-            files=self.files,
         )  # fmt: skip
 
     def scheduling(self) -> Scheduling:
@@ -241,25 +240,26 @@ class Asked:
         local = self.local_dir or (memory if memory.is_dir() else temporary)
         return Directories(local, self.persistent_dir or temporary)
 
-    def refuse_seed(self) -> None:
-        """Refuse --seed where nothing is random but the campaign of a page."""
-        if given("seed") and self.report_path is None:
-            raise no_effect("--seed", "only the campaign of --report has random numbers")
+
+class _Command(click.Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[LINE] = shlex.join([*ctx.command_path.split(), *args])
+        return super().parse_args(ctx, args)
 
 
-def command(short_help: str, *params: str | click.Parameter) -> Callable[[Callable[[Asked], int]], click.Command]:
+def command(short_help: str, *params: str | click.Parameter) -> Callable[[Callable[[Asked], Result]], click.Command]:
     """A command with some options of the table, by name, and some of its own."""
 
-    def made(function: Callable[[Asked], int]) -> click.Command:
+    def made(function: Callable[[Asked], Result]) -> click.Command:
         def callback(**values: Any) -> int:
             for name, show in (("machine", list_machines), ("state", list_states)):
                 word, _, one = (values.get(name) or "").partition(":")
                 if word == "list":
                     return show(one, values.get("as_json", False))
-            return function(Asked(values))
+            return emit(values, function(Asked(values)), click.get_current_context().meta[LINE])
 
         every = [OPTIONS[each] if isinstance(each, str) else each for each in params]
-        return click.Command(
+        return _Command(
             function.__name__, callback=callback, params=every, help=inspect.getdoc(function), short_help=short_help
         )
 
@@ -279,28 +279,6 @@ def no_effect(name: str, why: str, todo: str | None = None) -> ConfigError:
     )
 
 
-def command_line() -> str:
-    """What was given to the command that runs, so that it can be run again; without the files that it writes."""
-    context = click.get_current_context()
-    words = [*context.command_path.split()]
-    for each in context.command.params:
-        if isinstance(each, click.Option) and each.name and given(each.name):
-            words += _words(each, context.params[each.name])
-    return shlex.join(words)
-
-
-def _words(each: click.Option, value: Any) -> Iterator[str]:
-    name = (each.secondary_opts if value is False and each.secondary_opts else each.opts)[0]
-    if name in _PLACES:
-        return
-    if each.is_flag:
-        yield name
-        return
-    for one in value if each.multiple else (value,):
-        yield name
-        yield f"{one:.15g}" if isinstance(one, float) else str(one)
-
-
 # --- jobs and values --------------------------------------------------------------------------------------------------
 
 
@@ -318,12 +296,6 @@ def make_job(state: State, machine: Machine, ranks: int, wanted: Wanted, **how: 
         why = f"{machine.name} has no codec for what the state is made of: {', '.join(sorted(dtypes))}"
         raise no_effect("--compression", why, todo)
     return job
-
-
-def one_node_job(machine: Machine) -> Job:
-    """A job with the default state on one full node: for the pages about a machine that was measured."""
-    width = machine.ranks_per_node
-    return make_job(read_state(DEFAULT_STATE), machine, width, Wanted(partner=False), ranks_per_node=width)
 
 
 def impossible(name: str, expected: str, found: str, todo: str | None = None) -> ConfigError:
@@ -385,9 +357,9 @@ def _read_waits(text: str) -> Waits:
             expected = f"{SECONDS_WORDS}; exponential:TIME; or a file"
             raise impossible("--queue", expected, repr(text), todo) from None
     seen = read_trace(Path(text)).waits_s
-    if not len(seen):
+    if not seen:
         raise ConfigError(
-            "nothing in this trace says how long jobs waited", expected="the output of sacct with Submit, or of Philly",
+            "nothing in this trace says how long jobs waited", expected="the output of sacct with Submit",
             found=text, where="--queue",
         )  # fmt: skip
-    return Waits(float(np.mean(seen)), seen=tuple(float(wait) for wait in seen))
+    return Waits(fmean(seen), seen=seen)

@@ -1,10 +1,10 @@
-"""What commands print and write: JSON and CSV from records, tables and lines for people, pages and pictures."""
+"""What commands print and write: one result as text, JSON, CSV, a picture and a page."""
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -14,42 +14,40 @@ from rich.console import Console
 from rich.text import Text
 
 from deeppart.cli import commands
-from deeppart.cli.commands import GOOD
-from deeppart.model import show_bytes
+from deeppart.cli.commands import GOOD, NOT_GOOD
 
 from ..advise.text import what_if
-from ..report.chart import Chart
-from ..report.tables import Table
+from ..report.blocks import Block, Code, Items, Result, Section, Table, chart_of
+from ..report.page import render
+from ..report.sections import job_facts
 from ..timing.stages import Job
 from ..workload.states import State
 
 #: What goes into a file or a pipe is never cut or wrapped.
 _UNLIMITED_COLUMNS = 10_000
-#: What a command shows: lines, which are printed as they are, headings, and tables.
-Shown = Iterable[str | Text | Table]
 
 
-def emit(
-    asked: Mapping[str, Any],
-    document: Callable[[], Mapping[str, Any]],
-    shown: Callable[[], Shown],
-    *,
-    rows: Callable[[], Sequence[Mapping[str, Any]]] | None = None,
-    chart: Callable[[], Chart] | None = None,
-    page: Callable[[], str] | None = None,
-) -> int:
+def emit(asked: Mapping[str, Any], result: Result, command: str = "") -> int:
     """Write the files that are asked for, and print the result."""
-    if rows is not None and asked.get("csv_path") is not None:
-        write_csv(asked["csv_path"], rows())
-    if chart is not None and asked.get("png_path") is not None:
-        chart().save(asked["png_path"])
-    if page is not None and asked.get("report_path") is not None:
-        asked["report_path"].write_text(page(), encoding="utf-8")
+    if asked.get("csv_path") is not None:
+        write_csv(asked["csv_path"], result.rows)
+    if asked.get("png_path") is not None:
+        chart_of(result.sections).save(asked["png_path"])
+    if asked.get("report_path") is not None:
+        asked["report_path"].write_text(render(result, command), encoding="utf-8")
     if asked.get("as_json"):
-        print_json(document())
+        print_json(result.document)
     else:
-        show(shown())
-    return GOOD
+        console = _console()
+        for name, words in result.facts:
+            console.print(f"{name}: {words}", soft_wrap=True)
+        for note in result.notes:
+            console.print(note, soft_wrap=True)
+        for section in result.sections:
+            console.print(Text(f"\n{section.title}", style="bold"))
+            for block in section.blocks:
+                _show(console, block)
+    return GOOD if result.good else NOT_GOOD
 
 
 # --- for programs -----------------------------------------------------------------------------------------------------
@@ -91,9 +89,20 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def job_document(kind: str, job: Job, spares: int = 0) -> dict[str, Any]:
-    """What the documents of all commands about a job begin with."""
-    return {
+def job_result(
+    kind: str,
+    job: Job,
+    found: Mapping[str, Any],
+    sections: Sequence[Section],
+    *,
+    rows: Sequence[Mapping[str, Any]] = (),
+    notes: Sequence[str] = (),
+    spares: int = 0,
+    page: Callable[[Sequence[Section]], Sequence[Section]] = list,
+) -> Result:
+    """What a command has found about a job."""
+    notes = [*what_if(job.machine, job.nodes, spares), *notes]
+    document = {
         "format": f"deeppart-sim-{kind}",
         "version": 1,
         "state": state_document(job.state),
@@ -102,8 +111,10 @@ def job_document(kind: str, job: Job, spares: int = 0) -> dict[str, Any]:
         "ranks": job.ranks,
         "ranks_per_node": job.ranks_per_node,
         "nodes": job.nodes,
-        "notes": what_if(job.machine, job.nodes, spares),
+        "notes": notes,
     }
+    title = f"{kind}: {job.state.name} on {job.ranks} ranks of {job.machine.name}"
+    return Result(title, document | dict(found), sections, rows, job_facts(job), notes, page)
 
 
 def state_document(state: State) -> dict[str, Any]:
@@ -131,29 +142,25 @@ def status_console() -> Console:
     return _Plain(stderr=True)
 
 
-def show(shown: Shown) -> None:
-    """Print lines and tables."""
+def _console() -> Console:
     console = _Plain()
     if not console.is_terminal:
         console.width = _UNLIMITED_COLUMNS
-    for each in shown:
-        if isinstance(each, Table):
-            console.print(_rich(each))
-        else:
-            console.print(each, soft_wrap=True)
+    return console
 
 
-def about(job: Job, spares: int = 0) -> list[str]:
-    """Lines that say what is simulated."""
-    state = job.state
-    size = f"{state.name}: {show_bytes(state.nbytes)} in {len(state.tensors):,} leaves, {state.layout}"
-    line = f"{size}; on {job.machine.name}, {job.ranks_per_node} ranks per node"
-    return [line, *what_if(job.machine, job.nodes, spares)]
-
-
-def bold(text: str) -> Text:
-    """A heading."""
-    return Text(text, style="bold")
+def _show(console: Console, block: Block) -> None:
+    """A block of a section, but for its charts."""
+    if isinstance(block, Table):
+        console.print(_rich(block))
+    elif isinstance(block, Items):
+        for line in block.lines:
+            console.print(f"- {line}", soft_wrap=True)
+    elif isinstance(block, Code):
+        console.print(Text(f"\n{block.title}", style="bold"))
+        console.print(block.text, soft_wrap=True)
+    elif isinstance(block, str):
+        console.print(block, soft_wrap=True)
 
 
 def _rich(shown: Table) -> rich.table.Table:

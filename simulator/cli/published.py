@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from ..report.tables import figures_table
+from ..report.blocks import Result
+from ..report.sections import published_section
 from ..timing.published import figures
-from .options import Asked, command
-from .output import emit, flat
+from .options import OUTPUT, Asked, command
+from .output import flat
 
 
-@command("Show published figures beside simulated ones.", "json")
-def published(asked: Asked) -> int:
+@command("Show published figures beside simulated ones.", *OUTPUT)
+def published(asked: Asked) -> Result:
     """Simulate what others have published of torch.save, TorchSnapshot, MLPerf Storage and the DeepPart thesis, and say
     what the differences come from. The machines are the presets p4d, azure-lustre and cte-power.
     """
     found = figures()
     rows = [flat(each) | {"difference": each.difference, "reproduced": each.reproduced} for each in found]
-    head = {"format": "deeppart-sim-published", "version": 1}
-    return emit(asked.values, lambda: head | {"figures": rows}, lambda: [figures_table(found)])
+    document = {"format": "deeppart-sim-published", "version": 1, "figures": rows}
+    return Result("Published figures", document, [published_section(found)], rows)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from ..advise.choose import advise, describe
-from ..advise.compare import PARTS, Comparison, compare
+from ..advise.comebacks import PARTS, PIECES_OF_ONE, Comparison, compare
 from ..machine.record import DAY_S, WAYS
-from ..report.page import page, restart_sections
-from ..report.tables import OF_ONE, after_table, every_words, shares_table
-from .options import CHECKPOINTS, SOURCE, Asked, command, command_line
-from .output import Shown, about, emit, job_document, status_console
+from ..report.blocks import Result
+from ..report.sections import comeback_sections
+from .options import CHECKPOINTS, OUTPUT, PICTURE, SOURCE, Asked, command
+from .output import job_result, status_console
 
 
-@command("Compare ways to come back after a failure.", *SOURCE, "json", "csv", "report", "ranks", *CHECKPOINTS)
-def restart(asked: Asked) -> int:
+@command("Compare ways to come back after a failure.", *SOURCE, *OUTPUT, PICTURE, "ranks", *CHECKPOINTS)
+def restart(asked: Asked) -> Result:
     """What each way to come back takes after each class of failures, the share of the time that each piece costs with
     the levels and the cadence that are advised, and what a piece that takes half as long would save.
     """
@@ -22,26 +22,10 @@ def restart(asked: Asked) -> int:
     with status_console().status("") as status:
         chosen = advise(job, 0.0, lambda text: status.update(f"judging: {text}"), asked.wanted()).chosen
         found = compare(chosen)
-    mode = job.machine.restart.mode
-
-    def document() -> dict[str, Any]:
-        cadence = {"period_s": chosen.cadence.period_s, "every": chosen.cadence.every}
-        ways = [_document(each) for each in found]
-        return job_document("restart", chosen.job) | {"levels": describe(chosen.job), "cadence": cadence, "ways": ways}
-
-    def shown() -> Shown:
-        yield from about(job)
-        yield f"as advised: {describe(chosen.job)}, every {every_words(chosen)}"
-        yield after_table(found, mode)
-        yield shares_table(found, mode)
-        yield from (f"- {way.name}: {way.words}" for way in WAYS.values())
-
-    title = f"Ways to come back: {job.state.name} on {job.ranks} ranks of {job.machine.name}"
-    return emit(
-        asked.values, document, shown,
-        rows=lambda: [row for each in found for row in _rows(each)],
-        page=lambda: page(title, restart_sections(chosen, found), command_line(), chosen.job),
-    )  # fmt: skip
+    cadence = {"period_s": chosen.cadence.period_s, "every": chosen.cadence.every}
+    document = {"levels": describe(chosen.job), "cadence": cadence, "ways": [_document(each) for each in found]}
+    rows = [row for each in found for row in _rows(each)]
+    return job_result("restart", chosen.job, document, comeback_sections(chosen, found), rows=rows)
 
 
 def _document(each: Comparison) -> dict[str, Any]:
@@ -63,10 +47,11 @@ def _rows(each: Comparison) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for kind, back in each.after.items():
         rate = {"failures_per_day": back.failures_per_s * DAY_S}
-        parts = {part: back.pieces.get(part, 0.0) for part in OF_ONE} | {"replay": back.replay_s, "writing": 0.0}
+        parts = {part: back.pieces.get(part, 0.0) for part in PIECES_OF_ONE}
+        parts |= {"replay": back.replay_s, "writing": 0.0}
         rows.append({"way": each.way, "row": kind, "unit": "s"} | rate | parts | {"back": back.total_s})
     for name, values in (("of the time", each.shares), ("saved by half", each.saved)):
         row: dict[str, Any] = {"way": each.way, "row": name, "unit": "share", "failures_per_day": ""}
-        row |= {part: values[part] for part in PARTS} | {"back": sum(values[part] for part in OF_ONE)}
+        row |= {part: values[part] for part in PARTS} | {"back": sum(values[part] for part in PIECES_OF_ONE)}
         rows.append(row)
     return rows

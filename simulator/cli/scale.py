@@ -6,21 +6,20 @@ from typing import Any
 
 from deeppart.partition import STRATEGIES
 
-from ..budget.bill import BLOCKED_S, MONTH_DAYS, PERIODS_S, Row, costs_of_blocking, missing, ways_of
+from ..budget import BLOCKED_S, MONTH_DAYS, PERIODS_S, Row, costs_of_blocking, missing, ways_of
 from ..machine.record import DAY_S
-from ..report.charts import scaling_chart
-from ..report.page import goodput_section, job_page
-from ..report.tables import costs_table, points_table
+from ..report.blocks import Result
+from ..report.sections import goodput_section, job_sections, scaling_section
 from ..timing.scale import study
 from ..timing.stages import Job
 from .options import (
     CHECKPOINTS,
     OUTPUT,
+    PICTURE,
     SOURCE,
     Asked,
     FiniteRange,
     command,
-    command_line,
     given,
     impossible,
     no_effect,
@@ -28,7 +27,7 @@ from .options import (
     read_counts,
     read_time,
 )
-from .output import Shown, about, emit, flat, job_document, status_console
+from .output import flat, job_result, status_console
 
 #: A century, and less than any call takes: beyond it is not time that somebody asks about.
 _MOST_DAYS, _LEAST_S = 36_525.0, 1e-6
@@ -36,13 +35,11 @@ _MOST_DAYS, _LEAST_S = 36_525.0, 1e-6
 
 @command(
     "Show how one checkpoint scales with ranks.",
-    *SOURCE, "seed", *OUTPUT,
+    *SOURCE, *OUTPUT, PICTURE,
     option("--ranks", default="1,2,4,8,16,32,64,128,256,512,1024", metavar="N,N,...", help="Numbers of ranks."),
     option(
         "--strategy", "strategies", default="deeppart,rank0", metavar="NAME,...", help=f"Of {', '.join(STRATEGIES)}."
     ),
-    option("--with-compression", is_flag=True, help="Also with the codec made for tensors."),
-    option("--serial", is_flag=True, help="Show stages one after the other, instead of overlapped."),
     option("--goodput", is_flag=True, help="Also what blocked time costs, on the most ranks; --csv then has that."),
     option("--every", metavar="TIME,...", help="Training between two calls, for --goodput.  [default: 1min,10min,1h]"),
     option("--blocked", metavar="TIME,...",
@@ -51,7 +48,7 @@ _MOST_DAYS, _LEAST_S = 36_525.0, 1e-6
            help="In which it costs, for --goodput."),
     *CHECKPOINTS,
 )  # fmt: skip
-def scale(asked: Asked) -> int:
+def scale(asked: Asked) -> Result:
     """Time of each stage and level of one checkpoint, speed-up and efficiency, against the number of ranks.
 
     With --goodput also what calls that block for so long take of the goodput, in node-hours, money and energy. Beside
@@ -59,52 +56,26 @@ def scale(asked: Asked) -> int:
     """
     numbers = read_counts(asked.ranks, "--ranks")
     job = asked.job(max(numbers))
-    _refuse_what_has_no_effect(asked, job)
-    compressions = list(dict.fromkeys([job.compression, *(["tensor"] if asked.with_compression else [])]))
-    strategies = [name.strip() for name in asked.strategies.split(",")]
-    costs = _costs(asked, job) if asked.goodput else None
-    with status_console().status("") as status:
-        points = study(job, numbers, strategies, compressions, lambda text: status.update(f"partitioning: {text}"))
-
-    def document() -> dict[str, Any]:
-        found = job_document("scale", job) | {"points": points}
-        if costs is None:
-            return found
-        known = {"days": asked.days, "currency": job.machine.price.currency, "missing": missing(job.machine)}
-        return found | {"goodput": known | {"rows": costs}}
-
-    def shown() -> Shown:
-        yield from about(job)
-        yield points_table(points, asked.serial)
-        if costs is not None:
-            yield costs_table(job, costs, asked.days)
-            yield from (f"- {line}" for line in missing(job.machine))
-
-    def page() -> str:
-        first = [] if costs is None else [goodput_section(job, costs, asked.days)]
-        return job_page(job, command_line(), asked.seed, first=first, points=points)
-
-    return emit(
-        asked.values, document, shown,
-        rows=lambda: [flat(each) for each in (points if costs is None else costs)],
-        chart=lambda: scaling_chart(points, job),
-        page=page,
-    )  # fmt: skip
-
-
-def _refuse_what_has_no_effect(asked: Asked, job: Job) -> None:
-    asked.refuse_seed()
     if given("flush_share") and asked.report_path is None:
         raise no_effect("--flush-share", "it limits how often checkpoints are flushed, for the advice of --report")
-    if asked.with_compression and job.compression == "tensor":
-        raise no_effect("--with-compression", "--compression tensor has that already")
-    if asked.with_compression and not job.machine.codecs:
-        raise no_effect("--with-compression", f"{job.machine.name} has no codec")
-    if asked.serial and asked.as_json:
-        raise no_effect("--serial", "the JSON document has both", "leave it out; it has stages and serial_s")
     for name in ("every", "blocked", "days"):
         if given(name) and not asked.goodput:
             raise no_effect(f"--{name}", "it is about --goodput", "add --goodput, or leave it out")
+    strategies = [name.strip() for name in asked.strategies.split(",")]
+    costs = _costs(asked, job) if asked.goodput else []
+    with status_console().status("") as status:
+        points = study(job, numbers, strategies, lambda text: status.update(f"partitioning: {text}"))
+    document: dict[str, Any] = {"points": points}
+    sections = [scaling_section(points, job)]
+    if costs:
+        known = {"days": asked.days, "currency": job.machine.price.currency, "missing": missing(job.machine)}
+        document |= {"goodput": known | {"rows": costs}}
+        sections.append(goodput_section(job, costs, asked.days))
+    return job_result(
+        "scale", job, document, sections,
+        rows=[flat(each) for each in (costs or points)],
+        page=lambda own: job_sections(job, own),
+    )  # fmt: skip
 
 
 def _costs(asked: Asked, job: Job) -> list[Row]:

@@ -6,19 +6,16 @@ from typing import Any
 
 import click
 
-from deeppart.cli.commands import GOOD, NOT_GOOD
-
 from ..machine.files import read_machine
 from ..machine.record import Machine
 from ..measure.calibrate import calibrate
 from ..measure.validate import Comparison, cases_of, shards_of
 from ..measure.validate import validate as compare
-from ..report.charts import validation_chart
-from ..report.page import job_page, validation_section
-from ..report.tables import validation_table
+from ..report.blocks import Result
+from ..report.sections import validation_section
 from ..workload.layout import Layout, read_layout
-from .options import MEASURING, OUTPUT, Asked, command, command_line, one_node_job, option, read_counts
-from .output import emit, flat, status_console
+from .options import MEASURING, OUTPUT, Asked, command, option, read_counts
+from .output import flat, status_console
 
 
 @command(
@@ -34,7 +31,7 @@ from .output import emit, flat, status_console
     option("--layout", metavar="LAYOUT", help="Divide tensors among ranks: fsdp, hsdp=N or tp=N.  [default: do not]"),
     *MEASURING,
 )  # fmt: skip
-def validate(asked: Asked) -> int:
+def validate(asked: Asked) -> Result:
     """Run real checkpoints under mpirun, predict each from a calibration made before, and compare.
 
     Without --machine it is calibrated again for each pass. "spread" is how far apart the middle half of the measured
@@ -42,7 +39,6 @@ def validate(asked: Asked) -> int:
     code 1 if half of the errors are above 5 % or one is above 15 %.
     """
     known = None if asked.machine is None else read_machine(asked.machine)
-    used: dict[int, Machine] = {}
     numbers = read_counts(asked.ranks, "--ranks")
     cases_of(asked.only, quick=asked.quick)
     layout = Layout() if asked.layout is None else read_layout(asked.layout, "--layout")
@@ -52,27 +48,28 @@ def validate(asked: Asked) -> int:
     with status_console().status("") as status:
 
         def machine_for(count: int) -> Machine:
-            used[count] = known or calibrate(
+            return known or calibrate(
                 "this machine", count, directories, quick=asked.quick,
                 progress=lambda text: status.update(f"calibrating for {count}: {text}"),
             )  # fmt: skip
-            return used[count]
 
         found = compare(
             machine_for, directories, numbers, layout=layout, passes=asked.passes, quick=asked.quick, kinds=asked.only,
             progress=lambda text: status.update(f"checkpoints: {text}"),
         )  # fmt: skip
     rows = [_row(each) for each in found.comparisons]
-    errors = {"median_error": found.median_error, "worst_error": found.worst_error, "met": found.met}
-    missed = {"missed": len(found.missed), "missed_beyond_noise": len(found.of_the_model)}
-    about = {"format": "deeppart-sim-validation", "version": 1, "layout": str(layout)}
-    emit(
-        asked.values, lambda: about | errors | missed | {"comparisons": rows}, lambda: [validation_table(found)],
-        rows=lambda: rows,
-        chart=lambda: validation_chart(found),
-        page=lambda: job_page(one_node_job(used[max(used)]), command_line(), first=[validation_section(found)]),
-    )  # fmt: skip
-    return GOOD if found.met else NOT_GOOD
+    document = {
+        "format": "deeppart-sim-validation",
+        "version": 1,
+        "layout": str(layout),
+        "median_error": found.median_error,
+        "worst_error": found.worst_error,
+        "met": found.met,
+        "missed": len(found.missed),
+        "missed_beyond_noise": len(found.of_the_model),
+        "comparisons": rows,
+    }
+    return Result("Predicted and measured", document, [validation_section(found)], rows, good=found.met)
 
 
 def _row(comparison: Comparison) -> dict[str, Any]:

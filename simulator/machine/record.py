@@ -279,9 +279,7 @@ class Persistent:
     leaf: float = of(SECONDS, 2e-6)  # for each leaf of the whole state: rank 0 writes its type into the manifest
     #: bytes of a part that one core reads back, digests and passes on to the file system per second of its time
     work: float = of(RATE, math.inf)
-    files: float = of(PER_SECOND, 20_000.0)  # part files, or node files, that the metadata servers create per second
-    #: files that are there already which they open for writing per second: node files, by the other ranks of the node
-    opens: float = of(PER_SECOND, 80_000.0)
+    files: float = of(PER_SECOND, 20_000.0)  # part files that the metadata servers create per second
     others: float = of(SHARE, 0.0)  # share of the bandwidth that other jobs take, on average
     capacity: float = of(BYTES, NOT_SAID)  # bytes of the whole
     quota: float = of(BYTES, NOT_SAID)  # bytes of it that the job may use

@@ -85,100 +85,46 @@ def as_variables(drawing: str) -> str:
 # --- marks of axes ----------------------------------------------------------------------------------------------------
 
 
-_MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86400.0
-#: Times that read well above half a minute; below, and above some days, it is 1, 2 and 5 with zeros.
-_LONG_STEPS_S = (
-    *(minutes * _MINUTE_S for minutes in (1, 2, 5, 10, 20, 30)),
-    *(hours * _HOUR_S for hours in (1, 2, 4, 6, 12)),
-)
-#: Marks of a logarithmic axis of time, from fine to coarse, in the same way.
-_FINE_S = (*(m * _MINUTE_S for m in (1, 2, 5, 10, 20)), *(h * _HOUR_S for h in (1, 2, 5, 10)))
-_COARSE_S = (_MINUTE_S, 10 * _MINUTE_S, _HOUR_S, 10 * _HOUR_S)
+_DAY_S = 86400.0
+#: Units of an axis of times from 0 on.
+_UNITS = ((_DAY_S, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+#: Round times from a minute to a day, from fine to coarse.
+_FINE_S = (*(60.0 * minutes for minutes in (1, 2, 5, 10, 20)), *(3600.0 * hours for hours in (1, 2, 5, 10)))
+_COARSE_S = (60.0, 600.0, 3600.0, 36000.0)
 #: A rounding error at the ends of an axis.
 _NEARLY = 1e-9
 
 
 def linear_ticks(low: float, high: float, most: int = 5) -> list[float]:
     """Round numbers from ``low`` to ``high``, evenly apart, as many as fit."""
-    return _evenly(low, high, most, _decimal_step)
+    from matplotlib.ticker import MaxNLocator
 
-
-def time_ticks(end_s: float, most: int = 5) -> list[float]:
-    """The same for times from 0 on."""
-    return _evenly(0.0, end_s, most, _time_step)
+    found = MaxNLocator(most - 1, steps=[1, 2, 5, 10]).tick_values(low, high)
+    return [float(f"{mark:.12g}") for mark in found if low <= mark <= high * (1 + _NEARLY)] or [low]
 
 
 def log_ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Round numbers from ``low`` to ``high``, both above 0, for a logarithmic axis."""
     digits = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
-    return _fitting(
-        low, high, most, [m * 10.0**n for n in digits for m in (1, 2, 5)], [10.0**n for n in digits], linear_ticks
-    )
+    return _fitting(low, high, most, [m * 10.0**n for n in digits for m in (1, 2, 5)], [10.0**n for n in digits])
 
 
 def log_time_ticks(low_s: float, high_s: float, most: int = 6) -> list[float]:
     """The same for times."""
     digits = range(math.floor(math.log10(low_s)) - 1, 2)
     days = range(max(1, math.ceil(math.log10(max(high_s, _DAY_S) / _DAY_S)) + 1))
-    fine = [m * 10.0**n for n in digits for m in (1, 2, 5) if m * 10.0**n < 0.5 * _MINUTE_S]  # 50 s is close to 1 min
+    fine = [m * 10.0**n for n in digits for m in (1, 2, 5) if m * 10.0**n < 30.0]  # 50 s is close to 1 min
     fine += [*_FINE_S, *(m * _DAY_S * 10.0**n for n in days for m in (1, 2, 5))]
     coarse = [10.0**n for n in digits] + [*_COARSE_S, *(_DAY_S * 10.0**n for n in days)]
-    return _fitting(low_s, high_s, most, fine, coarse, linear_ticks)
+    return _fitting(low_s, high_s, most, fine, coarse)
 
 
-def time_labels(ticks_s: Sequence[float]) -> list[str]:
-    """Times as texts, those below 100 s all in the unit of the longest, so that they can be compared at a glance."""
-    longest = max(ticks_s, default=0.0)
-    if longest >= 100:
-        return [show_seconds(tick) if tick else "0" for tick in ticks_s]
-    factor, unit = next(
-        ((factor, unit) for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")) if longest >= factor * 0.9995),
-        (1e-9, "ns"),
-    )
-    return [f"{tick / factor:.6g} {unit}" if tick else "0" for tick in ticks_s]
-
-
-def _evenly(low: float, high: float, most: int, larger: Callable[[float], float]) -> list[float]:
-    if not high > low:
-        return [low]
-    step = larger((high - low) / most)
-    first, last = math.ceil(low / step - _NEARLY), math.floor(high / step + _NEARLY)
-    while last - first + 1 > most:
-        step = larger(step * (1 + 1e-6))
-        first, last = math.ceil(low / step - _NEARLY), math.floor(high / step + _NEARLY)
-    return [float(f"{number * step:.12g}") for number in range(first, last + 1)]
-
-
-def _decimal_step(least: float) -> float:
-    """The smallest of 1, 2 and 5 with zeros that is not below."""
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(m * power for m in (1, 2, 5, 10) if m * power >= least * (1 - _NEARLY))
-
-
-def _time_step(least_s: float) -> float:
-    """The smallest round time that is not below."""
-    if least_s <= 0.5 * _MINUTE_S:
-        step = _decimal_step(least_s)
-        return step if step <= 20 else 0.5 * _MINUTE_S if least_s <= 30 else _MINUTE_S
-    for step in _LONG_STEPS_S:
-        if step >= least_s * (1 - _NEARLY):
-            return step
-    return _decimal_step(least_s / _DAY_S) * _DAY_S if least_s > _DAY_S else _DAY_S
-
-
-def _fitting(
-    low: float,
-    high: float,
-    most: int,
-    fine: Sequence[float],
-    coarse: Sequence[float],
-    even: Callable[[float, float, int], list[float]],
-) -> list[float]:
+def _fitting(low: float, high: float, most: int, fine: Sequence[float], coarse: Sequence[float]) -> list[float]:
     """Of some marks as many as fit; evenly apart where hardly one of them lies there."""
     for marks in (fine, coarse, *(coarse[::every] for every in range(2, 9))):
         found = [float(f"{mark:.12g}") for mark in marks if low * (1 - _NEARLY) <= mark <= high * (1 + _NEARLY)]
         if len(found) <= most:
-            return found if len(found) > 1 else even(low, high, most)
+            return found if len(found) > 1 else linear_ticks(low, high, most)
     return [low, high]
 
 
@@ -278,11 +224,12 @@ def linear_axis(axes: Axes, which: Which, high: float, show: Callable[[float], s
 
 
 def time_axis(axes: Axes, which: Which, end_s: float, most: int = 5) -> None:
-    """An axis of times from 0 on, with round marks."""
-    axes.set(**{f"{which}lim": (0, end_s or 1.0)})
-    ticks = time_ticks(end_s or 1.0, most)
-    labels = dict(zip(ticks, time_labels(ticks), strict=True))
-    _mark(axes, which, ticks, labels.__getitem__)
+    """An axis of times from 0 on, with round marks in one unit."""
+    end_s = end_s or 1.0
+    axes.set(**{f"{which}lim": (0, end_s)})
+    factor, unit = next((each for each in _UNITS if end_s >= 2 * each[0]), _UNITS[-1])
+    ticks = [factor * mark for mark in linear_ticks(0.0, end_s / factor, most)]
+    _mark(axes, which, ticks, lambda mark: f"{mark / factor:.6g} {unit}" if mark else "0")
 
 
 def show_time(seconds: float) -> str:
@@ -325,9 +272,17 @@ def rows_height(count: int) -> int:
     return 38 * count + 60
 
 
-def bars(axes: Axes, widths: Sequence[float], colour: str, left: Sequence[float] | None = None) -> None:
-    """A bar in each row."""
-    axes.barh(range(len(widths)), widths, height=_BAR, left=left, color=light(colour))
+def bars(
+    axes: Axes,
+    widths: Sequence[float],
+    colour: str,
+    left: Sequence[float] | None = None,
+    places: Sequence[int] | None = None,
+    height: float = 1.0,
+) -> None:
+    """Bars in some rows, in all of them if not said otherwise."""
+    where = range(len(widths)) if places is None else places
+    axes.barh(where, widths, height=_BAR * height, left=left, color=light(colour))
 
 
 # --- drawing ----------------------------------------------------------------------------------------------------------

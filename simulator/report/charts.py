@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from deeppart.model import REDUNDANT_LEVELS, Level, show_bytes, show_seconds, show_share
+from deeppart.model import Level, show_bytes, show_seconds, show_share
 
 from ..advise.choose import Advice, Choice, as_good_as_least, describe, least_restart, loss_of, shown
-from ..advise.compare import PARTS, REPLAY, Comparison, Side, least_restart_of
-from ..budget.bill import USEFUL, Bill, Row, cells, show_hours
+from ..advise.comebacks import PARTS, PIECES_OF_ONE, REPLAY, Comparison
+from ..budget import SHARE_WORDS, USEFUL, Row
+from ..campaign.costs import NOTHING
 from ..campaign.outcomes import Estimate, Summary, show_number
-from ..measure.validate import WORST_TARGET, Validation
 from ..timing.scale import Point
 from ..timing.stages import TORCH_SAVE, Job, torch_save_words
 from .chart import (
@@ -34,7 +34,7 @@ from .chart import (
     show_times,
     time_axis,
 )
-from .tables import OF_ONE, not_all_zero, words_of
+from .timeline import COLOURS, LANES, Group
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,109 +48,75 @@ Show = Callable[[float], str]
 def scaling_chart(points: Sequence[Point], job: Job) -> Chart:
     """Time against ranks: blocked, and until all stages are through; and the speed-up."""
     colours = dict(zip(dict.fromkeys(point.strategy for point in points), SERIES, strict=False))
-    compressions = list(dict.fromkeys(point.compression for point in points))
     saved = torch_save_words(job.state.layout)
     names = {TORCH_SAVE: f"{TORCH_SAVE} ({saved})"}
     key = [Mark(names.get(strategy, strategy), colour) for strategy, colour in colours.items()]
     key += [Mark("training waits", "soft", "line"), Mark("all stages, one after the other", "soft", "dotted")]
-    if len(compressions) > 1:
-        key += [
-            Mark("compressed" if name != "none" else "not compressed", "soft", shape)
-            for name, shape in zip(compressions, ("point", "hollow"), strict=False)
-        ]
     key.append(Mark("as many times as there are ranks", "soft", "dashed"))
-    lines = partial(_lines, points, colours, compressions[0])
     panels = (
-        Panel("Time of one checkpoint", partial(_times, lines, points)),
-        Panel(f"Times as fast as {saved}", partial(_speedups, lines, points)),
+        Panel("Time of one checkpoint", partial(_times, points, colours)),
+        Panel(f"Times as fast as {saved}", partial(_speedups, points, colours)),
     )
     return Chart("scaling", panels, tuple(key), f"{job.state.name} on {job.machine.name}")
 
 
-def _times(lines: Callable[..., None], points: Sequence[Point], axes: Axes) -> None:
-    lines(axes, ("blocked_s", "serial_s"))
-    log_time_axis(axes, "y", [seconds for point in points for seconds in (point.blocked_s, point.serial_s)])
+def _times(points: Sequence[Point], colours: Mapping[str, str], axes: Axes) -> None:
+    values = _lines(points, colours, axes, ("blocked_s", "serial_s"))
+    log_time_axis(axes, "y", values)
 
 
-def _speedups(lines: Callable[..., None], points: Sequence[Point], axes: Axes) -> None:
-    lines(axes, ("blocked_speedup", "serial_speedup"))
+def _speedups(points: Sequence[Point], colours: Mapping[str, str], axes: Axes) -> None:
+    values = _lines(points, colours, axes, ("blocked_speedup", "serial_speedup"))
     ranks = sorted({float(point.ranks) for point in points})
     axes.plot(ranks, ranks, "--", color=light("soft"), lw=1.2)
-    values = [value for point in points for value in (point.blocked_speedup, point.serial_speedup)]
     log_axis(axes, "y", [*values, *ranks], show_times)
 
 
-def _lines(
-    points: Sequence[Point], colours: Mapping[str, str], filled: str, axes: Axes, names: tuple[str, str]
-) -> None:
-    """A line for each strategy and compression, and each of two numbers."""
-    series: dict[tuple[str, str], list[Point]] = {}
-    for point in points:
-        series.setdefault((point.strategy, point.compression), []).append(point)
-    for (strategy, compression), mine in series.items():
-        colour = light(colours[strategy])
-        face = colour if compression == filled else light("card")
+def _lines(points: Sequence[Point], colours: Mapping[str, str], axes: Axes, names: tuple[str, str]) -> Sequence[float]:
+    """A line for each strategy, and each of two numbers; returns all values."""
+    for strategy, colour in colours.items():
+        mine = [point for point in points if point.strategy == strategy]
         for name, style in zip(names, ("-", ":"), strict=True):
-            axes.plot(
-                [point.ranks for point in mine], [getattr(point, name) for point in mine], style, marker="o", ms=4,
-                color=colour, markerfacecolor=face, lw=1.6,
-            )  # fmt: skip
+            values = [getattr(point, name) for point in mine]
+            axes.plot([point.ranks for point in mine], values, style, marker="o", ms=4, color=light(colour), lw=1.6)
     log_axis(axes, "x", [float(point.ranks) for point in points], show_count, most=5)
     axes.set_xlabel("ranks")
+    return [getattr(point, name) for point in points for name in names]
 
 
-#: What a validation compares: name, words and shape of each group of marks.
-_WHAT = (
-    (("blocked",), "blocked", "point"),
-    ((Level.LOCAL,), "until local", "square"),
-    (REDUNDANT_LEVELS, "until copied, or parity", "square"),
-    ((Level.PERSISTENT,), "until persistent", "triangle"),
-    (("restore",), "until restored", "point"),
-    (("trained",), "training, with a checkpoint", "triangle"),
-)
+def timeline_chart(groups: Sequence[Group]) -> Chart:
+    """What nodes do from the call on, all on the same scale; of two at a time in a lane, the second is narrower."""
+    every = [bar for group in groups for bar in group.bars]
+    end_s = max((bar.end_s for bar in every), default=1.0)
+    lanes = [lane for lane in LANES if any(bar.lane == lane for bar in every)]
+    key = dict.fromkeys(
+        Mark(words, colour) for what, (colour, words) in COLOURS.items() if what in {b.what for b in every}
+    )
+    panels = [Panel(group.words, partial(_timeline, group, lanes, end_s), rows_height(len(lanes))) for group in groups]
+    return Chart("timeline", tuple(panels), tuple(key))
 
 
-def validation_chart(validation: Validation) -> Chart:
-    """Predicted against measured, beside the line where they agree."""
-    there = {each.what for each in validation.comparisons}
-    kinds = list(zip(_WHAT, SERIES, strict=False))
-    key = [Mark(label, colour, shape) for (names, label, shape), colour in kinds if not there.isdisjoint(names)]
-    key += [Mark("both agree", "soft", "line"), Mark(f"{WORST_TARGET:.0%} off", "soft", "dotted")]
-    return Chart("validation", (Panel("Predicted against measured", partial(_agreement, validation), 300),), tuple(key))
+def _timeline(group: Group, lanes: Sequence[str], end_s: float, axes: Axes) -> None:
+    for number, bar in enumerate(group.bars):
+        beside = any(one.lane == bar.lane and one.begin_s <= bar.begin_s < one.end_s for one in group.bars[:number])
+        height = 0.5 if beside or bar.what == "train" else 1.0
+        place = [lanes.index(bar.lane)]
+        bars(axes, [bar.end_s - bar.begin_s], COLOURS[bar.what][0], [bar.begin_s], place, height)
+    rows(axes, lanes)
+    time_axis(axes, "x", end_s, 4)
+    axes.set_xlabel("from the call on")
 
 
-def _agreement(validation: Validation, axes: Axes) -> None:
-    for (names, _, shape), colour in zip(_WHAT, SERIES, strict=False):
-        mine = [each for each in validation.comparisons if each.what in names]
-        axes.plot(
-            [each.measured_s for each in mine], [each.predicted_s for each in mine], MARKERS[shape],
-            color=light(colour), ms=6, mec=light("card"), mew=0.6,
-        )  # fmt: skip
-    ends = [seconds for each in validation.comparisons for seconds in (each.measured_s, each.predicted_s)]
-    line = [min(ends) / 1.5, 1.5 * max(ends)]
-    axes.plot(line, line, color=light("soft"), lw=1)
-    for factor in (1 - WORST_TARGET, 1 + WORST_TARGET):
-        axes.plot(line, [factor * end for end in line], ":", color=light("soft"), lw=1.2)
-    log_time_axis(axes, "x", ends, most=4)
-    log_time_axis(axes, "y", ends)
-    axes.set(xlabel="measured", ylabel="predicted")
-
-
-def goodput_chart(found: Sequence[Row], days: float) -> Chart:
-    """The share that is lost against the time that a call blocks; and node-hours of each way."""
+def goodput_chart(found: Sequence[Row]) -> Chart:
+    """The share that is lost against the time that a call blocks, and where each way is."""
     colours = dict(zip(dict.fromkeys(row.period_s for row in found), SERIES, strict=False))
-    drawn = [row for row in found if row.period_s in colours]
-    ways = list(dict.fromkeys(row.way for row in found if row.way))
     key = [Mark(f"every {show_seconds(period_s)}", colour, "line") for period_s, colour in colours.items()]
     key.append(Mark("what a way blocks for", "soft", "point"))
-    panels = (
-        Panel("Goodput that is lost", partial(_lost, drawn, colours)),
-        Panel(f"Node-hours in {days:g} days", partial(_hours, drawn, colours, ways), rows_height(len(ways))),
-    )
-    return Chart("goodput", panels, tuple(key))
+    return Chart("goodput", (Panel("Goodput that is lost", partial(_lost, found, colours)),), tuple(key))
 
 
-def _lost(drawn: Sequence[Row], colours: Mapping[float, str], axes: Axes) -> None:
+def _lost(found: Sequence[Row], colours: Mapping[float, str], axes: Axes) -> None:
+    drawn = [row for row in found if row.period_s in colours]
     for period_s, colour in colours.items():
         mine = [row for row in drawn if row.period_s == period_s]
         axes.plot([row.blocked_s for row in mine], [row.lost for row in mine], color=light(colour), lw=1.6)
@@ -159,32 +125,6 @@ def _lost(drawn: Sequence[Row], colours: Mapping[float, str], axes: Axes) -> Non
     log_time_axis(axes, "x", [row.blocked_s for row in drawn], most=5)
     log_axis(axes, "y", [row.lost for row in drawn], show_part)
     axes.set(xlabel="a call blocks for", ylabel="share of the time that is lost")
-
-
-def _hours(drawn: Sequence[Row], colours: Mapping[float, str], ways: Sequence[str], axes: Axes) -> None:
-    def words(way: str) -> str:
-        hours = [row.cost.node_hours for row in drawn if row.way == way]
-        least, most = show_hours(min(hours)), show_hours(max(hours))
-        return f"{way}: {least}" if least == most else f"{way}: {least} to {most}"
-
-    found = [
-        [(row.cost.node_hours, ways.index(row.way)) for row in drawn if row.period_s == period_s and row.way]
-        for period_s in colours
-    ]
-    every = _marks(axes, zip(found, colours.values(), ["point"] * len(found), strict=True))
-    rows(axes, [words(way) for way in ways])
-    log_axis(axes, "x", every, show_count, most=4)
-    axes.set_xlabel("node-hours")
-
-
-def _marks(axes: Axes, series: Iterable[tuple[Sequence[tuple[float, int]], str, str]]) -> list[float]:
-    """Marks in rows, of some series with a colour and a shape each; returns all values."""
-    every: list[float] = []
-    for places, colour, shape in series:
-        every += [value for value, _ in places]
-        if places:
-            axes.plot(*zip(*places, strict=True), MARKERS[shape], color=light(colour), ms=8)
-    return every
 
 
 # --- bars -------------------------------------------------------------------------------------------------------------
@@ -208,50 +148,17 @@ def _stacked(
 
 
 def _colour_key(colours: Mapping[str, str]) -> tuple[Mark, ...]:
-    return tuple(Mark(words_of(part), colour) for part, colour in colours.items())
-
-
-def bill_chart(bill: Bill, name: str) -> Chart | None:
-    """The lines of a bill that were not useful, by node-hours; None where there are none."""
-    found = [each for each in bill.items if each.what != USEFUL and each.node_hours]
-    labels = [f"{each.what}: {cells(each, bill.currency)[:2][-1]}" for each in found]
-    draw = partial(_bill, labels, [each.node_hours for each in found])
-    panel = Panel("Node-hours that were not useful training", draw, rows_height(len(found)))
-    return Chart(name, (panel,)) if found else None
-
-
-def _bill(labels: Sequence[str], hours: Sequence[float], axes: Axes) -> None:
-    bars(axes, hours, "violet")
-    rows(axes, labels)
-    linear_axis(axes, "x", 1.05 * max(hours), show_count, 4)
-    axes.set_xlabel("node-hours")
-
-
-#: How the time that is not useful training is spent: (name in the summary, in words).
-_SHARES = (
-    ("lost", "done again after failures"),
-    ("down", "down, until ranks are up again"),
-    ("restoring", "restoring"),
-    ("short of nodes", "waiting for nodes"),
-    ("blocked", "blocked by checkpoints"),
-    ("waiting", "waiting for room in memory"),
-    ("slowed", "slowed by work in the background"),
-    ("leaving", "saving before the end of a turn"),
-    ("queued", "in the queue"),
-)
-_FROM = {
-    "none": "nothing: from the beginning",
-    Level.PARTNER: "partner: copies on other nodes",
-    Level.PARITY: "parity: rebuilt from the group",
-    Level.LOCAL: "local: the nodes' own storage",
-    Level.PERSISTENT: "persistent: the file system",
-}
+    return tuple(Mark(part.replace("_", " "), colour) for part, colour in colours.items())
 
 
 def campaign_chart(summary: Summary) -> Chart:
     """How the time is spent that is not useful training, and the levels from which the job was restored."""
-    shares = [(words, summary.shares[name]) for name, words in _SHARES if summary.shares[name].most > 0]
-    levels = [(_FROM.get(name, name), value) for name, value in summary.recoveries.items()]
+    shares = [
+        (words, summary.shares[name])
+        for name, words in SHARE_WORDS.items()
+        if words != USEFUL and summary.shares[name].most > 0
+    ]
+    levels = list(summary.recoveries.items())
     title = f"Not useful training: {show_share(1 - summary.efficiency.mean)} of the time"
     panels = [
         Panel(title, partial(_estimates, shares, "share of the time", show_share, show_part), rows_height(len(shares))),
@@ -266,11 +173,12 @@ def campaign_chart(summary: Summary) -> Chart:
 
 def _estimates(values: Sequence[tuple[str, Estimate]], words: str, show: Show, mark: Show, axes: Axes) -> None:
     means = [value.mean for _, value in values]
+    # Rounding may leave a mean beside its values, and matplotlib refuses lines of a length below 0.
     lengths = [[max(0.0, each.mean - each.least) for _, each in values]]
     lengths.append([max(0.0, each.most - each.mean) for _, each in values])
     bars(axes, means, "violet")
     axes.errorbar(means, range(len(means)), xerr=lengths, fmt="none", ecolor=light("ink"), elinewidth=1.4, capsize=3)
-    rows(axes, [f"{label}: {show(value.mean)}" for label, value in values])
+    rows(axes, [f"{'nothing' if label == NOTHING else label}: {show(value.mean)}" for label, value in values])
     linear_axis(axes, "x", 1.05 * max(value.most for _, value in values), mark, 4)
     axes.set_xlabel(f"{words} (line: least to most)")
 
@@ -288,7 +196,7 @@ def after_chart(found: Sequence[Comparison], mode: str) -> Chart:
         for kind in kinds
     }
     every = [of_way for of_kind in parts.values() for of_way in of_kind.values()]
-    colours = dict(zip(not_all_zero((*OF_ONE, REPLAY), every), _PIECE_COLOURS, strict=False))
+    colours = _colours_of((*PIECES_OF_ONE, REPLAY), every)
     panels = [
         Panel(
             f"After the loss of {_LOST.get(kind, f'a group of nodes ({kind})')}",
@@ -303,10 +211,15 @@ def after_chart(found: Sequence[Comparison], mode: str) -> Chart:
 def share_chart(found: Sequence[Comparison], mode: str) -> Chart:
     """The share of the time that each way loses, by part."""
     parts = {each.way: each.shares for each in found}
-    colours = dict(zip(not_all_zero(PARTS, parts.values()), _PIECE_COLOURS, strict=False))
+    colours = _colours_of(PARTS, list(parts.values()))
     draw = partial(_ways, parts, colours, mode, show_share)
     panel = Panel("Share of the time that is lost", draw, rows_height(len(found)))
     return Chart("shares", (panel,), _colour_key(colours))
+
+
+def _colours_of(names: Sequence[str], values: Sequence[Mapping[str, float]]) -> dict[str, str]:
+    there = [name for name in names if any(each.get(name) for each in values)]
+    return dict(zip(there, _PIECE_COLOURS, strict=False))
 
 
 def _ways(
@@ -325,9 +238,6 @@ def _ways(
 
 #: Parts of what a choice loses, in words, and their colours.
 _LOSSES = {"writing": "violet", "doing again": "pink", "coming back slower": "brown"}
-#: Of the plot of the front, about, to keep numbers apart: pixels, and of a number's box.
-_PLOT, _BOX = (275.0, 225.0), (17.0, 13.0)
-_AROUND = ((0, 1), (1, 0), (-1, 0), (0, -1), (0.9, 0.9), (-0.9, 0.9), (0.9, -0.9), (-0.9, -0.9))
 
 
 def advice_chart(advice: Advice) -> Chart:
@@ -335,46 +245,42 @@ def advice_chart(advice: Advice) -> Chart:
     choices = shown(advice)
     key = (
         *_colour_key(_LOSSES),
-        Mark("a choice; numbers as in the list", "violet", "point"),
+        Mark("a choice", "violet", "point"),
         Mark("worse in both, but easier on drives or simpler", "violet", "hollow"),
         Mark("advised", "pink", "ring"),
         Mark("below: as good as the least", "soft", "dashed"),
     )
     labels = {f"{number}  {describe(choice.job)}": choice for number, choice in enumerate(choices, 1)}
-    draw = partial(_losses, labels, least_restart(advice.front), advice.chosen)
     panels = (
-        Panel("What each choice loses, and time between calls", draw, rows_height(len(choices))),
-        Panel("Loss against bytes a day to the file system", partial(_front, advice, choices), 320),
+        _losses_panel("What each choice loses, and time between calls", labels, least_restart(advice.front), 0),
+        Panel("Loss against bytes a day to the file system", partial(_front, advice), 320),
     )
     return Chart("advice", panels, key)
 
 
-def _losses(labels: Mapping[str, Choice | None], least: float, chosen: Choice | None, axes: Axes) -> None:
-    """What choices lose; nothing where nothing fails."""
-    wastes = {label: None if choice is None else choice.waste for label, choice in labels.items()}
+def _losses_panel(title: str, labels: Mapping[str, Choice], least: float, marked: int | None) -> Panel:
+    wastes = {label: choice.waste for label, choice in labels.items()}
     parts = {
-        label: {} if waste is None
-        else dict(zip(_LOSSES, (waste.cost, waste.rework, waste.restart - least), strict=True))
+        label: dict(zip(_LOSSES, (waste.cost, waste.rework, waste.restart - least), strict=True))
         for label, waste in wastes.items()
-    }  # fmt: skip
+    }
 
-    def words(label: str, end: float) -> str:
-        choice = labels[label]
-        if choice is None:
-            return "nothing fails there"
-        return ("advised, " if choice is chosen else "") + f"every {show_seconds(choice.cadence.period_s)}"
+    def draw(axes: Axes) -> None:
+        end = _stacked(axes, parts, _LOSSES, lambda label, _: f"every {show_seconds(labels[label].cadence.period_s)}")
+        linear_axis(axes, "x", 2.1 * end, show_part, 4)
+        rows(axes, list(labels), marked=marked)
+        axes.set_xlabel("share of the time that is lost")
 
-    end = _stacked(axes, parts, _LOSSES, words)
-    linear_axis(axes, "x", 2.1 * end, show_part, 4)
-    marked = next((place for place, choice in enumerate(labels.values()) if choice is chosen is not None), None)
-    rows(axes, list(labels), marked=marked)
-    axes.set_xlabel("share of the time that is lost")
+    return Panel(title, draw, rows_height(len(labels)))
 
 
-def _front(advice: Advice, choices: Sequence[Choice], axes: Axes) -> None:
+def _front(advice: Advice, axes: Axes) -> None:
     least = least_restart(advice.front)
     places = [(max(1.0, choice.drained_daily_bytes), loss_of(choice, least)) for choice in advice.front]
-    line = _staircase(places)
+    line: list[tuple[float, float]] = []  # of those that no other one is below in both, fewest bytes first
+    for place in sorted(places):
+        if not line or place[1] < line[-1][1]:
+            line.append(place)
     if len(line) > 1:
         axes.step(*zip(*line, strict=True), where="post", color=light("violet"), lw=1.2)
     for is_on, face in ((False, light("card")), (True, light("violet"))):
@@ -387,44 +293,7 @@ def _front(advice: Advice, choices: Sequence[Choice], axes: Axes) -> None:
     axes.axhline(good, ls="--", color=light("soft"), lw=1.2)
     log_axis(axes, "x", [nbytes for nbytes, _ in places], show_bytes, most=4, margin=0.1)
     log_axis(axes, "y", [*(loss for _, loss in places), good], show_part, margin=0.1)
-    numbers = {id(choice): number for number, choice in enumerate(choices, 1)}
-    _number(axes, places, [numbers.get(id(choice), 0) for choice in advice.front], ringed)
     axes.set(xlabel="bytes a day to the file system", ylabel="share of the time that is lost")
-
-
-def _staircase(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Of (bytes, loss) those that no other one is below in both, fewest bytes first."""
-    found: list[tuple[float, float]] = []
-    for place in sorted(places):
-        if not found or place[1] < found[-1][1]:
-            found.append(place)
-    return found
-
-
-def _number(axes: Axes, places: Sequence[tuple[float, float]], numbers: Sequence[int], ringed: int) -> None:
-    """The numbers of choices beside their points, where nothing else is; without those that find no room."""
-    to_axes = axes.transData + axes.transAxes.inverted()
-    spots = [(float(x) * _PLOT[0], float(y) * _PLOT[1]) for x, y in (to_axes.transform(place) for place in places)]
-    taken = [(x, y, 9.0, 9.0) for x, y in spots]
-    taken.append((*spots[ringed], 16.0, 16.0))
-    for place, (x, y) in enumerate(spots):
-        apart = 17.0 if place == ringed else 13.0
-        for right, up in _AROUND if numbers[place] else ():
-            at = (x + apart * right, y + apart * up, *_BOX)
-            inside = all(box / 2 < here < plot - box / 2 for here, box, plot in zip(at, _BOX, _PLOT, strict=False))
-            if inside and not any(_meet(at, other) for other in taken):
-                taken.append(at)
-                axes.annotate(
-                    str(numbers[place]), places[place], (apart * right, apart * up), textcoords="offset points",
-                    ha="center", va="center", fontsize=SMALL, color=light("ink"),
-                    fontweight="bold" if place == ringed else "normal",
-                )  # fmt: skip
-                break
-
-
-def _meet(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
-    """Whether two boxes (x and y of the middle, width, height) meet."""
-    return abs(one[0] - other[0]) < (one[2] + other[2]) / 2 and abs(one[1] - other[1]) < (one[3] + other[3]) / 2
 
 
 #: What is shown of a checkpoint: (level, or nothing for the call), in words, colour, shape.
@@ -435,52 +304,25 @@ _UNTIL = (
     (Level.PARITY, "until parity", "olive", "square"),
     (Level.PERSISTENT, "until persistent", "brown", "triangle"),
 )
-_BYTES = (
-    ("drained_daily_bytes", "to the file system", "brown", "triangle"),
-    ("node_daily_bytes", "to each node's drive", "violet", "square"),
-)
 
 
-def comparison_charts(sides: Sequence[Side]) -> list[Chart]:
-    """Times of a checkpoint; and where anything fails, what is lost and what is written: all sides on common scales."""
-    labels = [side.label for side in sides]
+def jobs_chart(found: Mapping[str, Choice]) -> Chart:
+    """What is advised for some jobs, on common scales: the times of a checkpoint, and what is lost."""
+    times = {label: {"": choice.blocked_s, **choice.complete_s} for label, choice in found.items()}
+    there = [each for each in _UNTIL if any(each[0] in of_job for of_job in times.values())]
 
-    def seconds(level: str, side: Side) -> float:
-        return side.complete_s.get(level, 0.0) if level else side.blocked_s
-
-    def nbytes(name: str, side: Side) -> float:
-        return getattr(side.choice, name) if side.choice else 0.0
-
-    def chart(name: str, title: str, kinds: Sequence[tuple[str, str, str, str]], of: Callable[[str, Side], float],
-              axis: Callable[[Axes, list[float]], None]) -> Chart:  # fmt: skip
-        found = [[(of(kind, side), row) for row, side in enumerate(sides) if of(kind, side)] for kind, *_ in kinds]
-        series = [(places, colour, shape) for places, (_, _, colour, shape) in zip(found, kinds, strict=True)]
-        key = [Mark(words, *how) for places, (_, words, *how) in zip(found, kinds, strict=True) if places]
-
-        def draw(axes: Axes) -> None:
-            axis(axes, _marks(axes, series))
-            rows(axes, labels)
-
-        return Chart(name, (Panel(title, draw, rows_height(len(sides))),), tuple(key), "Comparison")
-
-    def time(axes: Axes, values: list[float]) -> None:
-        log_time_axis(axes, "x", values, most=5)
+    def draw(axes: Axes) -> None:
+        for level, _, colour, shape in there:
+            places = [(of_job[level], row) for row, of_job in enumerate(times.values()) if level in of_job]
+            axes.plot(*zip(*places, strict=True), MARKERS[shape], color=light(colour), ms=8)
+        rows(axes, list(found))
+        log_time_axis(axes, "x", [seconds for of_job in times.values() for seconds in of_job.values()], most=5)
         axes.set_xlabel("from the call on")
 
-    def written(axes: Axes, values: list[float]) -> None:
-        log_axis(axes, "x", values, show_bytes, most=4)
-        axes.set_xlabel("bytes a day")
-
-    charts = [chart("times", "Time of one checkpoint", _UNTIL, seconds, time)]
-    if any(side.choice is not None for side in sides):
-        draw = partial(_losses, {side.label: side.choice for side in sides}, least_restart_of(sides), None)
-        panel = Panel("What is lost as advised, and time between calls", draw, rows_height(len(sides)))
-        charts.append(Chart("losses", (panel,), _colour_key(_LOSSES)))
-        charts.append(chart("written", "Bytes a day as advised", _BYTES, nbytes, written))
-    return charts
-
-
-def together(charts: Sequence[Chart]) -> Chart:
-    """All of them as one picture."""
-    marks = dict.fromkeys(mark for chart in charts for mark in chart.key)
-    return Chart("comparison", tuple(panel for chart in charts for panel in chart.panels), tuple(marks), "Comparison")
+    key = [Mark(words, colour, shape) for _, words, colour, shape in there]
+    least = min(choice.waste.restart for choice in found.values())
+    panels = (
+        Panel("Time of one checkpoint", draw, rows_height(len(found))),
+        _losses_panel("What is lost as advised, and time between calls", found, least, None),
+    )
+    return Chart("jobs", panels, (*key, *_colour_key(_LOSSES)), "Comparison")

@@ -1,256 +1,176 @@
-"""Pages for a browser: sections with charts and tables. The same input gives the same bytes.
-
-A command gives the results that it has; :func:`job_page` computes what else a page of a job shows.
-"""
+"""A result as a page for a browser: it needs no network and no scripts, and the same input gives the same bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Sequence
 from html import escape
 
-from deeppart.errors import ConfigError
-from deeppart.model import show_bytes, show_rate, show_seconds, show_share
+from .blocks import Block, Code, Items, Result, Section, Table
+from .chart import Chart, Mark, variable, variables_css
 
-from ..advise.choose import Advice, Choice, advise, describe, least_restart, loss_of
-from ..advise.compare import Comparison, Side, has_failures, least_restart_of
-from ..advise.text import bill_of, bursts, config_toml, in_a_sentence, reasons, what_if
-from ..budget.bill import MONTH_DAYS, Bill, Row, bill_of_run, missing, spending_lines
-from ..campaign.costs import followed, training_s
-from ..campaign.outcomes import Estimate, Summary, summarize
-from ..campaign.plan import Cadences, Planned, effort_s, too_long, usual_spares
-from ..machine.record import DAY_S, WAYS
-from ..measure.validate import Validation
-from ..timing.scale import Point, study
-from ..timing.stages import Job, times_of
-from . import charts, tables
-from .html import document, facts, figure, legend, listed, numbers, section, table
-from .timeline import MOST_NODES, Group, bars_table, fold, legend_of, timeline, timeline_html
-
-#: Runs of the campaign that a page makes for itself, and their length.
-_SEEDS, _WALL_S = 3, 30 * DAY_S
-#: Kinds of nodes that are drawn: of a job, and of each where several are compared.
-_MOST_GROUPS, _MOST_COMPARED = 8, 3
-
-
-def job_page(
-    job: Job,
-    command: str,
-    seed: int = 1,
-    *,
-    first: Iterable[str] = (),
-    points: Sequence[Point] | None = None,
-    advice: Advice | None = None,
-    played: tuple[Planned, Cadences, Summary] | None = None,
-) -> str:
-    """The page of a job: how it scales, one checkpoint, advice, and a campaign that follows it. That of a campaign that
-    was ``played`` has no advice but the one that was followed, if one was.
-    """
-    if points is None:
-        points = study(job, ladder(job), ("deeppart", "rank0"), tuple(dict.fromkeys(("none", job.compression))))
-    if advice is None and played is None and has_failures(job):
-        advice = advise(job)
-    sections = [*first, scaling_section(job, points), timeline_section(job)]
-    sections += [] if advice is None else [advice_section(advice)]
-    if played is not None:
-        sections.append(campaign_section(*played))
-    elif advice is not None:
-        sections.append(_followed(advice, seed))
-    spares = 0 if played is None else played[1].spares
-    return page(f"{job.state.name} on {job.ranks} ranks of {job.machine.name}", sections, command, job, spares)
-
-
-def page(title: str, sections: Iterable[str], command: str, job: Job | None = None, spares: int = 0) -> str:
-    """A page of some sections, with what their job is."""
-    about = "" if job is None else job_facts(job) + _paragraphs(what_if(job.machine, job.nodes, spares))
-    return document(title, about + "".join(sections), command)
-
-
-def _paragraphs(notes: Iterable[str]) -> str:
-    return "".join(f"<p>{escape(note)}.</p>" for note in notes)
+#: A table with many columns as a list of its rows.
+_LISTED = """.stacked thead{display:none}.stacked table,.stacked tbody,.stacked tr{display:block}
+.stacked td{display:flex;justify-content:space-between;gap:14px;padding:1px 0;border:none;white-space:normal}
+.stacked td:empty{display:none}.stacked td::before{content:attr(data-name);color:var(--soft);text-align:left;
+font-weight:400}.stacked tr{border-bottom:1px solid var(--line);padding:6px 0}.stacked td:first-child{font-weight:600}
+"""
+STYLE = (
+    variables_css()
+    + """
+*{box-sizing:border-box}html{-webkit-text-size-adjust:100%;text-size-adjust:100%}
+body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,sans-serif;overflow-wrap:break-word}
+main{max-width:1180px;margin:0 auto;padding:32px 24px}
+h1{font-size:25px;line-height:1.25;font-weight:650;margin:0 0 14px}
+h2{font-size:18px;line-height:1.3;font-weight:600;margin:0 0 10px}h3{font-size:15px;font-weight:600;margin:18px 0 4px}
+section{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:20px 22px;margin:18px 0}
+p{margin:8px 0}ul{padding-left:20px;margin:8px 0}li{margin:2px 0}
+dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:3px 18px;margin:0}dt{color:var(--soft)}dd{margin:0}
+.wide{overflow-x:auto;max-width:100%;margin:8px 0}
+table{border-collapse:collapse;font-size:14px;font-variant-numeric:tabular-nums}
+th,td{padding:3px 14px 3px 0;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
+th{color:var(--soft);font-weight:500;vertical-align:bottom}th:first-child,td:first-child,.text{text-align:left}
+tr.marked td{font-weight:650}
+.stacked th,.stacked .long{white-space:normal}.stacked th,.stacked td{padding-right:10px}
+pre{background:var(--paper);border:1px solid var(--line);border-radius:8px;padding:12px 14px;overflow-x:auto;
+font-size:13px;line-height:1.45}
+summary{cursor:pointer;color:var(--soft);margin-top:8px}
+.panels{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(340px,100%),1fr));gap:18px 28px;margin:10px 0}
+figure{margin:0;max-width:480px;min-width:0;overflow-x:auto}figcaption{font-weight:600;font-size:14px;margin:0 0 4px}
+figure svg{display:block;width:100%;min-width:326px;height:auto;stroke-linejoin:round;stroke-linecap:butt;
+font-family:"DejaVu Sans",Verdana,sans-serif}
+.legend{display:flex;flex-wrap:wrap;gap:4px 18px;color:var(--soft);margin:6px 0 10px;font-size:14px}
+.swatch{margin-right:6px;vertical-align:-1px}
+footer{color:var(--soft);margin-top:24px;font-size:13px}footer pre{white-space:pre-wrap;overflow-wrap:anywhere}
+@media(max-width:600px){main{padding:16px 12px}section{padding:14px 13px;margin:12px 0}h1{font-size:20px}
+dl{display:block}dt{font-size:13px;margin-top:6px}}
+@media(max-width:400px){main{padding:10px 6px}section{padding:12px 10px}
+.panels{grid-template-columns:minmax(0,1fr)}}
+@media print{@page{margin:14mm}body{background:none;font-size:10.5pt}main{max-width:none;padding:0}
+section{border:none;border-radius:0;padding:0;margin:0 0 8mm;break-before:page}
+h2,h3,figcaption{break-after:avoid}
+section:first-of-type{break-before:auto}
+figure,tr,pre,li,dl{break-inside:avoid}.panels{grid-template-columns:1fr 1fr}.legend{break-after:avoid}
+.wide{overflow:visible}table{font-size:8.5pt}th,td,.long{white-space:normal}th,td{padding-right:6px}
+.stacked tbody{columns:2;column-gap:10mm}
+dl{margin-bottom:6mm}thead{display:table-header-group}
+pre{white-space:pre-wrap;border:1px solid var(--line);background:none}summary{list-style:none;color:var(--ink)}
+details::details-content{content-visibility:visible;block-size:auto;display:block}
+svg{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
+"""
+    + f"@media print,(max-width:600px){{{_LISTED}}}\n"
+)
 
 
-def job_facts(job: Job) -> str:
-    """What a job is, and the numbers of its machine that matter most."""
-    state, machine = job.state, job.machine
-    copies, writes, sends = map(show_rate, (machine.memory.copy, machine.local.write, machine.network.bandwidth))
-    return facts(
-        (
-            ("state", f"{show_bytes(state.nbytes)}, {state.parameters:,} parameters, {len(state.tensors):,} leaves"),
-            (
-                "layout",
-                f"{state.layout}; {job.nodes:,} node{'s' * (job.nodes > 1)}, {job.ranks_per_node} ranks on each",
-            ),
-            ("node", f"copies {copies} a rank, writes {writes}, sends {sends}"),
-            (
-                "file system",
-                f"{show_rate(machine.persistent.write)}, {show_rate(machine.persistent.node_write)} a node",
-            ),
-            ("checkpoints", f"{describe(job)}; capture {job.capture}"),
-        )
+def render(result: Result, command: str) -> str:
+    """The whole page."""
+    about = f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{breakable(text)}</dd>' for name, text in result.facts)}</dl>"
+    about += "".join(f"<p>{escape(note)}.</p>" for note in result.notes)
+    body = "".join(map(section, result.page(result.sections)))
+    return (
+        "<!DOCTYPE html>\n<html lang=en><head><meta charset=utf-8>"
+        '<meta name=viewport content="width=device-width, initial-scale=1">'
+        f"<title>deeppart-sim: {escape(result.title)}</title><style>{STYLE}</style></head>"
+        f"<body><main><h1>{breakable(result.title)}</h1>{about}{body}<footer><p>Made by</p><pre>{escape(command)}</pre>"
+        "<p>deeppart-sim: projected with the library's own partitioner and restart planner.</p></footer>"
+        "</main></body></html>\n"
     )
 
 
-# --- one checkpoint ---------------------------------------------------------------------------------------------------
+def section(shown: Section) -> str:
+    """A part with a heading, which begins on a new page of paper. What is drawn is in a table that is folded."""
+    parts, drawn = [f"<h2>{escape(shown.title)}</h2>"], False
+    for block in shown.blocks:
+        parts.append(_numbers(block) if drawn and isinstance(block, Table) else _html(block))
+        drawn = isinstance(block, Chart)
+    return f"<section>{''.join(parts)}</section>"
 
 
-def scaling_section(job: Job, points: Sequence[Point]) -> str:
-    """Time and speed-up against ranks."""
-    return section("How it scales", figure(charts.scaling_chart(points, job)) + numbers(tables.points_table(points)))
+def _html(block: Block) -> str:
+    if isinstance(block, Chart):
+        return figure(block)
+    if isinstance(block, Items):
+        return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in block.lines)}</ul>" if block.lines else ""
+    if isinstance(block, Table):
+        return f"<h3>{escape(block.title)}</h3>{table(block)}"
+    if isinstance(block, Code):
+        return f"<h3>{escape(block.title)}</h3><pre>{escape(block.text)}</pre>"
+    return f"<p>{escape(block)}</p>"
 
 
-def ladder(job: Job) -> list[int]:
-    """The job's ranks, halved again and again, where its layout fits."""
-    counts = [job.ranks]
-    while counts[-1] > 1:
-        counts.append(counts[-1] // 2)
-
-    def fits(count: int) -> bool:
-        try:
-            job.state.layout.at(count)
-        except ConfigError:
-            return False
-        return True
-
-    return sorted(filter(fits, set(counts)))
-
-
-def timeline_section(job: Job) -> str:
-    """What each node does during one checkpoint."""
-    groups = _groups_of(job)
-    drawn = groups[:_MOST_GROUPS]
-    words = "<p>What each node does from the call on. Nodes that do the same, to within 3 %, are one line."
-    if job.nodes > MOST_NODES:
-        words += f" Looked at were the first {MOST_NODES:,} of {job.nodes:,} nodes."
-    if len(groups) > len(drawn):
-        left = sum(len(group.nodes) for group in groups[_MOST_GROUPS:])
-        words += f" {left:,} other nodes do the same at other times, and are not drawn."
-    body = f"{words}</p>{legend(legend_of(drawn))}{timeline_html(drawn)}"
-    return section("One checkpoint", body + numbers(bars_table(drawn)))
-
-
-def _groups_of(job: Job) -> list[Group]:
-    return fold(timeline(job, times_of(job, job.shares())))
-
-
-def goodput_section(job: Job, rows: Sequence[Row], days: float) -> str:
-    """What blocked time costs."""
-    words = (
-        "<p>A call blocks training for so long, and then training goes on until the next one. What else checkpoints "
-        "take is not in it: slower training in the background, and work that failures undo.</p>"
+def table(shown: Table) -> str:
+    """A table, in a box that scrolls if it is wider than the page."""
+    kinds = shown.words
+    lines = "".join(
+        f"<tr{' class=marked' if number in shown.marked else ''}>{''.join(map(_cell, shown.head, row, kinds))}</tr>"
+        for number, row in enumerate(shown.rows)
     )
-    drawn = figure(charts.goodput_chart(rows, days)) + numbers(tables.costs_table(job, rows, days))
-    return section("Blocked time and goodput", words + drawn + listed(missing(job.machine)))
-
-
-def validation_section(found: Validation) -> str:
-    """Predicted and measured times."""
-    shown = tables.validation_table(found)
-    return section(shown.title, figure(charts.validation_chart(found)) + table(shown))
-
-
-# --- advice and campaigns ---------------------------------------------------------------------------------------------
-
-
-def advice_section(advice: Advice) -> str:
-    """What is advised, and why."""
-    chosen, least = advice.chosen, least_restart(advice.front)
-    words = (
-        f"<p><b>{escape(in_a_sentence(chosen))}</b> {escape(describe(chosen.job))} loses "
-        f"{show_share(loss_of(chosen, least))} of the time and writes {show_bytes(chosen.drained_daily_bytes)} a day "
-        f"to the file system. Coming back after failures takes {show_share(least)} of the time whatever is chosen; the "
-        "charts leave that out.</p>"
+    cells = "".join(
+        f"<th scope=col{' class=text' if text else ''}>{escape(name)}</th>"
+        for name, text in zip(shown.head, kinds, strict=True)
     )
-    drawn = figure(charts.advice_chart(advice)) + numbers(tables.advice_table(advice))
-    month = f"<h3>What {MONTH_DAYS:g} days take</h3>{_bill(bill_of(chosen), 'bill-advice')}"
-    month += listed(missing(chosen.job.machine))
-    rates = f"<h3>If failures come at another rate</h3>{table(tables.sensitivity_table(advice))}"
-    config = f"<h3>deeppart.toml</h3><pre>{escape(config_toml(advice))}</pre>"
-    return section("Advice", f"{words}{drawn}<h3>Why</h3>{listed(reasons(advice))}{month}{rates}{config}")
-
-
-def _bill(bill: Bill, name: str) -> str:
-    chart = charts.bill_chart(bill, name)
-    return ("" if chart is None else figure(chart)) + table(tables.bill_table(bill, ""))
-
-
-def _followed(advice: Advice, seed: int) -> str:
-    """A campaign with what is advised."""
-    from ..campaign.run import run  # brings in simpy, which a command without a page or a campaign does without
-
-    chosen, planned = advice.chosen, Planned(advice.chosen.job)
-    period_s, every = training_s(chosen.costs, chosen.cadence), followed(chosen.cadence)
-    spares = usual_spares(planned)
-    cadences = Cadences(period_s, every, _WALL_S, spares=spares, scheduling=advice.scheduling)
-    if too_long(_SEEDS * effort_s(planned, cadences)):
-        return section("A campaign", "<p>Failures come so often that this takes too long to simulate.</p>")
-    summary = summarize([run(planned, cadences, number) for number in range(seed, seed + _SEEDS)])
-    return campaign_section(planned, cadences, summary)
-
-
-def campaign_section(planned: Planned, cadences: Cadences, summary: Summary) -> str:
-    """A campaign: where the time goes, and what it takes."""
-    words = (
-        f"<p>{escape(f'{describe(cadences.of(planned.job))}: {cadences}')}. {_interval(summary.efficiency)} of "
-        f"{show_seconds(cadences.wall_s)} is useful training, in {summary.seeds} runs.</p>"
+    return (
+        f'<div class="wide{" stacked" if shown.stacked else ""}" tabindex=0 role=region aria-label="table"><table>'
+        f"<thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table></div>"
     )
-    drawn = words + figure(charts.campaign_chart(summary)) + numbers(tables.summary_table(summary))
-    bill = _bill(bill_of_run(planned, cadences, summary), "bill-campaign")
-    bill += listed(spending_lines(planned, cadences, summary))
-    return section("A campaign", f"{drawn}<h3>What the run takes</h3>{bill}")
 
 
-def _interval(value: Estimate) -> str:
-    return f"{show_share(value.mean)} (95 %: {show_share(value.low)} to {show_share(value.high)})"
+def _numbers(shown: Table) -> str:
+    """A table that is shown only when it is asked for; on paper always."""
+    return f"<details><summary>the numbers</summary><p>{escape(shown.title)}</p>{table(shown)}</details>"
 
 
-# --- comparisons ------------------------------------------------------------------------------------------------------
+def _cell(name: str, cell: str, is_text: bool) -> str:
+    long = len(cell) > _LONG
+    words = " ".join(word for word, there in (("text", is_text), ("long", long)) if there)
+    kind = f' class="{words}"' if words else ""
+    return f'<td{kind} data-name="{escape(name)}">{escape(cell)}</td>' if cell else "<td></td>"
 
 
-def restart_sections(chosen: Choice, found: Sequence[Comparison]) -> list[str]:
-    """The pieces of each way to come back, and the share of the time that each costs."""
-    mode = chosen.job.machine.restart.mode
-    words = (
-        f"<p>All ways have the levels and the cadence that are advised for <b>{escape(mode)}</b>, the machine's own: "
-        f"{escape(describe(chosen.job))}, every {tables.every_words(chosen)}. Replay: work that is done again, on "
-        "average.</p>"
+#: Letters of a cell that may be broken on paper.
+_LONG = 22
+
+
+def figure(chart: Chart) -> str:
+    """A chart: its panels side by side where there is room, and one below the other where there is not."""
+    panels = "".join(
+        f"<figure><figcaption>{escape(panel.title)}</figcaption>{drawing}</figure>"
+        for panel, drawing in zip(chart.panels, chart.svgs(), strict=True)
     )
-    ways = "".join(f"<li><b>{escape(way.name)}</b>: {escape(way.words)}</li>" for way in WAYS.values())
-    after = figure(charts.after_chart(found, mode)) + numbers(tables.after_table(found, mode))
-    saved = "<p>Saved by half: what would be saved of the time if the piece took half as long.</p>"
-    shares = figure(charts.share_chart(found, mode)) + numbers(tables.shares_table(found, mode))
-    return [
-        section("After one failure", f"{words}<ul>{ways}</ul>{after}"),
-        section("Share of the time", saved + shares),
-    ]
+    return legend(chart.key) + f"<div class=panels>{panels}</div>"
 
 
-def comparison_sections(sides: Sequence[Side]) -> list[str]:
-    """Jobs side by side, on common scales, and then each of them."""
-    words = (
-        "<p>Each line is a job with the levels, the redundancy, the compression and the cadence that are advised for "
-        f"it. Coming back after failures takes at least {show_share(least_restart_of(sides))} of the time; the chart "
-        "leaves that out.</p>"
-    )
-    drawn = "".join(f"<div>{figure(chart)}</div>" for chart in charts.comparison_charts(sides))
-    beside = words + table(tables.sides_table(sides)) + f"<div class=charts>{drawn}</div>"
-    return [
-        section("Side by side", beside), _timelines(sides), section("The jobs", "".join(map(_about, sides)))
-    ]  # fmt: skip
+def legend(marks: Sequence[Mark]) -> str:
+    """What the marks of a chart stand for."""
+    if not marks:
+        return ""
+    items = "".join(f"<span>{_swatch(mark)}{escape(mark.label)}</span>" for mark in marks)
+    return f"<p class=legend>{items}</p>"
 
 
-def _timelines(sides: Sequence[Side]) -> str:
-    drawn = [_groups_of(side.job)[:_MOST_COMPARED] for side in sides]
-    every = [group for groups in drawn for group in groups]
-    end_s = max((bar.end_s for group in every for bar in group.bars), default=1.0)
-    parts = [
-        f"<h3>{escape(side.label)}</h3>{timeline_html(groups, end_s)}{numbers(bars_table(groups))}"
-        for side, groups in zip(sides, drawn, strict=True)
-    ]
-    words = "<p>What nodes do from the call on; all on the same scale. Nodes that do the same are one line.</p>"
-    return section("One checkpoint", words + legend(legend_of(every)) + "".join(parts))
+def breakable(text: str) -> str:
+    """A text that may be broken where long names, such as those of states, have a sign."""
+    return re.sub("([+@,])", r"\1<wbr>", escape(text))
 
 
-def _about(side: Side) -> str:
-    notes = _paragraphs([*what_if(side.job.machine, side.job.nodes), *bursts(side.job)])
-    title = f"{side.label}: {side.job.state.name} on {side.job.machine.name}"
-    return f"<h3>{escape(title)}</h3>{job_facts(side.job)}{notes}"
+def _swatch(mark: Mark) -> str:
+    colour = variable(mark.colour)
+    line = f'<line x1="0" x2="24" y1="6" y2="6" stroke="{colour}" stroke-width="2"'
+    drawings = {
+        "block": f'<rect x="6" width="12" height="12" rx="2" fill="{colour}"/>',
+        "line": f"{line}/>",
+        "dotted": f'{line} stroke-dasharray="2 3"/>',
+        "dashed": f'{line} stroke-dasharray="6 3"/>',
+        "point": f'<circle cx="12" cy="6" r="4.5" fill="{colour}"/>',
+        "square": f'<rect x="8" y="2" width="8" height="8" fill="{colour}"/>',
+        "triangle": f'<path d="M12 1L17 10H7Z" fill="{colour}"/>',
+        "hollow": f'<circle cx="12" cy="6" r="4" fill="none" stroke="{colour}" stroke-width="1.6"/>',
+        "ring": f'<circle cx="12" cy="6" r="5" fill="none" stroke="{colour}" stroke-width="2"/>',
+    }
+    begin, width = _SWATCHES.get(mark.shape, (0, 24))
+    box = f'width="{width}" height="12" viewBox="{begin} 0 {width} 12"'
+    return f'<svg class=swatch {box} aria-hidden="true">{drawings[mark.shape]}</svg>'
+
+
+#: Shapes that are narrower than a line: where they begin, and how wide they are.
+_SWATCHES = dict.fromkeys(("block", "point", "square", "triangle", "hollow", "ring"), (6, 12))

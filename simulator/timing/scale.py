@@ -1,4 +1,4 @@
-"""The scaling of a checkpoint: the same state on more and more ranks, by strategy and compression.
+"""The scaling of a checkpoint: the same state on more and more ranks, by strategy.
 
 The efficiency of N ranks is the time on one rank / (N * the time on N); the speed-up compares with one rank that writes
 everything itself, on the same number of ranks, uncompressed: what ``torch.save`` on rank 0 does.
@@ -6,7 +6,7 @@ everything itself, on the same number of ranks, uncompressed: what ``torch.save`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from deeppart.errors import ConfigError
@@ -14,7 +14,7 @@ from deeppart.model import meant_todo
 from deeppart.partition import STRATEGIES
 
 from ..workload.holding import Shares
-from .stages import COMPRESSIONS, Job, Times, times_of
+from .stages import Job, Times, times_of
 
 #: What the speed-up is measured against.
 REFERENCE = "rank0"
@@ -46,30 +46,27 @@ class Point:
 
 
 def study(
-    job: Job,
-    ranks: Sequence[int],
-    strategies: Sequence[str],
-    compressions: Sequence[str],
-    progress: Callable[[str], None] = lambda text: None,
+    job: Job, ranks: Sequence[int], strategies: Sequence[str], progress: Callable[[str], None] = lambda text: None
 ) -> list[Point]:
-    """All combinations, ranks ascending."""
-    _check(strategies, STRATEGIES, "--strategy")
-    _check(compressions, COMPRESSIONS, "--compression")
-    counts = sorted(set(ranks))
-    alone = {key: _measure(job, 1, *key) for key in _combinations(strategies, compressions)} if _fits_one(job) else {}
+    """All strategies on all numbers of ranks, ascending."""
+    for name in strategies:
+        if name not in STRATEGIES:
+            raise ConfigError(
+                f"{name!r} is not known",
+                expected="one or more of " + ", ".join(STRATEGIES),
+                found=name,
+                where="--strategy",
+                todo=meant_todo(name, STRATEGIES, "take one of these"),
+            )
+    alone = {name: _measure(job, 1, name)[0] for name in strategies} if _fits_one(job) else {}
     points = []
-    for count in counts:
+    for count in sorted(set(ranks)):
         progress(f"{count:,} ranks")
-        shares: dict[str, Shares] = {}
-        reference = _measure(job, count, REFERENCE, "none", shares)
-        for strategy, compression in _combinations(strategies, compressions):
-            times = _measure(job, count, strategy, compression, shares)
-            points.append(_point(job, count, strategy, compression, times, reference, alone, shares[strategy]))
+        reference, by_one = _measure(replace(job, compression="none"), count, REFERENCE)
+        for name in strategies:
+            times, shares = _measure(job, count, name, by_one if name == REFERENCE else None)
+            points.append(_point(job, count, name, times, reference, alone.get(name), shares))
     return points
-
-
-def _combinations(strategies: Sequence[str], compressions: Sequence[str]) -> Iterable[tuple[str, str]]:
-    return ((strategy, compression) for strategy in strategies for compression in compressions)
 
 
 def _fits_one(job: Job) -> bool:
@@ -80,35 +77,25 @@ def _fits_one(job: Job) -> bool:
     return True
 
 
-def _measure(job: Job, ranks: int, strategy: str, compression: str, known: dict[str, Shares] | None = None) -> Times:
-    this = replace(job, ranks=ranks, strategy=strategy, compression=compression)
+def _measure(job: Job, ranks: int, strategy: str, shares: Shares | None = None) -> tuple[Times, Shares]:
+    this = replace(job, ranks=ranks, strategy=strategy)
     nodes, protection = this.nodes, this.protection
     if protection.parity_group > nodes:  # as the library does: one group of all nodes, or none
         group = nodes if nodes > protection.parity_tolerate else 0
         this = replace(this, protection=replace(protection, parity_group=group))
-    shares = {} if known is None else known
-    if strategy not in shares:
-        shares[strategy] = this.shares()
-    return times_of(this, shares[strategy])
+    shares = this.shares() if shares is None else shares
+    return times_of(this, shares), shares
 
 
 def _point(
-    job: Job,
-    ranks: int,
-    strategy: str,
-    compression: str,
-    times: Times,
-    reference: Times,
-    alone: dict[tuple[str, str], Times],
-    shares: Shares,
+    job: Job, ranks: int, strategy: str, times: Times, reference: Times, one: Times | None, shares: Shares
 ) -> Point:
-    one = alone.get((strategy, compression))
     cost = shares.nbytes + job.machine.memory.kappa_bytes * shares.spans
     return Point(
         ranks=ranks,
         nodes=-(-ranks // job.ranks_per_node),
         strategy=strategy,
-        compression=compression,
+        compression=job.compression,
         stages=times.stages(),
         blocked_s=times.blocked_s,
         complete_s=times.complete(),
@@ -124,15 +111,3 @@ def _point(
         split_leaves=shares.split,
         spans=times.spans,
     )
-
-
-def _check(names: Sequence[str], known: Sequence[str], where: str) -> None:
-    for name in names:
-        if name not in known:
-            raise ConfigError(
-                f"{name!r} is not known",
-                expected="one or more of " + ", ".join(known),
-                found=name,
-                where=where,
-                todo=meant_todo(name, known, "take one of these"),
-            )

@@ -197,8 +197,6 @@ TORCH_SAVE = "rank0"
 #: A lazy capture copies tensors of so many bytes at once, and others are not compared with these:
 #: deeppart/state/tree/fingerprint.py.
 SMALL_LEAF_BYTES = 64 << 10
-#: What the persistent level gets: a file for each rank, or one for each node.
-FILES = ("rank", "node")
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +236,6 @@ class Job:
     #: of the time, that the job means to be writing to the file system at most, which others use too. With a
     #: ``flush_bandwidth`` that is the limit, and it may write all the time.
     flush_share: float = FLUSH_SHARE
-    files: str = "rank"  # "rank" or "node": what is written to the file system
 
     @property
     def nodes(self) -> int:
@@ -318,7 +315,7 @@ def times_of(job: Job, shares: Shares) -> Times:
         cores=_cores_s(job, raw, encoded, ratio, encode_rate).ravel()[flat],
         encoded=encoded.ravel()[flat],
         raw=raw.ravel()[flat],
-        files=files_created(job, encoded) if protection.persistent else 0,
+        files=files_created(encoded) if protection.persistent else 0,
         spans=int(shares.spans.max()),
         lazy=job.capture == "lazy",
         deferring=deferring,
@@ -361,7 +358,7 @@ def _torch_save(job: Job, shares: Shares) -> Times:
     stream = streams_s(machine, raw, by_node(shares.spans, job.ranks_per_node))
     local = persistent = np.zeros_like(raw)
     if protection.persistent:
-        alone = replace(job, flush_bandwidth=math.inf, files="rank")
+        alone = replace(job, flush_bandwidth=math.inf)
         persistent = np.where(raw > 0, _persistent(alone, raw) + metadata_s(alone, raw), 0.0)
     elif protection.local:
         local = finish_times(raw, machine.local.rank_write, machine.local.write)
@@ -513,19 +510,12 @@ def _persistent(job: Job, encoded: FloatArray) -> FloatArray:
     return times
 
 
-def files_created(job: Job, encoded: FloatArray) -> int:
+def files_created(encoded: FloatArray) -> int:
     """Files that a checkpoint creates on the file system, without the manifest."""
-    return int(np.count_nonzero(encoded if job.files == "rank" else encoded.any(axis=1)))
+    return int(np.count_nonzero(encoded))
 
 
 def metadata_s(job: Job, encoded: FloatArray) -> float:
-    """Seconds of a checkpoint at the persistent level that do not depend on its bytes.
-
-    With node files, the other ranks of each node open what the lowest has created, each syncs its section, and then
-    the lowest syncs and names the file; the ranks exchange what they need to know before and after writing.
-    """
-    persistent, created = job.machine.persistent, files_created(job, encoded)
-    seconds = persistent.file + created / persistent.files
-    if job.files == "rank":
-        return seconds
-    return seconds + persistent.file + int(np.count_nonzero(encoded)) / persistent.opens + 2 * _meeting_s(job)
+    """Seconds of a checkpoint at the persistent level that do not depend on its bytes."""
+    persistent = job.machine.persistent
+    return persistent.file + files_created(encoded) / persistent.files

@@ -1,8 +1,13 @@
-"""Reads any trace; how the file begins tells its format. Logs of schedulers are in :mod:`.schedulers`; the others here.
+r"""Reads any trace; how the file begins tells its format.
 
-*LANL*: ``LA-UR-05-7318-failure-data-1996-2005.csv`` (https://www.usenix.org/cfdr-data), failures of 22 systems. A
-line is a node that was down. Days of production are as a spreadsheet has left them: ``Jan-97`` is January 1997 and
-``2-May`` is May 2002. Nodes that went down together are found by the fit.
+*Slurm*: what ``sacct`` prints:
+
+    TZ=UTC sacct --allusers --duplicates --allocations --parsable2 --starttime 2026-01-01 --endtime now \
+        --format=JobID,State,Submit,Start,End,NodeList
+
+``--duplicates`` also gives the runs that a requeued job had before, one line each. Other columns may be there, in any
+order. Lines of steps are left out, which only the column JobID or JobIDRaw tells, and those of jobs that have not
+begun, or that were cancelled before they had a node: these have a start, too.
 
 *A table*: CSV with the columns ``at_s``, ``kind`` and ``nodes`` (numbers from 0, with blanks between), times ascending.
 Lines ``# seconds = 2592000``, ``# nodes = 1024`` and ``# processes = 8192`` before the columns say what was watched;
@@ -19,41 +24,40 @@ import csv
 import json
 import math
 import re
+from array import array
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import datetime
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from deeppart.errors import ConfigError
 from deeppart.model import HISTORY_NAME, REDUNDANT_LEVELS, RUNS_FORMAT, Level, run_records
 
-from .record import FAILURES, KINDS, PREEMPTION, Event, Observation, Runs, Trace, in_order, refusal, shown, unreadable
-from .schedulers import PHILLY, SLURM, is_philly, is_slurm, read_philly, read_slurm
+from .record import (
+    FAILURES,
+    PREEMPTION,
+    TIME_LIMIT,
+    Event,
+    Observation,
+    Trace,
+    in_order,
+    refusal,
+    shown,
+    unreadable,
+)
 
-LANL, TABLE, OWN_RUNS = "lanl", "csv", "runs"
+SLURM, TABLE, OWN_RUNS = "slurm", "csv", "runs"
 #: Enough to tell formats apart.
 _BEGINNING = 4096
 
 
-def read_trace(path: Path, *, nodes: int | None = None, system: str | None = None) -> Trace:
-    """A trace."""
+def read_trace(path: Path, *, nodes: int | None = None) -> Trace:
+    """A trace; ``nodes``: of the job that it is for, if a table does not say how many were watched."""
     found = format_of(path)
-    if system is not None and found != LANL:
-        raise ConfigError(
-            "--system would change nothing", expected="it chooses one of LANL's systems", found=f"format {found}",
-            where="--system", todo="leave it out",
-        )  # fmt: skip
     if found == SLURM:
         return read_slurm(path)
-    if found == LANL:
-        return read_lanl(path, system)
-    if found == PHILLY:
-        return read_philly(path)
     return read_own_runs(path) if found == OWN_RUNS else read_plain(path, nodes)
 
 
@@ -67,142 +71,217 @@ def format_of(path: Path) -> str:
     except OSError as error:
         raise unreadable(path, error) from error
     first_line = beginning.split("\n", 1)[0]
-    known = {
-        SLURM: is_slurm(first_line),
-        LANL: is_lanl(first_line),
-        PHILLY: is_philly(beginning),
-        OWN_RUNS: is_own_runs(beginning),
-        TABLE: is_plain(beginning),
-    }
-    for name, fits in known.items():
-        if fits:
-            return name
+    if "|" in first_line and "State" in first_line.rstrip("\r\n").split("|"):
+        return SLURM
+    if beginning.lstrip().startswith("{") and RUNS_FORMAT in beginning:
+        return OWN_RUNS
+    lines = [line for line in beginning.splitlines() if not line.startswith("#")]
+    if lines and {"at_s", "kind"} <= {word.strip(' "') for word in lines[0].split(",")}:
+        return TABLE
     raise refusal(
         path, 1, shown(first_line.rstrip("\r")),
-        "the columns of `sacct --parsable2` with State, Start, End and NodeList, or of LANL's file; an array of "
-        "Philly's jobs; the runs of a persistent directory; or the columns at_s, kind and nodes",
+        "the columns of `sacct --parsable2` with State, Start, End and NodeList; the columns at_s, kind and nodes; or "
+        "the runs of a persistent directory",
     )  # fmt: skip
 
 
-# --- LANL -------------------------------------------------------------------------------------------------------------
+# --- Slurm's lists of nodes -------------------------------------------------------------------------------------------
 
 
-_NEEDED = ("System", "nodes", "nodenumz", "node prod", "node decom", "Prob Started")
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-#: "Jan-97", of the years with two digits, and "2-May", of those that a spreadsheet took for days.
-_LATE, _EARLY = re.compile(r"([A-Z][a-z]{2})-([0-9]{2})"), re.compile(r"([0-9])-([A-Z][a-z]{2})")
-_UNKNOWN, _STILL = "before tracking", "current"
+#: More nodes no list has; a range written by mistake may have more names than there is memory.
+_MOST_NODES = 1 << 20
+_ITEM = re.compile(r"(?:[^,\[\]]|\[[0-9,-]+\])+")
+_BRACKETS = re.compile(r"\[([0-9,-]+)\]")
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+#: What Slurm writes where a job never had nodes.
+_NONE = "None assigned"
 
 
-def is_lanl(first_line: str) -> bool:
-    """True if a file that begins so is LANL's."""
-    return set(_NEEDED) <= set(first_line.rstrip("\r\n").split(","))
+@lru_cache(maxsize=65_536)
+def node_names(text: str) -> tuple[str, ...]:
+    """The names in a list, in its order; none for a job that never had nodes."""
+    if text in ("", _NONE, "(null)"):
+        return ()
+    if _ITEM.sub("", text).strip(",") or not _ITEM.search(text) or ",," in text or text[0] == "," or text[-1] == ",":
+        raise ValueError("a list of nodes, such as node[001-004,7]")
+    names: list[str] = []
+    for item in _ITEM.findall(text):
+        parts = _BRACKETS.split(item)  # text, range, text, range, ..., text
+        choices = [[part] if number % 2 == 0 else _numbers(part) for number, part in enumerate(parts)]
+        count = 1
+        for choice in choices:
+            count *= len(choice)
+        if len(names) + count > _MOST_NODES:
+            raise ValueError(f"a list of at most {_MOST_NODES} nodes")
+        names += ["".join(pieces) for pieces in product(*choices)]
+    return tuple(names)
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    system: str
-    nodes: int
-    node: str
-    production: tuple[str, str]
-    at: datetime
+def _numbers(text: str) -> list[str]:
+    """``001-003,7`` -> ``001``, ``002``, ``003``, ``7``: as wide as the first of each range is written."""
+    found: list[str] = []
+    for word in text.split(","):
+        match = _RANGE.fullmatch(word)
+        if match is None:
+            raise ValueError("numbers and ranges in brackets, such as [001-004,7]")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last - first >= _MOST_NODES:
+            raise ValueError(f"ranges upwards, of at most {_MOST_NODES} nodes")
+        found += [str(number).zfill(len(match[1])) for number in range(first, last + 1)]
+    return found
 
 
-def read_lanl(path: Path, system: str | None = None) -> Trace:
-    """The failures of one system in a file."""
-    last, counts, lines, unnumbered = datetime.min, Counter[str](), list[_Line](), 0  # noqa: DTZ901 - no zone here
+# --- Slurm ------------------------------------------------------------------------------------------------------------
+
+
+_NEEDED = ("State", "Start", "End", "NodeList")
+#: Columns that tell a job from its steps; one of them has to be there, or steps would count as jobs.
+_IDS = ("JobID", "JobIDRaw")
+#: What is left out, in the order of its notes.
+_STEPS, _NOT_BEGUN, _WITHOUT_NODES = (
+    "lines of steps left out",
+    "jobs that have not begun",
+    "jobs without a node left out",
+)
+#: State of a job (man sacct, JOB STATE CODES) -> what ended it. OUT_OF_MEMORY and FAILED leave the node's storage.
+_ENDED = {
+    "NODE_FAIL": "node",
+    "BOOT_FAIL": "node",
+    "FAILED": "process",
+    "OUT_OF_MEMORY": "process",
+    "PREEMPTED": PREEMPTION,
+    "TIMEOUT": TIME_LIMIT,
+    "DEADLINE": TIME_LIMIT,
+}
+#: Ends that are no failure, and jobs that have not ended.
+_OTHERS = (
+    "COMPLETED", "CANCELLED", "RUNNING", "PENDING", "REQUEUED", "RESIZING", "REVOKED", "SUSPENDED",
+    "CONFIGURING", "COMPLETING", "STOPPED", "SIGNALING", "STAGE_OUT", "SPECIAL_EXIT",
+    "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD",
+)  # fmt: skip
+_NO_TIME = ("Unknown", "None", "")
+_TIME_WORDS = "a time such as 2026-11-27T15:44:35, as sacct writes it unless SLURM_TIME_FORMAT is set"
+
+
+def read_slurm(path: Path) -> Trace:
+    """The jobs in a file."""
+    log = _JobLog()
+    lines = Counter[str]()
     try:
-        for number, row in _rows(path):
-            at = _time(row["Prob Started"], path, number)
-            last = max(last, at)
-            name = row["System"]
-            counts[name] += 1
-            if name != (system or name):
-                continue
-            if not row["nodenumz"]:
-                unnumbered += 1
-                continue
-            lines.append(_line(row, at, path, number))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        with path.open(encoding="utf-8-sig") as file:
+            names = file.readline().rstrip("\n").split("|")
+            missing = [name for name in _NEEDED if name not in names]
+            if not set(_IDS) & set(names):
+                missing.append(_IDS[0])
+            if missing:
+                expected = f"the columns {', '.join((_IDS[0], *_NEEDED))}, with | between"
+                raise refusal(path, 1, f"no column {missing[0]}", expected)
+            reader = _Lines(path, names)
+            for number, line in enumerate(file, start=2):
+                reader.read(line, number, log, lines)
+    except (OSError, UnicodeDecodeError) as error:
         raise unreadable(path, error) from error
-    systems = sorted(counts, key=lambda word: (len(word), word))
-    if system not in counts and (system is not None or len(counts) != 1):
-        found = "system " + system if system is not None else f"{len(counts)} systems"
-        raise refusal(path, 1, found, "--system with one of " + ", ".join(systems))
-    if not lines:
-        raise refusal(path, 1, "a system without numbers of nodes", "lines with nodenumz")
-    return _trace(lines, last, [f"{unnumbered:,} lines without the number of a node left out"] if unnumbered else [])
+    found = log.trace([f"{lines[word]:,} {word}" for word in (_STEPS, _NOT_BEGUN, _WITHOUT_NODES) if lines[word]])
+    if found is None:
+        raise refusal(path, 1, "no job that has begun", "at least one")
+    return found
 
 
-def _trace(lines: list[_Line], last: datetime, notes: list[str]) -> Trace:
-    size = max(line.nodes for line in lines)
-    first = min(line.at for line in lines)
-    spans = {line.node: _span(line.production, first, last) for line in lines}
-    usual = _span(Counter(line.production for line in lines).most_common(1)[0][0], first, last)
-    if any(line.production[0] == _UNKNOWN for line in lines):
-        notes = [*notes, "no day of production: watched from the first failure on"]
-    size = max(size, len(spans))
-    known = list(spans.values()) + [usual] * (size - len(spans))
-    began, ended = min(span[0] for span in known), max(span[1] for span in known)
-    node_s = sum(max(0.0, (until - since).total_seconds()) for since, until in known)
-    events = sorted((max(0.0, (line.at - began).total_seconds()), "node", (line.node,)) for line in lines)
-    names = in_order({*spans, *(str(number) for number in range(size) if len(spans) < size)})[:size]
-    observation = Observation((ended - began).total_seconds(), size, node_s, resolution_s=60.0)
-    return Trace(
-        LANL, tuple(Event(*event) for event in events), observation, names, notes=tuple(notes), tells=FAILURES[1:]
-    )
+class _Lines:
+    """Reads line after line; remembers what is often the same."""
+
+    def __init__(self, path: Path, names: list[str]) -> None:
+        self._path, self._names = path, names
+        self._state, self._start, self._end, self._nodes = (names.index(name) for name in _NEEDED)
+        self._submit = names.index("Submit") if "Submit" in names else None
+        self._job = next(names.index(name) for name in _IDS if name in names)
+        self._zoned: bool | None = None  # whether times have a zone; None before the first one
+
+    def read(self, line: str, number: int, log: _JobLog, lines: Counter[str]) -> None:
+        cells = line.rstrip("\n").split("|")
+        if len(cells) != len(self._names):
+            if not line.strip():
+                return
+            expected = f"{len(self._names)} cells: leave out columns such as JobName, in which there may be a |"
+            raise refusal(self._path, number, f"{len(cells)} cells", expected)
+        if "." in cells[self._job]:
+            lines[_STEPS] += 1
+            return
+        state = cells[self._state].split(" ", 1)[0]
+        if state not in _ENDED and state not in _OTHERS:
+            raise refusal(self._path, number, shown(state), "one of " + ", ".join((*_ENDED, *_OTHERS)), "State")
+        began = self._time(cells[self._start], number, "Start")
+        if began is None:
+            lines[_NOT_BEGUN] += 1
+            return
+        try:
+            nodes = node_names(cells[self._nodes])
+        except ValueError as error:
+            raise refusal(self._path, number, shown(cells[self._nodes]), str(error), "NodeList") from error
+        if not nodes:
+            lines[_WITHOUT_NODES] += 1
+            return
+        ended = self._time(cells[self._end], number, "End")
+        if ended is not None and ended < began:
+            raise refusal(self._path, number, f"{cells[self._end]} before {cells[self._start]}", "a later time", "End")
+        submitted = None if self._submit is None else self._time(cells[self._submit], number, "Submit")
+        if submitted is not None:
+            log.waits_s.append(max(0.0, began - submitted))
+        log.add(began, ended, nodes, _ENDED.get(state))
+
+    def _time(self, text: str, number: int, column: str) -> float | None:
+        if text in _NO_TIME:
+            return None
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            raise refusal(self._path, number, shown(text), _TIME_WORDS, column) from None
+        zoned = moment.tzinfo is not None
+        if self._zoned not in (None, zoned):
+            raise refusal(self._path, number, shown(text), "a zone in all times, or in none", column)
+        self._zoned = zoned
+        # Without a zone all are taken alike: only differences count.
+        return (moment - (_EPOCH if moment.tzinfo is None else _EPOCH_UTC)).total_seconds()
 
 
-def _span(production: tuple[str, str], first: datetime, last: datetime) -> tuple[datetime, datetime]:
-    """From when to when a node was in production; until the last record of the file if it still is."""
-    since, until = _month(production[0]), _month(production[1], end=True)
-    return since or first, min(until or last, last)
+_EPOCH, _EPOCH_UTC = datetime(1970, 1, 1), datetime(1970, 1, 1, tzinfo=UTC)  # noqa: DTZ001 - as above
 
 
-def _line(row: dict[str, str], at: datetime, path: Path, number: int) -> _Line:
-    for column in ("nodes", "nodenumz"):
-        if not (row[column].isascii() and row[column].isdigit() and len(row[column]) < 7):
-            raise refusal(path, number, shown(row[column]), "a whole number", column)
-    for column, other in (("node prod", _UNKNOWN), ("node decom", _STILL)):
-        if row[column] not in (_UNKNOWN, _STILL) and _month(row[column]) is None:
-            raise refusal(path, number, shown(row[column]), f'a month such as Jan-97 or 2-May, or "{other}"', column)
-    production = (row["node prod"], row["node decom"])
-    return _Line(row["System"], int(row["nodes"]), row["nodenumz"], production, at)
+class _JobLog:
+    """Takes runs, one after the other, and keeps of each only what counts: a log may have millions."""
 
+    def __init__(self) -> None:
+        self.waits_s = array("d")
+        self._node_s = self._job_s = 0.0
+        self._first_s, self._last_s = math.inf, -math.inf
+        self._open: list[tuple[float, int]] = []  # begin and nodes of runs whose end the log does not know
+        self._names: set[str] = set()
+        self._last_names: tuple[str, ...] = ()
+        self._events: list[tuple[float, str, tuple[str, ...]]] = []
 
-def _month(text: str, *, end: bool = False) -> datetime | None:
-    """The beginning of a month, or of the one after it; None if the text is none."""
-    if (match := _LATE.fullmatch(text)) is not None:
-        name, year = match[1], 1900 + int(match[2])
-    elif (match := _EARLY.fullmatch(text)) is not None:
-        name, year = match[2], 2000 + int(match[1])
-    else:
-        return None
-    if name not in _MONTHS:
-        return None
-    months = 12 * year + _MONTHS.index(name) + end
-    return datetime(months // 12, months % 12 + 1, 1)  # noqa: DTZ001 - the file has no zone
+    def add(self, began_s: float, ended_s: float | None, nodes: tuple[str, ...], ended: str | None) -> None:
+        """A run, on any clock, and what ended it: None if that was the job itself, its user, or nothing yet."""
+        self._first_s, self._last_s = min(self._first_s, began_s), max(self._last_s, began_s, ended_s or began_s)
+        if nodes is not self._last_names:  # jobs come in rows with the same nodes
+            self._names.update(nodes)
+            self._last_names = nodes
+        if ended_s is None:
+            self._open.append((began_s, len(nodes)))
+            return
+        self._job_s += ended_s - began_s
+        self._node_s += (ended_s - began_s) * len(nodes)
+        if ended is not None:
+            self._events.append((ended_s, ended, nodes))
 
-
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    # Umlauts in causes are Latin-1; no column that is read here has any.
-    with path.open(encoding="latin-1", newline="") as file:
-        reader = csv.DictReader(file, restval="")
-        missing = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
-        if missing:
-            raise refusal(path, 1, f"no column {missing[0]}", "the columns " + ", ".join(_NEEDED))
-        for row in reader:
-            yield reader.line_num, row
-
-
-def _time(text: str, path: Path, number: int) -> datetime:
-    try:
-        date, clock = text.split(" ")
-        month, day, year = date.split("/")
-        hour, minute = clock.split(":")
-        return datetime(int(year), int(month), int(day), int(hour), int(minute))  # noqa: DTZ001 - as above
-    except ValueError:
-        raise refusal(path, number, shown(text), "a time such as 6/21/2005 10:54", "Prob Started") from None
+    def trace(self, notes: Sequence[str]) -> Trace | None:
+        """All of it; None without a run."""
+        if math.isinf(self._first_s):
+            return None
+        node_s = self._node_s + sum((self._last_s - began_s) * nodes for began_s, nodes in self._open)
+        job_s = self._job_s + sum(self._last_s - began_s for began_s, _ in self._open)
+        seen = Observation(self._last_s - self._first_s, len(self._names), node_s, job_s=job_s)
+        events = (Event(at_s - self._first_s, kind, names) for at_s, kind, names in sorted(self._events))
+        return Trace(SLURM, tuple(events), seen, in_order(self._names), tuple(self.waits_s), tuple(notes))
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -210,14 +289,6 @@ def _time(text: str, path: Path, number: int) -> datetime:
 
 _KINDS = (*FAILURES, PREEMPTION)
 _WATCHED = ("seconds", "nodes", "processes")
-#: Numbers of nodes are below.
-_MOST_NODES = 1 << 20
-
-
-def is_plain(beginning: str) -> bool:
-    """True if a file that begins so is such a table."""
-    lines = [line for line in beginning.splitlines() if not line.startswith("#")]
-    return bool(lines) and {"at_s", "kind"} <= {word.strip(' "') for word in lines[0].split(",")}
 
 
 def read_plain(path: Path, nodes: int | None = None) -> Trace:
@@ -255,7 +326,7 @@ def _read(lines: Iterator[tuple[int, str]], path: Path, job_nodes: int | None) -
         raise refusal(path, number, f"at_s = {last:g} after the end, {seconds:g}", "times within seconds", "at_s")
     count = size or 1 + max((int(name) for event in events for name in event.nodes), default=-1)
     processes = watched.get("processes", 0.0)
-    observation = Observation(seconds, count, seconds * count, seconds * processes, 0.0)
+    observation = Observation(seconds, count, seconds * count, seconds * processes)
     return Trace(TABLE, tuple(events), observation, tuple(str(node) for node in range(count)))
 
 
@@ -301,11 +372,6 @@ def _event(row: dict[str, str], path: Path, number: int, nodes: int) -> Event:
 _MOST_BYTES = 1 << 20
 
 
-def is_own_runs(beginning: str) -> bool:
-    """True if a file that begins so is such a history."""
-    return beginning.lstrip().startswith("{") and RUNS_FORMAT in beginning
-
-
 def read_own_runs(path: Path) -> Trace:
     """The runs of a directory."""
     path = path / HISTORY_NAME if path.is_dir() else path
@@ -323,22 +389,15 @@ def read_own_runs(path: Path) -> Trace:
 
 
 def _runs_trace(records: list[dict[str, Any]], spans: list[tuple[float, bool]]) -> Trace:
-    seconds = np.array([length for length, _ in spans])
-    nodes = np.array([float(record["nodes"]) for record in records])
-    ended, events, clock = np.full(len(records), -1, dtype=np.int8), [], 0.0
-    followers = [later for _, later in pairwise(records)] + [None]
-    for place, ((length, failed), later) in enumerate(zip(spans, followers, strict=True)):
-        clock += length
+    events, clock, node_s = list[Event](), 0.0, 0.0
+    for record, (length, failed), later in zip(records, spans, [*records[1:], None], strict=True):
+        clock, node_s = clock + length, node_s + length * record["nodes"]
         if failed:
-            kind = _kind(later["restored"] if later else None)
-            ended[place] = KINDS.index(kind)
-            events.append(Event(clock, kind, ()))
+            events.append(Event(clock, _kind(later["restored"] if later else None), ()))
     most = max(record["nodes"] for record in records)
-    notes = [f"{len(records)} runs, {clock / 86400:.3g} days; which node failed is not in this file"]
-    observation = Observation(clock, most, float(seconds @ nodes), resolution_s=1.0)
-    names = tuple(str(number) for number in range(most))
-    runs, tells = Runs(seconds, nodes, ended), ("process", "node", "system")
-    return Trace(OWN_RUNS, tuple(events), observation, names, runs, notes=tuple(notes), one_job=True, tells=tells)
+    notes = (f"{len(records)} runs, {clock / 86400:.3g} days; which node failed is not in this file",)
+    seen, names = Observation(clock, most, node_s, job_s=clock), tuple(str(number) for number in range(most))
+    return Trace(OWN_RUNS, tuple(events), seen, names, notes=notes, tells=("process", "node", "system"))
 
 
 def _run_span(record: dict[str, Any]) -> tuple[float, bool]:

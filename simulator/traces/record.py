@@ -6,13 +6,9 @@ Without the second, the first has no rate: a log of failures alone does not say 
 from __future__ import annotations
 
 import re
-from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
 
 from deeppart.errors import ConfigError
 
@@ -23,8 +19,6 @@ PREEMPTION = "preemption"
 #: The job has had its time.
 TIME_LIMIT = "time limit"
 KINDS = (*FAILURES, PREEMPTION, TIME_LIMIT)
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +40,7 @@ class Observation:
     nodes: int  # how many different ones
     node_s: float  # seconds of all nodes together
     process_s: float = 0.0  # seconds of all processes together; 0 where the file says nothing of processes
-    resolution_s: float = 1.0  # of the times
-
-
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """Runs of jobs, one after the other in three columns."""
-
-    seconds: Floats  # seconds, nodes: how long each was, and on how many nodes
-    nodes: Floats
-    #: number in KINDS of what ended it; -1 where nothing did but itself, its user, or the end of the log
-    ended: npt.NDArray[np.int8]
+    job_s: float = 0.0  # seconds of all runs of jobs together; 0 where the file says nothing of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +51,8 @@ class Trace:
     events: tuple[Event, ...]  # in order of time
     observation: Observation  # what was watched
     names: tuple[str, ...]  # of the nodes, in order; a job's node number k is the k-th of them
-    runs: Runs | None = None  # of jobs, where the log is one of jobs; None where it is one of nodes
-    waits_s: Floats = field(default_factory=lambda: np.empty(0))  # how long runs had to wait in a queue
+    waits_s: tuple[float, ...] = ()  # how long runs had to wait in a queue
     notes: tuple[str, ...] = ()  # sentences: how the file was taken
-    one_job: bool = False  # true if the runs are of one job, one after the other
     tells: tuple[str, ...] = FAILURES  # failures that such a file has if there are any; of others it says nothing
 
 
@@ -122,68 +104,3 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
 def _key(name: str) -> tuple[tuple[int, int, str], ...]:
     pieces = _DIGITS.split(name)
     return tuple((0, int(piece), piece) if place % 2 else (1, 0, piece) for place, piece in enumerate(pieces))
-
-
-# --- runs of jobs -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class LoggedRun:
-    """One run of a job."""
-
-    began_s: float  # began_s, ended_s: on any clock; the end is None where the log does not know it yet
-    ended_s: float | None
-    nodes: tuple[str, ...]  # that it had
-    ended: str | None  # one of KINDS; None if it ended as it should, by its user, or not at all
-    processes: int = 0  # that it had; 0 where the log does not say
-    waited_s: float | None = None  # in the queue; None where the log does not say
-
-
-class JobLog:
-    """Takes runs, one after the other, and keeps of each only its numbers: a log may have millions."""
-
-    def __init__(self) -> None:
-        self._began, self._ended, self._nodes, self._processes = (array("d") for _ in range(4))
-        self._kinds = array("b")
-        self._waits = array("d")
-        self._names: set[str] = set()
-        self._last_names: tuple[str, ...] = ()
-        self._events: list[tuple[float, str, tuple[str, ...]]] = []
-
-    def __len__(self) -> int:
-        return len(self._kinds)
-
-    def add(self, run: LoggedRun) -> None:
-        """One more run; of any time."""
-        self._began.append(run.began_s)
-        self._ended.append(float("nan") if run.ended_s is None else run.ended_s)
-        self._nodes.append(len(run.nodes))
-        self._processes.append(run.processes)
-        self._kinds.append(-1 if run.ended is None else KINDS.index(run.ended))
-        if run.waited_s is not None:
-            self._waits.append(max(0.0, run.waited_s))
-        if run.nodes is not self._last_names:  # jobs come in rows with the same nodes
-            self._names.update(run.nodes)
-            self._last_names = run.nodes
-        if run.ended is not None and run.ended_s is not None:
-            self._events.append((run.ended_s, run.ended, run.nodes))
-
-    def trace(self, name: str, resolution_s: float, notes: Sequence[str]) -> Trace:
-        """All of it. There has to be a run."""
-        began, ended = np.array(self._began), np.array(self._ended)
-        nodes, processes = np.array(self._nodes), np.array(self._processes)
-        first, last = float(began.min()), float(max(began.max(), np.nanmax(np.append(ended, began.max()))))
-        seconds = np.maximum(0.0, np.where(np.isnan(ended), last, ended) - began)
-        observation = Observation(
-            last - first, len(self._names), float(seconds @ nodes), float(seconds @ processes), resolution_s
-        )
-        events = sorted((at_s - first, kind, names) for at_s, kind, names in self._events)
-        return Trace(
-            name,
-            tuple(Event(*event) for event in events),
-            observation,
-            in_order(self._names),
-            Runs(seconds, nodes, np.array(self._kinds, dtype=np.int8)),
-            np.array(self._waits),
-            tuple(notes),
-        )

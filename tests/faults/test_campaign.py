@@ -146,9 +146,8 @@ def test_a_seed_decides_everything() -> None:
     assert len(set(map(records.describe, scenarios))) == 50
     assert plan.scenario(4, 0) != scenarios[0]
     stages_met = {life.kill.stage for each in range(3000) for life in plan.scenario(0, each).lives if life.kill}
-    assert stages_met == {*stages.STAGES, *stages.NODE_FILES, ""}
+    assert stages_met == {*stages.STAGES, ""}
     assert {special.kind_of(3, number) for number in range(1000)} == {*special.KINDS}
-    assert {life.files for each in scenarios for life in each.lives} == {"rank", "node"}
     assert {life.compression for each in scenarios for life in each.lives} == {*COMPRESSIONS}
 
 

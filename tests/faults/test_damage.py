@@ -19,7 +19,7 @@ import torch
 import deeppart
 from deeppart.errors import DeeppartError, FormatError, RestoreError, StorageError
 from deeppart.part import FileSource, PartReader
-from deeppart.session import leave
+from deeppart.session import process_sessions
 from deeppart.storage.lineage import LOCK_NAME
 from deeppart.testing.states import difference
 from tests.copying import copy_as_original
@@ -54,7 +54,7 @@ def directory(sound: Path, memory: Path) -> Iterator[Path]:
     copy = Path(tempfile.mkdtemp(dir=memory)) / "copy"
     copy_as_original(sound, copy)
     yield copy
-    leave.settle(60.0)  # nothing waits for a session that was left after an error: it may still give its directory back
+    process_sessions.settle(60.0)  # nothing waits for a session that was left after an error: it may still be open
     shutil.rmtree(copy.parent)
 
 
@@ -311,13 +311,15 @@ def test_a_manifest_of_another_step(directory: Path) -> None:
     assert restored(directory, local_dir=None)[0] == 1
 
 
-def test_a_manifest_from_a_newer_version(directory: Path) -> None:
+@pytest.mark.parametrize(("version", "kind"), [(5, deeppart.FormatError), (7, deeppart.NewerFormatError)])
+def test_a_manifest_of_another_version(directory: Path, version: int, kind: type[deeppart.FormatError]) -> None:
     data = manifest(directory).read_bytes()
-    manifest(directory).write_bytes(data.replace(b"deeppart-manifest 3 ", b"deeppart-manifest 5 ", 1))
-    with pytest.raises(deeppart.NewerFormatError):
+    manifest(directory).write_bytes(data.replace(b"deeppart-manifest 6 ", b"deeppart-manifest %d " % version, 1))
+    with pytest.raises(deeppart.FormatError, match=f"version {version}; .* version 6") as caught:
         loaded(directory, 2)
+    assert type(caught.value) is kind
     step, lines = restored(directory, local_dir=None)
-    assert step == 1 and any("newer" in line or "version 5" in line for line in lines), lines
+    assert step == 1 and any(f"version {version}" in line for line in lines), lines
 
 
 # --- the directory's own files ----------------------------------------------------------------------------------------
@@ -396,8 +398,8 @@ def test_other_files_do_no_harm(directory: Path) -> None:
     for where in (directory / "persistent", next((directory / "local").iterdir())):
         (where / "notes.txt").write_text("x")
         (where / "step-1").mkdir()
-        (where / "step-000000000099").write_text("a file named like a step")
-        (where / "step-0000000000000000000000001").mkdir()
+        (where / f"step-000000000099-{'a' * 32}-000000").write_text("a file named like a step")
+        (where / f"step-0000000000000000000000001-{'a' * 32}-000000").mkdir()
         (second,) = where.glob("step-000000000002-*")
         (second / "part-00000-of-00002.dpp").write_bytes(b"x")
         (second / "part-00007-of-00001.dpp").write_bytes(b"x")

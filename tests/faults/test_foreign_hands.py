@@ -246,7 +246,7 @@ def test_a_user_is_attacked_by_another(shared: Path) -> None:
 @pytest.mark.parametrize("shared", ["disk"], indirect=True)
 def test_an_export_into_a_directory_that_all_share(shared: Path, precious: Path) -> None:
     """It is written under a temporary name, which could be guessed, and its own, which was given."""
-    from deeppart.offline.export import export
+    from deeppart.extension.export import export
 
     run(config(shared), 1)
     (shared / f".model.h5.{os.getpid()}.tmp").symlink_to(precious)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.offline.export import export
+from deeppart.extension.export import export
 from tests.unit.cli_support import call, call_json, flip, manifest_path, save
 
 KEYS = ("a" * 64, "b" * 64)
@@ -27,7 +27,7 @@ def told(read: Callable[[], object]) -> list[str]:
 def test_a_damaged_manifest(tmp_path: Path) -> None:
     root = tmp_path / "ckpt"
     save(root, 1, 2, 3)
-    (root / "step-000000000009").mkdir()  # never completed: nothing to tell
+    (root / f"step-000000000009-{'a' * 32}-000000").mkdir()  # never completed: nothing to tell
     assert told(lambda: deeppart.load(root)) == []
     flip(manifest_path(root, 3), 300)
     (line,) = told(lambda: deeppart.load(root))

@@ -41,13 +41,6 @@ STAGES = {
     "persistent part: being written": ("deeppart.storage.files.DurableFile.write", False, "/p/"),
     "persistent part: before its name": ("deeppart.storage.files.DurableFile.commit", False, "/p/"),
     "persistent part: after its name": ("deeppart.storage.files.DurableFile.commit", True, "/p/"),
-    "node file: made": ("deeppart.storage.persistent.PersistentLevel.open_node_file", True, ""),
-    "node file: a section being written": ("deeppart.storage.files.SectionFile.write", False, "/p/"),
-    "node file: a section before it is durable": ("deeppart.storage.files.SectionFile.commit", False, "/p/"),
-    "node file: a section after it is durable": ("deeppart.storage.files.SectionFile.commit", True, "/p/"),
-    "node file: before its table": ("deeppart.save.sections.complete", False, "/p/"),
-    "node file: before its name": ("deeppart.storage.files.DurableFile.commit", False, "/node-"),
-    "node file: after its name": ("deeppart.storage.files.DurableFile.commit", True, "/node-"),
     "commit: before the first check": ("deeppart.storage.owner.DirectoryOwner.check", False, ""),
     "commit: after the first check": ("deeppart.storage.owner.DirectoryOwner.check", True, ""),
     "manifest: before its name": ("deeppart.storage.files.DurableFile.commit", False, "/manifest"),
@@ -55,11 +48,6 @@ STAGES = {
     "retiring: before": ("deeppart.storage.persistent.PersistentLevel.remove", False, ""),
     "retiring: a step removed": ("deeppart.storage.steps.remove_step", True, ""),
 }
-
-
-def files_at(stage: str) -> str:
-    """What both jobs write to the persistent level."""
-    return "node" if stage.startswith("node file") else "rank"
 
 
 def state(step: int) -> dict[str, Any]:
@@ -123,7 +111,6 @@ def _be_overtaken(root: Path, stage: str, said: Path) -> None:
         keep={"persistent": 1},
         timeout=30.0,
         compression="none",
-        files=files_at(stage),
     )
     armed = threading.Event()
     checkpointer = deeppart.Checkpointer(settings)
@@ -208,7 +195,6 @@ def test_a_zombie_touches_nothing_of_its_successor(stage: str, locks: str, memor
         keep={"persistent": 3, "local": 2},
         timeout=30.0,
         compression="none",
-        files=files_at(stage),
     )
     with zombie(memory, stage) as job:
         if locks == "removed":

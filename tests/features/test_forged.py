@@ -18,8 +18,8 @@ from deeppart.cadence import History
 from deeppart.codec.zstd import read_frame
 from deeppart.config import Config
 from deeppart.errors import ConfigError, CorruptFileError, DirectoryInUseError, FormatError, StateError, StorageError
+from deeppart.extension.export import export
 from deeppart.model import Attempt
-from deeppart.offline.export import export
 from deeppart.offline.inspect.ownership import read_owner
 from deeppart.part import MemorySource, PartReader
 from deeppart.plan.restart import Inventory, StoredPart, survey

@@ -8,7 +8,7 @@ from importlib import import_module
 import pytest
 
 MODULES = (
-    *(f"deeppart.plan.goodput.{name}" for name in ("throughput", "noise", "optimum", "fitting", "advice")),
+    *(f"deeppart.plan.goodput.{name}" for name in ("model", "optimum", "fitting", "advice")),
     "deeppart.elastic.profile",
 )
 

@@ -6,10 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests.unit.cli_support import forge, step_dir
-from tests.unit.node_files import gather
+from tests.unit.cli_support import forge
 
 RANKS = 200
 READS = """
@@ -30,14 +27,10 @@ assert live["a"].tolist() == list(range(900))
 """
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("files", ["rank", "node"])
-def test_with_few_descriptors(tmp_path: Path, files: str) -> None:
+def test_with_few_descriptors(tmp_path: Path) -> None:
     """And it is the newest step that is restored."""
     forge(tmp_path, 1, ranks=1)
     forge(tmp_path, 2, ranks=RANKS)
-    if files == "node":
-        gather(step_dir(tmp_path, 2), 2)
     done = subprocess.run(
         [sys.executable, "-c", READS, str(tmp_path)], capture_output=True, text=True, timeout=200, check=False
     )

@@ -14,8 +14,8 @@ from deeppart.pending import FAILED, RUNNING, Pending
 
 
 def test_the_handle_shows_its_report_and_keeps_its_repr() -> None:
-    pending = Pending(7, frozenset({"local", "parity", "persistent"}), lambda: None)
-    pending.note_cost(raw_bytes=4000, blocked_s=0.5)
+    pending = Pending(7, frozenset({"local", "parity", "persistent"}))
+    pending.note(raw_bytes=4000, blocked_s=0.5)
     pending.note_level("parity", RUNNING)
     pending.note_level("persistent", FAILED, error=CheckpointError("the disk is full"))
     after = pending.report.levels["persistent"].seconds

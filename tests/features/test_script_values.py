@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import enum
 import functools
-import json
 import pickle
 import subprocess
 import sys
@@ -221,16 +220,3 @@ def test_a_cached_property_is_computed_again(tmp_path: Path) -> None:
     save(tmp_path, {"s": saved})
     restore(tmp_path, {"s": live})
     assert live.rows == 3 and live.total == 30
-
-
-def test_states_without_them_are_written_as_before(tmp_path: Path) -> None:
-    save(tmp_path, {"w": torch.ones(2), "d": {"a": 1, 3: (1, 2)}, "l": list(range(20))}, step=1)
-    save(tmp_path, {"w": torch.ones(2), "d": {Level.LOW: 1}}, step=2)
-    save(tmp_path, {"w": torch.ones(2), "l": [1.0] * 9 + [range(3)]}, step=3)
-    found = {}
-    for path in sorted((tmp_path / "ckpt").glob("step-*/manifest")):
-        document = json.loads(path.read_bytes().partition(b"\n")[2])
-        found[document["attempt"]["step"] if "attempt" in document else document["step"]] = document["structure"][
-            "version"
-        ]
-    assert found == {1: 3, 2: 5, 3: 5}

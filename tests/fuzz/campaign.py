@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fuzz import document_edits, file_edits, odd_values
-from tests.fuzz.images import ManifestImage, NodeFileImage, PartImage
+from tests.fuzz.images import ManifestImage, PartImage
 from tests.fuzz.readers import lay_out
 from tests.fuzz.running import Answer, Case, Worker
 from tests.fuzz.seeds import SIGNED, Files, Seed, make_seeds
@@ -176,23 +176,14 @@ def _forge(files: Files, rng: random.Random) -> None:
     """Edit a file and make all digests right again, in it and in the manifest that names it."""
     step = rng.choice(sorted({name.rpartition("/")[0] for name in files}))
     names = sorted(name for name in files if name.rpartition("/")[0] == step)
-    nodes = {name: NodeFileImage.parse(files[name]) for name in names if name.endswith(".dpn")}
-    if nodes and rng.random() < 0.4:
-        name = rng.choice(sorted(nodes))
-        file_edits.edit_node_file(nodes[name], rng)
-        files[name] = nodes[name].encode()
-        return
-    sections = {f"{name}/{at}.dpp": (node, at) for name, node in nodes.items() for at in range(len(node.parts))}
-    loose = {name: files[name] for name in names if name.endswith(".dpp")}
-    loose |= {name: node.parts[at] for name, (node, at) in sections.items()}
-    parts = sorted(loose)
+    parts = [name for name in names if name.endswith(".dpp")]
     manifests = [name for name in names if name.endswith("/manifest")]
     kind = rng.randrange(10)
     if not parts or (kind == 0 and not manifests):
         name = rng.choice(names)
         _forge_text(files, name, rng)
         return
-    images = {name: PartImage.parse(loose[name]) for name in parts}
+    images = {name: PartImage.parse(files[name]) for name in parts}
     manifest = ManifestImage.parse(files[manifests[0]]) if manifests else None
     if kind < 2 and manifest is not None:
         document_edits.edit_manifest(manifest, rng)
@@ -208,26 +199,11 @@ def _forge(files: Files, rng: random.Random) -> None:
         else:
             file_edits.edit_part(image, rng)
     written = {name: image.encode() for name, image in images.items()}
-    for name, data in written.items():
-        if name in sections:
-            node, at = sections[name]
-            node.parts[at] = data
-        else:
-            files[name] = data
-    files |= {name: node.encode() for name, node in nodes.items()}
+    files |= written
     if manifest is not None:
         if rng.random() < 0.95:
-            manifest.name({_in_manifest(name, step, sections): data for name, data in written.items()})
+            manifest.name({name.rpartition("/")[2]: data for name, data in written.items()})
         files[manifests[0]] = manifest.encode()
-
-
-def _in_manifest(name: str, step: str, sections: Mapping[str, tuple[NodeFileImage, int]]) -> str:
-    """What a manifest calls a part."""
-    if name not in sections:
-        return name.rpartition("/")[2]
-    node, at = sections[name]
-    file = name.removeprefix(f"{step}/").partition("/")[0]
-    return f"{file}/part-{node.rows[at]['rank']:05d}-of-{node.world_size:05d}.dpp"
 
 
 def _edit_structure(images: dict[str, PartImage], manifest: ManifestImage | None, rng: random.Random) -> None:

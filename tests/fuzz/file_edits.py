@@ -1,4 +1,4 @@
-"""Edits of what is no document: the fields and tables of a part or a node file, the bytes of a chunk or of any file.
+"""Edits of what is no document: the fields and tables of a part, the bytes of a chunk or of any file.
 
 All follows from random numbers.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import zstandard
 
-from tests.fuzz.images import NodeFileImage, PartImage, Row
+from tests.fuzz.images import PartImage, Row
 from tests.fuzz.odd_values import NUMBERS
 
 # --- parts ------------------------------------------------------------------------------------------------------------
@@ -20,7 +20,7 @@ from tests.fuzz.odd_values import NUMBERS
 def edit_part(part: PartImage, rng: random.Random) -> None:
     """One edit of anything in a part but its document."""
     edits: list[Callable[[], None]] = [
-        lambda: _field(part.head, rng, ("version", "length", "sequence", "step", "rank", "world_size")),
+        lambda: _field(part.head, rng, ("version", "length", "sequence", "step", "rank", "world_size", "signed")),
         lambda: _head_bytes(part.head, rng),
         lambda: _rows(part.spans, rng, ("leaf", "table", "start", "length", "raw_offset")),
         lambda: _rows(part.spans, rng, ("leaf", "table", "start", "length", "raw_offset")),
@@ -191,32 +191,3 @@ def edit_bytes(data: bytes, rng: random.Random) -> bytes:
         else:
             changed[at : at + 8] = struct.pack("<Q", rng.choice(NUMBERS) & ((1 << 64) - 1))
     return bytes(changed)
-
-
-# --- node files -------------------------------------------------------------------------------------------------------
-
-
-def edit_node_file(node: NodeFileImage, rng: random.Random) -> None:
-    """One edit of the table, of what says where it lies, or of the order of the sections."""
-    kind = rng.randrange(10)
-    large = (0, 1, 4096, 1 << 20, 1 << 40, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, (1 << 64) - (1 << 20))
-    row = rng.choice(node.rows) if node.rows else None
-    if kind < 4 and row is not None:
-        name = rng.choice(("rank", "reserved", "offset", "nbytes"))
-        row[name] = rng.choice((*large, rng.randrange(1 << 21), rng.randrange(4)))
-    elif kind == 4 and row is not None:
-        row["index_digest"] = rng.randbytes(16)
-    elif kind == 5:
-        setattr(node, rng.choice(("version", "world_size")), rng.choice((0, 1, 2, 3, (1 << 32) - 1, 1 << 24)))
-    elif kind < 8:
-        name = rng.choice(("count", "table_offset", "table_length", "file_length"))
-        setattr(node, name, rng.choice((*large, rng.randrange(1 << 21))))
-    elif kind == 8 and len(node.parts) > 1:
-        node.parts[0], node.parts[1] = node.parts[1], node.parts[0]
-    elif node.rows:
-        at = rng.randrange(len(node.rows))
-        if rng.random() < 0.5:
-            del node.rows[at], node.parts[at]
-        else:
-            node.rows.append(dict(node.rows[at]))
-            node.parts.append(node.parts[at])

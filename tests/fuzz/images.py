@@ -1,4 +1,4 @@
-"""Part files, node files and manifests as records whose fields can be changed, and to bytes again, digests right.
+"""Part files and manifests as records whose fields can be changed, and to bytes again, digests right.
 
 Written after docs/format.md, like ``tests/golden/forge.py``; the library refuses to write most of what is wanted here.
 """
@@ -27,16 +27,25 @@ RAW_JSON = {
 #: As a key: the key behind it stands twice.
 TWICE = "@twice@"
 
-_HEADER = struct.Struct("<8sII16s16sQQII")
+_HEADER = struct.Struct("<8sII16s16sQQIII")
 _INDEX = struct.Struct("<8sQQQQ8sI12s")
 _CHUNK = struct.Struct("<QQQHHI16s16s16s")
 _SPAN = struct.Struct("<IIQQQ")
 _BASE = struct.Struct("<16sQQ")
 _FOOTER = struct.Struct("<8sQQQ16s8s")
-_TABLE = struct.Struct("<8sIIQ40s")
-_SECTION = struct.Struct("<IIQQ16s")
 
-HEADER_FIELDS = ("magic", "version", "length", "lineage", "session", "sequence", "step", "rank", "world_size")
+HEADER_FIELDS = (
+    "magic",
+    "version",
+    "length",
+    "lineage",
+    "session",
+    "sequence",
+    "step",
+    "rank",
+    "world_size",
+    "signed",
+)
 CHUNK_FIELDS = (
     "offset",
     "encoded_length",
@@ -49,7 +58,6 @@ CHUNK_FIELDS = (
     "raw_digest",
 )
 SPAN_FIELDS = ("leaf", "table", "start", "length", "raw_offset")
-SECTION_FIELDS = ("rank", "reserved", "offset", "nbytes", "index_digest")
 BASE_FIELDS = ("index_digest", "nbytes", "step")
 
 Row = dict[str, Any]
@@ -76,7 +84,7 @@ class PartImage:
         head, chunks, spans, bases: fields by name. A chunk has its ``encoded`` bytes too; an ``offset``,
             ``encoded_length`` or digest of None follows from these.
         meta: the JSON document, or bytes.
-        tag: the signature of a file of version 3, which a forger cannot make; the strong digests he can.
+        tag: the signature of a signed file, which a forger cannot make; the strong digests he can.
         raw_bytes, counts, index_offset, index_length, file_length: None for what is right.
     """
 
@@ -116,7 +124,7 @@ class PartImage:
         bases = [dict(zip(BASE_FIELDS, _BASE.unpack_from(index, at + 32 * i), strict=True)) for i in range(n_bases)]
         at += 32 * n_bases
         tag = b""
-        if head["version"] == 3:
+        if head["signed"]:
             for i, row in enumerate(chunks):
                 row["strong"] = index[at + 32 * i : at + 32 * (i + 1)] if row["base"] else None
             at += 32 * n_chunks
@@ -137,6 +145,7 @@ class PartImage:
             self.head["session"],
             *numbers,
             of_width(self.head["world_size"], 32),
+            of_width(self.head["signed"], 32),
         ).ljust(4088, b"\0")
         block += xxhash.xxh3_64_digest(block)
         payload = b"".join(row["encoded"] for row in self.chunks)
@@ -192,70 +201,6 @@ def _decoded(row: Row) -> bytes:
         return zstandard.ZstdDecompressor().decompress(row["encoded"], max_output_size=64 << 20)
     except zstandard.ZstdError:
         return b""
-
-
-@dataclass
-class NodeFileImage:
-    """A node file, taken apart.
-
-    Attributes:
-        parts: the bytes of each section, in the order of the table.
-        rows: of the table, by field; an ``offset``, ``nbytes`` or ``index_digest`` of None follows from the part.
-        version, world_size: of the table's head.
-        count, table_offset, table_length, file_length: None for what is right.
-    """
-
-    parts: list[bytes]
-    rows: list[Row]
-    version: int
-    world_size: int
-    count: int | None = None
-    table_offset: int | None = None
-    table_length: int | None = None
-    file_length: int | None = None
-
-    @classmethod
-    def parse(cls, data: bytes) -> NodeFileImage:
-        """Take a sound file apart; of others, any error may come."""
-        _, table, _, *_ = _FOOTER.unpack_from(data, len(data) - 64)
-        _, version, world_size, count, _ = _TABLE.unpack_from(data, table)
-        if count * 40 > len(data):
-            raise ValueError("not sound")
-        parts, rows = [], []
-        for i in range(count):
-            row = dict(zip(SECTION_FIELDS, _SECTION.unpack_from(data, table + 64 + 40 * i), strict=True))
-            parts.append(data[row["offset"] : row["offset"] + row["nbytes"]])
-            rows.append(row | {"offset": None, "nbytes": None, "index_digest": None})
-        return cls(parts, rows, version, world_size)
-
-    def encode(self) -> bytes:
-        """The file, with all digests right."""
-        data, table = b"", b""
-        for part, row in zip(self.parts, self.rows, strict=True):
-            data = data.ljust(-(-len(data) // 2**20) * 2**20, b"\0")
-            at, data = len(data), data + part
-            right = {"offset": at, "nbytes": len(part), "index_digest": part[-32:-16]}
-            full = {name: right[name] if row[name] is None else row[name] for name in right} | {
-                name: row[name] for name in ("rank", "reserved")
-            }
-            numbers = [of_width(full[name], bits) for name, bits in zip(SECTION_FIELDS, (32, 32, 64, 64), strict=False)]
-            table += _SECTION.pack(*numbers, full["index_digest"])
-        count = len(self.rows) if self.count is None else self.count
-        table = (
-            _TABLE.pack(
-                b"DPNTABLE", of_width(self.version, 32), of_width(self.world_size, 32), of_width(count, 64), bytes(40)
-            )
-            + table
-        )
-        data = data.ljust(-(-len(data) // 4096) * 4096, b"\0")
-        given = (
-            (self.table_offset, len(data)),
-            (self.table_length, len(table)),
-            (self.file_length, len(data) + len(table) + 64),
-        )
-        places = [of_width(right if value is None else value, 64) for value, right in given]
-        end = _FOOTER.pack(b"DPNFOOTR", *places, xxhash.xxh3_128_digest(table), bytes(8))
-        return data + table + end + xxhash.xxh3_64_digest(end)
 
 
 @dataclass

@@ -31,8 +31,8 @@ def _without_aliases() -> None:
 
 
 def _without_places() -> None:
-    import deeppart.offline.load as reading
     import deeppart.recovery.saved as restoring
+    from deeppart.offline import reading
     from deeppart.offline.inspect import verifying
 
     for module in (reading, restoring, verifying):

@@ -97,21 +97,18 @@ TEXTS = (
         "f" * 32,
     ),
 )
+#: Containers of small values that no writer has written.
 RUNS: tuple[Any, ...] = (
-    *(["run", "list", ["i1", "AQID"]], ["run", "list", ["i8", "AQID"]], ["run", "list", ["numpy", ",,,", "AQID"]]),
-    *(["run", "tuple", ["numpy", "(2,3)f4", ""]], ["run", "tuple", ["numpy", "|O", "AAAAAAAAAAA="]]),
-    *(["run", "list", ["items", [["run", "list", ["i1", ""]]]]], ["run", "list", ["items", "ab"]]),
-    *(["run", ["list"], ["i1"]], ["run", "list", "i1"], ["run", "dict", ["i1", "AQE="], ["i1", "AQE="]]),
-    *(["run", "dict", ["items", [["size", [1]], [1]]], ["bool", "AAI="]], ["run", "odict", ["i1", "AQ=="]], ["run"]),
-    *(["run", "counter", ["items", ["a"]], ["f8", "AAAAAAAA8H8="]], ["run", "list"], ["run", "list", {"i1": 1}]),
-    *(["run", "list", ["numpy", "<f16", "A" * 24]], ["run", "list", [["i1"], "AQ=="]]),
-    *(["run", "list", ["texts", ["i1", "Ag=="], "a"]], ["run", "list", ["texts", ["f8", "AAAAAAAA8D8="], "a"]]),
-    *(["run", "list", ["rows", "list", ["i8", "/////////38="], ["i1", ""]]], ["run", "list", ["mixed", "AAE=", []]]),
-    *(["run", "list", ["rows", "tuple", ["i1", "/wI="], ["i1", "AQ=="]]], ["run", "list", ["mixed", "AP8=", [[]]]]),
-    *(["run", "tuple", ["records", "dict", ["items", []], []]], ["run", "tuple", ["rows", "counter", ["i1", "AA=="]]]),
-    *(["run", "list", ["records", "odict", ["items", ["a"] * 9], [["i1", "AQ=="]] * 9]], ["run", "list", ["records"]]),
-    *(["run", "dict", ["rows", "list", ["i1", "AQ=="], ["i1", "AQ=="]], ["i1", "AQ=="]], ["run", "list", ["rows"]]),
-    ["run", "list", ["mixed", "AA==", [["mixed", "AA==", [["rows", "dict", ["i1", "AQ=="], ["i1", ""], ["i1", ""]]]]]]],
+    *(["list"], ["list", "ab"], ["list", {"a": 1}], ["list", [1], [2]], ["list", [1 << 70]], ["list", [float("nan")]]),
+    *(["list", ["\ud800"]], ["list", [[]]], ["list", [["size", "ab"]]], [["list"], [1]], ["tuple", ["a", {}]]),
+    *(["dict", [1]], ["dict", [1, 1], [2, 3]], ["dict", [1, True], [2, 3]], ["dict", [1], [2, 3]], ["dict", 1, 2]),
+    *(
+        ["dict", [["list", [1]]], [1]],
+        ["dict", [["dict", [], []]], [1]],
+        ["odict", [["set", [1]]], [1]],
+        ["set", [1]] * 2,
+    ),
+    *(["counter", ["a"]], ["defaultdict", ["a"], "b"], ["run", "list", [1]], ["list", [["numpy", "|O", "00" * 8]]]),
 )
 TAGGED: tuple[Any, ...] = (
     *RUNS,

@@ -25,7 +25,7 @@ from deeppart.cadence import History
 from deeppart.cli import main
 from deeppart.elastic.profile import read_profile
 from deeppart.errors import DeeppartError, StateError
-from deeppart.offline.export import export
+from deeppart.extension.export import export
 from deeppart.offline.inspect.node_files import verify_nodes
 from deeppart.offline.inspect.ownership import read_owner
 from deeppart.part import FileSource, PartReader, decode_manifest
@@ -81,9 +81,6 @@ def _operations(
         yield "manifest", lambda path=path: decode_manifest(path.read_bytes(), where="a case")  # type: ignore[misc]
     for path in sorted(root.glob("step-*/*.dpp")):
         yield "part", lambda path=path: _read_part(path)  # type: ignore[misc]
-    for path in sorted(root.glob("step-*/*.dpn")):
-        for rank in range(3):
-            yield "section", lambda path=path, rank=rank: _read_part(path / f"part-{rank:05d}-of-00002.dpp")  # type: ignore[misc]
     if list(root.glob("step-*")):
         yield "load", lambda: _load(root, outcome)
         dearer: list[tuple[str, Callable[[], object]]] = [

@@ -22,10 +22,10 @@ from deeppart.elastic.profile import Profile
 from deeppart.plan.goodput import Bounds, GradientNoise
 from deeppart.storage import lineage, owner, timestamps
 from tests.fuzz.images import ManifestImage, PartImage
+from tests.golden import make
 from tests.tensor_kinds import KINDS
-from tests.unit import cli_support, node_files
+from tests.unit import cli_support
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 Point = namedtuple("Point", ["x", "y"])
 
 #: The seed whose files are signed, and read with the key.
@@ -134,12 +134,6 @@ def _with_ties(root: Path) -> None:
         path.write_bytes(manifest.encode())
 
 
-def _in_node_file(root: Path) -> None:
-    cli_support.forge(root, 4, 2)
-    _with_ties(root)
-    node_files.gather(cli_support.step_dir(root, 4), 2)
-
-
 def _tie(structure: dict[str, Any]) -> None:
     structure["leaves"][2] = ["numpy", "|u1", [16], 1]
     structure["leaves"].append(["numpy", "|u1", [4], 1, [2, 8, [2]]])
@@ -159,17 +153,15 @@ def _of_ranks() -> dict[str, Any]:
 
 
 def _golden() -> Files:
-    files = {f"ckpt/step-000000001200/{path.name}": path.read_bytes() for path in (GOLDEN / "v1").iterdir()}
-    for path in (GOLDEN / "v2").iterdir():
-        files[f"ckpt/step-000000001300/{path.name}"] = path.read_bytes()
-    lineage = "000102030405060708090a0b0c0d0e0f"
-    parity = next(path for path in (GOLDEN / "v1").iterdir() if path.suffix == ".dpy")
-    files[f"local/{lineage}/parity/step-000000001200/{parity.name}"] = parity.read_bytes()
-    for rank in range(2):
-        name = f"part-{rank:05d}-of-00002.dpp"
-        files[f"local/{lineage}/step-000000001200/{name}"] = (GOLDEN / "v1" / name).read_bytes()
-    files["ckpt/deeppart.json"] = json.dumps({"format": "deeppart", "version": 1, "lineage": lineage}).encode()
-    return files
+    step, later = (f"step-{each.step:012d}-{each.session}-{each.sequence:06d}" for each in (make.ATTEMPT, make.LATER))
+    files = {f"ckpt/{later}/{path.name}": path.read_bytes() for path in make.LATER_FILES.iterdir()}
+    local = f"local/{make.ATTEMPT.lineage}"
+    for path in make.PARTS.iterdir():
+        places = [f"{local}/parity/{step}"] if path.suffix == ".dpy" else [f"ckpt/{step}"]
+        places += [f"{local}/{step}"] if path.suffix == ".dpp" else []
+        files |= {f"{place}/{path.name}": path.read_bytes() for place in places}
+    lineage = {"format": "deeppart", "version": 1, "lineage": make.ATTEMPT.lineage}
+    return {**files, "ckpt/deeppart.json": json.dumps(lineage).encode()}
 
 
 def _settings() -> Files:
@@ -230,7 +222,6 @@ def make_seeds() -> Mapping[str, Seed]:
             made.add("bases", lambda root: _save(root, *_twice(), compression="none"), lambda: _large(0.0))
             made.add("ranks", lambda root: (cli_support.forge(root, 4, 2), _with_ties(root)), _of_ranks)
             made.add("own", lambda root: (cli_support.forge(root, 4, 1), _with_ties(root)), _of_ranks)
-            made.add("nodes", lambda root: _in_node_file(root), _of_ranks)
             key = scratch / "key"
             key.write_bytes(KEY)
             key.chmod(0o600)

@@ -31,16 +31,17 @@ def tag(secret: bytes, purpose: bytes, data: bytes) -> bytes:
 def header(
     *,
     magic: bytes = b"\x89DPP\r\n\x1a\n",
-    version: int = 1,
+    version: int = 6,
     length: int = 4096,
     sequence: int = 7,
     step: int = 1200,
     rank: int = 0,
     world_size: int = 2,
+    signed: int = 0,
     padding: bytes = b"",
 ) -> bytes:
     fields = magic + struct.pack("<II", version, length) + LINEAGE + SESSION
-    fields += struct.pack("<QQII", sequence, step, rank, world_size) + padding
+    fields += struct.pack("<QQIII", sequence, step, rank, world_size, signed) + padding
     body = fields.ljust(4088, b"\0")
     return body + xxhash.xxh3_64_digest(body)
 
@@ -100,7 +101,7 @@ def part(
     secret: bytes | None = None,
     strong: list[bytes] | None = None,
 ) -> bytes:
-    """A part file around ``payload``; with ``secret`` signed, and ``head`` is to be of version 3."""
+    """A part file around ``payload``; with ``secret`` signed, and ``head`` is to say so."""
     head = header() if head is None else head
     n_chunks, n_spans, n_meta = counts or (len(chunk_rows), len(span_rows), len(meta))
     raw_bytes = len(payload) if raw_bytes is None else raw_bytes
@@ -134,7 +135,7 @@ def strong_digest(encoded: bytes) -> bytes:
 def seal(
     document: Any,
     *,
-    version: int = 3,
+    version: int = 6,
     digest: str | None = None,
     nbytes: int | None = None,
     secret: bytes | None = None,
@@ -179,63 +180,6 @@ def manifest_document(world_size: int = 2) -> dict[str, Any]:
         ],
         "structure": {"leaves": [["w", 1, -2.5, None, True, "\u00e9\u2603"]], "kind": "dict"},
     }
-
-
-# --- node files ---
-
-
-def section_row(rank: int, offset: int, part: bytes, *, nbytes: int | None = None, reserved: int = 0) -> bytes:
-    """A row of the table of a node file, for the part with these bytes: its index digest stands in its footer."""
-    return struct.pack("<IIQQ", rank, reserved, offset, len(part) if nbytes is None else nbytes) + part[-32:-16]
-
-
-def node_file(
-    parts: dict[int, bytes],
-    *,
-    world_size: int = 2,
-    rows: list[bytes] | None = None,
-    offsets: list[int] | None = None,
-    magic: bytes = b"DPNTABLE",
-    version: int = 1,
-    count: int | None = None,
-    reserved: bytes = bytes(40),
-    table_offset: int | None = None,
-    table_digest: bytes | None = None,
-    footer_magic: bytes = b"DPNFOOTR",
-    footer_reserved: bytes = bytes(8),
-    table_length: int | None = None,
-    file_length: int | None = None,
-) -> bytes:
-    """A node file of the parts of these ranks, each at the next multiple of 1 MiB unless ``offsets`` say otherwise."""
-    data = bytearray()
-    found = []
-    for number, (rank, part) in enumerate(parts.items()):
-        offset = -(-len(data) // 2**20) * 2**20 if offsets is None else offsets[number]
-        data.extend(bytes(max(0, offset + len(part) - len(data))))
-        data[offset : offset + len(part)] = part
-        found.append(section_row(rank, offset, part))
-    found = found if rows is None else rows
-    at = -(-len(data) // 4096) * 4096 if table_offset is None else table_offset
-    data.extend(bytes(max(0, at - len(data))))
-    table = magic + struct.pack("<IIQ", version, world_size, len(found) if count is None else count) + reserved
-    table += b"".join(found)
-    footer = footer_magic + struct.pack(
-        "<QQQ",
-        at,
-        len(table) if table_length is None else table_length,
-        len(data) + len(table) + 64 if file_length is None else file_length,
-    )
-    footer += (xxhash.xxh3_128_digest(table) if table_digest is None else table_digest) + footer_reserved
-    return bytes(data) + table + footer + xxhash.xxh3_64_digest(footer)
-
-
-def in_node_files(document: dict[str, Any], node_size: int) -> dict[str, Any]:
-    """The document of a manifest whose parts are sections of node files of so many ranks each."""
-    ranks = document["attempt"]["world_size"]
-    for part in document["parts"]:
-        first = part["rank"] // node_size * node_size
-        part["file"] = f"node-{first:05d}-of-{ranks:05d}.dpn/{part['file']}"
-    return document
 
 
 # --- parity files -----------------------------------------------------------------------------------------------------
@@ -321,7 +265,7 @@ def parity_header(
     set_id: str,
     *,
     magic: bytes = b"\x89DPY\r\n\x1a\n",
-    version: int = 1,
+    version: int = 6,
     length: int = 4096,
     sequence: int = 7,
     step: int = 1200,

@@ -26,7 +26,7 @@ MODULES = (
     "numpy",
     "pytest",
     "deeppart.checkpointer",
-    "deeppart.offline.load",
+    "deeppart.offline.reading",
     "tests.mpi.rank_main",
 )
 #: What is read once, when an interpreter or a library starts: nurseries are for one choice of these.

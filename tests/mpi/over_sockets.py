@@ -13,6 +13,8 @@ from typing import Any
 
 #: "torch" in the environment: over sockets.
 COMM = "RANKS_TEST_COMM"
+#: Of this process.
+_places: dict[tuple[Path, str], Any] = {}
 
 
 def is_chosen() -> bool:
@@ -44,13 +46,14 @@ def _over_sockets(path: Path, comm: Any, timeout: float) -> Any:
     from torch.distributed import FileStore, PrefixStore
 
     from deeppart.comm import connecting
-    from deeppart.comm.sockets.meeting import Place
+    from deeppart.comm.sockets.rendezvous import Rendezvous
 
     group, everyone = comm.Get_group(), MPI.COMM_WORLD.Get_group()
     ranks = group.Translate_ranks(list(range(comm.Get_size())), everyone)
     group.Free()
     everyone.Free()
     name = "-".join(map(str, ranks))
-    store = PrefixStore(name, FileStore(str(path), -1))
-    place = Place(f"{path} {name}", comm.Get_rank(), comm.Get_size(), lambda: store, lambda: "127.0.0.1")
-    return connecting._over_sockets(place, timeout)
+    if (path, name) not in _places:
+        store = PrefixStore(name, FileStore(str(path), -1))
+        _places[path, name] = Rendezvous(comm.Get_rank(), comm.Get_size(), lambda _: store, lambda: "127.0.0.1")
+    return connecting._over_sockets(_places[path, name], timeout)

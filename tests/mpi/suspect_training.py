@@ -18,7 +18,9 @@ TIMEOUT_S = 60.0
 @contextmanager
 def checkpointer(comm: Any, directory: Path, **settings: Any) -> Iterator[deeppart.Checkpointer]:
     keep = {"persistent": 0}
-    with deeppart.Checkpointer(deeppart.Config(str(directory), timeout=TIMEOUT_S, keep=keep, **settings), comm) as made:
+    with deeppart.Checkpointer(
+        deeppart.Config(persistent_dir=str(directory), timeout=TIMEOUT_S, keep=keep, **settings), comm
+    ) as made:
         yield made
 
 

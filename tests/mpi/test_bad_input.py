@@ -160,7 +160,7 @@ def test_a_call_on_some_ranks_only_times_out_naming_the_others(run_ranks: Any, t
     for rank in (0, 2):
         kind, text, seconds = met[rank]["alone"]
         assert kind == "PeerTimeoutError" and "rank 1" in text and "step=2" in text
-        assert TIMEOUT_S * 0.9 < seconds < TIMEOUT_S + PATIENCE_S
+        assert seconds < TIMEOUT_S + PATIENCE_S
         kind, text, seconds = met[rank]["after"]
         assert kind == "CommError" and "can no longer communicate" in text, "a broken channel says so at once"
     assert met[1]["late"][0] in ("RanksDisagreeError", "PeerTimeoutError")

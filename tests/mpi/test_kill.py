@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from collections.abc import Callable
@@ -26,23 +25,6 @@ STAGES = {
     "capturing": ("deeppart.state.capture.copying.CapturePlan", "copy", 1, ""),
     "restoring": ("deeppart.recovery.distribute._Flight", "__init__", 2, ""),
 }
-#: Likewise, with files="node" and both ranks on one node; and which rank is killed.
-NODE_FILE_STAGES = {
-    "making the node file": ("deeppart.storage.persistent.PersistentLevel", "open_node_file", 1, ""),
-    "the lowest rank, having told its file": ("deeppart.save.sections.SectionWriter", "_fill", 1, ""),
-    "another rank, having heard of it": ("deeppart.save.sections.SectionWriter", "_fill", 1, ""),
-    "writing a section of the lowest rank": ("deeppart.storage.files.SectionFile", "write", 2, "ckpt"),
-    "writing a section of another rank": ("deeppart.storage.files.SectionFile", "write", 2, "ckpt"),
-    "making a section durable": ("deeppart.storage.files.SectionFile", "commit", 1, "ckpt"),
-    "another rank, before it tells its length": ("deeppart.save.sections", "_lengths", 1, ""),
-    "writing the table": ("deeppart.storage.files.DurableFile", "write", 1, "node-"),
-    "naming the node file": ("deeppart.storage.files.DurableFile", "commit", 1, "node-"),
-    "the lowest rank, before the commit round": ("deeppart.save.complete.Completer", "complete", 1, ""),
-    "another rank, before the commit round": ("deeppart.save.complete.Completer", "complete", 1, ""),
-    "naming the manifest": ("deeppart.storage.files.DurableFile", "commit", 1, "manifest"),
-    "retiring": ("deeppart.storage.persistent.PersistentLevel", "remove", 1, ""),
-}
-_NOT_LOWEST = ("another rank", "making a section durable", "writing a section of another")
 
 
 def expected(step: int, rank: int) -> dict[str, Any]:
@@ -75,7 +57,7 @@ def stop_at(stage: str, marker: Path, armed: Callable[[], bool]) -> None:
     """Make the process stand still when it reaches a stage, so that the test can kill it right there."""
     import importlib
 
-    owner, attribute, count, text = (STAGES | NODE_FILE_STAGES)[stage]
+    owner, attribute, count, text = STAGES[stage]
     module, _, name = owner.rpartition(".")
     target = getattr(importlib.import_module(module), name)
     original = getattr(target, attribute)
@@ -92,11 +74,9 @@ def stop_at(stage: str, marker: Path, armed: Callable[[], bool]) -> None:
     setattr(target, attribute, standing)
 
 
-def life(directory: Path, stage: str | None, victim: int, number: int, **settings: Any) -> tuple[int | None, bool]:
+def life(directory: Path, stage: str | None, victim: int, number: int) -> tuple[int | None, bool]:
     """Restore, check, train on, and stand still in the given stage of the third checkpoint."""
     warnings.simplefilter("ignore", deeppart.DeeppartWarning)
-    local = str(directory / "local" / "{node}")
-    settings = dict[str, Any]({"local_dir": local, "node_size": 1, "compression": "none"}) | settings
     reached = [0]
     from mpi4py import MPI
 
@@ -104,7 +84,14 @@ def life(directory: Path, stage: str | None, victim: int, number: int, **setting
     if stage is not None and rank == victim:
         wanted = 0 if stage == "restoring" else 3
         stop_at(stage, directory / f"standing-{number}", lambda: reached[0] >= wanted)
-    config = deeppart.Config(persistent_dir=str(directory / "ckpt"), keep={"persistent": 2}, timeout=30.0, **settings)
+    config = deeppart.Config(
+        persistent_dir=str(directory / "ckpt"),
+        local_dir=str(directory / "local" / "{node}"),
+        node_size=1,
+        compression="none",
+        keep={"persistent": 2},
+        timeout=30.0,
+    )
     with deeppart.Checkpointer(config) as ck:
         state = blank()
         step = ck.restore(state)
@@ -135,31 +122,6 @@ def test_killed_at_every_stage(start_ranks: Any, run_ranks: Any, tmp_path: Path)
             committed, *(int(path.parent.name.split("-")[1]) for path in (tmp_path / "ckpt").glob("step-*/manifest*"))
         )
     step, good = run_ranks(2, life, tmp_path, None, 0, 99).values[0]
-    assert good
-    assert step is not None and step >= committed, "nothing committed is lost"
-    assert step <= 3 * len(stages)
-
-
-def node_file_life(directory: Path, stage: str | None, victim: int, number: int) -> tuple[int | None, bool]:
-    """Without a local level: what is restored has been in a node file."""
-    return life(directory, stage, victim, number, files="node", node_size=2, local_dir=None)
-
-
-@pytest.mark.timeout(250)
-def test_killed_at_every_stage_of_a_node_file(start_ranks: Any, run_ranks: Any, tmp_path: Path) -> None:
-    committed = 0
-    stages = sampled(NODE_FILE_STAGES, 2, kind=lambda stage: stage.startswith(_NOT_LOWEST))
-    for number, stage in enumerate(stages):
-        victim = int(stage.startswith(_NOT_LOWEST))
-        with start_ranks(2, node_file_life, tmp_path, stage, victim, number) as job:
-            job.wait_for(tmp_path / f"standing-{number}")
-            job.kill(victim)
-            job.wait(expect_rc=None)
-        steps = {path.parent.name: path.parent for path in (tmp_path / "ckpt").glob("step-*/manifest")}
-        committed = max(committed, *(int(name.split("-")[1]) for name in steps))
-        for directory in steps.values():
-            assert sorted(os.listdir(directory)) == ["manifest", "node-00000-of-00002.dpn"], stage
-    step, good = run_ranks(2, node_file_life, tmp_path, None, 0, 99).values[0]
     assert good
     assert step is not None and step >= committed, "nothing committed is lost"
     assert step <= 3 * len(stages)

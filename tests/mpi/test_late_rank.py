@@ -21,19 +21,15 @@ STAGES = {
     "naming a local part": ("deeppart.storage.files.DurableFile.commit", "/local/"),
     "naming a copy": ("deeppart.storage.files.DurableFile.commit", "/partner/"),
     "naming a persistent part": ("deeppart.storage.files.DurableFile.commit", "/ckpt/"),
-    "writing a section of a node file": ("deeppart.storage.files.SectionFile.write", "/ckpt/"),
-    "making a section of a node file durable": ("deeppart.storage.files.SectionFile.commit", "/ckpt/"),
     "retiring on its node": ("deeppart.storage.node.NodeLevel.retire", ""),
 }
 
 
-def config(directory: Path, timeout: float, stage: str) -> deeppart.Config:
-    gathers = "node file" in stage  # then both ranks are on one node, of which rank 0 makes the file
+def config(directory: Path, timeout: float) -> deeppart.Config:
     return deeppart.Config(
         persistent_dir=str(directory / "ckpt"),
         local_dir=str(directory / "local" / "{node}"),
-        node_size=2 if gathers else 1,
-        files="node" if gathers else "rank",
+        node_size=1,
         compression="none",
         keep={"persistent": 2, "local": 1, "partner": 1},
         timeout=timeout,
@@ -68,7 +64,7 @@ def first_job(directory: Path, stage: str) -> None:
     armed: list[bool] = []
     if MPI.COMM_WORLD.rank == 1:
         hang_at(stage, directory, armed)
-    checkpointer = deeppart.Checkpointer(config(directory, 4.0, stage))
+    checkpointer = deeppart.Checkpointer(config(directory, 4.0))
     for step in (1, 2, 3):
         armed += [True] * (step == 3)
         pending = checkpointer.checkpoint(state(1, step), step)
@@ -82,21 +78,21 @@ def first_job(directory: Path, stage: str) -> None:
     time.sleep(600)
 
 
-def second_job(directory: Path, stage: str) -> tuple[int | None, bool, str]:
+def second_job(directory: Path) -> tuple[int | None, bool, str]:
     warnings.simplefilter("ignore")
-    with deeppart.Checkpointer(config(directory, 30.0, stage)) as checkpointer:
+    with deeppart.Checkpointer(config(directory, 30.0)) as checkpointer:
         live = state(0, 0)
         found = checkpointer.restore(live)
         good = found is not None and torch.equal(live["x"], state(1, found)["x"])
         for step in range((found or 0) + 1, 5):
             pending = checkpointer.checkpoint(state(2, step), step)
-            for level in ("local", "partner", "persistent")[:: 2 if "node file" in stage else 1]:
+            for level in ("local", "partner", "persistent"):
                 pending.wait(level, timeout=300)
         return found, good, checkpointer._session.session
 
 
-def third_job(directory: Path, stage: str) -> tuple[int | None, bool]:
-    with deeppart.Checkpointer(config(directory, 30.0, stage)) as checkpointer:
+def third_job(directory: Path) -> tuple[int | None, bool]:
+    with deeppart.Checkpointer(config(directory, 30.0)) as checkpointer:
         live = state(0, 0)
         found = checkpointer.restore(live)
         return found, torch.equal(live["x"], state(2, 4)["x"])
@@ -123,7 +119,7 @@ def test_a_late_rank_touches_nothing_of_the_next_job(
             job.wait_for(tmp_path / name, timeout=90)
         job.kill_keeper(0)  # it would end the other ranks with the first that dies
         job.kill(0)
-        found, good, session = run_ranks(2, second_job, tmp_path, stage, timeout=120).values[0]
+        found, good, session = run_ranks(2, second_job, tmp_path, timeout=120).values[0]
         assert found in (2, 3) and good
         before = files_of(tmp_path, session)
         assert {path.parents[0].name[:17] for path in before} <= {"step-000000000003", "step-000000000004"}
@@ -131,4 +127,4 @@ def test_a_late_rank_touches_nothing_of_the_next_job(
         (tmp_path / "wake").touch()
         job.wait_for(tmp_path / "over", timeout=60)
         assert files_of(tmp_path, session) == before
-    assert run_ranks(2, third_job, tmp_path, stage, timeout=120).values == [(4, True)] * 2
+    assert run_ranks(2, third_job, tmp_path, timeout=120).values == [(4, True)] * 2

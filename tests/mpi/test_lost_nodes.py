@@ -15,7 +15,7 @@ import torch
 
 import deeppart
 import deeppart.repair.heal
-from deeppart.comm.mpi import MpiComm
+from deeppart.comm import connect
 from deeppart.errors import CheckpointError, RestoreError
 from deeppart.offline.inspect.planning import plan_together
 from tests.mpi.lost_nodes import PARITY, PARTNER, config, exchange, lose, one_after_another, restore, save, state
@@ -189,12 +189,10 @@ def planned(comm: Any, directory: Path) -> tuple[bool, int]:
     """``deeppart explain`` on the nodes."""
     save(comm, directory, PARTNER, (1,))
     local = directory / "local" / f"node{comm.rank}"
-    (mine,) = local.glob("*/step-*/*.dpp")
     before = sorted(str(path) for path in local.glob("*/*/**/*"))
-    lineage = mine.parents[1].name
-    plan = plan_together(MpiComm(comm), directory / "ckpt", lineage, local, (0, 1, 2, 3), 200.0, None)
-    assert plan.candidate is not None
-    return sorted(str(path) for path in local.glob("*/*/**/*")) == before, plan.candidate.attempt.step
+    plan = plan_together(connect(comm, 60.0), directory / "ckpt", local, (0, 1, 2, 3), 200.0, None)
+    assert plan.step is not None
+    return sorted(str(path) for path in local.glob("*/*/**/*")) == before, plan.step
 
 
 @pytest.mark.timeout(110)

@@ -59,8 +59,8 @@ def use_up_communicators(comm: Any) -> None:
 def usage() -> dict[str, int]:
     """What this process has of what sessions take."""
     gc.collect()
-    channels = sum(len(pool._channels) for pool in mpi._pools.values())
-    lost = sum(pool._lost for pool in mpi._pools.values())
+    channels = sum(len(pool._channels) for pool in mpi._process._pools.values())
+    lost = sum(pool._lost for pool in mpi._process._pools.values())
     threads = sum(thread.name.startswith("deeppart-") for thread in threading.enumerate())
     return {"channels": channels, "lost": lost, "threads": threads, "files": len(os.listdir("/proc/self/fd"))}
 
@@ -252,28 +252,10 @@ def test_a_process_may_end_while_its_background_works(run_ranks: Any, tmp_path: 
     assert result.finished == [True, True] and not any(result.logs), result.output
 
 
-def without_threads(directory: Path) -> tuple[str, dict[str, int]]:
-    """Only the training thread may talk to MPI: the next start ends what was left."""
-    comm = world()
-    with contextlib.suppress(KeyError), deeppart.Checkpointer(config(directory), comm) as ck:
-        pending = ck.checkpoint({"w": torch.ones(500_000)}, 1)
-        raise KeyError
-    found = settled(comm, directory, 2)
-    return pending.report.levels["persistent"].state, found
-
-
-@pytest.mark.of_mpi
-def test_without_threads(run_ranks: Any, tmp_path: Path) -> None:
-    for state, found in run_ranks(
-        2, without_threads, tmp_path, env={"MPI4PY_RC_THREAD_LEVEL": "funneled"}, timeout=JOB_S
-    ).values:
-        assert state == "done" and found["lost"] == 0 and found["channels"] == KEPT
-
-
 def too_many_lost(directory: Path) -> str:
     comm = world()
     settled(comm, directory, 1)
-    (pool,) = mpi._pools.values()
+    (pool,) = mpi._process._pools.values()
     if comm.rank == 1:
         pool._lost = 10_000
     with pytest.raises(CommError) as caught:
@@ -284,4 +266,4 @@ def too_many_lost(directory: Path) -> str:
 @pytest.mark.of_mpi
 def test_the_bound_is_told_before_mpi_ends_the_job(run_ranks: Any, tmp_path: Path) -> None:
     for text in run_ranks(2, too_many_lost, tmp_path, timeout=JOB_S).values:
-        assert "10000 channels" in text and "start it again" in text
+        assert "10000 channels" in text and "start the processes again" in text

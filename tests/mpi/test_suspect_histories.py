@@ -119,7 +119,7 @@ def played(comm: Any, directory: Path, seed: int) -> list[tuple[int, str]]:
     """(step, name) of what this rank finds wrong; empty if all of it has been told."""
     history, held = History(comm.rank, seed), dict[int, dict[str, torch.Tensor]]()
     settings = {"replicated": history.modes, "capture": history.capture, "keep": {"persistent": 0}, "timeout": 200.0}
-    with deeppart.Checkpointer(deeppart.Config(str(directory), **settings), comm) as ck:
+    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(directory), **settings), comm) as ck:
         for step in range(1, STEPS + 1):
             if step > 1:
                 history.change()

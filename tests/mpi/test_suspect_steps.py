@@ -57,32 +57,6 @@ def test_leaves_that_only_one_rank_has_do_not_disturb_the_comparison(run_on: Any
         assert found == {step: ["weight"] for step in range(2, 6)} and told == 1
 
 
-def frozen(comm: Any, directory: Path, how: str) -> tuple[dict[int, list[str]], list[int]]:
-    """A frozen parameter is written to unseen on one rank, and read later for another reason."""
-    weight, told = torch.nn.Parameter(torch.zeros(30_000), requires_grad=False), []
-    with checkpointer(comm, directory) as ck, torch.no_grad():
-        for step in range(1, 12):
-            if step == 5 and comm.rank == 1:
-                weight.data[UNSEEN] = 7
-            if step == 10:
-                if how == "counted":
-                    weight.add_(1)
-                elif how == "other memory":
-                    weight.data = weight.data.clone()
-                elif comm.rank == 1:
-                    weight[5] = weight[5]
-            pending = ck.checkpoint({"weight": weight}, step)
-            pending.wait(timeout=200)
-            told += [step] * len(pending.report.diverged)
-    return suspect(comm, directory), told
-
-
-@pytest.mark.parametrize("how", ["counted", "other memory", "counted on one rank"])
-def test_what_torch_vouched_for_was_not_compared(run_on: Any, shared_path: Path, how: str) -> None:
-    for found, told in run_on(2, frozen, shared_path, how):
-        assert found == {step: ["weight"] for step in range(2, 10)} and told == [10]
-
-
 def refused(comm: Any, directory: Path) -> tuple[dict[int, list[str]], list[int], bool]:
     """A call that is refused while the structure is new, between the fault and its discovery."""
     training, beside = Training(comm.rank), torch.zeros(10)
@@ -185,56 +159,3 @@ def test_what_is_tied_anew_keeps_its_own_history(run_on: Any, shared_path: Path,
 def test_a_view_of_what_differs_elsewhere_is_not_suspect(run_on: Any, shared_path: Path) -> None:
     for found, told in run_on(2, tied_anew, shared_path, "a buffer that differs elsewhere"):
         assert not found and not told
-
-
-def gone_again(comm: Any, directory: Path, how: str) -> tuple[dict[int, list[str]], list[int], bool, list[int]]:
-    """Ranks differ at one step and are alike again before the next one, which compares what trails that step."""
-    training, told, held = Training(comm.rank), list[int](), dict[int, torch.Tensor]()
-    with checkpointer(comm, directory, capture="lazy") as ck:
-        for step in range(1, 9):
-            training.step()
-            if step == 5:
-                training.harm()
-            if step == 6 and how in ("a broadcast", "a new structure"):
-                with torch.no_grad():
-                    training.weight.copy_(torch.from_numpy(comm.bcast(training.weight.detach().numpy().copy())))
-            if step == 6 and how == "a restore":
-                ck.restore({"weight": training.weight}, step=4)
-            held[step] = training.weight.detach().clone()
-            added = {"another": torch.zeros(3)} if step >= 6 and how == "a new structure" else {}
-            pending = ck.checkpoint({"weight": training.weight} | added, step)
-            pending.wait(timeout=200)
-            told += [step for text in pending.report.diverged if "hold the same bytes again" in text]
-        layout = ck._saver._classifier.layout
-        assert layout is not None
-        replicated = not layout.per_rank.any()
-    found = suspect(comm, directory)
-    loaded = {step: deeppart.load(directory, step=step, rank=comm.rank)["weight"] for step in held}
-    return found, told, replicated, [step for step in held if not torch.equal(loaded[step].detach(), held[step])]
-
-
-@pytest.mark.parametrize("how", ["a broadcast", "a restore", "a new structure"])
-def test_a_difference_that_is_gone_when_it_is_found_is_told_of(run_on: Any, shared_path: Path, how: str) -> None:
-    for found, told, replicated, wrong in run_on(2, gone_again, shared_path, how):
-        assert set(wrong) <= {5} and told == [6] and replicated
-        assert found == {step: ["weight"] for step in range(2, 6)}
-
-
-def alike_all_along(comm: Any, directory: Path) -> tuple[list[int], int]:
-    """All ranks write the same bytes to a frozen parameter unseen; later it is read again on one of them."""
-    weight, told = torch.nn.Parameter(torch.zeros(30_000), requires_grad=False), []
-    with checkpointer(comm, directory) as ck, torch.no_grad():
-        for step in range(1, 9):
-            if step == 3:
-                weight.data[UNSEEN] = 7
-            if step == 5 and comm.rank == 0:
-                weight[5] = weight[5]
-            pending = ck.checkpoint({"weight": weight}, step)
-            pending.wait(timeout=200)
-            told += [step] * len(pending.report.diverged)
-    return told, pending.report.per_rank_bytes
-
-
-def test_a_leaf_that_is_alike_stays_replicated(run_on: Any, shared_path: Path) -> None:
-    """It is told of: what ranks held in between is not known."""
-    assert run_on(2, alike_all_along, shared_path) == [([5], 0)] * 2

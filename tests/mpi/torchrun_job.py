@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 
 import deeppart
-from deeppart.comm.sockets.doors import Doors
+from deeppart.comm.sockets.rank_sockets import RankSockets
+from deeppart.comm.sockets.rendezvous import Entry
 
 TIMEOUT_S = 60.0
 
@@ -122,19 +123,19 @@ def late(directory: Path) -> None:
 
 
 def intruded(directory: Path) -> None:
-    """Before rank 1 comes, somebody has left other cards for it at the store; rank 0 has looked at both."""
+    """Before rank 1 comes, somebody has left other entries for it at the store; rank 0 has looked at both."""
     os.environ["DEEPPART_SECRET_FILE"] = str(directory / "secret")
     if os.environ["RANK"] == "1":
         place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = dist.TCPStore(*place, is_master=False, wait_for_workers=False)
-        doors = Doors("127.0.0.1", 1, "stranger", TIMEOUT_S)
-        for left in ("no card", doors.card.encode().decode()):
-            store.set("deeppart/card/1", left)
+        sockets = RankSockets("127.0.0.1", TIMEOUT_S)
+        for left in ("no entry", Entry(1, sockets.address).encode().decode()):
+            store.set("deeppart/rank/1", left)
             store.add("deeppart/came", 1)
             for _ in range(2):  # rank 0 says who is here after each look; one may have been under way
-                store.delete_key("deeppart/here")
-                store.wait(["deeppart/here"], datetime.timedelta(seconds=TIMEOUT_S))
-        doors.close(0)
+                store.delete_key("deeppart/present")
+                store.wait(["deeppart/present"], datetime.timedelta(seconds=TIMEOUT_S))
+        sockets.close(0)
     save(directory)
 
 

@@ -15,7 +15,7 @@ import deeppart
 from deeppart.access import PERMISSIONS
 from deeppart.config.record import OF_EACH_RANK
 from deeppart.save import saver
-from deeppart.state.compare.classify import DIGESTS
+from deeppart.state.compare import DIGESTS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

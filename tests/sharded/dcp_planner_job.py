@@ -27,17 +27,6 @@ from tests.sharded.layouts import end_job, fully_shard
 Layouts = dict[str, tuple[DeviceMesh, list[Any]]]
 
 
-class Counting(BalancedSavePlanner):
-    """Counts the items that a rank sends."""
-
-    sent = 0
-
-    def create_local_plan(self) -> Any:
-        plan = super().create_local_plan()
-        self.sent = len(plan.items)
-        return plan
-
-
 def wholes(seed: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(seed)
     return {
@@ -116,7 +105,6 @@ def main(directory: Path) -> None:
         told["fewer ranks"] = wrong(flat, values)
     told["fsdp"] = _through_fsdp(saved, row)
     told["background"] = _in_background(directory / "background", state, plain)
-    told["cache"] = _in_turn(directory / "cache", values, layouts)
     told["differing"] = _differing(directory / "differing", rank)
     files = saved("node", lambda path: dcp.save(state, checkpoint_id=path, planner=node_planner(rank)))
     told["files"] = [sum(file.stat().st_size for file in files.glob(f"__{each}_*")) for each in range(4)]
@@ -160,29 +148,6 @@ def _in_background(path: Path, state: dict[str, Any], plain: torch.Tensor) -> li
     mine["plain"].fill_(-1)
     found = snapshots.load_latest(mine)
     return [found, snapshots.steps(), float(mine["plain"].min()), float(mine["plain"].max()), mine["n"]]
-
-
-def _in_turn(path: Path, values: dict[str, torch.Tensor], layouts: Layouts) -> dict[str, Any]:
-    """Two states in turn, of which rank 1 has the same in both; what was sent, and whether each came back."""
-    rank = dist.get_rank()
-    sent, fine = [], True
-    for turn in range(3):
-        for name in ("a", "b"):
-            seed = 10 * turn + (name == "b")
-            mine: dict[str, Any] = distributed({"two": wholes(seed)["two"]}, {"two": layouts["two"]})
-            mine["plain"] = torch.full((3000, 7), seed)
-            if rank != 1:
-                mine[name] = torch.full((5000,), seed)
-            planner = Counting(enable_plan_caching=True)
-            where = path / f"{name}-{turn}"
-            dcp.save(mine, checkpoint_id=where, planner=planner)
-            sent.append(planner.sent)
-            live = distributed({"two": torch.zeros_like(values["two"])}, {"two": layouts["two"]})
-            live |= {"plain": torch.zeros(3000, 7), name: torch.zeros(5000)}
-            dcp.load(live, checkpoint_id=where)
-            fine &= torch.equal(live["two"].full_tensor(), wholes(seed)["two"])
-            fine &= bool((live["plain"] == seed).all()) and bool((live[name] == seed).all())
-    return {"sent": sent, "fine": fine}
 
 
 def _differing(path: Path, rank: int) -> list[Any]:

@@ -318,7 +318,7 @@ class Job:
         found: dict[str, Any] = {}
         for name in ("partner", "persistent"):
             with open_writer(self.directory) as writer:
-                step = writer.checkpointer._next_step()
+                step = writer.checkpointer.next_step()
                 fill(state, step)
                 dcp.save(state, storage_writer=writer)
             dist.barrier()

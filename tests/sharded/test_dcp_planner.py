@@ -27,9 +27,6 @@ def test_shards_and_plain_tensors_of_four_ranks(tmp_path: Path) -> None:
         assert found["evenness"] < 1.02 < found["stock evenness"], found
         assert found["fsdp"]
         assert found["background"] == [4, [2, 4], 4.0, 4.0, 4]
-        # The first of each state is sent; rank 1 has the same in both and sends it once.
-        assert found["cache"]["fine"]
-        assert found["cache"]["sent"] == ([2, 0, 0, 0, 0, 0] if rank == 1 else [3, 3, 0, 0, 0, 0])
         texts, rng, same = found["differing"]
         assert rng == [0] and same
         assert bool(texts) == (rank == 0) and all("rng (of rank 1)" in text for text in texts)

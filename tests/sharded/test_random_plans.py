@@ -19,7 +19,7 @@ from deeppart.comm.base import Int64s, immediately
 from deeppart.model import Box
 from deeppart.save.share_planning import Holders, plan_share
 from deeppart.state.capture.layout import ShareLayout
-from deeppart.state.compare.state_layout import derive
+from deeppart.state.compare import derive
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.globs import Replication
 from tests.sampling import examples
@@ -114,7 +114,6 @@ def _planned(
             live[tensor.path] = torch.zeros(tensor.shape, dtype=dtype)
     flat = flatten(live)
     layout = derive(flat, Replication("auto"))
-    layout.per_rank[flat.before_shards :] = True
     names = {n: (leaf.path[0], box) for leaf in flat.sharded for n, box in zip(leaf.numbers, leaf.boxes, strict=True)}
     held = Holders({number: holders[name] for number, name in names.items()}, ())
     share = plan_share(comm, layout, flat, kappa, ("a plan", _LIMIT_S), all_tell=True, holders=held)

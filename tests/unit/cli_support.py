@@ -93,10 +93,10 @@ def save_states(root: Path, *states: Any, **settings: Any) -> Path:
     return root
 
 
-def save_incrementally(root: Path, local: Path, files: str = "rank") -> Path:
+def save_incrementally(root: Path, local: Path) -> Path:
     """Steps 1 to 3, all on both levels; 2 and 3 refer to a file of step 1. The steps on the node."""
     frozen = torch.arange(2_000_000, dtype=torch.int32)
-    where: dict[str, Any] = {"persistent_dir": str(root), "local_dir": str(local), "files": files}
+    where: dict[str, Any] = {"persistent_dir": str(root), "local_dir": str(local)}
     config = deeppart.Config(**where, keep={"persistent": 0, "local": 0}, compression="none")
     with deeppart.Checkpointer(config) as saving:
         for step in (1, 2, 3):

@@ -19,7 +19,7 @@ def manifest_of(step: int, session: str = FIRST, sequence: int = 0, **changes: A
     """A sound one, of two ranks."""
     sound = decode_manifest(forge.seal(forge.manifest_document()), where="sound")
     attempt = Attempt(forge.LINEAGE.hex(), session, sequence, step, 2)
-    return replace(sound, **{"attempt": attempt, "compared": None, **changes})
+    return replace(sound, **{"attempt": attempt, "compared": (), **changes})
 
 
 def commit(

@@ -20,7 +20,7 @@ from deeppart.errors import (
 )
 from deeppart.offline import load
 from deeppart.part import FileSource
-from deeppart.session import leave
+from deeppart.session import process_sessions
 from deeppart.state.capture.staging import Staging
 from deeppart.storage import manifests, persistent
 from deeppart.storage.files import DurableFile
@@ -309,7 +309,7 @@ def test_leaving_the_with_block_closes(memory: Path) -> None:
     deeppart.Checkpointer(config(memory)).close()
 
 
-def test_the_end_of_the_process_waits_for_a_session_that_is_being_given_back(
+def test_the_end_of_the_process_waits_for_a_session_that_is_being_released(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the interpreter ends while a thread is in torch's code, and the process with a signal."""
@@ -324,7 +324,7 @@ def test_the_end_of_the_process_waits_for_a_session_that_is_being_given_back(
         with deeppart.Checkpointer(config(memory)):
             1 / 0  # noqa: B018
     assert not over.is_set()
-    leave.break_off()
+    process_sessions.settle(0.0)
     assert over.is_set()
 
 

@@ -12,7 +12,7 @@ from deeppart.pending import DONE, FAILED, RUNNING, Pending
 
 
 def pending(*due: str) -> Pending:
-    return Pending(7, frozenset(due or ("local", "persistent")), lambda: None)
+    return Pending(7, frozenset(due or ("local", "persistent")))
 
 
 def states(handle: Pending) -> dict[str, str]:
@@ -31,15 +31,12 @@ def test_done_never_blocks_and_never_raises_for_a_failure() -> None:
 
 def test_a_call_that_saved_nothing_names_no_levels_to_wait_for() -> None:
     with pytest.raises(LevelNotRunError, match="this one did not") as caught:
-        Pending(7, frozenset(), lambda: None).wait("persistent")
+        Pending(7, frozenset()).wait("persistent")
     assert "[]" not in str(caught.value)
 
 
-def test_it_shows_how_far_it_is_without_waiting_polling_or_taking_note() -> None:
-    def poll() -> None:
-        raise AssertionError("an exchange is advanced only by calls that say so")
-
-    handle = Pending(7, frozenset({"local", "parity", "persistent"}), poll)
+def test_it_shows_how_far_it_is_without_waiting_or_taking_note() -> None:
+    handle = Pending(7, frozenset({"local", "parity", "persistent"}))
     assert repr(handle) == "<Pending step 7: local waiting, parity waiting, persistent waiting>"
     handle.note_level("local", DONE)
     handle.note_level("parity", RUNNING)
@@ -61,8 +58,8 @@ def test_it_shows_how_far_it_is_without_waiting_polling_or_taking_note() -> None
     assert shown.startswith("<Pending step 7: local done, parity running, persistent failed; the disk is full!")
     assert len(shown) < 200
     assert len(handle.failures()) == 1, "nobody has been told of it yet"
-    assert repr(Pending(8, frozenset(), poll)) == "<Pending step 8: not due>"
-    skipped = Pending(9, frozenset({"local"}), poll)
+    assert repr(Pending(8, frozenset())) == "<Pending step 8: not due>"
+    skipped = Pending(9, frozenset({"local"}))
     skipped.note_skipped()
     assert repr(skipped) == "<Pending step 9: local skipped>"
 
@@ -138,15 +135,15 @@ def test_what_all_ranks_know_is_told_by_rank_0() -> None:
 
 def test_the_report_is_a_snapshot() -> None:
     handle = pending()
-    handle.note_cost(raw_bytes=10, encoded_bytes=5, blocked_s=0.5, waited_s=0.25)
+    handle.note(raw_bytes=10, encoded_bytes=5, blocked_s=0.5, waited_s=0.25)
     handle.note_stage("local", 1.0)
     handle.note_stage("local", 0.5)
     handle.note_level("local", RUNNING, nbytes=123)
     before = handle.report
     handle.note_returned()
     handle.note_level("local", DONE)
-    handle.note_cost(raw_bytes=11, retire_error="no")
-    handle.note_retry()
+    handle.note(raw_bytes=11, retire_error="no")
+    handle.add(retries=1)
     after = handle.report
     assert (before.step, before.raw_bytes, before.encoded_bytes, before.blocked_s, before.waited_s) == (
         7,

@@ -1,6 +1,6 @@
-"""Ranks without MPI: started by torchrun, by srun with ``env://``, or by anything that lets them meet at a store.
+"""Sessions over sockets: without MPI, or where MPI is not for background threads.
 
-Reading order: ``card`` (how a rank is reached), ``doors`` (its sockets, and who may connect), ``transport`` (messages
-between ranks), ``trees`` (collectives made of them), ``channel`` (the communicator), ``meeting`` (how ranks find each
-other).
+Reading order: ``address`` (how a rank is reached), ``rank_sockets`` (its sockets, and who may connect), ``transport``
+(messages between ranks), ``trees`` (collectives made of them), ``channel`` (the communicator), ``rendezvous`` (how
+ranks find each other without MPI).
 """

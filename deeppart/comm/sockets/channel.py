@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.comm.base import ABANDONED, Comm, Int64s, Operation
+from deeppart.comm.base import ABANDONED, GAVE_UP, Comm, Int64s, Operation, number_of, rank_names
 from deeppart.comm.sockets import trees
+from deeppart.comm.sockets.address import Address
 from deeppart.comm.sockets.transport import Transport
 from deeppart.errors import CommError
 
 #: Tag of what collectives send; those of callers are not negative.
 _COLLECTIVE_TAG = -1
+#: Of what is exchanged before there is a channel; these are counted from 1.
+_NO_CHANNEL = 0
 #: More messages than any collective sends to one rank.
 _MESSAGES_OF_ONE = 64
 
@@ -24,23 +28,13 @@ class SocketComm:
     """One channel."""
 
     def __init__(self, link: Link, number: int) -> None:
-        self.rank, self.size, self.threads = link.rank, link.size, True
+        self.rank, self.size = link.rank, link.size
         self._link, self._transport, self._number = link, link.transport, number
         self._lock = threading.Lock()  # guards the counts
         self._operations = 0
         self._sent, self._received = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
-        self._is_left = False
+        self._is_released = False
         self.broken: CommError | None = None
-
-    @property
-    def sent(self) -> int:
-        """Messages to one rank so far."""
-        return self._sent.total()
-
-    @property
-    def received(self) -> int:
-        """Messages from one rank that have been waited for."""
-        return self._received.total()
 
     def channel(self) -> Operation[Comm]:
         yield from self.allgather(b"")  # all of them have come this far
@@ -70,31 +64,37 @@ class SocketComm:
             number = self._received[source, tag]
         return _nothing(self._transport.receive(source, (self._number, tag, number), buffer))
 
-    def give_back(self) -> None:
-        if os.getpid() != self._transport.card.pid:  # in a forked child another thread may have held the lock
+    def release(self) -> None:
+        if os.getpid() != self._transport.address.pid:  # in a forked child another thread may have held the lock
             return
         with self._lock:
-            if self._is_left:
+            if self._is_released:
                 return
-            self._is_left = True
-        self._transport.leave_channel(self._number)
-        self._link.left()
+            self._is_released = True
+        self._transport.release_channel(self._number)
+        self._link.released()
 
-    def announce(self) -> None:
-        self._transport.tell(self._number, self._own_row())
+    def heartbeat(self) -> None:
+        self._transport.heartbeat(self._number, self._own_row())
 
-    def heard(self) -> set[int]:
-        row = self._transport.told(self._number)
+    def present(self) -> set[int]:
+        row = self._transport.presence(self._number)
         here = np.flatnonzero((row >= self._operations) & (row < ABANDONED))
         return {int(rank) for rank in here} | {self.rank}
 
     def abandon(self, error: CommError) -> None:
         if self.broken is None:
-            self.broken, self._operations = error, ABANDONED
-            self.announce()
+            self.broken, self._operations = error, number_of(error)
+            self.heartbeat()
 
     def abandoned_by(self) -> set[int]:
-        return {int(rank) for rank in np.flatnonzero(self._transport.told(self._number) == ABANDONED)} - {self.rank}
+        return self._that_say(ABANDONED)
+
+    def given_up_by(self) -> set[int]:
+        return self._that_say(GAVE_UP)
+
+    def _that_say(self, number: int) -> set[int]:
+        return {int(rank) for rank in np.flatnonzero(self._transport.presence(self._number) == number)} - {self.rank}
 
     def _own_row(self) -> Int64s:
         row = np.zeros(self.size, dtype=np.int64)
@@ -108,7 +108,7 @@ class SocketComm:
 
 
 class Link:
-    """What the channels of a session share: the transport, which is closed when all of them have been given back."""
+    """What the channels of a session share: the transport, which is closed when all of them have been released."""
 
     def __init__(self, transport: Transport, rank: int, size: int) -> None:
         self.transport, self.rank, self.size = transport, rank, size
@@ -122,8 +122,8 @@ class Link:
             self._in_use += 1
             return SocketComm(self, self._channels)
 
-    def left(self) -> None:
-        """One has been given back."""
+    def released(self) -> None:
+        """One has been released."""
         with self._lock:
             self._in_use -= 1
             is_last = not self._in_use
@@ -144,6 +144,37 @@ class CollectiveMessages:
     def receive(self, source: int, number: int) -> Operation[bytes]:
         found = yield from self._transport.receive(source, (self._channel, _COLLECTIVE_TAG, self._first + number))
         return found.tobytes()
+
+
+def connect_all(
+    transport: Transport, rank: int, addresses: Sequence[Address], version: int = 1
+) -> Operation[SocketComm]:
+    """The first channel of a session, when every rank has the same addresses (collective); their version says so."""
+    _check_hosts(addresses)
+    transport.set_addresses(addresses, rank, version)
+    size = len(addresses)
+    messages = CollectiveMessages(transport, rank, size, _NO_CHANNEL, version)
+    agreeing = trees.maximum(messages, np.zeros(1, dtype=np.int64))
+
+    def connected() -> Operation[SocketComm]:
+        yield from agreeing
+        return Link(transport, rank, size).next_channel()
+
+    return connected()
+
+
+def _check_hosts(addresses: Sequence[Address]) -> None:
+    """Addresses that other hosts can reach."""
+    if len({address.host for address in addresses}) == 1:
+        return
+    local = [rank for rank, each in enumerate(addresses) if each.messages.startswith(("tcp://127.", "tcp://[::1]"))]
+    if local:
+        raise CommError(
+            f"{rank_names(local)} listen where only their own host can reach them",
+            expected="the address of an interface that the nodes reach each other on",
+            found=addresses[local[0]].messages,
+            todo="set MASTER_ADDR to a name that is no local one, or GLOO_SOCKET_IFNAME to the interface's name",
+        )
 
 
 def _nothing(operation: Operation[npt.NDArray[np.uint8]]) -> Operation[None]:

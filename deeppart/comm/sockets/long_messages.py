@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import zmq
 
-from deeppart.comm.sockets.doors import PIECES_AT_ONCE, Socket, has_something
-from deeppart.comm.sockets.peer_memory import Mark, Place
+from deeppart.comm.sockets.peer_memory import Mark, MemoryBlock
+from deeppart.comm.sockets.rank_sockets import PIECES_AT_ONCE, Socket, has_something
 from deeppart.errors import CommError
 
 Bytes = npt.NDArray[np.uint8]
@@ -42,9 +42,9 @@ class Outgoing:
     def __del__(self) -> None:
         self.mark.wipe()  # before the memory is let go
 
-    def place(self) -> Place:
+    def block(self) -> MemoryBlock:
         """Where it is offered."""
-        return Place(np.asarray(self.data).ctypes.data, self.data.nbytes, self.mark.address, self.mark.content)
+        return MemoryBlock(np.asarray(self.data).ctypes.data, self.data.nbytes, self.mark.address, self.mark.content)
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -62,7 +62,7 @@ class Incoming:
     buffer: Bytes | None
     come: int = 0
     problem: CommError | None = None
-    offer: Place | None = None
+    offer: MemoryBlock | None = None
     is_complete: bool = False
 
     def read(self, pid: int, most: int) -> bool:

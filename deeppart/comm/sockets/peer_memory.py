@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 _MARK_BYTES = 16
-_PLACE = struct.Struct(f"<QQQ{_MARK_BYTES}s")
+_BLOCK = struct.Struct(f"<QQQ{_MARK_BYTES}s")
 
 
-class _Stretch(ctypes.Structure):
+class _IoVec(ctypes.Structure):
     """``struct iovec``."""
 
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
@@ -39,8 +39,8 @@ def _system_call() -> Callable[..., Any] | None:
         call = ctypes.CDLL(None, use_errno=True).process_vm_readv
     except AttributeError:
         return None
-    stretches = ctypes.POINTER(_Stretch)
-    call.argtypes = (ctypes.c_int, stretches, ctypes.c_ulong, stretches, ctypes.c_ulong, ctypes.c_ulong)
+    vectors = ctypes.POINTER(_IoVec)
+    call.argtypes = (ctypes.c_int, vectors, ctypes.c_ulong, vectors, ctypes.c_ulong, ctypes.c_ulong)
     call.restype = ctypes.c_ssize_t
     return call
 
@@ -51,8 +51,8 @@ def read_memory(pid: int, address: int, target: npt.NDArray[np.uint8]) -> None:
     if call is None:
         raise OSError(f"no process_vm_readv to read the memory of process {pid} with")
     while done < target.size:
-        own = _Stretch(target.ctypes.data + done, target.size - done)
-        other = _Stretch(address + done, target.size - done)
+        own = _IoVec(target.ctypes.data + done, target.size - done)
+        other = _IoVec(address + done, target.size - done)
         count = call(pid, ctypes.byref(own), 1, ctypes.byref(other), 1, 0)
         if count <= 0:
             number = ctypes.get_errno()
@@ -81,7 +81,7 @@ class Mark:
         self._memory[:] = 0
 
 
-#: Of this process.
+#: Process-wide, since a child that is forked has all of them.
 _marks: weakref.WeakSet[Mark] = weakref.WeakSet()
 
 
@@ -94,7 +94,7 @@ os.register_at_fork(after_in_child=_wipe_all)  # its memory is its own, whatever
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MemoryBlock:
     """Where something lies in the memory of the process that offers it.
 
     Attributes:
@@ -109,12 +109,12 @@ class Place:
 
     def encode(self) -> bytes:
         """For a message."""
-        return _PLACE.pack(self.address, self.nbytes, self.mark_address, self.mark)
+        return _BLOCK.pack(self.address, self.nbytes, self.mark_address, self.mark)
 
     @classmethod
-    def decode(cls, data: bytes) -> Place:
+    def decode(cls, data: bytes) -> MemoryBlock:
         """From what :meth:`encode` has made."""
-        return cls(*_PLACE.unpack(data))
+        return cls(*_BLOCK.unpack(data))
 
     def read(self, pid: int, offset: int, target: npt.NDArray[np.uint8]) -> None:
         """Read from there; errors as of :func:`read_memory`."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from deeppart.comm.sockets.card import Card
-from deeppart.comm.sockets.doors import Doors, Socket, has_something
+from deeppart.comm.sockets.address import Address
 from deeppart.comm.sockets.long_messages import Key, Kind, Pieces, packed, unpacked
+from deeppart.comm.sockets.rank_sockets import RankSockets, Socket, has_something
 from deeppart.comm.sockets.trees import neighbours
 
 #: What all are to know is told to everybody where there are so few ranks, otherwise to neighbours.
@@ -52,39 +52,39 @@ class Peers:
 
     Attributes:
         own_rank: this one; -1 before the ranks have met.
-        cards: of all ranks.
+        addresses: of all ranks.
         connected: routing id of those that have sent something -> rank.
         gone: ranks whose process, or host, is not there any more.
         ended: ranks that have ended the session.
     """
 
-    def __init__(self, doors: Doors) -> None:
-        self._doors, self._version = doors, 0
+    def __init__(self, sockets: RankSockets) -> None:
+        self._sockets, self._version = sockets, 0
         self._peers: dict[int, _Peer] = {}
         self.own_rank = -1
-        self.cards: tuple[Card, ...] = ()
+        self.addresses: tuple[Address, ...] = ()
         self.connected: dict[bytes, int] = {}
         self.gone: set[int] = set()
         self.ended: set[int] = set()
 
-    def know(self, cards: Sequence[Card], own_rank: int, version: int) -> set[int]:
-        """Who they are, from now on; see :meth:`deeppart.comm.sockets.transport.Transport.know`."""
-        changed = {rank for rank, (old, new) in enumerate(zip(self.cards, cards, strict=False)) if old != new}
+    def set_addresses(self, addresses: Sequence[Address], own_rank: int, version: int) -> set[int]:
+        """From now on; returns the ranks that were replaced."""
+        changed = {rank for rank, (old, new) in enumerate(zip(self.addresses, addresses, strict=False)) if old != new}
         for rank in changed:
             if (peer := self._peers.pop(rank, None)) is not None:
                 peer.close(0)
         self.gone -= changed
         self.ended -= changed
-        self.own_rank, self.cards, self._version = own_rank, tuple(cards), version
+        self.own_rank, self.addresses, self._version = own_rank, tuple(addresses), version
         return changed
 
     def _peer(self, rank: int) -> _Peer:
         """Another rank; connects to it the first time."""
         peer = self._peers.get(rank)
         if peer is None:
-            socket = self._doors.to_messages(self.cards[rank])
+            socket = self._sockets.to_messages(self.addresses[rank])
             peer = self._peers[rank] = _Peer(socket, socket.get_monitor_socket(_EVENTS))
-            socket.connect(self.cards[rank].address)
+            socket.connect(self.addresses[rank].messages)
         return peer
 
     def need(self, rank: int) -> _Peer:
@@ -102,9 +102,9 @@ class Peers:
         """The way to a rank for pieces; what it has told of how it lets in, and proves, is for the first time."""
         peer = self._peer(to)
         if peer.pieces is None:
-            socket = self._doors.to_pieces(self.cards[to], self.own_rank, password)
+            socket = self._sockets.to_pieces(self.addresses[to], self.own_rank, password)
             peer.pieces = Pieces(socket, socket.get_monitor_socket(zmq.Event.DISCONNECTED), proof_key)
-            socket.connect(self.cards[to].bulk_address)
+            socket.connect(self.addresses[to].pieces)
             peer.pieces.greet()
         return peer.pieces
 
@@ -113,24 +113,24 @@ class Peers:
         peer = self._peers.get(to)
         return peer is not None and peer.pieces is not None and to not in self.gone and peer.pieces.push()
 
-    def say(self, kind: Kind, rank: int) -> None:
+    def notify(self, kind: Kind, rank: int) -> None:
         """Tell all whom this rank is connected with, in either direction: a rank is gone, or this one ends."""
         header, over = packed(kind, (rank, self._version, 0)), self.gone | self.ended
         for other in self._peers.keys() - over:
             _sent(self._peers[other].messages, header)
         for route, other in self.connected.items():
             if other not in self._peers and other not in over:
-                _sent(self._doors.messages, header, route)
+                _sent(self._sockets.messages, header, route)
 
-    def tell_around(self, header: bytes, data: bytes) -> None:
+    def spread(self, header: bytes, data: bytes) -> None:
         """Tell all, or neighbours that tell theirs."""
-        size = len(self.cards)
+        size = len(self.addresses)
         to = set(neighbours(self.own_rank, size) if size > _FEW else range(size)) - {self.own_rank}
         for rank in to - self.ended - self.gone:
             _sent(self._peer(rank).messages, header + data)
 
-    def hear(self, rank: int, kind: Kind, key: Key) -> None:
-        """A rank has said something."""
+    def on_notice(self, rank: int, kind: Kind, key: Key) -> None:
+        """A rank has ended its session, or says that another one is gone."""
         if key[1] != self._version:
             return  # of one in whose place another has come
         if kind == Kind.ENDS:
@@ -142,7 +142,7 @@ class Peers:
         """A rank is gone: all whom this one is connected with hear of it, and pass it on."""
         if rank not in self.gone and rank != self.own_rank:
             self.gone.add(rank)
-            self.say(Kind.GONE, rank)
+            self.notify(Kind.GONE, rank)
 
     def look_after(self, now: float) -> None:
         """See who has ended the session, and who is gone."""
@@ -166,7 +166,7 @@ class Peers:
         """What a rank has sent the other way."""
         while has_something(peer.messages):
             kind, key, _, _ = unpacked(peer.messages.recv(zmq.NOBLOCK))
-            self.hear(rank, kind, key)
+            self.on_notice(rank, kind, key)
 
     def close(self, linger_ms: int) -> None:
         """Close all connections to others."""

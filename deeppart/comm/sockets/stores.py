@@ -2,55 +2,90 @@
 
 from __future__ import annotations
 
-import socket
 import threading
+import weakref
 from datetime import timedelta
 from typing import Any
 
-from deeppart.comm.sockets.card import address_towards
-from deeppart.comm.sockets.meeting import Place, Store
+from deeppart.comm.sockets.address import interface_of_host, ip_address_towards
+from deeppart.comm.sockets.rendezvous import Rendezvous, Store
 from deeppart.config import Launch, served_by_agent, socket_interface
 from deeppart.errors import CommError, LaunchError
 
 _PREFIX = "deeppart"
 #: Of the time that a start has, for the store; and at least so many seconds.
 _STORE_SHARE, _LEAST_S = 0.8, 0.1
-_lock = threading.Lock()
-#: Stores of ``env://`` that this process has connected to: on rank 0 the server lives as long as its object. Guarded by
-#: the lock.
-_connected: dict[tuple[str, int, int, int], Any] = {}
 
 
-def at_environment(launch: Launch, timeout: float) -> Place:
-    """The store at MASTER_ADDR and MASTER_PORT; rank 0 serves it, unless torchrun does."""
-    distributed = _torch_distributed()
-    assert launch.place is not None
-    host, port = launch.place
+class _Process:
+    """Where this process has met others; there is one, :data:`_process`. Sessions end, and the next one meets there.
 
-    def open_store() -> Store:
-        key = (host, port, launch.rank, launch.size)
-        with _lock:
-            if key in _connected and not _answers(_connected[key]):
-                del _connected[key]
-            if key not in _connected:
-                # As init_process_group() does, with which the server is shared then; but without waiting for everybody.
+    On rank 0 the server of ``env://`` lives as long as the object that is connected to it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: By host, port, rank and size; and by process group. Guarded by the lock.
+        self._environments: dict[tuple[str, int, int, int], Rendezvous] = {}
+        self._groups: weakref.WeakKeyDictionary[Any, Rendezvous] = weakref.WeakKeyDictionary()
+
+    def at_environment(self, launch: Launch) -> Rendezvous:
+        assert launch.place is not None
+        host, port = launch.place
+        with self._lock:
+            key = (host, port, launch.rank, launch.size)
+            if key not in self._environments:
+                open_store = _EnvironmentStore(host, port, launch)
+                self._environments[key] = Rendezvous(
+                    launch.rank, launch.size, open_store, lambda: _interface(host, port)
+                )
+            return self._environments[key]
+
+    def at_group(self, group: Any, rank: int, size: int, store: Store) -> Rendezvous:
+        with self._lock:
+            if group not in self._groups:
+                self._groups[group] = Rendezvous(rank, size, lambda _: store, interface_of_host)
+            return self._groups[group]
+
+
+_process = _Process()
+
+
+class _EnvironmentStore:
+    """Connects to the store at MASTER_ADDR and MASTER_PORT, once as long as it answers."""
+
+    def __init__(self, host: str, port: int, launch: Launch) -> None:
+        self._host, self._port, self._launch = host, port, launch
+        self._lock = threading.Lock()
+        self._connected: Any = None  # guarded by the lock
+
+    def __call__(self, timeout: float) -> Store:
+        distributed = _torch_distributed()
+        with self._lock:
+            if self._connected is None or not _answers(self._connected):
+                # As init_process_group() does, with which the server is shared then; but without waiting for all ranks.
                 # It gives up before the start does, so that nothing of it is left at the end of the process.
-                _connected[key] = distributed.TCPStore(
-                    host,
-                    port,
-                    launch.size,
-                    is_master=launch.rank == 0 and not served_by_agent(),
+                self._connected = None
+                self._connected = distributed.TCPStore(
+                    self._host,
+                    self._port,
+                    self._launch.size,
+                    is_master=self._launch.rank == 0 and not served_by_agent(),
                     timeout=timedelta(seconds=max(_LEAST_S, _STORE_SHARE * timeout)),
                     wait_for_workers=False,
                     multi_tenant=True,
                 )
-            store: Store = distributed.PrefixStore(_PREFIX, _connected[key])
+            store: Store = distributed.PrefixStore(_PREFIX, self._connected)
         return store
 
-    return Place(f"{host}:{port}", launch.rank, launch.size, open_store, lambda: _interface(host, port))
+
+def at_environment(launch: Launch) -> Rendezvous:
+    """The store at MASTER_ADDR and MASTER_PORT; rank 0 serves it, unless torchrun does."""
+    _torch_distributed()
+    return _process.at_environment(launch)
 
 
-def at_group(group: Any) -> Place:
+def at_group(group: Any) -> Rendezvous:
     """The store of a process group of ``torch.distributed``; of the default group for None."""
     distributed = _torch_distributed()
     rank = distributed.get_rank(group)
@@ -62,8 +97,7 @@ def at_group(group: Any) -> Place:
         )
     group = distributed.group.WORLD if group is None else group
     store = distributed.PrefixStore(_PREFIX, _store_of(distributed, group))
-    size = distributed.get_world_size(group)
-    return Place(f"group {group.group_name}", rank, size, lambda: store, _interface_without_place)
+    return _process.at_group(group, rank, distributed.get_world_size(group), store)
 
 
 def _answers(store: Any) -> bool:
@@ -120,7 +154,7 @@ def _interface(host: str, port: int) -> str:
     if named is not None:
         return named
     try:
-        return address_towards(host, port)
+        return ip_address_towards(host, port)
     except OSError as error:
         raise CommError(
             "MASTER_ADDR cannot be reached from this host",
@@ -128,14 +162,3 @@ def _interface(host: str, port: int) -> str:
             where=f"{host}:{port}",
             todo="set MASTER_ADDR to the name or address of rank 0's host",
         ) from error
-
-
-def _interface_without_place() -> str:
-    return socket_interface() or _own_address()
-
-
-def _own_address() -> str:
-    try:
-        return str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError:
-        return "127.0.0.1"

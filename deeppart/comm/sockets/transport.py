@@ -26,8 +26,7 @@ import zmq
 from zmq.utils import z85
 
 from deeppart.comm.base import Int64s, Operation, immediately, rank_names
-from deeppart.comm.sockets.card import Card
-from deeppart.comm.sockets.doors import Doors, Socket, has_something
+from deeppart.comm.sockets.address import Address
 from deeppart.comm.sockets.long_messages import (
     HEADER_BYTES,
     Bytes,
@@ -39,8 +38,10 @@ from deeppart.comm.sockets.long_messages import (
     prove,
     unpacked,
 )
-from deeppart.comm.sockets.peer_memory import Place
+from deeppart.comm.sockets.peer_memory import MemoryBlock
 from deeppart.comm.sockets.peers import Peers
+from deeppart.comm.sockets.presence import Presence
+from deeppart.comm.sockets.rank_sockets import RankSockets, Socket, has_something
 from deeppart.errors import CommError, RanksDisagreeError
 
 #: A message of at most so many bytes is sent at once; a longer one is offered.
@@ -53,7 +54,7 @@ _AT_ONCE = 64
 _STILL_S = 30e-6
 _LOOK_S = 10e-3
 #: What is waited for is passed on after so long.
-_TELL_S = 0.1
+_SPREAD_S = 0.1
 #: What is still to be sent when the session is closed has so long.
 _CLOSING_MS = 1000
 
@@ -62,36 +63,36 @@ class Transport:
     """Of one rank in one session.
 
     Attributes:
-        card: how others reach this rank.
+        address: how others reach this rank.
     """
 
-    def __init__(self, doors: Doors) -> None:
+    def __init__(self, sockets: RankSockets) -> None:
         self._lock = threading.Lock()  # guards all that follows, and the sockets
-        self._doors, self.card = doors, doors.card
-        self._peers = Peers(doors)
-        self._roll_call = RollCall(0)
+        self._sockets, self.address = sockets, sockets.address
+        self._peers = Peers(sockets)
+        self._presence = Presence(0)
         self._busy: set[int] = set()  # to whom long messages are on their way
         self._outgoing: weakref.WeakValueDictionary[tuple[int, Key], Outgoing] = weakref.WeakValueDictionary()
         self._incoming: weakref.WeakValueDictionary[tuple[int, Key], Incoming] = weakref.WeakValueDictionary()
         #: What has come before it was waited for: a short message, or where a long one lies.
-        self._early: dict[tuple[int, Key], Bytes | Place] = {}
+        self._early: dict[tuple[int, Key], Bytes | MemoryBlock] = {}
         #: Of a channel, what is waited for and has been offered. Guarded by the interpreter: single operations.
         self._offered: defaultdict[int, deque[weakref.ref[Incoming]]] = defaultdict(deque)
-        self._left_channels: set[int] = set()
-        self._emptied_at, self._looked_at, self._told_at = 0.0, 0.0, 0.0
+        self._released_channels: set[int] = set()
+        self._emptied_at, self._looked_at, self._spread_at = 0.0, 0.0, 0.0
         self._closed = False
         # For a session that never started, or that nobody closes. By a weak reference, not by __del__: of objects that
         # refer to each other, the collector ends any first, and the sockets are to be closed in order.
-        self._finalizer = weakref.finalize(self, _shut, self._peers, doors, 0)
+        self._finalizer = weakref.finalize(self, _shut, self._peers, sockets, 0)
         self._finalizer.atexit = False
 
-    def know(self, cards: Sequence[Card], rank: int, version: int) -> None:
-        """The peers, in rank order, once they have met; again if one was replaced."""
-        keys = [z85.decode(card.public_key) for card in cards]
+    def set_addresses(self, addresses: Sequence[Address], rank: int, version: int) -> None:
+        """Of all ranks, in rank order, once they have met; again if one was replaced."""
+        keys = [z85.decode(address.public_key) for address in addresses]
         with self._lock:
-            self._busy -= self._peers.know(cards, rank, version)
-            self._roll_call = RollCall(len(cards))
-        self._doors.doorkeeper.let_in(keys)
+            self._busy -= self._peers.set_addresses(addresses, rank, version)
+            self._presence = Presence(len(addresses))
+        self._sockets.authenticator.allow(keys)
 
     def send(self, to: int, key: Key, data: Bytes | bytes) -> Operation[None]:
         """Send a message. The transfer starts at the call; ``data`` must stay as it is until it ends."""
@@ -107,7 +108,7 @@ class Transport:
                 self._peers.put(to, packed(Kind.SHORT, key), array.tobytes())
                 return immediately(None)
             outgoing = self._outgoing[to, key] = Outgoing(key, array.data)  # lives as long as the operation
-            self._peers.put(to, packed(Kind.OFFER, key), outgoing.place().encode())
+            self._peers.put(to, packed(Kind.OFFER, key), outgoing.block().encode())
         return self._sending(to, outgoing)
 
     def _sending(self, to: int, outgoing: Outgoing) -> Operation[None]:
@@ -160,8 +161,8 @@ class Transport:
         """Go on with what was offered: read it where it lies, or have it sent."""
         source, key, offer = incoming.source, incoming.key, incoming.offer
         assert offer is not None
-        card = self._peers.cards[source]
-        is_read = card.host == self.card.host and incoming.read(card.pid, READ_BYTES)
+        address = self._peers.addresses[source]
+        is_read = address.host == self.address.host and incoming.read(address.pid, READ_BYTES)
         if is_read and incoming.come < offer.nbytes:
             return
         incoming.offer = None
@@ -172,8 +173,9 @@ class Transport:
                 self._peers.put(source, packed(Kind.TAKEN, key))
                 return
             incoming.come = 0
-            keeper = self._doors.doorkeeper
-            self._peers.put(source, packed(Kind.READY, key), keeper.password(source) + keeper.proof_key(source))
+            authenticator = self._sockets.authenticator
+            secret = authenticator.password(source) + authenticator.proof_key(source)
+            self._peers.put(source, packed(Kind.READY, key), secret)
 
     def _check(self, other: int) -> None:
         """Whether there is any sense in waiting."""
@@ -182,7 +184,8 @@ class Transport:
                 f"{rank_names(self._peers.gone)} of this job: gone",
                 found="the process has ended, or its host says nothing any more",
                 where=f"rank {self._peers.own_rank}",
-                todo="end the job and start it again; committed checkpoints are not affected",
+                todo="close the checkpointer and make one among the ranks that are left, or start the job again; "
+                "committed checkpoints are not affected",
             )
         if other in self._peers.ended:
             raise RanksDisagreeError(
@@ -194,24 +197,24 @@ class Transport:
         with self._lock:
             self._refuse_closed()
 
-    def tell(self, channel: int, row: Int64s) -> None:
-        """Tell the others what is waited for in a channel; see :class:`RollCall`."""
+    def heartbeat(self, channel: int, row: Int64s) -> None:
+        """Tell the others what is waited for in a channel; see :class:`Presence`."""
         with self._lock:
             if not self._closed:
-                self._roll_call.merge(channel, row)
-                self._pass_on()
+                self._presence.merge(channel, row)
+                self._spread_presence()
 
-    def told(self, channel: int) -> Int64s:
-        """What all ranks together have told of a channel, as far as it has come here."""
+    def presence(self, channel: int) -> Int64s:
+        """What is known of all ranks in a channel."""
         self.progress()
         with self._lock:
-            return self._roll_call.row(channel)
+            return self._presence.row(channel)
 
-    def leave_channel(self, channel: int) -> None:
+    def release_channel(self, channel: int) -> None:
         """Nothing will be received in it any more."""
         with self._lock:
-            self._left_channels.add(channel)
-            self._roll_call.forget(channel)
+            self._released_channels.add(channel)
+            self._presence.forget(channel)
             self._offered.pop(channel, None)
             for place in [place for place in self._early if place[1][0] == channel]:
                 del self._early[place]
@@ -221,10 +224,10 @@ class Transport:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            if self._closed or not self._peers.cards:
+            if self._closed or not self._peers.addresses:
                 return True
-            has_all = self._take(self._doors.messages, self._on_message)
-            has_all = self._take(self._doors.pieces, self._on_piece) and has_all
+            has_all = self._take(self._sockets.messages, self._on_message)
+            has_all = self._take(self._sockets.pieces, self._on_piece) and has_all
             for rank in list(self._busy):
                 if not self._peers.push(rank):
                     self._busy.discard(rank)
@@ -233,34 +236,35 @@ class Transport:
             if now - self._looked_at > _LOOK_S:
                 self._looked_at = now
                 self._peers.look_after(now)
-                if now - self._told_at > _TELL_S:
-                    self._told_at = now
-                    self._pass_on()
+                if now - self._spread_at > _SPREAD_S:
+                    self._spread_at = now
+                    self._spread_presence()
             return has_all
         finally:
             self._lock.release()
 
     def close(self) -> None:
         """Tell the others that this rank ends the session, and give everything back. Waits two seconds at most."""
-        if os.getpid() != self.card.pid:  # a forked child has none of it, and another thread may have held the lock
+        if os.getpid() != self.address.pid:  # a forked child has none of it, and another thread may have held the lock
             return
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            if self._peers.cards:
-                self._take(self._doors.messages, self._on_message)  # some may have ended the session: they hear nothing
+            if self._peers.addresses:
+                self._take(
+                    self._sockets.messages, self._on_message
+                )  # some may have ended the session: they hear nothing
                 self._peers.look_after(time.monotonic())
-                self._peers.say(Kind.ENDS, 0)
+                self._peers.notify(Kind.ENDS, 0)
             self._finalizer.detach()
-            _shut(self._peers, self._doors, _CLOSING_MS)
+            _shut(self._peers, self._sockets, _CLOSING_MS)
 
     # From here on everything is called with the lock.
 
-    def _pass_on(self) -> None:
-        """Tell the others what is new in the roll call."""
-        for channel, row in self._roll_call.news():
-            self._peers.tell_around(packed(Kind.WAITS, (channel, 0, 0)), row)
+    def _spread_presence(self) -> None:
+        for channel, row in self._presence.news():
+            self._peers.spread(packed(Kind.WAITS, (channel, 0, 0)), row)
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -282,12 +286,12 @@ class Transport:
         if kind == Kind.SHORT:
             self._come_in(rank, key, np.frombuffer(message, dtype=np.uint8, offset=HEADER_BYTES))
         elif kind == Kind.OFFER:
-            self._come_in(rank, key, Place.decode(message[HEADER_BYTES:]))
+            self._come_in(rank, key, MemoryBlock.decode(message[HEADER_BYTES:]))
         elif kind == Kind.WAITS:
-            if key[0] not in self._left_channels:
-                self._roll_call.merge(key[0], np.frombuffer(message, dtype=np.int64, offset=HEADER_BYTES))
+            if key[0] not in self._released_channels:
+                self._presence.merge(key[0], np.frombuffer(message, dtype=np.int64, offset=HEADER_BYTES))
         elif kind in (Kind.ENDS, Kind.GONE):
-            self._peers.hear(rank, kind, key)
+            self._peers.on_notice(rank, kind, key)
         elif kind == Kind.STOOD:
             if (incoming := self._incoming.get((rank, key))) is not None:
                 incoming.is_complete = True
@@ -299,11 +303,11 @@ class Transport:
             else:
                 self._begin(rank, outgoing, message[HEADER_BYTES:])
 
-    def _come_in(self, rank: int, key: Key, what: Bytes | Place) -> None:
+    def _come_in(self, rank: int, key: Key, what: Bytes | MemoryBlock) -> None:
         """A short message has come, or the offer of a long one."""
         incoming = self._incoming.get((rank, key))
         if incoming is None:
-            if key[0] not in self._left_channels:
+            if key[0] not in self._released_channels:
                 self._early[rank, key] = what
             return
         nbytes = what.nbytes
@@ -317,7 +321,7 @@ class Transport:
                 where=f"from rank {rank} to rank {self._peers.own_rank}",
             )
             incoming.is_complete = True
-        elif isinstance(what, Place):
+        elif isinstance(what, MemoryBlock):
             incoming.offer = what
             self._offered[key[0]].append(weakref.ref(incoming))
         else:
@@ -328,8 +332,8 @@ class Transport:
         route, header, data = frames
         kind, key, offset, _ = unpacked(header.buffer)
         if kind == Kind.HELLO:
-            proof = prove(self._doors.doorkeeper.proof_key(rank), data.bytes)
-            self._doors.pieces.send_multipart([route.bytes, packed(Kind.PROOF, key), proof], zmq.NOBLOCK)
+            proof = prove(self._sockets.authenticator.proof_key(rank), data.bytes)
+            self._sockets.pieces.send_multipart([route.bytes, packed(Kind.PROOF, key), proof], zmq.NOBLOCK)
             return
         incoming = self._incoming.get((rank, key))
         if incoming is None or incoming.buffer is None:
@@ -347,43 +351,8 @@ class Transport:
         self._busy.add(to)
 
 
-def _shut(peers: Peers, doors: Doors, linger_ms: int) -> None:
+def _shut(peers: Peers, sockets: RankSockets, linger_ms: int) -> None:
     """Close all sockets. What is still to be sent has so long."""
-    if os.getpid() == doors.card.pid:  # a forked child has none of them
+    if os.getpid() == sockets.address.pid:  # a forked child has none of them
         peers.close(linger_ms)
-        doors.close(linger_ms)
-
-
-class RollCall:
-    """Who waits in which channel, as far as ranks have told each other: an error can name those that do not. Pure.
-
-    A row has the number of the operation that each rank waits in, or 0; the larger number holds. What is new is passed
-    on, so that all hear of all, though each rank talks to a few.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._rows: dict[int, Int64s] = {}
-        self._new: set[int] = set()
-
-    def merge(self, channel: int, row: Int64s) -> None:
-        """What another rank, or this one, tells of a channel."""
-        old = self._rows.setdefault(channel, np.zeros(self._size, dtype=np.int64))
-        if row.size == old.size and (row > old).any():
-            self._rows[channel] = np.maximum(old, row)
-            self._new.add(channel)
-
-    def row(self, channel: int) -> Int64s:
-        """What is known of a channel."""
-        return self._rows.get(channel, np.zeros(self._size, dtype=np.int64)).copy()
-
-    def forget(self, channel: int) -> None:
-        """Nobody will wait in it any more."""
-        self._rows.pop(channel, None)
-        self._new.discard(channel)
-
-    def news(self) -> list[tuple[int, bytes]]:
-        """Channels of which more is known than at the last call, and the row of each."""
-        found = [(channel, self._rows[channel].tobytes()) for channel in sorted(self._new)]
-        self._new.clear()
-        return found
+        sockets.close(linger_ms)

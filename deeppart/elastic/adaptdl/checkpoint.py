@@ -13,7 +13,7 @@ import deeppart
 from deeppart.elastic.parallel import ElasticDataParallel
 from deeppart.elastic.progress import progress
 from deeppart.errors import ConfigError
-from deeppart.storage.manifests import committed_steps
+from deeppart.extension import Step
 
 from . import env
 from .collective import broadcast, refuse_unconnected
@@ -61,7 +61,7 @@ def save_all_states() -> str | None:
     buffers = [f"models/{name}/model/{each}" for name, model in _models.items() for each in _buffers(model.module)]
     replicated = dict.fromkeys(buffers, "rank0") | {"*": "auto"}
     with deeppart.Checkpointer(persistent_dir=path, replicated=replicated) as checkpointer:
-        checkpointer.checkpoint(content, checkpointer._next_step(), force=True).wait()
+        checkpointer.checkpoint(content, checkpointer.next_step(), force=True).wait()
     return path if env.replica_rank() == 0 else None
 
 
@@ -96,7 +96,7 @@ def found() -> dict[str, Any]:
 def _read(path: str | None) -> dict[str, Any]:
     root = None if path is None else Path(path)
     if root is not None and root.is_dir():
-        if committed_steps(root):
+        if Step.committed(root):
             saved: dict[str, Any] = deeppart.load(root)
             return saved
         if any(root.glob("checkpoint-*")):

@@ -16,9 +16,8 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 
-from deeppart.model import Box
+from deeppart.extension import Box
 from deeppart.partition import LeafSpec, partition
-from deeppart.state.tree.leaves import rectangles
 
 #: What ``torch.save`` adds to the bytes of a tensor: the cost of a span, so that files are balanced with all in them.
 FRAME_BYTES = 1570
@@ -197,8 +196,7 @@ def _pieces(item: WriteItem, start: int, length: int) -> list[WriteItem]:
     width = data.properties.dtype.itemsize
     sizes = tuple(data.chunk.sizes)
     found = []
-    for index, _ in rectangles(sizes, start // width, (start + length) // width):
-        box = box_of(index, sizes)
+    for box in Box.of_range(sizes, start // width, (start + length) // width):
         offsets = torch.Size(a + b for a, b in zip(data.chunk.offsets, box.offset, strict=True))
         chunk = ChunkStorageMetadata(offsets, torch.Size(box.sizes))
         found.append(
@@ -209,9 +207,3 @@ def _pieces(item: WriteItem, start: int, length: int) -> list[WriteItem]:
             )
         )
     return found
-
-
-def box_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
-    """An index of slices as a box; dimensions that it leaves out are whole."""
-    bounds = [(each.start, each.stop) for each in index] + [(0, length) for length in shape[len(index) :]]
-    return Box(tuple(begin for begin, _ in bounds), tuple(end - begin for begin, end in bounds))

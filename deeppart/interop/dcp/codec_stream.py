@@ -27,9 +27,8 @@ from typing import IO, Any
 import torch
 import xxhash
 
-from deeppart.codec import PLANE_DTYPES, ROOM_BYTES, Codec, RawCodec, ZstdCodec, codec_by_id, tensor_codec
 from deeppart.errors import CorruptFileError
-from deeppart.state.tree.leaves import TORCH_DTYPES
+from deeppart.extension import codec
 
 #: What a name in the metadata of a checkpoint says, with the version of the format.
 NAME, VERSION = "stream.deeppart-tensor", "1"
@@ -41,8 +40,10 @@ _MOST_HEAD_BYTES = 64 << 10
 #: A tensor below this is not worth frames of its own.
 _LEAST_TENSOR_BYTES = 2 << 10
 #: What is shorter is compressed as well as zstd can at little cost: beginnings and ends of streams.
-_SMALL_FRAME_BYTES, _SMALL_LEVEL = 4 << 10, 12
-_END = 255
+_SMALL_FRAME_BYTES = 4 << 10
+#: What a codec may need beyond the raw bytes.
+_ROOM_BYTES = 256
+_RAW, _END = 0, 255
 _HEAD = struct.Struct("<B3xII")
 _LAST = struct.Struct("<B3xQ")
 _DIGEST = struct.Struct("<Q")
@@ -76,7 +77,7 @@ _UNTYPED = "torch.storage UntypedStorage"
 class _Stretch:
     """A part of a stream that one codec encodes: so many bytes are left of it."""
 
-    codec: Codec
+    codec: Any
     left: int
 
 
@@ -128,10 +129,10 @@ class EncodingStream:
         """Divide the stream into stretches, and what has come of it into frames."""
         if found is not None and found.nbytes >= _LEAST_TENSOR_BYTES:
             self._stretches += [
-                _Stretch(ZstdCodec(), found.start),
-                _Stretch(_codec_of(found.dtype), found.nbytes),
+                _Stretch(codec("zstd"), found.start),
+                _Stretch(codec(found.dtype), found.nbytes),
             ]
-        self._stretches.append(_Stretch(ZstdCodec(), sys.maxsize))
+        self._stretches.append(_Stretch(codec("zstd"), sys.maxsize))
         begun, self._waiting = self._waiting, bytearray()
         self._feed(memoryview(begun))
 
@@ -157,26 +158,20 @@ class EncodingStream:
             self._waiting = bytearray()
 
     def _emit(self, raw: memoryview) -> None:
-        codec = self._stretches[0].codec
-        if isinstance(codec, ZstdCodec) and raw.nbytes < _SMALL_FRAME_BYTES:
-            codec = ZstdCodec(_SMALL_LEVEL)
-        if len(self._room) < raw.nbytes + ROOM_BYTES:
-            self._room = bytearray(raw.nbytes + ROOM_BYTES)
-        encoded = codec.encode(raw, memoryview(self._room))
-        codec_id, stored = codec.codec_id, encoded
-        if len(encoded) >= raw.nbytes:
-            codec_id, stored = RawCodec.codec_id, raw
+        chosen = self._stretches[0].codec
+        if raw.nbytes < _SMALL_FRAME_BYTES and chosen.codec_id == codec("zstd").codec_id:
+            chosen = codec("zstd:12")
+        if len(self._room) < raw.nbytes + _ROOM_BYTES:
+            self._room = bytearray(raw.nbytes + _ROOM_BYTES)
+        codec_id, stored = chosen.codec_id, chosen.encode(raw, memoryview(self._room))
+        if len(stored) >= raw.nbytes:
+            codec_id, stored = _RAW, raw
         head = _HEAD.pack(codec_id, raw.nbytes, len(stored))
         hasher = xxhash.xxh3_64(head)
         hasher.update(stored)
         self._output.write(head + _DIGEST.pack(hasher.intdigest()))
         self._output.write(stored)
         self._raw_bytes += raw.nbytes
-
-
-def _codec_of(dtype: str) -> Codec:
-    """That of ``compression="tensor"``; where that is zstd, at the level of DCP's own."""
-    return tensor_codec(dtype) if dtype in PLANE_DTYPES or dtype.startswith("float8") else ZstdCodec()
 
 
 def decoded_frames(read: Callable[[int], bytes], where: str | None = None) -> Iterator[memoryview | bytes]:
@@ -203,7 +198,7 @@ def decoded_frames(read: Callable[[int], bytes], where: str | None = None) -> It
         if hasher.intdigest() != digest:
             raise _corrupt("the bytes of which a frame has the digest", "others", where)
         try:
-            yield codec_by_id(codec_id, where=where).decode(memoryview(stored), raw_bytes)
+            yield codec(codec_id).decode(memoryview(stored), raw_bytes)
         except CorruptFileError as error:
             raise _corrupt("a frame that can be decoded", str(error), where) from error
         total += raw_bytes
@@ -315,7 +310,7 @@ def _described(pickled: bytes) -> tuple[int, str] | None:
                 count = argument
             elif opcode.name == "GLOBAL" and not storages:
                 kind = str(argument)
-            elif opcode.name == "GLOBAL" and str(argument).partition(" ")[2] in TORCH_DTYPES:
+            elif opcode.name == "GLOBAL" and _dtype(str(argument).partition(" ")[2]) is not None:
                 dtype = str(argument).partition(" ")[2]
     except Exception:  # of whatever kind: these are not the bytes of a pickle
         return None
@@ -328,4 +323,11 @@ def _described(pickled: bytes) -> tuple[int, str] | None:
 
 
 def _itemsize(dtype: str | None) -> int:
-    return 0 if dtype is None else torch.empty(0, dtype=TORCH_DTYPES[dtype]).element_size()
+    found = None if dtype is None else _dtype(dtype)
+    return 0 if found is None else found.itemsize
+
+
+def _dtype(name: str) -> torch.dtype | None:
+    """A dtype of torch by its name; nothing is imported for it."""
+    found = vars(torch).get(name)
+    return found if isinstance(found, torch.dtype) else None

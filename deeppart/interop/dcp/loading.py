@@ -12,17 +12,13 @@ from typing import Any
 import torch
 import zstandard
 
-from deeppart.errors import CorruptFileError, UnsupportedLeafError
+from deeppart.errors import CorruptFileError, UnsupportedLeafError, short
+from deeppart.extension import ForeignFile, LeafType, choose, leaf_bytes, readable
 from deeppart.interop.dcp.codec_stream import DESCRIPTOR, decoded
 from deeppart.interop.dcp.metadata import DcpMetadata, Keys, Place, StoredTensor, read_metadata
 from deeppart.interop.dcp.names import GROUPS, nested
-from deeppart.interop.files import ForeignFile, HeldBytes
-from deeppart.interop.opened import PIECE_BYTES, Opened, Source, address_of, chosen_part
+from deeppart.interop.opened import PIECE_BYTES, Opened, Source, address_of
 from deeppart.interop.torch_file import Archive, open_archive, read_by_torch
-from deeppart.model import Box
-from deeppart.part import short
-from deeppart.state.tree.leaves import Bytes, LeafType, dtype_name, flat_bytes, is_flat, new_array
-from deeppart.state.tree.paths import readable
 
 #: What ``torch.save`` adds to the bytes of a tensor, at most; the file of a value is no longer than this.
 _FRAME_BYTES = 1 << 20
@@ -81,7 +77,7 @@ def _choose(metadata: DcpMetadata, keys: str | Sequence[str] | None, where: str)
     names = sorted(metadata.tensors.keys() | metadata.values.keys())
     if keys is None:
         return names
-    left, found = [chosen_part(_nested([(metadata.path_of(name), name) for name in names]), keys, where)], []
+    left, found = [choose(_nested([(metadata.path_of(name), name) for name in names]), keys, where)], []
     while left:
         item = left.pop()
         if isinstance(item, str):
@@ -183,8 +179,7 @@ def read_value(files: Files, place: Place, name: str) -> Any:
 
 def new_tensor(stored: StoredTensor, name: str) -> torch.Tensor:
     """Untouched memory for a tensor."""
-    kind = LeafType("torch", dtype_name(stored.dtype, name), stored.shape)
-    kind.check(name)
+    kind = LeafType.of_torch(stored.dtype, stored.shape, name)
     for box, place in stored.chunks:
         nbytes = box.elements * kind.itemsize
         if not place.transforms and place.length < nbytes:
@@ -194,7 +189,7 @@ def new_tensor(stored: StoredTensor, name: str) -> torch.Tensor:
                 found=f"{place.length} bytes",
                 where=f"{place.file}, {name}",
             )
-    made = new_array(kind)
+    made = kind.new()
     assert isinstance(made, torch.Tensor)
     return made
 
@@ -232,7 +227,7 @@ def _unpacked(data: bytes | memoryview, where: str) -> Any:
     Its archive has a checksum of every record, at which ``torch.load`` does not look; nor whether records are
     compressed, or lie over each other, so that a few bytes would become many.
     """
-    Archive(HeldBytes(memoryview(data), where)).check()
+    Archive(ForeignFile.holding(data, where)).check()
     return read_by_torch(data, where)
 
 
@@ -243,7 +238,7 @@ class _Pieces:
         self.nbytes = nbytes
         self._files, self._stored, self._name = files, stored, name
         self._rows: list[tuple[int, Source]] | None = None
-        self._whole: Bytes | None = None
+        self._whole: memoryview | None = None
 
     def read_into(self, start: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with the bytes from ``start``."""
@@ -257,8 +252,8 @@ class _Pieces:
                     piece.read_into(first - begins, view[first - start : last - start])
             return
         if self._whole is None:
-            self._whole = flat_bytes(read_tensor(self._files, self._stored, self._name))
-        view[:] = self._whole[start:stop].data
+            self._whole = leaf_bytes(read_tensor(self._files, self._stored, self._name)).data
+        view[:] = self._whole[start:stop]
         if stop == self.nbytes:
             self._whole = None
 
@@ -280,7 +275,7 @@ class _Pieces:
             rows.append((box.offset[0] * row_bytes if shape else 0, source))
         return rows
 
-    def _open_piece(self, box: Box, place: Place) -> Source | None:
+    def _open_piece(self, box: Any, place: Place) -> Source | None:
         """Where the elements of a piece are; None if they do not lie there in C order, and nothing else with them."""
         found = open_archive(
             Archive(self._files.file_of(place), place.offset, place.length, f"{place.file}, {self._name}")
@@ -288,7 +283,7 @@ class _Pieces:
         if found is None:
             return None
         piece, sources = found
-        sound = isinstance(piece, torch.Tensor) and is_flat(piece) and tuple(piece.shape) == box.sizes
+        sound = isinstance(piece, torch.Tensor) and piece.is_contiguous() and tuple(piece.shape) == box.sizes
         if not sound or piece.dtype is not self._stored.dtype or piece.storage_offset():
             return None  # read in the other way, which says what is wrong
         source = sources.get(address_of(piece))

@@ -16,14 +16,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from deeppart.errors import CorruptFileError, RestoreError
-from deeppart.interop.files import is_plain_name, read_small
-from deeppart.interop.formats import METADATA_NAME
-from deeppart.model import Box
-from deeppart.part import short
-from deeppart.plan.shards import fault_of_cover
-from deeppart.state.tree.flatten import DEEPEST_NESTING
-from deeppart.state.tree.leaves import TORCH_DTYPES
+from deeppart.errors import CorruptFileError, RestoreError, short
+from deeppart.extension import Box, ForeignFile
+from deeppart.interop.formats import METADATA_NAME, is_plain_name
 
 #: A hundred bytes or two for each shard of each tensor.
 _LIMIT_BYTES = 4 << 30
@@ -49,7 +44,9 @@ _NAMES = frozenset(
         ("collections", "OrderedDict"),
     }
 )
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TORCH_DTYPES.values()}
+_DTYPES = {name: dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
+#: Containers inside each other, of which a path leads through.
+_DEEPEST_NESTING = 200
 _FROZEN = (tuple, frozenset)
 #: Keys of nested dicts and places in lists.
 Keys = tuple[str | int, ...]
@@ -94,7 +91,7 @@ def read_metadata(directory: Path) -> DcpMetadata:
     """What a DCP directory says that it holds."""
     path = directory / METADATA_NAME
     try:
-        data = read_small(path, _LIMIT_BYTES)
+        data = ForeignFile.read_all(path, _LIMIT_BYTES)
     except FileNotFoundError as error:
         raise RestoreError(
             "this is no DCP checkpoint, or one that was never completed",
@@ -250,7 +247,7 @@ def _tensor(
             raise ValueError(f"{name}: {box} of a tensor of {shape}")
         if box.elements:
             chunks[box] = places[name, box.offset]
-    if fault := fault_of_cover(list(chunks), shape):
+    if fault := Box.fault_of_cover(list(chunks), shape):
         raise CorruptFileError(
             "a DCP checkpoint does not hold every element of a tensor exactly once",
             expected=f"all of {name}, {dtype}{list(shape)}",
@@ -291,8 +288,8 @@ def _paths(found: Any, names: Any) -> dict[str, Keys]:
         if name in names and type(path) is tuple and path and all(_is_key(key) for key in path)
     }
     for name, path in paths.items():
-        if len(path) > DEEPEST_NESTING:
-            raise ValueError(f"{short(name)}: more than {DEEPEST_NESTING} containers inside each other")
+        if len(path) > _DEEPEST_NESTING:
+            raise ValueError(f"{short(name)}: more than {_DEEPEST_NESTING} containers inside each other")
     return paths
 
 

@@ -17,11 +17,8 @@ import torch
 
 from deeppart.config import LAST_STEP
 from deeppart.errors import ConfigError, DeeppartError, StructureMismatchError, UnsupportedLeafError
+from deeppart.extension import readable
 from deeppart.interop.dcp.metadata import Keys
-from deeppart.state.tree.leaves import is_plain
-from deeppart.state.tree.objects import has_state
-from deeppart.state.tree.paths import readable
-from deeppart.state.tree.sharded import is_sharded
 
 #: Of an optimizer's ``state_dict()``.
 GROUPS = "param_groups"
@@ -156,18 +153,23 @@ def _item(value: Any, path: Keys, items: list[Item]) -> Any:
 def is_one(value: Any) -> bool:
     """True if DCP does not take a container apart, of those that are no dicts."""
     return not isinstance(value, list) or not any(
-        isinstance(each, (torch.Tensor, Mapping)) or (isinstance(each, list) and not is_one(each)) for each in value
+        isinstance(each, Mapping) or _is_tensor(each) or (isinstance(each, list) and not is_one(each)) for each in value
     )
+
+
+def _is_tensor(item: Any) -> bool:
+    """True of a tensor, and of what stands for one in a step (:class:`deeppart.extension.Step`)."""
+    return isinstance(item, torch.Tensor) or getattr(item, "is_tensor", False) is True
 
 
 def _note(value: Any, path: Keys, items: list[Item]) -> None:
     if isinstance(value, torch.Tensor):
-        if is_plain(value) or is_sharded(value):
+        if is_dense(value) or hasattr(value, "__create_chunk_list__") or hasattr(value, "local_shards"):
             items.append(Item(path, value.dtype, tuple(value.shape)))
         else:
             items.append(Item(path))
         return
-    if type(value) not in _SMALL and has_state(value):
+    if type(value) not in _SMALL and callable(getattr(value, "load_state_dict", None)):
         raise UnsupportedLeafError(
             f"DCP would pickle a {type(value).__name__}, and load it as that",
             expected="objects with a state_dict() at the outermost level, or what their state_dict() returns",
@@ -175,6 +177,12 @@ def _note(value: Any, path: Keys, items: list[Item]) -> None:
             todo="put its state_dict() in its place, or the object into the outermost dict",
         )
     items.append(Item(path))
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """True if the elements of a tensor are simply its memory."""
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    return plain and not (tensor.is_quantized or tensor.is_meta or tensor.is_nested)
 
 
 def _check_names(items: Collection[Item]) -> None:
@@ -226,13 +234,13 @@ def step_of(checkpoint_id: object) -> int:
     return int(text)
 
 
-def walk_values(value: Any, path: Keys) -> Iterator[tuple[Keys, Any]]:
-    """What DCP names within small values, which may be containers of such."""
+def walk(value: Any, path: Keys = (), keys: tuple[Any, ...] = ()) -> Iterator[tuple[Keys, tuple[Any, ...], Any]]:
+    """What DCP names in a state: the path that it has there, the keys, and the item."""
     if isinstance(value, Mapping):
         for key, each in value.items():
-            yield from walk_values(each, (*path, str(key)))
+            yield from walk(each, (*path, str(key)), (*keys, key))
     elif isinstance(value, list) and not is_one(value):
         for place, each in enumerate(value):
-            yield from walk_values(each, (*path, place))
+            yield from walk(each, (*path, place), (*keys, place))
     else:
-        yield path, value
+        yield path, keys, value

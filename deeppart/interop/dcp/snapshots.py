@@ -13,10 +13,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, SavePlanner, StorageReader, StorageWriter
 
-from deeppart import access
-from deeppart.access import storage_error
 from deeppart.config import check_step
-from deeppart.errors import ConfigError, DeeppartError
+from deeppart.errors import ConfigError, DeeppartError, RestoreError
+from deeppart.extension import ForeignFile
 from deeppart.interop.dcp.planner import BalancedSavePlanner
 from deeppart.interop.formats import METADATA_NAME
 
@@ -137,13 +136,11 @@ class Snapshots:
             StorageError: the directory above cannot be read.
         """
         try:
-            found = map(self._step_of, access.directories_in(self._parent))
-            steps = sorted(step for step in found if step is not None)
-            return [step for step in steps if access.exists(self.path_of(step) / METADATA_NAME)]
-        except FileNotFoundError:
+            steps = map(self._step_of, ForeignFile.names_in(self._parent) or ())
+        except RestoreError:  # there is no such directory
             return []
-        except OSError as error:
-            raise storage_error("the directory of snapshots cannot be read", error, self._parent) from error
+        found = sorted(step for step in steps if step is not None)
+        return [step for step in found if METADATA_NAME in (ForeignFile.names_in(self.path_of(step)) or ())]
 
     def _step_of(self, name: str) -> int | None:
         """The step whose directory has a name."""

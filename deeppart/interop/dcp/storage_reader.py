@@ -15,14 +15,18 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 from torch.futures import Future
 
 from deeppart import Checkpointer, KeyFiles
-from deeppart.errors import ConfigError, DeeppartError, LeafMismatchError, StructureMismatchError, as_error
-from deeppart.interop.dcp.names import step_of
+from deeppart.errors import (
+    ConfigError,
+    DeeppartError,
+    FreedMemoryError,
+    LeafMismatchError,
+    StructureMismatchError,
+    as_error,
+)
+from deeppart.extension import Box
+from deeppart.interop.dcp.names import is_dense, step_of
 from deeppart.interop.dcp.storage_writer import StorageWriter, describe
 from deeppart.interop.dcp.stored import DirectorySource, SessionSource, Source, Stored, Wanted
-from deeppart.model import Box
-from deeppart.state.document.ties import extent
-from deeppart.state.memory.held import freed_memory
-from deeppart.state.tree.leaves import is_plain, overlaps_itself
 
 
 class StorageReader(TorchStorageReader):
@@ -121,7 +125,7 @@ class StorageReader(TorchStorageReader):
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Name the items that all ranks must read together."""
         names = sorted(item.storage_index.fqn for item in plan.items if item.type is LoadItemType.BYTE_IO)
-        compounds = [name for name in names if self._known(name).node is not None]
+        compounds = [name for name in names if self._known(name).is_compound]
         for name in compounds:
             assert self._stored is not None
             self._stored.refuse_to_build(name)
@@ -159,7 +163,7 @@ class StorageReader(TorchStorageReader):
             found = destinations(planner, tensors, lambda name: self._known(name).item.dtype, may_refuse=together)
             for each in found:
                 wanted.setdefault(each.item.storage_index.fqn, []).append(each.wanted)
-            mine = [item.storage_index.fqn for item in values if self._known(item.storage_index.fqn).node is not None]
+            mine = [item.storage_index.fqn for item in values if self._known(item.storage_index.fqn).is_compound]
             compounds = plan.storage_data if together else mine
             if compounds is None or not set(mine) <= set(compounds):
                 raise StructureMismatchError(
@@ -231,7 +235,7 @@ def destinations(
     apart = set[int]() if may_refuse and not _commits(planner) else _sharing_memory(given)
     found = []
     for place, (item, tensor) in enumerate(zip(items, given, strict=True)):
-        memory, is_beside = tensor.detach(), place in apart or not is_plain(tensor)
+        memory, is_beside = tensor.detach(), place in apart or not is_dense(tensor)
         if is_beside:
             memory = torch.empty(tuple(item.lengths), dtype=dtype_of(item.storage_index.fqn))
         found.append(Destination(item, tensor, memory, is_beside))
@@ -261,21 +265,25 @@ def _check(item: ReadItem, tensor: torch.Tensor, dtype: torch.dtype) -> None:
             expected=f"shape {list(sizes)}",
             found=f"shape {list(tensor.shape)}",
         )
-    if not is_plain(tensor):  # how it takes a plain one is its own business
+    if not is_dense(tensor):  # how it takes a plain one is its own business
         try:
             with torch.no_grad():
                 torch.empty_like(tensor.detach()).copy_(torch.zeros(sizes, dtype=dtype))
         except Exception as error:  # of whatever kind
             raise _unwritable(name, f"a {type(tensor).__name__}: {type(error).__name__}: {error}") from error
         return
-    if overlaps_itself(tensor):
+    if any(length > 1 and not stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         raise _unwritable(name, f"elements that share memory, of strides {list(tensor.stride())}")
     if tensor.is_inference() and tensor.dtype != dtype and not torch.is_inference_mode_enabled():
         raise _unwritable(name, "an inference tensor of another dtype than the stored one")
-    first, nbytes = extent(tensor)
     storage = tensor.untyped_storage()
-    if nbytes and (end := first + nbytes - storage.data_ptr()) > storage.nbytes():
-        raise freed_memory(name, end, storage.nbytes())
+    if tensor.numel() and (end := _extent(tensor)[1] - storage.data_ptr()) > storage.nbytes():
+        raise FreedMemoryError(
+            f"a tensor of the planner has lost its memory: {name}",
+            expected=f"a storage of {end} bytes",
+            found=f"{storage.nbytes()} bytes",
+            todo="load before storages are freed, as FSDP does it between steps",
+        )
 
 
 def _unwritable(name: str, found: str) -> LeafMismatchError:
@@ -290,14 +298,12 @@ def _unwritable(name: str, found: str) -> LeafMismatchError:
 def _sharing_memory(tensors: Sequence[torch.Tensor]) -> set[int]:
     """Places of those that lie, perhaps, in memory of another one; of those that are no plain tensors, none.
 
-    Not :func:`~deeppart.state.document.ties.overlapping`, which is exact, and compares each with each where a
-    planner has one buffer for thousands of items.
+    By the first and the last byte: a planner may have one buffer for thousands of items.
     """
     ranges: list[tuple[str, int, int, int]] = []
     for place, tensor in enumerate(tensors):
-        if is_plain(tensor) and tensor.numel():
-            first, nbytes = extent(tensor)
-            ranges.append((str(tensor.device), first, first + nbytes, place))
+        if is_dense(tensor) and tensor.numel():
+            ranges.append((str(tensor.device), *_extent(tensor), place))
     ranges.sort()
     found: set[int] = set()
     reach: tuple[str, int, int] | None = None  # device, end and place of what reaches furthest
@@ -307,3 +313,9 @@ def _sharing_memory(tensors: Sequence[torch.Tensor]) -> set[int]:
         if reach is None or reach[0] != device or end > reach[1]:
             reach = device, end, place
     return found
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses of its first byte, and behind its last one."""
+    reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()

@@ -12,13 +12,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
-import xxhash
 from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, Metadata, SavePlan, SavePlanner
 from torch.distributed.checkpoint import StorageWriter as TorchStorageWriter
 from torch.distributed.checkpoint.metadata import (
@@ -34,16 +33,15 @@ from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.futures import Future
 
 from deeppart import Checkpointer, Pending
-from deeppart.comm import SingleComm
 from deeppart.errors import CheckpointError, ConfigError, UnsupportedLeafError
+from deeppart.extension import Box
 from deeppart.interop.dcp.metadata import Keys
 from deeppart.interop.dcp.names import Item, Named, named, of_plan, step_of
 from deeppart.interop.dcp.planner import BalancedSavePlanner
 from deeppart.interop.dcp.stored import Pieces
 from deeppart.interop.saving import or_refusal
-from deeppart.model import LEVELS, Box
-from deeppart.pending import FAILED
 
+_LEVELS = ("local", "partner", "parity", "persistent")
 _PAUSE_S = 5e-3
 #: The state that a save goes on with once it is staged has one item, whose name begins so.
 _MARK = "deeppart staged "
@@ -100,8 +98,8 @@ class StorageWriter(TorchStorageWriter):
         until: str | None = None,
         **settings: Any,
     ) -> None:
-        if until is not None and until not in LEVELS:
-            raise ConfigError("impossible value for until", expected=f"one of {LEVELS}, or None", found=repr(until))
+        if until is not None and until not in _LEVELS:
+            raise ConfigError("impossible value for until", expected=f"one of {_LEVELS}, or None", found=repr(until))
         if settings.get("every") == "auto":
             raise ConfigError(
                 'a writer for DCP cannot have every="auto"',
@@ -202,9 +200,9 @@ class StorageWriter(TorchStorageWriter):
         self._check_call(kwargs.get("use_collectives", True))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Send the coordinator a digest of what this rank has staged."""
-        mark = self._saving.mark = self._saving.mark or mark_among(item.index.fqn for item in plan.items)
-        return plan if mark is None else replace(plan, storage_data=self._staged.told(mark))
+        """Find out whether a staged state is saved."""
+        self._saving.mark = self._saving.mark or mark_among(item.index.fqn for item in plan.items)
+        return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """See that all ranks of the session take part."""
@@ -216,7 +214,7 @@ class StorageWriter(TorchStorageWriter):
                 found=f"{len(plans)}" + (", as with no_dist=True" if len(plans) == 1 else ""),
                 todo="give both the same process_group; with no_dist=True, StorageWriter(..., no_dist=True)",
             )
-        return answered(plans)
+        return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Save, or see a staged save to its end; returns when it is complete at the level asked for."""
@@ -235,21 +233,18 @@ class StorageWriter(TorchStorageWriter):
             raise CheckpointError("a staged state was saved before", found=mark, todo="call dcp.async_save once for it")
         pending = staged.pending
         self._check_step(saving.checkpoint_id, pending.step)
-        self._wait(pending, told=mark is None)
-        answer = plan.storage_data
-        is_known = isinstance(answer, Answer) and answer.mark == mark and not answer.wants
-        items = None if mark is None or is_known else staged.items
-        written = WriteResult(MetadataIndex(""), pending.report.raw_bytes, Wrote(items))
+        self._wait(pending, raises=mark is None)
+        items = None if mark is None else staged.items
+        written = WriteResult(MetadataIndex(""), pending.report.raw_bytes, items)
         future: Future[list[WriteResult]] = Future()
         future.set_result([written])
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Put into DCP's record what was saved, where DCP saw only what stood for it."""
-        wrote: list[Wrote] = [each.storage_data for of_rank in results for each in of_rank]
-        told = [each.items for each in wrote if each.items is not None]
-        if told:
-            describe(metadata, {item.path: item for items in told for item in items}.values())
+        saved: list[tuple[Item, ...] | None] = [each.storage_data for of_rank in results for each in of_rank]
+        if any(items is not None for items in saved):
+            describe(metadata, {item.path: item for items in saved for item in items or ()}.values())
 
     # --- both ---
 
@@ -268,22 +263,22 @@ class StorageWriter(TorchStorageWriter):
         return Staged(pending, items)
 
     def _step(self, checkpoint_id: Any) -> int:
-        return self.checkpointer._next_step() if checkpoint_id is None else step_of(checkpoint_id)
+        return self.checkpointer.next_step() if checkpoint_id is None else step_of(checkpoint_id)
 
-    def _wait(self, pending: Pending, *, told: bool) -> None:
+    def _wait(self, pending: Pending, *, raises: bool) -> None:
         """Until the save is complete where the caller wants it."""
         if not pending.levels:
             why = "on_busy='skip' dropped it" if pending.skipped else "it was due at no level"
             raise CheckpointError(f"step {pending.step} was not saved: {why}", todo="see `every` and `on_busy`")
-        for level in [self._until] if self._until in pending.levels else sorted(pending.levels, key=LEVELS.index):
-            if told:
+        for level in [self._until] if self._until in pending.levels else sorted(pending.levels, key=_LEVELS.index):
+            if raises:
                 pending.wait(level)
                 continue
             while not pending.settled(level):
                 pending.done(level)  # advances exchanges where background threads cannot
                 time.sleep(_PAUSE_S)
             report = pending.report.levels[level]
-            if report.state == FAILED:
+            if report.state == "failed":
                 raise CheckpointError(
                     f"step {pending.step} is not complete at level {level}", found=report.error, where=f"level {level}"
                 )
@@ -360,7 +355,7 @@ def _ranks_of(group: dist.ProcessGroup | None) -> list[int] | None:
 
 def _comm_of(group: dist.ProcessGroup | None, no_dist: bool) -> Any:
     if no_dist:
-        return SingleComm()
+        return "self"
     return dist.group.WORLD if group is None and dist.is_available() and dist.is_initialized() else group
 
 
@@ -532,7 +527,7 @@ def _arguments_of(function: str) -> Mapping[str, Any] | None:
     return None
 
 
-# --- what the ranks of a save tell each other through DCP's own exchanges, and what a rank keeps in between ---
+# --- what a rank keeps between the staging of a state and its save ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -550,7 +545,6 @@ class StagedSaves:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._staged: dict[int, Staged] = {}  # guarded by the lock
-        self._digest = "", tuple[Item, ...]()  # of the last one that was asked for; nearly always, the next is the same
 
     def put(self, staged: Staged) -> dict[str, None]:
         """Keep one; returns the state that stands for it."""
@@ -560,15 +554,6 @@ class StagedSaves:
             for old in sorted(self._staged)[:-MOST_STAGED]:
                 del self._staged[old]
         return {f"{_MARK}{number}": None}
-
-    def told(self, name: str) -> Told | None:
-        """What this rank sends of the state that an item stands for; None if it was taken."""
-        with self._lock:
-            staged = self._staged.get(_number(name))
-            known, items = self._digest
-            if staged is not None and (not known or items != staged.items):
-                known, _ = self._digest = digest_of(staged.items), staged.items
-        return None if staged is None else Told(name, known)
 
     def take(self, name: str) -> Staged | None:
         """The one that an item stands for, once. Saves of DCP that are under way together come in any order."""
@@ -583,50 +568,6 @@ def _number(name: str) -> int:
 def mark_among(names: Iterable[object]) -> str | None:
     """The name of an item that stands for a staged state; None if there is none."""
     return next((name for name in names if isinstance(name, str) and name.startswith(_MARK)), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What a rank tells the coordinator with its plan: what stands for its state, and the digest of its items."""
-
-    mark: str
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What the coordinator answers."""
-
-    #: As of :class:`Told`: planners may hand out an answer of an earlier save.
-    mark: str
-    #: Whether it asks what items this rank has: they are others than its own.
-    wants: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Wrote:
-    """What a rank tells of what it has written."""
-
-    #: None if the coordinator has the same.
-    items: tuple[Item, ...] | None
-
-
-def digest_of(items: Iterable[Item]) -> str:
-    """Equal for equal items."""
-    return str(xxhash.xxh3_128_hexdigest(repr(tuple(items)).encode("utf-8", "backslashreplace")))
-
-
-def answered(plans: list[SavePlan]) -> list[SavePlan]:
-    """The plans of all ranks, with answers to what they told; the first is the coordinator's."""
-    first = plans[0].storage_data
-    mine = first.digest if isinstance(first, Told) else ""
-    found = []
-    for rank, plan in enumerate(plans):
-        told = plan.storage_data
-        if isinstance(told, Told):
-            plan = replace(plan, storage_data=Answer(told.mark, rank == 0 or told.digest != mine))
-        found.append(plan)
-    return found
 
 
 # --- DCP's record of a checkpoint ---

@@ -23,16 +23,12 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from deeppart.errors import StateError
+from deeppart.errors import StateError, short
+from deeppart.extension import Content, readable
 from deeppart.interop.formats import METADATA_NAME
 from deeppart.interop.opened import tensors_in
 from deeppart.interop.outline import Outline, arrays_remark, outline
 from deeppart.interop.torch_file import Leaves, write_archive
-from deeppart.offline.export.beside import BesideFolder, Stream
-from deeppart.offline.export.reading import Content, Progress, Totals
-from deeppart.part import short
-from deeppart.state.document.ties import contiguous_strides
-from deeppart.state.tree.paths import readable
 
 
 class DcpWriter:
@@ -44,42 +40,38 @@ class DcpWriter:
     def __init__(self, max_shard_bytes: int | None = None) -> None:
         self._most = max_shard_bytes
 
-    def write(self, content: Content, beside: BesideFolder, told: Progress) -> Totals:
+    def write(self, content: Content) -> Any:
         """Write all of it."""
         content.refuse_repeats()
         made = outline(content)
         items, paths = _flat(made.state)
-        leaves = _Apart(content, made, items, told)
+        leaves = _Separate(content, made, items)
         places: dict[MetadataIndex, _StorageInfo] = {}
         left, files = list(items.items()), 0
         while left or not files:
             name = f"__0_{files}.distcp"
-            with beside.file(name) as file:
-                with file.stream() as stream:
-                    left = self._fill(stream, name, left, leaves, places)
-                file.finish()
+            with content.file(name) as stream:
+                left = self._fill(stream, name, left, leaves, places)
             files += 1
         described = {name: _describe(item) for name, item in items.items()}
         metadata = Metadata(described, paths, places, StorageMeta())
-        with beside.file(METADATA_NAME) as file:  # last: it makes the directory a checkpoint
-            with file.stream() as stream:
-                stream.write(pickle.dumps(metadata))
-            file.finish()
+        with content.file(METADATA_NAME) as stream:  # last: it makes the directory a checkpoint
+            stream.write(pickle.dumps(metadata))
         remarks = [*arrays_remark(content), *made.remarks]
         known = set(paths.values())
         if lost := [readable(path) for path in _empty(made.state, ()) if path not in known]:
             more = f" and {len(lost) - 4} more" if len(lost) > 4 else ""
             remarks.append(f"dicts with nothing in them are not there, nor by dcp.save: {', '.join(lost[:4])}{more}")
-        if any(content.is_same(leaf) for leaf in content.leaves):
+        if any(content.same_as(leaf) is not None for leaf in content.leaves):
             remarks.append("tied leaves stand there under each of their names, as dcp.save writes them")
-        return content.totals(made.values, made.own_values, remarks, files + 1)
+        return content.totals(remarks, files + 1)
 
     def _fill(
         self,
-        stream: Stream,
+        stream: Any,
         name: str,
         items: list[tuple[str, Any]],
-        leaves: _Apart,
+        leaves: _Separate,
         places: dict[MetadataIndex, _StorageInfo],
     ) -> list[tuple[str, Any]]:
         """Write items into a file until it is full; returns those that are left."""
@@ -148,23 +140,21 @@ def _nbytes(item: Any) -> int:
     return sum(tensor.nbytes for tensor in tensors_in(item))
 
 
-class _Apart(Leaves):
+class _Separate(Leaves):
     """Leaves of which each has a storage of its own, read in the order of the items."""
 
-    def __init__(self, content: Content, made: Outline, items: Mapping[str, Any], told: Progress) -> None:
+    def __init__(self, content: Content, made: Outline, items: Mapping[str, Any]) -> None:
         super().__init__(content, made)
         order: list[int] = []
         for item in items.values():
             order += dict.fromkeys(made.leaves[id(each)] for each in tensors_in(item) if id(each) in made.leaves)
         self._reading = content.stream(order)
-        self._told, self._done = told, 0
+        self._done = 0
         self._total = sum(content.types[leaf].nbytes for leaf in order)
 
     def view(self, tensor: torch.Tensor) -> tuple[int, int, tuple[int, ...]] | None:
         """Of a stand-in: all of its own leaf."""
-        found = super().view(tensor)
-        leaf = self._made.leaves.get(id(tensor))
-        return None if found is None or leaf is None else (leaf, 0, contiguous_strides(tuple(tensor.shape)))
+        return None if super().view(tensor) is None else self.content.view_of(self._made.leaves[id(tensor)], ())
 
     def stream(self, order: list[int]) -> Iterator[tuple[int, Iterable[memoryview]]]:
         """The bytes of the next leaves, which these are."""
@@ -172,4 +162,4 @@ class _Apart(Leaves):
             leaf, pieces = next(self._reading)
             yield leaf, pieces
             self._done += self.content.types[leaf].nbytes
-            self._told(self._done, self._total)
+            self.content.progress(self._done, self._total)

@@ -1,6 +1,5 @@
 """Background exchange between nodes: copies of parts, parity, and rebuilding parts from them.
 
-Everything here is an operation (:mod:`deeppart.comm.base`): advanced by a thread, or by the training thread where the
-MPI library wants that. Ranks that take part in several exchanges do them in the same order everywhere, so that the
-first one not finished can always go on.
+Everything here is an operation (:mod:`deeppart.comm.base`). Ranks that take part in several exchanges do them in the
+same order everywhere, so that the first one not finished can always go on.
 """

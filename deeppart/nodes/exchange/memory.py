@@ -7,6 +7,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
@@ -103,10 +104,10 @@ class Blocks:
     one that could be written to, and never is: networks register memory for writing, whatever it is used for.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: Path) -> None:
         self.source = FileSource(path)
         self._fd = -1
-        if lies_in_memory(path):
+        if lies_in_memory(str(path)):
             with contextlib.suppress(OSError):  # not ours to write: then it is read
                 self._fd = access.open_file(path, os.O_RDWR, over=False)
 

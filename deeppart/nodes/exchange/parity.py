@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +56,7 @@ class PartFile:
             the set is then not encoded, and nobody waits for this member in vain.
     """
 
-    path: str
+    path: Path
     nbytes: int
     index_digest: str
     digest: str
@@ -194,7 +195,7 @@ class _Encoding:
                 self._source = Blocks(mine.path)
                 if self._source.source.size != mine.nbytes or not mine.digest:
                     what = "cannot be read" if not mine.digest else "has changed its length"
-                    raise CorruptFileError(f"a part file that is to be protected {what}", where=mine.path)
+                    raise CorruptFileError(f"a part file that is to be protected {what}", where=str(mine.path))
         except Exception as error:  # of whatever kind: the other members are waiting
             self._lose_source(as_error(error, _UNREADABLE))
         try:
@@ -355,7 +356,7 @@ def _changed(mine: PartFile, found: str) -> CorruptFileError:
         "a part has changed since it was written and checked, while parity of it was encoded",
         expected=f"xxh3-128 {mine.digest}",
         found=found,
-        where=mine.path,
+        where=str(mine.path),
         todo="suspect that node's storage or memory; the next checkpoint is protected again",
     )
 

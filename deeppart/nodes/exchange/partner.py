@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import xxhash
@@ -43,7 +44,7 @@ class Outgoing:
     """
 
     part: int
-    path: str
+    path: Path
     nbytes: int
     digest: str
     to: int

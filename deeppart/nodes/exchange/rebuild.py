@@ -18,8 +18,9 @@ EuroSys 2016.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from deeppart.comm import Comm, Operation, interleaved
 from deeppart.errors import StorageError
@@ -53,9 +54,15 @@ class Rebuilt:
 
 
 def rebuild_parts(
-    comm: Comm, wanted: Sequence[Wanted], memory: Mapping[int, Bytes], arena: Arena, *, careful: bool
+    comm: Comm,
+    wanted: Sequence[Wanted],
+    memory: Mapping[int, Bytes],
+    arena: Arena,
+    at: Callable[[str], Path] = Path,
+    *,
+    careful: bool,
 ) -> Operation[Rebuilt]:
-    """Rebuild parts (collective; every rank gives the same ``wanted``)."""
+    """Rebuild parts (collective; every rank gives the same ``wanted``); ``at`` makes a path of a source's text."""
     yield from reserve_together(
         comm, arena, max((_lengths(each.rebuild.identity) for each in wanted), key=sum, default=[])
     )
@@ -67,7 +74,7 @@ def rebuild_parts(
         entry.add(each.rebuild)
         entry.doubtful.add(("data", each.place))
         wanted_of.setdefault(name, []).append(each)
-    files = SetFiles(comm.rank)
+    files = SetFiles(comm.rank, at)
     try:
         if careful:
             yield from find_good_blocks(comm, files, sets)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -98,8 +99,8 @@ class SetFiles:
             if there was none.
     """
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    def __init__(self, rank: int, at: Callable[[str], Path] = Path) -> None:
+        self._rank, self._at = rank, at
         self.shortage: StorageError | None = None
         self._sources: dict[str, Blocks] = {}
         self._readers: dict[str, ParityReader] = {}
@@ -110,7 +111,7 @@ class SetFiles:
 
     def _open(self, piece: BlockFile) -> Blocks:
         if piece.path not in self._sources:
-            self._sources[piece.path] = Blocks(piece.path)
+            self._sources[piece.path] = Blocks(self._at(piece.path))
         return self._sources[piece.path]
 
     def parity(self, piece: BlockFile) -> ParityReader:

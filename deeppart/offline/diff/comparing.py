@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from deeppart.errors import StructureMismatchError
-from deeppart.offline.batches import BATCH_BYTES, owner_of, read_sound, repeats
 from deeppart.offline.diff.leaves import compare_arrays, compare_runs, same_small
 from deeppart.offline.diff.records import Compared, Diff, Difference, DifferenceKind, Held, Items, Tolerance
 from deeppart.offline.find import Chosen, with_checkpoint
-from deeppart.offline.load import OpenCheckpoint
+from deeppart.offline.inspect.listing import require_directory
+from deeppart.offline.reading import BATCH_BYTES, OpenCheckpoint
 from deeppart.part import Signing
 from deeppart.state.document.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
 from deeppart.state.tree.leaves import Array, LeafType
@@ -45,6 +45,8 @@ def compare(
     All bytes of both are read and checked: chunks with equal digests too, because a digest in an index says what was
     saved, and not what is there now. At most 256 MiB of leaves, or the largest of each, are in memory at a time.
     """
+    for root in (a, b):
+        require_directory(root)
 
     def with_a(chosen_a: Chosen) -> Diff:
         def with_both(chosen_b: Chosen) -> Diff:
@@ -52,7 +54,8 @@ def compare(
                 comparing = _Comparing(files, (chosen_a, chosen_b), rank or 0, signing)
                 comparing.compare(tuple(keys), rank, tolerance, progress)
                 both = ((a, chosen_a), (b, chosen_b))
-                return comparing.result(*(Compared(root, chosen.manifest, chosen.remarks) for root, chosen in both))
+                found = comparing.result(*(Compared(root, chosen.manifest, chosen.remarks) for root, chosen in both))
+                return replace(found, tolerance=tolerance, signatures_checked=signing is not None)
 
         return with_checkpoint(b, steps[1], with_both, signing)
 
@@ -101,8 +104,8 @@ class _Comparing:
         arrays: list[dict[int, Array]] = []
         errors = []
         for checkpoint, leaves in ((a, {pair.a for pair in batch}), (b, {pair.b for pair in batch})):
-            refused = {leaf: error for leaf in leaves if (error := repeats(checkpoint, leaf)) is not None}
-            read, damaged = read_sound(checkpoint, leaves - refused.keys())
+            refused = {leaf: error for leaf in leaves if (error := checkpoint.repeats(leaf)) is not None}
+            read, damaged = checkpoint.read_sound(leaves - refused.keys())
             arrays.append(read)
             errors.append(refused | damaged)
         for pair in batch:
@@ -157,17 +160,17 @@ def _emptied(tree: SavedNode) -> SavedNode:
 
 
 def _batches(a: OpenCheckpoint, b: OpenCheckpoint, pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
-    """Pairs to be read together: at most :data:`~deeppart.offline.batches.BATCH_BYTES` of both, or one pair."""
+    """Pairs to be read together: at most :data:`BATCH_BYTES` of both, or one pair."""
     batch: list[Pair] = []
     owners: set[tuple[int, int]] = set()
     room = BATCH_BYTES
-    for pair in sorted(pairs, key=lambda pair: (owner_of(a, pair.a), pair.a)):
-        needed = {(0, owner_of(a, pair.a)), (1, owner_of(b, pair.b))} - owners
+    for pair in sorted(pairs, key=lambda pair: (a.owner_of(pair.a), pair.a)):
+        needed = {(0, a.owner_of(pair.a)), (1, b.owner_of(pair.b))} - owners
         nbytes = sum((a, b)[side].target.types[owner].nbytes for side, owner in needed)
         if batch and room < nbytes:
             yield batch
             batch, owners, room = [], set(), BATCH_BYTES
-            needed = {(0, owner_of(a, pair.a)), (1, owner_of(b, pair.b))}
+            needed = {(0, a.owner_of(pair.a)), (1, b.owner_of(pair.b))}
             nbytes = sum((a, b)[side].target.types[owner].nbytes for side, owner in needed)
         batch.append(pair)
         owners |= needed
@@ -266,7 +269,7 @@ class Side:
 
     def owner(self, leaf: int) -> ExactPath | None:
         """KeyPath of the leaf whose memory a leaf shares; None if it has its own."""
-        owner = owner_of(self.checkpoint, leaf)
+        owner = self.checkpoint.owner_of(leaf)
         if owner == leaf:
             return None
         if self._paths is None:

@@ -17,7 +17,7 @@ from deeppart.offline.diff.records import ElementDifference, Items, Tolerance
 from deeppart.offline.elements import Numbers, bits, count_of, numbers, octets_of, pieces
 from deeppart.state.tree.leaves import Array, Bytes, LeafType
 from deeppart.state.tree.paths import id_key, readable
-from deeppart.state.tree.runs import describe_leaf_value, run_items, run_kind, same_leaf_value
+from deeppart.state.tree.runs import describe_leaf_value, run_items, run_kind
 from deeppart.state.tree.values import same_value
 
 _Mask = npt.NDArray[np.bool_]
@@ -164,7 +164,7 @@ def _is_close(a: Any, b: Any, tolerance: Tolerance) -> bool:
 
 def compare_runs(a: Any, b: Any, tolerance: Tolerance | None) -> Items | None:
     """How two runs of one kind differ; None if they do not, but for the order of a dict."""
-    if same_leaf_value(a, b):
+    if same_value(a, b):
         return None
     count, first = 0, None
     for unlike in _unlike_items(a, b, (), tolerance):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from deeppart.model import Manifest
 
@@ -26,13 +26,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one checkpoint alone has at a path.
-
-    Attributes:
-        text: its type, for people.
-        leaves, values: how many of each.
-        nbytes: of the leaves.
-    """
+    """What one checkpoint alone has at a path. Fields: docs/commands.md, diff."""
 
     text: str
     leaves: int
@@ -42,13 +36,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """How two runs of values differ.
-
-    Attributes:
-        count: how many items differ, or are in one of the two only.
-        path: of the first of them, from the run.
-        a, b: what is there, for people.
-    """
+    """How two runs of values differ. Fields: docs/commands.md, diff."""
 
     count: int
     path: str
@@ -58,19 +46,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class ElementDifference:
-    """How two arrays of one type differ.
-
-    Attributes:
-        elements: how many there are.
-        differing: how many differ: in a bit, or with a tolerance by more than it.
-        unlike: how many differ in a bit.
-        equal_numbers: how many of those are the same number all the same: 0.0 and -0.0, NaNs of other bits.
-        nans_only_a, nans_only_b: how many are NaN in one of the two.
-        largest_absolute, largest_relative: of those that differ, are numbers in both and are not the same;
-            ``abs(a - b)``, and that divided by the larger of the two. None if there are none. An int for integers.
-        place: of the element that is furthest apart, or else of the first that differs.
-        a, b: the element there.
-    """
+    """How two arrays of one type differ. Fields: docs/commands.md, diff."""
 
     elements: int
     differing: int
@@ -87,34 +63,31 @@ class ElementDifference:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One difference.
+    """One difference. Fields: docs/commands.md, diff."""
 
-    Attributes:
-        path: components joined by ``/``.
-        rank: None, or whose it is, where each rank has saved its own.
-        kind: what of it differs.
-        a, b: what the two have there: of "only_a" and "only_b" a :class:`Held` or None; of "value" the value; of "type"
-            and "tie" a text; of "elements" the type, twice.
-        detail: of elements, and of runs of values; else None.
-    """
+    json_also: ClassVar = ("type_a", "type_b")
 
     path: str
     rank: int | None
     kind: DifferenceKind
-    a: Any
-    b: Any
+    a: Any = field(metadata={"json": "value"})
+    b: Any = field(metadata={"json": "value"})
     detail: ElementDifference | Items | None = None
+
+    @property
+    def type_a(self) -> str | None:
+        """Of a small value, its Python type."""
+        return type(self.a).__name__ if self.kind == "value" else None
+
+    @property
+    def type_b(self) -> str | None:
+        """The same of the other one."""
+        return type(self.b).__name__ if self.kind == "value" else None
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One of the two checkpoints.
-
-    Attributes:
-        root: the persistent directory.
-        manifest: of the step.
-        remarks: lines about newer steps that cannot be used, and leaves that are suspect.
-    """
+    """One of the two checkpoints. Fields: docs/commands.md, diff."""
 
     root: Path
     manifest: Manifest
@@ -123,16 +96,9 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """All that a comparison has found.
+    """All that a comparison has found. Fields: docs/commands.md, diff."""
 
-    Attributes:
-        a, b: the two.
-        leaves, values: how many of each both have, and were compared.
-        nbytes: of the leaves that were compared, in each.
-        within, values_within: how many leaves and values differ in some bit, and by no more than the tolerance.
-        differences: of what the trees have first, then of elements; each in the order of the tree.
-        problems: lines about leaves that cannot be read, which may differ or not.
-    """
+    json_also: ClassVar = ("equal",)
 
     a: Compared
     b: Compared
@@ -143,3 +109,10 @@ class Diff:
     values_within: int
     differences: tuple[Difference, ...]
     problems: tuple[str, ...]
+    tolerance: Tolerance | None = None
+    signatures_checked: bool = False
+
+    @property
+    def equal(self) -> bool | None:
+        """None if nothing differs in what can be read, and something cannot."""
+        return not self.differences if self.differences or not self.problems else None

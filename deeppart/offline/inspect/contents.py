@@ -1,24 +1,28 @@
 """The content of one checkpoint: its tree of leaves, and the parts with the bytes of each.
 
 Paths, types and small values come from the manifest; where the bytes are comes from the parts' indexes, of which a
-damaged one is noted and passed over. No chunk is read.
+damaged one is noted and passed over. No chunk is read, unless statistics of the elements are asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import errno
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from deeppart.errors import FormatError, StorageError, StructureMismatchError
 from deeppart.model import Box, Manifest, SuspectLeaf
-from deeppart.offline.find import find_step
+from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.inspect.listing import require_directory
-from deeppart.offline.inspect.parts import StepFiles
+from deeppart.offline.reading import OpenCheckpoint
+from deeppart.offline.statistics import Gathering, Stats, has_statistics
+from deeppart.offline.step_files import StepFiles
 from deeppart.part import OWN_TABLE, Signing
 from deeppart.state.document.part_document import OwnDocument, OwnTree
 from deeppart.state.document.structure import (
@@ -36,10 +40,13 @@ from deeppart.state.tree.globs import covers, may_match_below
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import ROOT, ExactPath, exact, readable
 from deeppart.state.tree.paths import Path as KeyPath
-from deeppart.state.tree.runs import decode_leaf_value, paths_inside, run_kind
+from deeppart.state.tree.runs import paths_inside, run_kind
+from deeppart.state.tree.values import decode_value
 from deeppart.storage.node import one_line
 from deeppart.storage.records import read_suspicions
-from deeppart.storage.steps import MOST_LOOKS, step_is_retired
+from deeppart.storage.steps import step_is_retired
+
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +60,10 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A tensor or array.
+    """A tensor or array. Fields: docs/commands.md, show."""
 
-    Attributes:
-        path: components joined by ``/``.
-        type: dtype and shape; of rank 0 where every rank has its own.
-        per_rank: None if replicated, otherwise rank -> type, for the ranks whose parts could be read.
-        alias_of: path of the leaf whose bytes it shares, or None.
-        holdings: which parts hold it, by rank; for a leaf per rank, each rank's whole copy.
-        compared: the step at which all of it was last compared between the ranks; None if never, if that is not known,
-            or for a leaf per rank or a sharded one.
-        shards: None if it is not sharded, otherwise the boxes that ranks had of it; ``holdings`` count the bytes of
-            each.
-        differing: the boxes of which ranks did not have the same bytes, and which rank's are saved.
-        key: the path with the type of each key, which no two leaves of one rank have in common.
-    """
+    json_also: ClassVar = ("kind", "nbytes", "stored_bytes")
+    kind: ClassVar = "leaf"
 
     path: str
     type: LeafType
@@ -77,7 +73,10 @@ class Leaf:
     compared: int | None = None
     shards: tuple[Box, ...] | None = None
     differing: tuple[tuple[int, Box], ...] = ()
-    key: ExactPath = ()
+    #: The path with the type of each key, which no two leaves of one rank have in common.
+    key: ExactPath = field(default=(), metadata={"json": False})
+    stats: Stats | None = None
+    stats_per_rank: dict[int, Stats | None] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -102,17 +101,19 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A small value.
+    """A small value. Fields: docs/commands.md, show."""
 
-    Attributes:
-        path: components joined by ``/``.
-        value: the value; None where every rank has its own.
-        per_rank: None if replicated, otherwise rank -> value, for the ranks whose parts could be read.
-    """
+    json_also: ClassVar = ("kind", "type")
+    kind: ClassVar = "value"
 
     path: str
-    value: Any
-    per_rank: dict[int, Any] | None
+    value: Any = field(metadata={"json": "value"})
+    per_rank: dict[int, Any] | None = field(metadata={"json": "values"})
+
+    @property
+    def type(self) -> str:
+        """Of the value; where every rank has its own, of the first."""
+        return type(self.value if self.per_rank is None else next(iter(self.per_rank.values()), None)).__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,29 +136,50 @@ Node = Container | Leaf | Value
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A checkpoint, or the leaves of it that were asked for.
+    """A checkpoint, or the leaves of it that were asked for. Fields: docs/commands.md, show."""
 
-    Attributes:
-        directory: of the step.
-        manifest: of the step.
-        tree: the nesting, as saved.
-        problems: parts whose index could not be read, one line each.
-        suspect: leaves that ranks may not have held alike when it was saved.
-        unreadable_suspect_records: lines about records that may name more of them.
-        passed_over: lines about newer steps that cannot be used.
-    """
+    json_also: ClassVar = ("totals", "leaves")
 
     directory: Path
     manifest: Manifest
-    tree: Node
+    signature_checked: bool
+    tree: Node = field(metadata={"json": False})
     problems: tuple[str, ...]
     suspect: tuple[SuspectLeaf, ...] = ()
     unreadable_suspect_records: tuple[str, ...] = ()
     passed_over: tuple[str, ...] = ()
 
-    def leaves(self) -> Iterator[Leaf | Value]:
+    @property
+    def leaves(self) -> list[Leaf | Value]:
         """Every leaf and value, in the order of the tree."""
-        yield from _walk(self.tree)
+        return list(_walk(self.tree))
+
+    @property
+    def totals(self) -> Totals:
+        """Counts and bytes of what is shown."""
+        leaves = [leaf for leaf in self.leaves if isinstance(leaf, Leaf)]
+        return Totals(
+            leaves=len(leaves),
+            values=len(self.leaves) - len(leaves),
+            replicated_bytes=sum(each.stored_bytes for each in leaves if each.per_rank is None and each.shards is None),
+            sharded_bytes=sum(each.stored_bytes for each in leaves if each.shards is not None),
+            per_rank_bytes=sum(each.stored_bytes for each in leaves if each.per_rank is not None),
+            file_bytes=self.manifest.nbytes,
+            referenced_bytes=self.manifest.referenced_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counts and bytes of what is shown; the files' bytes are those of the whole checkpoint."""
+
+    leaves: int
+    values: int
+    replicated_bytes: int
+    sharded_bytes: int
+    per_rank_bytes: int
+    file_bytes: int
+    referenced_bytes: int
 
 
 def _walk(node: Node) -> Iterator[Leaf | Value]:
@@ -169,23 +191,40 @@ def _walk(node: Node) -> Iterator[Leaf | Value]:
 
 
 def read_contents(
-    root: Path, step: int | None = None, keys: Sequence[str] = (), signing: Signing | None = None
+    root: Path,
+    step: int | None = None,
+    keys: Sequence[str] = (),
+    signing: Signing | None = None,
+    statistics: Progress | None = None,
 ) -> Contents:
-    """Describe a committed checkpoint."""
+    """Describe a committed checkpoint; with ``statistics``, which is told how far that is, read its leaves, too."""
     require_directory(root)
-    for _ in range(MOST_LOOKS):
-        found, passed_over = find_step(root, step, signing)
-        files = StepFiles(found.directory, found.manifest, signing)
+
+    def use(chosen: Chosen) -> Contents:
+        files = StepFiles(chosen.directory, chosen.manifest, signing)
         describing = _Describing(files, tuple(keys))
-        if not describing.problems or not step_is_retired(found.directory):
-            break
-    tree = describing.node(files.structure.tree, ())
-    if tree is None:
-        raise _no_match(files, keys)
-    suspicions = read_suspicions(root)
-    suspect = suspicions.of(files.manifest.attempt)
-    problems = tuple(describing.problems)
-    return Contents(files.directory, files.manifest, tree, problems, suspect, suspicions.problems, passed_over)
+        if describing.problems and step_is_retired(chosen.directory):
+            raise StorageError("the step is gone", errno=errno.ENOENT, where=str(chosen.directory))
+        tree = describing.node(files.structure.tree, ())
+        if tree is None:
+            raise _no_match(files, keys)
+        problems = list(describing.problems)
+        if statistics is not None:
+            tree, more = with_statistics(tree, chosen, signing, statistics)
+            problems += more
+        suspicions = read_suspicions(root)
+        return Contents(
+            directory=root,
+            manifest=chosen.manifest,
+            signature_checked=signing is not None,
+            tree=tree,
+            problems=tuple(problems),
+            suspect=suspicions.of(chosen.manifest.attempt),
+            unreadable_suspect_records=suspicions.problems,
+            passed_over=chosen.passed_over,
+        )
+
+    return with_checkpoint(root, step, use, signing)
 
 
 class _Describing:
@@ -206,7 +245,7 @@ class _Describing:
         ranks: list[npt.NDArray[np.int64]] = []
         for rank in range(files.manifest.attempt.world_size):
             try:
-                with files.open(rank) as part:
+                with files.part(rank) as part:
                     self._own[rank] = part.own
                     tables.append(part.reader.spans)
                     ranks.append(np.full(len(part.reader.spans), rank))
@@ -345,8 +384,6 @@ class _Describing:
         )
 
     def _last_compared(self, leaf: int) -> int | None:
-        if self._manifest.compared is None:
-            return None
         return self._compared.get(leaf, self._manifest.attempt.step)
 
     def _value(self, saved: SavedValue, path: KeyPath) -> Value:
@@ -359,7 +396,7 @@ class _Describing:
                 )
             return Value(name, None, {self._rank: self._own[self._rank].values[index]})
         if not self._structure.per_rank_values[index]:
-            return Value(name, decode_leaf_value(self._structure.values[index], self._where), None)
+            return Value(name, decode_value(self._structure.values[index], self._where), None)
         own = {rank: own.values[index] for rank, own in self._own.items() if index in own.values}
         return Value(name, None, own)
 
@@ -369,7 +406,7 @@ def _steps_compared(manifest: Manifest) -> dict[int, int | None]:
     leaves = len(manifest.structure.get("leaves", ()))  # a range may reach further: it is not to cost memory
     return {
         leaf: group.step
-        for group in manifest.compared or ()
+        for group in manifest.compared
         for first, count in group.ranges
         for leaf in range(first, min(first + count, leaves))
     }
@@ -388,3 +425,92 @@ def _no_match(files: StepFiles, keys: Sequence[str]) -> StructureMismatchError:
         where=str(files.directory),
         todo="`deeppart show DIR` lists the paths",
     )
+
+
+# --- statistics ---
+
+#: A leaf, and the rank that has saved it for itself; None if it is no rank's own.
+_Owner = tuple[ExactPath, int | None]
+
+
+#: A leaf of one owner -> its type, and what was gathered of it.
+_Gathered = dict[_Owner, tuple[LeafType, Gathering]]
+
+
+def with_statistics(tree: Node, chosen: Chosen, signing: Signing | None, progress: Progress) -> tuple[Node, list[str]]:
+    """A tree with statistics of its leaves, and lines about those that cannot be read.
+
+    Every chunk of them is read, and its digest checked; at most 256 MiB of leaves, or one leaf, are in memory.
+    """
+    leaves = [leaf for leaf in _walk(tree) if isinstance(leaf, Leaf)]
+    wanted: dict[int | None, set[ExactPath]] = {}
+    for leaf in leaves:
+        for rank in [None] if leaf.per_rank is None else leaf.per_rank:
+            wanted.setdefault(rank, set()).add(leaf.key)
+    reading = _Reading(sum(leaf.nbytes if leaf.per_rank is None else leaf.stored_bytes for leaf in leaves), progress)
+    with ExitStack() as files:
+        try:
+            checkpoint = OpenCheckpoint(files, chosen.directory, chosen.manifest, signing=signing)
+        except (FormatError, StorageError) as error:
+            if step_is_retired(chosen.directory):
+                raise
+            return tree, [f"no statistics: {one_line(error)}"]
+        for rank in sorted(wanted, key=lambda rank: -1 if rank is None else rank):
+            reading.read(checkpoint.as_rank(rank or 0), rank, wanted[rank])
+    return _with_statistics(tree, reading.found), reading.problems
+
+
+def _with_statistics(node: Node, found: _Gathered) -> Node:
+    if isinstance(node, Container):
+        return replace(node, children=tuple((key, _with_statistics(child, found)) for key, child in node.children))
+    if not isinstance(node, Leaf):
+        return node
+    if node.per_rank is None:
+        return replace(node, stats=_of(node, [None], found))
+    each = {rank: _of(node, [rank], found) for rank in node.per_rank}
+    return replace(node, stats=_of(node, list(node.per_rank), found), stats_per_rank=each)
+
+
+def _of(leaf: Leaf, ranks: Sequence[int | None], found: _Gathered) -> Stats | None:
+    """Statistics of what some ranks have of a leaf, together; None unless all of it was read, as one type of number."""
+    known = [found[leaf.key, rank] for rank in ranks if (leaf.key, rank) in found]
+    if len(known) < len(ranks) or len({(kind.kind, kind.dtype) for kind, _ in known}) != 1:
+        return None
+    together = Gathering()
+    for _, gathering in known:
+        together.add(gathering)
+    return together.result()
+
+
+class _Reading:
+    """The reading of leaves under way."""
+
+    def __init__(self, total: int, progress: Progress) -> None:
+        self._done, self._total, self._progress = 0, total, progress
+        self.found: _Gathered = {}
+        self.problems: list[str] = []
+
+    def read(self, checkpoint: OpenCheckpoint, rank: int | None, wanted: set[ExactPath]) -> None:
+        """Read leaves as one rank has saved them."""
+        types = checkpoint.target.types
+        places = {
+            node.index: key
+            for path, node in checkpoint.structure.walk()
+            if isinstance(node, SavedArray) and (key := exact(path)) in wanted
+        }
+        numbers = {leaf for leaf in places if has_statistics(types[leaf])}
+        refused = {leaf: error for leaf in sorted(numbers) if (error := checkpoint.repeats(leaf)) is not None}
+        self.problems += map(one_line, refused.values())
+        for batch in checkpoint.batches(numbers - refused.keys()):
+            self._gather(checkpoint, batch, {leaf: (places[leaf], rank) for leaf in batch})
+            self._done += sum(types[leaf].nbytes for leaf in batch)
+            self._progress(self._done, self._total)
+
+    def _gather(self, checkpoint: OpenCheckpoint, batch: set[int], owners: dict[int, _Owner]) -> None:
+        """Read a batch, whose arrays are gone before the next one is read."""
+        arrays, damaged = checkpoint.read_sound(batch)
+        self.problems += dict.fromkeys(map(one_line, damaged.values()))
+        for leaf, array in arrays.items():
+            kind, gathering = checkpoint.target.types[leaf], Gathering()
+            gathering.take(array, kind)
+            self.found[owners[leaf]] = kind, gathering

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.errors import CorruptFileError, FormatError
-from deeppart.offline.inspect.parts import OpenPart, own_spans
+from deeppart.offline.step_files import OpenPart, own_spans
 from deeppart.part import SPAN_DTYPE
 from deeppart.state.document.part_document import OwnDocument
 from deeppart.state.document.structure import Alias, SavedApart, SavedValue, Structure

@@ -8,17 +8,19 @@ are sound is for :mod:`deeppart.offline.inspect.verifying` to find.
 from __future__ import annotations
 
 import stat
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 from deeppart import access
 from deeppart.access import storage_error
 from deeppart.errors import FormatError, NewerFormatError, RestoreError, SignatureError, StorageError
-from deeppart.model import Attempt, Level, Manifest, StepKey, SuspectLeaf
+from deeppart.model import LEVELS, Attempt, Level, Manifest, StepKey, SuspectLeaf
 from deeppart.offline.inspect.node_files import stock_of
 from deeppart.offline.inspect.ownership import Owner, read_owner
-from deeppart.part import FileSource, SectionPath, Signing, parse_node_file_name, parse_part_file_name, read_table
+from deeppart.part import Signing, parse_part_file_name
 from deeppart.plan.restart import FilesByAttempt, Inventory, Source
 from deeppart.storage.lineage import is_copy, read_lineage
 from deeppart.storage.manifests import UNFINISHED, file_length, part_problem, read_manifest
@@ -33,13 +35,7 @@ RECOVERABLE = "recoverable"
 
 @dataclass(frozen=True, slots=True)
 class StepLocation:
-    """A directory in which parts of a step were found.
-
-    Attributes:
-        level: "persistent", "local", "partner" or "parity".
-        directory: the directory that was given.
-        parts: ranks whose parts, or whose shares of parity, lie there, ascending.
-    """
+    """A directory in which parts of a step were found. Fields: docs/commands.md, ls."""
 
     level: str
     directory: str
@@ -48,22 +44,18 @@ class StepLocation:
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """One line of ``deeppart ls``: one attempt at one step.
+    """One line of ``deeppart ls``: one attempt at one step. Fields: docs/commands.md, ls."""
 
-    Attributes:
-        key: which attempt; without its session where nothing tells it.
-        state: COMPLETE, RECOVERABLE, UNFINISHED_STATE, DAMAGED or NEWER.
-        reasons: the reasons why it is not complete on the persistent level.
-        attempt: None where neither a sound manifest nor a node-local part tells.
-        created: UTC time of the commit, ISO 8601; None if it was not committed.
-        library: name and version of the writer, or None.
-        nbytes: length of its part files.
-        raw_bytes: length before encoding; None without a sound manifest.
-        referenced_bytes: bytes of it that lie in older files beside its own; None without a sound manifest.
-        places: the places of its parts.
-        reduced: lines about protection that was asked for and could not be given when it was saved.
-        suspect: leaves that ranks may not have held alike when it was saved.
-    """
+    json_also: ClassVar = ("step", "is_restorable")
+    columns: ClassVar = {
+        "step": "name",
+        "ranks": "ranks",
+        "size": "nbytes",
+        "raw": "raw_bytes",
+        "created (UTC)": "created",
+        "parts at": "levels",
+        "state": "state_text",
+    }
 
     key: StepKey
     state: str
@@ -77,6 +69,7 @@ class StepSummary:
     places: tuple[StepLocation, ...]
     reduced: tuple[str, ...] = ()
     suspect: tuple[SuspectLeaf, ...] = ()
+    name: str = field(default="", metadata={"json": False})
 
     @property
     def step(self) -> int:
@@ -84,30 +77,65 @@ class StepSummary:
         return self.key.step
 
     @property
+    def ranks(self) -> int | None:
+        """How many saved it."""
+        return self.attempt.world_size if self.attempt else None
+
+    @property
+    def levels(self) -> str:
+        """``local 2/4, partner 2/4, persistent``."""
+        texts = []
+        for level in LEVELS:
+            if found := len({rank for place in self.places if place.level == level for rank in place.parts}):
+                expected = self.ranks if level != Level.PERSISTENT or self.created else None
+                texts.append(level if found == expected else f"{level} {found}/{expected or '?'}")
+        return ", ".join(texts)
+
+    @property
+    def state_text(self) -> str:
+        """The state, and why it is not complete."""
+        reasons = f": {_some(self.reasons)}" if self.reasons else ""
+        suspect = f"; suspect: {_some([leaf.path for leaf in self.suspect])}" if self.suspect else ""
+        return f"{self.state}{reasons}{suspect}"
+
+    @property
     def is_restorable(self) -> bool:
         """True if every part is at some level."""
         return self.state in (COMPLETE, RECOVERABLE)
 
-    def found(self, level: str) -> set[int]:
-        """Ranks whose parts are at a level."""
-        return {rank for place in self.places if place.level == level for rank in place.parts}
+
+def _some(texts: Sequence[str], most: int = 3) -> str:
+    return "; ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The steps of a directory.
-
-    Attributes:
-        lineage: of the directory, or None where it has no record.
-        owner: the job that took the directory last.
-        steps: by ascending step; of several attempts at one step, the one that a restore would prefer comes last.
-        problems: lines about what could not be looked at.
+    """The steps of a directory. Fields: docs/commands.md, ls. Of several attempts at one step, the one that a restore
+    would prefer comes last.
     """
 
+    directory: Path
     lineage: str | None
     owner: Owner | None
     steps: tuple[StepSummary, ...]
     problems: tuple[str, ...]
+
+    @property
+    def may_be_on_nodes(self) -> bool:
+        """True if listing nodes could change the state of the newest step: there is none, or it is not complete.
+
+        Where the newest step is whole nothing tells that the job has a ``local_dir`` at all.
+        """
+        return not self.steps or self.steps[-1].state in (UNFINISHED_STATE, DAMAGED)
+
+    @property
+    def reduced(self) -> dict[tuple[str, ...], list[int]]:
+        """Reduced protection -> the steps that were saved with it."""
+        found: dict[tuple[str, ...], list[int]] = {}
+        for step in self.steps:
+            if step.reduced:
+                found.setdefault(step.reduced, []).append(step.step)
+        return found
 
 
 def list_directory(root: Path, local_dirs: Sequence[Path] = (), signing: Signing | None = None) -> Listing:
@@ -126,12 +154,19 @@ def list_directory(root: Path, local_dirs: Sequence[Path] = (), signing: Signing
     steps: list[StepSummary] = []
     for step in sorted(persistent.keys() | {attempt.step for attempt in local.attempts}):
         steps += _summaries(root, step, persistent.get(step, ()), local)
-    lines = {run.session: run.lines for run in reduced_runs(root)}
-    steps = [replace(each, reduced=lines.get(each.attempt.session, ())) if each.attempt else each for each in steps]
-    suspicions = read_suspicions(root)
+    lines, suspicions = {run.session: run.lines for run in reduced_runs(root)}, read_suspicions(root)
     problems += suspicions.problems
-    steps = [replace(each, suspect=suspicions.of(each.attempt)) if each.attempt else each for each in steps]
-    return Listing(lineage, read_owner(root), tuple(steps), tuple(problems))
+    names = step_names(step.key for step in steps)
+    steps = [
+        replace(
+            each,
+            name=names[each.key],
+            reduced=lines.get(each.attempt.session, ()) if each.attempt else (),
+            suspect=suspicions.of(each.attempt) if each.attempt else (),
+        )
+        for each in steps
+    ]
+    return Listing(root, lineage, read_owner(root), tuple(steps), tuple(problems))
 
 
 def require_directory(root: Path) -> None:
@@ -236,9 +271,8 @@ def _summaries(root: Path, step: int, entries: Sequence[PersistentStep], local: 
     for entry in entries:
         attempt = entry.manifest.attempt if entry.manifest is not None else None
         if attempt is None and entry.state == UNFINISHED_STATE:
-            # Its own files cannot be restored from, but those of the same attempt on nodes can. In the older layout,
-            # most likely the flush of the newest attempt was cut short.
-            attempt = next((each for each in reversed(rest) if entry.key.may_hold(each)), None)
+            # Its own files cannot be restored from, but those of the same attempt on nodes can.
+            attempt = next((each for each in rest if entry.key == each.key), None)
         summaries.append(_summary(root, entry.key, attempt, entry, local))
         rest = [other for other in rest if other != attempt]
     return [*(_summary(root, attempt.key, attempt, None, local) for attempt in rest), *summaries]
@@ -276,6 +310,18 @@ def _summary(
         referenced_bytes=manifest.referenced_bytes if manifest else None,
         places=tuple(places),
     )
+
+
+def step_names(keys: Iterable[StepKey]) -> dict[StepKey, str]:
+    """``100``; ``100 (session 3f2a..., 7)`` for each of several attempts at one step."""
+    listed = list(keys)
+    several = {step for step, number in Counter(key.step for key in listed).items() if number > 1}
+    return {key: name_step(key) if key.step in several else str(key.step) for key in listed}
+
+
+def name_step(key: StepKey) -> str:
+    """Step and session, the latter by its first digits, and its sequence."""
+    return f"{key.step} (session {key.session[:8]}..., {key.sequence})" if key.session else f"{key.step} (older layout)"
 
 
 def name_ranks(ranks: Iterable[int], most: int = 8) -> str:
@@ -383,7 +429,7 @@ def _look_at(root: Path, directory: Path, key: StepKey, signing: Signing | None)
 
 
 def _part_files(directory: Path) -> tuple[tuple[int, ...], int]:
-    """(ranks, bytes) of the part files, and node files, in a directory without a sound manifest."""
+    """(ranks, bytes) of the part files in a directory without a sound manifest."""
     ranks, nbytes = set(), 0
     try:
         names = access.names_in(directory)
@@ -395,17 +441,4 @@ def _part_files(directory: Path) -> tuple[tuple[int, ...], int]:
             nbytes += length
             if found is None:
                 ranks.add(parsed[0])
-        elif (node := parse_node_file_name(name)) is not None:
-            ranks |= _sections(directory / name, *node)
-            nbytes += file_length(directory / name)[1]
     return tuple(sorted(ranks)), nbytes
-
-
-def _sections(path: Path, first: int, world_size: int) -> set[int]:
-    """Ranks of the sections of a node file; none if it is damaged."""
-    try:
-        with FileSource(path) as source:
-            table = read_table(source, SectionPath(str(path), first, first, world_size))
-    except (FormatError, StorageError):
-        return set()
-    return {section.rank for section in table.sections}

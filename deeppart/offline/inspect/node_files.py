@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import xxhash
 
 from deeppart import access
 from deeppart.errors import FormatError, StorageError
-from deeppart.model import Attempt, Level, ParityIdentity, ParityMember
-from deeppart.nodes import ReedSolomon
-from deeppart.part import FileSource, MemorySource, ParityReader, ParityWriter, Signing, is_hex32, stripes_of
+from deeppart.model import Attempt, Level, ParityIdentity, ParityMember, SuspectLeaf
+from deeppart.part import FileSource, ParityReader, Signing, is_hex32
 from deeppart.plan.redundancy import Stripes
 from deeppart.plan.restart import StoredParity, StoredPart
 from deeppart.storage.lineage import is_copy, read_lineage
@@ -40,22 +40,17 @@ class NodeDamage:
 
 @dataclass(frozen=True, slots=True)
 class NodeFiles:
-    """The files in node-local directories, after every byte of them was read.
+    """The files in node-local directories, after every byte of them was read. Fields: docs/commands.md, verify."""
 
-    Attributes:
-        stocks: per directory, what can be opened.
-        damage: the files that are not sound.
-        files, nbytes: how much was read.
-        remarks: lines about files under wrong names, and directories without any of this lineage.
-        unread: lines about directories that could not be looked at: what is in them may be sound or not.
-    """
+    json_also: ClassVar = ("state",)
 
-    stocks: tuple[tuple[Path, NodeContents], ...]
+    stocks: tuple[tuple[Path, NodeContents], ...] = field(metadata={"json": False})
     damage: tuple[NodeDamage, ...]
     files: int
     nbytes: int
     remarks: tuple[str, ...]
     unread: tuple[str, ...] = ()
+    suspect: tuple[tuple[Attempt, tuple[SuspectLeaf, ...]], ...] = ()
 
     @property
     def state(self) -> str:
@@ -251,29 +246,3 @@ def parts_without_parity(parity: Sequence[StoredParity], parts: Sequence[StoredP
         if part.level == Level.LOCAL
         and part.index_digest not in members.get((part.attempt, part.rank), {part.index_digest})
     ]
-
-
-def encode_share(
-    identity: ParityIdentity, parts: Mapping[int, FileSource | MemorySource], writer: ParityWriter
-) -> None:
-    """Write one member's share of parity, row by row, from the parts of its set by their places."""
-    stripes = stripes_of(identity)
-    code = ReedSolomon(stripes.data_blocks, stripes.tolerate)
-    for row in range(stripes.rows):
-        length = stripes.length(row)
-        blocks, digests = [], []
-        for index in range(stripes.tolerate):
-            stripe = stripes.kept_stripe(identity.place, index)
-            data = [np.zeros(length, dtype=np.uint8) for _ in range(stripes.data_blocks)]
-            for i, block in enumerate(data):
-                place = stripes.source(stripe, i)
-                filled = stripes.filled(row, i, identity.members[place].nbytes)
-                if filled:
-                    parts[place].read_into(stripes.start(row, i), block[:filled].data)
-            parity = [np.zeros(length, dtype=np.uint8) for _ in range(stripes.tolerate)]
-            code.encode(data, parity)
-            blocks.append(parity[index])
-            whole = b"".join(xxhash.xxh3_128_digest(each.data) for each in (*data, *parity))
-            digests.append(np.frombuffer(whole, dtype=np.uint8).reshape(-1, 16))
-        writer.add_row(blocks, np.stack(digests))
-    writer.finish()

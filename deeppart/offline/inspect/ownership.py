@@ -30,19 +30,20 @@ _PATIENCE_S, _PAUSE_S = 0.5, 0.02
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The job that took a directory last.
-
-    Attributes:
-        running: true if it still holds the lock; None where the file system cannot tell.
-        who: job name, process and host.
-        since: UTC time at which it took the directory, ISO 8601.
-        session: 32 hex digits naming this run of the job.
-    """
+    """The job that took a directory last. Fields: docs/commands.md, ls."""
 
     running: bool | None
     who: str
     since: str
     session: str
+
+    @property
+    def line(self) -> str | None:
+        """A line for people; None if no job is running."""
+        if self.running is False:
+            return None
+        verb = "in use by" if self.running else "perhaps in use (the file system has no locks): last taken by"
+        return f"{verb} {self.who}, since {self.since[:19].replace('T', ' ')}"
 
 
 def read_owner(root: Path) -> Owner | None:

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+from deeppart import access
 from deeppart.comm import Comm, SingleComm, finish
 from deeppart.errors import FormatError, StorageError
-from deeppart.model import Level, Manifest
-from deeppart.part import Signing, decode_manifest, parse_section_path
-from deeppart.plan.restart import Candidate, Inventory, Outlook, Read, StoredParity, StoredPart, assign, survey
-from deeppart.recovery import take_inventory
+from deeppart.model import Attempt, Level, Manifest
+from deeppart.offline.inspect.listing import require_directory
+from deeppart.offline.inspect.node_files import lineage_on_nodes
+from deeppart.part import Signing, decode_manifest
+from deeppart.plan.restart import (
+    Candidate,
+    Inventory,
+    Read,
+    Source,
+    StoredParity,
+    StoredPart,
+    assign,
+    explain,
+    explain_parts,
+    survey,
+)
+from deeppart.recovery import suspect_lines, take_inventory
 from deeppart.storage.files import read_file
+from deeppart.storage.lineage import read_lineage
 from deeppart.storage.manifests import MANIFEST_LIMIT_BYTES, part_problem
 from deeppart.storage.node import take_stock
 from deeppart.storage.persistent import PersistentLevel
@@ -24,31 +39,56 @@ Look = Callable[[int, str], str | None]
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedSource:
+    """A source of a part: as :class:`deeppart.plan.restart.Source`; ``readers``: how many ranks can read it."""
+
+    level: str
+    path: str
+    nbytes: int
+    index_digest: str
+    bases: tuple[str, ...]
+    raw_bytes: int
+    readers: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPart:
+    """A part, the ranks that read it, the first of them, and its sources in the order in which they are tried."""
+
+    part: int
+    reader: int
+    readers: tuple[int, ...]
+    sources: tuple[PlannedSource, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A step that cannot be recovered."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """The plan of a restore.
+    """The plan of a restore. Fields: docs/commands.md, explain."""
 
-    Attributes:
-        candidate: the step that would be restored; None if none can be.
-        reads: the rank and the source for each part.
-        outlook: the other candidates, and the steps that cannot be recovered, with the reasons.
-        problems: lines about files that were found and are passed over.
-    """
-
-    candidate: Candidate | None
-    reads: tuple[Read, ...]
-    outlook: Outlook
+    directory: Path
+    step: int | None
+    attempt: Attempt | None
+    parts: tuple[PlannedPart, ...]
+    explanation: tuple[str, ...]
+    rejected: tuple[Rejected, ...]
+    others: tuple[int, ...]
+    suspect: tuple[str, ...]
     problems: tuple[str, ...]
 
 
 def plan_here(
-    root: Path,
-    lineage: str,
-    local_dirs: Sequence[Path],
-    ranks: int | None,
-    step: int | None,
-    signing: Signing | None = None,
+    root: Path, local_dirs: Sequence[Path], ranks: int | None, step: int | None, signing: Signing | None = None
 ) -> RestorePlan:
     """Plan with directories that this one process sees; each of ``local_dirs`` counts as a node."""
+    lineage = _lineage(root, needs_nodes=bool(local_dirs))
     stocks = [take_stock(directory, lineage, signing) for directory in local_dirs]
     inventory = _take(SingleComm(), (0,), None, root, lineage, 60.0, signing)
     problems = (*inventory.damaged, *inventory.problems, *(line for stock in stocks for line in stock.problems))
@@ -64,27 +104,43 @@ def plan_here(
         found[node_of.index(node)] = tuple(stock.parts)
         parity[node_of.index(node)] = tuple(stock.parity)
     spread = Inventory(tuple(found), node_of, inventory.committed, problems, inventory.damaged, tuple(parity))
-    return _plan(spread, size, step, _Looks(signing).problem)
+    return _plan(root, spread, size, step, _Looks(root, signing).problem)
 
 
 def plan_together(
     comm: Comm,
     root: Path,
-    lineage: str,
     local_dir: Path | None,
     node_of: tuple[int, ...],
     timeout: float,
     step: int | None,
     signing: Signing | None = None,
+    *,
+    leads: bool = True,
 ) -> RestorePlan:
-    """Plan on the nodes themselves, one process per rank or per node (collective)."""
-    inventory = _take(comm, node_of, local_dir, root, lineage, timeout, signing)
-    looks, plan, texts = _Looks(signing), None, b""
+    """Plan on the nodes themselves, one process per rank or per node, of which one ``leads`` and reads ``local_dir``
+    (collective).
+    """
+    lineage = _lineage(root, needs_nodes=local_dir is not None)
+    inventory = _take(comm, node_of, local_dir if leads else None, root, lineage, timeout, signing)
+    looks, plan, texts = _Looks(root, signing), None, b""
     if comm.rank == 0:
-        plan = _plan(inventory, comm.size, step, looks.problem)
+        plan = _plan(root, inventory, comm.size, step, looks.problem)
         texts = json.dumps(looks.found).encode()
     found = json.loads(finish(comm, comm.broadcast(texts), "explain", timeout))
-    return plan or _plan(inventory, comm.size, step, lambda part, path: found.get(path))
+    return plan or _plan(root, inventory, comm.size, step, lambda part, path: found.get(path))
+
+
+def _lineage(root: Path, *, needs_nodes: bool) -> str:
+    require_directory(root)
+    lineage = read_lineage(root)
+    if lineage is None:
+        raise FormatError(
+            "no job has checkpointed in this directory: it has no lineage record",
+            where=str(root.absolute()),
+            todo="give the persistent_dir of a job",
+        )
+    return lineage_on_nodes(root) if needs_nodes else lineage
 
 
 class _Looks:
@@ -94,16 +150,15 @@ class _Looks:
         found: path -> what is wrong with it.
     """
 
-    def __init__(self, signing: Signing | None) -> None:
-        self._signing = signing
+    def __init__(self, root: Path, signing: Signing | None) -> None:
+        self._at, self._signing = access.Roots.to_read(root).at, signing
         self._manifests: dict[Path, Manifest | str] = {}
         self.found: dict[str, str | None] = {}
 
     def problem(self, part: int, path: str) -> str | None:
         """Of one part."""
         if path not in self.found:
-            place = parse_section_path(path)
-            self.found[path] = self._problem_of(part, Path(path if place is None else place.file).parent)
+            self.found[path] = self._problem_of(part, self._at(path).parent)
         return self.found[path]
 
     def _problem_of(self, part: int, directory: Path) -> str | None:
@@ -139,20 +194,44 @@ def _take(
     )
 
 
-def _plan(inventory: Inventory, size: int, step: int | None, look: Look) -> RestorePlan:
+def _plan(root: Path, inventory: Inventory, size: int, step: int | None, look: Look) -> RestorePlan:
     outlook = survey(inventory, step)
     candidates: list[Candidate] = []
-    rejected, notes = list(outlook.rejected), list(inventory.problems)
+    rejected, problems = list(outlook.rejected), [*outlook.notes, *inventory.problems]
     for each in outlook.candidates:
-        sound, problems = _without_missing(each, size, look)
+        sound, found = _without_missing(each, size, look)
         if isinstance(sound, Candidate):
             candidates.append(sound)
-            notes += [f"step {each.attempt.step}: {problem}" for problem in problems]
+            problems += [f"step {each.attempt.step}: {problem}" for problem in found]
         else:
-            rejected.append((each.attempt.step, "; ".join([*problems, f"no other source for part {sound}"])))
-    outlook = replace(outlook, candidates=tuple(candidates), rejected=tuple(sorted(rejected, reverse=True)))
-    reads = assign(candidates[0], size) if candidates else ()
-    return RestorePlan(candidates[0] if candidates else None, reads, outlook, tuple(notes))
+            rejected.append((each.attempt.step, "; ".join([*found, f"no other source for part {sound}"])))
+    chosen = candidates[0] if candidates else None
+    reads = () if chosen is None else assign(chosen, size)
+    return RestorePlan(
+        directory=root,
+        step=None if chosen is None else chosen.attempt.step,
+        attempt=None if chosen is None else chosen.attempt,
+        parts=() if chosen is None else tuple(_planned(read, chosen.sources[read.part]) for read in reads),
+        explanation=() if chosen is None else (explain(chosen, reads), *explain_parts(chosen, reads)),
+        rejected=tuple(Rejected(*each) for each in sorted(rejected, reverse=True)),
+        others=tuple(sorted({each.attempt.step for each in candidates[1:]}, reverse=True)),
+        suspect=() if chosen is None else tuple(suspect_lines(root, chosen.attempt)),
+        problems=tuple(problems),
+    )
+
+
+def _planned(read: Read, sources: Sequence[Source]) -> PlannedPart:
+    return PlannedPart(
+        read.part,
+        read.reader,
+        tuple(read.readers),
+        tuple(
+            PlannedSource(
+                each.level, each.path, each.nbytes, each.index_digest, each.bases, each.raw_bytes, len(each.readers)
+            )
+            for each in sources
+        ),
+    )
 
 
 def _without_missing(candidate: Candidate, size: int, look: Look) -> tuple[Candidate | int, list[str]]:

@@ -8,14 +8,23 @@ Others are treated as ones whose manifest cannot be read: for ``keep`` they stay
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 from deeppart import access
 from deeppart.errors import CheckpointError, StorageError
 from deeppart.model import StepKey
-from deeppart.offline.inspect.listing import COMPLETE, PersistentStep, examine, name_ranks, require_directory
+from deeppart.offline.inspect.listing import (
+    COMPLETE,
+    PersistentStep,
+    examine,
+    name_ranks,
+    require_directory,
+    step_names,
+)
 from deeppart.offline.inspect.node_files import lineage_on_nodes
+from deeppart.offline.inspect.ownership import Owner, read_owner
 from deeppart.part import Signing
 from deeppart.storage.keeping import in_order_of_commits
 from deeppart.storage.manifests import CommittedStep
@@ -52,56 +61,47 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """One step to remove.
+    """One step to remove. Fields: docs/commands.md, prune."""
 
-    Attributes:
-        key: which attempt at which step.
-        state: as of ``deeppart ls``; None where it is on node-local storage only.
-        nbytes: length of its part files on the persistent level.
-        directories: the directories to remove: on the persistent level, and on node-local storage.
-    """
+    columns: ClassVar = {"step": "name", "size": "nbytes", "state": "state_text", "directories": "directories"}
 
     key: StepKey
     state: str | None
     nbytes: int
     directories: tuple[Path, ...]
+    name: str = field(default="", metadata={"json": False})
+
+    @property
+    def state_text(self) -> str:
+        """The state, for people."""
+        return self.state or "local only"
 
 
 @dataclass(frozen=True, slots=True)
 class PrunePlan:
-    """The plan that follows from a selection.
+    """The plan that follows from a selection, and what has become of it. Fields: docs/commands.md, prune."""
 
-    Attributes:
-        remove: by ascending step.
-        kept: steps that stay on the persistent level.
-        signed: numbers of the steps whose manifest is signed.
-        problems: lines about steps that do not count as complete for want of a signature.
-    """
-
+    directory: Path
+    owner: Owner | None = field(compare=False)
     remove: tuple[Removal, ...]
     kept: tuple[StepKey, ...]
     signed: tuple[int, ...] = ()
+    signatures_checked: bool = False
     problems: tuple[str, ...] = ()
+    dry_run: bool = False
+    removed: tuple[StepKey, ...] = ()
+    failed: dict[StepKey, str] = field(default_factory=dict)
+    left: tuple[Path, ...] = ()
+
+    @property
+    def names(self) -> dict[StepKey, str]:
+        """Of all steps concerned, for people."""
+        return step_names([*(removal.key for removal in self.remove), *self.kept])
 
     @property
     def nbytes(self) -> int:
         """Bytes that are freed on the persistent level."""
         return sum(removal.nbytes for removal in self.remove)
-
-
-@dataclass(frozen=True, slots=True)
-class PruneResult:
-    """The result of a prune.
-
-    Attributes:
-        removed: steps that are gone.
-        failed: step -> why some of it is still there.
-        left: directories that stay because they hold files which are not this library's.
-    """
-
-    removed: tuple[StepKey, ...]
-    failed: dict[StepKey, str]
-    left: tuple[Path, ...]
 
 
 def plan_prune(
@@ -122,13 +122,15 @@ def plan_prune(
     for key, found in _local_steps(root, local_dirs).items():
         if _goes_too(key, selection, chosen.values(), stay):
             places.setdefault(key, []).extend(found)
-    removals = []
+    removals, kept = [], tuple(entry.key for entry in stay)
+    names = step_names([*places, *kept])
     for key in sorted(places):
         entry = chosen.get(key)
         state, nbytes = (entry.state, entry.nbytes) if entry else (None, 0)
-        removals.append(Removal(key, state, nbytes, tuple(places[key])))
+        removals.append(Removal(key, state, nbytes, tuple(places[key]), names[key]))
     signed = tuple(entry.step for entry in steps if entry.manifest is not None and entry.manifest.signed)
-    return PrunePlan(tuple(removals), tuple(entry.key for entry in stay), signed, tuple(_lines(uncounted)))
+    checked, problems = signing is not None, tuple(_lines(uncounted))
+    return PrunePlan(root, read_owner(root), tuple(removals), kept, signed, checked, problems)
 
 
 def _refusal(root: Path, lost: Sequence[int], uncounted: Mapping[StepKey, str]) -> CheckpointError:
@@ -174,8 +176,6 @@ def _goes_too(
     """
     if any(entry.is_committed and entry.key == key for entry in stay):
         return False
-    if any(entry.manifest is not None and key.may_hold(entry.manifest.attempt) for entry in stay):
-        return False
     of_step = [entry for entry in chosen if entry.step == key.step]
     if of_step:
         return any(entry.is_committed for entry in of_step)
@@ -183,7 +183,7 @@ def _goes_too(
     return selection.keep is None and ranged and selection.has_number(key.step)
 
 
-def prune(plan: PrunePlan) -> PruneResult:
+def prune(plan: PrunePlan) -> PrunePlan:
     """Remove what was planned, newest first; one refusal does not keep the rest from being removed.
 
     Hold the directory (:func:`deeppart.offline.inspect.ownership.hold_directory`) from planning to the end of this.
@@ -203,7 +203,7 @@ def prune(plan: PrunePlan) -> PruneResult:
                 left.append(directory)
         if removal.key not in failed:
             removed.append(removal.key)
-    return PruneResult(tuple(sorted(removed)), dict(sorted(failed.items())), tuple(sorted(left)))
+    return replace(plan, removed=tuple(sorted(removed)), failed=dict(sorted(failed.items())), left=tuple(sorted(left)))
 
 
 def _choose(

@@ -8,23 +8,36 @@ elimination: what no other part holds was there.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from deeppart.errors import DeeppartError, FormatError, NewerFormatError, RestoreError, StorageError
-from deeppart.model import Manifest, PartRecord, StepKey
+from deeppart.model import Attempt, Manifest, PartRecord, StepKey, SuspectLeaf
 from deeppart.offline.inspect.cover import EXTRA, GAP, DamagedLeaf, Fault, LeafNames, ShardCover, find_faults
-from deeppart.offline.inspect.listing import DAMAGED, NEWER, UNFINISHED_STATE, name_ranks, require_directory
-from deeppart.offline.inspect.misnamed import advice, misnamed
-from deeppart.offline.inspect.parts import OpenPart, StepFiles, own_spans, shared_spans
+from deeppart.offline.inspect.listing import (
+    DAMAGED,
+    NEWER,
+    UNFINISHED_STATE,
+    name_ranks,
+    require_directory,
+    step_names,
+)
+from deeppart.offline.inspect.node_files import NodeFiles, lineage_on_nodes, verify_nodes
+from deeppart.offline.inspect.ownership import Owner, hold_directory, read_owner
+from deeppart.offline.step_files import OpenPart, StepFiles, own_spans, shared_spans
 from deeppart.part import HEADER_BYTES, Signing, parse_base_file_name, parse_json
+from deeppart.repair import Repaired, advice, misnamed, repair_files
 from deeppart.state.restore.scatter import check_places
 from deeppart.storage.manifests import UNFINISHED, committed_steps, read_manifest
+from deeppart.storage.records import Suspicions, read_suspicions
 from deeppart.storage.steps import MANIFEST_NAME, MOST_LOOKS, is_gone, list_steps, step_directory, step_is_retired
 
 
@@ -107,19 +120,7 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One thing that is wrong.
-
-    Attributes:
-        kind: "manifest": it cannot be read; "part": a part is missing, has another length, or its header, index or
-            footer do not hold, or an older file that it refers to is missing; "chunk": a digest of some bytes of a
-            part does not hold, or they cannot be read; "digest": that of the whole file does not hold; "cover": the
-            parts do not hold every byte exactly once.
-        message: the finding, for people.
-        file: name of the file in the step directory, or None.
-        rank: of the part, or None.
-        start, stop: the bytes of the file concerned; None for all of it.
-        leaves: the leaves that cannot be restored because of it.
-    """
+    """One thing that is wrong. Fields: docs/commands.md, verify."""
 
     kind: str
     message: str
@@ -132,17 +133,9 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """The result of verifying one step.
+    """The result of verifying one step. Fields: docs/commands.md, verify."""
 
-    Attributes:
-        key: from the name of its directory.
-        state: SOUND, DAMAGED, UNFINISHED_STATE, NEWER or REMOVED.
-        parts: number of parts that the manifest names.
-        nbytes: bytes of them and of their bases that were read.
-        raw_bytes: their length after decoding.
-        damage: everything that is wrong.
-        manifest: of the step; None where there is no sound one.
-    """
+    json_also: ClassVar = ("step", "session", "signed", "damaged_leaves")
 
     key: StepKey
     state: str
@@ -150,7 +143,10 @@ class VerifyResult:
     nbytes: int
     raw_bytes: int
     damage: tuple[Damage, ...]
-    manifest: Manifest | None = None
+    manifest: Manifest | None = field(default=None, metadata={"json": False})
+    seconds: float = 0.0
+    suspect: tuple[SuspectLeaf, ...] = ()
+    name: str = field(default="", metadata={"json": False})
 
     @property
     def step(self) -> int:
@@ -158,9 +154,14 @@ class VerifyResult:
         return self.key.step
 
     @property
-    def session(self) -> str | None:
-        """Of the attempt; None where neither the name of the directory nor a manifest tells."""
-        return self.key.session or (self.manifest.attempt.session if self.manifest is not None else None)
+    def signed(self) -> bool:
+        """Whether its manifest is; false where that cannot be read."""
+        return self.manifest is not None and self.manifest.signed
+
+    @property
+    def session(self) -> str:
+        """Of the attempt."""
+        return self.key.session
 
     @property
     def damaged_leaves(self) -> tuple[str, ...]:
@@ -186,6 +187,97 @@ class VerifyResult:
         return tuple(file for _, file in sorted(bad))
 
 
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The result of verifying a directory. Fields: docs/commands.md, verify."""
+
+    json_also: ClassVar = ("good",)
+
+    directory: Path
+    owner: Owner | None
+    signatures_checked: bool
+    steps: tuple[VerifyResult, ...]
+    nodes: NodeFiles | None
+    repairs: tuple[Repaired, ...] | None
+    unreadable_suspect_records: tuple[str, ...]
+
+    @property
+    def good(self) -> bool:
+        """Everything was read, and is sound or repaired; or it is on its way in or out while a job is running."""
+        repairs = self.repairs or ()
+        paths = {each.path for each in repairs}
+        if any(each.problem is not None for each in repairs):
+            return False
+        if self.nodes is not None and (self.nodes.unread or any(each.path not in paths for each in self.nodes.damage)):
+            return False
+        running = self.owner is not None and bool(self.owner.running)
+        passable = {SOUND, REMOVED, *([UNFINISHED_STATE] if running else [])}
+        return all(step.state in passable or (repairs and step.is_only_parts) for step in self.steps)
+
+
+def verify_directory(
+    root: Path,
+    *,
+    step: int | None = None,
+    every: bool = False,
+    local_dirs: Sequence[Path] = (),
+    signing: Signing | None = None,
+    repair: bool = False,
+    without_lock: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    verified: Callable[[VerifyResult], None] = lambda result: None,
+) -> Verification:
+    """Read and check steps of a persistent directory, and all that node-local directories have of it.
+
+    ``repair`` keeps jobs out of the directory, and repairs what is damaged. ``verified`` gets the result for each step
+    as soon as it is there.
+    """
+    owner = read_owner(root)
+    with hold_directory(root, without_lock=without_lock) if repair else nullcontext():
+        suspicions = read_suspicions(root)
+        subjects = []
+        if not local_dirs or list_steps(root):
+            subjects = choose_steps(root, step, every=every, signing=signing)
+        names = step_names(subject.key for subject in subjects)
+        total, done, results = sum(subject.nbytes for subject in subjects), 0, list[VerifyResult]()
+
+        def advance(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            progress(done, total)
+
+        for subject in subjects:
+            began = time.monotonic()
+            result = verify(subject, advance)
+            suspect = () if result.manifest is None else suspicions.of(result.manifest.attempt)
+            seconds = round(time.monotonic() - began, 6)
+            results.append(replace(result, name=names[subject.key], seconds=seconds, suspect=suspect))
+            verified(results[-1])
+        nodes = None
+        if local_dirs:
+            nodes = verify_nodes(local_dirs, lineage_on_nodes(root), signing, step)
+            nodes = replace(nodes, suspect=_suspect_on_nodes(nodes, results, suspicions))
+        repairs = tuple(_repair(root, results, nodes, signing)) if repair else None
+    return Verification(root, owner, signing is not None, tuple(results), nodes, repairs, suspicions.problems)
+
+
+def _suspect_on_nodes(
+    nodes: NodeFiles, results: Sequence[VerifyResult], suspicions: Suspicions
+) -> tuple[tuple[Attempt, tuple[SuspectLeaf, ...]], ...]:
+    attempts = {part.attempt for _, found in nodes.stocks for part in found.parts}
+    attempts -= {result.manifest.attempt for result in results if result.manifest is not None}
+    ordered = sorted(attempts, key=lambda attempt: (attempt.step, attempt.key))
+    return tuple((attempt, leaves) for attempt in ordered if (leaves := suspicions.of(attempt)))
+
+
+def _repair(
+    root: Path, results: Sequence[VerifyResult], nodes: NodeFiles | None, signing: Signing | None
+) -> list[Repaired]:
+    damaged = [] if nodes is None else [each.path for each in nodes.damage]
+    damaged += [step_directory(root, result.key) / file for result in results for file in result.damaged_files]
+    return repair_files(root, () if nodes is None else nodes.stocks, damaged, signing)
+
+
 def verify(subject: Subject, advance: Advance = lambda nbytes: None) -> VerifyResult:
     """Read and check all of one step. Raises nothing: whatever is wrong is in the verdict.
 
@@ -206,11 +298,6 @@ def verify(subject: Subject, advance: Advance = lambda nbytes: None) -> VerifyRe
         state, damage_found = REMOVED, []
     counts = len(manifest.parts), checking.nbytes, checking.raw_bytes
     return VerifyResult(subject.key, state, *counts, tuple(damage_found), manifest)
-
-
-def damage_of_part(files: StepFiles, rank: int) -> list[Damage]:
-    """Everything that is wrong with one part of a step, and with the older files that it refers to; all is read."""
-    return _Checking(files, lambda nbytes: None).part(files.manifest.parts[rank])
 
 
 def _without_manifest(subject: Subject) -> VerifyResult:
@@ -248,7 +335,7 @@ class _Checking:
         """Check one part, and add to everything that is wrong."""
         before = self.nbytes
         try:
-            with self._files.open(record.rank) as part:
+            with self._files.part(record.rank) as part:
                 self._part(part)
         except (FormatError, StorageError) as error:
             self._unreadable[record.rank] = len(self._damage)

@@ -9,9 +9,8 @@ McCandlish et al., An Empirical Model of Large-Batch Training, 2018; T. Johnson 
 
 from deeppart.plan.goodput.advice import Advice, Limits, Size, advise
 from deeppart.plan.goodput.fitting import Measured, fit
-from deeppart.plan.goodput.noise import GradientNoise
+from deeppart.plan.goodput.model import Goodput, GradientNoise, Throughput, gain
 from deeppart.plan.goodput.optimum import Bounds, Step, best_step, best_steps, better_step, fixed_step
-from deeppart.plan.goodput.throughput import Goodput, Throughput
 
 __all__ = [
     "Advice",
@@ -29,4 +28,5 @@ __all__ = [
     "better_step",
     "fit",
     "fixed_step",
+    "gain",
 ]

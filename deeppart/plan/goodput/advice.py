@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from deeppart.errors import ConfigError
+from deeppart.plan.goodput.model import Goodput
 from deeppart.plan.goodput.optimum import Bounds, best_steps, fixed_step
-from deeppart.plan.goodput.throughput import Goodput
 
 #: Nothing is said of more ranks, or of larger batches, than so many times those that were measured.
 FARTHEST_RANKS, FARTHEST_BATCH = 2, 4

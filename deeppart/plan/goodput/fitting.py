@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.errors import ConfigError
-from deeppart.plan.goodput.throughput import LEAST_OVERLAP, MOST_OVERLAP, NOTHING_S, Throughput
+from deeppart.plan.goodput.model import LEAST_OVERLAP, MOST_OVERLAP, NOTHING_S, Throughput
 
 Floats = npt.NDArray[np.float64]
 #: Where the search begins besides: seconds of each kind, as shares of the times measured; and the overlap.

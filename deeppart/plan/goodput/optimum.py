@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.errors import ConfigError
-from deeppart.plan.goodput.throughput import Goodput
+from deeppart.plan.goodput.model import Goodput
 
 #: A batch is only changed for more goodput than this: batches that change often are hard to reason about.
 WORTHWHILE = 0.05

@@ -1,6 +1,6 @@
 """``capture="lazy"``: copies that are made after ``checkpoint()`` has returned, by a thread of the pipeline.
 
-Those leaves can wait that only an optimizer changes (:mod:`deeppart.state.compare.optimizers`), of more than
+Those leaves can wait that only an optimizer changes (:class:`~deeppart.state.compare.OwnedTensors`), of more than
 ``SMALL_LEAF_BYTES``: small ones are copied faster than they are looked after. All others are copied before; so is, from
 then on, a leaf that was once found changed by somebody else. Each rank decides for the leaves of its own share. Whoever
 needs the copies to be done, such as an optimizer that is about to step, takes part until they are.
@@ -30,8 +30,7 @@ import torch
 from deeppart.errors import CheckpointError, LazyCaptureNotice, warn_caller
 from deeppart.state.capture.copying import CallCopy, HostCopy
 from deeppart.state.capture.layout import ShareLayout
-from deeppart.state.compare.optimizers import OwnedTensors, holds_alone
-from deeppart.state.compare.turns import TrailingSlices
+from deeppart.state.compare import OwnedTensors
 from deeppart.state.memory.copies import copy_memory, gather_memory
 from deeppart.state.memory.held import Holder, place_of, without_memory
 from deeppart.state.tree.fingerprint import SMALL_LEAF_BYTES, fraction, sample_digest
@@ -86,7 +85,7 @@ class LazyCapture:
             owner, data = owned.get(flat.pointers[leaf]), flat.data[leaf]
             if flat.arrays[leaf].path in self._spoiled:
                 continue
-            alone = holds_alone(owner, types[leaf].nbytes, flat.memory.lengths[leaf])
+            alone = _holds_alone(owner, types[leaf].nbytes, flat.memory.lengths[leaf])
             is_tensor = isinstance(data, torch.Tensor)  # arrays, over the memory of the optimizer's, cannot wait
             if owner is not None and alone and is_tensor and (lies_flat_on_host(data) or data.is_cuda):
                 found[leaf] = owner
@@ -102,23 +101,21 @@ class LazyCapture:
         copies: Sequence[HostCopy | CallCopy],
         turn: int,
         where: str,
-        trailing: TrailingSlices | None = None,
     ) -> DeferredCopy:
         """The copies that are left, to be made in the background."""
         counters = self._owners.counters
         guards = {leaf: _guard(flat, leaf, owner, counters.get(flat.pointers[leaf])) for leaf, owner in later.items()}
         on_devices = [flat.data[leaf].detach() for leaf in sorted(later) if flat.data[leaf].is_cuda]
         sample = partial(sample_digest, on_devices[:_SAMPLED_ON_DEVICES], turn)
-        deferred = DeferredCopy(copies, guards, sample, turn, where, self._timeout, trailing)
+        deferred = DeferredCopy(copies, guards, sample, turn, where, self._timeout)
         self._watched.append(deferred)
         return deferred
 
     def _learn(self) -> None:
         """Take in which leaves earlier captures have found changed."""
         new = {path: None for deferred in self._watched for path in deferred.spoiled if path not in self._spoiled}
-        unsteady = {path for deferred in self._watched for path in deferred.unsteady}
         self._watched = [deferred for deferred in self._watched if not deferred.settled]
-        self._spoiled |= new.keys() | unsteady
+        self._spoiled |= new.keys()
         self._untold += new
 
     def _tell(self) -> None:
@@ -145,6 +142,14 @@ class LazyCapture:
             "made a step since the Checkpointer was made",
             LazyCaptureNotice,
         )
+
+
+def _holds_alone(owner: torch.Tensor | None, nbytes: int, held_bytes: int) -> bool:
+    """True if an optimizer's tensor has all of a leaf at its address, in a storage that nobody else has.
+
+    Parameters may be views of one flat buffer: who writes to that advances a version counter that nobody here knows of.
+    """
+    return owner is not None and owner.numel() * owner.element_size() >= nbytes >= held_bytes
 
 
 def _guard(flat: FlatState, leaf: int, owner: torch.Tensor, whole: torch.Tensor | None) -> Guard:
@@ -237,12 +242,8 @@ class DeferredCopy:
         turn: int,
         where: str,
         timeout: float,
-        trailing: TrailingSlices | None = None,
     ) -> None:
         pieces = [piece for copy in copies for piece in _cut(copy)]
-        self._trailing = trailing
-        if trailing is not None:
-            pieces += [CallCopy(None, part) for part in trailing.work()]
         self._work: deque[HostCopy | CallCopy] = deque(pieces)
         self._left = len(pieces)
         self._lock = threading.Lock()
@@ -265,11 +266,6 @@ class DeferredCopy:
     def settled(self) -> bool:
         """True if nothing more can become known of it."""
         return self._done.is_set() and not self._later
-
-    @property
-    def unsteady(self) -> tuple[Path, ...]:
-        """Paths of leaves that were only read, and found changed, as far as that is known."""
-        return () if self._trailing is None else self._trailing.spoiled
 
     def work(self) -> None:
         """Copy until nothing is left to begin; returns early if other threads are still at their last pieces."""
@@ -306,8 +302,6 @@ class DeferredCopy:
         """Take part until all is copied; then what is wrong with the copies, or None."""
         self.work()
         if not self._done.wait(self._timeout):
-            if self._trailing is not None:
-                self._trailing.drop()
             self._error = CheckpointError(
                 "a tensor could not be captured in the background",
                 found=f"a copy did not end within {self._timeout:g} s",
@@ -324,8 +318,6 @@ class DeferredCopy:
         with self._lock:
             if not self._done.is_set():
                 return self._error
-            if self._trailing is not None:
-                self._trailing.settle()
             later, self._later = self._later, []
             late = [guard for guard in later if guard.written()]
             if late:
@@ -346,15 +338,11 @@ class DeferredCopy:
                 return
             try:
                 self._error = self._error or self._find_changes()
-                if self._trailing is not None and self._error is None:
-                    self._trailing.check()
                 self._later = [_without_memory(guard) for guard in self._guards.values()]
             except Exception as error:  # whatever it is: others wait for the end of this
                 self._error = CheckpointError(
                     "a capture could not be checked", found=f"{type(error).__name__}: {error}"
                 )
-            if self._trailing is not None and self._error is not None:
-                self._trailing.drop()
             self._guards, self._sample, self._samples = {}, int, None  # let go of the tensors
             self._done.set()
 

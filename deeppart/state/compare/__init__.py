@@ -1,1 +1,23 @@
-"""The comparison of leaves between ranks: digests, turns, and when each leaf was compared."""
+"""The comparison of leaves between ranks: who holds the same bytes, and when each leaf was compared."""
+
+from deeppart.state.compare.history import Divergence, Interval
+from deeppart.state.compare.layout import StateLayout, derive
+from deeppart.state.compare.optimizers import REGISTRY, OwnedTensors, trained_leaves
+from deeppart.state.compare.replicas import DIGESTS, Differences, Replicas
+from deeppart.state.compare.slices import SLICES
+from deeppart.state.compare.structures import reconcile
+
+__all__ = [
+    "DIGESTS",
+    "REGISTRY",
+    "SLICES",
+    "Differences",
+    "Divergence",
+    "Interval",
+    "OwnedTensors",
+    "Replicas",
+    "StateLayout",
+    "derive",
+    "reconcile",
+    "trained_leaves",
+]

@@ -1,15 +1,15 @@
 """What optimizers own, when they change it, and what they are seen to train.
 
-torch tells of every ``step()`` of every optimizer before it begins (``register_optimizer_step_pre_hook``). What an
-optimizer has in its parameter groups and its state changes there and nowhere else, as a rule (:class:`OwnedTensors`);
-whoever relies on it has to check that nothing else did. Optimizers are known from the state that is saved, if they are
-in it as objects, and from their steps since this module was first used. One whose ``step`` torch does not wrap, or that
-may be replayed in a CUDA graph, gives no word: its tensors count as anybody's.
+torch calls a hook before every ``step()`` of every optimizer (``register_optimizer_step_pre_hook``). What an optimizer
+has in its parameter groups and its state changes there and nowhere else, as a rule (:class:`OwnedTensors`); code that
+relies on it has to check that nothing else did. Optimizers are known from the state that is saved, if they are in it as
+objects, and from their steps since this module was first used. Of one whose ``step`` torch does not wrap, or that may
+be replayed in a CUDA graph, the hook says nothing: its tensors do not count as owned.
 
 That an optimizer has a tensor does not say that it changes it: the parameter may be frozen or get no gradients, the
 tensor may be somebody else's. So its first step after each checkpoint is watched (:class:`TrainingWatch`): what it
-writes to then, and still owns at the next checkpoint, it trains. In doubt, nobody trains a tensor. The watch costs a
-look at each of the optimizer's large tensors before and after one step per checkpoint.
+writes to then is trained, at the next checkpoint. In doubt, a tensor is not trained. The watch costs a look at each of
+the optimizer's large tensors before and after one step per checkpoint.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,7 +42,7 @@ _WORD_BYTES = 8
 
 
 class _Registry:
-    """All optimizers that have stepped, and those who are told before the next step. One per process."""
+    """All optimizers that have stepped, and what is called before the next step. One per process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -85,14 +84,10 @@ REGISTRY = _Registry()
 
 
 class OwnedTensors:
-    """The large tensors that only a known optimizer changes.
-
-    Most checkpoints find an optimizer with the very tensors of the last one: then the small ones are not looked at.
-    """
+    """The large tensors that only a known optimizer changes."""
 
     def __init__(self, least_bytes: int) -> None:
         self._least_bytes = least_bytes
-        self._found: weakref.WeakKeyDictionary[Optimizer, _Found] = weakref.WeakKeyDictionary()
         #: Address of a shard -> the sharded tensor, which counts the writes to it. Of the last call.
         self.counters: dict[int, torch.Tensor] = {}
 
@@ -101,50 +96,16 @@ class OwnedTensors:
         owned: dict[int, torch.Tensor] = {}
         self.counters = {}
         for optimizer in _known_optimizers(flat):
-            if _gives_word(optimizer):
-                owned |= self._of(optimizer)
+            for item in _items_of(optimizer) if _signals_steps(optimizer) else ():
+                if type(item) in PLAIN_TENSORS:  # nearly all of them
+                    if item.numel() * item.element_size() > self._least_bytes and _has_memory(item):
+                        owned[item.data_ptr()] = item
+                    continue
+                large = [each for each in _plain((item,)) if each.numel() * each.element_size() > self._least_bytes]
+                owned |= {each.data_ptr(): each for each in large}
+                if _is_sharded(item):
+                    self.counters |= dict.fromkeys([each.data_ptr() for each in large], item)
         return owned
-
-    def _of(self, optimizer: Optimizer) -> dict[int, torch.Tensor]:
-        items = _items_of(optimizer)
-        found = self._found.get(optimizer)
-        large = None if found is None else found.among(items)
-        if large is None:
-            large = [each for each in items if self._has_large(each)]
-            self._found[optimizer] = _Found(items, large)
-        self.counters |= {local.data_ptr(): each for each in large if _is_apart(each) for local in _plain((each,))}
-        return {tensor.data_ptr(): tensor for tensor in _plain(large)}
-
-    def _has_large(self, item: Any) -> bool:
-        return any(each.numel() * each.element_size() > self._least_bytes for each in _plain((item,)))
-
-
-class _Found:
-    """The items of an optimizer that are, or hold, large tensors. Keeps none of them alive."""
-
-    def __init__(self, items: list[Any], large: list[Any]) -> None:
-        places = {id(item): place for place, item in enumerate(items)}
-        self._ids = list(map(id, items))
-        self._is_flat = all(isinstance(item, torch.Tensor) for item in large)  # and none in a list among the items
-        self._places = [places[id(tensor)] for tensor in large] if self._is_flat else []
-
-    def among(self, items: list[Any]) -> list[Any] | None:
-        """The large ones among the items; None if the items may be others than they were.
-
-        Of something that is gone, another item may have got the id. It is the optimizer's as well; and if it is larger
-        or smaller, it counts as nobody's, as one that has grown, or is told by its bytes.
-        """
-        if not self._is_flat or list(map(id, items)) != self._ids:
-            return None
-        return [items[place] for place in self._places]
-
-
-def holds_alone(owner: torch.Tensor | None, nbytes: int, held_bytes: int) -> bool:
-    """True if an optimizer's tensor has all of a leaf at its address, in a storage that nobody else has.
-
-    Parameters may be views of one flat buffer: who writes to that advances a version counter that nobody here knows of.
-    """
-    return owner is not None and owner.numel() * owner.element_size() >= nbytes >= held_bytes
 
 
 def trained_leaves(flat: FlatState) -> frozenset[int]:
@@ -163,7 +124,7 @@ def _known_optimizers(flat: FlatState) -> Iterable[Optimizer]:
     return {id(each): each for each in (*REGISTRY.stepped(), *in_state)}.values()
 
 
-def _gives_word(optimizer: Optimizer) -> bool:
+def _signals_steps(optimizer: Optimizer) -> bool:
     """True if a step really begins with the hook: torch's wrapper is around it.
 
     ``functools.wraps`` copies the mark from the step of another class; a schedule of the learning rate puts a step of
@@ -187,7 +148,7 @@ def _items_of(optimizer: Optimizer) -> list[Any]:
     return items
 
 
-def _is_apart(item: Any) -> bool:
+def _is_sharded(item: Any) -> bool:
     """True for a sharded tensor."""
     return isinstance(item, torch.Tensor) and type(item) not in PLAIN_TENSORS and is_sharded(item)
 
@@ -200,40 +161,46 @@ def shards_here(item: Any) -> list[torch.Tensor]:
         return []
 
 
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """True for a strided tensor with a version counter."""
+    return tensor.layout is torch.strided and not tensor.is_inference() and not tensor.is_meta
+
+
 def _plain(items: Iterable[Any]) -> Iterator[torch.Tensor]:
     """Those of the items, and of lists among them, that are strided tensors with a version counter.
 
     Of a sharded tensor it is what lies on this rank: the tensor itself has no memory.
     """
     for item in items:
-        if _is_apart(item):
+        if _is_sharded(item):
             yield from _plain(shards_here(item))
         elif isinstance(item, torch.Tensor):
-            if item.layout is torch.strided and not item.is_inference() and not item.is_meta:
+            if _has_memory(item):
                 yield item
         elif isinstance(item, (list, tuple)):
             yield from _plain(item)
 
 
-@dataclass(slots=True)
-class _Owned:
-    """A tensor of an optimizer.
+# --- what is trained --------------------------------------------------------------------------------------------------
 
-    Attributes:
-        tensor: by which it is known again.
-        parameter_id: of the parameter that it belongs to, which may be itself.
-        key: its key in the parameter's state; None for the parameter.
-        address: its address when it was seen to be written to.
-        version: of its counter, before the step; later, at the last checkpoint.
-        words: of it, before the step; None where the version counter tells.
-    """
 
-    tensor: TensorIdentity
-    parameter_id: int
-    key: Any
-    address: int
+class Trained(NamedTuple):
+    """The memory of a tensor that a step has written to."""
+
+    nbytes: int
+    storage: StorageWeakRef
+
+    def is_all_of(self, holder: object, nbytes: int) -> bool:
+        """True if a leaf at the same address has so many bytes, too, and lies in the same storage."""
+        return nbytes == self.nbytes and getattr(holder, "_cdata", None) == self.storage.cdata
+
+
+class _Before(NamedTuple):
+    """A tensor before a step: by its version counter and a few words, it is seen to be written to."""
+
+    tensor: torch.Tensor
     version: int
-    words: bytes | None = None
+    words: bytes | None
 
 
 class _Watched:
@@ -241,12 +208,8 @@ class _Watched:
 
     def __init__(self) -> None:
         self.armed = True
-        self.before: list[_Owned] = []
-        self.seen: list[_Owned] = []
-        self.fresh = False
-
-
-# --- what is trained --------------------------------------------------------------------------------------------------
+        self.before: list[_Before] = []
+        self.trained: dict[int, Trained] = {}
 
 
 class TrainingWatch:
@@ -267,67 +230,53 @@ class TrainingWatch:
             hook.remove()
         self._hooks = []
 
-    def trained(self) -> dict[int, int]:
-        """Address -> bytes, of the host tensors that an optimizer trains; and begin to watch for the next checkpoint.
-
-        A tensor counts if its optimizer lives, has it, has written to it in the first step since the last call, and its
-        parameter asks for gradients. Without any step since then, it counts as before as long as nobody has written
-        to it.
+    def trained(self) -> dict[int, Trained]:
+        """By address, the host tensors that an optimizer has written to in its first step since the last call; and
+        watch for the next one.
         """
-        found: dict[int, int] = {}
-        for optimizer, watched in list(self._optimizers.items()):
-            kept = []
-            for each, tensor in _still_owned(optimizer, watched.seen):
-                version = tensor._version
-                if watched.fresh or version == each.version:
-                    each.version = version
-                    kept.append(each)
-                    found[each.address] = tensor.numel() * tensor.element_size()
-            watched.seen, watched.before = kept, []
-            watched.armed, watched.fresh = True, False
+        found: dict[int, Trained] = {}
+        for watched in list(self._optimizers.values()):
+            found |= watched.trained
+            watched.armed, watched.before, watched.trained = True, [], {}
         return found
 
     def _before_step(self, optimizer: Optimizer) -> None:
-        if not is_optimizer(optimizer):
-            return
-        watched = self._optimizers.setdefault(optimizer, _Watched())
-        watched.before = []
-        if watched.armed:
-            found = [*self._owned_by(optimizer)]
-            for (each, _), words in zip(found, _words([tensor for _, tensor in found]), strict=True):
-                each.words = words
-            watched.before = [each for each, _ in found]
+        if is_optimizer(optimizer):
+            watched = self._optimizers.setdefault(optimizer, _Watched())
+            watched.before = self._look_at(optimizer) if watched.armed else []
 
     def _after_step(self, optimizer: Optimizer) -> None:
         watched = self._optimizers.get(optimizer)
         if watched is None or not watched.armed:
             return
-        still = [*_still_owned(optimizer, watched.before)]
-        seen = []
-        for (each, tensor), words in zip(still, _words([tensor for _, tensor in still]), strict=True):
-            if tensor._version != each.version or words != each.words:
-                seen.append(each)
+        before = {id(each.tensor): each for each in watched.before}
+        after = self._look_at(optimizer)
+        for tensor, version, words in after:
+            earlier = before.get(id(tensor))
+            if earlier is not None and (version, words) != (earlier.version, earlier.words):
+                memory = Trained(tensor.numel() * tensor.element_size(), StorageWeakRef(tensor.untyped_storage()))
+                watched.trained[tensor.data_ptr()] = memory
         # Once more where this step has made new tensors, as the first of all does.
-        watched.armed = sum(1 for _ in self._owned_by(optimizer)) != len(watched.before)
-        watched.seen, watched.before, watched.fresh = seen, [], True
+        watched.armed, watched.before = len(after) != len(before), []
 
-    def _owned_by(self, optimizer: Optimizer) -> Iterator[tuple[_Owned, torch.Tensor]]:
+    def _look_at(self, optimizer: Optimizer) -> list[_Before]:
+        tensors = list(self._tensors_of(optimizer))
+        return [_Before(tensor, tensor._version, words) for tensor, words in zip(tensors, _words(tensors), strict=True)]
+
+    def _tensors_of(self, optimizer: Optimizer) -> Iterator[torch.Tensor]:
         """Its large host tensors: parameters with dense gradients, and what it keeps for them."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                grad, mine = parameter.grad, id(parameter)
+                grad = parameter.grad
                 if grad is None or grad.layout is not torch.strided or not parameter.requires_grad:
                     continue
-                plain = _plain_of(parameter)
-                if plain is not None and self._is_of_interest(plain):
-                    yield _owned(plain, mine, None), plain
                 state = optimizer.state.get(parameter)
-                for key, value in state.items() if isinstance(state, dict) else ():
-                    plain = _plain_of(value)
-                    if plain is not None and self._is_of_interest(plain):
-                        yield _owned(plain, mine, key), plain
+                for item in (parameter, *(state.values() if isinstance(state, dict) else ())):
+                    tensor = _one_plain(item)
+                    if tensor is not None and self._is_large_on_host(tensor):
+                        yield tensor
 
-    def _is_of_interest(self, tensor: torch.Tensor) -> bool:
+    def _is_large_on_host(self, tensor: torch.Tensor) -> bool:
         return (
             tensor.is_cpu
             and tensor.layout is torch.strided
@@ -348,37 +297,16 @@ def _hook(
     return uncompiled
 
 
-def _owned(tensor: torch.Tensor, parameter_id: int, key: Any) -> _Owned:
-    return _Owned(TensorIdentity(tensor), parameter_id, key, tensor.data_ptr(), tensor._version)
-
-
-def _still_owned(optimizer: Optimizer, seen: list[_Owned]) -> Iterator[tuple[_Owned, torch.Tensor]]:
-    """Those that the optimizer still has where they were, and of which it still trains the parameter."""
-    parameters = {id(each): each for group in optimizer.param_groups for each in group["params"]}
-    states: dict[int, Any] = {id(parameter): values for parameter, values in optimizer.state.items()}
-    for each in seen:
-        parameter = parameters.get(each.parameter_id)
-        if parameter is None or not parameter.requires_grad:
-            continue
-        tensor: Any = parameter
-        if each.key is not None:
-            values = states.get(each.parameter_id)
-            tensor = values.get(each.key) if isinstance(values, dict) else None
-        tensor = _plain_of(tensor)
-        if tensor is not None and each.tensor.is_of(tensor) and tensor.data_ptr() == each.address:
-            yield each, tensor
-
-
-def _plain_of(tensor: Any) -> torch.Tensor | None:
+def _one_plain(item: Any) -> torch.Tensor | None:
     """A tensor, or of a sharded one the shard of this rank; None if it is no tensor, or has not one shard here.
 
     A sharded tensor itself has no memory. Writes by way of it do not advance the counter of its shard.
     """
-    if not isinstance(tensor, torch.Tensor):
+    if not isinstance(item, torch.Tensor):
         return None
-    if type(tensor) in PLAIN_TENSORS or not is_sharded(tensor):
-        return tensor
-    found = shards_here(tensor)
+    if not _is_sharded(item):
+        return item
+    found = shards_here(item)
     return found[0] if len(found) == 1 and type(found[0]) in PLAIN_TENSORS else None
 
 
@@ -397,22 +325,3 @@ def _words(tensors: list[torch.Tensor]) -> list[bytes | None]:
     for (at, _), row in zip(flat, everywhere[(starts - first)[:, None] + places], strict=True):
         found[at] = row.tobytes()
     return found
-
-
-# --- tensors told apart -----------------------------------------------------------------------------------------------
-
-
-class TensorIdentity:
-    """The identity of a tensor object and its storage."""
-
-    __slots__ = ("_id", "_storage")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._id = id(tensor)
-        self._storage = StorageWeakRef(tensor.untyped_storage())
-
-    def is_of(self, tensor: object) -> bool:
-        """True if this is that tensor, with the storage that it had."""
-        if id(tensor) != self._id or not isinstance(tensor, torch.Tensor):
-            return False
-        return bool(tensor.untyped_storage()._cdata == self._storage.cdata)

@@ -54,11 +54,8 @@ from deeppart.state.document.structure_json import (
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import Key, Path, id_key, readable
-from deeppart.state.tree.runs import decode_leaf_value
-from deeppart.state.tree.values import Encoded, decode_value
+from deeppart.state.tree.values import Encoded, decode_key, decode_value
 
-#: Where the values and trees of a rank are in documents of structure version 5.
-_EXTENDED = "extended"
 _DICT_CODES = frozenset(CODES[kind] for kind in DICTS)
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
@@ -123,8 +120,6 @@ class PartDocument:
         compared: for the manifest, the replicated leaves that were last compared in full before this step.
         own: the items that are apart on this rank.
         sharded: what it has of sharded tensors.
-        has_composites: true if this rank's state has tensors that are made of others.
-        extended: true if readers before structure version 5 do not know something in the state of some rank.
     """
 
     tree: Any
@@ -137,8 +132,6 @@ class PartDocument:
     compared: tuple[ComparedEarlier, ...] = ()
     own: Own | None = None
     sharded: OwnShards | None = None
-    has_composites: bool = False
-    extended: bool = False
 
     def structure(self) -> dict[str, Any]:
         """The structure document."""
@@ -153,8 +146,6 @@ class PartDocument:
             [] if self.own is None else self.own.rank0,
             self.own is not None and self.own.anywhere,
             [] if self.sharded is None else self.sharded.whole[: self.sharded.shared],
-            self.has_composites,
-            self.extended,
         )
 
     def span_table(self, spans: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
@@ -173,19 +164,15 @@ class PartDocument:
         document: dict[str, Any] = {
             "leaves": {str(self._number(index, 0)): self._leaf(index) for index in own},
             "values": {str(self._number(index, 1)): self.values[index] for index in values},
+            "trees": self.own.trees if self.own is not None and self.own.anywhere else [],
+            **self._sharded(),
         }
-        if self.own is not None and self.own.anywhere:
-            document["trees"] = self.own.trees
-        if self.extended:  # out of the way of older readers, which come to the structure's version last
-            later = {name: document.pop(name) for name in ("values", "trees") if name in document}
-            document |= {"values": {}, _EXTENDED: later}
-        if self.sharded is not None:
-            document |= self._sharded(self.sharded)
         if self.with_structure:
             document["structure"] = self.structure()
         return json.dumps(document, separators=(",", ":")).encode()
 
-    def _sharded(self, sharded: OwnShards) -> dict[str, Any]:
+    def _sharded(self) -> dict[str, Any]:
+        sharded = self.sharded or OwnShards([], 0, [])
         shards = {
             str(number): [[self._number(leaf, 0), list(offset), *([1] if own else [])] for leaf, offset, own in each]
             for number, each in enumerate(sharded.shards)
@@ -333,13 +320,12 @@ def decode_meta(meta: bytes, where: str, *, with_structure: bool = True) -> OwnD
                 raise ValueError(f"leaf {number} has more to it than a leaf has")
             if alias:
                 aliases[number] = decode_alias(alias[0])
-        found = document.get(_EXTENDED, document)
-        values = {_number(index): decode_leaf_value(value, where) for index, value in found["values"].items()}
+        values = {_number(index): decode_value(value, where) for index, value in document["values"].items()}
         sharded = OwnSharded(
-            {_number(index): decode_type(each, where) for index, each in document.get("sharded", {}).items()},
-            {_number(index): decode_shards(each) for index, each in document.get("shards", {}).items()},
+            {_number(index): decode_type(each, where) for index, each in document["sharded"].items()},
+            {_number(index): decode_shards(each) for index, each in document["shards"].items()},
         )
-        trees = decode_own(found.get("trees", []), set(types), set(values), set(sharded.whole), where)
+        trees = decode_own(document["trees"], set(types), set(values), set(sharded.whole), where)
         structure = document.get("structure") if with_structure else None
         check_aliases(types, aliases)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
@@ -356,7 +342,7 @@ def saved_outermost(meta: bytes) -> list[Key]:
     Nothing else of it is decoded or checked.
     """
     code, *rest = parse_json(meta)["structure"]["tree"]
-    return [decode_value(key, "outermost keys") for key in rest[0]] if code in _DICT_CODES else []
+    return [decode_key(key, "outermost keys") for key in rest[0]] if code in _DICT_CODES else []
 
 
 def _number(text: str) -> int:

@@ -133,7 +133,6 @@ class Structure:
         sharded: type of each whole sharded tensor.
         shards: number of a sharded tensor -> what one rank had of it, if this is the structure of its state.
         is_unmarked: true if it is known that nothing in the tree marks the place of what stands apart.
-        extended: true if some rank's state may have objects without a ``state_dict()``, or members of enums.
     """
 
     tree: SavedNode
@@ -148,7 +147,6 @@ class Structure:
     sharded: tuple[LeafType, ...] = ()
     shards: Mapping[int, tuple[SavedShard, ...]] = field(default_factory=dict)
     is_unmarked: bool = False
-    extended: bool = False
 
     def walk(self) -> Iterator[tuple[Path, SavedLeaf]]:
         """Every leaf and value with its path, in the order of the tree."""

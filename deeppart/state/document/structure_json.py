@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart._gc import collection_paused
-from deeppart.errors import CorruptFileError, NewerFormatError
+from deeppart.errors import CorruptFileError
 from deeppart.part import MAX_LEAF_BYTES, short
 from deeppart.state.document.structure import (
     DICTS,
@@ -38,11 +38,8 @@ from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.objects import ABOUT, DATACLASS, DEQUE, Form
 from deeppart.state.tree.paths import Path, component, exact, id_key
 from deeppart.state.tree.runs import LEAST_ITEMS
-from deeppart.state.tree.values import Encoded, decode_value, encode_key, encode_value, is_unicode
+from deeppart.state.tree.values import Encoded, decode_key, decode_value, encode_key, encode_value, is_unicode
 
-#: 5 has objects without a state_dict(), and more kinds of values and dicts; what has none is written as 4 if it has
-#: sharded tensors or those that are made of others, otherwise as 3: older libraries read that.
-STRUCTURE_VERSION, _WITHOUT_FORMS, _WITHOUT_SHARDS = 5, 4, 3
 #: Code of a tensor that is made of others.
 COMPOSITE_CODE = "x"
 #: Code of an object without a state_dict().
@@ -161,8 +158,6 @@ def encode_structure(
     rank0: list[Any],
     has_apart: bool,
     sharded: Sequence[LeafType] = (),
-    has_composites: bool = False,
-    extended: bool = False,
 ) -> dict[str, Any]:
     """The structure document; ``tree`` comes from :func:`encode_tree`, ``rank0`` from :func:`encode_path`."""
     leaves = []
@@ -173,16 +168,14 @@ def encode_structure(
             entry.append([alias.owner, alias.offset, list(alias.strides)])
         leaves.append(entry)
     shared = [None if own else value for value, own in zip(values, per_rank_values.tolist(), strict=True)]
-    with_shards = {"sharded": [encode_type(kind) for kind in sharded]} if sharded else {}
     return {
-        "version": STRUCTURE_VERSION if extended else _WITHOUT_FORMS if sharded or has_composites else _WITHOUT_SHARDS,
-        **with_shards,
         "tree": tree,
         "leaves": leaves,
         "values": shared,
         "per_rank_values": np.flatnonzero(per_rank_values).tolist(),
         "rank0": rank0,
         "apart": has_apart,
+        "sharded": [encode_type(kind) for kind in sharded],
     }
 
 
@@ -211,17 +204,6 @@ def decode_structure(document: Any, where: str) -> Structure:
 
 
 def _decode_structure(document: Any, where: str) -> Structure:
-    version = document["version"]
-    if type(version) is not int or version < 1:
-        raise ValueError(f"structure version {short(version)}")
-    if version > STRUCTURE_VERSION:
-        raise NewerFormatError(
-            "a checkpoint was written by a newer deeppart",
-            expected=f"structure version {STRUCTURE_VERSION} or older",
-            found=f"version {version}",
-            where=where,
-            todo="upgrade deeppart to read it",
-        )
     types: list[LeafType] = []
     aliases: dict[int, Alias] = {}
     per_rank = np.zeros(len(document["leaves"]), dtype=np.bool_)
@@ -245,32 +227,26 @@ def _decode_structure(document: Any, where: str) -> Structure:
     if sorted(seen.arrays) != list(range(len(types))) or sorted(seen.values) != list(range(len(values))):
         raise ValueError("the tree does not name every leaf and value exactly once")
     check_nesting(tree)
-    rank0 = frozenset(exact(decode_path(path, where)) for path in _list(document.get("rank0", [])))
-    has_apart = document.get("apart", False)
+    rank0 = frozenset(exact(decode_path(path, where)) for path in _list(document["rank0"]))
+    has_apart = document["apart"]
     if type(has_apart) is not bool:
         raise ValueError(f"apart: {short(has_apart)}")
-    sharded = tuple([decode_type(each, where) for each in _list(document.get("sharded", []))])
-    if sorted(seen.sharded) != list(range(len(sharded))) or (sharded and (version < 4 or not has_apart)):
+    sharded = tuple([decode_type(each, where) for each in _list(document["sharded"])])
+    if sorted(seen.sharded) != list(range(len(sharded))) or (sharded and not has_apart):
         raise ValueError("the tree does not name every sharded tensor exactly once")
-    if seen.composites and version < 4:
-        raise ValueError("tensors that are made of others, in a document of an older version")
-    if seen.forms and version < 5:
-        raise ValueError("objects without a state_dict(), in a document of an older version")
     check_aliases(types, aliases)
     what = (tree, tuple(types), per_rank, aliases, values, own_values, rank0, has_apart)
-    return Structure(*what, sharded=sharded, is_unmarked=not seen.marks, extended=version >= 5)
+    return Structure(*what, sharded=sharded, is_unmarked=not seen.marks)
 
 
 @dataclass(slots=True)
 class Numbers:
-    """Numbers of leaves and values that a tree has named; ``count`` values may be. And how many other things it has."""
+    """Numbers of leaves and values that a tree has named; ``count`` values may be. And how many marks it has."""
 
     count: int
     arrays: list[int] = field(default_factory=list)
     values: list[int] = field(default_factory=list)
     sharded: list[int] = field(default_factory=list)
-    composites: int = 0
-    forms: int = 0
     marks: int = 0
 
 
@@ -310,10 +286,9 @@ def _decode_node(document: Any, seen: Numbers, where: str) -> SavedNode:
         return SavedBranch(kind, tuple(range(len(items))), items)
     children = tuple([_decode_node(child, seen, where) for child in _list(rest[-2 if kind in DICTS else -1])])
     if kind in DICTS:
-        keys = tuple([decode_value(key, where) for key in _list(rest[0])])
+        keys = tuple([decode_key(key, where) for key in _list(rest[0])])
         if len(set(keys)) != len(keys) or len(keys) != len(children):  # 1, 1.0 and True are one key of a dict
             raise ValueError("dict keys are repeated or do not match the children")
-        seen.forms += kind == "defaultdict"
         return SavedBranch(kind, keys, children, metadata=_decode_metadata(rest[2], where))
     if kind == "namedtuple":
         name, fields = rest[0], tuple(_list(rest[1]))
@@ -343,7 +318,6 @@ def _decode_object(rest: list[Any], seen: Numbers, where: str) -> SavedNode:
             _count(about[0])
     if not all(type(name) is str and is_unicode(name) and "\0" not in name for name in names):
         raise ValueError(f"an object, or a field of it, without a name: {short(about)}")
-    seen.forms += 1
     form = Form(kind, tuple(about))
     return SavedBranch("object", (None,), (_decode_node(rest[2], seen, where),), name=str(form), form=form)
 
@@ -354,7 +328,6 @@ def _decode_composite(rest: list[Any], seen: Numbers, where: str) -> SavedNode:
     if type(kind) is not str or type(name) is not str or not all(type(key) is str for key in keys):
         raise ValueError("a kind of tensor, or its components, have no names")
     children = tuple([_decode_node(child, seen, where) for child in _list(rest[3])])
-    seen.composites += 1
     if kind == SUBCLASS:
         *inner, context = children
         nested = [each for each in inner if not isinstance(each, SavedArray)]
@@ -439,7 +412,7 @@ def _decode_metadata(document: Any, where: str) -> dict[str, dict[str, Any]] | N
 
 def decode_path(encoded: list[Encoded], where: str) -> Path:
     """Inverse of :func:`encode_path`."""
-    return tuple(decode_value(key, where) for key in encoded)
+    return tuple(decode_key(key, where) for key in encoded)
 
 
 def check_nesting(tree: SavedNode) -> None:

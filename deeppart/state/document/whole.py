@@ -18,7 +18,6 @@ import numpy as np
 
 from deeppart.errors import CorruptFileError
 from deeppart.model import Box
-from deeppart.plan.shards import fault_of_cover
 from deeppart.state.document.part_document import OwnTree
 from deeppart.state.document.structure import (
     DICTS,
@@ -35,7 +34,7 @@ from deeppart.state.document.structure import (
 from deeppart.state.document.ties import contiguous_strides
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import ExactPath, IdKey, Path, exact, id_key, id_keys, readable
-from deeppart.state.tree.runs import same_leaf_value
+from deeppart.state.tree.values import same_value
 
 #: What stands apart on each rank, and its own values by number.
 OwnItems = Sequence[tuple[Sequence[OwnTree], Mapping[int, Any]]]
@@ -118,7 +117,7 @@ class Wholes:
     def check(self, where: str) -> None:
         """See that the shards of each tensor are all of it, and do not overlap."""
         for tensor in self.tensors.values():
-            if fault := fault_of_cover([box for box in tensor.boxes() if box.elements], tensor.kind.shape):
+            if fault := Box.fault_of_cover([box for box in tensor.boxes() if box.elements], tensor.kind.shape):
                 raise CorruptFileError(
                     "the parts do not hold every element of a sharded tensor exactly once",
                     expected=f"all of {tensor.name}, {tensor.kind}",
@@ -372,7 +371,7 @@ def gather_values(parts: Sequence[tuple[int, OwnTree]], own: OwnItems) -> dict[E
 
 def _differ(contents: Mapping[int, Any]) -> bool:
     first, *others = contents.values()
-    return not all(same_leaf_value(first, other) for other in others)
+    return not all(same_value(first, other) for other in others)
 
 
 def with_parts(root: SavedNode, parts: Sequence[tuple[int, OwnTree]]) -> SavedNode:

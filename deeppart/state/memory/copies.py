@@ -45,12 +45,6 @@ def gather_memory(sources: npt.NDArray[np.int64], length: int) -> npt.NDArray[np
     return found if _gather(found.ctypes.data, places) else None
 
 
-def gather_ranges(sources: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8] | None:
-    """The bytes from each address on, one after the other; None if some of it is not mapped."""
-    found = np.empty(int(lengths.sum()), dtype=np.uint8)
-    return found if _gather(found.ctypes.data, np.stack([sources, lengths], axis=1)) else None
-
-
 def _gather(target: int, places: npt.NDArray[np.int64]) -> bool:
     """Copy (address, bytes) rows to where the target is, one after the other."""
     for first in range(0, len(places), _MOST_PLACES):

@@ -19,7 +19,7 @@ import torch
 from deeppart.errors import StructureMismatchError
 from deeppart.state.document.structure import DICTS, SavedApart, SavedBranch, SavedNode, SavedValue, walk_tree
 from deeppart.state.restore.composites import is_composite
-from deeppart.state.restore.request import CREATE, ERROR, KEEP, Request, aligned, bare_name, matched
+from deeppart.state.restore.request import MISSING, UNEXPECTED, Request, aligned, bare_name, matched
 from deeppart.state.restore.target import is_cut, meet
 from deeppart.state.tree.flat import Branch, Node, ValueLeaf
 from deeppart.state.tree.globs import covers, nearest_globs
@@ -159,8 +159,7 @@ class _Choosing:
     def _check_same_keys(self, saved: Any, live: Any, path: Path, at: _At) -> None:
         """A large dict of small values becomes what was saved: that keeps no key, and leaves none out."""
         request = self._request
-        is_default = request.missing == ERROR and request.unexpected == CREATE
-        if is_default or at.whole or not isinstance(saved, dict) or not isinstance(live, dict) or not live:
+        if request.strict is True or at.whole or not isinstance(saved, dict) or not isinstance(live, dict) or not live:
             return
         if isinstance(saved, Counter):
             return
@@ -215,7 +214,7 @@ class _Choosing:
                 if names[number] != key:
                     self.found.renamed.append(((*at.saved_path, key), (*path, names[number])))
             _check_names(names, saved.keys, path)
-        counterparts = aligned(names, list(live.keys), whole=at.whole or self._request.missing == ERROR)
+        counterparts = aligned(names, list(live.keys), whole=at.whole or self._request.strict is True)
         if counterparts:
             self.found.unwrapped.append(path)
             names = [counterparts.get(name, name) for name in names]
@@ -233,15 +232,14 @@ class _Choosing:
             return None
         if at.whole or live.kind not in DICTS:  # a list may have grown
             return pruned
-        if len(path) == 1 and live.kind in DICTS and self._outermost is not None and request.unexpected == CREATE:
-            if id_key(path[0]) in self._outermost or _is_small(pruned):
-                return pruned
+        if live.keys and request.accepts(path, UNEXPECTED):  # an empty container asks for everything
+            self.found.unexpected.append(path)
+            return None
+        is_beside = len(path) == 1 and self._outermost is not None and id_key(path[0]) not in self._outermost
+        if is_beside and not _is_small(pruned):
             self.found.beside.append(path)
             return None
-        if request.unexpected == CREATE or not live.keys:  # an empty container asks for everything
-            return pruned
-        self.found.unexpected.append(path)
-        return None
+        return pruned
 
     def _pruned(self, saved: SavedNode, path: Path, at: _At) -> SavedNode | None:
         """A saved item for which nothing is live, less what is not asked for; None if nothing is left."""
@@ -287,7 +285,7 @@ class _Choosing:
         request = self._request
         if request.excludes(path) or not self._looked(path, at).asked:
             return True
-        if at.whole or request.missing != KEEP:
+        if at.whole or not request.accepts(path, MISSING):
             return False
         self.found.missing.append(path)
         return True
@@ -305,13 +303,6 @@ class _Choosing:
                 expected=some_names(list(map(readable, found.unexpected))),
                 found=some_names(list(map(readable, found.missing))) or "nothing else",
                 todo="give restore() the state under the names with which it was saved, or rename=",
-            )
-        if found.unexpected and request.unexpected == ERROR:
-            raise StructureMismatchError(
-                f"the checkpoint has leaves that the live state lacks: {readable(found.unexpected[0])}",
-                found=some_names(list(map(readable, found.unexpected))),
-                where=f"path {readable(found.unexpected[0])}",
-                todo='leave them out (on_unexpected="ignore"), or have them made (on_unexpected="create")',
             )
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import enum
 import json
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from deeppart.errors import LeafMismatchError, StructureMismatchError, UnsupportedLeafError
-from deeppart.state.document.structure import SavedBranch, SavedNode, SavedValue, walk_tree
+from deeppart.state.document.structure import SavedBranch, SavedNode, SavedValue
 from deeppart.state.restore.target import Target
 from deeppart.state.tree.flat import Branch, FlatState, Node, ValueLeaf
 from deeppart.state.tree.objects import (
@@ -28,8 +29,8 @@ from deeppart.state.tree.objects import (
     takes,
 )
 from deeppart.state.tree.paths import Path, readable, some_names
-from deeppart.state.tree.runs import CONTAINERS, make_run, run_items, run_kind
-from deeppart.state.tree.values import SavedMember, encode_key
+from deeppart.state.tree.runs import make_run, run_items, run_kind
+from deeppart.state.tree.values import CONTAINERS, SavedMember, encode_key
 
 _GROUPS = frozenset({set, frozenset})
 #: What may have members of enums in it.
@@ -40,15 +41,14 @@ def resolve(target: Target, flat: FlatState) -> None:
     """Put the members of the script's own enums in the place of what a file has of them, in values and in keys; and
     find the class of each dataclass. Changes nothing live.
     """
-    if target.structure.extended:
-        _know(target, (*known_classes(), *_live_classes(flat.root)))
-        tree = _Resolving(target, strict=True).all_of(target.structure.tree)
-        target.structure = replace(target.structure, tree=tree)
+    _know(target, (*known_classes(), *_live_classes(flat.root)))
+    tree = _Resolving(target, strict=True).all_of(target.structure.tree)
+    target.structure = replace(target.structure, tree=tree)
 
 
 def resolve_registered(target: Target, tree: SavedNode) -> SavedNode:
     """The same where there is no live state; what was not registered stays as the file has it."""
-    if not target.structure.extended or not known_classes():
+    if not known_classes():
         return tree
     _know(target, known_classes())
     return _Resolving(target, strict=False).all_of(tree)
@@ -69,14 +69,13 @@ class _Resolving:
 
     def all_of(self, tree: SavedNode) -> SavedNode:
         """Resolves the values of a tree in its target; returns the tree."""
-        tree, values = self._node(tree, ()), self._target.values
-        for path, node in walk_tree(tree, ()):
-            if isinstance(node, SavedValue):
-                values[node.index] = self._value(values[node.index], path)
-        return tree
+        return self._node(tree, ())
 
     def _node(self, node: SavedNode, path: Path) -> SavedNode:
         """A tree with members of enums among its keys."""
+        if isinstance(node, SavedValue):
+            values = self._target.values
+            values[node.index] = self._value(values[node.index], path)
         if not isinstance(node, SavedBranch):
             return node
         if node.form is not None and self._strict:
@@ -84,6 +83,8 @@ class _Resolving:
         keys = tuple([key if type(key) is str else self._value(key, path) for key in node.keys])
         below = [path if node.kind == "object" else (*path, key) for key in keys]
         children = tuple([self._node(child, inner) for child, inner in zip(node.children, below, strict=True)])
+        if all(map(operator.is_, (*keys, *children), (*node.keys, *node.children))):
+            return node
         return replace(node, keys=keys, children=children)
 
     def _value(self, value: Any, path: Path) -> Any:

@@ -30,7 +30,8 @@ from deeppart.state.tree.composites import (
 from deeppart.state.tree.flat import ArrayLeaf, Branch, FlatState, UnmadeLeaf, ValueLeaf
 from deeppart.state.tree.leaves import Array, LeafType, leaf_type, overlaps_itself
 from deeppart.state.tree.paths import Path, readable
-from deeppart.state.tree.runs import describe_leaf_value, same_leaf_value
+from deeppart.state.tree.runs import describe_leaf_value
+from deeppart.state.tree.values import same_value
 
 #: Values that a live tensor must have, whatever it holds.
 _FIXED = ("shape", "dtype", "axis", "ragged_dim", CONTEXT)
@@ -73,7 +74,7 @@ def check_values(saved: SavedBranch, live: Branch, target: Target, path: Path) -
     for key, child, inner in zip(saved.keys, saved.children, live.children, strict=True):
         if key in _FIXED and isinstance(child, SavedValue) and isinstance(inner, ValueLeaf):
             value = target.values[child.index]
-            if value is not DROPPED and not same_leaf_value(value, inner.value):
+            if value is not DROPPED and not same_value(value, inner.value):
                 raise _differs(path, key, describe_leaf_value(value), describe_leaf_value(inner.value))
 
 
@@ -223,9 +224,7 @@ def _same_parameters(live: torch.Tensor, made: torch.Tensor) -> bool:
     if mine is None or theirs is None:
         return False
     return all(
-        same_leaf_value(mine.items[key], item)
-        for key, item in theirs.items.items()
-        if not isinstance(item, torch.Tensor)
+        same_value(mine.items[key], item) for key, item in theirs.items.items() if not isinstance(item, torch.Tensor)
     )
 
 

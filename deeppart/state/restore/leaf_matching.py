@@ -56,9 +56,9 @@ from deeppart.state.tree.flat import ArrayLeaf, Branch, FlatState, Node, Sharded
 from deeppart.state.tree.leaves import TORCH_DTYPES, Array, LeafType, has_type, leaf_type, new_array
 from deeppart.state.tree.objects import is_optimizer, replaces
 from deeppart.state.tree.paths import Path, exact, id_keys, name_kind, readable, some_names
-from deeppart.state.tree.runs import RUN_KINDS, describe_leaf_value, make_run, run_kind, same_leaf_value
+from deeppart.state.tree.runs import RUN_KINDS, describe_leaf_value, make_run, run_kind
 from deeppart.state.tree.sharded import is_sharded
-from deeppart.state.tree.values import MUTABLE
+from deeppart.state.tree.values import MUTABLE, same_value
 
 _SHAPED_IN_TRAINING = (
     "; where a module gives its buffers their shapes in training, train a step before restore, or give what "
@@ -356,7 +356,7 @@ class _Matching:
         if isinstance(one, SavedArray) or isinstance(other, SavedArray):
             return False
         a, b = (self._contents(one), self._contents(other))
-        return a is b or (a is not DROPPED and b is not DROPPED and same_leaf_value(a, b))
+        return a is b or (a is not DROPPED and b is not DROPPED and same_value(a, b))
 
     def _contents(self, saved: Any) -> Any:
         """The content of a saved tree of values; DROPPED if it has anything else, or if a value is not restored."""

@@ -31,7 +31,7 @@ from deeppart.state.tree.leaves import Array, LeafType, in_a_row
 from deeppart.state.tree.objects import DATACLASS, is_optimizer, load_state_dict_of, make, remade
 from deeppart.state.tree.objects import put as put_data
 from deeppart.state.tree.paths import Path, exact, id_keys, readable, some_names
-from deeppart.state.tree.runs import TABLE_MAKERS
+from deeppart.state.tree.values import TABLE_MAKERS
 
 #: What a module's class must not define, and a module not have of its own, where loading is to change nothing.
 _LOADING = ("load_state_dict", "_load_from_state_dict", "state_dict", "_save_to_state_dict", "get_extra_state")

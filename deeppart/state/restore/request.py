@@ -10,25 +10,21 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 import xxhash
 
-from deeppart.errors import ConfigError
+from deeppart.errors import ConfigError, DeeppartError, StateError
 from deeppart.state.tree.globs import covers, may_match_below
 from deeppart.state.tree.paths import Key, Path, component, readable
 
-#: What is done with live leaves that the checkpoint lacks.
-ERROR, KEEP = "error", "keep"
-#: What is done with saved items that the live state lacks, besides ``ERROR``.
-CREATE, IGNORE = "create", "ignore"
+#: How a live state may differ: it has what the checkpoint lacks, or lacks what the checkpoint has.
+MISSING, UNEXPECTED = "missing", "unexpected"
 #: What a rule of ``rename`` does.
 _ONE_DICT = "a rule that gives keys of one dict other names: with `/`, two paths that differ in the last name alone"
-#: "error", "keep", or a function that is called with the path and the live leaf, once everything else is restored.
-OnMissing = str | Callable[[str, Any], object]
-#: "error", "create", "ignore", or a function that is called with the path of what is left out.
-OnUnexpected = str | Callable[[str], object]
+#: True, False, or a function ``(path, "missing" or "unexpected") -> bool``: True where a difference is left as it is.
+Strict = bool | Callable[[str, str], bool]
 #: Globs over paths: one, or several.
 Globs = str | Sequence[str]
 #: What they put between the dots of a name.
@@ -42,8 +38,8 @@ class Request:
     Attributes:
         keys: globs over paths of the live state; what they do not cover stays as it is. None: everything.
         exclude: globs of what stays as it is, even so.
-        missing: "error" or "keep": live leaves that the checkpoint lacks.
-        unexpected: "error", "create" or "ignore": what the live state lacks.
+        strict: whether live leaves that the checkpoint lacks are refused, and what the live state lacks is created; a
+            function of the caller decides for each.
         cast: floating-point leaves of one shape may have another dtype in the checkpoint.
         rules: pairs of a pattern of saved names and what they are called here (``rename``).
         settings: those of ``exclude`` that are not the caller's, but from the configuration.
@@ -52,8 +48,7 @@ class Request:
 
     keys: tuple[str, ...] | None = None
     exclude: tuple[str, ...] = ()
-    missing: str = ERROR
-    unexpected: str = CREATE
+    strict: Strict = True
     cast: bool = False
     rules: tuple[tuple[str, str], ...] = ()
     settings: tuple[str, ...] = ()
@@ -87,9 +82,33 @@ class Request:
         chosen = self.keys is None or any(self.covers(path[:end]) for end in ends)
         return chosen and not any(self.excludes(path[:end]) for end in ends)
 
+    def accepts(self, path: Path, difference: str) -> bool:
+        """True if a difference at a path is left as it is: the live item, or what was saved."""
+        if not callable(self.strict):
+            return not self.strict
+        try:
+            return bool(self.strict(readable(path), difference))
+        except DeeppartError:
+            raise
+        except Exception as error:
+            raise StateError(
+                "the function that was given as strict failed",
+                found=f"{type(error).__name__}: {error}",
+                where=f"path {readable(path)}",
+                todo='it is called as function(path, "missing" or "unexpected"), before anything is changed',
+            ) from error
+
     def digest(self) -> int:
-        """A number by which ranks tell whether they ask for the same."""
-        return 0 if self.is_default else xxhash.xxh3_64_intdigest(repr(self).encode("utf-8", "backslashreplace")) >> 1
+        """A number by which ranks tell whether they ask for the same; of a function, that there is one."""
+        if self.is_default:
+            return 0
+        text = repr(replace(self, strict=None if callable(self.strict) else self.strict))  # type: ignore[arg-type]
+        return xxhash.xxh3_64_intdigest(text.encode("utf-8", "backslashreplace")) >> 1
+
+    def without(self, excluded: Sequence[str]) -> Request:
+        """The same, and what the configuration leaves out of checkpoints stays as it is."""
+        settings = tuple(each for each in excluded if each not in self.exclude)
+        return replace(self, exclude=(*self.exclude, *settings), settings=settings) if excluded else self
 
     def renamed(self, path: Path, key: Key) -> tuple[Key, int | None]:
         """What a saved key is called here, and the number of the rule that says so."""
@@ -98,30 +117,6 @@ class Request:
                 if (match := matched(pattern, path, key)) is not None:
                     return _written(name, match, key), number
         return key, None
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request, and the functions that are told of it.
-
-    Attributes:
-        request: what to restore.
-        on_missing: called with the path and the live item of each that the checkpoint lacks, or None.
-        on_unexpected: called with the path of each saved item that the live state lacks and is left out, or None.
-    """
-
-    request: Request = field(default_factory=Request)
-    on_missing: Callable[[str, Any], object] | None = None
-    on_unexpected: Callable[[str], object] | None = None
-
-    def without(self, excluded: Sequence[str]) -> Asked:
-        """The same, and what the configuration leaves out of checkpoints stays as it is."""
-        if not excluded:
-            return self
-        settings = tuple(each for each in excluded if each not in self.request.exclude)
-        return replace(
-            self, request=replace(self.request, exclude=(*self.request.exclude, *settings), settings=settings)
-        )
 
 
 class RestoreArguments(TypedDict, total=False):
@@ -140,51 +135,39 @@ class RestoreArguments(TypedDict, total=False):
 
     keys: Globs | None
     exclude: Globs | None
-    strict: bool
+    strict: Strict
     cast: bool
     rename: Mapping[str, str] | None
-    on_missing: OnMissing | None
-    on_unexpected: OnUnexpected | None
     required: bool
 
 
-def asked_or_refusal(*arguments: Any) -> tuple[Asked, ConfigError | None]:
-    """:func:`asked_of`, and, where it raises, what: other ranks are to hear of it."""
+def request_or_refusal(*arguments: Any) -> tuple[Request, ConfigError | None]:
+    """:func:`request_of`, and, where it raises, what: other ranks are to hear of it."""
     try:
-        return asked_of(*arguments), None
+        return request_of(*arguments), None
     except ConfigError as error:
-        return Asked(), error
+        return Request(), error
 
 
-def asked_of(
-    keys: Globs | None,
-    exclude: Globs | None,
-    strict: bool,
-    cast: bool,
-    rename: Mapping[str, str] | None,
-    on_missing: OnMissing | None,
-    on_unexpected: OnUnexpected | None,
-) -> Asked:
+def request_of(
+    keys: Globs | None = None,
+    exclude: Globs | None = None,
+    strict: Strict = True,
+    cast: bool = False,
+    rename: Mapping[str, str] | None = None,
+) -> Request:
     """The request that a caller of ``restore`` makes by these arguments."""
-    for name, flag in (("strict", strict), ("cast", cast)):
-        if not isinstance(flag, bool):
-            raise _impossible(name, "True or False", flag)
-    missing = KEEP if callable(on_missing) else on_missing
-    if missing not in (None, ERROR, KEEP):
-        raise _impossible("on_missing", '"error", "keep" or a function (path, live leaf)', on_missing)
-    unexpected = IGNORE if callable(on_unexpected) else on_unexpected
-    if unexpected not in (None, ERROR, CREATE, IGNORE):
-        raise _impossible("on_unexpected", '"error", "create", "ignore" or a function (path)', on_unexpected)
-    request = Request(
+    if not isinstance(strict, bool) and not callable(strict):
+        raise _impossible("strict", 'True, False or a function (path, "missing" or "unexpected") -> bool', strict)
+    if not isinstance(cast, bool):
+        raise _impossible("cast", "True or False", cast)
+    return Request(
         None if keys is None else _globs("keys", keys),
         () if exclude is None else _globs("exclude", exclude),
-        missing or (ERROR if strict else KEEP),
-        unexpected or (CREATE if strict else IGNORE),
+        strict,
         cast,
         _rules(rename),
     )
-    told = on_missing if callable(on_missing) else None, on_unexpected if callable(on_unexpected) else None
-    return Asked(request, *told)
 
 
 def _globs(name: str, given: Globs) -> tuple[str, ...]:

@@ -25,8 +25,8 @@ from deeppart.state.document.ties import contiguous_strides
 from deeppart.state.tree.flat import Branch, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
 from deeppart.state.tree.leaves import Array, LeafType, new_array
 from deeppart.state.tree.paths import ExactPath, Path, readable
-from deeppart.state.tree.runs import RUN_KINDS, decode_leaf_value, holds_containers, run_items, run_kind
-from deeppart.state.tree.values import MUTABLE
+from deeppart.state.tree.runs import RUN_KINDS, holds_containers, run_items, run_kind
+from deeppart.state.tree.values import MUTABLE, decode_value
 
 _NUMBERS = frozenset({int, float, bool, complex})
 _PLAIN = frozenset({int, float, str, bool, type(None)})
@@ -148,7 +148,7 @@ def decode_values(structure: Structure, where: str) -> list[Any]:
     own = structure.per_rank_values.tolist()
     pairs = zip(structure.values, own, strict=True)
     with collection_paused():
-        return [DROPPED if skip else decode_leaf_value(value, where) for value, skip in pairs]
+        return [DROPPED if skip else decode_value(value, where) for value, skip in pairs]
 
 
 # --- both sides of a place in one form --------------------------------------------------------------------------------
@@ -181,8 +181,8 @@ def inside_object(saved: SavedNode, live: Node) -> tuple[SavedNode, Node]:
 def meet(saved: SavedNode, live: Node, values: Sequence[Any]) -> tuple[SavedNode, Node]:
     """The two sides in one form: inside objects, and both as a container of leaves or both as a run of values.
 
-    A list may have been saved item by item and be a run here, since it has grown or an older library has saved it; or
-    be short here, and have been saved as a run.
+    A list may have been saved item by item and be a run here, since it has grown; or be short here, and have been saved
+    as a run.
     """
     saved, live = inside_object(saved, live)
     if isinstance(saved, SavedBranch) and isinstance(live, ValueLeaf):

@@ -59,7 +59,6 @@ class SmallLeaves:
     """
 
     def __init__(self, numbers: Sequence[int], arrays: Sequence[Any], types: Sequence[LeafType]) -> None:
-        self._numbers = numbers
         sized = [number for number in numbers if types[number].nbytes]
         in_place = [number for number in sized if lies_flat_on_host(arrays[number])]
         self._in_place = np.array(in_place, dtype=np.int64)
@@ -87,14 +86,6 @@ class SmallLeaves:
             np.copyto(buffer.view(data.dtype).reshape(data.shape), data)
             hasher.update(buffer.data)
         return int(hasher.intdigest()) >> 1
-
-    def digests(self, arrays: Sequence[Any], pointers: Sequence[int]) -> list[int]:
-        """The fingerprint of each, as of :func:`full_digest`, in the order of their numbers."""
-        found = dict(zip(self._in_place.tolist(), map(hash63, self._octets(pointers)), strict=True))
-        for packed, _, numbers in self._packed:
-            if packed.device.type != "cpu":
-                found |= zip(numbers, device_digests([arrays[number] for number in numbers]), strict=True)
-        return [found[n] if n in found else full_digest(arrays[n]) for n in self._numbers]
 
     def _octets(self, pointers: Sequence[int]) -> Iterator[memoryview]:
         """The bytes of each leaf that lies flat in host memory."""

@@ -191,8 +191,6 @@ class FlatState:
         sharded: the sharded tensors, in canonical order, those of ``apart`` last.
         shared_sharded: how many of them are in the structure that all ranks share.
         before_shards: how many arrays are none of their shards.
-        composites: how many tensors are made of others.
-        extended: true if readers before structure version 5 do not know a container or a key of it.
         unmade: the tensors on the meta device.
     """
 
@@ -214,8 +212,6 @@ class FlatState:
     sharded: list[ShardedLeaf] = field(default_factory=list)
     shared_sharded: int = 0
     before_shards: int = 0
-    composites: int = 0
-    extended: bool = False
     unmade: list[UnmadeLeaf] = field(default_factory=list)
     _objects: list[Branch] | None = None
 

@@ -50,9 +50,9 @@ from deeppart.state.tree.leaves import (
 )
 from deeppart.state.tree.objects import is_object, object_form, object_state, registered
 from deeppart.state.tree.paths import Key, Path, canonical_order, exact, readable
-from deeppart.state.tree.runs import NEW_TABLE, run_levels
+from deeppart.state.tree.runs import run_levels
 from deeppart.state.tree.sharded import Shards, is_sharded, read_shards
-from deeppart.state.tree.values import encode_key, encode_value, is_extended, is_value
+from deeppart.state.tree.values import encode_key, encode_value, is_value
 
 #: Containers inside each other, at most: readers of JSON stop a little above twice that.
 DEEPEST_NESTING = 200
@@ -194,7 +194,6 @@ class _Walk:
     def _composite(self, tensor: torch.Tensor, parts: Parts, path: Path, inside: int) -> Branch:
         """A tensor that is made of others. It is never cut: all of it is shared, or none."""
         keys = list(parts.items)
-        self.flat.composites += 1
         self.flat.tokens += (COMPOSITE, parts.kind, parts.name, len(keys), *keys)
         self._enter(tensor, path)
         children: list[Node] = []
@@ -261,7 +260,6 @@ class _Walk:
                     apart[key].place = place
             shared = [key for key in keys if key not in apart]
         self.flat.tokens += (kind, len(shared))
-        self.flat.extended |= kind == NEW_TABLE
         if all(type(key) is str for key in shared):
             self.flat.tokens += shared
         else:
@@ -301,9 +299,7 @@ class _Walk:
 
     def _encoded(self, key: Key, path: Path) -> str:
         """A key as text that tells it from every other key."""
-        encoded = encode_key(key, f"{readable(path)}, a dict key")
-        self.flat.extended |= is_extended(encoded)
-        return json.dumps(encoded)
+        return json.dumps(encode_key(key, f"{readable(path)}, a dict key"))
 
     def _items(self, container: Sequence[Any], path: Path, keys: Sequence[Key], kind: str) -> Branch:
         if self._excluded is not None:
@@ -331,7 +327,6 @@ class _Walk:
         if form is None:
             self.flat.tokens.append(OBJECT)
         else:
-            self.flat.extended = True
             self.flat.tokens += (FORM, form.kind, *form.about)
         self._enter(item, path)
         if id(item) in self._state_dicts:

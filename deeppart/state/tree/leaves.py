@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from deeppart.errors import CorruptFileError, RestoreError, UnsupportedLeafError
+from deeppart.model import Box
 from deeppart.part import MAX_CHUNK_BYTES, MAX_LEAF_BYTES, short
 from deeppart.state.tree.values import known_conversion, plain_dtype
 
@@ -41,7 +42,7 @@ class LeafType:
 
     Attributes:
         kind: "torch" or "numpy".
-        dtype: name in :data:`TORCH_DTYPES`, or numpy's dtype string ("<f4").
+        dtype: torch's name without ``torch.``, or numpy's dtype string ("<f4").
         shape: elements per dimension; () for a 0-dim array.
     """
 
@@ -79,6 +80,40 @@ class LeafType:
             return self.dtype
         dtype = np.dtype(self.dtype)
         return dtype.name if dtype.kind in "biufc" and dtype.isnative else ""
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype, of a tensor."""
+        return TORCH_DTYPES[self.dtype]
+
+    @classmethod
+    def of(cls, data: Array, where: str) -> LeafType:
+        """The type of a tensor or array, if it can be stored: its elements are plain bytes.
+
+        Raises:
+            UnsupportedLeafError: it cannot.
+        """
+        (check_tensor if isinstance(data, torch.Tensor) else check_array)(data, where)  # type: ignore[arg-type]
+        return leaf_type(data)
+
+    @classmethod
+    def of_torch(cls, dtype: torch.dtype, shape: tuple[int, ...], where: str) -> LeafType:
+        """The type of a tensor of which a file says this.
+
+        Raises:
+            UnsupportedLeafError, CorruptFileError: it cannot be stored, or there is no such tensor.
+        """
+        found = cls("torch", dtype_name(dtype, where), tuple(shape))
+        found.check(where)
+        return found
+
+    def new(self) -> Array:
+        """An uninitialized tensor or array on the CPU; its memory is not touched.
+
+        Raises:
+            RestoreError: there is not enough memory.
+        """
+        return new_array(self)
 
     def __str__(self) -> str:
         prefix = "" if self.kind == "torch" else "numpy "
@@ -288,29 +323,7 @@ def rectangles(shape: tuple[int, ...], start: int, stop: int) -> list[tuple[tupl
 
     Lets a part of a non-contiguous array be copied without making all of it contiguous first.
     """
-    if start >= stop:
-        return []
-    if not shape:
-        return [((), 1)]
-    inner = 1
-    for length in shape[1:]:
-        inner *= length
-    first, skip = divmod(start, inner)
-    last, rest = divmod(stop, inner)
-    boxes: list[tuple[tuple[slice, ...], int]] = []
-    if skip:
-        end = min(stop - first * inner, inner)
-        boxes += [((slice(first, first + 1), *box), n) for box, n in _inner_boxes(shape, skip, end)]
-        first += 1
-    if last > first:
-        boxes.append(((slice(first, last),), (last - first) * inner))
-    if rest and last >= first:
-        boxes += [((slice(last, last + 1), *box), n) for box, n in _inner_boxes(shape, 0, rest)]
-    return boxes
-
-
-def _inner_boxes(shape: tuple[int, ...], start: int, stop: int) -> list[tuple[tuple[slice, ...], int]]:
-    return rectangles(shape[1:], start, stop)
+    return [(box.slices(), box.elements) for box in Box.of_range(shape, start, stop)]
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

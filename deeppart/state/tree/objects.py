@@ -38,8 +38,7 @@ from torch.optim.swa_utils import SWALR
 
 from deeppart.errors import ConfigError, CorruptFileError, DeeppartError, StateError, UnsupportedLeafError
 from deeppart.state.tree.paths import Path, readable
-from deeppart.state.tree.runs import CONTAINERS
-from deeppart.state.tree.values import class_names, is_value_type
+from deeppart.state.tree.values import CONTAINERS, class_names, is_value_type
 
 T = TypeVar("T")
 To = Callable[[Any], Any]

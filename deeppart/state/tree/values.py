@@ -1,7 +1,10 @@
 """Small values as JSON: everything in a state that is not an array, and the keys of its dicts.
 
-The encoding is exact and executes nothing when read. A JSON scalar stands for itself; what JSON cannot hold is a list
-``[tag, ...]``; docs/format.md (small values) lists the tags.
+A JSON scalar stands for itself; every other value is a list ``[tag, ...]``, by one table (:data:`_KINDS`) that has for
+each tag the types, what encodes them and what decodes them. The encoding is exact, depends on nothing but the value,
+and executes nothing when read. docs/format.md (small values) lists the tags.
+
+A list, tuple or dict of small values alone can be a value, too: :mod:`deeppart.state.tree.runs` says when it is.
 """
 
 from __future__ import annotations
@@ -16,13 +19,13 @@ import math
 import re
 import struct
 import sys
-from collections.abc import Callable, Iterable
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from itertools import chain
 from pathlib import PosixPath, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID, SafeUUID
 
 import numpy as np
@@ -34,9 +37,10 @@ from deeppart.part import short
 
 #: JSON-like value: None, bool, int, float, str, or a tagged list.
 Encoded = Any
+#: Encodes or decodes what is inside a value.
+Inner = Callable[[Any], Any]
 _INT64_LIMIT = 1 << 63
 _SURROGATES = "surrogatepass"
-_PLAIN = frozenset({type(None), bool})
 _NUMPY_KINDS = frozenset("biufcSUmM")
 #: ``dtype.str`` of these kinds: a few digits, and the unit of a time.
 _NUMPY_DTYPE = re.compile(r"[<>|][biufcSU][0-9]{1,9}|[<>][mM]8(\[[0-9]{0,9}[A-Za-z]{1,2}\])?", re.ASCII)
@@ -47,206 +51,21 @@ _UNDECODABLE = (
 )
 #: By the name that a file holds. An attribute of torch would do as well, but some import what they name.
 _DTYPES = {str(item).removeprefix("torch."): item for item in vars(torch).values() if isinstance(item, torch.dtype)}
-_VALUE_TYPES = _PLAIN | {str, int, float, complex, bytes, torch.dtype, torch.device, torch.Size}
-#: Encodes or decodes what is inside a value.
-Inner = Callable[[Any], Any]
 #: Types of which JSON has all values but some texts, floats and large integers.
-JSON_SCALARS = frozenset({str, int, float, bool, type(None)})
-_PATHS: dict[str, Callable[[str], Any]] = {
-    "posix": PosixPath,
-    "pure_posix": PurePosixPath,
-    "pure_windows": PureWindowsPath,
-}
-_PATH_NAMES: dict[Any, str] = {kind: name for name, kind in _PATHS.items()}
+_SCALARS = frozenset({str, int, float, bool, type(None)})
 #: Values that change, and stay the objects that they are in a restore.
 MUTABLE = frozenset({bytearray, io.BytesIO, set})
-
-
-def is_value(value: object) -> bool:
-    """True if this is one of the small values that :func:`encode_value` takes (tuples are containers, not values)."""
-    return is_value_type(type(value))
-
-
-def is_value_type(kind: type) -> bool:
-    """True if objects of this type are small values."""
-    return kind in _VALUE_TYPES or is_kind(kind) or (issubclass(kind, np.generic) and kind.__module__ == np.__name__)
-
-
-def encode_value(value: Any, where: str) -> Encoded:
-    """Encode one small value."""
-    kind = type(value)
-    if kind in _PLAIN:
-        return value
-    if kind is str:
-        return (
-            value
-            if is_unicode(value)
-            else ["str", base64.b64encode(value.encode("utf-8", _SURROGATES)).decode("ascii")]
-        )
-    if kind is int:
-        return value if -_INT64_LIMIT <= value < _INT64_LIMIT else ["int", format(value, "x")]
-    if kind is float:
-        return value if math.isfinite(value) else ["float", struct.pack(">d", value).hex()]
-    if kind is complex:
-        return ["complex", struct.pack(">dd", value.real, value.imag).hex()]
-    if kind is bytes:
-        return ["bytes", base64.b64encode(value).decode("ascii")]
-    if kind is torch.dtype:
-        return ["dtype", str(value).removeprefix("torch.")]
-    if kind is torch.device:
-        return ["device", str(value)]
-    if kind is torch.Size:
-        return ["size", list(value)]
-    if is_value_type(kind) and isinstance(value, np.generic) and value.dtype.kind in _NUMPY_KINDS:
-        return ["numpy", value.dtype.str, value.tobytes().hex()]
-    encode = encoder_of(kind)
-    if encode is not None:
-        try:
-            return encode(value, lambda item: encode_key(item, where))
-        except UnsupportedLeafError as error:
-            error.where = error.where or f"path {where}"
-            raise
-    raise UnsupportedLeafError(
-        f"the state holds a {kind.__module__}.{kind.__qualname__}, which cannot be stored exactly",
-        expected="tensors, numpy arrays and scalars, numbers, texts, bytes, None, dates, paths, enums, in dicts, "
-        "lists, tuples, sets, deques, namespaces, dataclasses, objects with state_dict() and load_state_dict(), or "
-        "of a type that deeppart.register() was told of",
-        where=f"path {where}",
-        todo=conversion(value),
-    )
-
-
-def encode_key(key: Any, where: str) -> Encoded:
-    """Encode one dict key, or what is inside a value: any small value or a tuple of them."""
-    kind = type(key)
-    if kind is tuple:
-        return ["tuple", [encode_key(item, where) for item in key]]
-    if kind is io.BytesIO:
-        raise UnsupportedLeafError(
-            "the state holds an io.BytesIO as a key or within a value", where=f"path {where}", todo="use its content"
-        )
-    return encode_value(key, where)
-
-
-def is_extended(encoded: Encoded) -> bool:
-    """True if an encoded value or key is one that readers before structure version 5 do not know."""
-    if type(encoded) is not list:
-        return False
-    return encoded[0] in DECODERS or (encoded[0] == "tuple" and any(map(is_extended, encoded[1])))
-
-
-def decode_value(encoded: Encoded, where: str) -> Any:
-    """Inverse of :func:`encode_value` and :func:`encode_key`."""
-    try:
-        return _decode_list(encoded, where) if isinstance(encoded, list) else _plain(encoded)
-    except _UNDECODABLE as error:
-        found = f"{short(encoded)}: {type(error).__name__}: {error}"[:300]
-        raise CorruptFileError("a stored value cannot be decoded", found=found, where=where) from error
-
-
-def _plain(encoded: Encoded) -> Any:
-    """A value that JSON has itself; nothing else stands for itself."""
-    kind = type(encoded)
-    plain = kind in _PLAIN or (kind is str and is_unicode(encoded)) or (kind is float and math.isfinite(encoded))
-    if not plain and not (kind is int and -_INT64_LIMIT <= encoded < _INT64_LIMIT):
-        raise ValueError("no value that stands for itself")
-    return encoded
-
-
-def _decode_list(encoded: list[Any], where: str) -> Any:
-    tag, *arguments = encoded
-    if tag in DECODERS:
-        value = DECODERS[tag](arguments, lambda item: decode_value(item, where))
-    else:
-        value = _DECODERS[tag](*arguments)
-    # What is written otherwise than the library writes it was not written by it.
-    if tag != "numpy" and (encode_key if tag == "tuple" else encode_value)(value, where) != encoded:
-        raise ValueError("not as this library writes it")
-    return value
-
-
-def same_value(one: Any, other: Any) -> bool:
-    """True if two small values are one and the same, to the last bit: -0.0 is not 0.0, True is not 1."""
-    return type(one) is type(other) and json.dumps(encode_value(one, "")) == json.dumps(encode_value(other, ""))
-
-
-def describe_value(value: Any) -> str:
-    """A small value in at most 80 characters, whatever it is."""
-    if type(value) is int and value.bit_length() > 256:  # Python refuses to print those of thousands of digits
-        return f"an int of {value.bit_length()} bits"
-    if type(value) is io.BytesIO:
-        return f"io.BytesIO of {len(value.getbuffer())} bytes, at {value.tell()}"
-    return f"{value!r:.80}"
-
-
-def is_unicode(text: str) -> bool:
-    """True unless a text has lone surrogates: readers of JSON may join two of them into one character."""
-    if text.isascii():
-        return True
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _decode_numpy(dtype_text: str, data: str) -> Any:
-    dtype, octets = plain_dtype(dtype_text), bytes.fromhex(data)
-    # An empty text of numpy has no bytes by its dtype, and one zero character by its memory.
-    if len(octets) != dtype.itemsize and (dtype.itemsize or len(octets) > 4 or any(octets)):
-        raise ValueError(f"{len(octets)} bytes of a {dtype}")
-    if dtype.kind in "SU":  # an item of an array would lose the zeros that end it
-        order = "big" if dtype.byteorder == ">" or (dtype.byteorder == "=" and sys.byteorder == "big") else "little"
-        octets = octets[: dtype.itemsize]
-        text = octets if dtype.kind == "S" else octets.decode(f"utf-32-{order[0]}e", "surrogatepass")
-        return dtype.type(text)
-    return np.frombuffer(octets, dtype=dtype, count=1)[0]
-
-
-def plain_dtype(text: str) -> np.dtype[Any]:
-    """The numpy dtype that a file names, of a plain kind.
-
-    numpy would understand far more, Python source of tuples among it: only what is written as ``dtype.str`` gets there.
-    """
-    if _NUMPY_DTYPE.fullmatch(text) is None:
-        raise ValueError(f"numpy dtype {short(text)}")
-    dtype = np.dtype(text)
-    if dtype.str != text:
-        raise ValueError(f"numpy dtype {short(text)}")
-    return dtype
-
-
-def _decode_size(items: list[int]) -> torch.Size:
-    if type(items) is not list or not all(type(item) is int and abs(item) < _INT64_LIMIT for item in items):
-        raise ValueError("not a list of lengths")
-    return torch.Size(items)
-
-
-def _decode_device(text: str) -> torch.device:
-    if type(text) is not str:  # a number would make torch look for accelerators
-        raise ValueError("not the name of a device")
-    return torch.device(text)
-
-
-def _decode_complex(data: str) -> complex:
-    return complex(*struct.unpack(">dd", bytes.fromhex(data)))
-
-
-_DECODERS: dict[str, Any] = {
-    "int": lambda text: int(text, 16),
-    "str": lambda text: base64.b64decode(text, validate=True).decode("utf-8", _SURROGATES),
-    "float": lambda data: struct.unpack(">d", bytes.fromhex(data))[0],
-    "complex": _decode_complex,
-    "bytes": lambda text: base64.b64decode(text, validate=True),
-    "tuple": lambda items: tuple([decode_value(item, "a key") for item in items]),
-    "dtype": lambda name: _DTYPES[name],
-    "device": _decode_device,
-    "size": _decode_size,
-    "numpy": _decode_numpy,
+#: Lists, tuples and dicts of small values inside each other, at most.
+MOST_LEVELS = 16
+SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple"}
+TABLES: dict[type, str] = {dict: "dict", OrderedDict: "odict", Counter: "counter", defaultdict: "defaultdict"}
+CONTAINERS = frozenset(SEQUENCES) | frozenset(TABLES)
+TABLE_MAKERS: dict[str, Callable[[Any], Any]] = {
+    "dict": dict,
+    "odict": OrderedDict,
+    "counter": lambda items: Counter(dict(items)),
+    "defaultdict": lambda items: defaultdict(None, items),  # what makes the defaults is code
 }
-
-
-# --- values of the standard library -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,134 +101,196 @@ class SavedMember:
         return f"{self.enum.rpartition('.')[2]}.{self.value if self.name is None else self.name}"
 
 
-# --- encoding ---------------------------------------------------------------------------------------------------------
+def is_value(value: object) -> bool:
+    """True for a small value that is no list, tuple or dict."""
+    return is_value_type(type(value))
 
 
-def encoder_of(kind: type) -> Callable[[Any, Inner], list[Any]] | None:
-    """What encodes values of a type, given what encodes a key; None if it is no type of this module."""
-    found = _ENCODERS.get(kind)
-    return _of_member if found is None and isinstance(kind, enum.EnumMeta) else found
+def is_value_type(kind: type) -> bool:
+    """True if objects of this type are small values."""
+    return kind in _SCALARS or _kind_of(kind) is not None
 
 
-def is_kind(kind: type) -> bool:
-    """True for the types of this module."""
-    return kind in _ENCODERS or isinstance(kind, enum.EnumMeta)
+def encode_value(value: Any, where: str) -> Encoded:
+    """Encode a small value, or a container of nothing but small values.
+
+    What is returned does not change when the container does.
+    """
+    try:
+        return _encode(value)
+    except UnsupportedLeafError as error:
+        if not error.where:
+            error.where = f"path {where}{_inside(value)}"
+        raise
 
 
-def _of_path(value: Any, inner: Inner) -> list[Any]:
-    return ["path", _PATH_NAMES[type(value)], inner(str(value))]
+def encode_key(key: Any, where: str) -> Encoded:
+    """Encode one dict key: any small value, or a tuple of them, that is no key by its identity alone."""
+    try:
+        return _encode_key(key)
+    except UnsupportedLeafError as error:
+        error.where = error.where or f"path {where}"
+        raise
 
 
-def _of_date(value: datetime.date, inner: Inner) -> list[Any]:
-    return ["date", value.year, value.month, value.day]
+def _encode(value: Any) -> Encoded:
+    kind = type(value)
+    if kind in _SCALARS and _stand_for_themselves((value,)):
+        return value
+    if kind in SEQUENCES:
+        return [SEQUENCES[kind], _encode_items(value, _encode)]
+    if kind in TABLES:
+        return [TABLES[kind], _encode_items(value, _encode_key), _encode_items(value.values(), _encode)]
+    found = _kind_of(kind)
+    if found is None or not found.can_store(value):
+        raise _unsupported(value)
+    return [found.tag, *found.encode(value, _encode_key)]
 
 
-def _of_time(value: datetime.time, inner: Inner) -> list[Any]:
-    return ["time", value.hour, value.minute, value.second, value.microsecond, value.fold, inner(value.tzinfo)]
+def _encode_key(key: Any) -> Encoded:
+    if type(key) is tuple:
+        return ["tuple", _encode_items(key, _encode_key)]
+    if type(key) is io.BytesIO:
+        raise UnsupportedLeafError("the state holds an io.BytesIO as a key or within a value", todo="use its content")
+    return _encode(key)
 
 
-def _of_datetime(value: datetime.datetime, inner: Inner) -> list[Any]:
-    return ["datetime", value.year, value.month, value.day, *_of_time(value.timetz(), inner)[1:]]
+def _encode_items(items: Collection[Any], inner: Inner) -> list[Encoded]:
+    return list(items) if _stand_for_themselves(items) else list(map(inner, items))
 
 
-def _of_timedelta(value: datetime.timedelta, inner: Inner) -> list[Any]:
-    return ["timedelta", value.days, value.seconds, value.microseconds]
-
-
-def _of_timezone(value: Any, inner: Inner) -> list[Any]:
-    offset, *name = value.__getinitargs__()
-    return ["timezone", *_of_timedelta(offset, inner)[1:], *map(inner, name)]
-
-
-def _of_range(value: range, inner: Inner) -> list[Any]:
-    return ["range", inner(value.start), inner(value.stop), inner(value.step)]
-
-
-def _of_slice(value: slice, inner: Inner) -> list[Any]:
-    return ["slice", inner(value.start), inner(value.stop), inner(value.step)]
-
-
-def _of_stream(value: io.BytesIO, inner: Inner) -> list[Any]:
-    if value.closed or vars(value):
-        raise UnsupportedLeafError(
-            "the state holds an io.BytesIO that is closed" if value.closed else "an io.BytesIO has attributes",
-            expected="an open io.BytesIO without attributes of its own",
-            found="" if value.closed else ", ".join(map(str, vars(value))),
-            todo="save x.getvalue() before it is closed, and the attributes beside it",
-        )
-    return ["bytesio", base64.b64encode(value.getbuffer()).decode("ascii"), value.tell()]
-
-
-def _of_set(value: set[Any] | frozenset[Any], inner: Inner) -> list[Any]:
-    return ["set" if type(value) is set else "frozenset", encode_items(value, inner)]
-
-
-def encode_items(items: Iterable[Any], inner: Inner) -> list[Any]:
-    """The items of a set, in an order that depends on nothing but what they are."""
+def _stand_for_themselves(items: Collection[Any]) -> bool:
+    """True if all are scalars that JSON has as they are. Many, in few steps of the interpreter."""
     kinds = set(map(type, items))
-    if kinds in ({str}, {int}) or (kinds == {float} and all(map(math.isfinite, items))):
-        ordered = sorted(items)
-        return ordered if _are_plain(ordered, [ordered[0], ordered[-1]]) else list(map(inner, ordered))
-    if kinds == {tuple}:
-        inside = list(chain.from_iterable(items))
-        inner_kinds = set(map(type, inside))
-        if inner_kinds in ({int}, {str}) or (
-            inner_kinds == {int, str} and len({tuple(map(type, item)) for item in items}) == 1
-        ):
-            ordered = sorted(items)
-            of_kinds: list[list[Any]] = [[each for each in inside if type(each) is kind] for kind in inner_kinds]
-            plain = all(_are_plain(each, [min(each), max(each)]) for each in of_kinds)
-            return [["tuple", list(item)] for item in ordered] if plain else list(map(inner, ordered))
-    encoded = [(type(item).__name__, inner(item)) for item in items]
-    return [each for _, _, each in sorted((name, json.dumps(each), each) for name, each in encoded)]
+    if not kinds <= _SCALARS:
+        return False
+    for kind in kinds & {int, float, str}:
+        mine: Any = items if len(kinds) == 1 else [each for each in items if type(each) is kind]
+        if kind is int and not (-_INT64_LIMIT <= min(mine) and max(mine) < _INT64_LIMIT):
+            return False
+        if kind is float and not all(map(math.isfinite, mine)):
+            return False
+        if kind is str and not is_unicode("\n".join(mine)):
+            return False
+    return True
 
 
-def _are_plain(items: list[Any], ends: list[Any]) -> bool:
-    """True if items of one type stand for themselves in JSON; ``ends`` are the least and the greatest."""
-    if type(ends[0]) is int:
-        return bool(-_INT64_LIMIT <= ends[0] and ends[1] < _INT64_LIMIT)
-    if type(ends[0]) is float:
+def _inside(value: Any) -> str:
+    """Where in a container the item is that cannot be stored."""
+    if type(value) not in CONTAINERS:
+        return ""
+    items = value.values() if isinstance(value, dict) else value
+    for encode, each in ((_encode_key, value if isinstance(value, dict) else ()), (_encode, items)):
+        for place, item in enumerate(each):
+            try:
+                encode(item)
+            except UnsupportedLeafError:
+                what = ", a dict key" if encode is _encode_key else ""
+                return f"{what}, item {place}{_inside(item)}"
+    return ""
+
+
+def _unsupported(value: Any) -> UnsupportedLeafError:
+    kind = type(value)
+    return UnsupportedLeafError(
+        f"the state holds a {kind.__module__}.{kind.__qualname__}, which cannot be stored exactly",
+        expected="tensors, numpy arrays and scalars, numbers, texts, bytes, None, dates, paths, enums, in dicts, "
+        "lists, tuples, sets, deques, namespaces, dataclasses, objects with state_dict() and load_state_dict(), or "
+        "of a type that deeppart.register() was told of",
+        todo=conversion(value),
+    )
+
+
+def decode_value(encoded: Encoded, where: str) -> Any:
+    """Inverse of ``encode_value``."""
+    try:
+        return _decode(encoded, MOST_LEVELS)
+    except _UNDECODABLE as error:
+        found = f"{short(encoded)}: {type(error).__name__}: {error}"[:300]
+        raise CorruptFileError("a stored value cannot be decoded", found=found, where=where) from error
+
+
+def decode_key(encoded: Encoded, where: str) -> Any:
+    """Inverse of :func:`encode_key`."""
+    key = decode_value(encoded, where)
+    try:
+        hash(key)
+    except TypeError as error:
+        raise CorruptFileError("a stored dict key is none", found=short(encoded), where=where) from error
+    return key
+
+
+def _decode(encoded: Encoded, room: int) -> Any:
+    """``room``: so many lists and dicts may still be inside each other."""
+    if type(encoded) is not list:
+        if not _stand_for_themselves((encoded,)):
+            raise ValueError("no value that stands for itself")
+        return encoded
+    tag, *arguments = encoded
+    if tag == "tuple":
+        (items,) = arguments
+        return tuple(_decode_items(items, room))
+    if room <= 0:
+        raise ValueError(f"more than {MOST_LEVELS} lists and dicts inside each other")
+    if tag == "list":
+        (items,) = arguments
+        return _decode_items(items, room - 1)
+    if tag in TABLE_MAKERS:
+        keys, items = (_decode_items(each, room - 1) for each in arguments)
+        made = TABLE_MAKERS[tag](zip(keys, items, strict=True))
+        if len(made) != len(keys):
+            raise ValueError("dict keys are repeated")
+        return made
+    kind = _BY_TAG[tag]
+    value = kind.decode(arguments, lambda each: _decode(each, room))
+    # What is written otherwise than the library writes it was not written by it.
+    if kind.is_exact and _encode(value) != encoded:
+        raise ValueError("not as this library writes it")
+    return value
+
+
+def _decode_items(items: Any, room: int) -> list[Any]:
+    if type(items) is not list:
+        raise TypeError("no list of items")
+    return items if _stand_for_themselves(items) else [_decode(each, room) for each in items]
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """True if two values are one and the same, to the last bit: -0.0 is not 0.0, True is not 1; dicts in one order."""
+    return type(one) is type(other) and json.dumps(encode_value(one, "")) == json.dumps(encode_value(other, ""))
+
+
+def describe_value(value: Any) -> str:
+    """A small value in at most 80 characters, whatever it is."""
+    if type(value) is int and value.bit_length() > 256:  # Python refuses to print those of thousands of digits
+        return f"an int of {value.bit_length()} bits"
+    if type(value) is io.BytesIO:
+        return f"io.BytesIO of {len(value.getbuffer())} bytes, at {value.tell()}"
+    return f"{value!r:.80}"
+
+
+def is_unicode(text: str) -> bool:
+    """True unless a text has lone surrogates: readers of JSON may join two of them into one character."""
+    if text.isascii():
         return True
     try:
-        "\n".join(items).encode()
+        text.encode("utf-8")
     except UnicodeEncodeError:
         return False
     return True
 
 
-def _of_member(value: Any, inner: Inner) -> list[Any]:
-    if type(value) is SavedMember:
-        entry = [value.module, value.enum, value.name]
-        return ["enum", *entry, *([inner(value.value)] if value.has_value else [])]
-    kind = type(value)
-    entry = [kind.__module__, kind.__qualname__, value.name]
-    try:
-        hash(value.value)
-        return ["enum", *entry, inner(value.value)]
-    except (UnsupportedLeafError, TypeError):  # its name is enough
-        return ["enum", *entry]
+def plain_dtype(text: str) -> np.dtype[Any]:
+    """The numpy dtype that a file names, of a plain kind.
 
-
-_ENCODERS: dict[type, Callable[[Any, Inner], list[Any]]] = {
-    **dict.fromkeys(_PATH_NAMES, _of_path),
-    datetime.date: _of_date,
-    datetime.time: _of_time,
-    datetime.datetime: _of_datetime,
-    datetime.timedelta: _of_timedelta,
-    datetime.timezone: _of_timezone,
-    Decimal: lambda value, inner: ["decimal", str(value)],
-    Fraction: lambda value, inner: ["fraction", inner(value.numerator), inner(value.denominator)],
-    UUID: lambda value, inner: ["uuid", value.hex, value.is_safe.name],
-    range: _of_range,
-    slice: _of_slice,
-    type(Ellipsis): lambda value, inner: ["ellipsis"],
-    TorchVersion: lambda value, inner: ["torch_version", inner(str.__str__(value))],
-    bytearray: lambda value, inner: ["bytearray", base64.b64encode(value).decode("ascii")],
-    io.BytesIO: _of_stream,
-    set: _of_set,
-    frozenset: _of_set,
-    SavedMember: _of_member,
-}
+    numpy would understand far more, Python source of tuples among it: only what is written as ``dtype.str`` gets there.
+    """
+    if _NUMPY_DTYPE.fullmatch(text) is None:
+        raise ValueError(f"numpy dtype {short(text)}")
+    dtype = np.dtype(text)
+    if dtype.str != text:
+        raise ValueError(f"numpy dtype {short(text)}")
+    return dtype
 
 
 def put_in(live: Any, value: Any) -> Any:
@@ -442,120 +323,303 @@ def fresh(value: Any) -> Any:
     return type(value)(value) if type(value) in MUTABLE else value
 
 
-# --- decoding ---------------------------------------------------------------------------------------------------------
+# --- the table --------------------------------------------------------------------------------------------------------
 
 
-def _to_path(arguments: list[Any], inner: Inner) -> Any:
-    kind, text = arguments
-    return _PATHS[kind](_checked_text(inner(text)))
+def _always(value: Any) -> bool:
+    return True
 
 
-def _to_datetime(arguments: list[Any], inner: Inner) -> Any:
-    *date, hour, minute, second, micro, fold, zone = arguments
-    numbers: list[Any] = [*_ints(date, 3), *_ints([hour, minute, second, micro], 4), inner(zone)]
-    return datetime.datetime(*numbers, fold=fold)  # noqa: DTZ001  # without a time zone if it was saved so
+class _Kind(NamedTuple):
+    """A kind of value.
+
+    Attributes:
+        tag: by which a file calls it.
+        types: exactly these.
+        encode: what follows the tag, given what encodes a value inside.
+        decode: the value, of what follows the tag, given what decodes a value inside.
+        can_store: false for values of these types that cannot be stored.
+        is_exact: the same value is always written in the same way.
+    """
+
+    tag: str
+    types: tuple[type, ...]
+    encode: Callable[[Any, Inner], Iterable[Any]]
+    decode: Callable[[list[Any], Inner], Any]
+    can_store: Callable[[Any], bool] = _always
+    is_exact: bool = True
 
 
-def _to_time(arguments: list[Any], inner: Inner) -> Any:
-    *clock, fold, zone = arguments
-    numbers: list[Any] = [*_ints(clock, 4), inner(zone)]
-    return datetime.time(*numbers, fold=fold)
+def _base64(data: Any) -> str:
+    return base64.b64encode(data).decode("ascii")
 
 
-def _to_timezone(arguments: list[Any], inner: Inner) -> Any:
-    offset = datetime.timedelta(*_ints(arguments[:3], 3))
-    return datetime.timezone(offset, *[_checked_text(inner(name)) for name in arguments[3:]])
+def _from_base64(text: Any) -> bytes:
+    return base64.b64decode(text, validate=True)
 
 
-def _to_fraction(arguments: list[Any], inner: Inner) -> Any:
-    numerator, denominator = map(inner, arguments)
-    if denominator == 0:
-        raise ValueError("a fraction with denominator 0")
-    return Fraction(numerator, denominator)
-
-
-def _to_decimal(arguments: list[Any], inner: Inner) -> Any:
-    (text,) = arguments
-    try:
-        return Decimal(_checked_text(text))
-    except ArithmeticError as error:
-        raise ValueError("no decimal number") from error
-
-
-def _to_uuid(arguments: list[Any], inner: Inner) -> Any:
-    text, safe = arguments
-    return UUID(hex=_checked_text(text), is_safe=SafeUUID[safe])
-
-
-def _to_bytearray(arguments: list[Any], inner: Inner) -> Any:
-    (data,) = arguments
-    return bytearray(base64.b64decode(data, validate=True))
-
-
-def _to_stream(arguments: list[Any], inner: Inner) -> Any:
-    data, position = arguments
-    made = io.BytesIO(base64.b64decode(data, validate=True))
-    made.seek(*_ints([position], 1))
-    return made
-
-
-def _to_items(kind: type) -> Callable[[list[Any], Inner], Any]:
-    def decode(arguments: list[Any], inner: Inner) -> Any:
-        (items,) = arguments
-        if type(items) is not list:
-            raise TypeError("no list of items")
-        decoded = kind(items if set(map(type, items)) <= JSON_SCALARS else map(inner, items))
-        if len(decoded) != len(items):
-            raise ValueError("items of a set are repeated")
-        return decoded
-
-    return decode
-
-
-def _to_member(arguments: list[Any], inner: Inner) -> Any:
-    module, name, member, *value = arguments
-    if not all(type(each) is str and "\0" not in each for each in (module, name)) or len(value) > 1:
-        raise ValueError("an enum without a name")
-    if member is not None:
-        _checked_text(member)
-    decoded = inner(value[0]) if value else None
-    hash(decoded)
-    return SavedMember(module, name, member, decoded, bool(value))
-
-
-def _checked_text(value: Any) -> str:
+def _text(value: Any) -> str:
     if type(value) is not str:
         raise TypeError("no text")
     return value
 
 
-def _ints(values: list[Any], count: int) -> list[int]:
+def _ints(values: Sequence[Any], count: int) -> list[int]:
     if len(values) != count or not all(type(value) is int for value in values):
         raise ValueError(f"not {count} integers")
-    return values
+    return list(values)
 
 
-#: Tag -> what decodes what follows it, given what decodes a value inside.
-DECODERS: dict[str, Callable[[list[Any], Inner], Any]] = {
-    "path": _to_path,
-    "date": lambda arguments, inner: datetime.date(*_ints(arguments, 3)),
-    "time": _to_time,
-    "datetime": _to_datetime,
-    "timedelta": lambda arguments, inner: datetime.timedelta(*_ints(arguments, 3)),
-    "timezone": _to_timezone,
-    "decimal": _to_decimal,
-    "fraction": _to_fraction,
-    "uuid": _to_uuid,
-    "range": lambda arguments, inner: range(*_ints([inner(each) for each in arguments], 3)),
-    "slice": lambda arguments, inner: slice(*[inner(each) for each in arguments]),
-    "ellipsis": lambda arguments, inner: ...,
-    "torch_version": lambda arguments, inner: TorchVersion(*[_checked_text(inner(each)) for each in arguments]),
-    "bytearray": _to_bytearray,
-    "bytesio": _to_stream,
-    "set": _to_items(set),
-    "frozenset": _to_items(frozenset),
-    "enum": _to_member,
-}
+def _encode_numpy(value: Any, inner: Inner) -> list[Any]:
+    return [value.dtype.str, value.tobytes().hex()]
+
+
+def _decode_numpy(arguments: list[Any], inner: Inner) -> Any:
+    name, data = arguments
+    dtype, octets = plain_dtype(name), bytes.fromhex(data)
+    # An empty text of numpy has no bytes by its dtype, and one zero character by its memory.
+    if len(octets) != dtype.itemsize and (dtype.itemsize or len(octets) > 4 or any(octets)):
+        raise ValueError(f"{len(octets)} bytes of a {dtype}")
+    if dtype.kind in "SU":  # an item of an array would lose the zeros that end it
+        order = "big" if dtype.byteorder == ">" or (dtype.byteorder == "=" and sys.byteorder == "big") else "little"
+        octets = octets[: dtype.itemsize]
+        return dtype.type(octets if dtype.kind == "S" else octets.decode(f"utf-32-{order[0]}e", _SURROGATES))
+    return np.frombuffer(octets, dtype=dtype, count=1)[0]
+
+
+def _decode_size(arguments: list[Any], inner: Inner) -> torch.Size:
+    (items,) = arguments
+    if type(items) is not list or not all(type(item) is int and abs(item) < _INT64_LIMIT for item in items):
+        raise ValueError("not a list of lengths")
+    return torch.Size(items)
+
+
+_PATHS = {PosixPath: "posix", PurePosixPath: "pure_posix", PureWindowsPath: "pure_windows"}
+
+
+def _decode_path(arguments: list[Any], inner: Inner) -> Any:
+    name, text = arguments
+    return {name: kind for kind, name in _PATHS.items()}[name](_text(inner(text)))
+
+
+def _encode_time(value: Any, inner: Inner) -> list[Any]:
+    return [value.hour, value.minute, value.second, value.microsecond, value.fold, inner(value.tzinfo)]
+
+
+def _decode_time(arguments: list[Any], inner: Inner) -> Any:
+    *clock, fold, zone = arguments
+    numbers: list[Any] = [*_ints(clock, 4), inner(zone)]
+    return datetime.time(*numbers, fold=fold)
+
+
+def _decode_datetime(arguments: list[Any], inner: Inner) -> Any:
+    *numbers, fold, zone = arguments
+    taken: list[Any] = [*_ints(numbers, 7), inner(zone)]
+    return datetime.datetime(*taken, fold=fold)  # noqa: DTZ001  # without a time zone if it was saved so
+
+
+def _encode_delta(value: datetime.timedelta, inner: Inner) -> list[Any]:
+    return [value.days, value.seconds, value.microseconds]
+
+
+def _encode_timezone(value: Any, inner: Inner) -> list[Any]:
+    offset, *name = value.__getinitargs__()
+    return [*_encode_delta(offset, inner), *map(inner, name)]
+
+
+def _decode_timezone(arguments: list[Any], inner: Inner) -> Any:
+    offset = datetime.timedelta(*_ints(arguments[:3], 3))
+    return datetime.timezone(offset, *[_text(inner(name)) for name in arguments[3:]])
+
+
+def _decode_decimal(arguments: list[Any], inner: Inner) -> Any:
+    (text,) = arguments
+    return Decimal(_text(text))
+
+
+def _decode_uuid(arguments: list[Any], inner: Inner) -> Any:
+    text, safe = arguments
+    return UUID(hex=_text(text), is_safe=SafeUUID[safe])
+
+
+def _encode_stream(value: io.BytesIO, inner: Inner) -> list[Any]:
+    if value.closed or vars(value):
+        raise UnsupportedLeafError(
+            "the state holds an io.BytesIO that is closed" if value.closed else "an io.BytesIO has attributes",
+            expected="an open io.BytesIO without attributes of its own",
+            found="" if value.closed else ", ".join(map(str, vars(value))),
+            todo="save x.getvalue() before it is closed, and the attributes beside it",
+        )
+    return [_base64(value.getbuffer()), value.tell()]
+
+
+def _decode_stream(arguments: list[Any], inner: Inner) -> Any:
+    data, position = arguments
+    made = io.BytesIO(_from_base64(data))
+    made.seek(*_ints([position], 1))
+    return made
+
+
+def _encode_set(value: Collection[Any], inner: Inner) -> list[Any]:
+    """The items in an order that depends on nothing but what they are."""
+    kinds = set(map(type, value))
+    if len(kinds) == 1 and kinds <= {str, int, float} and _stand_for_themselves(value):
+        return [sorted(value)]
+    encoded = [(type(item).__name__, inner(item)) for item in value]
+    return [[each for _, _, each in sorted((name, json.dumps(each), each) for name, each in encoded)]]
+
+
+def _decode_set(kind: type) -> Callable[[list[Any], Inner], Any]:
+    def decode(arguments: list[Any], inner: Inner) -> Any:
+        (items,) = arguments
+        made = kind(_decode_items(items, MOST_LEVELS))
+        if len(made) != len(items):
+            raise ValueError("items of a set are repeated")
+        return made
+
+    return decode
+
+
+def _encode_member(value: Any, inner: Inner) -> list[Any]:
+    if type(value) is SavedMember:
+        return [value.module, value.enum, value.name, *([inner(value.value)] if value.has_value else [])]
+    entry = [type(value).__module__, type(value).__qualname__, value.name]
+    try:
+        hash(value.value)
+        return [*entry, inner(value.value)]
+    except (UnsupportedLeafError, TypeError):  # its name is enough
+        return entry
+
+
+def _decode_member(arguments: list[Any], inner: Inner) -> Any:
+    module, name, member, *value = arguments
+    if not all(type(each) is str and "\0" not in each for each in (module, name)) or len(value) > 1:
+        raise ValueError("an enum without a name")
+    if member is not None:
+        _text(member)
+    decoded = inner(value[0]) if value else None
+    hash(decoded)
+    return SavedMember(module, name, member, decoded, bool(value))
+
+
+_MEMBER = _Kind("enum", (SavedMember,), _encode_member, _decode_member)
+_NUMPY = _Kind(
+    "numpy",
+    (np.generic,),
+    _encode_numpy,
+    _decode_numpy,
+    can_store=lambda value: value.dtype.kind in _NUMPY_KINDS,
+    is_exact=False,  # long doubles have bytes that are no part of the number
+)
+_KINDS: tuple[_Kind, ...] = (
+    # Of scalars, those that JSON does not have.
+    _Kind(
+        "str",
+        (str,),
+        lambda value, inner: [_base64(value.encode("utf-8", _SURROGATES))],
+        lambda arguments, inner: _from_base64(*arguments).decode("utf-8", _SURROGATES),
+    ),
+    _Kind(
+        "int", (int,), lambda value, inner: [format(value, "x")], lambda arguments, inner: int(_text(*arguments), 16)
+    ),
+    _Kind(
+        "float",
+        (float,),
+        lambda value, inner: [struct.pack(">d", value).hex()],
+        lambda arguments, inner: struct.unpack(">d", bytes.fromhex(*arguments))[0],
+    ),
+    _Kind(
+        "complex",
+        (complex,),
+        lambda value, inner: [struct.pack(">dd", value.real, value.imag).hex()],
+        lambda arguments, inner: complex(*struct.unpack(">dd", bytes.fromhex(*arguments))),
+    ),
+    _Kind("bytes", (bytes,), lambda value, inner: [_base64(value)], lambda arguments, inner: _from_base64(*arguments)),
+    # Of torch and numpy.
+    _Kind(
+        "dtype",
+        (torch.dtype,),
+        lambda value, inner: [str(value).removeprefix("torch.")],
+        lambda arguments, inner: _DTYPES[_text(*arguments)],
+    ),
+    _Kind(
+        "device",
+        (torch.device,),
+        lambda value, inner: [str(value)],
+        lambda arguments, inner: torch.device(_text(*arguments)),  # a number would make torch look for accelerators
+    ),
+    _Kind("size", (torch.Size,), lambda value, inner: [list(value)], _decode_size),
+    _Kind(
+        "torch_version",
+        (TorchVersion,),
+        lambda value, inner: [inner(str.__str__(value))],
+        lambda arguments, inner: TorchVersion(_text(inner(*arguments))),
+    ),
+    _NUMPY,
+    # Of the standard library.
+    _Kind("path", tuple(_PATHS), lambda value, inner: [_PATHS[type(value)], inner(str(value))], _decode_path),
+    _Kind(
+        "date",
+        (datetime.date,),
+        lambda value, inner: [value.year, value.month, value.day],
+        lambda arguments, inner: datetime.date(*_ints(arguments, 3)),
+    ),
+    _Kind("time", (datetime.time,), _encode_time, _decode_time),
+    _Kind(
+        "datetime",
+        (datetime.datetime,),
+        lambda value, inner: [value.year, value.month, value.day, *_encode_time(value, inner)],
+        _decode_datetime,
+    ),
+    _Kind(
+        "timedelta",
+        (datetime.timedelta,),
+        _encode_delta,
+        lambda arguments, inner: datetime.timedelta(*_ints(arguments, 3)),
+    ),
+    _Kind("timezone", (datetime.timezone,), _encode_timezone, _decode_timezone),
+    _Kind("decimal", (Decimal,), lambda value, inner: [str(value)], _decode_decimal),
+    _Kind(
+        "fraction",
+        (Fraction,),
+        lambda value, inner: [inner(value.numerator), inner(value.denominator)],
+        lambda arguments, inner: Fraction(*map(inner, arguments)),
+    ),
+    _Kind("uuid", (UUID,), lambda value, inner: [value.hex, value.is_safe.name], _decode_uuid),
+    _Kind(
+        "range",
+        (range,),
+        lambda value, inner: [inner(value.start), inner(value.stop), inner(value.step)],
+        lambda arguments, inner: range(*_ints([inner(each) for each in arguments], 3)),
+    ),
+    _Kind(
+        "slice",
+        (slice,),
+        lambda value, inner: [inner(value.start), inner(value.stop), inner(value.step)],
+        lambda arguments, inner: slice(*map(inner, arguments)),
+    ),
+    _Kind("ellipsis", (type(Ellipsis),), lambda value, inner: [], lambda arguments, inner: ...),
+    _Kind(
+        "bytearray",
+        (bytearray,),
+        lambda value, inner: [_base64(value)],
+        lambda arguments, inner: bytearray(_from_base64(*arguments)),
+    ),
+    _Kind("bytesio", (io.BytesIO,), _encode_stream, _decode_stream),
+    _Kind("set", (set,), _encode_set, _decode_set(set)),
+    _Kind("frozenset", (frozenset,), _encode_set, _decode_set(frozenset)),
+    _MEMBER,
+)
+_BY_TAG = {kind.tag: kind for kind in _KINDS}
+_BY_TYPE = {each: kind for kind in _KINDS for each in kind.types}
+
+
+def _kind_of(kind: type) -> _Kind | None:
+    if (found := _BY_TYPE.get(kind)) is not None:
+        return found
+    if isinstance(kind, enum.EnumMeta):
+        return _MEMBER
+    return _NUMPY if issubclass(kind, np.generic) and kind.__module__ == np.__name__ else None
 
 
 def class_names(value: object) -> set[str]:

@@ -48,7 +48,7 @@ def choose(fault: FileFault, life: int, base: Path) -> list[Harm]:
         if len(names) < 2:
             return []
         return [Harm(life, f"nodes/{names[0]}", "exchange", "nodes exchanged", source=f"nodes/{names[1]}")]
-    stock = {steady_name(each.file, base): each for each in take_stock(base)}
+    stock = {steady_name(each.path, base): each for each in take_stock(base)}
     if fault.file == "temporary" and not any(each.kind == "temporary" for each in stock.values()):
         return _planted(stock, fault, life)
     files = {name: each for name, each in stock.items() if each.kind == fault.file}
@@ -65,7 +65,7 @@ def choose(fault: FileFault, life: int, base: Path) -> list[Harm]:
 def perform(harm: list[Harm], base: Path, damaged: dict[Path, Stamp]) -> list[Applied]:
     """Do what was chosen, now or in an earlier run. What is not there is left out."""
     applied = []
-    known = {stored.path for stored in take_stock(base) if stored.session}  # no node files: their tables show much
+    known = {stored.path for stored in take_stock(base) if stored.session}
     for each in harm:
         found = _paths(base, each)
         if found is None:

@@ -6,12 +6,11 @@ the campaign damages it; one that the library has written anew since is sound ag
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import struct
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,7 +23,7 @@ _PART = struct.Struct("<8sII16s16sQQII")
 _PARITY = struct.Struct("<8sII16s16sQQIIII")
 _INDEX = struct.Struct("<8sQQ8s32x")
 FOOTER_BYTES = 64
-_STEP = re.compile(r"step-(\d{12,})(?:-[0-9a-f]{32}-\d{6,})?")
+_STEP = re.compile(r"step-(\d{12,})-[0-9a-f]{32}-\d{6,}")
 _LINEAGE = re.compile(r"[0-9a-f]{32}")
 _PROCESS = re.compile(r"(\.tmp-|\.probe-)\d+")
 NODE_KINDS = ("local", "partner", "parity")
@@ -35,8 +34,7 @@ class Stored:
     """A file.
 
     Attributes:
-        path, kind: where, and one of records.FILES. Of a section of a node file: the path of the file, and the name
-            that the part would have.
+        path, kind: where, and one of records.FILES.
         node: whose storage; -1 on the persistent level.
         lineage: of the folder it is in, on a node.
         step: of the folder it is in; -1 for none.
@@ -67,11 +65,6 @@ class Stored:
     place: int = -1
     set_name: str = ""
 
-    @property
-    def file(self) -> Path:
-        """The file that it is, or is in."""
-        return self.path.parent if self.path.parent.name.startswith("node-") else self.path
-
 
 def steady_name(path: Path, base: Path) -> str:
     """A file's path below a scenario's directory, the same whenever the scenario is played.
@@ -92,7 +85,7 @@ def take_stock(base: Path) -> list[Stored]:
     found = []
     for path in sorted((base / "nodes").rglob("*")) + sorted((base / "persistent").rglob("*")):
         if path.is_file() and not path.is_symlink():
-            found += _sections(path, base) if path.name.startswith("node-") else [_look_at(path, base)]
+            found.append(_look_at(path, base))
     return found
 
 
@@ -118,8 +111,6 @@ def sound(files: Iterable[Stored], damaged: dict[Path, Stamp], swapped: Collecti
 
 def _is_in_place(file: Stored) -> bool:
     """Whether a part has the name, and lies in the folder, of the part that its header says."""
-    if file.file != file.path:  # there are others in the file, of which the same would have to hold
-        return False
     name = f"part-{file.part:05d}-of-{file.world:05d}.dpp"
     return file.path.name == name and file.path.parent.name.startswith(f"step-{file.step:012d}-{file.session}-")
 
@@ -141,25 +132,6 @@ def read_lineage(persistent: Path) -> str | None:
     return lineage if isinstance(lineage, str) and _LINEAGE.fullmatch(lineage) else None
 
 
-def _sections(path: Path, base: Path) -> list[Stored]:
-    """The sections of a node file; if its table makes no sense, the file without any."""
-    plain = _look_at(path, base)
-    content = path.read_bytes()
-    try:
-        table, length = struct.unpack("<8xQQ", content[-FOOTER_BYTES:][:24])
-        _, _, world, count = struct.unpack_from("<8sIIQ", content, table)
-        rows = [struct.unpack_from("<IIQQ", content, table + 64 + 40 * row) for row in range(min(count, world))]
-        if not rows or length != 64 + 40 * len(rows):
-            raise ValueError("no table")
-        found = []
-        for rank, _, offset, nbytes in rows:
-            section = replace(plain, path=path / f"part-{rank:05d}-of-{world:05d}.dpp")
-            found.append(_read_part(section, io.BytesIO(content[offset : offset + nbytes])))
-        return found
-    except (ValueError, struct.error, OverflowError):
-        return [plain]
-
-
 def _look_at(path: Path, base: Path) -> Stored:
     places = path.relative_to(base).parts
     step = next((int(match[1]) for place in places if (match := _STEP.fullmatch(place))), -1)
@@ -173,7 +145,7 @@ def _look_at(path: Path, base: Path) -> Stored:
             return _manifest(plain)
         if kind == "parity":
             return _parity(plain)
-        if kind in ("local", "partner", "persistent", "base") and not path.name.startswith("node-"):
+        if kind in ("local", "partner", "persistent", "base"):
             with path.open("rb") as file:
                 return _read_part(plain, file)
     except (ValueError, KeyError, TypeError, struct.error, RecursionError):
@@ -190,8 +162,6 @@ def _kind(name: str, places: tuple[str, ...], on_node: bool) -> str:
         return "parity"
     if name.startswith("base-"):
         return "base"
-    if name.startswith("node-"):
-        return "persistent"
     if name.startswith("part-"):
         return "partner" if "partner" in places else "local" if on_node else "persistent"
     return {"manifest": "manifest", "deeppart.json": "lineage", ".deeppart.lock": "lock"}.get(name, "other")

@@ -52,7 +52,7 @@ class Trigger:
         self._lock = threading.Lock()
         self._armed, self._count = False, 0
         if moment.stage:
-            stages.hook((stages.STAGES | stages.CHANGES | stages.NODE_FILES)[moment.stage], self._reached)
+            stages.hook((stages.STAGES | stages.CHANGES)[moment.stage], self._reached)
 
     def arm(self, phase: str, at: int) -> None:
         """A phase begins; of checkpoints, number ``at``."""

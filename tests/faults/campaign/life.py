@@ -238,7 +238,6 @@ class Rank:
     def _wait_for_healing(self, ck: Any) -> None:
         deadline = time.monotonic() + self.life.timeout_s
         while ck.repairing and time.monotonic() < deadline:
-            ck.poll()
             time.sleep(0.001)
 
     def _count_repairs(self, ck: Any) -> None:

@@ -103,7 +103,6 @@ class Order:
             parity_tolerate=life.tolerate,
             scrub_bandwidth=20e6 if life.scrub else None,
             timeout=life.timeout_s,
-            files=life.files,
             status="none",  # faults meet the operations of checkpoints by their number
         )
 

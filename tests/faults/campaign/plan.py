@@ -21,7 +21,7 @@ from tests.faults.campaign.records import (
     Scenario,
     StorageFault,
 )
-from tests.faults.campaign.stages import LEADER, NODE_FILES, ROOT, STAGES
+from tests.faults.campaign.stages import LEADER, ROOT, STAGES
 
 
 def scenario(seed: int, number: int, most_ranks: int = 6, kills: float = 0.4) -> Scenario:
@@ -38,8 +38,7 @@ def scenario(seed: int, number: int, most_ranks: int = 6, kills: float = 0.4) ->
         return Scenario(seed, number, True, (), (), kind)
     if kind != special.FILES_KIND:
         leaves, special_lives = special.DRAWN[kind][0](rng)
-        drawn = tuple(_in_node_files(each, seed, number, place) for place, each in enumerate(special_lives))
-        return Scenario(seed, number, True, leaves, drawn, kind)
+        return Scenario(seed, number, True, leaves, tuple(special_lives), kind)
     leaves = _leaves(rng)
     count = rng.choice((2, 3, 4, 4, 5, 5))
     killed = rng.randrange(count - 1) if rng.random() < kills else -1
@@ -51,25 +50,8 @@ def scenario(seed: int, number: int, most_ranks: int = 6, kills: float = 0.4) ->
         # Drawn apart: a seed means what it meant before.
         prepares = random.Random(f"{seed}:{number}:{place}:prepares").random() < 0.3
         life = replace(life, prepares=prepares and life.checkpoints > 0)
-        lives.append(_in_node_files(life, seed, number, place))
+        lives.append(life)
     return Scenario(seed, number, threads, leaves, tuple(lives))
-
-
-def _in_node_files(life: Life, seed: int, number: int, place: int) -> Life:
-    """A third of the lives write node files; a process that dies at a part of its own does so at a section there."""
-    rng = random.Random(f"{seed}:{number}:{place}:files")  # apart: a seed means what it meant before
-    if rng.random() >= 1 / 3:
-        return life
-    life = replace(life, files="node")
-    for name in ("kill", "incident"):
-        what = getattr(life, name)
-        if what is not None and what.stage.startswith("persistent part"):
-            stage = rng.choice(list(NODE_FILES))
-            lowest = what.victim - what.victim % life.node_size
-            victim = lowest if NODE_FILES[stage].who == LEADER else what.victim
-            count = what.count if stage == "section: writing" else 1
-            life = replace(life, **{name: replace(what, stage=stage, victim=victim, count=count)})
-    return life
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------

@@ -192,7 +192,6 @@ class Life:
         workers: processes that each rank forks when it has opened, and which live on when it dies.
         compares: every committed step is restored and compared.
         prepares: ``prepare()`` comes before the first checkpoint.
-        files: of the configuration: "rank", or "node" for node files.
     """
 
     world: int
@@ -220,7 +219,6 @@ class Life:
     workers: int = 0
     compares: bool = False
     prepares: bool = False
-    files: str = "rank"
 
     @property
     def alone(self) -> bool:

@@ -83,23 +83,6 @@ STAGES: dict[str, Stage] = {
     "healing: encoding": Stage("deeppart.repair.heal.Healer._encode", "restore", needs="heal"),
 }
 
-_SECTION = "deeppart.storage.files.SectionFile"
-#: In place of those of the persistent part, in a life with node files.
-NODE_FILES: dict[str, Stage] = {
-    "node file: made": Stage(
-        "deeppart.storage.persistent.PersistentLevel.open_node_file", after=True, needs="persistent", who=LEADER
-    ),
-    "section: before it is opened": Stage("deeppart.save.sections.SectionWriter._fill", needs="persistent"),
-    "section: writing": Stage(f"{_SECTION}.write", level="persistent", needs="persistent"),
-    "section: before it is durable": Stage(f"{_SECTION}.commit", level="persistent", needs="persistent"),
-    "section: after it is durable": Stage(f"{_SECTION}.commit", level="persistent", after=True, needs="persistent"),
-    "node file: before its table": Stage("deeppart.save.sections.complete", needs="persistent", who=LEADER),
-    "node file: before its name": Stage(f"{_FILE}.commit", level="persistent", needs="persistent", who=LEADER),
-    "node file: after its name": Stage(
-        f"{_FILE}.commit", level="persistent", after=True, needs="persistent", who=LEADER
-    ),
-}
-
 #: Where files change that were good when they were looked at last. Apart: a new one above is another draw of kills.
 CHANGES: dict[str, Stage] = {
     "parity: beginning": Stage("deeppart.nodes.exchange.parity._introduce", needs="parity"),
@@ -139,7 +122,7 @@ def check() -> None:
         MovedError: naming all that are gone.
     """
     names = (
-        [stage.target for stage in (*STAGES.values(), *CHANGES.values(), *NODE_FILES.values())]
+        [stage.target for stage in (*STAGES.values(), *CHANGES.values())]
         + [*SETTINGS, _CLOCK]
         + [name for each in _BROKEN.values() for name in each]
     )

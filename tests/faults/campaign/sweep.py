@@ -23,22 +23,18 @@ LEAVES = (
 
 def every() -> list[Scenario]:
     """All of them."""
-    kinds = [(*kind, "rank") for kind in itertools.product(OPERATIONS, (0, 1), ERRORS, (False, True))]
-    on_persistent = [place for place in OPERATIONS if place[1] == "persistent"]
-    kinds += [(*kind, "node") for kind in itertools.product(on_persistent, (0, 1), ERRORS, (False, True))]
+    kinds = itertools.product(OPERATIONS, (0, 1), ERRORS, (False, True))
     blocks = [(*kind, first) for kind in kinds for first in range(0, OPERATIONS[kind[0]], _EACH)]
     return [_scenario(number, *block) for number, block in enumerate(blocks)]
 
 
-def _scenario(
-    number: int, place: tuple[str, str], rank: int, error: str, lasting: bool, files: str, first: int
-) -> Scenario:
+def _scenario(number: int, place: tuple[str, str], rank: int, error: str, lasting: bool, first: int) -> Scenario:
     phase, root = place
-    lives = [quiet_life(phase, files=files)]
+    lives = [quiet_life(phase)]
     for operation in range(first, min(first + _EACH, OPERATIONS[place])):
         fault = StorageFault(phase, root, operation, error, lasting, rank)
-        lives.append(quiet_life(phase, (fault,), _loss(operation) if phase == "restore" else (), files))
-    return Scenario(EVERY, number, number % 5 > 0, LEAVES, (*lives, quiet_life(phase, files=files)))
+        lives.append(quiet_life(phase, (fault,), _loss(operation) if phase == "restore" else ()))
+    return Scenario(EVERY, number, number % 5 > 0, LEAVES, (*lives, quiet_life(phase)))
 
 
 def _loss(operation: int) -> tuple[FileFault, ...]:
@@ -46,13 +42,11 @@ def _loss(operation: int) -> tuple[FileFault, ...]:
     return (FileFault("remove", "node", 1, 0, operation),) if operation % 4 else ()
 
 
-def quiet_life(
-    phase: str, storage: tuple[StorageFault, ...] = (), before: tuple[FileFault, ...] = (), files: str = "rank"
-) -> Life:
-    """Saving on all levels, with no faults but these: three nodes of one rank each; two of two for node files."""
+def quiet_life(phase: str, storage: tuple[StorageFault, ...] = (), before: tuple[FileFault, ...] = ()) -> Life:
+    """Saving on all levels, with no faults but these: three nodes of one rank each."""
     return Life(
-        world=3 if files == "rank" else 4,
-        node_size=1 if files == "rank" else 2,
+        world=3,
+        node_size=1,
         every=dict.fromkeys(LEVELS, 1),
         keep={"local": 1, "partner": 1, "parity": 1, "persistent": 2},
         compression="none",
@@ -67,5 +61,4 @@ def quiet_life(
         again=False,
         before=before,
         storage=storage,
-        files=files,
     )

@@ -143,7 +143,6 @@ class Training:
 
     def _look(self) -> bool:
         """Record what has been settled since the last look; whether all is."""
-        self._ck.poll()
         for step, pending, due in self._pending:
             lines = [line for line in pending.report.hanging if line not in self._told] if self._may_be_busy else []
             if lines and not self._told:

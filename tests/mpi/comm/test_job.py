@@ -26,7 +26,7 @@ def test_ten_loaders_cost_one_connection(monkeypatch: pytest.MonkeyPatch) -> Non
 
     before = vars(job)["connect"]
     monkeypatch.setattr(job, "connect", connect)
-    monkeypatch.setattr(job, "_made", None)
+    monkeypatch.setattr(job, "_process", job._Process())
     progress = Progress()
     for _ in range(10):
         ElasticDataLoader(numbers(40), 8, progress=progress)

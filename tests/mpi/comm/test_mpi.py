@@ -15,6 +15,7 @@ import pytest
 import xxhash
 
 from deeppart.comm import Comm, connect, finish
+from deeppart.errors import CommError
 from tests.mpi.comm.limits import LIMIT_S, do
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -92,19 +93,24 @@ def test_mpi_is_finalized_though_what_comes_before_it_fails() -> None:
 
 
 def reused(comm: Any) -> list[int]:
-    """How many of a start's two channels the next start has."""
+    """How many of the communicators of a start's two channels the next start has."""
     first = connect(comm, LIMIT_S)
     second = finish(first, first.channel(), "channel", LIMIT_S)
     counts = []
     for number in range(3):
         for channel in (first, second):
             finish(channel, channel.allgather(b"."), "test", LIMIT_S)
-            channel.give_back()
         if number == 1 and comm.Get_rank() == 0:  # rank 1 never receives it: what comes later must not be taken for it
             finish(first, first.send(np.zeros(8, dtype=np.uint8), 1, 3), "test", LIMIT_S)
+        for channel in (first, second):
+            channel.abandon(CommError("an error between two exchanges"))
+            channel.release()
+            with pytest.raises(CommError, match="between two exchanges"):  # whatever thread still has it
+                channel.send(np.zeros(8, dtype=np.uint8), 1 - comm.Get_rank(), 3)
         again = connect(comm, LIMIT_S)
         other = finish(again, again.channel(), "channel", LIMIT_S)
-        counts.append(sum(each in (again, other) for each in (first, second)))
+        used, kept = ([vars(each)["_communicator"] for each in pair] for pair in ((first, second), (again, other)))
+        counts.append(sum(each in kept for each in used))
         first, second = again, other
     return counts
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deeppart.comm import Comm, base, finish, waiting
+from deeppart.comm import Comm, finish, waiting
 from deeppart.errors import CommError, PeerTimeoutError
 from tests.mpi.comm.limits import LIMIT_S, do
 
@@ -26,7 +26,7 @@ def test_who_waits_long_says_for_whom(
 ) -> None:
     """Once, one rank for all that wait; and it goes on waiting, where warnings are errors too."""
     monkeypatch.setattr(waiting, "NOTICE_S", 1.0)
-    monkeypatch.setattr(base, "PATIENCE_MOST_S", 0.1)
+    monkeypatch.setattr(waiting, "PATIENCE_MOST_S", 0.1)
     rank, late = own_channel.rank, own_channel.size - 1
     if rank == late:
         time.sleep(3.0)
@@ -41,10 +41,8 @@ def test_who_waits_long_says_for_whom(
 
 def test_a_missing_rank_is_named_and_the_channel_says_it_is_broken(comm: Comm, own_channel: Comm) -> None:
     if comm.rank < comm.size - 1:
-        began = time.monotonic()
         with pytest.raises(PeerTimeoutError, match=r"waited .* for ") as caught:
             finish(own_channel, own_channel.maximum(np.zeros(1, dtype=np.int64)), "save(step=4)", 1.0)
-        assert time.monotonic() - began >= 1.0
         named = caught.value.summary.partition(" for ")[2]
         assert re.search(rf"\b{comm.size - 1}\b", named), "on a busy machine others may be late as well"
         with pytest.raises(CommError, match="can no longer communicate"):
@@ -68,7 +66,7 @@ def test_ranks_that_wait_hear_of_one_that_has_abandoned_the_channel(comm: Comm, 
 
 
 def test_a_slow_rank_is_waited_for(comm: Comm, own_channel: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deeppart.comm.base.PATIENCE_MOST_S", 0.1)  # after that they say that they wait
+    monkeypatch.setattr("deeppart.comm.waiting.PATIENCE_MOST_S", 0.1)  # after that they say that they wait
     for _ in range(2):
         if comm.rank == 0:
             time.sleep(0.6)

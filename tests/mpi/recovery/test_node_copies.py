@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.comm import base
+from deeppart.comm import waiting
 from deeppart.errors import DeeppartError, PeerTimeoutError, StorageError
 from deeppart.part import FLAG_PER_RANK, FileSource
 from deeppart.plan.restart import reading
@@ -52,10 +52,21 @@ def restored(
         deeppart.Checkpointer(config(directory, node_size=node_size, timeout=timeout), comm) as ck,
     ):
         before(comm.rank, patch)
-        ranks: Any = ck._comm
-        sent, received = ranks.sent, ranks.received
+        counts = [counted(patch, ck._comm, name) for name in ("send", "receive_into")]
         assert ck.restore(state, per_rank=cycle) == 3
-        return flat_bytes(state), (ranks.sent - sent, ranks.received - received)
+        return flat_bytes(state), (len(counts[0]), len(counts[1]))
+
+
+def counted(patch: pytest.MonkeyPatch, channel: Any, name: str) -> list[int]:
+    """The ranks that a method of a channel is called with from here on."""
+    real, ranks = getattr(channel, name), list[int]()
+
+    def count(buffer: Any, rank: int, tag: int) -> Any:
+        ranks.append(rank)
+        return real(buffer, rank, tag)
+
+    patch.setattr(channel, name, count)
+    return ranks
 
 
 def save_on(comm: Any, directory: Path, node_size: int) -> dict[str, Any]:
@@ -183,7 +194,7 @@ def other_files_by_those_names(rank: int, patch: pytest.MonkeyPatch) -> None:
     """After the parts were read, and before rank 1 maps those of others: files with other bytes take their names."""
     mapped = tables._mapped
 
-    def late(place: Any) -> Any:
+    def late(place: Any, at: Callable[[str], Path]) -> Any:
         if rank == 1:
             path = Path(json.loads(place.text)[1])
             other = path.with_suffix(".other")
@@ -192,10 +203,10 @@ def other_files_by_those_names(rank: int, patch: pytest.MonkeyPatch) -> None:
             os.rename(path, kept)
             os.rename(other, path)
             try:
-                return mapped(place)
+                return mapped(place, at)
             finally:
                 os.rename(kept, path)
-        return mapped(place)
+        return mapped(place, at)
 
     patch.setattr(tables, "_mapped", late)
 
@@ -320,14 +331,14 @@ def no_reader_can_send(rank: int, patch: pytest.MonkeyPatch) -> None:
 def failing(comm: Any, directory: Path, before: Before, node_size: int) -> tuple[str, list[str]]:
     """What a restore fails with, and what it had waited for until the timeout."""
     in_vain: list[str] = []
-    timed_out = base._timed_out
+    timed_out = waiting._timed_out
 
     def noted(comm: Any, what: str, waited_s: float) -> PeerTimeoutError:
         in_vain.append(what)
         return timed_out(comm, what, waited_s)
 
     def disturbed(rank: int, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(base, "_timed_out", noted)
+        patch.setattr(waiting, "_timed_out", noted)
         before(rank, patch)
 
     with warnings.catch_warnings(), pytest.raises(DeeppartError) as caught:

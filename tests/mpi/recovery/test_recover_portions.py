@@ -26,7 +26,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "raw": {"compression": "none", "incremental": False},
     "encoded": {"compression": "zstd"},
     "incremental": {"compression": "none", "incremental": True, "keep": {"persistent": 3}},
-    "node files": {"compression": "none", "files": "node"},
     "local": {"compression": "none", "incremental": False, "local_dir": "{directory}/local"},
 }
 
@@ -114,8 +113,6 @@ def restore_on(comm: Any, directory: Path, way: str, node_size: int | None) -> A
         ("encoded", 4, 3, None),
         ("incremental", 2, 3, 1),
         ("incremental", 1, 4, 2),
-        ("node files", 4, 3, 1),
-        ("node files", 2, 3, None),
         ("local", 4, 3, None),
         ("local", 3, 4, None),
     ],
@@ -137,7 +134,7 @@ def test_every_chunk_is_read_by_one_rank(
     assert max(shares) <= 1.5 * sum(shares) / after
 
 
-@pytest.mark.parametrize("way", ["raw", "local", "node files"])
+@pytest.mark.parametrize("way", ["raw", "local"])
 def test_stretches_of_files_in_memory_are_used_where_they_lie(run_on: Any, in_memory: Path, way: str) -> None:
     run_on(4, save, in_memory, way)
     for wrong, _, staging_bytes in run_on(3, restore_in_place, in_memory, way):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import deeppart
-import deeppart.repair.heal
+import deeppart.repair.mending
 from tests.mpi.lost_nodes import PARITY, PARTNER, lose, restore, save, short
 
 pytestmark = pytest.mark.mpi(min_size=4)
@@ -54,7 +54,7 @@ def without_memory(comm: Any, directory: Path) -> list[Any]:
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if comm.rank == 1:
-            patch.setattr(deeppart.repair.heal, "fill", short)
+            patch.setattr(deeppart.repair.mending, "fill", short)
         began = time.monotonic()
         results = [restore(comm, directory, settings)[:2], time.monotonic() - began < 100.0]
     told = [str(each.message) for each in caught if each.category is deeppart.BackgroundFailureWarning]
@@ -76,7 +76,7 @@ def without_memory_to_read(comm: Any, directory: Path, settings: dict[str, Any])
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore", deeppart.BackgroundFailureWarning)
         if comm.rank == 1:
-            patch.setattr(deeppart.repair.heal, "PartReader", short)
+            patch.setattr(deeppart.repair.mending, "PartReader", short)
         began = time.monotonic()
         results = [restore(comm, directory, settings)[:2], time.monotonic() - began < 100.0]
     return [*results, restore(comm, directory, settings)[:2]]

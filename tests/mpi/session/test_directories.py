@@ -13,12 +13,10 @@ import pytest
 
 import deeppart
 from deeppart.comm import connect
-from deeppart.session.open import Handshake, guard_directories, shared_directories
+from deeppart.session.open import open_roots, shared_directories
 from deeppart.session.topology import compare_settings
 
 pytestmark = pytest.mark.mpi(min_size=4)
-
-HANDSHAKE = Handshake("a" * 32, "b" * 32, frozenset(), frozenset())
 
 
 def looked_for(comm: Any, directory: Path, local: str, node_size: int) -> tuple[Any, list[str]]:
@@ -27,14 +25,13 @@ def looked_for(comm: Any, directory: Path, local: str, node_size: int) -> tuple[
     config = deeppart.Config(persistent_dir=str(directory / "ckpt"), local_dir=path, node_size=node_size, timeout=60.0)
     main = connect(comm, config.timeout)
     topology, _ = compare_settings(main, config, None, "starting")
-    guards = guard_directories(config, directory / "ckpt", topology.directories[main.rank])
+    _, root = open_roots(config, topology.names[main.rank], main.rank)
     try:
-        found: Any = shared_directories(main, config, topology, HANDSHAKE, "starting")
+        found: Any = shared_directories(main, config, topology, "b" * 32, "starting", root)
     except deeppart.DeeppartError as error:
         found = (type(error).__name__, str(error))
     finally:
-        guards.release()
-        main.give_back()
+        main.release()
     comm.Barrier()
     left = [str(each.relative_to(directory)) for each in directory.rglob(".node-*")]
     comm.Barrier()

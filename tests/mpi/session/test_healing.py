@@ -40,7 +40,6 @@ def went_on(comm: Any, directory: Path, settings: dict[str, Any]) -> tuple[list[
             assert ck.restore(state(0, comm.rank)) is not None
             deadline = time.monotonic() + 60
             while not ck._pipeline.idle and time.monotonic() < deadline:
-                ck.poll()
                 time.sleep(0.01)
             complete = sorted(each.step for each in ck._pipeline.ledger.complete().values())
             lines = [line for line in ck.explanation if "redundancy" in line or "parity is not" in line]

@@ -28,7 +28,7 @@ def compared(comm: Any, settings: dict[str, Any], keys: list[bytes] | None = Non
     except ConfigError as error:
         return str(error)
     finally:
-        main.give_back()
+        main.release()
 
 
 def on_nodes_of_two(comm: Any) -> Topology | str:

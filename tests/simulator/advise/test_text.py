@@ -143,12 +143,9 @@ def test_failures_in_bursts_are_told() -> None:
     assert any("Weibull, shape 0.7" in line for line in reasons(advise(job)))
 
 
-def test_a_limit_and_node_files_are_told(advice: Advice) -> None:
+def test_a_limit_is_told(advice: Advice) -> None:
     limited = replace(advice, chosen=replace(advice.chosen, job=replace(advice.chosen.job, flush_bandwidth=1e9)))
     assert tomllib.loads(config_toml(limited))["flush_bandwidth"] == 1e9
-    assert "files" not in tomllib.loads(config_toml(advice))
-    gathered = replace(advice, chosen=replace(advice.chosen, job=replace(advice.chosen.job, files="node")))
-    assert tomllib.loads(config_toml(gathered))["files"] == "node"
 
 
 def test_each_kind_of_groups_has_a_line_with_what_survives_it() -> None:

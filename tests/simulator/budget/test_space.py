@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.budget.space import (
+from deeppart_simulator.budget import (
     bandwidth_share,
     drive_writes,
     drive_years,
@@ -21,14 +21,13 @@ from deeppart_simulator.campaign.survival import Stored
 from deeppart_simulator.timing.stages import Job, Protection
 from deeppart_simulator.workload.states import read_state
 
-from deeppart.model import DEFAULT_KEEP
-from deeppart.plan.multiples import MOST_EVERY
+from deeppart.plan.interval import MOST_EVERY
 from tests.simulator.timing.jobs import MACHINE, job
 
 EVERY = {"local": 1, "partner": 1, "persistent": 4}
 
 
-def most_by_the_rule(every: dict[str, int], keep: dict[str, int]) -> dict[str, int]:
+def most_by_the_rule(every: dict[str, int]) -> dict[str, int]:
     """Calls one after the other, as a campaign keeps them: what is there when one is complete, and none removed."""
     stored: list[Stored] = []
     most = dict.fromkeys(every, 0)
@@ -38,18 +37,17 @@ def most_by_the_rule(every: dict[str, int], keep: dict[str, int]) -> dict[str, i
             continue
         stored.append(Stored(sequence, 0.0, (0,), due))
         most = {level: max(most[level], sum(level in each.levels for each in stored)) for level in every}
-        stored = retire(stored, keep)
+        stored = retire(stored)
     return most
 
 
-@pytest.mark.parametrize("keep", [dict(DEFAULT_KEEP), {"local": 2, "partner": 1, "parity": 3, "persistent": 2}])
-def test_so_many_steps_are_kept_as_the_rule_of_keep_leaves(keep: dict[str, int]) -> None:
+def test_so_many_steps_are_kept_as_the_rule_of_keep_leaves() -> None:
     for partner, parity, persistent in itertools.product((1, 2, 4), (1, 2, 6), (1, 3, 12)):
         every = {"local": 1, "partner": partner, "parity": parity, "persistent": persistent}
-        found, by_rule = steps_kept(every, keep), most_by_the_rule(every, keep)
+        found, by_rule = steps_kept(every), most_by_the_rule(every)
         assert all(found[level] >= count for level, count in by_rule.items()), every
         assert all(found[level] == by_rule[level] for level in ("partner", "parity", "persistent")), every
-        if keep == DEFAULT_KEEP and (partner == parity or 1 in (partner, parity)):
+        if partner == parity or 1 in (partner, parity):
             assert found == by_rule, every
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import simpy
-from deeppart_simulator.campaign.background import Background, SharedBandwidth, bursts, retire
+from deeppart_simulator.campaign.background import Background, FileSystem, bursts, retire
 from deeppart_simulator.campaign.costs import level_costs
 from deeppart_simulator.campaign.outcomes import RunResult
 from deeppart_simulator.campaign.plan import Cadences, Planned, SizedJob
@@ -173,7 +172,7 @@ def test_what_was_complete_meanwhile_is_counted_and_retired() -> None:
     background.add(job.on(8), [Stored(n, float(n), (0,), {"local"} if n % 2 else set()) for n in range(20)])
     assert result.checkpoints == {"local": 10} and result.nbytes["local"] == 10 * job.on(8).level_bytes["local"]
     kept = [each.sequence for each in background.stored]
-    assert kept == list(range(1, 20, 2))[-cadences.keep["local"] :]
+    assert kept == [19]
     background.forget_after(kept[0])
     assert [each.sequence for each in background.stored] == kept[:1]
 
@@ -201,67 +200,38 @@ def test_what_a_redundant_level_keeps_stays_on_the_nodes_too() -> None:
     assert left(found, ALL) == [(1, ["local", "partner"]), (2, ["local"]), (3, ["local"])]
 
 
-def ends(capacity: float, *transfers: tuple[float, float, float]) -> list[float]:
-    """When each of (begin, bytes, own limit) is done."""
-    env = simpy.Environment()
-    shared, done = SharedBandwidth(env, capacity), [math.nan] * len(transfers)
-
-    def one(place: int, begin: float, nbytes: float, most: float) -> Generator[Any, Any, None]:
-        yield env.timeout(begin)
-        yield shared.begin(nbytes, most).done
-        done[place] = env.now
-
-    for place, transfer in enumerate(transfers):
-        env.process(one(place, *transfer))
-    env.run()
-    return done
-
-
 @pytest.mark.parametrize(
-    ("transfers", "expected"),
-    [
-        ([(0, 100, math.inf)], [10]),
-        ([(0, 100, 5)], [20]),
-        ([(0, 100, math.inf), (0, 100, math.inf)], [20, 20]),
-        ([(0, 100, math.inf), (0, 50, math.inf)], [15, 10]),
-        ([(0, 100, math.inf), (5, 25, math.inf)], [12.5, 10]),
-        ([(0, 90, math.inf), (0, 20, 2)], [11, 10]),  # what one cannot use, the other has
-        ([(0, 0, math.inf)], [0]),
-    ],
+    ("nbytes", "most", "quarter_at", "expected"),
+    [(100, math.inf, None, 10), (100, 5, None, 20), (0, math.inf, None, 0), (100, math.inf, 6, 22), (100, 2, 6, 50)],
 )
-def test_everyone_gets_an_equal_part_up_to_his_own_limit(
-    transfers: list[tuple[float, float, float]], expected: list[float]
+def test_a_transfer_is_as_fast_as_its_job_and_the_file_system(
+    nbytes: float, most: float, quarter_at: float | None, expected: float
 ) -> None:
-    assert ends(10.0, *transfers) == pytest.approx(expected)
-
-
-def test_one_that_is_given_up_leaves_its_part_to_the_others() -> None:
     env = simpy.Environment()
-    shared, done = SharedBandwidth(env, 10.0), []
+    shared = FileSystem(env, 10.0)
+    done = shared.begin(nbytes, most)
+    if quarter_at is not None:
+        env.run(until=quarter_at)
+        shared.set_capacity(2.5)
+    env.run(until=done)
+    assert env.now == pytest.approx(expected)
 
-    def stays() -> Generator[Any, Any, None]:
-        yield shared.begin(100, math.inf).done
-        done.append(env.now)
 
-    def leaves() -> Generator[Any, Any, None]:
-        transfer = shared.begin(1000, math.inf)
-        yield env.timeout(10)
-        shared.give_up(transfer)
-        shared.give_up(transfer)  # a second time does nothing
-        assert not transfer.done.triggered
-
-    env.process(stays())
-    env.process(leaves())
+def test_one_that_is_given_up_never_ends() -> None:
+    env = simpy.Environment()
+    shared = FileSystem(env, 10.0)
+    done = shared.begin(100, math.inf)
+    shared.give_up()
+    shared.give_up()  # a second time does nothing
+    shared.set_capacity(5.0)
     env.run()
-    assert done == pytest.approx([15])
+    assert not done.triggered
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.7])
 def test_other_jobs_take_their_share_on_average(share: float) -> None:
     env = simpy.Environment()
-    shared, length = SharedBandwidth(env, 10.0), 1e6
-    transfer = shared.begin(1e12, math.inf)
+    shared = FileSystem(env, 10.0)
     env.process(bursts(env, shared, 10.0, share, 100.0, np.random.default_rng(1)))
-    env.run(length)
-    shared.set_capacity(10.0)
-    assert (1e12 - transfer.left) / (10.0 * length) == pytest.approx(1 - share, abs=0.03)
+    env.run(until=shared.begin(1e7, math.inf))
+    assert 1e6 / env.now == pytest.approx(1 - share, abs=0.03)

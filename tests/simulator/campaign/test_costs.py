@@ -8,13 +8,11 @@ from collections import defaultdict
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
 import pytest
 from deeppart_simulator.campaign.costs import (
     Rows,
     again,
     cadence_of,
-    is_left,
     level_costs,
     share_beyond,
     survival,
@@ -23,12 +21,11 @@ from deeppart_simulator.campaign.costs import (
 from deeppart_simulator.campaign.plan import Cadences, Planned
 from deeppart_simulator.campaign.run import run
 from deeppart_simulator.campaign.survival import Stored, recover
-from deeppart_simulator.machine.record import Failures, Group, Restart
+from deeppart_simulator.machine.record import Failures, Restart
 from deeppart_simulator.timing.stages import Job, Protection
 from deeppart_simulator.workload.states import read_state
 
 from deeppart.plan.interval import best
-from deeppart.plan.restart import Inventory, Outlook, survey
 from tests.simulator.campaign.jobs import DAY, QUIET, planned
 
 
@@ -61,39 +58,6 @@ def test_a_flush_keeps_its_share_of_the_time_also_where_copies_hide_it(network: 
     cadence = best(level_costs(this))
     assert times.stages()["persistent"] == pytest.approx(40.0, rel=0.01)
     assert times.stages()["persistent"] <= share * cadence.interval_s("persistent") * 1.001
-
-
-@pytest.mark.parametrize("protection", [Protection(), Protection(False, False), Protection(True, False, 5, 2),
-                                        Protection(True, True, 4, 1)])  # fmt: skip
-@pytest.mark.parametrize("domain_nodes", [0, 2, 6])
-def test_of_what_is_struck_alike_one_is_enough(protection: Protection, domain_nodes: int) -> None:
-    """The planner says the same of all that is struck."""
-    random, every, said = np.random.default_rng(7), tuple(range(24)), set()
-    levels = ("local", *(["partner"] if protection.partner else []), *(["parity"] if protection.parity_group else []))
-    for number in range(80):  # some next to each other, some anywhere
-        count, first = int(random.integers(1, 9)), int(random.integers(16))
-        struck = every[first : first + count] if number % 4 == 0 else random.permutation(24)[:count].tolist()
-        lost = tuple(sorted(struck))
-        whole = recover([Stored(0, 0.0, every, set(levels), set(lost))], every, protection, domain_nodes) is not None
-        assert is_left(24, protection, domain_nodes, levels, lost) == whole
-        said.add(whole)
-    assert said == {True, False} or protection == Protection(False, False)
-
-
-def test_the_planner_is_asked_about_few_parts_however_many_nodes_fail_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[int]()
-
-    def counted(files: Inventory) -> Outlook:
-        asked.append(len(files.node_of))
-        return survey(files)
-
-    monkeypatch.setattr("deeppart_simulator.campaign.survival.survey", counted)
-    failures = Failures(node=DAY, system=DAY, groups={"power": Group(nodes=240, mtbf=100 * DAY)})
-    machine = replace(QUIET, nodes=2400, failures=failures)
-    job = Job(read_state("tensors-2400x1MB"), machine, 2400, 1, protection=Protection(True, False, 8, 1))
-    needs = survival(Planned(job)).needs
-    assert (needs["node"], needs["power"], needs["system"]) == ("parity", "parity", "persistent")
-    assert asked and max(asked) <= 32
 
 
 EIGHT = tuple(range(8))
@@ -204,13 +168,3 @@ def test_where_most_of_the_time_is_lost_it_is_what_is_expected(protection: Prote
     course = run(planned, cadences, 1)
     assert 0.55 < cadence.waste.total < 0.7
     assert 0.9 * cadence.waste.total < 1 - course.useful_s / course.wall_s < 1.02 * cadence.waste.total
-
-
-@pytest.mark.parametrize("protection", [Protection(), Protection(partner=False, parity_group=4)])
-def test_shares_are_shares_where_failures_take_many_nodes_at_once(protection: Protection) -> None:
-    """Nearly all failures are of racks of 16 of the 64 nodes: each takes a given node once in four times."""
-    level = "partner" if protection.partner else "parity"
-    for often in (0.01, 0.5, 0.99):
-        for takes in (0.25, 1.0):
-            found = share_beyond(level, tuple(range(16)), 64, Rows(often, takes), protection, 16)
-            assert 0.0 <= found <= 1.0, (often, takes, found)

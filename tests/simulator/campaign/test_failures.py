@@ -26,9 +26,9 @@ from deeppart_simulator.campaign.run import run
 from deeppart_simulator.machine.record import PIECES, WAYS, Failures, Group, Restart
 
 from deeppart.errors import ConfigError
-from tests.simulator.campaign.jobs import DAY, QUIET
+from tests.simulator.campaign.jobs import DAY
 from tests.simulator.campaign.jobs import planned as planned_for
-from tests.simulator.traces.logs import LANL, SACCT, written
+from tests.simulator.traces.logs import SACCT, written
 
 # --- failures ---------------------------------------------------------------------------------------------------------
 
@@ -92,13 +92,6 @@ def test_where_the_log_does_not_say_which_node_they_take_turns(tmp_path: Path) -
     line = "1|NODE_FAIL|2026-11-27T15:00:00|2026-11-27T15:00:00|2026-11-27T15:{}:00|n[1-3]\n"
     text = "JobID|State|Submit|Start|End|NodeList\n" + "".join(line.format(minute) for minute in (10, 20, 30, 40))
     assert [failure.nodes for failure in failures_from(written(tmp_path, text), Size(3, 3))] == [(0,), (1,), (2,), (0,)]
-
-
-def test_a_machines_log(tmp_path: Path) -> None:
-    found = failures_from(written(tmp_path, LANL), Size(2, 2), system="2")
-    assert [failure.nodes for failure in found] == [(1,), (1,), (0,), (0,)]
-    with pytest.raises(ConfigError, match="--system would change nothing"):
-        failures_from(written(tmp_path, SACCT), Size(2, 2), system="2")
 
 
 @pytest.mark.parametrize("seconds", [2591999.9, 86400.5, 7 * 86400 + 0.01, 0.3])
@@ -216,11 +209,3 @@ def test_a_job_that_grows_pays_without_noticing_anything(way: str, grown_s: floa
     seven = pieces_s(this.job.machine.restart, 7, {"node"})  # it goes on with seven, then all eight begin together
     lost_s = sum(seven.values()) - seven.get("replace", 0.0) + (0.5 if way == "job" else 0.0)
     assert result.buckets["down"] == pytest.approx(lost_s + grown_s + 640.0 + 512.0, abs=1e-6)
-
-
-def test_old_machine_files_mean_what_they_meant() -> None:
-    """Detect, relaunch, and a node that is replaced: nothing else unless it is written down."""
-    old = Restart(detect=30.0, relaunch=240.0, replace=60.0)
-    assert sum(pieces_s(old, 16_384, {"node"}).values()) == 330.0
-    assert sum(pieces_s(old, 16_384, {"process"}).values()) == 270.0 == sum(pieces_s(old, 1, {"system"}).values())
-    assert QUIET.restart.mode == "job"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.campaign.plan import Cadences, Planned, domain_nodes, effort_s, usual_spares
+from deeppart_simulator.campaign.plan import Cadences, Planned, domain_nodes, usual_spares
 from deeppart_simulator.campaign.run import run
 from deeppart_simulator.campaign.survival import placement
 from deeppart_simulator.machine.record import Failures, Group, Restart
@@ -16,7 +15,7 @@ from deeppart_simulator.timing.stages import Job, Protection
 from deeppart_simulator.workload.states import read_state
 
 from deeppart.errors import ConfigError
-from tests.simulator.campaign.jobs import DAY, QUIET, busy, planned
+from tests.simulator.campaign.jobs import DAY, QUIET, busy
 
 
 def test_checkpoints_wait_for_room() -> None:
@@ -83,22 +82,3 @@ def test_the_kind_that_fails_more_often_wins_where_not_both_can_be_kept_apart() 
 
     assert domain_nodes(kinds(1e6, 1e9), 6, COPIES) == 3
     assert domain_nodes(kinds(1e9, 1e6), 8, COPIES) == 4
-
-
-def test_more_of_anything_takes_longer() -> None:
-    job, cadences = busy()
-    usual = effort_s(job, cadences)
-    assert effort_s(job, replace(cadences, wall_s=2 * cadences.wall_s)) > 1.9 * usual
-    assert effort_s(job, replace(cadences, period_s=cadences.period_s / 2)) > usual
-    assert effort_s(job, cadences, 10**6) > effort_s(job, cadences, 10**3)
-    often = planned(Failures(system=60.0), ranks=64)
-    rarely = planned(Failures(system=DAY), ranks=64)
-    assert effort_s(often, cadences) > 10 * effort_s(rarely, cadences)
-
-
-def test_it_is_within_a_factor_of_what_it_takes() -> None:
-    for job, cadences in (busy(), (planned(Failures(node=DAY)), Cadences(60.0, {"local": 1}, 20 * DAY))):
-        began = time.process_time()
-        run(job, cadences, 1)
-        taken = time.process_time() - began
-        assert taken / 30 < effort_s(job, cadences) < taken * 30

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
@@ -23,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeppart.model import LEVELS
-from deeppart.plan.interval import best, waste, young
+from deeppart.plan.interval import best, waste
 from tests.simulator.campaign.jobs import DAY, QUIET, busy, planned
 
 # --- one level, against Daly ------------------------------------------------------------------------------------------
@@ -38,7 +37,7 @@ def _daly_efficiency(period_s: float, cost_s: float, mtbf_s: float, restart_s: f
 @pytest.mark.parametrize(("cost_s", "mtbf_s"), [(60.0, DAY), (60.0, 0.1 * DAY), (600.0, 0.5 * DAY)])
 def test_one_level_agrees_with_daly(cost_s: float, mtbf_s: float) -> None:
     this = planned(Failures(system=mtbf_s), cost_s, protection=Protection(local=False, partner=False))
-    period = young(cost_s, mtbf_s)
+    period = math.sqrt(2 * cost_s * mtbf_s)
     results = [run(this, Cadences(period, {"persistent": 1}, 200 * mtbf_s), seed) for seed in range(8)]
     found = estimate([result.efficiency for result in results])
     restart = this.on(4).restore_s({"persistent": 4}, 4)
@@ -99,12 +98,6 @@ def test_more_protection_never_does_worse_with_the_same_failures() -> None:
         results = [run(this, Cadences(600.0, levels, 60 * DAY), seed) for seed in range(3)]
         efficiency[protection.partner] = sum(result.efficiency for result in results)
     assert efficiency[True] > efficiency[False]
-
-
-def test_the_same_seed_gives_the_same_course_and_another_another() -> None:
-    this, cadences = busy()
-    texts = [json.dumps(asdict(run(this, cadences, seed)), sort_keys=True) for seed in (7, 7, 8)]
-    assert texts[0] == texts[1] != texts[2]
 
 
 def test_elastic_jobs_go_on_with_fewer_nodes() -> None:
@@ -273,15 +266,6 @@ def test_a_part_of_a_row_is_what_has_passed_until_then(pace: Pace, calls: list[C
             for at_s in (0.0, *(at_s for _, at_s in call.done_s))
         )
         assert near or complete == expected["done"]
-
-
-def test_at_the_end_of_a_row_all_is_complete() -> None:
-    calls = [Call(0.1, (("local", 0.3), ("partner", 0.7)))] * 7
-    calm = Calm(Pace(1.1, 0.9, 0.05), calls)
-    passed = calm.after(calm.takes_s)
-    assert list(calm.complete(passed)) == [("local", "partner")] * 7
-    assert passed.calls == 7 and not passed.blocking
-    assert passed.work_s - 6 * 1.1 == pytest.approx(0.7 * 0.9 * 0.95)
 
 
 def test_flushes_and_what_is_not_hidden_are_no_part_of_a_row() -> None:

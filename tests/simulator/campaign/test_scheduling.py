@@ -9,7 +9,7 @@ import pytest
 import simpy
 from deeppart_simulator.campaign.failures import Failure, Scheduling, Waits
 from deeppart_simulator.campaign.outcomes import RunResult, estimate
-from deeppart_simulator.campaign.plan import Cadences, Planned, effort_s
+from deeppart_simulator.campaign.plan import Cadences, Planned
 from deeppart_simulator.campaign.run import Turn, run
 from deeppart_simulator.machine.record import Failures, Restart
 from deeppart_simulator.timing.stages import Protection
@@ -128,21 +128,6 @@ def test_preemptions_are_drawn_at_their_rate() -> None:
     queued = estimate([each.buckets["queued"] / each.ends["preemption"] for each in runs])
     assert queued.low * 0.97 <= WAIT <= queued.high * 1.03
     assert all(each.lost_s == pytest.approx(0.0, abs=1e-3) for each in runs)
-
-
-def test_waits() -> None:
-    random = np.random.default_rng(1)
-    assert Waits(7.0).one_s(random) == 7.0 and not Waits(7.0).random
-    assert {Waits(2.0, seen=(1.0, 3.0)).one_s(random) for _ in range(50)} == {1.0, 3.0}
-    assert np.mean([Waits(5.0, exponential=True).one_s(random) for _ in range(4000)]) == pytest.approx(5.0, rel=0.1)
-    assert Waits(seen=(1.0, 3.0)).random and not Waits(seen=(3.0, 3.0)).random
-
-
-def test_how_often_and_what_it_costs_to_simulate() -> None:
-    assert Scheduling().ends_per_s() == 0 and not Scheduling().random and Scheduling(preemption_s=9.0).random
-    assert Scheduling(100.0, waits=Waits(25.0)).ends_per_s() == pytest.approx(1 / 125)
-    rare, often = (Cadences(PERIOD, {"persistent": 1}, 1e7, scheduling=Scheduling(limit)) for limit in (1e6, 1e3))
-    assert effort_s(_job(), often) > effort_s(_job(), rare)
 
 
 def test_the_next_turn_has_all_nodes_whatever_the_one_before_had_lost() -> None:

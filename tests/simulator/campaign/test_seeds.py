@@ -9,16 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
-from deeppart_simulator.campaign import seeds
-from deeppart_simulator.campaign.outcomes import RunResult
-from deeppart_simulator.campaign.plan import Planned, SizedJob
 from deeppart_simulator.campaign.run import run
 from deeppart_simulator.campaign.seeds import run_seeds
 
@@ -50,7 +45,7 @@ def test_a_process_that_dies_is_told_and_an_interrupt_ends_all_of_them() -> None
 
     with pytest.raises(DeeppartError, match="a process that simulated died") as told:
         run_seeds(job, cadences, range(4), progress=kill, processes=2)
-    assert "--jobs" in str(told.value)
+    assert "taskset" in str(told.value)
 
     def interrupt(runs: float) -> None:
         if runs:
@@ -60,21 +55,6 @@ def test_a_process_that_dies_is_told_and_an_interrupt_ends_all_of_them() -> None
     with pytest.raises(KeyboardInterrupt):
         run_seeds(job, cadences, range(4), progress=interrupt, processes=2)
     assert not multiprocessing.active_children() and time.monotonic() - began < 60
-
-
-class Hungry(Planned):  # type: ignore[misc]  # mypy does not see the simulator's types
-    """A job that no memory is large enough for."""
-
-    def on(self, nodes: int) -> SizedJob:
-        raise MemoryError
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_lack_of_memory_is_told(processes: int) -> None:
-    job, cadences = busy()
-    with pytest.raises(DeeppartError, match="not enough memory") as told:
-        run_seeds(Hungry(job.job), cadences, range(4), processes=processes)
-    assert "--jobs" in str(told.value) and not multiprocessing.active_children()
 
 
 #: Two processes simulate for minutes; this one says so as soon as they have begun to be.
@@ -130,25 +110,3 @@ def _begun(folder: Path, *, waits: bool) -> Iterator[subprocess.Popen[str]]:
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(job.pid, signal.SIGKILL)  # whatever is left if this test fails
-
-
-def test_few_runs_are_handed_out_ahead_however_long_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else all of a thousand runs would be waiting in the pool after the first look."""
-    monkeypatch.setattr(seeds, "_LOOK_S", 0.0)
-    handed_out: list[Future[RunResult]] = []
-    ahead: list[int] = []
-
-    class Pool:
-        def submit(self, work: object, place: int, seed: int) -> Future[RunResult]:
-            handed_out.append(Future())
-            return handed_out[-1]
-
-    def look() -> None:
-        waiting = [future for future in handed_out if not future.done()]
-        ahead.append(len(waiting))
-        if len(ahead) > 3 and waiting:  # nothing happens between the first looks
-            waiting[0].set_result(RunResult(handed_out.index(waiting[0]), 1.0))
-
-    found = seeds._collect(cast("ProcessPoolExecutor", Pool()), range(9), 2, look)
-    assert max(ahead) == 2 * seeds._AHEAD and ahead[:4] == [4, 4, 4, 4]
-    assert [each.seed for each in found] == list(range(9))

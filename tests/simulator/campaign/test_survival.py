@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from deeppart_simulator.campaign.survival import PLACES, JobNodes, Stored, place_of, placement, recover
+from deeppart_simulator.campaign.survival import JobNodes, Stored, place_of, placement, recover
 from deeppart_simulator.timing.stages import Protection
 
 # --- what survives ----------------------------------------------------------------------------------------------------
@@ -57,11 +57,6 @@ def test_copies_are_kept_on_other_switches() -> None:
     stored = Stored(1, 10.0, EIGHT, {"local", "partner"}, {0, 1, 2, 3})
     assert recover([stored], EIGHT, Protection(), 4).parts == {"local": 4, "partner": 4}
     assert recover([stored], EIGHT, Protection(), 0) is None
-
-
-def test_who_stands_there_does_not_matter_for_where_copies_are() -> None:
-    stand_ins = tuple(place + PLACES * (place % 3) for place in range(12))
-    assert placement(stand_ins, Protection(), 2) is placement(tuple(range(12)), Protection(), 2)
 
 
 def test_a_spare_takes_the_place_of_the_lost_one_and_is_another_node() -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from deeppart_simulator.cli import main
 from deeppart_simulator.machine.files import read_machine
-from deeppart_simulator.workload.states import read_state
 
 from deeppart.cli.commands import BROKEN_PIPE
 from tests.simulator.commands import sim, sim_json
@@ -55,9 +54,9 @@ def test_lists(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (("campaign", "--ranks", "8", "--levels", "locl=1"), "did you mean local?"),
         (("campaign", "--ranks", "64", "--levels", "local=2,partner=3"), "multiple"),
         (("campaign", "--ranks", "8", "--levels", "local=0"), "without checkpoints"),
-        (("campaign", "--ranks", "8", "--days", "1e9"), "--anyway"),
-        (("campaign", "--ranks", "8", "--days", "30", "--every", "1ms"), "--anyway"),
-        (("campaign", "--ranks", "8", "--seeds", "1000000000"), "--anyway"),
+        (("campaign", "--ranks", "8", "--days", "1e9"), "takes long"),
+        (("campaign", "--ranks", "8", "--days", "30", "--every", "1ms"), "takes long"),
+        (("campaign", "--ranks", "8", "--seeds", "1000000000"), "takes long"),
         (("advise", "--ranks", "8", "--step-time", "0 s"), "above 0"),
         (("scale", "--machine", "fronteer"), "did you mean frontier?"),
         (("sclae",), "Did you mean 'scale'?"),
@@ -118,7 +117,7 @@ sys.exit(main(sys.argv[1:]))
     [
         (("scale", "--ranks", "1,16"), None),
         (("advise", "--ranks", "16", "--step-time", "1s"), None),
-        (("scale", "--ranks", "1", "--report", "page.html"), "matplotlib"),
+        (("scale", "--ranks", "1", "--report", "page.html"), "simpy"),
         (("scale", "--ranks", "1", "--png", "picture.png"), "matplotlib"),
         (("campaign", "--ranks", "16", "--days", "1"), "simpy"),
     ],
@@ -179,16 +178,9 @@ def made_by(arguments: list[str], file: Path) -> tuple[str, str]:
 @pytest.mark.parametrize("line", LINES.values(), ids=LINES)
 def test_a_page_says_how_to_make_it_once_more(line: str, tmp_path: Path) -> None:
     text, command = made_by(shlex.split(line), tmp_path / "a.html")
-    assert sorted(shlex.split(command)) == sorted(["deeppart-sim", *shlex.split(line)])
-    assert made_by(shlex.split(command)[1:], tmp_path / "b.html") == (text, command)
-
-
-def test_a_name_with_signs_of_a_shell_is_one_word(tmp_path: Path) -> None:
-    file = tmp_path / "a $(b) <i>'c.toml"
-    file.write_text('base = "p4d"\n')
-    text, command = made_by(["scale", "--machine", str(file), "--ranks", "8"], tmp_path / "page.html")
-    assert shlex.split(command) == ["deeppart-sim", "scale", "--machine", str(file), "--ranks", "8"]
-    assert "<i>" not in text
+    assert shlex.split(command)[: 1 + len(shlex.split(line))] == ["deeppart-sim", *shlex.split(line)]
+    assert main(shlex.split(command)[1:], "deeppart-sim", standalone_mode=False) == 0
+    assert (tmp_path / "a.html").read_text() == text
 
 
 def test_one_is_printed_as_a_file_that_says_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -203,18 +195,3 @@ def test_one_is_printed_as_a_file_that_says_the_same(capsys: pytest.CaptureFixtu
 def test_what_never_happens_is_null_in_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "safe.toml").write_text('base = "frontier"\n[failures]\nnode = "never"\n')
     assert sim_json(capsys, "scale", "--machine", f"list:{tmp_path / 'safe.toml'}")["failures"]["node"] is None
-
-
-def test_groups_of_nodes_are_in_json(capsys: pytest.CaptureFixture[str]) -> None:
-    found = sim_json(capsys, "scale", "--machine", "list:llama3")
-    assert found["groups"]["switch"] == {"nodes": 2, "mtbf": pytest.approx(12.4 * 365.25 * 86400), "repair": None}
-    assert "groups" not in found["failures"]
-
-
-def test_the_numbers_are_those_of_the_state(capsys: pytest.CaptureFixture[str]) -> None:
-    (found,) = sim_json(capsys, "scale", "--state", "list:tensors-3x1GB")
-    state = read_state("tensors-3x1GB")
-    assert (found["bytes"], found["leaves"], found["parameters"]) == (3 * 10**9, 3, state.parameters)
-    code, out, _ = sim(capsys, "scale", "--state", "list:tensors-3x1GB")
-    assert code == 0 and "3 GB" in out and "families: " in out and "+adam" in out
-    assert "mlperf-8b on 8 ranks" in out and "mlperf-1t on 1,024 ranks" in out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from deeppart_simulator.cli.options import _read_waits
 
 from deeppart.errors import ConfigError
 from tests.simulator.commands import SMALL, rows_of, sim, sim_json
-from tests.simulator.traces.logs import PHILLY, SACCT, written
+from tests.simulator.traces.logs import SACCT, written
 
 # --- campaign ---------------------------------------------------------------------------------------------------------
 
@@ -22,15 +21,6 @@ def test_a_campaign_is_the_same_every_time(capsys: pytest.CaptureFixture[str]) -
     assert first == second
     other = sim(capsys, *arguments[:-3], "--seed", "6", "--json")[1]
     assert other != first
-
-
-def test_shares_in_the_table_are_shares(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "often.toml"
-    file.write_text('base = "frontier"\n[failures]\nsystem = "6 h"\nnode = "never"\n')
-    some = ("campaign", *SMALL[:2], "--machine", str(file), "--days", "0.5", "--seeds", "3", "--ranks", "16")
-    shares = sim_json(capsys, *some)["summary"]["shares"]
-    assert all(0 <= each["low"] <= each["mean"] <= each["high"] <= 1 for each in shares.values())
-    assert any(each["low"] < each["high"] for each in shares.values())
 
 
 def test_a_campaign_with_a_trace_and_a_given_cadence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -68,9 +58,8 @@ def test_the_page_has_the_setup_that_was_played(
     (setup,) = [line for line in out.splitlines() if "a call after every" in line]
     levels = setup.partition(":")[0]
     text = page.read_text().replace("<wbr>", "")
-    assert "partner" not in levels and setup in text and f"{levels}; capture" in text
+    assert "partner" not in levels and setup.partition(".")[0] in text and f"{levels}; capture" in text
     assert ("<h2>Advice</h2>" in text) == ("--advised" in more)
-    assert (f"</b> {levels} loses" in text) == ("--advised" in more)
 
 
 def test_a_level_that_is_best_left_out_is_never_written_unless_it_is_asked_for(
@@ -150,7 +139,8 @@ def test_a_log_of_jobs_is_followed(capsys: pytest.CaptureFixture[str], tmp_path:
 
 
 def test_times_in_the_queue_of_a_trace(tmp_path: Path) -> None:
-    assert _read_waits(str(written(tmp_path, json.dumps(PHILLY)))) == Waits(18.5, seen=(30.0, 7.0))
+    seen = (1.0, 1.0, 0.0, 4.0, 0.0, 0.0, 12.0, 0.0, 0.0, 4.0)
+    assert _read_waits(str(written(tmp_path, SACCT))) == Waits(2.2, seen=seen)
     with pytest.raises(ConfigError, match="how long jobs waited"):
         _read_waits(str(written(tmp_path, "at_s,kind,nodes\n")))
 

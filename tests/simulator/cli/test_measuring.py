@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from deeppart_simulator.cli import main
 from deeppart_simulator.machine.files import read_machine
-from deeppart_simulator.machine.record import Machine
-from deeppart_simulator.measure.validate import Comparison, Validation
 
 import deeppart
-from tests.simulator.commands import sim
 
 
 @pytest.mark.now_and_then(4)
@@ -55,20 +50,3 @@ def test_validate_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert len(document["comparisons"]) == 10
     assert {each["what"] for each in document["comparisons"]} == {"blocked", "local", "persistent", "restore"}
     assert all(each["predicted_s"] > 0 and each["measured_s"] > 0 for each in document["comparisons"])
-
-
-def test_the_page_has_the_machine_of_the_ranks_that_were_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Restores are not measured of tensors that ranks divide: of two ranks there is nothing."""
-
-    def measured(machine_for: Callable[[int], Machine], *_: Any, **_named: Any) -> Validation:
-        machine_for(1)
-        return Validation((Comparison("restore", 1, 1 << 20, 4, None, "restore", 1.0, 1.0, 1.0, 1.0),))
-
-    monkeypatch.setattr("deeppart_simulator.cli.validate.compare", measured)
-    page = tmp_path / "page.html"
-    wanted = ("--machine", "frontier", "--ranks", "1,2", "--layout", "fsdp", "--only", "restore")
-    code, _, err = sim(capsys, "validate", *wanted, "--report", str(page))
-    assert code == 0, err
-    assert "frontier" in page.read_text()

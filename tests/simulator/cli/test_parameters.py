@@ -11,7 +11,6 @@ import pytest
 from deeppart_simulator.cli import main
 
 from tests.simulator.commands import sim
-from tests.simulator.traces.logs import LANL
 
 # --- the options, and two ways to give each ---------------------------------------------------------------------------
 
@@ -23,7 +22,6 @@ JOB: dict[str, Any] = OUTPUTS | {
     "--state": ("bert-base", "gpt2"),
     "--from": ((), ("--from", "model.py")),
     "--machine": ("summit", "llama3"),
-    "--seed": ("1", "2"),
     "--ranks-per-node": ("4", "8"),
     "--compression": ("none", "tensor"),
     "--capture": ("eager", "lazy"),
@@ -34,13 +32,21 @@ JOB: dict[str, Any] = OUTPUTS | {
     "--flush-bandwidth": ("1 GB/s", "2 MB/s"),
     "--flush-share": ("0.5", "1e-6"),
 }
-#: What a trace without a header is of.
-WATCHED = ("--nodes", "8", "--days", "3")
-MEASURING: dict[str, Any] = OUTPUTS | {"--local-dir": ("one", "two"), "--persistent-dir": ("one", "two")}
+#: Of commands without a chart.
+TABLES = {name: way for name, way in OUTPUTS.items() if name != "--png"}
+MEASURING: dict[str, Any] = {"--local-dir": ("one", "two"), "--persistent-dir": ("one", "two")}
+FIT: dict[str, Way] = {
+    "--ranks-per-node": ("--ranks-per-node", "8"),
+    "--toml": ("--toml", "failures.toml"),
+    "--json": ("--json",),
+    "--csv": ("--csv", "out"),
+    "--report": ("--report", "out"),
+}
 WAYS: dict[str, dict[str, Any]] = {
     "scale": JOB
-    | {"--ranks": ("8", "32"), "--strategy": ("whole", "flat"), "--with-compression": FLAG, "--serial": FLAG}
     | {
+        "--ranks": ("8", "32"),
+        "--strategy": ("whole", "flat"),
         "--goodput": FLAG,
         "--every": (("--goodput", "--every", "10min"), ("--goodput", "--every", "20min,1h")),
         "--blocked": (("--goodput", "--blocked", "1s"), ("--goodput", "--blocked", "1s,2s")),
@@ -61,15 +67,12 @@ WAYS: dict[str, dict[str, Any]] = {
             ("--spares", "0", "--trace", "trace.csv", "--elastic"),
         ),
         "--trace": ((), ("--trace", "trace.csv")),
-        "--system": (("--trace", "lanl.csv", "--system", "2"), ("--trace", "lanl.csv", "--system", "9")),
+        "--seed": ("1", "2"),
         "--time-limit": ("1h", "2h"),
         "--preemption": ("1h", "2h"),
         "--notice": (("--time-limit", "1h"), ("--time-limit", "1h", "--notice", "10min")),
         "--queue": (("--time-limit", "1h"), ("--time-limit", "1h", "--queue", "10min")),
         "--advised": FLAG,
-        # Results are the same; more than there are runs is refused.
-        "--jobs": (("--jobs", "2", "--seeds", "2"), ("--jobs", "3", "--seeds", "2")),
-        "--anyway": FLAG,
         "--restart-mode": (
             ("--restart-mode", "job", "--trace", "trace.csv"),
             ("--restart-mode", "in-process", "--trace", "trace.csv"),
@@ -87,8 +90,9 @@ WAYS: dict[str, dict[str, Any]] = {
         "--strategy": ("deeppart", "whole"),
         "--with": ("--machine summit", "--machine llama3"),
     },
-    "restart": {name: ways for name, ways in JOB.items() if name not in ("--png", "--seed")} | {"--ranks": ("8", "32")},
-    "cluster": {
+    "restart": JOB | {"--ranks": ("8", "32")},
+    "cluster": TABLES
+    | {
         "--trace": ("adaptdl", "nowhere"),
         "--workload": ("workloads/workload-6", "workloads/workload-1"),
         "--policy": ("fifo", "optimus"),
@@ -102,23 +106,19 @@ WAYS: dict[str, dict[str, Any]] = {
             ("--machine", "frontier", "--restart-mode", "in-process"),
         ),
         "--jobs": ("4", "8"),
-        "--json": FLAG,
-        "--csv": FILE,
     },
-    "fit": {
-        "path": (("trace.csv", *WATCHED), ("lanl.csv", "--system", "2")),
-        "--system": (("lanl.csv", "--system", "2"), ("lanl.csv", "--system", "9")),
-        "--nodes": (("trace.csv", *WATCHED), ("trace.csv", "--nodes", "9", "--days", "3")),
-        "--days": (("trace.csv", *WATCHED), ("trace.csv", "--nodes", "8", "--days", "4")),
-        "--ranks-per-node": (("trace.csv", *WATCHED), ("trace.csv", *WATCHED, "--ranks-per-node", "8")),
-        "--group-nodes": (("trace.csv", *WATCHED), ("trace.csv", *WATCHED, "--group-nodes", "4")),
-        "--window": (("trace.csv", *WATCHED), ("trace.csv", *WATCHED, "--window", "3h")),
-        "--toml": (("trace.csv", *WATCHED), ("trace.csv", *WATCHED, "--toml", "failures.toml")),
-        "--json": (("trace.csv", *WATCHED), ("trace.csv", *WATCHED, "--json")),
-    },
+    "fit": {name: (("trace.csv",), ("trace.csv", *way)) for name, way in FIT.items()}
+    | {"path": (("trace.csv",), ("few.csv",))},
     "calibrate": MEASURING
-    | {"--out": ("a.toml", "b.toml"), "--name": ("a", "b"), "--ranks-per-node": ("1", "2"), "--quick": FLAG},
+    | {
+        "--json": FLAG,
+        "--out": ("a.toml", "b.toml"),
+        "--name": ("a", "b"),
+        "--ranks-per-node": ("1", "2"),
+        "--quick": FLAG,
+    },
     "validate": MEASURING
+    | TABLES
     | {
         "--machine": ((), ("--machine", "frontier")),
         "--ranks": ("1", "2"),
@@ -127,7 +127,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "--only": ("plain", "lazy"),
         "--layout": ("fsdp", "tp=1"),
     },
-    "published": {"--json": FLAG},
+    "published": TABLES,
 }
 SHORT = ("--state", "tensors-64x4MB", "--ranks", "32")
 BASE: dict[str, Way] = {
@@ -192,16 +192,14 @@ def _ways(option: str, two: Any) -> tuple[Way, Way]:
     return (first, second) if isinstance(first, tuple) else ((option, first), (option, second))
 
 
-def _outcome(
-    capsys: pytest.CaptureFixture[str], folder: Path, command: str, way: Way, as_json: bool, limit_s: float | None
-) -> Any:
+def _outcome(capsys: pytest.CaptureFixture[str], folder: Path, command: str, way: Way, as_json: bool) -> Any:
     """The exit code and everything that was said, written and measured."""
     for name in ("one", "two"):
         folder.joinpath(name).mkdir(parents=True)
     folder.joinpath("model.py").write_text("import torch\n\n\ndef build():\n    return {'a': torch.empty(1 << 20)}\n")
-    folder.joinpath("trace.csv").write_text("at_s,kind,nodes\n2000,node,1\n9000,node,0\n")
-    other = LANL.splitlines()[1].replace("2,cluster,49", "9,cluster,64").replace("6/21/2005 10:54", "6/1/2005 1:00")
-    folder.joinpath("lanl.csv").write_text(LANL + other + "\n")
+    watched = "# seconds = 99999\n# nodes = 8\nat_s,kind,nodes\n2000,node,1\n"
+    folder.joinpath("few.csv").write_text(watched)
+    folder.joinpath("trace.csv").write_text(watched + "9000,node,0\n")
     replaced = {name for name in way if name.startswith("--")} | ({"--state"} if "--from" in way else set())
     kept: list[str] = []
     base = list(BASE[command])
@@ -211,12 +209,10 @@ def _outcome(
         base = base[2:]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("deeppart_simulator.report.page._WALL_S", 0.2 * 86400)
+        patch.setattr("deeppart_simulator.report.sections._WALL_S", 0.2 * 86400)
         measured = _Measured()
         patch.setattr("deeppart_simulator.measure.calibrate.measure", measured)
         patch.setattr("deeppart_simulator.measure.validate.measure", measured)
-        if limit_s is not None:
-            patch.setattr("deeppart_simulator.campaign.plan.LIMIT_S", limit_s)
         code, out, err = sim(capsys, command, *kept, *way, *(("--json",) if as_json else ()))
     written = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     return code, out, err, written, measured.asked
@@ -227,17 +223,13 @@ def _outcome(
 def test_every_option_changes_something_or_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, option: str
 ) -> None:
-    # Text where the option is about the text; and where the limit of --anyway is to be met.
-    as_json = option not in ("--json", "--serial", "--anyway")
-    limit_s = 0.0 if option == "--anyway" else None
     first, second = (
-        _outcome(capsys, tmp_path / str(number), command, way, as_json, limit_s)
+        _outcome(capsys, tmp_path / str(number), command, way, option != "--json")
         for number, way in enumerate(_ways(option, WAYS[command][option]))
     )
     refused = [code == 2 and option in out + err for code, out, err, *_ in (first, second)]
-    assert all(code != 2 or named for (code, *_), named in zip((first, second), refused, strict=True)) or (
-        option == "--anyway"
-    ), (first[2], second[2])
+    named = (code != 2 or said for (code, *_), said in zip((first, second), refused, strict=True))
+    assert all(named), (first[2], second[2])
     assert first != second or all(refused), (command, option)
 
 
@@ -276,27 +268,17 @@ def test_values_that_no_option_has(capsys: pytest.CaptureFixture[str], arguments
         (("scale", "--no-local", "--parity", "2/1"), "--parity"),
         (("scale", "--ranks", "4", "--partner"), "--partner"),
         (("scale", "--flush-bandwidth", "1 GB/s", "--flush-share", "0.2"), "--flush-share"),
-        (("scale", "--compression", "tensor", "--with-compression"), "--with-compression"),
         (("scale", "--machine", "plain.toml", "--compression", "tensor"), "--compression"),
-        (("scale", "--machine", "plain.toml", "--with-compression"), "--with-compression"),
         (("campaign", "--trace", "trace.csv", "--seeds", "3"), "--seeds"),
         (("campaign", "--trace", "trace.csv", "--seed", "3"), "--seed"),
         (("campaign", "--every", "9min", "--levels", "local=1", "--flush-share", "0.2"), "--flush-share"),
-        (("campaign", "--system", "2"), "--system"),
         (("scale", "--days", "3"), "--days"),
         (("advise", "--with", "--ranks 8", "--config", "x.toml"), "--config"),
-        (("campaign", "--trace", "trace.csv", "--system", "2"), "--system"),
         (("campaign", "--notice", "1min"), "--notice"),
         (("campaign", "--queue", "1h"), "--queue"),
         (("campaign", "--time-limit", "1h", "--notice", "1h"), "--notice"),
-        (("fit", "trace.csv", "--days", "3", "--nodes", "8", "--system", "2"), "--system"),
-        (("fit", "watched.csv", "--days", "3"), "--days"),
-        (("fit", "watched.csv", "--nodes", "3"), "--nodes"),
         (("campaign", "--partner", "--levels", "local=1,persistent=2"), "--partner"),
         (("campaign", "--parity", "2/1", "--levels", "local=1"), "--parity"),
-        (("advise", "--with", ""), "--with"),
-        (("advise", "--machine", "summit", "--with", "--machine summit"), "--with"),
-        (("advise", "--with", "--ranks 8", "--with", "--ranks 8"), "--with"),
         (("advise", "--with", "--no-local --parity 2/1"), "--parity"),
         (("advise", "--parity", "2/1", "--with", "--no-local"), "--parity"),
         (("advise", "--state", "llama3-8b:fp16", "--compression", "tensor"), "--compression"),
@@ -315,24 +297,9 @@ def test_what_another_option_leaves_no_use_for_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("trace.csv").write_text("at_s,kind,nodes\n2000,node,1\n")
-    Path("watched.csv").write_text("# seconds = 9000\n# nodes = 4\nat_s,kind,nodes\n2000,node,1\n")
     _, least, _ = sim(capsys, "scale", "--machine", "list:summit")
     Path("plain.toml").write_text(least[: least.index("[codec.")])
     code, _, err = sim(
         capsys, *arguments, *(() if "--ranks" in arguments or arguments[0] != "scale" else ("--ranks", "64"))
     )
     assert code == 2 and option in err
-
-
-def test_a_seed_is_for_the_campaign_of_a_page(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("deeppart_simulator.report.page._WALL_S", 7200.0)
-    machine, pages = tmp_path / "machine.toml", []
-    machine.write_text('base = "frontier"\n[failures]\nsystem = "1 h"\nnode = "never"\n')
-    for seed in ("1", "2"):
-        file = tmp_path / f"{seed}.html"
-        some = ("--machine", str(machine), "--state", "tensors-8x4MB", "--ranks", "4", "--strategy", "rank0")
-        assert sim(capsys, "scale", *some, "--seed", seed, "--report", str(file))[0] == 0
-        pages.append(file.read_text())
-    assert pages[0] != pages[1]

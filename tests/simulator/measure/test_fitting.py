@@ -14,24 +14,13 @@ from deeppart_simulator.measure.fitting import (
     Sample,
     as_encoded,
     between_ranks,
-    bytes_and_tensors,
-    bytes_beside,
     fit,
     fit_planning,
-    guards_s,
     late_copies,
 )
 from deeppart_simulator.timing.restores import restore_s
 from deeppart_simulator.timing.stages import Job, Protection, times_of
 from deeppart_simulator.workload.states import read_state
-
-from tests.simulator.measure.samples import samples_of
-
-
-def test_a_fit_finds_what_was_put_in() -> None:
-    constant, per_byte, per_tensor = fit(samples_of(1), "capture")
-    assert constant == pytest.approx(0.0, abs=1e-9)
-    assert (1 / per_byte, per_tensor) == pytest.approx((10e9, 4e-6))
 
 
 def test_a_fit_of_noise_leaves_no_infinite_rate() -> None:
@@ -41,27 +30,6 @@ def test_a_fit_of_noise_leaves_no_infinite_rate() -> None:
     constant, per_byte, per_tensor = fit(samples, "capture")
     assert per_byte == pytest.approx(0.1 / (1 << 27))
     assert constant >= 0 and per_tensor >= 0 and math.isfinite(constant + per_tensor)
-
-
-def test_planning_is_fitted_by_what_the_model_has_of_it() -> None:
-    """A part that the model has no term for would be lost: here a millisecond for each 64 MiB."""
-    samples = [
-        Sample(2, nbytes, tensors, {"plan": 5e-3 + 2e-6 * tensors + 1e-3 * nbytes / (64 << 20)})
-        for nbytes, tensors in ((64 << 20, 16), (128 << 20, 64), (96 << 20, 512), (64 << 20, 4096), (128 << 20, 8192))
-    ]
-    constant, per_tensor, _ = fit_planning(samples)
-    assert per_tensor == pytest.approx(2e-6, rel=0.1)
-    assert 6e-3 < constant < 7e-3
-
-
-def test_planning_of_large_tensors_has_a_part_of_its_own() -> None:
-    """They are digested one by one, in every call some of them: 8 us instead of 3."""
-    shares = ((64 << 20, 16), (128 << 20, 512), (16 << 20, 256), (32 << 20, 4096), (64 << 20, 12288))
-    samples = [
-        Sample(4, nbytes, tensors, {"plan": 5e-3 + (8e-6 if nbytes > tensors << 16 else 3e-6) * tensors})
-        for nbytes, tensors in shares
-    ]
-    assert fit_planning(samples) == pytest.approx((5e-3, 3e-6, 5e-6))
 
 
 def test_planning_of_one_rank_has_no_part_that_the_model_has_not() -> None:
@@ -77,44 +45,7 @@ def test_planning_of_one_rank_has_no_part_that_the_model_has_not() -> None:
     assert max(errors) > 0 > min(errors), "some too long, some too short"
 
 
-def test_bytes_are_fitted_beside_what_is_known() -> None:
-    samples = [Sample(1, nbytes, 16, {"restore": 0.03 + nbytes / 2e9}) for nbytes in (64 << 20, 128 << 20)]
-    assert 1 / bytes_beside(samples, "restore", [0.03, 0.03]) == pytest.approx(2e9)
-    # What is known explains more than all: they take no less than a quarter of it.
-    assert bytes_beside(samples, "restore", [1.0, 1.0]) == samples[1].seconds["restore"] / (128 << 20) / 4
-
-
-def test_without_a_constant_two_samples_tell_bytes_from_tensors() -> None:
-    samples = [Sample(1, 160 << 20, count, {"copy": (160 << 20) / 4e9 + 16e-6 * count}) for count in (512, 32)]
-    assert bytes_and_tensors(samples, "copy") == pytest.approx((1 / 4e9, 16e-6))
-
-
 SHARES = ((160_000_000, 500), (160_000_000, 20))
-
-
-@pytest.mark.parametrize(("as_such_s", "tensor_s"), [(0.5e-3, 20e-6), (0.0, 5e-6), (1e-3, 1e-9)])
-def test_a_lazy_call_is_taken_apart_as_the_model_puts_it_together(as_such_s: float, tensor_s: float) -> None:
-    """Planning and what a copy takes as such are terms of their own: what is left are guards."""
-    samples = [
-        Sample(2, nbytes, tensors, {"plan": 4e-3 + 3e-6 * tensors, "capture": 1e-3 + nbytes / 4e9})
-        for nbytes, tensors in ((64 << 20, 16), (128 << 20, 64), (64 << 20, 4096))
-    ]
-    blocked_s = [4e-3 + 3e-6 * tensors + 1e-3 + as_such_s + tensors * tensor_s for _, tensors in SHARES]
-    found = guards_s([{"blocked": [each]} for each in blocked_s], samples, SHARES)
-    assert found == pytest.approx((as_such_s, tensor_s), rel=1e-3, abs=1e-9)
-    slow_s = max(blocked_s) + 1e-3  # the call with few tensors had to wait
-    found = guards_s([{"blocked": [max(blocked_s)]}, {"blocked": [slow_s]}], samples, SHARES)
-    assert found == pytest.approx((0.0, as_such_s / 500 + tensor_s)), "no tensor would be guarded for nothing"
-    found = guards_s([{"blocked": [max(blocked_s)]}, {"blocked": [1e-3]}], samples, SHARES)
-    assert found == pytest.approx((0.0, as_such_s / 500 + tensor_s)), "less than planning takes: nothing is known of it"
-    assert guards_s([{"blocked": [1e-3]}] * 2, samples, SHARES) == pytest.approx((0.0, 0.0), abs=1e-8)
-
-
-@pytest.mark.parametrize(("rate", "tensor_s"), [(0.5, 0.0), (1.0, 0.0), (0.5, 16e-6), (0.25, 1e-6)])
-def test_copies_in_the_background_are_found_again(rate: float, tensor_s: float) -> None:
-    """160 MB are copied eagerly in 40 ms, and 2 us a tensor; until they are on the node it takes 82 ms, and 1 us."""
-    late = [_lazy(0.04 / rate + tensors * (2e-6 + tensor_s), tensors) for _, tensors in SHARES]
-    assert late_copies(late, _eager(), SHARES) == pytest.approx((rate, tensor_s), rel=1e-3, abs=1e-8)
 
 
 @pytest.mark.parametrize(("copied_s", "rate"), [(0.02, 1.0), (-0.1, 1.0), (9.0, 0.1)])
@@ -169,16 +100,6 @@ def samples(partner_s: float | None = None) -> list[Sample]:
         )
         for nbytes, tensors in SHARES_NETWORK
     ]
-
-
-@pytest.mark.parametrize("crowding", [1.0, 2.0])
-def test_rates_are_those_of_a_rank_with_a_core_of_its_own(crowding: float) -> None:
-    found = between_ranks(PIECES, samples(), crowding, 2e-3)
-    assert (found.bandwidth, found.latency) == (6e9, 3e-6)
-    assert found.copies == pytest.approx(0.5e9 * crowding, rel=1e-3)
-    assert found.parity == pytest.approx(0.4e9 * crowding, rel=1e-3)
-    assert found.rebuild == pytest.approx(0.25e9 * crowding, rel=1e-3)
-    assert found.exchange == pytest.approx(0.048, rel=1e-3)
 
 
 @pytest.mark.parametrize("partner_s", [0.0, -1e-3])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from deeppart_simulator.measure import start
@@ -75,34 +73,6 @@ measure(2, [SaveTask(1 << 20, 8, rounds=100_000)], Directories(Path({str(tmp_pat
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-
-
-def test_being_told_to_end_again_ends_no_cleaning_up() -> None:
-    """Batch systems send SIGTERM more than once, also while gigabytes are removed."""
-    before, cleaned = signal.getsignal(signal.SIGTERM), False
-    with pytest.raises(SystemExit), start._sigterm_raises():
-        try:
-            signal.raise_signal(signal.SIGTERM)
-        finally:
-            signal.raise_signal(signal.SIGTERM)
-            cleaned = True
-    assert cleaned and signal.getsignal(signal.SIGTERM) is before
-
-
-def test_being_told_to_end_while_files_are_removed_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    remove = shutil.rmtree
-
-    def told(path: Path, **how: Any) -> None:
-        monkeypatch.undo()
-        (path / "part").unlink()
-        signal.raise_signal(signal.SIGTERM)
-        remove(path, **how)
-
-    monkeypatch.setattr(shutil, "rmtree", told)
-    with pytest.raises(SystemExit), start._sigterm_raises(), start._directory(tmp_path) as made:
-        for name in ("part", "manifest"):
-            (made / name).touch()
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("sessions", [1, 2])

@@ -151,14 +151,3 @@ def test_copies_of_a_lost_node_are_read_when_the_others_are_done() -> None:
     back_s = restore_s(job, shares, {"local": 3, "partner": 1})
     nothing_lost_s = restore_s(replace(job, machine=as_nodes(host, 4)), shares, {"local": 4})
     assert back_s - nothing_lost_s == pytest.approx(4 / 2)
-
-
-@pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_with_more_cores_than_ranks_encoding_takes_as_long_as_on_the_host(ranks: int) -> None:
-    host = replace(HOST, cores=16, encode_threads=4)
-    job = Job(STATE, host, ranks, ranks, compression="tensor", protection=Protection(partner=False))
-    nodes = replace(job, machine=as_nodes(host, ranks), ranks_per_node=1)
-    shares = STATE.shares(ranks, kappa=HOST.memory.kappa_bytes)
-    on_host, on_nodes = times_of(job, shares), times_of(nodes, shares)
-    assert on_nodes.encode.max() == pytest.approx(on_host.encode.max())
-    assert on_nodes.cores.max() == pytest.approx(on_host.cores.max())

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from deeppart_simulator.advise.choose import Advice, Choice, advise, describe, least_restart, loss_of, shown
-from deeppart_simulator.advise.compare import Comparison, compare, side_of
-from deeppart_simulator.budget.bill import USEFUL, Bill, bill
+from deeppart_simulator.advise.comebacks import Comparison, compare
 from deeppart_simulator.campaign.outcomes import BUCKETS, Estimate, Summary
 from deeppart_simulator.machine.files import read_machine
-from deeppart_simulator.machine.record import WAYS, Power, Price
-from deeppart_simulator.measure.validate import Comparison as Measured
-from deeppart_simulator.measure.validate import Validation
+from deeppart_simulator.machine.record import WAYS
 from deeppart_simulator.report.charts import (
     advice_chart,
     after_chart,
-    bill_chart,
     campaign_chart,
-    comparison_charts,
     scaling_chart,
     share_chart,
-    together,
-    validation_chart,
 )
 from deeppart_simulator.timing.scale import study
 from deeppart_simulator.timing.stages import Job
@@ -36,10 +28,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from deeppart.model import LEVELS
-from tests.simulator.advise.test_compare import FAILING
 from tests.simulator.commands import SMALL, sim
-from tests.simulator.timing.jobs import MACHINE, job
+from tests.simulator.timing.jobs import job
 
 
 def texts(drawing: str) -> list[str]:
@@ -55,8 +45,8 @@ def test_a_mean_beside_its_values_by_rounding_is_drawn() -> None:
     """matplotlib refuses lines of a length below 0."""
     off = Estimate(mean=0.1, low=0.1, high=0.1, least=math.nextafter(0.1, 1), most=math.nextafter(0.1, 0))
     first, second = campaign_chart(summary(off, {"local": off})).svgs()
-    assert "done again after failures: 10.0 %" in texts(first)
-    assert "local: the nodes' own storage: 0.1" in texts(second)
+    assert "training lost: 10.0 %" in texts(first)
+    assert "local: 0.1" in texts(second)
 
 
 def test_a_campaign_without_failures_has_no_panel_of_them() -> None:
@@ -67,19 +57,12 @@ def test_a_campaign_without_failures_has_no_panel_of_them() -> None:
 
 
 def test_scaling_has_a_colour_for_each_strategy_and_round_numbers() -> None:
-    chart = scaling_chart(study(job(), [1, 4, 16], ("deeppart", "rank0"), ("none", "tensor")), job())
+    chart = scaling_chart(study(job(), [1, 4, 16], ("deeppart", "rank0")), job())
     labels = [mark.label for mark in chart.key]
-    assert labels[:2] == ["deeppart", "rank0 (torch.save on rank 0)"] and {"compressed", "not compressed"} <= {*labels}
+    assert labels[:2] == ["deeppart", "rank0 (torch.save on rank 0)"]
     assert len({mark.colour for mark in chart.key[:2]}) == 2
     times, speedups = map(texts, chart.svgs())
     assert {"1", "2", "5", "10", "ranks"} <= {*times} and {"1x", "10x"} <= {*speedups}
-
-
-def test_a_validation_shows_every_number() -> None:
-    names = ("blocked", *LEVELS, "restore", "trained")
-    each = [Measured("plain", 1, 9, 9, None, what, 1.0, 1.0 + at, 1.0, 1.0) for at, what in enumerate(names)]
-    (drawing,) = validation_chart(Validation(tuple(each))).svgs()
-    assert drawing.count("<use") >= 7 and {"measured", "predicted"} <= {*texts(drawing)}
 
 
 @pytest.mark.parametrize("command", ["scale", "campaign", "advise"])
@@ -118,50 +101,8 @@ def test_bars_are_what_is_lost_and_not_the_time_to_come_back(advice: Advice) -> 
 def test_the_choice_is_seen(advice: Advice) -> None:
     """Once among the bars, with a band of its own; once by a ring around its place on the front."""
     losses, front = advice_chart(advice).svgs()
-    words = [str(each.text) for each in ElementTree.fromstring(losses).iter() if each.tag.endswith("text")]
-    number = [choice is advice.chosen for choice in shown(advice)].index(True) + 1
-    assert [each for each in words if each.startswith("advised, ")] and len(bars(losses)["line"]) == 1
-    assert f"{number}  {describe(advice.chosen.job)}" in words
-    assert len(re.findall(r"fill: none|stroke: var\(--pink\)", front)) and "var(--pink)" in front
-    assert f">{number}</text>" in front
-
-
-PRICED = replace(MACHINE, price=Price(currency="$<b>", node_hour=3.0), power=Power(busy=2000.0))
-
-
-def bill_of(**shares: float) -> Bill:
-    return bill(PRICED, 10, 86400.0, {USEFUL: 1 - sum(shares.values()), **shares})
-
-
-def test_bars_are_as_long_as_what_is_lost() -> None:
-    found = bill_of(down=0.1, blocked=0.05)
-    axes = Figure().add_subplot()
-    chart = bill_chart(found, "bill")
-    assert chart is not None
-    chart.panels[0].draw(axes)
-    assert [bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle)] == pytest.approx([24.0, 12.0])
-    assert [text.get_text() for text in axes.texts] == ["down: 72 $<b>", "blocked: 36 $<b>"]
-
-
-def test_where_all_was_useful_there_is_no_chart() -> None:
-    assert bill_chart(bill_of(), "bill-a") is None
-
-
-def test_where_nothing_fails_there_are_only_times() -> None:
-    (chart,) = comparison_charts([side_of("one", job()), side_of("other", job(ranks=8))])
-    (drawing,) = chart.svgs()
-    assert ">one</text>" in drawing and ">other</text>" in drawing
-    # Two jobs; of each how long training waits, and until each of three levels is complete.
-    assert drawing.count("<use") >= 8 and chart.key[0].label == "training waits"
-    assert together([chart]).key == chart.key
-
-
-def test_what_is_lost_and_written_is_drawn_for_all() -> None:
-    charts = comparison_charts([side_of("quiet", job()), side_of("failing", job(machine=FAILING))])
-    drawings = [drawing for chart in charts for drawing in chart.svgs()]
-    assert len(drawings) == 3 and all(">quiet</text>" in each and ">failing</text>" in each for each in drawings)
-    assert "nothing fails there" in drawings[1] and ">every " in drawings[1]
-    assert len(together(charts).panels) == 3
+    assert len(bars(losses)["line"]) == 1 and f"1  {describe(advice.chosen.job)}" in texts(losses)
+    assert re.findall(r"fill: none|stroke: var\(--pink\)", front) and "var(--pink)" in front
 
 
 @cache

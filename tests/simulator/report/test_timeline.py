@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import pytest
-from deeppart_simulator.report.html import legend
-from deeppart_simulator.report.timeline import Bar, bars_table, fold, legend_of, timeline, timeline_html
-from deeppart_simulator.timing.stages import Protection, times_of
+from deeppart_simulator.report.charts import timeline_chart
+from deeppart_simulator.report.timeline import Bar, Group, bars_table, timeline
+from deeppart_simulator.timing.stages import Job, Protection, times_of
+from deeppart_simulator.workload.states import read_state
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from tests.simulator.timing.jobs import MACHINE, STATE, job
 
@@ -18,14 +19,12 @@ from tests.simulator.timing.jobs import MACHINE, STATE, job
 def test_a_timeline_is_the_checkpoint() -> None:
     this = job(compression="tensor", protection=Protection(parity_group=4))
     times = times_of(this, STATE.shares(16, kappa=0))
-    bars = timeline(this, times)
-    assert {bar.node for bar in bars} == set(range(4))
-    done = times.complete()
-    assert max(bar.end_s for bar in bars if bar.what == "write") == pytest.approx(done["local"])
-    assert max(bar.end_s for bar in bars if bar.what == "exchange copies") == pytest.approx(done["partner"])
-    assert max(bar.end_s for bar in bars if bar.what == "exchange parity") == pytest.approx(done["parity"])
-    assert max(bar.end_s for bar in bars if bar.what == "flush") == pytest.approx(done["persistent"])
-    assert math.isclose(max(bar.end_s for bar in bars if bar.what == "copy"), times.blocked_s)
+    (group,) = timeline(this, times)
+    assert group.words == "each node"
+    done, ends = times.complete(), {bar.what: bar.end_s for bar in group.bars}
+    assert ends["write"] == pytest.approx(done["local"]) and ends["exchange copies"] == pytest.approx(done["partner"])
+    assert ends["exchange parity"] == pytest.approx(done["parity"])
+    assert ends["flush"] == pytest.approx(done["persistent"]) and math.isclose(ends["copy"], times.blocked_s)
 
 
 def test_a_lazy_call_ends_before_its_copies_begin() -> None:
@@ -33,92 +32,35 @@ def test_a_lazy_call_ends_before_its_copies_begin() -> None:
     machine = replace(MACHINE, memory=replace(MACHINE.memory, defer=0.25))
     this = job(capture="lazy", machine=machine)
     times = times_of(this, STATE.shares(16, kappa=0))
-    bars = timeline(this, times)
-    (copy,) = {(bar.lane, bar.begin_s, bar.end_s) for bar in bars if bar.what == "copy"}
-    assert copy == ("store", times.blocked_s, pytest.approx(times.blocked_s + 0.2))
-    assert times.blocked_s == pytest.approx(1.0)
-    assert max(bar.end_s for bar in bars if bar.what == "write") == pytest.approx(times.complete()["local"])
+    (group,) = timeline(this, times)
+    (copy,) = [bar for bar in group.bars if bar.what == "copy"]
+    assert (copy.lane, copy.begin_s, copy.end_s) == ("store", times.blocked_s, pytest.approx(times.blocked_s + 0.2))
+    assert max(bar.end_s for bar in group.bars if bar.what == "write") == pytest.approx(times.complete()["local"])
 
 
-def bar(node: int, end_s: float = 1.0, nbytes: int = 1000) -> Bar:
-    return Bar(node, "store", "write", 0.0, end_s, nbytes)
+def test_where_nodes_differ_the_last_and_the_first_are_shown() -> None:
+    """Five whole tensors on five ranks, four of them on the first node."""
+    this = Job(read_state("tensors-5x1GB"), MACHINE, 5, 4, "whole", protection=Protection(partner=False))
+    last, first = timeline(this, times_of(this, this.shares()))
+    assert last.words == "node 0, which is done last" and first.words == "node 1, which is done first"
+    assert max(bar.end_s for bar in first.bars if bar.what == "write") < max(
+        bar.end_s for bar in last.bars if bar.what == "write"
+    )
 
 
-def test_nodes_that_do_the_same_are_one() -> None:
-    one, other = fold([bar(0), bar(1, 2.0), bar(2, 1.01), bar(3, nbytes=1020), bar(9)])
-    assert one.nodes == (0, 2, 3, 9) and other.nodes == (1,)
-    assert one.words == "nodes 0, 2 to 3, 9: the same" and other.words == "node 1"
-    assert one.bars == (bar(0),)
-
-
-def test_nodes_that_do_something_else_are_not() -> None:
-    for other in (bar(1, 1.1), bar(1, nbytes=1100), Bar(1, "store", "encode", 0.0, 1.0, 1000)):
-        assert len(fold([bar(0), other])) == 2
-    assert len(fold([bar(0), bar(1), Bar(1, "flush", "flush", 0.0, 1.0)])) == 2
-    assert fold([]) == []
-
-
-def test_many_runs_of_numbers_are_not_all_named() -> None:
-    (found,) = fold([bar(node) for node in range(0, 2000, 2)])
-    assert found.words == "nodes 0, 2, 4 and others, 1,000 in all: the same"
-
-
-def drawn(bars: Sequence[Bar], end_s: float | None = None) -> ElementTree.Element:
-    return ElementTree.fromstring(f"<div>{timeline_html(fold(bars), end_s)}</div>")
-
-
-def rows(bars: Sequence[Bar], end_s: float | None = None) -> list[tuple[float, float, float, str]]:
-    """x and width in percent, y, and title of each bar."""
-    return [
-        (
-            float(bar.get("x", "").rstrip("%")), float(bar.get("y", "")), float(bar.get("width", "").rstrip("%")),
-            str(bar[0].text),
-        )
-        for bar in drawn(bars, end_s).iter("rect")
-    ]  # fmt: skip
-
-
-def test_bars_lie_where_their_times_are() -> None:
-    first, second = rows([Bar(0, "store", "write", 0.0, 1.0, 5), Bar(0, "store", "encode", 1.0, 4.0)])
-    assert (first[0], first[2], second[0], second[2]) == (0, 25, 25, 75) and first[1] == second[1]
-    assert "write: 1 s" in first[3] and "5 B" in first[3] and "encode: 3 s, from 1 s on" in second[3]
-
-
-def test_nodes_and_lanes_have_rows_of_their_own() -> None:
-    bars = [Bar(node, lane, "write", 0.0, 1.0 + node) for node in (0, 3) for lane in ("store", "flush")]
-    found = drawn(bars)
-    assert [each.text for each in found.iter("p")] == ["node 0", "node 3"]
-    assert [len({each.get("y") for each in svg.iter("rect")}) for svg in found.iter("svg")] == [2, 2, 0]
-
-
-def test_nodes_that_do_the_same_are_one_line() -> None:
-    found = drawn([Bar(node, "store", "write", 0.0, 1.0) for node in range(8)])
-    assert [each.text for each in found.iter("p")] == ["nodes 0 to 7: the same"]
-    assert len(list(found.iter("rect"))) == 1
-
-
-def test_the_axis_has_round_times() -> None:
-    found = drawn([Bar(0, "store", "write", 0.0, 7.3)])
-    assert [each.text for each in found.iter("text")] == ["0", "2 s", "4 s", "6 s"]
-
-
-def test_what_overlaps_is_narrower() -> None:
-    first, second = rows([Bar(0, "protect", "write", 0.0, 2.0), Bar(0, "protect", "flush", 1.0, 3.0)])
-    assert second[1] > first[1]
-
-
-def test_a_checkpoint_is_drawn_and_every_colour_explained() -> None:
-    bars = timeline(job(), times_of(job(), STATE.shares(16, kappa=0)))
-    groups = fold(bars)
-    assert len(rows(bars)) == sum(len(group.bars) for group in groups) > 4
-    marks = legend_of(groups)
-    found = drawn(bars)
-    assert {mark.colour for mark in marks} == {
-        str(bar.get("fill")).removeprefix("var(--").rstrip(")") for bar in found.iter("rect")
-    }
-    assert all(mark.label in legend(marks) for mark in marks)
+def test_bars_are_drawn_as_long_as_they_take_and_what_overlaps_is_narrower() -> None:
+    group = Group(
+        "n", (Bar("store", "encode", 0.0, 2.0), Bar("store", "write", 1.0, 4.0), Bar("flush", "flush", 2.0, 8.0))
+    )
+    axes = Figure().add_subplot()
+    chart = timeline_chart([group])
+    chart.panels[0].draw(axes)
+    bars = [bar for bar in axes.patches if isinstance(bar, Rectangle)]
+    assert [(bar.get_x(), bar.get_width()) for bar in bars] == [(0, 2), (1, 3), (2, 6)]
+    assert bars[1].get_height() < 0.9 * bars[0].get_height() and bars[2].get_y() > bars[0].get_y()
+    assert [mark.label for mark in chart.key] == ["encode", "write", "flush"]
 
 
 def test_the_numbers_are_those_of_the_bars() -> None:
-    groups = fold([Bar(0, "store", "write", 0.5, 2.0, 3000), Bar(0, "training", "train", 0.0, 2.0)])
-    assert bars_table(groups).rows == [["node 0", "write", "500 ms", "1.5 s", "3 kB"]]
+    group = Group("each node", (Bar("store", "write", 0.5, 2.0, 3000), Bar("training", "train", 0.0, 2.0)))
+    assert bars_table([group]).rows == [["each node", "write", "500 ms", "1.5 s", "3 kB"]]

@@ -204,7 +204,7 @@ def test_rank0_waits_for_a_slow_file_system() -> None:
     slow = replace(MACHINE, persistent=replace(MACHINE.persistent, rank_write=0.5e9, file=0.25))
     shares = STATE.shares(16, "rank0", 0)
     assert times_of(job(strategy="rank0", machine=slow), shares).blocked_s == pytest.approx(32.25)
-    limited = job(strategy="rank0", machine=slow, flush_bandwidth=1e6, compression="tensor", files="node")
+    limited = job(strategy="rank0", machine=slow, flush_bandwidth=1e6, compression="tensor")
     assert times_of(limited, shares).blocked_s == pytest.approx(32.25)  # torch.save knows none of these
 
 
@@ -225,24 +225,16 @@ def test_the_ranks_meet_at_the_end_of_torch_save() -> None:
 # --- files on the file system -----------------------------------------------------------------------------------------
 
 
-def test_a_file_for_each_rank_or_for_each_node() -> None:
-    """16 ranks, 4 nodes: at 10 files a second, 1.6 s or 0.4 s; opened at 40 a second, 0.4 s; a file takes 0.5 s."""
-    machine = replace(
-        MACHINE,
-        network=replace(MACHINE.network, latency=1e-3),
-        persistent=replace(MACHINE.persistent, files=10.0, opens=40.0, file=0.5),
-    )
-    shares = STATE.shares(16, kappa=0)
-    ranks, nodes = (times_of(job(machine=machine, files=files), shares) for files in ("rank", "node"))
-    assert (ranks.files, nodes.files) == (16, 4)
-    assert ranks.stages()["persistent"] == pytest.approx(4.0 + 0.5 + 1.6)
-    assert nodes.stages()["persistent"] == pytest.approx(4.0 + 2 * 0.5 + 0.4 + 0.4 + 4 * 4 * 1e-3)
-    for level in ("local", "partner"):
-        assert nodes.stages()[level] == ranks.stages()[level]
+def test_a_file_for_each_rank() -> None:
+    """16 ranks at 10 files a second: 1.6 s; a file takes 0.5 s."""
+    machine = replace(MACHINE, persistent=replace(MACHINE.persistent, files=10.0, file=0.5))
+    times = times_of(job(machine=machine), STATE.shares(16, kappa=0))
+    assert times.files == 16
+    assert times.stages()["persistent"] == pytest.approx(4.0 + 0.5 + 1.6)
 
 
 def test_one_rank_that_has_all_writes_one_file() -> None:
-    this = job(strategy="rank0", files="node")
+    this = job(strategy="rank0")
     assert times_of(this, STATE.shares(16, "rank0", 0)).files == 1
     assert times_of(replace(this, protection=Protection(persistent=False)), STATE.shares(16, "rank0", 0)).files == 0
 

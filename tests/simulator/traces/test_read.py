@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deeppart_simulator.traces.read import (
     format_of,
-    is_own_runs,
-    is_plain,
-    read_lanl,
     read_own_runs,
     read_plain,
     read_trace,
 )
-from deeppart_simulator.traces.record import KINDS, Event, shown
+from deeppart_simulator.traces.record import Event, shown
 
 from deeppart.cadence import HISTORY_NAME, History
 from deeppart.errors import ConfigError
-from tests.simulator.traces.logs import LANL, PHILLY, SACCT, written
+from tests.simulator.traces.logs import SACCT, written
 
 
 def test_each_format_is_told(tmp_path: Path) -> None:
     table = "# nodes = 2\nat_s,kind,nodes\n1,node,0\n"
-    texts: dict[str, Any] = {"slurm": SACCT, "lanl": LANL, "philly": PHILLY, "csv": table}
-    for name, text in texts.items():
+    for name, text in {"slurm": SACCT, "csv": table}.items():
         file = written(tmp_path, text)
         assert format_of(file) == name and read_trace(file).format == name
     History(tmp_path, "aa" * 16, 1).end(failed=False)
@@ -35,8 +30,6 @@ def test_each_format_is_told(tmp_path: Path) -> None:
 
 
 def test_what_is_in_no_format(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--system would change nothing"):
-        read_trace(written(tmp_path, SACCT), system="2")
     with pytest.raises(ConfigError, match="cannot read the trace"):
         read_trace(tmp_path / "none")
     for text in ("hello\n", "", "a|b|c\n", "{}", "System,nodes\n"):
@@ -48,64 +41,6 @@ def test_a_trace_that_is_not_there_is_not_to_be_corrected(tmp_path: Path) -> Non
     for path in (tmp_path / "nowhere.csv", tmp_path):
         with pytest.raises(ConfigError, match="give the path of a trace"):
             read_trace(path)
-
-
-def _days(later: datetime, earlier: datetime) -> float:
-    return (later - earlier).total_seconds() / 86400
-
-
-def test_lines_of_the_file(tmp_path: Path) -> None:
-    trace = read_lanl(written(tmp_path, LANL))
-    since, last = datetime(1997, 1, 1), datetime(2005, 9, 6, 9, 13)
-    assert [(event.kind, event.nodes) for event in trace.events] == [("node", (n,)) for n in ("1", "1", "0", "0")]
-    assert trace.events[0].at_s == _days(datetime(1997, 2, 23, 13), since) * 86400
-    seen = trace.observation
-    assert seen.nodes == 49 and seen.seconds == pytest.approx(_days(last, since) * 86400)
-    # Node 0 came in June 2005; the 47 without a failure were there as the two lines of most nodes have it.
-    front = _days(last, datetime(2005, 6, 1))
-    usual = {48 * _days(last, since) + front, _days(last, since) + 48 * front}
-    assert any(seen.node_s == pytest.approx(days * 86400) for days in usual)
-    assert len(trace.names) == 49 and trace.tells == ("node", "group", "system")
-
-
-def test_a_system_is_chosen(tmp_path: Path) -> None:
-    other = LANL.splitlines()[1].replace("2,cluster,49", "9,cluster,256", 1)
-    file = written(tmp_path, LANL + other + "\n")
-    with pytest.raises(ConfigError, match="one of 2, 9"):
-        read_lanl(file)
-    with pytest.raises(ConfigError, match="one of 2, 9"):
-        read_lanl(file, "17")
-    assert read_lanl(file, "9").observation.nodes == 256 and len(read_lanl(file, "2").events) == 4
-
-
-def test_without_a_day_of_production_watching_begins_with_the_first_failure(tmp_path: Path) -> None:
-    trace = read_lanl(written(tmp_path, LANL.replace("Jan-97", "before tracking").replace("5-Jun", "before tracking")))
-    assert trace.events[0].at_s == 0 and "first failure" in trace.notes[0]
-
-
-def test_lines_without_a_node_are_left_out(tmp_path: Path) -> None:
-    empty = ",".join(["2"] + [""] * 15 + ["1/8/1997 8:40", "1/8/1997 8:50", "10", "", "Other", "", "", "", "", "No"])
-    trace = read_lanl(written(tmp_path, LANL + empty + "\n"))
-    assert len(trace.events) == 4 and "1 lines without" in trace.notes[0]
-    with pytest.raises(ConfigError, match="nodenumz"):
-        read_lanl(written(tmp_path, LANL.splitlines()[0] + "\n" + empty + "\n"))
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "what"),
-    [
-        ("2/23/1997 13:00", "1997-02-23", "Prob Started"),
-        ("2/23/1997 13:00", "2/30/1997 13:00", "Prob Started"),
-        ("Jan-97", "January", "node prod"),
-        ("5-Nov,part", "5-Now,part", "node decom"),
-        ("2,cluster,49,", "2,cluster,many,", "nodes"),
-        ("128,1,1,Nov", "128,1,x,Nov", "nodenumz"),
-    ],
-)
-def test_impossible_lines(tmp_path: Path, old: str, new: str, what: str) -> None:
-    assert old in LANL
-    with pytest.raises(ConfigError, match=f"line [2-5], column {what}"):
-        read_lanl(written(tmp_path, LANL.replace(old, new)))
 
 
 WATCHED = "# of our cluster\n# seconds = 1000\n# nodes = 4\n# processes = 32\n"
@@ -153,7 +88,6 @@ def test_impossible_tables_are_refused(tmp_path: Path, text: str, line: str, wha
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read the trace"):
         read_plain(tmp_path / "none.csv")
-    assert is_plain(WATCHED + "at_s,kind,nodes\n") and not is_plain("a,b\n") and not is_plain("")
 
 
 def test_a_table_as_a_spreadsheet_writes_it(tmp_path: Path) -> None:
@@ -194,22 +128,13 @@ def test_what_failed_is_what_the_next_run_came_back_from(tmp_path: Path) -> None
         (10.0, "process"), (11.0, "node"), (17.0, "system"),
     ]  # fmt: skip
     assert trace.observation.seconds == 22 * 3600 and trace.observation.node_s == 4 * 22 * 3600
-    assert trace.runs is not None
-    assert [KINDS[number] if number >= 0 else "" for number in trace.runs.ended] == [
-        "process",
-        "node",
-        "system",
-        "",
-        "",
-    ]
-    assert trace.one_job and read_own_runs(folder / HISTORY_NAME).events == trace.events
+    assert read_own_runs(folder / HISTORY_NAME).events == trace.events
 
 
 def test_what_the_library_writes_is_read(tmp_path: Path) -> None:
     History(tmp_path, "aa" * 16, 3).end(failed=False)
     trace = read_own_runs(tmp_path)
     assert trace.observation.nodes == 3 and trace.observation.seconds > 0 and not trace.events
-    assert is_own_runs((tmp_path / HISTORY_NAME).read_text()) and not is_own_runs("{}")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "deeppart-runs", "version": 2, "runs": []}', '{"a": NaN}'])

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from deeppart import access
-from tests.unit.access.directories import PERSISTENT
+from deeppart.access import Root, Rules
 
 
 @pytest.fixture
@@ -25,11 +23,9 @@ def shared(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Iterator[Path]:
-    """A directory that is guarded, with a step in it."""
-    directory = tmp_path / "root"
-    access.make_directory(directory, PERSISTENT)
-    with access.guarded(directory, PERSISTENT):
-        (directory / "step").mkdir()
-        (directory / "step" / "part").write_bytes(b"part")
-        yield directory
+def root(tmp_path: Path) -> Path:
+    """The path of a root, with a step in it."""
+    path = Root(tmp_path / "root", Rules()).make()
+    (path / "step").mkdir()
+    (path / "step" / "part").write_bytes(b"part")
+    return path

@@ -1,76 +1,71 @@
-"""Whose directories and files are used, as a function of owner, group and mode alone."""
+"""Whose directories and files are used, as a function of owner, group, mode and access control list alone."""
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
-from dataclasses import dataclass
+import struct
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from deeppart.access import READING, Identity, Rules, node_place, node_rules, persistent_rules
+from deeppart.access import READING, ForeignAccessError, Rules, rules
+from deeppart.access.rules import Identity, Status, current_identity
+from tests.users import STRANGER, needs_root, told_by
+from tests.users import TEAM as A_TEAM
 
 ME, OTHER, TEAM, STRANGERS, OWN, NOBODY = 1000, 1001, 500, 501, 1000, 65534
 WHO = Identity(ME, frozenset({OWN, TEAM}), OWN)
 CONTAINED = Identity(ME, frozenset({OWN, TEAM}), None, NOBODY)
-STICKY = stat.S_ISVTX
+NODE, PERSISTENT = Rules(node=True), Rules()
+NODE_TEAM, PERSISTENT_TEAM = Rules("group", node=True), Rules("group")
+UNCHECKED = (Rules("unchecked"), Rules("unchecked", node=True), READING)
 
 
-@dataclass(frozen=True)
-class Status:
-    st_mode: int
-    st_uid: int = ME
-    st_gid: int = OWN
-    st_nlink: int = 1
+@pytest.fixture(autouse=True)
+def me(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "current_identity", lambda: WHO)
 
 
 def directory(mode: int, uid: int = ME, gid: int = OWN) -> Status:
     return Status(stat.S_IFDIR | mode, uid, gid)
 
 
-def accepts(rules: Rules, role: str, status: Status, who: Identity = WHO) -> bool:
-    return getattr(rules, role)(status, who) is None
-
-
-NODE, PLACE, PERSISTENT = node_rules("private"), node_place("private"), persistent_rules("private")
-NODE_TEAM, PERSISTENT_TEAM = node_rules("group"), persistent_rules("group")
+def accepts(rule: Rules, status: Status, *, above: bool = False, over: bool = False) -> bool:
+    try:
+        rule.check_over("path", status) if over else rule.check("path", status, above=above)
+    except ForeignAccessError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize(
-    ("status", "node", "place", "persistent", "node_team", "persistent_team"),
+    ("status", "expected"),
     [
-        # owner, mode                                   one's own lineage directory, local_dir, persistent_dir
-        (directory(0o700), True, True, True, True, True),
-        (directory(0o755), True, True, True, True, True),
-        (directory(0o775), True, True, True, True, True),  # the group is this user's alone
-        (directory(0o775, gid=TEAM), False, False, True, True, True),
-        (directory(0o2770, gid=TEAM), False, False, True, True, True),
-        (directory(0o775, gid=STRANGERS), False, False, False, False, False),
-        (directory(0o777), False, False, False, False, False),
-        (directory(STICKY | 0o777), False, True, False, False, False),
-        (directory(0o755, uid=0, gid=0), False, True, True, False, True),
-        (directory(0o775, uid=0, gid=0), False, True, True, False, True),
-        (directory(0o2775, uid=0, gid=TEAM), False, False, True, True, True),
-        (directory(0o777, uid=0, gid=0), False, False, False, False, False),
-        (directory(STICKY | 0o777, uid=0, gid=0), False, True, False, False, False),
-        (directory(0o755, uid=OTHER, gid=OTHER), False, False, False, False, False),
-        (directory(0o2775, uid=OTHER, gid=TEAM), False, False, False, True, True),
-        (directory(0o2777, uid=OTHER, gid=TEAM), False, False, False, False, False),
-        (directory(STICKY | 0o777, uid=OTHER, gid=OTHER), False, False, False, False, False),
+        # on a node, persistent, on a node and persistent with permissions = "group": below the root
+        (directory(0o700), "yes yes yes yes"),
+        (directory(0o775), "yes yes yes yes"),  # the group is this user's alone
+        (directory(0o2770, gid=TEAM), "no yes yes yes"),
+        (directory(0o775, gid=STRANGERS), "no no no no"),
+        (directory(0o777), "no no no no"),
+        (directory(0o1777), "no no no no"),  # it keeps others from removing what is there, not from making what is not
+        (directory(0o1777, uid=0, gid=0), "no no no no"),
+        (directory(0o755, uid=0, gid=0), "yes yes yes yes"),
+        (directory(0o775, uid=0, gid=0), "yes yes yes yes"),
+        (directory(0o755, uid=OTHER, gid=OTHER), "no no no no"),
+        (directory(0o2770, uid=OTHER, gid=TEAM), "no no yes yes"),
+        (directory(0o755, uid=NOBODY, gid=NOBODY), "no no no no"),
+        (Status(stat.S_IFREG | 0o664, OTHER, TEAM), "no no yes yes"),
+        (Status(stat.S_IFREG | 0o666, ME, OWN), "no no no no"),
+        (Status(stat.S_IFREG | 0o644, ME, OWN, 2), "yes yes yes yes"),  # reading it is no harm
     ],
 )
-def test_directories_that_are_used(
-    status: Status, node: bool, place: bool, persistent: bool, node_team: bool, persistent_team: bool
-) -> None:
-    assert accepts(NODE, "root", status) == node
-    assert accepts(PLACE, "root", status) == place
-    assert accepts(PERSISTENT, "root", status) == persistent
-    assert accepts(NODE_TEAM, "root", status) == node_team
-    assert accepts(PERSISTENT_TEAM, "root", status) == persistent_team
-    for permissions in ("unchecked",):
-        assert accepts(node_rules(permissions), "root", status) and accepts(
-            persistent_rules(permissions), "root", status
-        )
-    assert accepts(READING, "root", status)
+def test_what_is_used(status: Status, expected: str) -> None:
+    found = [accepts(rule, status) for rule in (NODE, PERSISTENT, NODE_TEAM, PERSISTENT_TEAM)]
+    assert found == [word == "yes" for word in expected.split()]
+    assert all(accepts(rule, status) for rule in UNCHECKED)
 
 
 @pytest.mark.parametrize(
@@ -78,80 +73,110 @@ def test_directories_that_are_used(
     [
         (directory(0o755, uid=0, gid=0), True, True),
         (directory(0o777, uid=0, gid=0), False, False),
-        (directory(STICKY | 0o777, uid=0, gid=0), True, True),
-        (directory(0o755, uid=OTHER), False, True),  # what he puts in its place is not this user's: refused there
+        (directory(0o1777, uid=0, gid=0), True, True),
+        (directory(0o1777, uid=OTHER, gid=OTHER), False, False),
+        (directory(0o755, uid=OTHER, gid=OTHER), False, False),
+        (directory(0o2770, uid=OTHER, gid=TEAM), False, True),  # a project's directory, of who leads it
         (directory(0o2775, uid=0, gid=TEAM), False, True),
-        (directory(0o777, uid=OTHER), False, False),
+        (directory(0o2775, uid=0, gid=STRANGERS), False, False),
     ],
 )
 def test_directories_on_the_way(status: Status, node: bool, persistent: bool) -> None:
-    assert accepts(NODE, "above", status) == node
-    assert accepts(PERSISTENT, "above", status) == persistent
+    assert accepts(NODE, status, above=True) == node
+    assert accepts(PERSISTENT, status, above=True) == persistent
+    assert all(accepts(rule, status, above=True) for rule in UNCHECKED)
 
 
-def test_below_the_directory_a_sticky_bit_is_not_enough() -> None:
-    """It keeps others from removing what is there, not from making what is not."""
-    assert accepts(PERSISTENT, "inside", directory(0o755))
-    assert accepts(PERSISTENT, "inside", directory(0o755, uid=0, gid=0))
-    assert not accepts(PERSISTENT, "inside", directory(0o755, uid=OTHER))
-    assert not accepts(PERSISTENT, "inside", directory(STICKY | 0o777))
-    assert accepts(PERSISTENT, "inside", Status(stat.S_IFREG | 0o664, st_gid=TEAM))
-    assert not accepts(PERSISTENT, "inside", Status(stat.S_IFREG | 0o666))
-    assert not accepts(PERSISTENT, "inside", Status(stat.S_IFREG | 0o644, OTHER, TEAM))
-    assert accepts(PERSISTENT_TEAM, "inside", Status(stat.S_IFREG | 0o664, OTHER, TEAM))
+def test_in_a_user_namespace_root_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What belongs to nobody known may be root's, and so a way, but nothing to write into."""
+    system = directory(0o755, uid=NOBODY, gid=NOBODY)
+    assert not accepts(NODE, system, above=True)
+    monkeypatch.setattr(rules, "current_identity", lambda: CONTAINED)
+    assert accepts(NODE, system, above=True) and not accepts(NODE, system) and not accepts(PERSISTENT, system)
 
 
 def test_files_that_are_written_over() -> None:
-    for rules in (NODE, PERSISTENT):
-        assert accepts(rules, "over", Status(stat.S_IFREG | 0o600))
-        assert not accepts(rules, "over", Status(stat.S_IFREG | 0o600, st_nlink=2))
-        assert not accepts(rules, "over", Status(stat.S_IFREG | 0o644, uid := 0)) and uid == 0
-        assert not accepts(rules, "over", Status(stat.S_IFREG | 0o644, OTHER))
-    assert accepts(PERSISTENT_TEAM, "over", Status(stat.S_IFREG | 0o664, OTHER, TEAM))
-    assert not accepts(PERSISTENT_TEAM, "over", Status(stat.S_IFREG | 0o664, OTHER, TEAM, 2))
-    assert not accepts(persistent_rules("unchecked"), "over", Status(stat.S_IFREG | 0o600, st_nlink=2))
-
-
-def test_links_that_are_followed() -> None:
-    shared = directory(STICKY | 0o777, uid=0, gid=0)
-    link = stat.S_IFLNK | 0o777
-    for rules in (NODE, PERSISTENT):
-        assert accepts_link(rules, Status(link), shared) and accepts_link(rules, Status(link, 0, 0), shared)
-        assert not accepts_link(rules, Status(link, OTHER, OTHER), shared)
-    assert accepts_link(READING, Status(link, OTHER, OTHER), shared)
-
-
-def accepts_link(rules: Rules, link: Status, where: Status) -> bool:
-    return rules.link(link, where, WHO) is None
-
-
-def test_in_a_user_namespace_root_has_no_name() -> None:
-    """What belongs to nobody known may be root's, and so a way, but nothing to write into."""
-    system = directory(0o755, uid=NOBODY, gid=NOBODY)
-    assert accepts(NODE, "above", system, CONTAINED) and not accepts(NODE, "above", system, WHO)
-    assert not accepts(NODE, "root", system, CONTAINED) and not accepts(PERSISTENT, "root", system, CONTAINED)
-
-
-@pytest.mark.parametrize(
-    ("rules", "directories", "files"),
-    [
-        (NODE, 0o700, 0o600),
-        (node_rules("umask"), 0o775, 0o664),
-        (PERSISTENT, 0o775, 0o664),
-        (NODE_TEAM, 0o775, 0o664),
-        (PERSISTENT_TEAM, 0o775, 0o664),
-    ],
-)
-def test_modes(rules: Rules, directories: int, files: int) -> None:
-    assert (rules.directory_mode, rules.file_mode) == (directories, files)
-    made = rules.wanted_mode(stat.S_IFDIR | 0o700), rules.wanted_mode(stat.S_IFREG | 0o600)
-    assert made == ((0o2770, 0o660) if rules.permissions == "group" else (0o700, 0o600))
+    file = stat.S_IFREG | 0o644
+    for rule in (NODE, PERSISTENT):
+        assert accepts(rule, Status(file, ME, OWN), over=True)
+        for status in (Status(file, ME, OWN, 2), Status(file, 0, 0), Status(file, OTHER, OTHER)):
+            assert not accepts(rule, status, over=True)
+    assert accepts(PERSISTENT_TEAM, Status(file, OTHER, TEAM), over=True)
+    for rule in (PERSISTENT_TEAM, *UNCHECKED):
+        assert not accepts(rule, Status(file, OTHER, TEAM, 2), over=True)
 
 
 def test_a_refusal_says_who_what_and_the_way_out() -> None:
-    refusal = NODE.root(directory(0o2775, uid=OTHER, gid=TEAM), WHO)
-    assert refusal is not None and "uid 1001" in refusal.found and "2775" in refusal.found
+    with pytest.raises(ForeignAccessError) as caught:
+        NODE.check("/a", directory(0o2775, uid=OTHER, gid=TEAM))
+    refusal = caught.value
+    assert refusal.filename == "/a" and "uid 1001" in refusal.found and "2775" in refusal.found
+    assert "`local_dir`" in refusal.todo
     assert 'permissions = "group"' in refusal.todo and 'permissions = "unchecked"' in refusal.todo
-    refusal = PERSISTENT.root(directory(0o777), WHO)
-    assert refusal is not None and "everyone" in refusal.found and "chmod o-w" in refusal.todo
+    with pytest.raises(ForeignAccessError) as caught:
+        PERSISTENT.check("/a", directory(0o777))
+    refusal = caught.value
+    assert "everyone" in refusal.found and "chmod o-w" in refusal.todo and "`persistent_dir`" in refusal.todo
     assert 'permissions = "group"' not in refusal.todo, "that would not help"
+
+
+@needs_root
+def test_another_effective_user_is_noticed_and_so_is_the_return() -> None:
+    """As root that becomes a user for a while, in one process."""
+    returned, text = told_by(
+        STRANGER, lambda: (current_identity().uid, A_TEAM in current_identity().groups), groups=(A_TEAM,)
+    )
+    assert returned and text == str((STRANGER, True)), text
+    before = current_identity()
+    os.seteuid(STRANGER)
+    try:
+        assert current_identity().uid == STRANGER
+    finally:
+        os.seteuid(0)
+    assert current_identity() == before and before.uid == 0
+
+
+# --- access control lists, on a file system that has them -------------------------------------------------------------
+
+_USER_OBJ, _USER, _GROUP_OBJ, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
+
+
+def give(path: Path, *entries: tuple[int, int, int], mask: int = 7) -> None:
+    """As ``setfacl -m``: (tag, permissions, id)."""
+    every = sorted([(_USER_OBJ, 7, -1), (_GROUP_OBJ, 5, -1), (_MASK, mask, -1), (_OTHER, 0, -1), *entries])
+    packed = b"".join(struct.pack("<HHI", tag, bits, name & 0xFFFFFFFF) for tag, bits, name in every)
+    try:
+        os.setxattr(path, "system.posix_acl_access", struct.pack("<I", 2) + packed)
+    except OSError as error:
+        if error.errno == errno.ENOTSUP:
+            pytest.skip("no access control lists here")
+        raise
+
+
+@pytest.mark.parametrize(
+    ("entries", "mask", "expected"),
+    [
+        # on a node, persistent, on a node with permissions = "group"
+        ((), 7, "yes yes yes"),
+        (((_USER, 7, OTHER),), 7, "no no no"),
+        (((_USER, 7, OTHER),), 5, "yes yes yes"),  # the mask takes it away
+        (((_USER, 5, OTHER), (_USER, 7, -2), (_GROUP, 4, STRANGERS)), 7, "yes yes yes"),  # -2: this user
+        (((_GROUP, 7, TEAM),), 7, "no yes yes"),
+        (((_GROUP, 7, TEAM), (_GROUP, 7, STRANGERS)), 7, "no no no"),
+    ],
+)
+def test_who_may_write_by_a_list(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, entries: tuple[tuple[int, int, int], ...], mask: int, expected: str
+) -> None:
+    """The permissions do not show it: those of the group are the mask of the list."""
+    mine = replace(WHO, uid=os.getuid(), groups=frozenset({os.getgid(), TEAM}), own_group=os.getgid())
+    monkeypatch.setattr(rules, "current_identity", lambda: mine)
+    give(memory, *((tag, bits, os.getuid() if name == -2 else name) for tag, bits, name in entries), mask=mask)
+    descriptor = os.open(memory, os.O_PATH)
+    try:
+        status = Status.of(descriptor)
+    finally:
+        os.close(descriptor)
+    found = [accepts(rule, status) for rule in (NODE, PERSISTENT, NODE_TEAM)]
+    assert found == [word == "yes" for word in expected.split()]
+    assert accepts(UNCHECKED[0], status)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,13 @@ import deeppart
 from deeppart.cadence import HISTORY_NAME, History, Run, failure_rates, history
 from deeppart.cadence.auto import GUESSED_SLOWDOWN, CostMeter, Decider
 from deeppart.errors import DeeppartWarning
-from deeppart.model import StepKey
 from deeppart.pending import DONE, FAILED, RUNNING, Pending
 from deeppart.plan.interval import LevelCost, best, waste
 from deeppart.storage.files import DurableFile
-from deeppart.storage.steps import MANIFEST_NAME, step_directory
 from tests.histories import often_failing
 from tests.unit.cadence.ended import checkpoint
 
 ALL = ("local", "partner", "persistent")
-
-
-def commit(root: Path, step: int) -> None:
-    directory = step_directory(root, StepKey(step, "a" * 32))
-    directory.mkdir(parents=True)
-    (directory / MANIFEST_NAME).write_text("a manifest")
 
 
 SLOWDOWN = 0.04
@@ -58,8 +51,8 @@ def train(
             looks += 1
             due, calls = decider.decide(clock, room=not working)
         if due:
-            pending = Pending(len(made), due, lambda: None)
-            pending.note_cost(blocked_s=BLOCKED_S)
+            pending = Pending(len(made), due)
+            pending.note(blocked_s=BLOCKED_S)
             made.append((clock, due))
             clock += BLOCKED_S
             decider.made(clock, pending)
@@ -117,7 +110,7 @@ def test_nothing_is_begun_while_there_is_no_room() -> None:
 
 def test_nothing_is_decided_before_the_first_checkpoint_is_complete() -> None:
     decider = Decider(("persistent",), 1)
-    pending = Pending(0, frozenset({"persistent"}), lambda: None)
+    pending = Pending(0, frozenset({"persistent"}))
     pending.note_level("persistent", RUNNING)
     decider.made(0.0, pending)
     assert decider.decide(1e9, room=True)[0] == frozenset() and decider.report is None
@@ -158,18 +151,16 @@ def test_closing_says_that_the_last_step_is_not_saved(tmp_path: Path) -> None:
 
 def test_a_job_that_often_failed_checkpoints_often(tmp_path: Path) -> None:
     often_failing(tmp_path / "p")
-    import time
-
     state: dict[str, Any] = {"w": torch.zeros(1000)}
     with deeppart.Checkpointer(persistent_dir=tmp_path / "p", every="auto") as checkpointer:
         made: list[Any] = []
-        step, ends = 0, time.monotonic() + 30
-        while len(made) < 4 and time.monotonic() < ends:
+        step, ends = 0, time.monotonic() + 200
+        while len(made) < 3 and time.monotonic() < ends:
             time.sleep(0.002)
             step += 1
             if checkpointer.checkpoint(state, step).levels:
                 made.append(step)
-        assert len(made) == 4, "and the last of them is the last call"
+        assert len(made) == 3, "and the last of them is the last call"
         report = checkpointer.cadence
         assert report is not None and report.failures == 480 and "480 seen" in str(report)
     runs = json.loads((tmp_path / "p" / HISTORY_NAME).read_text())["runs"]

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from deeppart.cadence import HISTORY_NAME, History, Run
-from deeppart.model import StepKey
+from deeppart.model import MOST_RUNS, StepKey
 from deeppart.storage.steps import MANIFEST_NAME, step_directory
+from tests.histories import often_failing
 
 # --- history ----------------------------------------------------------------------------------------------------------
 
 
 def commit(root: Path, step: int) -> None:
-    directory = step_directory(root, StepKey(step, "a" * 32))
+    directory = step_directory(root, StepKey(step, "a" * 32, 0))
     directory.mkdir(parents=True)
     (directory / MANIFEST_NAME).write_text("a manifest")
 
@@ -77,9 +78,8 @@ def test_a_file_that_cannot_be_read_is_begun_anew_and_said(tmp_path: Path, text:
     assert History(tmp_path, "b" * 32, 1).problem is None
 
 
-def test_only_so_many_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deeppart.cadence.history._MOST_RUNS", 3)
-    for number in range(6):
-        History(tmp_path, f"{number}" * 32, 1).end(failed=False)
-    sessions = [run["session"][0] for run in json.loads((tmp_path / HISTORY_NAME).read_text())["runs"]]
-    assert sessions == ["3", "4", "5"]
+def test_only_so_many_runs_are_kept(tmp_path: Path) -> None:
+    often_failing(tmp_path / "p", MOST_RUNS)
+    History(tmp_path / "p", "a" * 32, 1).end(failed=False)
+    runs = json.loads((tmp_path / "p" / HISTORY_NAME).read_text())["runs"]
+    assert len(runs) == MOST_RUNS and runs[-1]["session"] == "a" * 32 and runs[-1]["ended"]

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.cli import leaves
 from tests.unit.cli.test_prune_signed import KEY, OTHER, key_file
 from tests.unit.cli_support import call, call_json, flip, forge, invoke, part_path, save, save_states
 
@@ -203,5 +202,5 @@ def test_json(root: Path) -> None:
 
 
 def test_json_of_too_many_elements_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaves, "_MOST_JSON_ELEMENTS", 4999)
+    monkeypatch.setattr("deeppart.cli.cat._MOST_JSON_ELEMENTS", 4999)
     assert call_json("cat", root, "long", code=2)["error"]["kind"] == "StateError"

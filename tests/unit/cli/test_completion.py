@@ -103,9 +103,10 @@ def test_steps(root: Path) -> None:
 def test_only_steps_are_offered(root: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
     assert offered("show", tmp_path / "file", "--step", "") == []
-    (tmp_path / "step-0000000000zz").mkdir()
-    (tmp_path / "step-000000000007\x1b").mkdir()
-    (tmp_path / "step-000000000007").mkdir()
+    attempt = f"{'a' * 32}-000000"
+    (tmp_path / f"step-0000000000zz-{attempt}").mkdir()
+    (tmp_path / f"step-000000000007-{attempt}\x1b").mkdir()
+    (tmp_path / f"step-000000000007-{attempt}").mkdir()
     assert offered("show", tmp_path, "--step", "") == ["7"]
 
 

@@ -68,7 +68,7 @@ def test_storage_that_fills_up_leaves_nothing(tmp_path: Path) -> None:
     code = f"""
         import resource
         from deeppart.errors import StorageError
-        from deeppart.offline.export import export
+        from deeppart.extension.export import export
         resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
         try:
             export({str(tmp_path / "ckpt")!r}, {str(tmp_path / "out.h5")!r})

@@ -13,9 +13,8 @@ import torch
 
 import deeppart
 from deeppart.cli.commands import printable, printable_lines
-from deeppart.cli.contents import _description
-from deeppart.cli.output import PlainConsole
-from deeppart.cli.values import cut, json_value, long_text, value_text
+from deeppart.cli.output import PlainConsole, cut, json_value, long_text, value_text
+from deeppart.cli.show import _description
 from deeppart.offline.inspect.contents import Leaf
 from deeppart.state.tree.leaves import LeafType
 from tests.unit.cli_support import call, part_path, save
@@ -40,9 +39,10 @@ def test_control_characters_are_spelled_out() -> None:
 def test_progress_on_a_terminal_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 1)
     assert "━" not in call("verify", tmp_path)
-    monkeypatch.setattr("deeppart.cli.verify.console", lambda: PlainConsole(force_terminal=True, width=100))
+    for module in ("output", "verify"):
+        monkeypatch.setattr(f"deeppart.cli.{module}.console", lambda: PlainConsole(force_terminal=True, width=100))
     text = click.unstyle(call("verify", tmp_path))
-    bar = text[text.rindex("step 1 ━") :]
+    bar = text[text.rindex(" ━") :]
     assert "6.1/6.1 MB" in bar and "B/s" in bar and "0:00:00" in bar
     assert "\x1b[" not in call("verify", tmp_path, "--json")
 

@@ -17,10 +17,10 @@ from deeppart.cli import watch as watch_module
 from deeppart.cli.watch import watch
 from deeppart.storage.owner import DirectoryOwner
 from deeppart.telemetry import ErrorStatus, StatusFile
-from deeppart.telemetry.status_files import status_folder
+from deeppart.telemetry.status import status_folder
 from tests.unit.cli_support import call, call_json, invoke
 from tests.unit.telemetry.samples import in_flight, status
-from tests.unit.telemetry.test_prometheus import parsed
+from tests.unit.telemetry.test_metrics import parsed
 
 ESCAPES = "\x1b[2J\x1b]0;evil\x07\r\x9b31m"
 

@@ -6,7 +6,6 @@ import struct
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,10 +32,9 @@ from deeppart.codec.tensor import (
 from deeppart.errors import CorruptFileError
 from deeppart.part import FileSource, PartReader
 from deeppart.state.tree.leaves import TORCH_DTYPES, LeafType
-from tests.golden import make_v2
+from tests.golden import make
 from tests.sampling import examples
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "v2"
 RANDOM = np.random.default_rng(7)
 #: Tags that a chunk of a leaf can have.
 TAGS = sorted(
@@ -230,9 +228,9 @@ def test_a_frame_that_claims_more_is_refused_before_memory_is_taken() -> None:
 
 
 def test_golden_chunks_decode() -> None:
-    with FileSource(GOLDEN / "part-00001-of-00002.dpp") as source:
+    with FileSource(make.LATER_FILES / "part-00001-of-00002.dpp") as source:
         reader = PartReader(source, where="golden")
-        assert [bytes(reader.read_chunk(i)) for i in range(len(reader.chunks))] == [raw for _, raw in make_v2.CHUNKS]
+        assert [bytes(reader.read_chunk(i)) for i in range(len(reader.chunks))] == [raw for _, raw in make.CHUNKS]
         heads = [source.read_at(int(offset), 64) for offset in reader.chunks["offset"]]
     assert {head[0] for head in heads} == set(LAYOUTS)
     assert {method for head in heads for method in methods(memoryview(head))} == {RAW_PLANE, ZSTD_PLANE, FOLDED_PLANE}

@@ -19,11 +19,11 @@ class Counting(SingleComm):
 
     def __init__(self) -> None:
         super().__init__()
-        self.size, self.announced = 2, 0
+        self.size, self.heartbeats = 2, 0
         self.abandoned: set[int] = set()
 
-    def announce(self) -> None:
-        self.announced += 1
+    def heartbeat(self) -> None:
+        self.heartbeats += 1
 
     def abandoned_by(self) -> set[int]:
         return self.abandoned
@@ -52,7 +52,7 @@ def test_who_waits_is_told_once_until_it_gets_further() -> None:
     told = []
     for _ in range(5):
         drive.advance(999.0)
-        told.append(comm.announced)
+        told.append(comm.heartbeats)
     assert told == [1, 1, 1, 2, 2]
 
 

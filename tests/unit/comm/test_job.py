@@ -20,7 +20,7 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         return SingleComm()
 
     monkeypatch.setattr(job, "connect", connect)
-    monkeypatch.setattr(job, "_made", None)
+    monkeypatch.setattr(job, "_process", job._Process())
     return made
 
 
@@ -44,10 +44,10 @@ def test_another_launchers_data_make_another_one(connected: list[float], monkeyp
 def test_a_child_that_is_forked_makes_its_own(connected: list[float]) -> None:
     """Also where another thread had the lock."""
     first = job.channel_of_job()
-    with job._lock:
+    with job._process._lock:
         pid = os.fork()
         if pid == 0:
-            os._exit(0 if job.channel_of_job() is not first and job._inherited[-1] is first else 1)
+            os._exit(0 if job.channel_of_job() is not first and job._process._inherited[-1] is first else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert job.channel_of_job() is first and connected == [job.TIMEOUT_S]
 

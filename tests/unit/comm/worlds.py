@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from deeppart.comm import Comm, Operation, finish
 from deeppart.comm.sockets.channel import Link, SocketComm
-from deeppart.comm.sockets.doors import Doors
+from deeppart.comm.sockets.rank_sockets import RankSockets
 from deeppart.comm.sockets.transport import Transport
 
 T = TypeVar("T")
@@ -18,9 +18,9 @@ LIMIT_S = 60.0
 
 def transports(n: int, silence_s: float = LIMIT_S) -> list[Transport]:
     """Of so many ranks, that know each other."""
-    made = [Transport(Doors("127.0.0.1", 1, f"call {rank}", silence_s)) for rank in range(n)]
+    made = [Transport(RankSockets("127.0.0.1", silence_s)) for rank in range(n)]
     for rank, each in enumerate(made):
-        each.know([other.card for other in made], rank, 1)
+        each.set_addresses([other.address for other in made], rank, 1)
     return made
 
 
@@ -33,7 +33,7 @@ def world(n: int) -> Iterator[list[SocketComm]]:
         yield comms
     finally:
         for comm in comms:
-            comm.give_back()
+            comm.release()
 
 
 def do(comm: Comm, operation: Operation[T], timeout: float = LIMIT_S) -> T:

@@ -54,11 +54,6 @@ def test_a_setting_that_does_not_exist() -> None:
     assert "write persistent_dir=" in str(caught.value)
 
 
-def test_a_config_made_of_a_dict() -> None:
-    with pytest.raises(ConfigError, match=r"Config\(\*\*settings\)"):
-        deeppart.Config({"persistent_dir": "dir"})  # type: ignore[arg-type]
-
-
 # --- the calls --------------------------------------------------------------------------------------------------------
 
 

@@ -26,7 +26,7 @@ IMPOSSIBLE: list[tuple[str, Any]] = [
     ("compression", "zstd:3 "), ("compression", "zstd:23"), ("compression", "zstd:-8"),
     ("compression", "tensors"), ("compression", 3),
     ("capture", "late"), ("capture", None), ("replicated", "some"), ("replicated", True), ("on_busy", "drop"),
-    ("files", "job"), ("files", None), ("permissions", "0700"), ("permissions", None),
+    ("permissions", "0700"), ("permissions", None),
     ("flush_bandwidth", 0), ("flush_bandwidth", -1), ("flush_bandwidth", math.inf), ("flush_bandwidth", math.nan),
     ("flush_bandwidth", "1G"), ("flush_bandwidth", True),
     ("timeout", 0), ("timeout", -1.0), ("timeout", None), ("timeout", math.inf), ("timeout", math.nan),

@@ -10,8 +10,8 @@ import pytest
 
 from deeppart.elastic import ElasticDataLoader, NoiseScale, Norms, Progress
 from deeppart.elastic.autoscale import StepTimes, bounds_of
-from deeppart.elastic.place import Batch, Share
 from deeppart.elastic.profile import Profile, read_profile
+from deeppart.elastic.steps import Batch, Share
 from deeppart.errors import ConfigError
 from deeppart.plan.goodput import Bounds, Goodput, GradientNoise, Throughput, best_step
 from tests.unit.elastic.jobs import Alone, numbers

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from deeppart.elastic.noise import NoiseScale, Norms, of_two_steps
-from deeppart.plan.goodput.noise import gain
+from deeppart.plan.goodput import gain
 
 SQUARED, VARIANCE = 4.0, 50.0  # of the gradient; of one sample's noise, all elements together
 ELEMENTS = 40

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from deeppart.cli.elastic_run import read_schedule
 from deeppart.elastic.launching import Ended, OnThisHost
-from deeppart.elastic.running import ElasticRun, Events, Options, Range, Wanted, read_schedule
+from deeppart.elastic.running import ElasticRun, Events, Options, Range, Wanted
 from deeppart.errors import ConfigError, LaunchError
 from tests.unit.cli_support import save
 from tests.unit.elastic.handlers import handlers_kept

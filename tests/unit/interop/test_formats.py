@@ -16,14 +16,14 @@ from deeppart.errors import (
     ConfigError,
     CorruptFileError,
     RestoreError,
-    StorageError,
     StructureMismatchError,
     UnsupportedLeafError,
 )
+from deeppart.extension import ForeignFile
+from deeppart.extension.nested import check_tree
 from deeppart.interop import load
-from deeppart.interop.files import ForeignFile, is_directory, names_in, read_small
-from deeppart.interop.formats import FORMATS, form_of, recognize, writer_for
-from deeppart.interop.opened import FileSpan, Opened, address_of, check_tree, tensors_in
+from deeppart.interop.formats import form_of, recognize, writer_for
+from deeppart.interop.opened import FileSpan, Opened, address_of, tensors_in
 from deeppart.interop.safetensors import encode_header
 from deeppart.testing.states import difference
 
@@ -88,13 +88,6 @@ def test_names_ask_for_formats() -> None:
             form_of(Path(name))
 
 
-def test_what_is_a_directory() -> None:
-    found = {form: writer_for(form, Path("out")) for form in FORMATS}
-    assert {form for form, writer in found.items() if writer.is_directory} == {"safetensors", "dcp"}
-    assert not writer_for("safetensors", Path("x.safetensors")).is_directory
-    assert all(writer.form == form for form, writer in found.items())
-
-
 def test_options_that_a_format_does_not_have() -> None:
     for form, out in (("safetensors", "x.safetensors"), ("torch", "x.pt"), ("hdf5", "x.h5")):
         with pytest.raises(ConfigError, match="no shards"):
@@ -124,16 +117,14 @@ def test_bytes(tmp_path: Path) -> None:
 def test_small_files(tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes(b"12345")
     (tmp_path / "a").write_bytes(b"")
-    assert read_small(tmp_path / "b", 5) == b"12345" and names_in(tmp_path) == ["a", "b"]
+    assert ForeignFile.read_all(tmp_path / "b", 5) == b"12345" and ForeignFile.names_in(tmp_path) == ["a", "b"]
     with pytest.raises(CorruptFileError, match="too long"):
-        read_small(tmp_path / "b", 4)
+        ForeignFile.read_all(tmp_path / "b", 4)
     with pytest.raises(FileNotFoundError):
-        read_small(tmp_path / "c", 4)
-    assert is_directory(tmp_path) and not is_directory(tmp_path / "a")
+        ForeignFile.read_all(tmp_path / "c", 4)
+    assert ForeignFile.names_in(tmp_path / "a") is None
     with pytest.raises(RestoreError, match="no such checkpoint"):
-        is_directory(tmp_path / "c")
-    with pytest.raises(StorageError, match="cannot list"):
-        names_in(tmp_path / "c")
+        ForeignFile.names_in(tmp_path / "c")
 
 
 # --- what is open: its checksums, the choice of globs, and what no tree is ---

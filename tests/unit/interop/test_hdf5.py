@@ -19,16 +19,16 @@ import torch
 
 import deeppart
 from deeppart.errors import CorruptFileError, DeeppartError, StructureMismatchError, UnsupportedLeafError
+from deeppart.extension.export import export
+from deeppart.extension.export.hdf5 import Filter, Hdf5Writer
 from deeppart.interop.hdf5 import _MOST_CHUNK_BYTES, load, open_hdf5
 from deeppart.interop.importing import import_checkpoint
-from deeppart.offline.export import export
-from deeppart.offline.export.hdf5 import Filter, Hdf5Writer
 from deeppart.state.tree.leaves import TORCH_DTYPES
 from deeppart.testing.states import difference
 from tests.features import script_values
 from tests.features.script_files import bits
 from tests.tensor_kinds import coo, quantized
-from tests.unit.offline.export.reading import written
+from tests.unit.extension.export.reading import written
 
 W = np.arange(12, dtype="<f4").reshape(3, 4)
 

@@ -24,13 +24,13 @@ from deeppart.errors import (
     StepExistsError,
     StructureMismatchError,
 )
+from deeppart.extension.export import export
+from deeppart.extension.export.hdf5 import Filter, Hdf5Writer
 from deeppart.interop import load
 from deeppart.interop.dcp.writing import DcpWriter
 from deeppart.interop.importing import import_checkpoint
 from deeppart.interop.safetensors import SafetensorsWriter
 from deeppart.interop.torch_file import TorchWriter
-from deeppart.offline.export import export
-from deeppart.offline.export.hdf5 import Filter, Hdf5Writer
 from deeppart.testing.states import difference
 from tests.tensor_kinds import coo, quantized
 from tests.unit.cli_support import call_json
@@ -151,7 +151,7 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
         from pathlib import Path
         from deeppart.interop.formats import writer_for
         from deeppart.interop.importing import import_checkpoint
-        from deeppart.offline.export import export
+        from deeppart.extension.export import export
         import torch.distributed.checkpoint
 
         def used():

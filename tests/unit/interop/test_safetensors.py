@@ -25,8 +25,8 @@ from deeppart.errors import (
     StructureMismatchError,
     UnsupportedLeafError,
 )
+from deeppart.extension.export import export
 from deeppart.interop.safetensors import NAMES, SafetensorsWriter, check_length, decode_header, load
-from deeppart.offline.export import export
 from deeppart.testing.states import difference
 from tests.tensor_kinds import coo, two
 from tests.unit.interop.making import bits, saved, training

@@ -1,6 +1,6 @@
 """When a checkpoint is due, what is open and closed, a state that one rank cannot make, and SIGTERM.
 
-Ranks that agree on SIGTERM: tests/elastic/test_told.py.
+Ranks that agree on SIGTERM: tests/elastic/test_stop_request.py.
 """
 
 from __future__ import annotations

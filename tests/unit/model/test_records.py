@@ -26,15 +26,13 @@ def test_a_share_is_as_long_as_its_spans() -> None:
     assert Share(0, (Span(0, 0, 40), Span(3, 8, 16))).nbytes == 56 and Share(1, ()).nbytes == 0
 
 
-def test_files_belong_into_the_directory_of_their_attempt_and_into_older_ones_of_their_step() -> None:
-    assert ATTEMPT.key == StepKey(100, "b" * 32, 3) and ATTEMPT.key.may_hold(ATTEMPT)
-    assert StepKey(100).may_hold(ATTEMPT) and not StepKey(101).may_hold(ATTEMPT)
-    for other in (StepKey(100, "b" * 32, 4), StepKey(100, "c" * 32, 3), StepKey(101, "b" * 32, 3)):
-        assert not other.may_hold(ATTEMPT), other
-
-
 def test_step_directories_are_in_the_order_of_steps() -> None:
-    first, *rest = StepKey(20), StepKey(100, "a" * 32, 9), StepKey(100, "b" * 32, 1), StepKey(100, "b" * 32, 2)
+    first, *rest = (
+        StepKey(20, "c" * 32, 0),
+        StepKey(100, "a" * 32, 9),
+        StepKey(100, "b" * 32, 1),
+        StepKey(100, "b" * 32, 2),
+    )
     assert sorted([*rest[::-1], first]) == [first, *rest]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes.util
 import itertools
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,13 +61,6 @@ def test_parity_is_that_of_pyeclib(k: int, m: int, length: int) -> None:
     assert [block.tobytes() for block in encoded(ReedSolomon(k, m), data)] == theirs[k:]
 
 
-@pytest.mark.parametrize("k", [1, 2, 5, 254])
-def test_a_single_block_of_parity_is_the_exclusive_or(k: int) -> None:
-    """Whoever has nothing but that can compute a lost part from our files."""
-    data = random_blocks(k, 4099)
-    assert encoded(ReedSolomon(k, 1), data)[0].tobytes() == np.bitwise_xor.reduce(data, axis=0).tobytes()
-
-
 @pytest.mark.parametrize(("k", "m"), [*SMALL, (1, 254), (254, 1), (31, 33), (200, 55)])
 def test_parity_is_that_of_field_arithmetic_by_hand(k: int, m: int) -> None:
     """Also beyond the 32 fragments that pyeclib can do."""
@@ -88,15 +80,6 @@ def test_any_k_blocks_give_all_others(k: int, m: int) -> None:
     for rows in itertools.combinations(range(k + m), k):
         lost = [row for row in range(k + m) if row not in rows]
         assert rebuilt(code, blocks, rows, lost) == [expected[row] for row in lost], rows
-
-
-def test_blocks_may_come_in_any_order_and_any_may_be_asked_for() -> None:
-    """Also blocks that are there, and one of them twice."""
-    code, data = ReedSolomon(3, 2), random_blocks(3, 100)
-    blocks = [*data, *encoded(code, data)]
-    for rows in itertools.permutations(range(5), 3):
-        wanted = [4, 0, rows[0], 2, 2]
-        assert rebuilt(code, blocks, rows, wanted) == [blocks[row].tobytes() for row in wanted]
 
 
 @given(st.integers(1, 254), st.data())
@@ -129,26 +112,6 @@ def test_all_lengths_and_nothing_beside_the_blocks_is_touched(k: int, m: int, le
     assert [block.tobytes() for block in data] == before, "encoding and rebuilding only read data"
     assert [block.tobytes() for block in out[: len(lost)]] == before[: len(lost)]
     assert (memory[:: length + 1] == 0x5A).all(), "bytes between the blocks"
-
-
-def test_threads_may_share_a_code() -> None:
-    code = ReedSolomon(5, 3)
-    wrong: list[tuple[int, ...]] = []
-
-    def work(seed: int) -> None:
-        data = random_blocks(5, 5000, seed)
-        blocks = [*data, *encoded(code, data)]
-        for rows in itertools.combinations(range(8), 5):
-            lost = [row for row in range(8) if row not in rows]
-            if rebuilt(code, blocks, rows, lost) != [blocks[row].tobytes() for row in lost]:
-                wrong.append((seed, *rows))
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

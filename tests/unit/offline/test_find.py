@@ -231,7 +231,7 @@ def test_whoever_reads_an_older_or_a_suspect_one_is_told(tmp_path: Path) -> None
     assert with_checkpoint(tmp_path, None, lambda chosen: chosen.remarks, None) == ()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with_checkpoint(tmp_path, None, Chosen.tell, None)
+        with_checkpoint(tmp_path, None, Chosen.warn, None)
     damage(tmp_path, 2)
     leaf = SuspectLeaf("model/weight", "rank 1 differs from rank 0", 0, 0)
     write_suspicion(tmp_path, Suspicion(forge.LINEAGE.hex(), FIRST, 2, 2, (1,), (leaf,)))
@@ -240,7 +240,7 @@ def test_whoever_reads_an_older_or_a_suspect_one_is_told(tmp_path: Path) -> None
     assert len(chosen.suspect) == 1 and chosen.suspect[0].startswith("step 1 is suspect: model/weight")
     assert chosen.remarks == chosen.passed_over + chosen.suspect
     with pytest.warns(DeeppartWarning) as told:
-        chosen.tell()
+        chosen.warn()
     assert [each.category for each in told] == [DeeppartWarning, SuspectStepWarning]
     assert str(told[0].message).startswith("step 1 is read; step 2 is newer, and cannot be used: ")
 

@@ -13,7 +13,7 @@ import torch
 import deeppart
 from deeppart.errors import CorruptFileError
 from deeppart.offline.find import find_step
-from deeppart.offline.load import OpenCheckpoint
+from deeppart.offline.reading import OpenCheckpoint
 from deeppart.part import FileSource
 from deeppart.state.restore.scatter import LiveBox
 from deeppart.testing.states import Box, difference

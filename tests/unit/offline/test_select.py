@@ -13,13 +13,14 @@ import torch
 
 import deeppart
 from deeppart.errors import StructureMismatchError
-from deeppart.offline.load import select
+from deeppart.offline.reading import select
 from deeppart.state.document.structure import SavedApart, SavedBranch, SavedNode, Structure, walk_tree
 from deeppart.state.document.structure_json import decode_structure, encode_structure, encode_tree
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.leaves import leaf_type
 from deeppart.state.tree.paths import readable
-from deeppart.state.tree.runs import LEAST_ENTRIES, LEAST_ROWS, encode_leaf_value
+from deeppart.state.tree.runs import LEAST_ENTRIES, LEAST_ROWS
+from deeppart.state.tree.values import encode_value
 from deeppart.testing.states import Box, difference
 
 Point = namedtuple("Point", "x y")
@@ -28,7 +29,7 @@ Point = namedtuple("Point", "x y")
 def saved(state: Any) -> tuple[Structure, list[Any]]:
     """A structure as it comes from a manifest, and its values."""
     flat = flatten(state)
-    types, values = [leaf_type(data) for data in flat.data], [encode_leaf_value(leaf.value, "") for leaf in flat.values]
+    types, values = [leaf_type(data) for data in flat.data], [encode_value(leaf.value, "") for leaf in flat.values]
     none = [np.zeros(len(each), dtype=np.bool_) for each in (types, values)]
     document = encode_structure(encode_tree(flat.root), types, none[0], {}, values, none[1], [], False)
     return decode_structure(document, "here"), [leaf.value for leaf in flat.values]

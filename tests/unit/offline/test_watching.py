@@ -25,8 +25,7 @@ from deeppart.offline.watching import (
 )
 from deeppart.storage.timestamps import seconds_of, timestamp
 from deeppart.telemetry import ErrorStatus, RankStatus, Statuses
-from deeppart.telemetry.record import Totals
-from tests.unit.telemetry.samples import SESSION, WRITTEN, in_flight, status
+from tests.unit.telemetry.samples import METRICS, SESSION, WRITTEN, in_flight, status
 
 NOW_S = seconds_of(WRITTEN) + 2.0
 ENDED_AT = WRITTEN
@@ -63,9 +62,8 @@ def test_levels_of_all_ranks_together() -> None:
 
 
 def test_a_rank_that_lags_behind_does_not_hide_the_newest_step() -> None:
-    ahead = status(2)
-    newer = {**ahead.levels, "local": replace(ahead.levels["local"], last_step=4, last_at=WRITTEN)}
-    local = view(status(0), replace(ahead, levels=newer)).levels[0]
+    newer = {"level_last_step": {"local": 4.0}, "level_last_time_seconds": {"local": seconds_of(WRITTEN)}}
+    local = view(status(0), status(2, metrics={**METRICS, **newer})).levels[0]
     assert (local.step, local.nbytes) == (4, 500), "the bytes of that step alone"
 
 
@@ -121,8 +119,9 @@ def test_an_error_that_all_ranks_tell_is_one() -> None:
 
 
 def test_blocked_is_that_of_the_slowest_rank() -> None:
-    slow = Totals(checkpoints=4, blocked_s=2.0, most_blocked_s=1.5)
-    blocked = blocked_of(view(status(0), status(2, totals=slow)))
+    slow = {"checkpoints_total": 4, "checkpoint_blocked_seconds_total": 2.0, "checkpoint_blocked_seconds_max": 1.5}
+    metrics = {name: {"": value} for name, value in slow.items()}
+    blocked = blocked_of(view(status(0), status(2, metrics=metrics)))
     assert blocked is not None
     assert (blocked.checkpoints, blocked.total_s, blocked.most_s, blocked.mean_s) == (4, 2.0, 1.5, 0.5)
     assert blocked_of(view(status(0, checkpoints=()))) is None

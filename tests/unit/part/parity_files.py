@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 import xxhash
 
-from deeppart.errors import CorruptFileError, NewerFormatError
+from deeppart.errors import FormatError
 from deeppart.model import Attempt, ParityIdentity, ParityMember
 from deeppart.part import (
     MemorySource,
@@ -18,13 +18,12 @@ from deeppart.part import (
     ParityWriter,
     stripes_of,
 )
-from tests.golden import make_parity_v1
+from tests.golden import make
 
-IDENTITY = make_parity_v1.IDENTITY
-GOLDEN = (make_parity_v1.GOLDEN / make_parity_v1.NAME).read_bytes()
-INDEX_OFFSET = 4096 + len(make_parity_v1.PAYLOAD)
-FORMAT_ERRORS = (CorruptFileError, NewerFormatError)
-forged = make_parity_v1.forge_parity
+IDENTITY = make.IDENTITY
+GOLDEN = (make.PARTS / make.PARITY_NAME).read_bytes()
+INDEX_OFFSET = 4096 + len(make.PAYLOAD)
+forged = make.forge_parity
 
 
 def opened(data: bytes | bytearray) -> ParityReader:
@@ -45,7 +44,7 @@ def blocks_of(reader: ParityReader) -> list[bytes | None]:
 
 def refused(data: bytes | bytearray) -> Exception:
     """Open and read everything; return the error, which must be one of the format's and must say where."""
-    with pytest.raises(FORMAT_ERRORS) as caught:
+    with pytest.raises(FormatError) as caught:
         opened(data).verify()
     assert "share under test" in str(caught.value)
     return caught.value

@@ -183,8 +183,3 @@ def test_file_names_of_others(name: str) -> None:
 )
 def test_impossible_value(path: tuple[Any, ...], value: object) -> None:
     refused(changed(path, value))
-
-
-def test_longer_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deeppart.part.manifest.MAX_MANIFEST_BYTES", len(SOUND) - 1)
-    assert "too long" in str(refused(SOUND))

@@ -24,27 +24,27 @@ from deeppart.part import (
     set_id,
     stripes_of,
 )
-from tests.golden import make_parity_v1, make_v1
+from tests.golden import make
 from tests.unit.part.parity_files import GOLDEN, IDENTITY, blocks_of, forged, identities, opened, rows_of, written
 
 # --- golden -----------------------------------------------------------------------------------------------------
 
 
 def test_golden_parity_reads_as_written() -> None:
-    with FileSource(make_parity_v1.GOLDEN / make_parity_v1.NAME) as source:
+    with FileSource(make.PARTS / make.PARITY_NAME) as source:
         reader = ParityReader(source, where="golden")
         reader.verify()
         blocks = blocks_of(reader)
-    assert reader.identity == IDENTITY and parity_file_name(reader.identity) == make_parity_v1.NAME
-    assert reader.index_digest == "af9d28205ce4e28e91d8a519e04add72"
+    assert reader.identity == IDENTITY and parity_file_name(reader.identity) == make.PARITY_NAME
+    assert reader.index_digest == "f5e4dfc0b28ba846afd3dfcfb06d2175"
     assert reader.stripes == stripes_of(IDENTITY) and reader.digests.shape == (3, 2, 4, 16)
-    assert b"".join(block or b"" for block in blocks) == make_parity_v1.PAYLOAD
-    assert xxhash.xxh3_128_hexdigest(GOLDEN) == "4efd8dc5b5dd11ea1cf14e7448288dee"
+    assert b"".join(block or b"" for block in blocks) == make.PAYLOAD
+    assert xxhash.xxh3_128_hexdigest(GOLDEN) == "70482e17829579714cebadcd14f0391d"
 
 
 def test_library_writes_what_the_document_says() -> None:
     """``forge`` follows docs/format.md without using the library, field arithmetic included."""
-    data, index_digest = make_parity_v1.write_parity()
+    data, index_digest = make.write_parity()
     assert data == GOLDEN == forged()
     assert index_digest == GOLDEN[-32:-16].hex()
 
@@ -63,13 +63,13 @@ def test_golden_parity_and_the_other_part_give_the_lost_part_back() -> None:
             assert reader.read_block(row, index, parity)
             (other,) = [i for i in range(stripes.data_blocks) if i != block]
             start = stripes.start(row, other)
-            data = make_parity_v1.PARTS[stripes.source(stripe, other)][start : start + length].ljust(length, b"\0")
+            data = make.PROTECTED[stripes.source(stripe, other)][start : start + length].ljust(length, b"\0")
             out = np.empty(length, dtype=np.uint8)
             rows = [other, stripes.data_blocks + index]
             code.rebuild([np.frombuffer(data, dtype=np.uint8), parity], rows, [block], [out])
             rebuilt += out.tobytes()
-    part = make_parity_v1.PARTS[lost]
-    assert rebuilt == part.ljust(len(rebuilt), b"\0") and part == make_v1.make_part(0)[0]
+    part = make.PROTECTED[lost]
+    assert rebuilt == part.ljust(len(rebuilt), b"\0") and part == make.make_part(0)[0]
 
 
 # --- writing and reading back ---------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import xxhash
 
-from deeppart.errors import CorruptFileError, NewerFormatError
-from deeppart.part import decode_suspicion, encode_suspicion
+from deeppart.errors import CorruptFileError, FormatError
+from deeppart.part import MAX_SUSPECT_BYTES, decode_suspicion, encode_suspicion
 from tests.unit.suspicions import OTHER, RECORD, attempt
 
 
@@ -26,17 +26,19 @@ def test_bytes_of_a_record() -> None:
     for at in range(len(data)):
         damaged = bytearray(data)
         damaged[at] ^= 1
-        with pytest.raises((CorruptFileError, NewerFormatError)):
+        with pytest.raises(FormatError):
             decode_suspicion(bytes(damaged), where="record")
         with pytest.raises(CorruptFileError):
             decode_suspicion(data[:at], where="record")
     with pytest.raises(CorruptFileError):
         decode_suspicion(data + b" ", where="record")
+    with pytest.raises(CorruptFileError, match="too long"):
+        decode_suspicion(data + bytes(MAX_SUSPECT_BYTES), where="record")
 
 
 def sealed(document: object) -> bytes:
     body = json.dumps(document).encode()
-    return f"deeppart-suspect 1 xxh3-128={xxhash.xxh3_128_hexdigest(body)} bytes={len(body)}\n".encode() + body
+    return f"deeppart-suspect 6 xxh3-128={xxhash.xxh3_128_hexdigest(body)} bytes={len(body)}\n".encode() + body
 
 
 @pytest.mark.parametrize(

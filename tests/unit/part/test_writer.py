@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,9 +20,8 @@ from deeppart.part import (
     PartWriter,
     part_file_name,
 )
-from tests.golden import forge, make_v1, make_v2
+from tests.golden import forge, make
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "v1"
 ONE_SPAN = [(0, 0, 0, 200, 0)]
 RAW = memoryview(bytes(range(200)))
 
@@ -33,38 +31,38 @@ def spans_of(rows: Sequence[tuple[int, ...]]) -> np.ndarray:
 
 
 def started() -> PartWriter:
-    writer = PartWriter(io.BytesIO(), make_v1.ATTEMPT, 0)
+    writer = PartWriter(io.BytesIO(), make.ATTEMPT, 0)
     writer.add_chunk(RAW, EncodedChunk(0, RAW))
     return writer
 
 
 def test_golden_raw_part_is_written_bit_for_bit() -> None:
-    assert make_v1.make_part(0)[0] == (GOLDEN / part_file_name(0, 2)).read_bytes()
+    assert make.make_part(0)[0] == (make.PARTS / part_file_name(0, 2)).read_bytes()
 
 
 def test_library_writes_what_the_document_says() -> None:
     """``forge`` follows docs/format.md without using the library."""
-    raw = make_v1.RAW[0]
+    raw = make.RAW[0]
     rows = [
         forge.chunk_row(raw[:200], dtype=b"float32"),
         forge.chunk_row(raw[200:], offset=4296, dtype=b"bfloat16", flags=1),
     ]
-    spans = [forge.span_row(leaf, start, n, at, table=table) for leaf, table, start, n, at in make_v1.SPANS[0]]
-    assert forge.part(raw, rows, spans, meta=make_v1.META[0]) == make_v1.make_part(0)[0]
+    spans = [forge.span_row(leaf, start, n, at, table=table) for leaf, table, start, n, at in make.SPANS[0]]
+    assert forge.part(raw, rows, spans, meta=make.META[0]) == make.make_part(0)[0]
     assert (CHUNK_DTYPE.itemsize, SPAN_DTYPE.itemsize) == (80, 32)
 
 
 def test_library_writes_a_base_as_the_document_says() -> None:
-    base, raw = make_v1.make_part(0)[0], make_v2.LATER_RAW
+    base, raw = make.make_part(0)[0], make.LATER_RAW
     rows = [
         forge.chunk_row(raw[:200], base=1, dtype=b"float32"),
         forge.chunk_row(raw[200:], dtype=b"bfloat16", flags=1),
     ]
-    spans = [forge.span_row(leaf, start, n, at, table=table) for leaf, table, start, n, at in make_v1.SPANS[0]]
-    head = forge.header(version=2, sequence=8, step=1300)
+    spans = [forge.span_row(leaf, start, n, at, table=table) for leaf, table, start, n, at in make.SPANS[0]]
+    head = forge.header(sequence=8, step=1300)
     bases = [forge.base_row(base, step=1200)]
     data = forge.part(raw[200:], rows, spans, head=head, bases=bases, raw_bytes=300)
-    assert data == make_v2.make_later_part()[0] == (GOLDEN.parent / "v2" / part_file_name(0, 2)).read_bytes()
+    assert data == make.make_later_part() == (make.LATER_FILES / part_file_name(0, 2)).read_bytes()
     assert BASE_DTYPE.itemsize == 32
 
 
@@ -73,7 +71,7 @@ def test_library_writes_a_base_as_the_document_says() -> None:
 
 def test_part_without_bytes() -> None:
     sink = io.BytesIO()
-    summary = PartWriter(sink, make_v1.ATTEMPT, 1).finish(spans_of([]), b"{}")
+    summary = PartWriter(sink, make.ATTEMPT, 1).finish(spans_of([]), b"{}")
     reader = PartReader(MemorySource(sink.getvalue()), where="empty")
     assert (reader.raw_bytes, len(reader.chunks), len(reader.spans), reader.meta) == (0, 0, 0, b"{}")
     assert reader.verify() == summary.digest
@@ -98,7 +96,7 @@ def test_part_without_bytes() -> None:
 )
 def test_writer_refuses_chunk(raw: memoryview, encoded: EncodedChunk, options: dict[str, object]) -> None:
     sink = io.BytesIO()
-    writer = PartWriter(sink, make_v1.ATTEMPT, 0)
+    writer = PartWriter(sink, make.ATTEMPT, 0)
     with pytest.raises(FormatError, match="step 1200, part of rank 0"):
         writer.add_chunk(raw, encoded, **options)  # type: ignore[arg-type]
     assert len(sink.getvalue()) == 4096
@@ -132,10 +130,10 @@ def test_same_bytes_of_leaves_in_different_tables_do_not_overlap() -> None:
 @pytest.mark.parametrize("wrong", [{"step": -1}, {"sequence": 2**63}, {"lineage": "AB" * 16}, {"session": "ab"}])
 def test_writer_refuses_impossible_attempt(wrong: dict[str, object]) -> None:
     with pytest.raises(FormatError, match=next(iter(wrong))):
-        PartWriter(io.BytesIO(), replace(make_v1.ATTEMPT, **wrong), 0)  # type: ignore[arg-type]
+        PartWriter(io.BytesIO(), replace(make.ATTEMPT, **wrong), 0)  # type: ignore[arg-type]
     for rank in (-1, 2):
         with pytest.raises(FormatError, match="rank"):
-            PartWriter(io.BytesIO(), make_v1.ATTEMPT, rank)
+            PartWriter(io.BytesIO(), make.ATTEMPT, rank)
 
 
 @pytest.mark.parametrize("fails_at", range(4))
@@ -151,7 +149,7 @@ def test_after_a_failed_write_the_part_is_lost(fails_at: int) -> None:
 
     sink = Failing()
     with pytest.raises(OSError, match="No space"):
-        writer = PartWriter(sink, make_v1.ATTEMPT, 0)
+        writer = PartWriter(sink, make.ATTEMPT, 0)
         writer.add_chunk(RAW, EncodedChunk(0, RAW))
         writer.finish(spans_of(ONE_SPAN), b"")
     if fails_at:

@@ -1,10 +1,9 @@
-"""Cadences: what the model says, against published formulas, brute force, and a published Markov model."""
+"""Cadences: what the model says, against jobs that are played, published formulas, and what is by hand."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,14 +13,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from deeppart.errors import ConfigError
-from deeppart.plan.interval import LEAST_PERIOD_S, LevelCost, best, daly, least_of, waste, young
-from deeppart.plan.multiples import MOST_EVERY
+from deeppart.plan.interval import LEAST_PERIOD_S, MOST_EVERY, LevelCost, best, cost_per_call_s, late_s, waste
 from tests.sampling import examples
-from tests.unit.plan.cadence_oracles import markov_efficiency, played_efficiency
+from tests.unit.plan.played import played_efficiency
 
 
 def level(name: str, cost: float, rate: float, **more: float) -> LevelCost:
     return LevelCost(name, cost, restart_s=more.pop("restart", 0.0), failures_per_s=rate, **more)
+
+
+def young(cost: float, mtbf: float) -> float:
+    return math.sqrt(2 * cost * mtbf)
 
 
 #: Checkpoint costs and failure rates at LLNL: A. Moody, G. Bronevetsky, K. Mohror, B. R. de Supinski, Design,
@@ -52,12 +54,16 @@ def test_one_level_is_the_best_of_dalys_complete_model(cost: float, mtbf: float,
     walls = [_wall(cost, mtbf, training, restart) for training in np.geomspace(cost / 100, 100 * mtbf, 20001)]
     assert _wall(cost, mtbf, found.period_s - cost, restart) <= min(walls) * 1.0001
     assert 1 - found.waste.total == pytest.approx(1 / min(walls), rel=1e-4)
-    if cost < mtbf:
-        assert _wall(cost, mtbf, daly(cost, mtbf), restart) <= min(walls) * 1.01  # his equation 37 is close
 
 
-def test_daly_where_a_checkpoint_takes_longer_than_failures_leave() -> None:
-    assert daly(100.0, 50.0) == 50.0 == daly(101.0, 50.0)
+@pytest.mark.parametrize("late", [0.2, 1.0, 7.0])
+def test_one_level_takes_exp_of_the_failures_while_it_is_late(late: float) -> None:
+    """Also where calls begin before the last one is complete, and where failures come as often as calls."""
+    found = level("only", 1.0, 1 / 30, latency_s=1.0 + late * 11.0)
+    at_once = replace(found, latency_s=0.0)
+    useful, others = (1 - waste([each], 11.0, [1]).total for each in (found, at_once))
+    assert useful == pytest.approx(others * math.exp(-late * 11 / 30))
+    assert useful == pytest.approx(played_efficiency([found], 10.0, [1], 30_000, 1), rel=0.05)
 
 
 # --- several levels ---------------------------------------------------------------------------------------------------
@@ -76,22 +82,6 @@ def test_several_levels_come_near_the_optimum_of_benoit(levels: tuple[LevelCost,
     assert found.waste.total == pytest.approx(_optimum_of_benoit(plain), rel=0.03)
 
 
-@pytest.mark.parametrize(("levels", "name"), [(COASTAL, "Coastal"), (ATLAS, "Atlas")])
-def test_the_cadence_is_the_best_of_the_markov_model_of_moody(levels: tuple[LevelCost, ...], name: str) -> None:
-    """A search over periods and multiples in the exact model finds nothing better by more than half a percent."""
-    found = best(levels)
-    every = [found.every[each.name] for each in levels]
-    cost = sum(each.cost_s / n for each, n in zip(levels, every, strict=True))
-    ours = markov_efficiency(levels, found.period_s - cost, every)
-    others = [
-        markov_efficiency(levels, period, (1, n))
-        for n in sorted({1, 2, 3, 5, 8, 12, 16, 24, 32, every[1], 2 * every[1]})
-        for period in np.geomspace(found.period_s / 5, found.period_s * 5, 15)
-    ]
-    assert max(others) - ours <= 1e-5, name
-    assert ours == pytest.approx(1 - found.waste.total, rel=1e-9)
-
-
 def test_failures_that_come_nearly_as_often_as_checkpoints() -> None:
     """A checkpoint costs 1800 s, a restart takes 600 s, failures come every hour: as much gets done as can be."""
     for latency_s in (0.0, 900.0, 1800.0):  # complete with the end of the call, in each case
@@ -99,63 +89,74 @@ def test_failures_that_come_nearly_as_often_as_checkpoints() -> None:
         assert 1 - found.waste.total == pytest.approx(0.2554, rel=1e-3)
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_nothing_wastes_one_percent_less_whatever_the_machine(seed: int) -> None:
-    """Costs, restarts and failure rates over six orders of magnitude; the others are solved by another model."""
-    draw = random.Random(seed)
-    mtbf = 10 ** draw.uniform(3, 6)
-    shares = sorted((10 ** draw.uniform(-3, 0) for _ in range(draw.randint(1, 3))), reverse=True)
-    costs = sorted(mtbf * 10 ** draw.uniform(-6, -0.3) for _ in shares)
-    levels = [
-        level(str(place), cost, share / sum(shares) / mtbf, restart=mtbf * 10 ** draw.uniform(-5, -0.5))
-        for place, (cost, share) in enumerate(zip(costs, shares, strict=True))
-    ]
+#: (cost, latency, busy, restart, failures per second) of each level; the useful share with the best cadence of all, by
+#: an exact expectation and a search over multiples of any kind; how much of that must be reached. By that expectation
+#: the cadences of ``best`` lose 0.9 % of the useful time at most on 2,000 random machines with 33 minutes or more
+#: between failures, and levels that cost up to 3 % of that and take up to all of it until they are complete (99 % of
+#: them: less than 0.1 %). With costs of up to 10 % and three times the latency, 1.2 % lose more than 1 %, one 10 %.
+MACHINES: dict[str, tuple[list[tuple[float, ...]], float, float]] = {
+    "coastal": ([(15, 0, 0, 15, 8.54e-7), (1835, 0, 0, 1835, 2.01e-7)], 0.9677, 0.995),
+    "atlas": ([(9, 0, 0, 9, 7.78e-6), (438, 0, 0, 438, 5.19e-7)], 0.9669, 0.995),
+    "512 nodes": (
+        [(0.3, 4, 2, 90, 7.48e-6), (0.05, 8, 4, 120, 1.496e-5), (1, 60, 400, 300, 5.787e-6)], 0.9880, 0.995,
+    ),
+    "2,048 nodes": (
+        [(0.5, 5, 3, 200, 2.993e-5), (0.1, 10, 5, 240, 5.986e-5), (3, 150, 900, 600, 5.787e-6)], 0.9589, 0.995,
+    ),
+    "a failure an hour": (
+        [(2, 20, 10, 120, 1.389e-4), (1, 60, 30, 180, 9.26e-5), (30, 900, 600, 400, 2.315e-5)], 0.8562, 0.99,
+    ),
+    "a flush as long as failures leave": (
+        [(19.84, 198.4, 0, 3.534, 9.518e-5), (0.05575, 1.672, 1.672, 4.653, 1.666e-4),
+         (46.84, 1405, 0, 36.71, 2.082e-4)], 0.5312, 0.99,
+    ),
+    "a level in between that is not worth it": (
+        [(0.1758, 0, 0, 21.16, 8.877e-7), (5.553, 166.6, 166.6, 10.54, 2.104e-7), (38.41, 1152, 0, 471.6, 6.165e-6),
+         (1816, 907.8, 0, 595.1, 8.482e-6)], 0.8030, 0.99,
+    ),
+    "multiples that do not divide each other would save most": (
+        [(162, 0, 0, 846, 1 / 2.44e5), (697, 0, 0, 27.4, 1 / 1.75e5), (2150, 0, 0, 220, 1 / 5.68e5)], 0.8010, 0.99,
+    ),
+    # Where it is worse: failures every minute or two, and what is in the background is mostly lost with them.
+    "a flush longer than failures leave": (
+        [(3.044, 91.31, 0, 33.96, 2.788e-4), (178.8, 1788, 1788, 90.12, 8.322e-5)], 0.6185, 0.96,
+    ),
+    "a flush twice as long as failures leave": (
+        [(2250, 1125, 0, 1978, 3.871e-6), (44.59, 1338, 0, 783.4, 1.327e-5), (359.4, 1078, 1078, 80.48, 0),
+         (3733, 112000, 112000, 7.645, 1.778e-8)], 0.6974, 0.96,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_the_cadence_is_nearly_as_useful_as_the_best_there_is(name: str) -> None:
+    raw, most, reached = MACHINES[name]
+    levels = [LevelCost(str(place), *each) for place, each in enumerate(raw)]
     found = best(levels)
     every = tuple(found.every.values())
-    cost = sum(each.cost_s / n for each, n in zip(levels, every, strict=True))
-    if math.lcm(*every) <= 60:
-        ours = markov_efficiency(levels, found.period_s - cost, every)
-        assert 1 - found.waste.total == pytest.approx(ours, rel=1e-6)
-    ours = 1 - found.waste.total
-    ratios = (1, 2, 3, 4, 6, 9, 15, 30)
-    for others in itertools.product(ratios, repeat=len(levels) - 1):
-        multiples = tuple(itertools.accumulate(others, int.__mul__, initial=1))
-        if multiples[-1] > 60:
-            continue
-        for training in np.geomspace(found.period_s / 30, found.period_s * 30, 13 if len(levels) < 3 else 7):
-            other = markov_efficiency(levels, float(training), multiples)
-            assert 1 - ours <= (1 - other) * 1.01, (multiples, training)
+    played = played_efficiency(levels, found.period_s - cost_per_call_s(levels, every), every, 40_000, 1)
+    assert played >= most * reached
+    assert 1 - found.waste.total == pytest.approx(played, rel=0.02 if reached == 0.995 else 0.15)
 
 
-def test_multiples_that_do_not_divide_each_other_where_they_save_two_percent() -> None:
-    """Of 1, 2, 6 and 1, 2, 4 neither is near 1, 2, 5."""
-    costs, restarts = (162.0, 697.0, 2150.0), (846.0, 27.4, 220.0)
-    mtbfs = (2.44e5, 1.75e5, 5.68e5)
-    levels = [
-        level(str(place), cost, 1 / mtbf, restart=restart)
-        for place, (cost, restart, mtbf) in enumerate(zip(costs, restarts, mtbfs, strict=True))
-    ]
-    found = best(levels)
-    every = (1, 2, 5)
-    cost = sum(each.cost_s / n for each, n in zip(levels, every, strict=True))
-    # The walk is the chain of states, but for which calls coincide: close enough for a percent.
-    assert found.waste.total <= waste(levels, 9224.0, every).total * 1.001
-    assert found.waste.total < 0.2
-    played = played_efficiency(levels, 9224.0 - cost, every, 40_000, 1)
-    assert waste(levels, 9224.0, every).total == pytest.approx(1 - played, rel=0.02)
-
-
-def test_long_patterns_that_do_not_divide_each_other_are_not_taken_for_their_beginning() -> None:
-    levels = [
-        level("a", 0.0, 1 / 1910, restart=7.56),
-        level("b", 0.497, 1 / 945, restart=0.497),
-        level("c", 1.26, 1 / 1140, restart=5.04),
-        level("d", 155.0, 1 / 2320, restart=348.0),
-    ]
-    for every in ((1, 84, 57, 1020), (1, 60, 230, 900)):
-        cost = sum(each.cost_s / n for each, n in zip(levels, every, strict=True))
-        played = played_efficiency(levels, 0.7525 - cost, every, 20_000, 1)
-        assert waste(levels, 0.7525, every).total == pytest.approx(1 - played, rel=0.03)
+@pytest.mark.parametrize(
+    ("levels", "every", "late"),
+    [
+        # a call to both lasts 11 s; the slow level is complete 1010 s after its beginning
+        ([(1.0, 11.0), (10.0, 1010.0)], (1, 4), [10.0, 999.0]),
+        # what goes to the quick one goes to the slow one, too
+        ([(1.0, 0.5), (10.0, 1010.0)], (1, 1), [0.0, 999.0]),
+        # calls to the level below are so rare that all is with the higher one
+        ([(1.0, 11.0), (10.0, 1010.0)], (MOST_EVERY, 4), [999.9996, 999.9996]),
+        # a quick higher level is as good as a slow lower one
+        ([(1.0, 100.0), (2.0, 30.0)], (1, 1), [27.0, 27.0]),
+        # complete with the end of the call: nothing is late
+        ([(5.0, 5.0)], (1,), [0.0]),
+    ],
+)
+def test_how_late_levels_are(levels: list[tuple[float, float]], every: Sequence[int], late: list[float]) -> None:
+    known = [LevelCost(str(place), cost, latency) for place, (cost, latency) in enumerate(levels)]
+    assert late_s(known, every) == pytest.approx(late)
 
 
 def test_a_call_that_costs_next_to_nothing_does_not_put_the_others_out_of_reach() -> None:
@@ -236,33 +237,3 @@ def test_impossible_costs_are_refused(field: str, value: float) -> None:
     with pytest.raises(ConfigError) as caught:
         LevelCost("local", **{"cost_s": 1.0, field: value})
     assert field in str(caught.value) and "local" in str(caught.value)
-
-
-@pytest.mark.parametrize("guess", [-4.0, 0.0, 2.9, 3.0, 40.0])
-@pytest.mark.parametrize("power", [2, 4, 1.1])
-def test_it_is_found_from_anywhere(guess: float, power: float) -> None:
-    found = least_of(lambda x: abs(x - 3) ** power, -5.0, guess, 1e-4)
-    assert found == pytest.approx(3.0, abs=0.02)
-
-
-def test_at_the_end_where_the_function_only_rises() -> None:
-    assert least_of(math.exp, -2.0, 5.0, 1e-3) == pytest.approx(-2.0, abs=0.01)
-    assert least_of(math.exp, -2.0, -9.0, 1e-3) == pytest.approx(-2.0, abs=0.01)
-
-
-def test_where_the_guess_is_infinitely_bad() -> None:
-    def valley(x: float) -> float:
-        return (x - 1) ** 2 if x < 4 else math.inf
-
-    assert least_of(valley, -10.0, 30.0, 1e-4) == pytest.approx(1.0, abs=0.01)
-
-
-def test_few_values_are_asked_for() -> None:
-    asked: list[float] = []
-
-    def valley(x: float) -> float:
-        asked.append(x)
-        return math.cosh(x - 7)
-
-    least_of(valley, 0.0, 6.0, 0.003)
-    assert len(asked) < 25

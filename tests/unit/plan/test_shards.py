@@ -21,7 +21,6 @@ from deeppart.plan.shards import (
     Split,
     Verdict,
     added_cost,
-    fault_of_cover,
     in_order,
     judge,
     least_usual_kappa,
@@ -43,7 +42,7 @@ def count(shape: tuple[int, ...], boxes: list[Box]) -> np.ndarray[tuple[int, ...
 @given(partitions())
 def test_whatever_is_cut_into_boxes_is_covered(drawn: Partition) -> None:
     shape, boxes = drawn
-    assert fault_of_cover(boxes, shape) == ""
+    assert Box.fault_of_cover(boxes, shape) == ""
 
 
 @given(partitions(), st.data())
@@ -51,7 +50,7 @@ def test_one_less_is_a_gap(drawn: Partition, data: st.DataObject) -> None:
     shape, boxes = drawn
     lost = boxes.pop(data.draw(st.integers(0, len(boxes) - 1)))
     total = int(np.prod(shape))
-    assert fault_of_cover(boxes, shape) == f"of {total} elements, {total - lost.elements} are in a shard"
+    assert Box.fault_of_cover(boxes, shape) == f"of {total} elements, {total - lost.elements} are in a shard"
 
 
 @given(partitions(), st.data())
@@ -63,32 +62,32 @@ def test_any_other_boxes_are_judged_as_elements_are_counted(drawn: Partition, da
     if data.draw(st.booleans()):
         boxes.pop()
     found = sorted({*boxes, Box(offset, sizes)})
-    times, fault = count(shape, found), fault_of_cover(found, shape)
+    times, fault = count(shape, found), Box.fault_of_cover(found, shape)
     assert ("overlap" in fault) == bool((times > 1).any())
     assert (fault == "") == bool((times == 1).all())
 
 
 def test_two_that_overlap_are_named() -> None:
     boxes = [Box((0, 0), (2, 4)), Box((2, 0), (2, 4)), Box((1, 3), (2, 1))]
-    assert fault_of_cover(boxes, (4, 4)) == "[0:2, 0:4] and [1:3, 3:4] overlap"
+    assert Box.fault_of_cover(boxes, (4, 4)) == "[0:2, 0:4] and [1:3, 3:4] overlap"
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3, 0)])
 def test_tensors_of_one_element_and_of_none(shape: tuple[int, ...]) -> None:
     whole = [Box.whole(shape)] if not shape else []
-    assert fault_of_cover(whole, shape) == ""
+    assert Box.fault_of_cover(whole, shape) == ""
     if not shape:
-        assert fault_of_cover([], shape) == "of 1 elements, 0 are in a shard"
+        assert Box.fault_of_cover([], shape) == "of 1 elements, 0 are in a shard"
 
 
 def test_many_rows_are_looked_at_once_each() -> None:
     """A grid, and a column of rows of which one is cut in two: no box is compared with all others."""
     rows = [Box((row, 0), (1, 8)) for row in range(20_000)]
-    assert fault_of_cover(rows, (20_000, 8)) == ""
+    assert Box.fault_of_cover(rows, (20_000, 8)) == ""
     cut = [*rows[1:], Box((0, 0), (1, 5)), Box((0, 5), (1, 3))]
-    assert fault_of_cover(cut, (20_000, 8)) == ""
+    assert Box.fault_of_cover(cut, (20_000, 8)) == ""
     across = [Box((column > 0, column), (2 - (column > 0), 1)) for column in range(20_000)]
-    assert fault_of_cover([*across, Box((0, 1), (1, 19_999))], (2, 20_000)) == ""
+    assert Box.fault_of_cover([*across, Box((0, 1), (1, 19_999))], (2, 20_000)) == ""
 
 
 KIND, SHAPE = "float32[4, 2]", (4, 2)

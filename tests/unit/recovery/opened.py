@@ -28,7 +28,7 @@ from deeppart.state.tree.globs import PerRank, Ways
 from deeppart.state.tree.leaves import leaf_type
 from deeppart.state.tree.paths import Path as Keys
 from deeppart.state.tree.paths import exact
-from deeppart.state.tree.runs import encode_leaf_value
+from deeppart.state.tree.values import encode_value
 from deeppart.storage.persistent import PersistentLevel
 from tests.fuzz.images import ManifestImage, PartImage
 
@@ -127,7 +127,7 @@ def _document(state: Any, cuts: ApartRules, own: Collection[Keys], leads: bool) 
         find_aliases(flat, types),
         np.array([leaf.index >= arrays or leaf.path in own for leaf in flat.arrays], dtype=np.bool_),
         np.array([leaf.index >= values or leaf.path in own for leaf in flat.values], dtype=np.bool_),
-        [encode_leaf_value(leaf.value, "") for leaf in flat.values],
+        [encode_value(leaf.value, "") for leaf in flat.values],
         leads,
         own=Own(encode_own(flat, (0, 0)), flat.shared[:2], (0, 0), [], bool(cuts.mine)),
     )

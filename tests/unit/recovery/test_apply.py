@@ -27,9 +27,8 @@ def mapped_below(directory: Path) -> int:
 
 
 @pytest.mark.usefixtures("no_collection")
-@pytest.mark.parametrize("files", ["rank", "node"])
-def test_the_parts_go_even_if_the_error_is_kept(memory: Path, files: str) -> None:
-    config = deeppart.Config(persistent_dir=str(memory), compression="none", files=files)
+def test_the_parts_go_even_if_the_error_is_kept(memory: Path) -> None:
+    config = deeppart.Config(persistent_dir=str(memory), compression="none")
     with deeppart.Checkpointer(config) as checkpointer:
         checkpointer.checkpoint({"w": torch.rand(500_000)}, step=1).wait(timeout=200)
     kept = []

@@ -48,8 +48,8 @@ def test_a_part_that_cannot_be_opened_now_does_not_lead_to_an_older_step(
     root, local = tmp_path / "p", tmp_path / "l"
     save(root, 1, 2)
 
-    def opened(path: str) -> FileSource:
-        return refused() if "step-000000000002" in path else FileSource(path)
+    def opened(path: Path) -> FileSource:
+        return refused() if "step-000000000002" in str(path) else FileSource(path)
 
     with monkeypatch.context() as patch:
         patch.setattr(candidates, "FileSource", opened)

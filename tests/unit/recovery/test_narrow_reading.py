@@ -171,7 +171,7 @@ REQUESTS: list[dict[str, Any]] = [
     {"exclude": ["more", "*/c"]},
     {"exclude": "b", "strict": False},
     {"rename": {"inner/d": "inner/renamed"}, "strict": False},
-    {"on_unexpected": "create", "on_missing": "keep"},
+    {"strict": lambda path, difference: difference == "missing"},
 ]
 
 

@@ -41,7 +41,7 @@ def text_of(place: FilePlace, kernel: str | None = None) -> str:
 
 
 def test_the_stretch_of_the_file(place: FilePlace) -> None:
-    copy = _mapped(Place(text_of(place), 0, CHUNKS))
+    copy = _mapped(Place(text_of(place), 0, CHUNKS), Path)
     assert (copy.raw == CONTENT[64:150_064]).all()
     assert (copy.stretch(100, 4200) == CONTENT[164:4264]).all()
     assert len(copy.stretch(7, 7)) == 0
@@ -51,7 +51,7 @@ def test_the_stretch_of_the_file(place: FilePlace) -> None:
 
 
 def test_a_stretch_of_a_part_is_asked_for_by_the_bytes_of_the_part(place: FilePlace) -> None:
-    copy = _mapped(Place(text_of(place), 1_000_000, CHUNKS))
+    copy = _mapped(Place(text_of(place), 1_000_000, CHUNKS), Path)
     assert (copy.stretch(1_000_100, 1_004_200) == CONTENT[164:4264]).all()
     target = np.zeros(300, dtype=np.uint8)
     copy.read_into(1_149_700, target)
@@ -90,11 +90,11 @@ def _under_another_kernel(place: FilePlace) -> str:
 @pytest.mark.parametrize("change", [_replaced, _cut, _removed, _under_another_kernel])
 def test_what_is_not_the_file_that_was_read_is_refused(place: FilePlace, change: Any) -> None:
     with pytest.raises(DeeppartError):
-        _mapped(Place(change(place), 0, CHUNKS))
+        _mapped(Place(change(place), 0, CHUNKS), Path)
 
 
 def test_a_file_that_loses_its_name_while_it_is_used(place: FilePlace) -> None:
-    copy = _mapped(Place(text_of(place), 0, CHUNKS))
+    copy = _mapped(Place(text_of(place), 0, CHUNKS), Path)
     Path(place.path).rename(place.path + ".retired")
     assert isinstance(copy.problem(), CorruptFileError)
     # On the persistent level files are removed, and never written over: who has one open still has its bytes.
@@ -107,7 +107,7 @@ def test_a_file_that_loses_its_name_while_it_is_used(place: FilePlace) -> None:
 def test_where_the_file_system_does_not_say_the_digests_do(
     place: FilePlace, monkeypatch: pytest.MonkeyPatch, offset: int | None, raw_start: int
 ) -> None:
-    copy = _mapped(Place(text_of(place), raw_start, CHUNKS))
+    copy = _mapped(Place(text_of(place), raw_start, CHUNKS), Path)
 
     def silent(self: FileSource) -> bool:
         raise StorageError("no answer")
@@ -123,7 +123,7 @@ def test_where_the_file_system_does_not_say_the_digests_do(
 
 
 def test_where_nothing_can_be_asked_or_read(place: FilePlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy = _mapped(Place(text_of(place), 0, CHUNKS))
+    copy = _mapped(Place(text_of(place), 0, CHUNKS), Path)
 
     def silent(self: FileSource) -> bool:
         raise StorageError("no answer")
@@ -135,7 +135,7 @@ def test_where_nothing_can_be_asked_or_read(place: FilePlace, monkeypatch: pytes
 
 
 def test_bytes_that_are_gone_are_an_error_and_do_not_end_the_process(place: FilePlace) -> None:
-    copy: NodeCopy = _mapped(Place(text_of(place), 0, CHUNKS))
+    copy: NodeCopy = _mapped(Place(text_of(place), 0, CHUNKS), Path)
     with open(place.path, "r+b") as file:
         file.truncate(0)  # to touch them would be a SIGBUS
     with pytest.raises(StorageError, match="cannot read"):

@@ -360,25 +360,6 @@ def test_repair_finds_bases_elsewhere(tmp_path: Path) -> None:
     assert restored(settings)[:2] == (2, None)
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_repair_finds_bases_in_sections_of_node_files(tmp_path: Path, is_there: bool) -> None:
-    """On the node, step 1 is retired: of what step 2 refers to, no other file there has the bytes."""
-    settings = config(tmp_path, compression="none", files="node", keep={"persistent": 0, "local": 1})
-    with deeppart.Checkpointer(settings) as checkpointer:
-        save(checkpointer, 1, 2)
-    root, local = str(tmp_path / "ckpt"), str(tmp_path / "local")
-    (base,) = bases(tmp_path / "local")
-    sound = base.read_bytes()
-    if is_there:
-        flip(base)
-    else:
-        base.unlink()
-    (done,) = json.loads(invoke("verify", root, "--local", local, "--repair", "--json").output)["repairs"]
-    assert done["problem"] is None, done
-    assert done["source"].endswith("node-00000-of-00001.dpn/part-00000-of-00001.dpp"), done
-    assert base.read_bytes() == sound
-
-
 def test_repair_says_when_there_is_no_other(tmp_path: Path) -> None:
     with deeppart.Checkpointer(config(tmp_path, local_dir=None)) as checkpointer:
         save(checkpointer, 1, 2)

@@ -81,7 +81,7 @@ ATTEMPT = Attempt("a" * 32, "b" * 32, 0, 5, 1)
 
 def job(*due: str) -> Job:
     failure = CheckpointError("no memory")
-    return Job.of(ATTEMPT, frozenset(due), Pending(5, frozenset(due), lambda: None), failure)
+    return Job.of(ATTEMPT, frozenset(due), Pending(5, frozenset(due)), failure)
 
 
 def test_a_level_that_is_complete_needs_no_files_while_what_it_replaces_goes() -> None:

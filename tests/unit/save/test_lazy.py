@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.session import leave
+from deeppart.session import process_sessions
 from deeppart.state.capture import lazy as deferred
 from deeppart.state.capture.copying import CallCopy
 from deeppart.state.compare import optimizers as owners
@@ -85,7 +85,7 @@ def test_who_needs_the_copies_takes_part_in_making_them() -> None:
 
 
 def test_nothing_is_held_back_after_the_end(tmp_path: Path) -> None:
-    leave.settle(60)  # sessions that other tests have left by an exception
+    process_sessions.settle(60)  # sessions that other tests have left by an exception
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     gradients(net)
@@ -97,7 +97,7 @@ def test_nothing_is_held_back_after_the_end(tmp_path: Path) -> None:
                 if failing:
                     raise KeyError("training")
         except KeyError:
-            leave.settle(60)  # what had begun comes to its end first
+            process_sessions.settle(60)  # what had begun comes to its end first
         assert not owners.REGISTRY._listeners and owners.REGISTRY._hook is None
         optimizer.step()
     gone = owners.REGISTRY.stepped()

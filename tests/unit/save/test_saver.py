@@ -60,7 +60,7 @@ def test_nothing_of_the_state_is_kept_alive_between_checkpoints(tmp_path: Path) 
 
 
 def size(state: Any, tmp_path: Path) -> ShareSize:
-    return size_share(SingleComm(), deeppart.Config(str(tmp_path)), state)
+    return size_share(SingleComm(), deeppart.Config(persistent_dir=str(tmp_path)), state)
 
 
 def test_it_is_the_size_of_the_first_checkpoints_share(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from deeppart.model import Box
 from deeppart.save import share_planning
 from deeppart.save.share_planning import Holders, find_holders, plan_share
 from deeppart.state.capture.layout import OWN, SHARED, ShareLayout
-from deeppart.state.compare.state_layout import derive
+from deeppart.state.compare import derive
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.globs import Replication

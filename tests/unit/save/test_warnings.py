@@ -15,8 +15,7 @@ from deeppart.comm import Comm, SingleComm
 from deeppart.errors import DeeppartWarning, PerRankNotice, ReplicaDivergenceWarning
 from deeppart.interop.training_state import rng_state
 from deeppart.save.warnings import Warnings
-from deeppart.state.compare.classify import Classified
-from deeppart.state.compare.divergence import Divergence, Interval
+from deeppart.state.compare import Differences, Divergence, Interval
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.globs import Replication
 from deeppart.state.tree.paths import readable
@@ -26,7 +25,7 @@ WHAT = "checkpoint(step=9)"
 
 
 def said(
-    rank0: Warnings, found: Classified, noticed: tuple[str, ...] = (), state: Any = None
+    rank0: Warnings, found: Differences, noticed: tuple[str, ...] = (), state: Any = None
 ) -> list[warnings.WarningMessage]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -36,21 +35,21 @@ def said(
 
 def test_leaves_that_are_each_ranks_own_are_told_once() -> None:
     rank0 = Warnings()
-    (told,) = said(rank0, Classified(("rng", "seen/0"), ()), ("lists",))
+    (told,) = said(rank0, Differences(("rng", "seen/0"), ()), ("lists",))
     assert told.category is PerRankNotice
     assert "saved per rank from now on: lists, rng, seen/0\n" in str(told.message)
     assert "nothing is to be done" in str(told.message) and "asks for per_rank=" in str(told.message)
     assert "replicated={'lists': 'none', 'rng': 'none', 'seen/0': 'none'}" in str(told.message)
-    assert said(rank0, Classified(("rng",), ())) == []
-    (told,) = said(rank0, Classified(("rng", "other"), ()))
+    assert said(rank0, Differences(("rng",), ())) == []
+    (told,) = said(rank0, Differences(("rng", "other"), ()))
     assert "from now on: other\n" in str(told.message)
 
 
 def test_what_was_told_when_a_restored_step_was_saved_is_not_told_again() -> None:
     rank0 = Warnings()
     rank0.told(["rng", *(f"seen/{n}" for n in range(5))])
-    assert said(rank0, Classified(("rng", "seen/4", "seen/7"), ()), ("rng",)) == []
-    (told,) = said(rank0, Classified(("rng", "other"), ()))
+    assert said(rank0, Differences(("rng", "seen/4", "seen/7"), ()), ("rng",)) == []
+    (told,) = said(rank0, Differences(("rng", "other"), ()))
     assert "from now on: other\n" in str(told.message)
 
 
@@ -61,7 +60,7 @@ def test_a_directory_is_told_once_whatever_restarts_in_it(tmp_path: Path) -> Non
         state |= {f"other{n}": torch.full((3,), comm.rank) for n in range(others)}
         with checkpointer(tmp_path, comm) as ck:
             ways: dict[str, Any] = {"draw": "drop", "*": lambda path, old, rank, size: old[rank % len(old)]}
-            ck.restore(state, per_rank=ways, on_missing="keep")
+            ck.restore(state, per_rank=ways, strict=False)
             state["best"] = float(comm.rank)
             ck.checkpoint(state, step)
 
@@ -86,12 +85,12 @@ def test_random_generators_are_no_news_whatever_they_are_called() -> None:
     }
     flat = flatten(state)
     names = tuple(readable(leaf.path) for leaves in (flat.arrays, flat.values) for leaf in leaves)
-    (told,) = said(Warnings(), Classified(names, ()), ("b/1", "c/deep/cuda"), state)
+    (told,) = said(Warnings(), Differences(names, ()), ("b/1", "c/deep/cuda"), state)
     assert "from now on: d/torch, rng, d/numpy, d/python\n" in str(told.message), told.message
 
 
 def test_leaves_that_have_come_to_differ_name_the_setting_that_would_allow_it() -> None:
-    found = Classified((), (Divergence("replay/3/rows", ((0, 2), (1,))), Divergence("model/emb.weight", ((0,), (1,)))))
+    found = Differences((), (Divergence("replay/3/rows", ((0, 2), (1,))), Divergence("model/emb.weight", ((0,), (1,)))))
     (told,) = said(Warnings(), found)
     text = str(told.message)
     assert told.category is ReplicaDivergenceWarning and text.startswith(WHAT)
@@ -102,7 +101,7 @@ def test_leaves_that_have_come_to_differ_name_the_setting_that_would_allow_it() 
 
 def test_earlier_steps_are_called_suspect_where_there_are_any() -> None:
     interval = Interval(3, 8, 3, 9, (4, 5, 6, 7, 8))
-    (told,) = said(Warnings(), Classified((), (Divergence("w", ((0,), (1,)), interval),)))
+    (told,) = said(Warnings(), Differences((), (Divergence("w", ((0,), (1,)), interval),)))
     assert "Earlier steps are suspect" in str(told.message)
 
 

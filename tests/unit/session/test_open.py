@@ -7,24 +7,22 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import deeppart
-from deeppart.access import folders, node_place, persistent_rules
+from deeppart.access import Rules
 from deeppart.comm import SingleComm
 from deeppart.errors import ConfigError, DeeppartWarning, DirectoryInUseError, ReducedProtectionWarning, StorageError
-from deeppart.model import Attempt
+from deeppart.model import Attempt, StepKey
 from deeppart.nodes import Protection, protect
 from deeppart.part import Signing
 from deeppart.plan.redundancy import Nodes
 from deeppart.session.open import (
-    Handshake,
-    guard_directories,
     open_levels,
+    open_roots,
     take_persistent,
     tell_lineage,
     tell_protection,
@@ -50,19 +48,22 @@ def config(directory: Path, **settings: Any) -> deeppart.Config:
     return deeppart.Config(persistent_dir=str(directory), **{"timeout": 20.0, **settings})
 
 
-def take(directory: Path) -> tuple[DirectoryOwner, Handshake]:
-    owner, handshake = take_persistent(SingleComm(), config(directory), str(directory), ("starting", 20.0))
-    assert owner is not None
-    return owner, handshake
+def take(directory: Path) -> tuple[DirectoryOwner, set[StepKey], set[StepKey]]:
+    """The owner, all steps, and those that are committed."""
+    owner, lineage, session, steps, committed = take_persistent(
+        SingleComm(), config(directory), directory, ("starting", 20.0)
+    )
+    assert owner is not None and (lineage, session) == (owner.lineage, owner.session)
+    return owner, steps, committed
 
 
 def test_what_is_committed_and_what_else_is_there(tmp_path: Path) -> None:
     good, damaged, left = commit(tmp_path, 1), commit(tmp_path, 2), begun(tmp_path, 3, SECOND, 4)
     manifest_file(tmp_path, damaged).write_bytes(b"")
-    owner, handshake = take(tmp_path)
+    owner, steps, committed = take(tmp_path)
     owner.close()
-    assert handshake.committed == {good, damaged}, "a manifest that is damaged keeps its step from being used again"
-    assert handshake.steps == {good, damaged, left}
+    assert committed == {good, damaged}, "a manifest that is damaged keeps its step from being used again"
+    assert steps == {good, damaged, left}
     assert good.session == FIRST
 
 
@@ -107,40 +108,42 @@ ONE = Topology(("n0",), (0,), ("",), ("",))
 
 
 @pytest.fixture
-def handshake(tmp_path: Path) -> Handshake:
+def identity(tmp_path: Path) -> tuple[str, str]:
+    """Lineage and session."""
     owner = DirectoryOwner(tmp_path / "ckpt", "me")
     owner.close()
-    return Handshake(owner.lineage, owner.session, frozenset(), frozenset())
+    return owner.lineage, owner.session
 
 
-def open_them(handshake: Handshake, signing: Signing | None = None, **settings: Any) -> Any:
+def open_them(identity: tuple[str, str], signing: Signing | None = None, **settings: Any) -> Any:
     config = deeppart.Config(persistent_dir="ckpt", **settings)
-    return open_levels(0, config, ONE, handshake, signing, parity=False)
+    persistent, local = open_roots(config, "n0", 0)
+    return open_levels(0, ONE, identity, signing, persistent, local, parity=False)
 
 
-def test_both_directories_are_guarded_until_the_end(tmp_path: Path) -> None:
-    held = guard_directories(deeppart.Config(permissions="group"), tmp_path / "ckpt", str(tmp_path / "local"))
-    assert folders.rules_for(str(tmp_path / "ckpt" / "x")) == (str(tmp_path / "ckpt"), persistent_rules("group"))
-    assert folders.rules_for(str(tmp_path / "local" / "x")) == (str(tmp_path / "local"), node_place("group"))
-    held.release()
-    assert folders.rules_for(str(tmp_path / "ckpt")) is folders.rules_for(str(tmp_path / "local")) is None
+def test_what_holds_in_both_directories_is_as_configured(tmp_path: Path) -> None:
+    config = deeppart.Config(persistent_dir="ckpt", local_dir="{node}-{rank}", permissions="group")
+    persistent, local = open_roots(config, "n0", 3)
+    assert persistent.rules == Rules("group") and local is not None and local.rules == Rules("group", node=True)
+    assert (persistent.path, local.path) == (tmp_path / "ckpt", tmp_path / "n0-3")
+    assert open_roots(deeppart.Config(), "n0", 0)[1] is None
 
 
-def test_all_levels_are_opened_with_what_earlier_runs_left(handshake: Handshake, tmp_path: Path) -> None:
+def test_all_levels_are_opened_with_what_earlier_runs_left(identity: tuple[str, str], tmp_path: Path) -> None:
     signing = Signing([b"k" * 64])
-    levels, steps = open_them(handshake, signing, local_dir="local")
+    levels, steps = open_them(identity, signing, local_dir="local")
     assert set(levels) == set(NODE_FOLDERS) and steps == {name: set() for name in levels}
-    earlier = Attempt(handshake.lineage, "e" * 32, 3, 70, 1)
+    earlier = Attempt(identity[0], "e" * 32, 3, 70, 1)
     file = levels["partner"].open_part(earlier, 0)
     file.write(b"part")
     file.commit()
     # Also of levels that are off: what is there is to be retired some day.
-    levels, steps = open_them(replace(handshake, session="f" * 32), signing, local_dir="local", every={"partner": 0})
+    levels, steps = open_them((identity[0], "f" * 32), signing, local_dir="local", every={"partner": 0})
     assert steps == {name: {earlier.key} if name == "partner" else set() for name in levels}
-    assert all(level.root.is_relative_to(tmp_path / "local" / handshake.lineage) for level in levels.values())
+    assert all(level.root.is_relative_to(tmp_path / "local" / identity[0]) for level in levels.values())
 
 
-def test_another_directory_than_that_of_rank_0_is_refused(handshake: Handshake, tmp_path: Path) -> None:
+def test_another_directory_than_that_of_rank_0_is_refused(identity: tuple[str, str], tmp_path: Path) -> None:
     """A path that leads elsewhere on this node."""
     other = DirectoryOwner(tmp_path / "other", "me")
     other.close()
@@ -151,9 +154,9 @@ def test_another_directory_than_that_of_rank_0_is_refused(handshake: Handshake, 
             (tmp_path / "ckpt" / ".deeppart.lock").unlink()
         assert read_lineage(tmp_path / "ckpt") == found
         with pytest.raises(StorageError, match="not the same directory on every rank") as caught:
-            open_them(handshake, local_dir="local")
+            open_them(identity, local_dir="local")
         assert caught.value.found == f"lineage {found} in {tmp_path}/ckpt"
-        assert handshake.lineage in str(caught.value.expected)
+        assert identity[0] in str(caught.value.expected)
         assert caught.value.where == "rank 0 on n0"
     assert not (tmp_path / "local").exists(), "nothing is made on nodes before that is known"
 

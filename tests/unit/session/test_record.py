@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from deeppart import access
-from deeppart.access import folders
 from deeppart.comm import SingleComm
 from deeppart.errors import DirectoryInUseError
 from deeppart.model import Attempt
@@ -42,17 +41,16 @@ def test_one_rank_of_each_directory_leads_it(opened: Any) -> None:
     assert leading(opened(persistent_dir=str(session.persistent.root) + "-2", local_dir=None), one_each) == []
 
 
-def test_closing_gives_the_directory_and_the_rules_back(opened: Any, tmp_path: Path) -> None:
+def test_closing_gives_the_directory_and_descriptors_back(opened: Any, tmp_path: Path) -> None:
+    opened().close()
+    before = len(os.listdir("/proc/self/fd"))
     session = opened()
-    lineage = tmp_path / "local" / session.lineage
-    for directory in (tmp_path / "ckpt", tmp_path / "local", lineage):
-        assert folders.rules_for(str(directory)) is not None, directory
+    assert len(os.listdir("/proc/self/fd")) > before
     with pytest.raises(DirectoryInUseError):
         opened()
-    assert folders.rules_for(str(tmp_path / "ckpt")) is not None, "a start that fails takes nothing from who is there"
     session.close()
     session.close()
-    assert [folders.rules_for(str(each)) for each in (tmp_path / "ckpt", tmp_path / "local", lineage)] == [None] * 3
+    assert len(os.listdir("/proc/self/fd")) == before
     again = opened()
     assert again.lineage == session.lineage and again.session != session.session
 
@@ -74,7 +72,10 @@ def test_spares_are_given_back_by_who_leads(opened: Any, tmp_path: Path, rank: i
 
 def test_what_holds_in_the_directories_is_as_configured(opened: Any, tmp_path: Path) -> None:
     session = opened(permissions="group")
-    found = folders.rules_for(str(tmp_path / "ckpt" / "step"))
-    assert found == (str(tmp_path / "ckpt"), access.persistent_rules("group"))
-    found = folders.rules_for(str(tmp_path / "local" / session.lineage / "step"))
-    assert found == (str(tmp_path / "local" / session.lineage), access.node_rules("group"))
+    for level, rules in (
+        (session.persistent, access.Rules("group")),
+        (session.node_levels["local"], access.Rules("group", node=True)),
+    ):
+        root = access.root_of(level.root)
+        assert root is not None and root.rules == rules
+        assert access.root_of(session.roots.at(str(level.root / "step"))) is root

@@ -186,7 +186,7 @@ def test_a_job_that_saves_at_regular_steps_has_one_row(distance: int) -> None:
 
 def made(step: int, local: str = DONE, persistent: str = DONE) -> Pending:
     """A checkpoint to two levels, each in this state."""
-    pending = Pending(step, frozenset({"local", "persistent"}), lambda: None)
+    pending = Pending(step, frozenset({"local", "persistent"}))
     for level, progress in (("local", local), ("persistent", persistent)):
         error = CheckpointError("refused") if progress == FAILED else None
         pending.note_level(level, progress, error=error)

@@ -16,7 +16,7 @@ from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.leaves import leaf_type
 from deeppart.state.tree.paths import readable
-from deeppart.state.tree.runs import encode_leaf_value
+from deeppart.state.tree.values import encode_value
 
 
 def document_of(flat: FlatState, own: Collection[str] = ()) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def document_of(flat: FlatState, own: Collection[str] = ()) -> dict[str, Any]:
         types,
         np.array([readable(leaf.path) in own for leaf in flat.arrays], dtype=np.bool_),
         find_aliases(flat, types),
-        [encode_leaf_value(leaf.value, readable(leaf.path)) for leaf in flat.values],
+        [encode_value(leaf.value, readable(leaf.path)) for leaf in flat.values],
         np.array([readable(leaf.path) in own for leaf in flat.values], dtype=np.bool_),
         [],
         False,

@@ -1,4 +1,4 @@
-"""One process agrees at once; several, by torch and without it: tests/elastic/test_told.py."""
+"""One process agrees at once; several, by torch and without it: tests/elastic/test_stop_request.py."""
 
 from __future__ import annotations
 

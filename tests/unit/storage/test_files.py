@@ -132,14 +132,8 @@ class Plain(Appending):
         flags = os.O_WRONLY | os.O_CREAT | (os.O_DIRECT if direct else 0)
         self._fd, self._direct = os.open(path, flags, 0o600), direct
 
-    def commit(self) -> None:
-        self._flush()
-        os.close(self._fd)
-
-    def restart(self) -> None:
-        raise NotImplementedError
-
-    def abort(self) -> None:
+    def close(self) -> None:
+        self.flush()
         os.close(self._fd)
 
 
@@ -150,7 +144,7 @@ def test_a_write_that_is_taken_in_part(tmp_path: Path, monkeypatch: pytest.Monke
     file = Plain(tmp_path / "file", direct=False)
     data = os.urandom(10 * ALIGNMENT)
     file.write(data)
-    file.commit()
+    file.close()
     assert (tmp_path / "file").read_bytes() == data
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deeppart.errors import CorruptFileError, SignatureError, StorageError
-from deeppart.model import Manifest, StepKey
+from deeppart.model import Manifest
 from deeppart.part import Signing, encode_manifest
 from deeppart.storage.manifests import (
     UNFINISHED,
@@ -68,17 +68,6 @@ def test_a_manifest_of_another_step_is_none(tmp_path: Path, step: int, session: 
         read_manifest(tmp_path, key, None)
     assert caught.value.expected == f"step {step} of session {session}, sequence {sequence}"
     assert caught.value.found == f"step 1 of session {FIRST}, sequence 0"
-
-
-def test_directories_of_the_older_layout_name_the_step_alone(tmp_path: Path) -> None:
-    older = StepKey(5)
-    step_directory(tmp_path, older).mkdir()
-    manifest_file(tmp_path, older).write_bytes(encode_manifest(manifest_of(5, SECOND, 3)))
-    assert read_manifest(tmp_path, older, None).attempt.session == SECOND
-    manifest_file(tmp_path, older).write_bytes(encode_manifest(manifest_of(6)))
-    with pytest.raises(CorruptFileError) as caught:
-        read_manifest(tmp_path, older, None)
-    assert caught.value.expected == "step 5"
 
 
 def test_with_keys_it_must_be_signed_with_one_of_them(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 import deeppart
 from deeppart.errors import StorageError
+from deeppart.extension.export import export
 from deeppart.model import SuspectLeaf, Suspicion
-from deeppart.offline.export import export
 from deeppart.part import encode_suspicion
 from deeppart.storage.manifests import committed_steps, read_manifest
 from deeppart.storage.records import PROTECTION_NAME, note_protection, read_suspicions, reduced_runs, write_suspicion
@@ -124,4 +124,4 @@ def test_what_is_no_file_of_ours_stops_nobody(tmp_path: Path, kind: str) -> None
     else:
         path.write_bytes(b" " * ((1 << 20) + 1))
     assert reduced_runs(tmp_path) == []
-    deeppart.Checkpointer(deeppart.Config(str(tmp_path))).close()
+    deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path))).close()

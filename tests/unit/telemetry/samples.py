@@ -6,14 +6,27 @@ from dataclasses import replace
 from typing import Any
 
 from deeppart.model import LEVELS, LevelReport, Report
-from deeppart.telemetry import CheckpointStatus, ErrorStatus, LevelTotals, RankStatus, ScrubStatus
-from deeppart.telemetry.record import Totals
+from deeppart.telemetry import CheckpointStatus, ErrorStatus, RankStatus, ScrubStatus
 
 SESSION = "0123456789abcdef" * 2
 #: When the session of :func:`status` began, and as text.
 BEGAN_S = 1795738883.0
 BEGAN = "2026-11-27T00:21:23.000000Z"
 WRITTEN = "2026-11-27T00:31:23.000000Z"
+METRICS: dict[str, dict[str, float]] = {
+    "checkpoints_total": {"": 3},
+    "checkpoint_blocked_seconds_total": {"": 0.75},
+    "checkpoint_blocked_seconds_max": {"": 0.5},
+    "checkpoint_stage_seconds_total": {"capture": 0.5},
+    "level_complete_total": {"local": 3, "persistent": 0},
+    "level_failed_total": {"local": 0, "persistent": 0},
+    "level_written_bytes_total": {"local": 1500, "persistent": 0},
+    "level_last_step": {"local": 3},
+    "level_last_time_seconds": {"local": BEGAN_S},
+    "level_last_duration_seconds": {"local": 1.0},
+    "level_last_written_bytes": {"local": 500},
+    "level_last_busy_seconds": {"local": 0.5},
+}
 
 
 def report(step: int, *, stages: tuple[str, ...] = (), **levels: str) -> Report:
@@ -30,7 +43,6 @@ def in_flight(number: int, step: int, began: str = WRITTEN, *, over: bool = Fals
 
 def status(rank: int = 0, **changes: Any) -> RankStatus:
     """A rank of two nodes of two ranks, with something in every field."""
-    levels = {"local": LevelTotals(3, 0, 1500, 100, 1.5, 3, BEGAN, 1.0, 500, 0.5), "persistent": LevelTotals()}
     usual = RankStatus(
         session=SESSION,
         job="4711",
@@ -51,8 +63,7 @@ def status(rank: int = 0, **changes: Any) -> RankStatus:
         repairing=False,
         reduced=("parity: 1 node instead of 2",),
         scrubbed=ScrubStatus(2, 4000, 1, 1),
-        totals=Totals(3, 1, 0.75, 0.125, 0.0, 0.5, 3000, 2400, 1, 0, {"capture": 0.5}),
-        levels=levels,
+        metrics=METRICS,
         checkpoints=(in_flight(2, 3, BEGAN, over=True, local="done"),),
         errors=(ErrorStatus(BEGAN, 2, "persistent", "step 2 is not complete\n  found: no space"),),
     )

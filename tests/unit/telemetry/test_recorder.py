@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,10 @@ import pytest
 from deeppart.errors import CheckpointError
 from deeppart.pending import DONE, FAILED, RUNNING, Pending
 from deeppart.storage.owner import DirectoryOwner
-from deeppart.telemetry import Facts, Live, Outputs, RankStatus, Recorder, StatusFile, read_statuses, recorder
-from deeppart.telemetry.recorder import Origin, Sums
-from deeppart.telemetry.status_files import status_folder
-from tests.unit.telemetry.samples import BEGAN, BEGAN_S, SESSION, report, status
+from deeppart.telemetry import Live, Outputs, RankStatus, Recorder, StatusFile, read_statuses, recorder
+from tests.unit.telemetry.samples import BEGAN, SESSION
 
-FACTS = Facts(SESSION, "4711", "deeppart 0", "node0", 7, 0, 1, 1, {"persistent": 1}, ("persistent",), ("less",))
+BEGINNING = RankStatus(SESSION, "4711", "deeppart 0", "node0", 7, 0, 1, 1, BEGAN, BEGAN, {"persistent": 1}, ("less",))
 
 
 class Job:
@@ -59,7 +56,7 @@ class Place:
             self.files["metrics"] if "metrics" in wanted else None,
             self.files["events"] if "events" in wanted else None,
         )
-        self.recorder = Recorder(FACTS, outputs, self.job, lambda: None)
+        self.recorder = Recorder(BEGINNING, ("persistent",), outputs, self.job, lambda: None)
         return self.recorder
 
     def status(self) -> RankStatus | None:
@@ -91,8 +88,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 
 
 def checkpoint(step: int) -> Pending:
-    pending = Pending(step, frozenset({"persistent"}), lambda: None)
-    pending.note_cost(blocked_s=0.5, raw_bytes=100)
+    pending = Pending(step, frozenset({"persistent"}))
+    pending.note(blocked_s=0.5, raw_bytes=100)
     return pending
 
 
@@ -106,17 +103,19 @@ def test_a_checkpoint_is_written_when_it_is_over_on_all_counts(place: Place) -> 
     pending.note_level("persistent", DONE, nbytes=90)
     time.sleep(0.1)
     status = place.status()
-    assert status is not None and status.totals.checkpoints == 0, "what it replaces is still being removed"
-    pending.note_cost(retire_error="read-only")
+    assert status is not None and status.metric("checkpoints_total") == 0, "what it replaces is still being removed"
+    pending.note(retire_error="read-only")
     place.job.held.clear()
-    status = place.wait_for(lambda status: status.totals.checkpoints == 1)
-    assert status.levels["persistent"].last_step == 5 and status.totals.retire_errors == 1
+    status = place.wait_for(lambda status: status.metric("checkpoints_total") == 1)
+    assert status.metric("level_last_step", "persistent") == 5 and status.metric("retire_failures_total") == 1
+    assert [(each.level, each.text) for each in status.errors] == [("", "read-only")]
     assert [each.report.step for each in status.checkpoints] == [5] and not status.in_flight
     recording.restored(4, 0.25)
     recording.close(failed=True)
+    recording.close(failed=False)  # does nothing
     status = place.status()
     assert status is not None and status.failed and status.ended is not None and status.restored == 4
-    assert place.events() == ["started", "checkpoint", "restored", "ended"]
+    assert place.events() == ["started", "level", "checkpoint", "restored", "ended"]
     assert "deeppart_session_failed" in place.files["metrics"].read_text()
     assert place.job.texts == []
 
@@ -133,30 +132,30 @@ def test_one_that_takes_long_is_written_before_it_is_over(place: Place, monkeypa
     place.wait_for(lambda status: status.written > first.written)  # and again: whoever reads it sees that we live
     pending.note_level("persistent", FAILED, error=CheckpointError("no space"))
     status = place.wait_for(lambda status: not status.in_flight)
-    assert status.levels["persistent"].failed == 1 and "no space" in status.errors[0].text
+    assert status.metric("level_failed_total", "persistent") == 1 and "no space" in status.errors[0].text
 
 
 def test_a_level_counts_when_it_is_over_and_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "LONG_S", 0.0)
     monkeypatch.setattr(recorder, "AGAIN_S", 0.0)
     recording = place.start("status")
-    pending = Pending(1, frozenset({"local", "persistent"}), lambda: None)
+    pending = Pending(1, frozenset({"local", "persistent"}))
     recording.begun(pending)
     pending.note_level("local", DONE)
-    place.wait_for(lambda status: "local" in status.levels and status.levels["local"].done == 1)
+    place.wait_for(lambda status: status.metric("level_complete_total", "local") == 1)
     pending.note_level("persistent", DONE)
-    status = place.wait_for(lambda status: not status.in_flight and status.totals.checkpoints == 1)
-    assert (status.levels["local"].done, status.levels["persistent"].done) == (1, 1)
+    status = place.wait_for(lambda status: not status.in_flight and status.metric("checkpoints_total") == 1)
+    assert [status.metric("level_complete_total", level) for level in ("local", "persistent")] == [1, 1]
 
 
 def test_calls_that_are_not_due_are_no_checkpoints(place: Place) -> None:
     recording = place.start("status", "events")
-    recording.begun(Pending(1, frozenset(), lambda: None))
+    recording.begun(Pending(1, frozenset()))
     dropped = checkpoint(2)
     dropped.note_skipped()
     recording.begun(dropped)
-    status = place.wait_for(lambda status: status.totals.skipped == 1)
-    assert status.totals.checkpoints == 0
+    status = place.wait_for(lambda status: status.metric("checkpoints_skipped_total") == 1)
+    assert status.metric("checkpoints_total") == 0
     assert place.events() == ["started", "checkpoint"]
 
 
@@ -166,7 +165,7 @@ def test_the_next_is_due_a_period_after_the_last(place: Place) -> None:
     pending = checkpoint(1)
     pending.note_level("persistent", DONE)
     recording.begun(pending)
-    status = place.wait_for(lambda status: status.totals.checkpoints == 1)
+    status = place.wait_for(lambda status: status.metric("checkpoints_total") == 1)
     assert status.next_due is not None and status.next_due > status.written and status.period_s == 100.0
 
 
@@ -183,7 +182,7 @@ def test_writes_are_a_second_apart_however_many_checkpoints_there_are(
         recording.begun(pending)
     recording.close(failed=False)
     assert len(written) == 2, "at the start and at the end"
-    assert written[1].totals.checkpoints == 50
+    assert written[1].metric("checkpoints_total") == 50
 
 
 def test_nothing_to_write_no_thread(place: Place) -> None:
@@ -202,7 +201,7 @@ def test_what_is_refused_is_told_once_and_tried_again(place: Place) -> None:
         pending = checkpoint(step)
         pending.note_level("persistent", DONE)
         recording.begun(pending)
-        place.wait_for(lambda status, step=step: status.totals.checkpoints == step)  # type: ignore[misc]
+        place.wait_for(lambda status, step=step: status.metric("checkpoints_total") == step)  # type: ignore[misc]
     assert sorted(text.split(":")[0] for text in place.job.texts) == ["events_file", "metrics_file"]
     assert all("nowhere" in text and "told once" in text for text in place.job.texts)
     (place.root / "nowhere").mkdir()
@@ -252,66 +251,3 @@ def test_storage_that_hangs_holds_nobody_up(place: Place, monkeypatch: pytest.Mo
     assert thread is not None and thread.is_alive() and thread.daemon
     go.set()
     thread.join(60)
-
-
-def test_a_second_close_does_nothing(place: Place) -> None:
-    recording = place.start("events")
-    recording.close(failed=False)
-    recording.close(failed=True)
-    assert place.events() == ["started", "ended"]
-    assert not status_folder(place.root / "ckpt", SESSION).exists()
-
-
-def test_sums_grow_and_the_last_is_remembered() -> None:
-    sums = Sums(("local", "persistent"))
-    for step in (1, 2):
-        one = report(step, stages=("capture", "local"), local="done", persistent="running")
-        sums.add_level("local", one, BEGAN_S)
-        sums.add(one, BEGAN_S)
-    totals, local = sums.totals, sums.levels["local"]
-    assert (totals.checkpoints, totals.blocked_s, totals.most_blocked_s, totals.raw_bytes) == (2, 0.5, 0.25, 2000)
-    assert totals.stages_s == {"capture": 1.0, "local": 1.0}
-    assert (local.done, local.written_bytes, local.busy_s, local.last_step) == (2, 1000, 1.0, 2)
-    assert local.last_at == "2026-11-27T00:21:25.000000Z" and local.last_seconds == 2.0
-    assert sums.levels["persistent"].done == 0, "a level that was off in the first checkpoints is there all the same"
-
-
-def test_failures_and_refusals_are_remembered_the_last_few() -> None:
-    sums = Sums(("persistent",))
-    sums.add_level("persistent", report(1, persistent="done"), BEGAN_S)
-    for step in range(2, 9):
-        one = report(step, persistent="failed")
-        sums.add_level("persistent", one, BEGAN_S)
-    sums.add(replace(report(9, persistent="done"), retire_error="read-only"), BEGAN_S)
-    level = sums.levels["persistent"]
-    assert (level.done, level.failed, level.last_step) == (1, 7, 1)
-    assert [(each.step, each.level, each.text) for each in sums.errors[-2:]] == [
-        (8, "persistent", "no space"),
-        (9, "", "read-only"),
-    ]
-    assert len(sums.errors) == 5 and sums.errors[-1].at == BEGAN and sums.totals.retire_errors == 1
-
-
-ORIGIN = Origin(SESSION, "4711", "node\n0", 3)
-
-
-def test_each_event_is_one_line_that_says_where_it_comes_from() -> None:
-    lines = [
-        ORIGIN.started(status()),
-        ORIGIN.checkpoint(report(5, local="done", persistent="failed"), BEGAN_S),
-        ORIGIN.ended(status(failed=True)),
-        ORIGIN.line("restored", step=4, seconds=0.5),
-    ]
-    assert all(line.count(b"\n") == 1 and line.endswith(b"\n") for line in lines)
-    started, checkpoint, ended, restored = map(json.loads, lines)
-    assert [each["event"] for each in (started, checkpoint, ended, restored)] == [
-        "started", "checkpoint", "ended", "restored",
-    ]  # fmt: skip
-    for each in (started, checkpoint, ended, restored):
-        assert (each["session"], each["job"], each["node"], each["rank"]) == (SESSION, "4711", "node\n0", 3)
-    assert (started["ranks"], started["nodes"]) == (4, 2)
-    assert (checkpoint["step"], checkpoint["began"], checkpoint["blocked_s"]) == (5, BEGAN, 0.25)
-    assert checkpoint["levels"].keys() == {"local", "persistent"}, "none that are off"
-    assert checkpoint["levels"]["persistent"]["error"] == "no space"
-    assert ended["failed"] and ended["checkpoints"] == 3
-    assert (restored["step"], restored["seconds"]) == (4, 0.5)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from deeppart import elastic
-from deeppart.elastic import told
+from deeppart.elastic import stop_request
 from deeppart.elastic.progress import progress
 from deeppart.errors import ConfigError, DeeppartWarning, warn_caller
 
@@ -124,7 +124,7 @@ class AdaptiveDataLoader(elastic.ElasticDataLoader):
                     yield batch
                     steps += 1
                     if self._share is not None and self._share.ends_step:
-                        if told.should_stop():
+                        if stop_request.should_stop():
                             _end()
                         if self._is_worth_an_epoch():
                             return
@@ -197,4 +197,4 @@ def _end() -> None:
             "a directory. Started again, the training begins anew",
             DeeppartWarning,
         )
-    told.end_process(told.EXIT_CODE)
+    stop_request.end_process(stop_request.EXIT_CODE)

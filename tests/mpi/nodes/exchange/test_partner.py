@@ -48,7 +48,7 @@ def exchanged(world: Any, directory: Path, fault: str = "") -> tuple[str, list[s
             raise StorageError("no space left")
         return DurableFile(copies / f"part-{incoming.part}")
 
-    outgoing = Outgoing(comm.rank, str(part), LENGTHS[comm.rank], digest, other, (f"base of {comm.rank}",))
+    outgoing = Outgoing(comm.rank, part, LENGTHS[comm.rank], digest, other, (f"base of {comm.rank}",))
     operation = exchange_copies(comm, [outgoing], [Incoming(other, other)], open_copy, Arena(), None)
     error = ""
     try:

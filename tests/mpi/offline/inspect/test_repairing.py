@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.offline.inspect import repairing
-from deeppart.offline.inspect.node_files import encode_share
+from deeppart.repair import files
 from tests.mpi import launch, launchers
 from tests.mpi.offline.redundant import find, nodes
 from tests.unit.cli_support import call, call_json, flip
@@ -59,13 +58,13 @@ def test_a_part_that_changes_while_parity_of_it_is_repaired(job: Path, monkeypat
         for name in ("parity/step-000000000002-*/parity-*", "step-000000000002-*/part-00001-*")
     )
     flip(share, 5000)
-    before, encode = share.read_bytes(), encode_share
+    before, encode = share.read_bytes(), files.encode_share
 
     def encoded(*arguments: Any) -> None:
         flip(part, 5000)
         encode(*arguments)
 
-    monkeypatch.setattr(repairing, "encode_share", encoded)
+    monkeypatch.setattr(files, "encode_share", encoded)
     document = call_json("verify", job / "ckpt", *nodes(job), "--repair", code=1)
     assert [each["problem"] is None for each in document["repairs"]] == [False] and share.read_bytes() == before
     flip(part, 5000)

@@ -175,8 +175,7 @@ def best_is_the_present_one(comm: Any, directory: Path) -> tuple[list[bool], int
     state = {"w": w, "best": {"w": w} if comm.rank == 0 else {}}
     with checkpointer(comm, directory, replicated={"best/*": "rank0", "*": "auto"}) as ck:
         ck.checkpoint(state, 1).wait(timeout=200)
-        layout = ck._saver._classifier.layout
-        assert layout is not None
+        layout = ck._saver._replicas.layout
         own = layout.per_rank[: layout.shared[0]].tolist()
     comm.Barrier()
     files = (directory / path for path in directory.rglob("part-*"))
@@ -222,14 +221,14 @@ def classified(comm: Any, directory: Path) -> int:
     """A tie on rank 0 alone, and a leaf whose memory is new at every call."""
     w, count = torch.zeros(1_000), 0
     with checkpointer(comm, directory) as ck:
-        classify = ck._saver._classifier.classify
+        compare = ck._saver._replicas.compare_in_full
 
         def counted(*args: Any) -> Any:
             nonlocal count
             count += 1
-            return classify(*args)
+            return compare(*args)
 
-        ck._saver._classifier.classify = counted  # type: ignore[method-assign, assignment]
+        ck._saver._replicas.compare_in_full = counted  # type: ignore[method-assign, assignment]
         kept = []
         for step in range(1, 8):
             kept.append(torch.zeros(500))

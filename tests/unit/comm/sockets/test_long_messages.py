@@ -9,7 +9,6 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeppart.comm.sockets.doors import PIECES_AT_ONCE
 from deeppart.comm.sockets.long_messages import (
     HEADER_BYTES,
     PIECE_BYTES,
@@ -20,6 +19,7 @@ from deeppart.comm.sockets.long_messages import (
     prove,
     unpacked,
 )
+from deeppart.comm.sockets.rank_sockets import PIECES_AT_ONCE
 
 KEY = b"known to two ranks"
 

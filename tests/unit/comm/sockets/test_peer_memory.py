@@ -15,7 +15,7 @@ import pytest
 
 from deeppart.comm.sockets import peer_memory
 from deeppart.comm.sockets.long_messages import Outgoing
-from deeppart.comm.sockets.peer_memory import Mark, Place, read_memory
+from deeppart.comm.sockets.peer_memory import Mark, MemoryBlock, read_memory
 
 CHILD = """
 import numpy as np, sys
@@ -53,13 +53,13 @@ def test_where_there_is_no_such_call(monkeypatch: pytest.MonkeyPatch) -> None:
         read_memory(os.getpid(), 0, np.zeros(1, dtype=np.uint8))
 
 
-def offered(memory: np.ndarray[Any, np.dtype[np.uint8]], mark: Mark) -> Place:
-    return Place(memory.ctypes.data, memory.size, mark.address, mark.content)
+def offered(memory: np.ndarray[Any, np.dtype[np.uint8]], mark: Mark) -> MemoryBlock:
+    return MemoryBlock(memory.ctypes.data, memory.size, mark.address, mark.content)
 
 
 def test_a_mark_stands_until_it_is_wiped() -> None:
     memory, mark = np.arange(100, dtype=np.uint8), Mark()
-    place = Place.decode(offered(memory, mark).encode())
+    place = MemoryBlock.decode(offered(memory, mark).encode())
     assert place == offered(memory, mark) and place.mark != Mark().content
     found = np.zeros(10, dtype=np.uint8)
     place.read(os.getpid(), 20, found)
@@ -93,7 +93,7 @@ def test_the_mark_of_a_message_is_wiped_before_its_memory_is_let_go() -> None:
     seen: list[bool] = []
     memory = np.arange(100, dtype=np.uint8)
     outgoing = Outgoing((1, 0, 1), memory.data)
-    place = outgoing.place()
+    place = outgoing.block()
     weakref.finalize(memory, lambda: seen.append(place.still_stands(os.getpid())))
     assert place.still_stands(os.getpid())
     del memory, outgoing

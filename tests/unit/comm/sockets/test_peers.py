@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from deeppart.comm.sockets import peers as module
-from deeppart.comm.sockets.doors import Doors
 from deeppart.comm.sockets.long_messages import Kind, packed
+from deeppart.comm.sockets.rank_sockets import RankSockets
 from deeppart.comm.sockets.transport import Transport
 from tests.unit.comm.worlds import transports
 
@@ -69,7 +69,7 @@ def test_a_rank_that_was_gone_before_anybody_asked(monkeypatch: pytest.MonkeyPat
 def test_something_else_answers_at_the_port_of_a_rank_that_is_gone() -> None:
     """What is sent there does not block."""
     made = transports(2)
-    port = int(made[1].card.address.rpartition(":")[2])
+    port = int(made[1].address.messages.rpartition(":")[2])
     kill(made[1])
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -100,12 +100,12 @@ def test_another_one_has_come_in_its_place() -> None:
     made[0].send(1, (1, 0, 1), b"for the old one")
     kill(made[1])
     assert until(lambda: made[0]._peers.gone == {1}, made[0])
-    new = Transport(Doors("127.0.0.1", 1, "new", 30.0))
+    new = Transport(RankSockets("127.0.0.1", 30.0))
     for rank, each in enumerate((made[0], new)):
-        each.know([made[0].card, new.card], rank, 2)
+        each.set_addresses([made[0].address, new.address], rank, 2)
     assert not made[0]._peers.gone
-    made[0]._peers.hear(1, Kind.GONE, (1, 1, 0))
-    made[0]._peers.hear(1, Kind.ENDS, (0, 1, 0))
+    made[0]._peers.on_notice(1, Kind.GONE, (1, 1, 0))
+    made[0]._peers.on_notice(1, Kind.ENDS, (0, 1, 0))
     assert not made[0]._peers.gone and not made[0]._peers.ended
     made[0].send(1, (1, 0, 2), b"for the new one")
     assert until(lambda: (0, (1, 0, 2)) in new._early, made[0], new)
@@ -117,7 +117,7 @@ def test_another_one_has_come_in_its_place() -> None:
 def test_neighbours_alone_are_told_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_FEW", 4)
     made = transports(9)
-    made[0]._peers.tell_around(packed(Kind.WAITS, (1, 0, 0)), b"")
+    made[0]._peers.spread(packed(Kind.WAITS, (1, 0, 0)), b"")
     assert set(made[0]._peers._peers) == {1, 2, 4, 8, 5, 7}
     for each in made:
         each.close()

@@ -39,19 +39,19 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(port))
-    place = stores.at_environment(Launch("env://", 0, 1, False, ("127.0.0.1", port)), 20.0)
+    place = stores.at_environment(Launch("env://", 0, 1, False, ("127.0.0.1", port)))
     assert (place.rank, place.size, place.interface()) == (0, 1, "127.0.0.1")
-    works(place.open_store())
+    works(place.open_store(20.0))
     dist.init_process_group("gloo", rank=0, world_size=1, timeout=datetime.timedelta(seconds=20))
     try:
-        works(place.open_store())
+        works(place.open_store(20.0))
     finally:
         dist.destroy_process_group()
-    works(place.open_store())
+    works(place.open_store(20.0))
 
 
 def test_the_interface(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = stores.at_environment(Launch("env://", 1, 2, False, ("no-such-host.invalid", 1)), 20.0)
+    place = stores.at_environment(Launch("env://", 1, 2, False, ("no-such-host.invalid", 1)))
     with pytest.raises(CommError, match="MASTER_ADDR cannot be reached") as caught:
         place.interface()
     assert "no-such-host.invalid:1" in str(caught.value)
@@ -63,8 +63,8 @@ def test_a_process_group(group: Any) -> None:
     for comm in (None, group, dist.new_group([0])):
         place = stores.at_group(comm)
         assert (place.rank, place.size) == (0, 1) and place.interface()
-        works(place.open_store())
-    assert stores.at_group(group).name != stores.at_group(dist.new_group([0])).name
+        works(place.open_store(20.0))
+    assert stores.at_group(group) is stores.at_group(None) is not stores.at_group(dist.new_group([0]))
     assert stores.is_group(group) and not stores.initialized(), "one process is no job of several"
 
 
@@ -77,7 +77,7 @@ def test_groups_that_this_process_is_not_in(group: Any) -> None:
 
 def test_an_older_torch(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Old:
-        group_name = "old"
+        """A group of torch before 2.9 that is not registered."""
 
     assert stores._store_of(dist, group) is not None
     with pytest.raises(LaunchError, match="no store at which"):

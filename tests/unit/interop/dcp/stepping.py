@@ -15,13 +15,11 @@ def save_as_ranks(
     states: Sequence[dict[str, Any]],
     path: Path,
     planner: Callable[[int], SavePlanner],
-    sent: list[int] | None = None,
 ) -> list[int]:
     """Save what each rank has; returns the bytes of each rank's file.
 
     Args:
         planner: of a rank.
-        sent: gets, for each rank, how many items went to the coordinator and back.
     """
     planners = [planner(rank) for rank in range(len(states))]
     writers = [FileSystemWriter(path, sync_files=False) for _ in states]
@@ -34,8 +32,6 @@ def save_as_ranks(
     finished, metadata = planners[0].create_global_plan(received)
     finished = writers[0].prepare_global_plan(finished)
     returned = [pickle.loads(pickle.dumps(plan)) for plan in finished]
-    if sent is not None:
-        sent[:] = [len(plan.items) + len(back.items) for plan, back in zip(received, returned, strict=True)]
     results = []
     for mine, writer, plan in zip(planners, writers, returned, strict=True):
         writing = writer.write_data(mine.finish_plan(plan), mine)

@@ -14,7 +14,6 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 from deeppart.interop.dcp.balance import Division, RankNotes, divide
 from deeppart.model import Box
-from deeppart.plan.shards import fault_of_cover
 
 
 def tensor(name: str, shape: tuple[int, ...], box: Box | None = None, dtype: torch.dtype = torch.float32) -> WriteItem:
@@ -65,7 +64,7 @@ def check(plans: Sequence[Sequence[WriteItem]], division: Division) -> None:
                 assert item.index.offset == item.tensor_data.chunk.offsets
     assert len(written) == len(set(written))
     for name, shape in shapes.items():
-        assert not fault_of_cover([box for box in boxes[name] if box.elements], shape), name
+        assert not Box.fault_of_cover([box for box in boxes[name] if box.elements], shape), name
     assert {index.fqn for index in written} == {item.index.fqn for plan in plans for item in plan}
 
 

@@ -158,7 +158,7 @@ def test_steps(writer: StorageWriter) -> None:
     dcp.save(state(1), checkpoint_id=10, storage_writer=writer)
     async_save(state(7), checkpoint_id=10, storage_writer=writer).result(60)  # again
     async_save(state(1), storage_writer=writer).result(60)
-    assert writer.checkpointer._next_step() == 12
+    assert writer.checkpointer.next_step() == 12
     found = cleared()
     dcp.load(found, checkpoint_id=10, storage_reader=StorageReader(writer))
     check(found, 7)
@@ -172,7 +172,7 @@ def test_steps(writer: StorageWriter) -> None:
             save(state(1), checkpoint_id="newest", storage_writer=writer)
     assert StorageWriter.validate_checkpoint_id("a/b_5") and not StorageWriter.validate_checkpoint_id("newest")
     dcp.save(state(1), storage_writer=writer)
-    assert writer.checkpointer._next_step() == 13
+    assert writer.checkpointer.next_step() == 13
 
 
 @pytest.mark.skipif(not IS_NEW, reason="this torch has no process for saves, and no saves without collectives")
@@ -371,7 +371,7 @@ def test_values_as_bytes() -> None:
 
 
 def staged(*names: str) -> Staged:
-    return Staged(Pending(1, frozenset(), lambda: None), tuple(Item((name,), torch.float32, (1,)) for name in names))
+    return Staged(Pending(1, frozenset()), tuple(Item((name,), torch.float32, (1,)) for name in names))
 
 
 def test_those_that_nobody_takes_are_forgotten() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque, namedtuple
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,14 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 
 import deeppart
 from deeppart.errors import StructureMismatchError
+from deeppart.extension import Box, Step
 from deeppart.interop.dcp.stored import DirectorySource, Pieces, SessionSource, Source, Stored, Wanted, live_tree
-from deeppart.model import Box
-from deeppart.offline.find import find_step
-from deeppart.offline.load import OpenCheckpoint
 
 
 def stored(state: Any, directory: Path) -> Stored:
     with deeppart.Checkpointer(persistent_dir=directory) as checkpointer:
         checkpointer.checkpoint(state, 1).wait()
-    chosen, _ = find_step(directory, 1, None)
-    with ExitStack() as files:
-        return Stored(OpenCheckpoint(files, chosen.directory, chosen.manifest, signing=None).target, "here")
+    return Stored(Step.of_directory(directory))
 
 
 def state() -> dict[str, Any]:
@@ -49,18 +44,18 @@ def test_entries_are_what_dcp_would_have(tmp_path: Path) -> None:
         name for name, value in planner.state_dict.items() if isinstance(value, torch.Tensor)
     }
     for name, entry in found.entries.items():
-        if entry.leaf is None and entry.node is None:
+        if entry.leaf is None and not entry.is_compound:
             assert entry.value == planner.state_dict[name], name
-    assert [name for name, entry in found.entries.items() if entry.node is not None] == ["lists.3", "numpy", "tuple"]
+    assert [name for name, entry in found.entries.items() if entry.is_compound] == ["lists.3", "numpy", "tuple"]
 
 
 def test_a_live_tree_that_wants_nothing_does_not_lead_into_tensors_and_objects(tmp_path: Path) -> None:
     point = namedtuple("point", "a b")
     for number, item in enumerate((torch.eye(2).to_sparse(), point(1, torch.ones(1)), deque([1, 2]))):
-        tree = stored({"x": item}, tmp_path / str(number)).tree
-        assert live_tree(tree, {}) == {"x": None}
-        tree = stored({"x": item, "y": {"n": 3}}, tmp_path / f"{number} and a value").tree
-        assert live_tree(tree, {}) in ({"y": {"n": None}}, {"y": None})
+        found = stored({"x": item}, tmp_path / str(number))
+        assert live_tree(found, {}) == {"x": None}
+        found = stored({"x": item, "y": {"n": 3}}, tmp_path / f"{number} and a value")
+        assert live_tree(found, {}) in ({"y": {"n": None}}, {"y": None})
 
 
 def test_what_dcp_cannot_name_is_refused(tmp_path: Path) -> None:

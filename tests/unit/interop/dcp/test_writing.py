@@ -13,9 +13,9 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import deeppart
 from deeppart.errors import StateError
+from deeppart.extension.export import export
 from deeppart.interop.dcp import load
 from deeppart.interop.dcp.writing import DcpWriter
-from deeppart.offline.export import export
 from deeppart.testing.states import difference
 from tests.tensor_kinds import coo
 from tests.unit.interop.making import saved, training

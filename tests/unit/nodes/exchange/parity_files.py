@@ -9,7 +9,8 @@ from deeppart.model import ParityIdentity
 from deeppart.part import set_id, stripes_of
 from deeppart.plan.restart import BlockFile, Rebuild
 from tests.golden import forge
-from tests.golden.make_parity_v1 import IDENTITY, MEMBERS, PARTS
+from tests.golden.make import IDENTITY, MEMBERS
+from tests.golden.make import PROTECTED as PARTS
 
 STRIPES = stripes_of(IDENTITY)
 NAME = set_id(IDENTITY)

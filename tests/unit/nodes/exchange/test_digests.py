@@ -43,9 +43,9 @@ def test_who_sent_a_block_and_who_keeps_parity_of_it_get_its_digest(tolerate: in
                 found.encoded(row, of_stripe(place, row))
             if changed and place == 2:  # it has read other bytes of the first block that it encodes
                 found.encoded(4, [bytes(DIGEST_BYTES), *of_stripe(place, 4)[1:]])
-            before = comms[rank].sent
+            before = comms[rank]._sent.total()
             do(comms[rank], found.exchange(comms[rank]))
-            assert comms[rank].sent - before == k + tolerate - 1
+            assert comms[rank]._sent.total() - before == k + tolerate - 1
             for row, j in np.ndindex(ROWS, tolerate):
                 stripe = stripes.kept_stripe(place, j)
                 if not changed or stripe != 2:

@@ -26,21 +26,21 @@ def path(request: pytest.FixtureRequest, tmp_path: Path, memory: Path) -> str:
 
 
 def test_every_block_has_the_bytes_of_the_file(path: str) -> None:
-    with Blocks(path) as blocks:
+    with Blocks(Path(path)) as blocks:
         for offset, length in ((0, 4096), (1, 100), (4095, 5000), (len(CONTENT) - 1, 1), (0, len(CONTENT)), (9, 0)):
             room = np.zeros(len(CONTENT), dtype=np.uint8)
             assert blocks.get(offset, length, room).tobytes() == CONTENT[offset : offset + length]
 
 
 def test_what_was_given_out_stays_when_the_file_is_closed(path: str) -> None:
-    with Blocks(path) as blocks:
+    with Blocks(Path(path)) as blocks:
         block = blocks.get(4096, 4096, np.zeros(4096, dtype=np.uint8))
     blocks.close()  # a second time does nothing
     assert block.tobytes() == CONTENT[4096:8192]
 
 
 def test_a_file_that_ends_before_is_an_error(path: str) -> None:
-    with Blocks(path) as blocks, pytest.raises(CorruptFileError):
+    with Blocks(Path(path)) as blocks, pytest.raises(CorruptFileError):
         blocks.get(len(CONTENT) - 10, 11, np.zeros(11, dtype=np.uint8))
 
 

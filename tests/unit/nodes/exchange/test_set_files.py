@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,9 @@ import numpy.typing as npt
 import pytest
 
 from deeppart.comm import SingleComm, finish
-from deeppart.errors import CorruptFileError, StorageError
 from deeppart.nodes.exchange.set_files import ParitySetFiles, SetFiles, find_good_blocks
 from deeppart.plan.restart import BlockFile, Rebuild
-from tests.golden.make_parity_v1 import PARTS
+from tests.golden.make import PROTECTED as PARTS
 from tests.unit.cli_support import flip
 from tests.unit.nodes.exchange.parity_files import NAME, STRIPES, write_all, write_parity
 
@@ -24,13 +22,6 @@ K = STRIPES.data_blocks
 @pytest.fixture
 def rebuild(tmp_path: Path) -> Rebuild:
     return write_all(tmp_path)
-
-
-@pytest.fixture
-def files() -> Iterator[SetFiles]:
-    opened = SetFiles(0)
-    yield opened
-    opened.close()
 
 
 def entry_of(rebuild: Rebuild, *others: Rebuild) -> ParitySetFiles:
@@ -70,61 +61,7 @@ def test_blocks_behind_the_end_are_nobodys(rebuild: Rebuild) -> None:
     assert entry.is_empty("data", 2, 0, 0) and not entry.is_empty("data", 0, 0, 0)
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
-def test_blocks_of_parts_end_in_zeros(rebuild: Rebuild, files: SetFiles) -> None:
-    entry, read = entry_of(rebuild), {0: b"", 1: b""}
-    for place in tuple(read):
-        for row in range(STRIPES.rows):
-            for index in range(K):
-                room = np.full(STRIPES.block_bytes, 0xAA, dtype=np.uint8)
-                read[place] += files.get(entry, "data", rebuild.data[place], row, index, room).tobytes()
-        assert read[place] == PARTS[place].ljust(len(read[place]), b"\0")
-        assert len(read[place]) >= STRIPES.longest_bytes
-
-
-def test_blocks_of_parity_are_those_of_the_file(rebuild: Rebuild, files: SetFiles) -> None:
-    entry = entry_of(rebuild)
-    for piece in rebuild.parity:
-        for row in range(STRIPES.rows):
-            for index in range(STRIPES.tolerate):
-                room, other = (np.empty(STRIPES.block_bytes, dtype=np.uint8) for _ in range(2))
-                block = files.get(entry, "parity", piece, row, index, room)
-                assert files.parity(piece).read_block(row, index, other[: len(block)])
-                assert block.tobytes() == other[: len(block)].tobytes()
-    assert files.parity(piece) is files.parity(piece), "its table is read once"
-
-
-def test_a_file_that_cannot_be_read_is_an_error_for_who_asks(rebuild: Rebuild, files: SetFiles, tmp_path: Path) -> None:
-    entry, room = entry_of(rebuild), np.empty(STRIPES.block_bytes, dtype=np.uint8)
-    (tmp_path / "part-0").write_bytes(PARTS[0][:100])
-    with pytest.raises(CorruptFileError):
-        files.get(entry, "data", rebuild.data[0], 0, 0, room)
-    (tmp_path / "part-1").unlink()
-    with pytest.raises(StorageError):
-        files.get(entry, "data", rebuild.data[1], 0, 0, room)
-    (tmp_path / "parity-1").write_bytes(b"no parity")
-    with pytest.raises(CorruptFileError):
-        files.parity(rebuild.parity[1])
-
-
-def opened(descriptor: str) -> bool:
-    return os.path.lexists(f"/proc/self/fd/{descriptor}")
-
-
 # --- looking ----------------------------------------------------------------------------------------------------------
-
-
-def test_all_blocks_of_sound_files_are_good(rebuild: Rebuild) -> None:
-    entry = looked_at(rebuild)
-    assert bad_blocks(entry) == set()
-    assert entry.good is not None and set(entry.good) == {
-        ("data", 0, 0),
-        ("data", 1, 0),
-        *(("parity", place, 0) for place in range(4)),
-    }
-    assert entry.digests.keys() == set(range(4)), "of every stripe"
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -205,13 +142,6 @@ def test_a_stripe_whose_parity_nobody_has_takes_no_part(rebuild: Rebuild) -> Non
 
 
 # --- choosing ---------------------------------------------------------------------------------------------------------
-
-
-def test_before_anyone_has_looked_files_are_taken_for_good_but_not_those_being_rebuilt(rebuild: Rebuild) -> None:
-    entry = entry_of(rebuild)
-    entry.doubtful.add(("data", 0))
-    chosen = {place: entry.which_is_good("data", place, 0, 0) for place in range(3)}
-    assert chosen == {0: None, 1: 0, 2: None} and entry.which_is_good("parity", 0, 0, 0) == 0
 
 
 def test_of_several_copies_one_that_is_good_there(rebuild: Rebuild, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from deeppart.errors import CorruptFileError, RestoreError, StructureMismatchError
 from deeppart.offline.diff import compare
 from deeppart.offline.diff.records import Diff, Difference, Tolerance
-from deeppart.offline.load import OpenCheckpoint
+from deeppart.offline.reading import OpenCheckpoint
 from deeppart.testing.states import difference
 from tests import tensor_kinds
 from tests.unit.cli_support import flip, forge, make_state, part_path, save, save_states

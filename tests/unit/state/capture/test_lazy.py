@@ -120,7 +120,7 @@ def test_falls_back_to_copying_at_once_with_a_notice(
     elif kind == "capturable":
         optimizer.param_groups[0]["capturable"] = True
     elif kind == "unwrapped":
-        monkeypatch.setattr(owners, "_gives_word", lambda optimizer: False)
+        monkeypatch.setattr(owners, "_signals_steps", lambda optimizer: False)
     state = {"net": net} if kind == "unknown" else {"net": net, "optimizer": optimizer}
     expected = copy.deepcopy(net.state_dict())
     with deeppart.Checkpointer(config(tmp_path)) as ck:
@@ -147,13 +147,13 @@ def test_the_mark_of_a_wrapped_step_is_not_taken_for_the_wrapper() -> None:
             for group in self.param_groups:
                 group["params"][0].data.add_(1.0)
 
-    assert not owners._gives_word(Marked([nn.Parameter(torch.ones(2))], 0.1))
+    assert not owners._signals_steps(Marked([nn.Parameter(torch.ones(2))], 0.1))
     replaced = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
     replaced.step = lambda closure=None: None  # type: ignore[method-assign]
-    assert not owners._gives_word(replaced)
+    assert not owners._signals_steps(replaced)
     scheduled = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
     torch.optim.lr_scheduler.StepLR(scheduled, 1)
-    assert owners._gives_word(scheduled)
+    assert owners._signals_steps(scheduled)
 
 
 def test_a_leaf_and_the_optimizers_tensor_may_have_counters_of_their_own(tmp_path: Path, slow: threading.Event) -> None:
@@ -195,7 +195,7 @@ def test_views_of_a_larger_buffer_are_copied_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_compiled_step_gives_word() -> None:
+def test_a_compiled_step_signals_steps() -> None:
     """The hook itself is not compiled: it runs before each step, every time."""
     net = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -169,7 +169,6 @@ WRONG: dict[str, Callable[[list[Any]], Any]] = {
     "a tie in steps of none": lambda metas: metas[1]["leaves"]["4"][3].__setitem__(2, [0, 0]),
     "an array of texts": lambda metas: _of_texts(metas),
     "the structure's tensors without a mark": lambda metas: metas[0]["structure"].update(apart=False),
-    "the structure of an older version": lambda metas: metas[0]["structure"].update(version=3),
     "the structure without types": lambda metas: metas[0]["structure"].pop("sharded"),
     "the structure with one type more": lambda metas: metas[0]["structure"]["sharded"].append(["torch", "int8", [1]]),
 }

@@ -15,10 +15,9 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.errors import CorruptFileError, NewerFormatError
+from deeppart.errors import CorruptFileError
 from deeppart.state.document.structure import Alias, SavedArray, SavedBranch, SavedNode, Unit, units_of
 from deeppart.state.document.structure_json import (
-    STRUCTURE_VERSION,
     check_aliases,
     check_nesting,
     decode_structure,
@@ -163,11 +162,6 @@ def test_what_was_written_is_read_as_it_was() -> None:
     assert structure.rank0 == frozenset() and not structure.has_apart and structure.shared is None
 
 
-def test_a_later_version_is_told() -> None:
-    with pytest.raises(NewerFormatError, match="upgrade"):
-        decode_structure({"version": STRUCTURE_VERSION + 1}, "here")
-
-
 def in_leaf(index: int, place: int, value: Any) -> Callable[[dict[str, Any]], None]:
     def change(found: dict[str, Any]) -> None:
         found["leaves"][index][place] = value
@@ -184,12 +178,12 @@ def put(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 #: Leaves by number: box/w, items/1, view, z.
 DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "no version": lambda found: found.pop("version"),
     "no tree": lambda found: found.pop("tree"),
     "no values": lambda found: found.pop("values"),
+    "no rank0": lambda found: found.pop("rank0"),
+    "no word on what stands apart": lambda found: found.pop("apart"),
+    "no sharded tensors": lambda found: found.pop("sharded"),
     "no numbers of per-rank values": lambda found: found.pop("per_rank_values"),
-    "a negative version": put("version", -1),
-    "a version in words": put("version", "3"),
     "apart is a number": put("apart", 1),
     "rank0 is no list": put("rank0", {"x": 1}),
     "a path of rank0 is no path": put("rank0", [[["no tag", 1]]]),
@@ -346,7 +340,7 @@ NODES: list[Any] = [
 def test_a_node_that_no_writer_means(node: Any) -> None:
     leaf = ["torch", "float32", [3], 0]
     document = {
-        "version": 4, "leaves": [leaf, leaf], "values": [1, 2], "per_rank_values": [], "rank0": [], "apart": False,
+        "leaves": [leaf, leaf], "values": [1, 2], "per_rank_values": [], "rank0": [], "apart": False, "sharded": [],
     }  # fmt: skip
     with pytest.raises(CorruptFileError) as caught:
         decode_structure({**document, "tree": node}, "here")

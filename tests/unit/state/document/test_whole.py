@@ -207,13 +207,13 @@ def test_ranks_of_a_plain_stage_that_differ_are_told_and_saved_each(tmp_path: Pa
 
 
 def test_show_has_each_value_once(saved: Path, tmp_path: Path) -> None:
-    found = [each for each in read_contents(saved).leaves() if isinstance(each, Value)]
+    found = [each for each in read_contents(saved).leaves if isinstance(each, Value)]
     values = {each.path: each.value for each in found if each.per_rank is None}
     expected = {key: item for key, item in whole_rank(0, 1)["optim"].items() if "param" in key and "betas" not in key}
     assert {f"optim/{key}" for key in expected} <= values.keys() and len(values) == len(found)
     assert all(values[f"optim/{key}"] == item for key, item in expected.items())
     save(tmp_path / "differing", differing())
-    own = [each for each in read_contents(tmp_path / "differing").leaves() if isinstance(each, Value) and each.per_rank]
+    own = [each for each in read_contents(tmp_path / "differing").leaves if isinstance(each, Value) and each.per_rank]
     assert [(each.path, list(each.per_rank or ())) for each in own] == [("optim/param_groups.second.lr", [2, 3])]
 
 

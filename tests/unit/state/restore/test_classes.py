@@ -19,10 +19,10 @@ from tests.features.script_values import Level, Phase, Rights
 HERE = Phase.__module__
 
 
-def target_of(value: Any, key: Any = "v", *, extended: bool = True) -> Target:
+def target_of(value: Any, key: Any = "v") -> Target:
     tree = SavedBranch("dict", (key,), (SavedValue(0),))
     own = np.zeros(1, dtype=np.bool_)
-    return Target(Structure(tree, (), np.zeros(0, dtype=np.bool_), per_rank_values=own, extended=extended), [], [value])
+    return Target(Structure(tree, (), np.zeros(0, dtype=np.bool_), per_rank_values=own), [], [value])
 
 
 def resolved(value: Any, live: Any, key: Any = "v") -> Any:
@@ -94,6 +94,3 @@ def test_without_a_live_state_what_is_not_registered_stays(monkeypatch: pytest.M
     saved = member(Phase, "WARMUP", "w")
     target = target_of([saved])
     assert resolve_registered(target, target.structure.tree) is target.structure.tree and target.values == [[saved]]
-    older = target_of([saved], extended=False)
-    resolve(older, flatten({}))
-    assert older.values == [[saved]], "not looked at: an older structure has none"

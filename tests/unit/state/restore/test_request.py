@@ -6,34 +6,33 @@ from typing import Any
 
 import pytest
 
-from deeppart.errors import ConfigError
-from deeppart.state.restore.request import Request, aligned, asked_of
-
-DEFAULTS: dict[str, Any] = {
-    "keys": None,
-    "exclude": None,
-    "strict": True,
-    "cast": False,
-    "rename": None,
-    "on_missing": None,
-    "on_unexpected": None,
-}
-
-
-def request(**given: Any) -> Request:
-    return asked_of(*(DEFAULTS | given).values()).request
+from deeppart.errors import ConfigError, StateError
+from deeppart.state.restore.request import MISSING, UNEXPECTED, Request, aligned
+from deeppart.state.restore.request import request_of as request
 
 
 def test_nothing_asked_for_is_the_default() -> None:
     assert request().is_default and request().digest() == 0
-    assert request(strict=False) == Request(missing="keep", unexpected="ignore")
-    assert request(strict=False, on_missing="error", on_unexpected="create").is_default
+    assert request(strict=False) == Request(strict=False)
 
 
 def test_ranks_that_ask_for_the_same_have_one_digest() -> None:
     assert request(keys=["a", "b"]).digest() == request(keys=("b", "a", "b")).digest()
     digests = {request(keys="a").digest(), request(exclude="a").digest(), request(cast=True).digest(), 0}
     assert len(digests) == 4 and all(0 <= digest < 1 << 63 for digest in digests)
+    functions = {request(strict=each).digest() for each in (lambda *_: True, lambda *_: False)}
+    assert len(functions) == 1 and functions.isdisjoint({0, request(strict=False).digest()})
+
+
+def test_a_function_decides_for_each_difference() -> None:
+    of_head = request(strict=lambda path, difference: path.startswith("head/") and difference == MISSING)
+    assert of_head.accepts(("head", "w"), MISSING) and not of_head.accepts(("head", "w"), UNEXPECTED)
+    assert not request().accepts(("a",), MISSING) and request(strict=False).accepts(("a",), UNEXPECTED)
+    with pytest.raises(StateError, match="given as strict failed") as caught:
+        request(strict=lambda path: True).accepts(  # type: ignore[misc,arg-type]
+            ("a", "b"), MISSING
+        )
+    assert caught.value.where == "path a/b"
 
 
 @pytest.mark.parametrize(
@@ -55,9 +54,6 @@ def test_ranks_that_ask_for_the_same_have_one_digest() -> None:
         {"rename": {"a": "*"}},  # nothing stands for it
         {"rename": {"a": "b/c"}},  # another container
         {"rename": {"a/b": "c/b"}},
-        {"on_missing": "create"},
-        {"on_missing": True},
-        {"on_unexpected": "keep"},
     ],
     ids=repr,
 )

@@ -16,7 +16,6 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from deeppart.errors import UnsupportedLeafError
 from deeppart.model import Box
-from deeppart.plan.shards import fault_of_cover
 from deeppart.state.tree.sharded import (
     layout_of,
     read_shards,
@@ -68,7 +67,7 @@ def test_all_ranks_together_have_the_tensor(name: str) -> None:
     size = int(torch.tensor(lengths).prod())
     whole, boxes = joined(size, lambda: split_as(WHOLE, lengths, placements))
     assert torch.equal(whole, WHOLE)
-    assert fault_of_cover(list(set(boxes)), tuple(WHOLE.shape)) == ""
+    assert Box.fault_of_cover(list(set(boxes)), tuple(WHOLE.shape)) == ""
 
 
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if "trided" not in name and "FSDP" not in name])

@@ -1,0 +1,93 @@
+"""The address of a rank: what others have to know of it before they can exchange messages."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import struct
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from zmq.utils import z85
+
+from deeppart.config import socket_interface
+
+#: A host, or its IP address of version 4 or, in brackets, 6; and a port.
+_ENDPOINT = re.compile(r"tcp://([\w.-]+|\[[0-9a-fA-F:.%\w]+\]):(\d{1,5})", re.ASCII)
+#: Z85, rfc.zeromq.org/spec/32.
+_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Of one rank in one session. Nothing in it is secret.
+
+    Attributes:
+        messages: endpoint of its socket for messages, as ZeroMQ writes it: ``tcp://10.0.0.1:41233``.
+        pieces: of that for pieces of long ones.
+        public_key: of its CURVE key pair, 40 characters (Z85), made anew for each session: no two are alike.
+        host: the same for processes that can read each other's memory, if they may.
+        pid: of the process, there.
+    """
+
+    messages: str
+    pieces: str
+    public_key: str
+    host: str
+    pid: int
+
+    def __post_init__(self) -> None:
+        texts = (self.messages, self.pieces, self.public_key, self.host)
+        good = all(isinstance(each, str) for each in texts) and isinstance(self.pid, int)
+        if not good or not all(map(_is_endpoint, texts[:2])) or not _is_key(self.public_key):
+            raise ValueError("not the address of a rank")
+
+    def encode(self) -> bytes:
+        """As JSON."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Address:
+        """From what :meth:`encode` has made."""
+        return cls(**json.loads(data))
+
+
+def _is_endpoint(text: str) -> bool:
+    match = _ENDPOINT.fullmatch(text)
+    return match is not None and 0 < int(match[2]) < 1 << 16
+
+
+def _is_key(text: str) -> bool:
+    try:
+        return _KEY.fullmatch(text) is not None and bool(z85.decode(text))
+    except struct.error:  # five characters are more than four bytes have room for
+        return False
+
+
+def host_name() -> str:
+    """Processes for which it is the same have one kernel, one network and one numbering of processes."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    spaces = [str(os.stat(f"/proc/self/ns/{name}").st_ino) for name in ("net", "pid")]
+    return "-".join((boot, *spaces))
+
+
+def ip_address_towards(host: str, port: int) -> str:
+    """The IP address of this machine from which another one is reached: nothing is sent."""
+    family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0])
+
+
+def interface_of_host() -> str:
+    """Where this rank listens if nothing else is known: what is configured, or the address of the host's name."""
+    return socket_interface() or _ip_address_of_host()
+
+
+def _ip_address_of_host() -> str:
+    try:
+        return str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return "127.0.0.1"

@@ -1,0 +1,312 @@
+"""A committed checkpoint as one HDF5 file (docs/commands.md, export), without losing a bit.
+
+HDF5 has no types for bfloat16, float8 and numpy's wide texts and times. bfloat16 is described to it as the float that
+it is, so that any HDF5 reader gets numbers; float8 and float4 are stored as the bytes they are; the others as opaque
+bytes that carry numpy's name of them, which h5py reads back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+
+from deeppart.access import storage_error
+from deeppart.extension.export.beside import BesideFile
+from deeppart.extension.export.content import Content, Totals
+from deeppart.model import VERSION
+from deeppart.state.document.structure import SavedApart, SavedArray, SavedNode, SavedSharded, SavedValue
+from deeppart.state.tree.leaves import Array, LeafType, flat_bytes
+from deeppart.state.tree.paths import component
+from deeppart.state.tree.runs import run_kind
+from deeppart.state.tree.values import encode_key, encode_value
+
+ARCHIVE_VERSION = 1
+
+
+class Hdf5Writer:
+    """Writes HDF5."""
+
+    form = "hdf5"
+    is_directory = False
+
+    def __init__(self, filter: Filter | None = None) -> None:  # noqa: A002
+        self._filter = filter
+
+    def write(self, content: Content) -> Totals:
+        """Write all of it."""
+        assert isinstance(content.out, BesideFile)
+        return _Archive(content, self._filter).write(content.out.path, content.out.out)
+
+
+class _Archive:
+    """One archive in the making."""
+
+    def __init__(self, content: Content, filter: Filter | None) -> None:  # noqa: A002
+        self._checkpoint, self._suspect, self._progress = content.checkpoint, content.suspect, content.progress
+        self._content, self._filter = content, filter
+        self._tree, self._leaves = content.tree, content.leaves
+        content.refuse_repeats()
+        self._places: dict[int, tuple[h5py.Group, str, str | None]] = {}
+
+    def write(self, path: Path, out: Path) -> Totals:
+        """Write all of it."""
+        types = self._checkpoint.target.types
+        total = sum(types[leaf].nbytes for leaf in self._leaves)
+        try:
+            with h5py.File(path, "w", libver=("earliest", "v110"), locking="best-effort") as file:
+                self._describe(file)
+                self._place(file, self._tree, "state", None)
+                done = 0
+                for batch in self._checkpoint.batches(self._leaves):
+                    self._write_leaves(batch)
+                    done += sum(types[leaf].nbytes for leaf in batch)
+                    self._progress(done, total)
+        except (OSError, RuntimeError, ValueError) as error:  # h5py raises any of them for what HDF5 says
+            raise storage_error("cannot write the archive", _as_os_error(error), out) from error
+        return self._content.totals()
+
+    def _describe(self, file: h5py.File) -> None:
+        manifest = self._checkpoint.manifest
+        file.attrs["deeppart_archive"] = ARCHIVE_VERSION
+        file.attrs["library"] = f"deeppart {VERSION}"
+        file.attrs["step"] = manifest.attempt.step
+        file.attrs["created"] = manifest.created
+        file.attrs["world_size"] = manifest.attempt.world_size
+        file.attrs["rank"] = self._checkpoint.rank
+        if self._suspect:
+            file.attrs["suspect"] = list(self._suspect)
+
+    def _place(self, group: h5py.Group, node: SavedNode, name: str, key: str | None) -> None:
+        """Make the groups, write the values, and note where the leaves go."""
+        if isinstance(node, SavedArray):
+            self._places[node.index] = (group, name, key)
+        elif isinstance(node, SavedValue):
+            own = bool(self._checkpoint.structure.per_rank_values[node.index])
+            _note(write_value(group, name, self._checkpoint.target.values[node.index]), key, own)
+        elif isinstance(node, (SavedApart, SavedSharded)):
+            raise AssertionError("the structure of one rank has everything in its place")  # noqa: TRY004
+        elif node.kind == "object":  # what its state_dict() has returned
+            self._place(group, node.children[0], name, key)
+            if node.form is not None and name in group:
+                group[name].attrs["object"] = str(node.form)
+                group[name].attrs["form"] = json.dumps([node.form.kind, *node.form.about])
+        else:
+            made = group.create_group(name)
+            made.attrs["type"] = node.kind
+            if node.name:
+                made.attrs["name"] = node.name
+            _note(made, key, False)
+            taken: set[str] = set()
+            names = [link_name(child_key, taken) for child_key in node.keys]
+            if node.kind in ORDERED:  # what is in a group is listed by name
+                made.attrs["order"] = json.dumps(names)
+            for child_key, child_name, child in zip(node.keys, names, node.children, strict=True):
+                plain = child_name == child_key or node.kind in ("list", "tuple")
+                self._place(made, child, child_name, None if plain else exact_key(child_key))
+
+    def _write_leaves(self, batch: set[int]) -> None:
+        structure, types = self._checkpoint.structure, self._checkpoint.target.types
+        arrays = self._checkpoint.read(batch)
+        for leaf in sorted(batch, key=lambda leaf: (leaf in structure.aliases, leaf)):
+            group, name, key = self._places[leaf]
+            owner = self._same(leaf)
+            if owner is not None:  # two names of one data set, as two tied leaves are of one tensor
+                owner_group, owner_name, _ = self._places[owner]
+                group[name] = owner_group[owner_name]
+                continue
+            made = write_array(group, name, arrays[leaf], types[leaf], self._filter)
+            made.attrs["type"] = type_name(types[leaf])
+            _note(made, key, bool(structure.per_rank[leaf]))
+            if leaf in structure.aliases and structure.aliases[leaf].owner in self._places:
+                owner_group, owner_name, _ = self._places[structure.aliases[leaf].owner]
+                made.attrs["shares_memory_with"] = f"{owner_group.name}/{owner_name}"
+
+    def _same(self, leaf: int) -> int | None:
+        """The leaf of the archive that this one is, in all but its place; None if there is none."""
+        owner = self._content.same_as(leaf)
+        return owner if owner is not None and self._places[owner][2] == self._places[leaf][2] else None
+
+
+def _as_os_error(error: OSError | RuntimeError | ValueError) -> OSError:
+    """The exception of h5py as an ``OSError``, with the error number that HDF5 names in the text."""
+    named = re.search(r"errno = (\d+)", str(error))
+    if isinstance(error, OSError) and (error.errno or not named):
+        return error
+    return OSError(int(named[1]), str(error)) if named else OSError(str(error))
+
+
+def _note(made: h5py.HLObject, key: str | None, own: bool) -> None:
+    if key is not None:
+        made.attrs["key"] = key
+    if own:
+        made.attrs["per_rank"] = True
+
+
+_INT64_LIMIT = 1 << 63
+_COMPLEX32 = np.dtype([("r", "<f2"), ("i", "<f2")])  # what h5py makes of complex numbers, at half the width
+_NUMBERS = frozenset("biufc")
+#: Raw bytes of a chunk: HDF5 keeps one of 1 MiB in its cache while somebody reads rows.
+_CHUNK_BYTES = 1 << 20
+#: Shorter data sets are contiguous: the index of their one chunk would take more than is saved.
+_LEAST_FILTERED_BYTES = 4096
+
+
+def _utf8_names() -> h5py.h5p.PropLCID:
+    names = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    names.set_char_encoding(h5py.h5t.CSET_UTF8)
+    return names
+
+
+def _bfloat16() -> h5py.h5t.TypeFloatID:
+    """bfloat16 as HDF5 describes floats: 1 bit sign, 8 bits exponent, 7 bits mantissa with an implied 1."""
+    kind = h5py.h5t.IEEE_F32LE.copy()
+    kind.set_fields(15, 7, 8, 0, 7)
+    kind.set_size(2)
+    kind.set_ebias(127)
+    return kind
+
+
+_UTF8_NAMES, _BFLOAT16 = _utf8_names(), _bfloat16()
+#: Kinds of containers that are other ones in another order of what is in them.
+ORDERED = frozenset({"odict", "namedtuple"})
+
+
+def type_name(kind: LeafType) -> str:
+    """The ``type`` attribute of a leaf: ``torch.bfloat16``, ``numpy.<f4``."""
+    return f"{kind.kind}.{kind.dtype}"
+
+
+def link_name(key: Any, taken: set[str]) -> str:
+    """A name for what lies under a key: the key's text, with ``~`` and ``/`` escaped as in RFC 6901."""
+    text = component(key)
+    if not text.isprintable():  # HDF5 ends a name at NUL, and takes no lone surrogates
+        text = text.encode("unicode_escape").decode("ascii")
+    text = {"": "~empty", ".": "~dot"}.get(text, text)
+    name, number = text, 1
+    while name in taken:
+        number += 1
+        name = f"{text}~{type(key).__name__}" if number == 2 else f"{text}~{number}"
+    taken.add(name)
+    return name
+
+
+def exact_key(key: Any) -> str:
+    """A key as JSON, so that 1, "1" and True can be told apart (docs/format.md, small values)."""
+    return json.dumps(encode_key(key, "a dict key"))
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What the chunks of data sets are compressed with: what every HDF5 library has.
+
+    Attributes:
+        gzip_level: of deflate, 1 to 9.
+    """
+
+    gzip_level: int
+
+
+def write_array(
+    group: h5py.Group,
+    name: str,
+    array: Array,
+    kind: LeafType,
+    filter: Filter | None = None,  # noqa: A002
+) -> h5py.Dataset:
+    """Store a leaf as a data set of its shape: contiguous, or in chunks of whole rows that go through a filter."""
+    stored, numbers = stored_type(kind), flat_bytes(_in_order(array))
+    space = h5py.h5s.create(h5py.h5s.SCALAR) if not kind.shape else h5py.h5s.create_simple(kind.shape)
+    how = None
+    if filter is not None and kind.nbytes >= _LEAST_FILTERED_BYTES and kind.shape:
+        how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        how.set_chunk(_chunk_shape(kind.shape, stored.get_size()))
+        how.set_shuffle()  # the exponents of floats stand beside each other, which is what compresses
+        how.set_deflate(filter.gzip_level)
+    made = h5py.h5d.create(group.id, name.encode(), stored, space, dcpl=how, lcpl=_UTF8_NAMES)
+    if kind.nbytes:  # in the file's own type: HDF5 converts nothing
+        made.write(h5py.h5s.ALL, h5py.h5s.ALL, numbers, mtype=stored)
+    return h5py.Dataset(made)
+
+
+def _chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Whole rows, as many as fit a chunk; of one row that does not fit, a part."""
+    found, room = [1] * len(shape), max(1, _CHUNK_BYTES // itemsize)
+    for place in reversed(range(len(shape))):
+        found[place] = min(shape[place], room)
+        room //= found[place]
+        if not room:
+            break
+    return tuple(found)
+
+
+def _in_order(array: Array) -> Array:
+    return array.contiguous() if isinstance(array, torch.Tensor) else np.ascontiguousarray(array)
+
+
+def stored_type(kind: LeafType) -> h5py.h5t.TypeID:
+    """The HDF5 type of a leaf's elements: their bytes are those in memory."""
+    dtype: np.dtype[Any]
+    if kind.kind == "torch":
+        if kind.dtype == "bfloat16":
+            return _BFLOAT16
+        if kind.dtype == "complex32":
+            dtype = _COMPLEX32
+        else:
+            dtype = np.dtype(np.uint8 if kind.dtype.startswith(("float8", "float4")) else kind.dtype)
+    else:
+        dtype = np.dtype(kind.dtype)
+        dtype = dtype if dtype.kind in _NUMBERS | {"S"} else h5py.opaque_dtype(dtype)
+    return h5py.h5t.py_create(dtype, logical=True)
+
+
+def write_value(group: h5py.Group, name: str, value: Any) -> h5py.Dataset:
+    """Store a small value as a scalar: as it is where HDF5 has its like, else as text, JSON (docs/format.md).
+
+    A list or tuple of numbers of one type becomes a data set with one dimension.
+    """
+    numbers = _as_numbers(value)
+    if numbers is not None:
+        made = group.create_dataset(name, data=numbers)
+        made.attrs["items"] = type(value[0]).__name__
+    elif _is_plain(value):
+        data = h5py.Empty("f8") if value is None else np.void(value) if type(value) is bytes else value
+        made = group.create_dataset(name, data=data)
+    else:
+        made = group.create_dataset(name, data=json.dumps(encode_value(value, name)), dtype=h5py.string_dtype())
+        made.attrs["encoding"] = "json"
+    library = "numpy." if isinstance(value, np.generic) else ""  # numpy has a bool of its own
+    made.attrs["type"] = library + type(value).__name__
+    return made
+
+
+def _as_numbers(value: Any) -> np.ndarray[Any, Any] | None:
+    """The items of a list or tuple, if they are bool, or float, or int of 64 bits, and all of one type."""
+    if run_kind(value) not in ("list", "tuple"):
+        return None
+    kinds = set(map(type, value))
+    dtype = {bool: np.bool_, float: np.float64, int: np.int64}.get(next(iter(kinds))) if len(kinds) == 1 else None
+    try:
+        return None if dtype is None else np.array(value, dtype=dtype)
+    except OverflowError:
+        return None
+
+
+def _is_plain(value: Any) -> bool:
+    """True if HDF5 can store such a value exactly: its strings end at NUL and have no lone surrogates."""
+    kind = type(value)
+    if kind is int:
+        return bool(-_INT64_LIMIT <= value < _INT64_LIMIT)
+    if kind is str:
+        return not any(character == "\0" or "\ud800" <= character <= "\udfff" for character in value)
+    if kind is bytes:
+        return bool(value)
+    if isinstance(value, np.generic):  # a long double has bits that are no part of its value
+        return str(value.dtype.char) in "?bBhHiIlLqQefdFD"
+    return value is None or kind in (bool, float, complex)

@@ -1,0 +1,520 @@
+"""Reading checkpoints without the job that wrote them: one process, no MPI, nothing imported that a file names."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from deeppart._gc import collection_paused
+from deeppart.codec import RawCodec
+from deeppart.errors import FormatError, RestoreError, StateError, StorageError, StructureMismatchError
+from deeppart.model import Box, Manifest
+from deeppart.offline.find import Chosen, with_checkpoint
+from deeppart.offline.step_files import StepFiles
+from deeppart.part import SHARED_TABLE, FileSource, KeyFiles, PartReader, Signing, read_key_files
+from deeppart.state.document.part_document import OwnDocument
+from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue, Structure
+from deeppart.state.document.ties import assign
+from deeppart.state.document.whole import ShardSource, gather_wholes, with_wholes
+from deeppart.state.restore.classes import resolve_registered
+from deeppart.state.restore.merge import build, tie
+from deeppart.state.restore.scatter import (
+    ANY_PART,
+    LeafPiece,
+    LiveBox,
+    OwnSpans,
+    Scatter,
+    Wanted,
+    check_bytes,
+    check_cover,
+    check_places,
+    chunk_pieces,
+    wanted_of,
+)
+from deeppart.state.restore.target import Target, decode_values
+from deeppart.state.tree.composites import COMPOSITES
+from deeppart.state.tree.globs import covers, may_match_below, nearest_globs
+from deeppart.state.tree.leaves import Array, Bytes
+from deeppart.state.tree.objects import REGISTERED
+from deeppart.state.tree.paths import ROOT, readable
+from deeppart.state.tree.runs import make_run, run_items, run_kind
+from deeppart.state.tree.values import CONTAINERS
+from deeppart.storage.mapped import LockedFile, bring_pages, lies_in_memory, pin
+from deeppart.storage.steps import step_is_retired
+
+#: Leaves are read so many bytes at a time, or one by one where they are larger.
+BATCH_BYTES = 256 << 20
+Buffer = memoryview | Bytes
+
+
+def load(
+    path: str | os.PathLike[str],
+    step: int | None = None,
+    keys: str | Sequence[str] | None = None,
+    rank: int = 0,
+    sign_key_file: KeyFiles = None,
+) -> Any:
+    """Read a committed checkpoint in one process, onto the CPU.
+
+    Args:
+        path: the persistent directory.
+        step: which one; None for the newest whose manifest is sound.
+        keys: globs over paths (``model``, ``model/*.bias``, ``optimizer/state/0/*``); only the leaves that they cover,
+            and the chunks that hold them, are read. None for everything. One that matches a container covers all below
+            it, and one that ends in ``/*`` the container before it too. Components of a path are joined by ``/``;
+            inside a component ``~`` is written ``~0`` and ``/`` is written ``~1`` (RFC 6901). ``*`` also matches ``/``.
+        rank: whose values to take for leaves that each rank saved for itself.
+        sign_key_file: file, or files, with the key that the checkpoint must be signed with (``Config.sign_key_file``);
+            None: signatures are not checked.
+
+    Returns:
+        The nested state, with containers as saved, objects as what their ``state_dict()`` returned, tensors on the
+        CPU, tied where they were tied; subclasses of tensors are dicts of what they are made of. Members of enums and
+        objects of dataclasses are :class:`SavedMember` and :class:`SavedRecord`, those of registered types their data,
+        unless their types were registered here, too (:func:`deeppart.register`). With ``keys``, containers hold only
+        what matched.
+
+    Raises:
+        RestoreError: no such checkpoint.
+        FormatError: a file that is needed is damaged.
+        SignatureError: or not signed with the key.
+        ConfigError: a key file is not used.
+        StructureMismatchError: ``keys`` match nothing.
+        StorageError: a file cannot be read.
+
+    Example:
+        >>> import deeppart
+        >>> with deeppart.Checkpointer(persistent_dir="ckpt") as checkpointer:
+        ...     pending = checkpointer.checkpoint({"epoch": 1, "best": {"loss": 0.5}}, step=100)
+        >>> deeppart.load("ckpt", keys="best/*")
+        {'best': {'loss': 0.5}}
+    """
+    signing = read_key_files(sign_key_file)
+
+    def use(chosen: Chosen) -> Any:
+        chosen.warn()
+        return _load(chosen, keys, rank, signing)
+
+    return with_checkpoint(Path(path), step, use, signing)
+
+
+def _load(chosen: Chosen, keys: str | Sequence[str] | None, rank: int, signing: Signing | None) -> Any:
+    with ExitStack() as files:
+        checkpoint = OpenCheckpoint(files, chosen.directory, chosen.manifest, rank, signing=signing)
+        tree, leaves = checkpoint.select([keys] if isinstance(keys, str) else keys)
+        checkpoint.check(leaves)
+        arrays = checkpoint.read(leaves)
+    with collection_paused():
+        tree = resolve_registered(checkpoint.target, tree)
+        return build(checkpoint.target, arrays, tree)
+
+
+class OpenCheckpoint:
+    """A committed checkpoint whose part files are open, as one of its ranks saved it.
+
+    Attributes:
+        manifest, directory, rank: as given.
+        structure: the state's nesting.
+        target: types and values as that rank has saved them.
+        has_own: true if some of it is one rank's, of which other ranks may have saved something else.
+    """
+
+    def __init__(
+        self, files: ExitStack, directory: Path, manifest: Manifest, rank: int = 0, *, signing: Signing | None
+    ) -> None:
+        self.manifest, self.directory, self._where = manifest, directory, str(directory)
+        step = StepFiles(directory, manifest, signing)
+        self._check_rank(rank)
+        parts = [files.enter_context(step.part(number)) for number in range(manifest.attempt.world_size)]
+        self._readers, self._sources = [part.reader for part in parts], [part.source for part in parts]
+        self._own = [part.own for part in parts]
+        self._may_share, shared = signing is None, step.structure
+        self._of_ranks = list[Structure]()
+        for number, reader in enumerate(self._readers):
+            where = f"{self._where}, part {number}"
+            self._of_ranks.append(self._own[number].check(shared, where))
+            places = reader.spans, reader.raw_starts, reader.marked_per_rank
+            check_places(self._of_ranks[number], self._own[number].types, *places, where)
+        self._wholes = gather_wholes(self._of_ranks, [(each.trees, each.values) for each in self._own], self._where)
+        self._wholes.check(self._where)
+        self.has_own = bool(
+            shared.per_rank.any()
+            or shared.per_rank_values.any()
+            or any(not self._wholes.has_part(tree) for own in self._own for tree in own.trees)
+            or any(tensor.own for tensor in self._wholes.tensors.values())
+            or any(value.differs for value in self._wholes.values.values())
+        )
+        self._own_spans = [OwnSpans(reader.spans) for reader in self._readers] if self._wholes.tensors else []
+        self._pieces = [chunk_pieces(reader.spans, reader.raw_starts) for reader in self._readers]
+        self._chunks = [_chunks_of_leaves(chunks) for chunks in self._pieces]
+        self._look_as(rank)
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.manifest.attempt.world_size:
+            expected = f"a rank below {self.manifest.attempt.world_size}"
+            raise RestoreError(f"no rank {rank} saved this checkpoint", expected=expected, where=self._where)
+
+    def _look_as(self, rank: int) -> None:
+        self.rank = rank
+        self.structure = with_wholes(self._of_ranks[rank], self._wholes)
+        self.target = target_of(self.structure, self._own[rank], self._wholes.contents(rank), self._where)
+        #: Number of a leaf -> the sharded tensor that it is.
+        tensors = [tensor.for_rank(rank) for tensor in self._wholes.tensors.values()]
+        self._sharded = dict(enumerate(tensors, start=len(self._of_ranks[rank].types)))
+
+    def as_rank(self, rank: int) -> OpenCheckpoint:
+        """The same open files, as another rank saved them."""
+        self._check_rank(rank)
+        other = copy.copy(self)
+        other._look_as(rank)
+        return other
+
+    def is_own_leaf(self, leaf: int) -> bool:
+        """True if the rank saved these bytes for itself, and other ranks may have had others."""
+        if leaf in self._sharded:
+            return any(source.part == self.rank for source in self._sharded[leaf].own)
+        return bool(self.structure.per_rank[leaf])
+
+    def is_own_value(self, value: int) -> bool:
+        """True if the rank saved this small value for itself, and other ranks may have had others."""
+        in_parts = list(self._wholes.values.values())
+        first = len(self.structure.values) - len(in_parts)
+        if value >= first:
+            return in_parts[value - first].differs and self.rank in in_parts[value - first].contents
+        return bool(self.structure.per_rank_values[value])
+
+    def select(self, patterns: Sequence[str] | None) -> tuple[SavedNode, set[int]]:
+        """The part of the tree that globs cover, and the numbers of the leaves in it.
+
+        Of a run of which only some items are covered, only these are left among the values of the target.
+        """
+        return select(self.structure, self.target.values, patterns)
+
+    def check(self, leaves: set[int]) -> None:
+        """See that the parts hold every byte of these leaves exactly once, before any is read."""
+        leaves = self._with_owners(leaves) - set(self.structure.aliases)
+        for leaf in leaves & self._sharded.keys():
+            check_bytes(self._sharded[leaf], self._own_spans, self._where)
+        leaves -= self._sharded.keys()
+        own = set(np.flatnonzero(self.structure.per_rank).tolist())
+        shared = [reader.spans[reader.spans["table"] == SHARED_TABLE] for reader in self._readers]
+        check_cover(self.target.types, leaves - own, shared, self._where)
+        mine = self._readers[self.rank].spans
+        mine = mine[mine["table"] != SHARED_TABLE]
+        check_cover(self.target.types, leaves & own, [mine], f"{self._where}, part {self.rank}")
+
+    def read(self, leaves: set[int]) -> dict[int, Array]:
+        """New arrays on the CPU, with every chunk's digest checked; reads no chunk that holds none of these leaves."""
+        self.target.dropped = frozenset(set(range(len(self.structure.types))) - self._with_owners(leaves))
+        arrays = self.target.arrays()
+        scatter = Scatter(
+            each for leaf, array in arrays.items() for each in self._wanted(leaf, LiveBox.whole(array), f"leaf {leaf}")
+        )
+        self._fill(scatter, lambda part, chunk: self._readers[part].read_chunk(chunk))
+        tie(self.target, arrays)
+        return arrays
+
+    def read_boxes(self, wanted: Mapping[int, Sequence[LiveBox]]) -> None:
+        """Fill boxes of leaves; reads no chunk that holds nothing of them.
+
+        The digests of all of these chunks are checked before anything is written.
+        """
+        self.check(set(wanted))
+        views = {leaf for leaf in wanted if leaf in self.structure.aliases}
+        paths = self.structure.array_paths()
+        scatter = Scatter(
+            each
+            for leaf, boxes in wanted.items()
+            if leaf not in views
+            for live in boxes
+            for each in self._wanted(leaf, live, readable(paths[leaf]))
+        )
+        checked: dict[int, ChunkAccess] = {}
+        for part, chunk, _ in self._held(scatter):
+            if part not in checked:
+                reader, source = self._readers[part], self._sources[part]
+                checked[part] = ChunkAccess(reader, source, may_share=self._may_share)
+            checked[part].check(chunk)
+        arrays = self.read(views) if views else {}
+        for leaf in views:
+            for live in wanted[leaf]:
+                assign(live.array, arrays[leaf][live.box.slices()])
+        self._fill(scatter, lambda part, chunk: checked[part].data(chunk))
+
+    def stream(self, leaf: int) -> Iterator[memoryview] | None:
+        """The bytes of a leaf in C order, with every chunk's digest checked; each piece is good until the next one.
+
+        None of a leaf whose bytes are not in one row: a view of another one, or a sharded one.
+        """
+        if leaf in self.structure.aliases or leaf in self._sharded:
+            return None
+        places = [
+            (piece.start, part, chunk, piece)
+            for part in self._parts_of(leaf)
+            for chunk in self._chunks[part].get(leaf, ())
+            for piece in self._pieces[part][chunk]
+            if piece.leaf == leaf
+        ]
+        return self._in_turn(sorted(places))
+
+    def _in_turn(self, places: list[tuple[int, int, int, LeafPiece]]) -> Iterator[memoryview]:
+        lengths = [self._readers[part].chunks["encoded_length"][chunk] for _, part, chunk, _ in places]
+        scratch = np.empty(int(max(lengths, default=0)), dtype=np.uint8).data
+        for _, part, chunk, piece in places:
+            data = memoryview(self._readers[part].read_chunk(chunk, scratch)).cast("B")
+            yield data[piece.at : piece.at + piece.length]
+
+    def _fill(self, scatter: Scatter, data_of: Callable[[int, int], Buffer]) -> None:
+        """Put what chunks hold into the arrays that want it."""
+        for part, chunk, pieces in self._held(scatter):
+            scatter.write(part, pieces, np.frombuffer(data_of(part, chunk), dtype=np.uint8))
+
+    def _held(self, scatter: Scatter) -> Iterator[tuple[int, int, list[LeafPiece]]]:
+        """Part, chunk, and the pieces in it that are wanted, of all chunks that hold any."""
+        for part in range(len(self._readers)):
+            for chunk in sorted({chunk for leaf in scatter.leaves(part) for chunk in self._chunks[part].get(leaf, ())}):
+                pieces = [
+                    piece
+                    for piece in self._pieces[part][chunk]
+                    if any(want.has_any_of(piece) for want in scatter.wants_of(part, piece.leaf))
+                ]
+                if pieces:
+                    yield part, chunk, pieces
+
+    def _parts_of(self, leaf: int) -> Sequence[int]:
+        return [self.rank] if self.structure.per_rank[leaf] else range(len(self._readers))
+
+    def owner_of(self, leaf: int) -> int:
+        """The leaf that has the bytes of this one: itself, or the one whose memory it shares."""
+        alias = self.structure.aliases.get(leaf)
+        return leaf if alias is None else alias.owner
+
+    def batches(self, leaves: Collection[int]) -> Iterator[set[int]]:
+        """Leaves to be read together, at most :data:`BATCH_BYTES` of them: those that share memory in one go."""
+        families: dict[int, set[int]] = {}
+        for leaf in sorted(leaves):
+            families.setdefault(self.owner_of(leaf), set()).add(leaf)
+        batch: set[int] = set()
+        room = BATCH_BYTES
+        for owner, family in families.items():
+            nbytes = self.target.types[owner].nbytes
+            if batch and room < nbytes:
+                yield batch
+                batch, room = set(), BATCH_BYTES
+            batch |= family
+            room -= nbytes
+        if batch:
+            yield batch
+
+    def repeats(self, leaf: int) -> StateError | None:
+        """The refusal of a leaf that is small in the checkpoint because its elements lie at one address, as
+        ``expand()`` makes it, and would be large anywhere else; None if it is none.
+        """
+        types = self.target.types
+        nbytes, stored = types[leaf].nbytes, types[self.owner_of(leaf)].nbytes
+        if nbytes <= max(stored, BATCH_BYTES):
+            return None
+        return StateError(
+            "a leaf repeats its few bytes, as expand() makes it, and would be too large by itself",
+            expected=f"at most {BATCH_BYTES} bytes",
+            found=f"{nbytes} bytes of {types[leaf]}, of which {stored} are stored",
+            where=f"path {readable(self.structure.array_paths()[leaf])}",
+            todo="name the other leaves as KEYS",
+        )
+
+    def read_sound(self, leaves: set[int]) -> tuple[dict[int, Array], dict[int, FormatError | StorageError]]:
+        """Read leaves, and pass over those of which a byte is damaged or missing."""
+        try:
+            self.check(leaves)
+            arrays = self.read(leaves)
+        except (FormatError, StorageError) as error:
+            gone = isinstance(error, StorageError) and error.errno == errno.ENOENT
+            if gone and step_is_retired(self.directory):
+                raise
+            if len(leaves) == 1:
+                return {}, dict.fromkeys(leaves, error)
+        else:
+            return {leaf: arrays[leaf] for leaf in leaves}, {}
+        found: dict[int, Array] = {}
+        refused: dict[int, FormatError | StorageError] = {}
+        for leaf in sorted(leaves):
+            read, errors = self.read_sound({leaf})
+            found |= read
+            refused |= errors
+        return found, refused
+
+    def _wanted(self, leaf: int, live: LiveBox, name: str) -> Iterator[Wanted]:
+        """What an array wants of the parts."""
+        kind = self.target.types[leaf]
+        if leaf in self._sharded:
+            return wanted_of(self._sharded[leaf].sources, live, kind, name)
+        part = self.rank if self.structure.per_rank[leaf] else ANY_PART
+        return wanted_of([ShardSource(part, leaf, Box.whole(kind.shape))], live, kind, name)
+
+    def _with_owners(self, leaves: set[int]) -> set[int]:
+        aliases = self.structure.aliases
+        return leaves | {aliases[leaf].owner for leaf in leaves if leaf in aliases}
+
+
+def _chunks_of_leaves(pieces: list[list[LeafPiece]]) -> dict[int, list[int]]:
+    chunks: dict[int, list[int]] = {}
+    for chunk, held in enumerate(pieces):
+        for piece in held:
+            chunks.setdefault(piece.leaf, []).append(chunk)
+    return chunks
+
+
+def target_of(structure: Structure, own: OwnDocument, in_parts: list[Any], where: str) -> Target:
+    """What one rank had, of its structure."""
+    values = decode_values(structure, where)
+    for index, value in own.values.items():
+        values[index] = value
+    values[len(values) - len(in_parts) :] = in_parts
+    return Target(structure, own.all_types(structure), values)
+
+
+def select(structure: Structure, values: list[Any], patterns: Sequence[str] | None) -> tuple[SavedNode, set[int]]:
+    """The part of the tree that the globs cover, and the leaf numbers in it; cuts runs to the items that they cover."""
+    if patterns is None:
+        return structure.tree, set(_arrays(structure.tree))
+    kept: set[int] = set()
+
+    def prune(node: SavedNode, path: tuple[Any, ...]) -> SavedNode | None:
+        text = readable(path)
+        container = not isinstance(node, SavedArray)
+        if (path or not isinstance(node, SavedBranch)) and covers(text, patterns, container=container):
+            kept.update(_arrays(node))
+            return node
+        if not isinstance(node, SavedBranch):
+            return _select_items(node, values, text, patterns) if isinstance(node, SavedValue) else None
+        inner = [
+            (key, prune(child, path if node.kind == "object" else (*path, key)))
+            for key, child in zip(node.keys, node.children, strict=True)
+        ]
+        found = [(key, child) for key, child in inner if child is not None]
+        if not found:
+            return None
+        if node.kind in COMPOSITES:  # a tensor is wanted as a whole
+            kept.update(_arrays(node))
+            return node
+        children = tuple(child for _, child in found)
+        whole = len(found) == len(node.children)
+        kind = node.kind if whole or node.kind != "namedtuple" else "dict"  # a namedtuple needs all its fields
+        form = node.form if node.form is None or node.form.kind != REGISTERED else None  # it needs all of its data
+        return replace(node, kind=kind, keys=tuple(key for key, _ in found), children=children, form=form)
+
+    tree = prune(structure.tree, ())
+    if tree is None:
+        names = sorted(readable(path) for path, _ in structure.walk())
+        near = dict.fromkeys(other for pattern in patterns for other in nearest_globs(pattern, names))
+        raise StructureMismatchError(
+            "no leaf of the checkpoint matches the keys asked for",
+            expected=f"globs over {len(names)} paths such as {', '.join(near or names[:4])}",
+            found=", ".join(map(repr, patterns)),
+            todo="`deeppart show DIR` lists the paths",
+        )
+    return tree, kept
+
+
+def _arrays(node: SavedNode) -> Iterator[int]:
+    """Numbers of the leaves in a tree."""
+    if isinstance(node, SavedArray):
+        yield node.index
+    elif isinstance(node, SavedBranch):
+        for child in node.children:
+            yield from _arrays(child)
+
+
+def _select_items(node: SavedValue, values: list[Any], path: str, patterns: Sequence[str]) -> SavedValue | None:
+    """A run of which some items are covered: their paths are those that they would have one by one."""
+    value = values[node.index]
+    beneath = [pattern for pattern in patterns if may_match_below(path, pattern)]
+    if run_kind(value) is None or not beneath:
+        return None
+    chosen = _choose(value, "" if path == ROOT else f"{path}/", beneath)
+    if chosen is None:
+        return None
+    values[node.index] = chosen
+    return node
+
+
+def _choose(value: Any, prefix: str, patterns: Sequence[str]) -> Any:
+    """A container of a run, less the items that are not covered; None if that is all."""
+    found = []
+    for key, item in zip(*run_items(value), strict=True):
+        path = prefix + readable((key,))
+        if covers(path, patterns):
+            found.append((key, item))
+        elif type(item) in CONTAINERS:
+            inner = _choose(item, f"{path}/", patterns)
+            if inner is not None:
+                found.append((key, inner))
+    if not found:
+        return None
+    return make_run(run_kind(value) or "", [key for key, _ in found], [item for _, item in found])
+
+
+class ChunkAccess:
+    """Chunks of a part that are checked first and used later, with little memory of their own.
+
+    A chunk that is stored raw, in a file that lies in memory or whose pages can be locked there, is used where it lies.
+    Any other is read twice, and checked both times: the second time it comes out of the page cache, mostly, into memory
+    that is still warm, which takes less time than fresh memory for all of them.
+    """
+
+    def __init__(self, reader: PartReader, source: FileSource, *, may_share: bool) -> None:
+        self._reader = reader
+        self._path = source.path
+        self._pinned: LockedFile | None = None
+        self._memory: memoryview | None = None
+        self._scratch = np.empty(0, dtype=np.uint8)
+        if may_share and source.size:
+            try:
+                if lies_in_memory(source.path):
+                    self._memory = source.mapped(0, source.size)
+                else:
+                    self._pinned = pin(source, 0, source.size)
+                    self._memory = None if self._pinned is None else self._pinned.memory
+            except StorageError:  # no address space: it is read
+                self._memory = None
+
+    def check(self, chunk: int) -> None:
+        """See that a chunk is what was saved."""
+        lying = self._lying(chunk)
+        if lying is None:
+            lying = self._room(chunk)
+            self._reader.read_encoded(chunk, lying)
+        elif self._pinned is not None:
+            self._pinned.bring(int(self._reader.chunks["offset"][chunk]), len(lying))
+        else:
+            bring_pages(np.frombuffer(lying, dtype=np.uint8), self._path)
+        self._reader.check_chunk(chunk, lying)
+
+    def data(self, chunk: int) -> Bytes:
+        """The raw bytes of a chunk that was checked, until the next call."""
+        lying = self._lying(chunk)
+        if lying is None:
+            lying = self._reader.read_chunk(chunk, self._room(chunk))
+        return np.frombuffer(lying, dtype=np.uint8)
+
+    def _lying(self, chunk: int) -> memoryview | None:
+        """The raw bytes where they lie in the file; None if they do not, or may not be used there."""
+        row = self._reader.chunks[chunk]
+        if self._memory is None or row["base"] != 0 or row["codec"] != RawCodec.codec_id:
+            return None
+        start = int(row["offset"])
+        return self._memory[start : start + int(row["encoded_length"])]
+
+    def _room(self, chunk: int) -> memoryview:
+        length = int(self._reader.chunks["encoded_length"][chunk])
+        if len(self._scratch) < length:
+            self._scratch = np.empty(length, dtype=np.uint8)
+        return self._scratch.data[:length]

@@ -1,0 +1,122 @@
+"""What those who watch a job get to see of a session, and the cadence that follows from it: recorder and history."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from deeppart import access
+from deeppart.access import storage_error
+from deeppart.cadence import AutoCadence, History
+from deeppart.config import AUTO, Config, expand_directory, job_name
+from deeppart.errors import ConfigError, DeeppartWarning, warn_caller
+from deeppart.model import LEVELS, LIBRARY
+from deeppart.pending import Pending
+from deeppart.plan.interval import FLUSH_SHARE
+from deeppart.repair import Scrubber
+from deeppart.save import Pipeline, lower_priority
+from deeppart.session.record import Session
+from deeppart.storage.timestamps import now
+from deeppart.telemetry import EVENTS_BEGIN, METRICS_BEGIN, Live, Outputs, RankStatus, Recorder, ScrubStatus, StatusFile
+
+
+def cadence_for(session: Session) -> AutoCadence | None:
+    """The cadence that decides when to checkpoint; None if the configuration does."""
+    if session.config.every != AUTO:
+        return None
+    nodes = len(session.topology.nodes)
+    history = History(session.persistent.root, session.session, nodes) if session.comm.rank == 0 else None
+    if history is not None and history.problem is not None:
+        warn_caller(f"every='auto' does not know earlier runs: {history.problem}", DeeppartWarning)
+    share = FLUSH_SHARE if session.config.flush_bandwidth is None else 1.0
+    return AutoCadence(session.comm, session.protection.every, nodes, history, session.config.timeout, share)
+
+
+def telemetry_files(config: Config, node: str, rank: int) -> dict[str, Path]:
+    """``metrics_file`` and ``events_file``, filled in, as far as they are set."""
+    found = {}
+    for name, begins in (("metrics_file", METRICS_BEGIN), ("events_file", EVENTS_BEGIN)):
+        template = getattr(config, name)
+        if template is not None:
+            found[name] = expand_directory(template, node=node, rank=rank, job=job_name())
+            _check_ours(name, found[name], begins)
+    return found
+
+
+def _check_ours(setting: str, path: Path, begins: re.Pattern[bytes]) -> None:
+    """See that a file is absent, empty (as one is after a power cut), or one that an earlier session has written."""
+    try:
+        with os.fdopen(access.open_file(path), "rb") as file:
+            text = file.read(200)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise storage_error(f"{setting} cannot be read", error, path) from error
+    if text and not begins.match(text):
+        raise ConfigError(
+            f"{setting} names a file that holds something else",
+            expected="no file, an empty one, or what an earlier run has written",
+            found="a file that begins otherwise",
+            where=str(path),
+            todo=f"give {setting} another name, or move the file away",
+        )
+
+
+def recorder_for(
+    session: Session, pipeline: Pipeline, scrubber: Scrubber | None, cadence: AutoCadence | None
+) -> Recorder:
+    """The recorder, running if this rank has anything to write."""
+    rank, every = session.comm.rank, session.protection.every
+    status = RankStatus(
+        session=session.session,
+        job=job_name(),
+        library=LIBRARY,
+        node=session.topology.names[rank],
+        process=os.getpid(),
+        rank=rank,
+        world_size=session.comm.size,
+        nodes=len(session.topology.nodes),
+        began=now(),
+        written=now(),
+        every={} if cadence is not None else {level: every[level] for level in LEVELS if every[level]},
+        reduced=session.protection.shortfalls,
+    )
+    levels = [level for level in LEVELS if every[level]]
+    return Recorder(status, levels, _outputs(session), _Source(pipeline, scrubber, cadence), lower_priority)
+
+
+def _outputs(session: Session) -> Outputs:
+    """Files without ``{rank}`` in their name are one for each node: its first rank writes them."""
+    config, rank = session.config, session.comm.rank
+    leads = session.topology.mates(rank)[0] == rank
+    writes = config.status == "rank" or (config.status == "node" and leads)
+    status = StatusFile(session.persistent.root, session.session, rank) if writes else None
+
+    def file(name: str, template: str | None) -> Path | None:
+        return session.telemetry_files.get(name) if leads or "{rank}" in (template or "") else None
+
+    paths = file("metrics_file", config.metrics_file), file("events_file", config.events_file)
+    return Outputs(status, *paths, session.owner)
+
+
+class _Source:
+    """What the recorder's thread asks; each of these is one look at what other threads change."""
+
+    def __init__(self, pipeline: Pipeline, scrubber: Scrubber | None, cadence: AutoCadence | None) -> None:
+        self._pipeline, self._scrubber, self._cadence = pipeline, scrubber, cadence
+
+    def live(self) -> Live:
+        """As :class:`deeppart.telemetry.recorder.Source` has it; the next ones too."""
+        report = None if self._cadence is None else self._cadence.report
+        scrubbed = None
+        if self._scrubber is not None:
+            done = self._scrubber.report
+            scrubbed = ScrubStatus(done.cycles, done.nbytes, done.damaged, done.repaired)
+        return Live(None if report is None else report.cadence.period_s, self._pipeline.repairing, scrubbed)
+
+    def holds(self, pending: Pending) -> bool:
+        return self._pipeline.holds(pending)
+
+    def tell(self, text: str) -> None:
+        self._pipeline.ledger.note(text, DeeppartWarning)

@@ -1,0 +1,111 @@
+"""The digests by which the ranks that hold a leaf find out whether they have the same bytes of it.
+
+* Leaves that an optimizer is seen to train, which change at every step: one slice of each at a time
+  (:mod:`deeppart.state.compare.slices`).
+* All others: in full at every checkpoint. So are small ones, leaves on a device, of which reading all of the memory
+  costs little, and those with gaps in memory.
+
+Which leaves are trained is each rank's view of its tensors, and so is the order in which they lie in memory. Both are
+in the digest, so ranks whose views differ find out, and compare such a leaf in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from deeppart.state.compare.optimizers import Trained
+from deeppart.state.compare.slices import RotatingSlices, memory_order
+from deeppart.state.tree.fingerprint import SMALL_LEAF_BYTES, SmallLeaves, device_digests, full_digest, hash63
+from deeppart.state.tree.flat import FlatState
+from deeppart.state.tree.leaves import LeafType
+
+Digests = npt.NDArray[np.int64]
+
+
+class LeafDigests:
+    """Digests of leaves that the same ranks hold.
+
+    Attributes:
+        orders: of each leaf the order in which it lies in memory, if its slices are compared in turn; 0 if all of it
+            is.
+    """
+
+    def __init__(
+        self, leaves: Sequence[int], flat: FlatState, types: Sequence[LeafType], in_full: Collection[int] = ()
+    ) -> None:
+        self._types = types
+        self._leaves = np.array(leaves, dtype=np.int64)
+        self._is_large = np.array([types[leaf].nbytes > SMALL_LEAF_BYTES for leaf in leaves], dtype=np.bool_)
+        self._small = SmallLeaves(self._leaves[~self._is_large].tolist(), flat.data, types)
+        may_rotate = self._is_large & ~np.isin(self._leaves, list(in_full))
+        #: Place, leaf, bytes and order in memory of what may rotate: the same for every state of this structure.
+        self._may_rotate = [
+            (at, leaves[at], types[leaves[at]].nbytes, order)
+            for at in np.flatnonzero(may_rotate).tolist()
+            if (order := memory_order(flat.data[leaves[at]]))
+        ]
+        #: What this rank has found when it looked last.
+        self._own_orders = self.orders = np.zeros(len(leaves), dtype=np.int64)
+        self._rotate(self.orders)
+
+    def look(self, flat: FlatState, trained: Mapping[int, Trained]) -> None:
+        """Find which leaves rotate; what the ranks have agreed on stands as long as this rank finds the same."""
+        orders = np.zeros(len(self._leaves), dtype=np.int64)
+        pointers, holders = flat.pointers, flat.memory.holders
+        for at, leaf, nbytes, order in self._may_rotate if trained else ():
+            seen = trained.get(pointers[leaf])
+            if seen is not None and seen.is_all_of(holders[leaf], nbytes):
+                orders[at] = order
+        if not np.array_equal(orders, self._own_orders):
+            self._own_orders = orders
+            self._rotate(orders)
+
+    def agree_on(self, alike: npt.NDArray[np.bool_]) -> None:
+        """The ranks have compared :attr:`orders`: where these are not alike, leaves are compared in full."""
+        self._rotate(np.where(alike, self.orders, 0))
+
+    def digest(self, flat: FlatState, turn: int) -> int:
+        """One of all that is compared at a turn."""
+        whole = np.array(_full_digests(flat, self._in_full), dtype=np.int64)
+        slices = self._slices.digests(flat.pointers, turn)
+        small = np.array([self._small.digest(flat.data, flat.pointers)], dtype=np.int64)
+        return hash63(np.concatenate([self.orders, small, whole, slices]).tobytes())
+
+    @property
+    def in_full(self) -> Digests:
+        """The leaves that are compared in full."""
+        found: Digests = self._leaves[self.orders == 0]
+        return found
+
+    @property
+    def rotating(self) -> Digests:
+        """The others."""
+        found: Digests = self._leaves[self.orders > 0]
+        return found
+
+    def _rotate(self, orders: Digests) -> None:
+        self.orders = orders
+        self._slices = RotatingSlices(self.rotating.tolist(), self._types)
+        self._in_full: list[int] = self._leaves[self._is_large & (orders == 0)].tolist()
+
+
+def full_digests(flat: FlatState, leaves: Sequence[int]) -> Digests:
+    """By leaf number, digests of all bytes of some leaves; 0 for the others."""
+    found = np.zeros(len(flat.data), dtype=np.int64)
+    found[list(leaves)] = _full_digests(flat, leaves)
+    return found
+
+
+def _full_digests(flat: FlatState, leaves: Sequence[int]) -> list[int]:
+    on_devices = [leaf for leaf in leaves if _is_on_device(flat.data[leaf])]
+    found = dict(zip(on_devices, device_digests([flat.data[leaf] for leaf in on_devices]), strict=True))
+    return [found[leaf] if leaf in found else full_digest(flat.data[leaf]) for leaf in leaves]
+
+
+def _is_on_device(data: object) -> bool:
+    """True if a leaf is read by the device on which it is."""
+    return isinstance(data, torch.Tensor) and not data.is_cpu

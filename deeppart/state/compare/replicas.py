@@ -1,0 +1,400 @@
+"""The replicas of a state: which ranks hold the same bytes of a leaf, found out by comparing what they hold.
+
+Saving a leaf of one rank for all is only right while all ranks hold the same bytes; getting this wrong loses state
+silently. So nothing is assumed. Every leaf has its *holders*: all ranks, for the structure that they share; some of
+them, for a shard of a tensor; this rank alone, for all else. Those that have the same holders make one set, and each
+set compares one digest of what is due (:mod:`deeppart.state.compare.digests`) at every checkpoint: that of all ranks
+goes into the reduction that every checkpoint makes anyway, the others into a second one. On any difference, and when
+the structure is new, all bytes of all sets are compared leaf by leaf. A leaf once found to differ is saved by each of
+its holders as long as the structure stands. It is on record when all of each leaf was last compared
+(:mod:`deeppart.state.compare.history`), so that what was saved in between can be called suspect.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.comm import Comm, finish
+from deeppart.errors import LeafMismatchError, UnsupportedLeafError
+from deeppart.model import ComparedEarlier
+from deeppart.state.compare.digests import LeafDigests, full_digests
+from deeppart.state.compare.history import NEVER, Calls, Divergence, compared_earlier
+from deeppart.state.compare.layout import Flags, StateLayout, derive
+from deeppart.state.compare.optimizers import Trained, TrainingWatch
+from deeppart.state.document.ties import alias_digests
+from deeppart.state.tree.fingerprint import SMALL_LEAF_BYTES, full_digest, hash63, hash_json
+from deeppart.state.tree.flat import FlatState
+from deeppart.state.tree.globs import ALL, NONE, VERIFY, Replication
+from deeppart.state.tree.leaves import leaf_type
+from deeppart.state.tree.paths import readable
+from deeppart.state.tree.runs import in_order
+from deeppart.state.tree.values import Encoded, encode_value
+
+_SCALARS = frozenset({int, float, bool, str, type(None)})
+#: Names of the digests that a rank brings into the reduction of a checkpoint.
+DIGESTS = ("structure", "content")
+#: Leaves that have left the state, of which it is remembered when they were compared.
+_MOST_REMEMBERED = 100_000
+#: Leaves that have come to differ whose ranks are found out.
+MOST_NAMED = 64
+_NOTHING = np.iinfo(np.int64).min
+_Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """The result of :meth:`Replicas.compare_in_full`; the same on all ranks.
+
+    Attributes:
+        per_rank: paths of leaves and values that are found to differ, and were not alike before.
+        diverged: leaves that were.
+    """
+
+    per_rank: tuple[str, ...] = ()
+    diverged: tuple[Divergence, ...] = ()
+
+
+@dataclass(slots=True)
+class _Set:
+    """Leaves that the same ranks hold.
+
+    Attributes:
+        number: among all sets of the job; that of all ranks is the first.
+        leaves: this rank's numbers of them, in the order that all of its ranks have.
+        digests: of those that are compared.
+    """
+
+    number: int
+    leaves: list[int]
+    digests: LeafDigests | None = None
+
+
+class Replicas:
+    """Keeps the layout of the state a job saves, and compares it across ranks. Used by the training thread alone.
+
+    Attributes:
+        replication: how the user wants leaves to be treated.
+        calls: the checkpoints of this session, as far as they were noted.
+        layout: of the state that :meth:`prepare` took in last.
+        values: its small values, encoded.
+    """
+
+    def __init__(self, comm: Comm, setting: str | Mapping[str, str], timeout: float) -> None:
+        self._comm = comm
+        self._timeout = timeout
+        self.replication = Replication(setting if comm.size > 1 else ALL)
+        is_due = self.replication.uniform not in (ALL, NONE, VERIFY)
+        self._watch = TrainingWatch(SMALL_LEAF_BYTES) if is_due else None
+        self._trained: dict[int, Trained] = {}
+        self.calls = Calls()
+        self._layout: StateLayout | None = None
+        #: The turns at which leaves of earlier structures were last found alike; and those of this one, if its ties are
+        #: being agreed on anew.
+        self._earlier: dict[Hashable, int] = {}
+        self._last: _Numbers | None = None
+        self._sets: list[_Set] = []
+        self._sets_of_job = 1
+        #: For each leaf its place in the row in which all sets' leaves stand; -1 if this rank alone holds it.
+        self._columns = np.zeros(0, dtype=np.int64)
+        self._width = 0
+        self.values: list[Encoded] = []
+
+    @property
+    def layout(self) -> StateLayout:
+        """The layout of the state that :meth:`prepare` took in last."""
+        if self._layout is None:
+            raise RuntimeError("no state was taken in yet")
+        return self._layout
+
+    @property
+    def unlike_shards(self) -> frozenset[int]:
+        """This rank's shards that others hold with other bytes: each rank saves its own."""
+        layout = self.layout
+        found = layout.differing & (self._columns >= 0)
+        return frozenset(leaf for leaf in np.flatnonzero(found).tolist() if leaf >= layout.before_shards)
+
+    def close(self) -> None:
+        """Watch the optimizers no more."""
+        if self._watch is not None:
+            self._watch.close()
+
+    def prepare(self, flat: FlatState) -> bool:
+        """Take in the state to save (local). Returns whether its structure is new to this rank."""
+        self.values = [encode_value(x.value, "") if type(x.value) in _SCALARS else _encode(x) for x in flat.values]
+        if self._layout is not None and self._layout.stands_for(flat, self.replication):
+            return False
+        if self._layout is not None and self._layout.compared:
+            self._remember(self._layout)
+        self._layout, self._last = derive(flat, self.replication), None
+        return True
+
+    def _remember(self, layout: StateLayout) -> None:
+        """The structure changes: what was replicated keeps its history, under its name."""
+        for name, turn in zip(layout.names, self._last_alike().tolist(), strict=True):
+            self._earlier.pop(name, None)
+            if turn != NEVER:
+                self._earlier[name] = turn
+        most = _MOST_REMEMBERED + len(layout.names)
+        if len(self._earlier) > most:
+            self._earlier = dict(list(self._earlier.items())[-most:])
+
+    def _last_alike(self) -> _Numbers:
+        """For each leaf the turn at which all of it was last found alike on all ranks."""
+        layout = self.layout
+        if self._last is not None:
+            return self._last
+        if layout.compared:
+            return layout.record.turns[layout.owners()]
+        return np.array([self._earlier.get(name, NEVER) for name in layout.names], dtype=np.int64)
+
+    # --- at every checkpoint ------------------------------------------------------------------------------------------
+
+    def digests(self, flat: FlatState, turn: int, *, fresh: bool) -> dict[str, int]:
+        """The fields this rank brings into the checkpoint's reduction, by :data:`DIGESTS`."""
+        layout = self.layout
+        self._trained = {} if self._watch is None else self._watch.trained()
+        content = 0
+        if not fresh:
+            compared = np.flatnonzero(~(layout.per_rank_values | layout.trusted_values)).tolist()
+            values = hash_json([self._comparable(flat, index) for index in compared])
+            content = hash63(f"{values} {self._digest(self._sets[0], flat, turn)}".encode())
+        return {"structure": layout.structure_digest, "content": content}
+
+    def shards_differ(self, flat: FlatState, turn: int, what: str) -> bool:
+        """Whether ranks that hold the same shards differ in what is due (collective)."""
+        if self._sets_of_job == 1:
+            return False
+        digests, held = np.zeros(self._sets_of_job, dtype=np.int64), np.zeros(self._sets_of_job, dtype=np.bool_)
+        for each in self._sets[1:]:
+            digests[each.number], held[each.number] = self._digest(each, flat, turn), True
+        return bool(self._unequal_in_row(digests, held, what).any())
+
+    def _digest(self, each: _Set, flat: FlatState, turn: int) -> int:
+        if each.digests is None:
+            raise RuntimeError("ranks compare what is due once they have compared all of it")
+        each.digests.look(flat, self._trained)
+        return each.digests.digest(flat, turn)
+
+    def alike(self, turn: int) -> None:
+        """What was due at a turn was the same on all ranks that hold it."""
+        found = [each.digests for each in self._sets if each.digests is not None]
+        in_full = np.concatenate([each.in_full for each in found])
+        rotating = np.concatenate([each.rotating for each in found])
+        orders = np.concatenate([each.orders[each.orders > 0] for each in found])
+        self.layout.record.due(in_full, rotating, orders, turn)
+
+    def compared_earlier(self, turn: int) -> tuple[ComparedEarlier, ...]:
+        """The replicated leaves that were last compared in full before this turn."""
+        if self._comm.size == 1:
+            return ()
+        layout = self.layout
+        owners = layout.owners()
+        return compared_earlier(layout.record.turns[owners], layout.per_rank[owners], turn, self.calls)
+
+    # --- a new structure, or a difference -----------------------------------------------------------------------------
+
+    def agree_on_ties(self, what: str) -> None:
+        """Find which ties are the state's, and how leaves are treated (collective).
+
+        Ties that not all ranks have are not ties of the state. But leaves that share memory on any rank are treated as
+        the strictest of them is: on that rank, none may get another rank's bytes.
+        """
+        layout = self.layout
+        shared = layout.shared[0]
+        self._last = self._last_alike()  # a tie that some rank has undone was one until now
+        layout.begin()
+        changed = self.replication.uniform is None
+        while changed:  # one rank may share memory with what has become stricter on another one
+            spreads = layout.take_strictness(self._maximum(layout.strictness, what))
+            changed = bool(self._maximum(np.array([spreads], np.int64), what)[0])
+        ties = alias_digests(layout.aliases, len(layout.types))[:shared]
+        layout.untie(np.flatnonzero(self._unequal_in_row(ties, np.ones(shared, np.bool_), what)).tolist())
+        layout.forget_differences()
+
+    def take_holders(self, held: Mapping[tuple[int, ...], list[int]] | None, what: str) -> None:
+        """Take in which ranks hold this rank's shards, two at least each (collective unless None: there are none)."""
+        layout = self.layout
+        shared, sets = layout.shared[0], [_Set(0, list(range(layout.shared[0])))]
+        every: list[tuple[tuple[int, ...], int]] = []
+        if held is not None:
+            mine = [[ranks, len(leaves)] for ranks, leaves in sorted(held.items()) if ranks[0] == self._comm.rank]
+            texts = finish(self._comm, self._comm.allgather(json.dumps(mine).encode()), what, self._timeout)
+            every = sorted((tuple(ranks), count) for text in texts for ranks, count in json.loads(text))
+        starts = dict(zip((ranks for ranks, _ in every), np.cumsum([shared, *(n for _, n in every)]), strict=False))
+        numbers = {ranks: number for number, (ranks, _) in enumerate(every, 1)}
+        self._columns = np.full(len(layout.types), -1, dtype=np.int64)
+        self._columns[:shared] = np.arange(shared)
+        for ranks, leaves in sorted((held or {}).items()):
+            self._columns[leaves] = starts[ranks] + np.arange(len(leaves))
+            sets.append(_Set(numbers[ranks], leaves))
+        self._sets, self._sets_of_job = sets, 1 + len(every)
+        self._width = shared + sum(count for _, count in every)
+
+    def compare_in_full(self, flat: FlatState, turn: int, step: int, what: str) -> Differences:
+        """Find the leaves and values that differ between the ranks that hold them (collective).
+
+        What has hit one leaf may have hit others, where nothing was compared this time: so all are read.
+        """
+        layout, last = self.layout, self._last_alike()
+        values_before = layout.per_rank_values.copy()
+        types = np.zeros(len(layout.types), dtype=np.int64)
+        types[: layout.shared[0]] = layout.type_digests()
+        new = self._unequal(types, what)
+        trusted = np.flatnonzero(self._of_leaves(new) & layout.trusted)
+        _refuse_unequal_types(flat, trusted.tolist(), what)
+        layout.differing |= self._of_leaves(new)
+        new |= self._unequal(full_digests(flat, self._compared()), what)
+        layout.differing |= self._of_leaves(new)
+        layout.per_rank_values |= self._unequal_values(flat, what)
+        self._look_anew(flat, what)
+        layout.record.all_of(np.array(self._compared(), dtype=np.int64), turn)
+        values = np.flatnonzero(layout.per_rank_values & ~values_before).tolist()
+        found = self._describe(flat, np.flatnonzero(new).tolist(), last, (turn, step), what)
+        # Not before: of a call that is refused on the way, the user hears nothing.
+        layout.compared, self._last = True, None
+        return Differences((*found.per_rank, *(readable(flat.values[i].path) for i in values)), found.diverged)
+
+    def _compared(self) -> list[int]:
+        """The leaves that are compared: held by several, not known to differ, not trusted, and no views of others."""
+        layout = self.layout
+        found = (self._columns >= 0) & ~layout.differing & ~layout.trusted
+        found[list(layout.aliases)] = False
+        compared: list[int] = np.flatnonzero(found).tolist()
+        return compared
+
+    def _look_anew(self, flat: FlatState, what: str) -> None:
+        """Prepare the digests of what is compared from now on, and agree on what rotates (collective)."""
+        layout, compared = self.layout, set(self._compared())
+        verified = np.flatnonzero(layout.modes == VERIFY).tolist()
+        orders = np.zeros(len(layout.types), dtype=np.int64)
+        leaves_of = [[leaf for leaf in each.leaves if leaf in compared] for each in self._sets]
+        for each, leaves in zip(self._sets, leaves_of, strict=True):
+            each.digests = LeafDigests(leaves, flat, layout.types, verified)
+            each.digests.look(flat, self._trained)
+            orders[leaves] = each.digests.orders
+        unlike = self._of_leaves(self._unequal(orders, what))
+        for each, leaves in zip(self._sets, leaves_of, strict=True):
+            if each.digests is not None:
+                each.digests.agree_on(~unlike[leaves])
+
+    def _comparable(self, flat: FlatState, index: int) -> Encoded:
+        """The comparable form of a value: its encoding, or that of its entries in canonical order."""
+        return in_order(flat.values[index].value) if index in self.layout.unordered else self.values[index]
+
+    def _unequal_values(self, flat: FlatState, what: str) -> Flags:
+        """Values that differ between ranks (collective); the order of a plain dict's entries is no difference."""
+        layout, shared = self.layout, self.layout.shared[1]
+        skipped = layout.per_rank_values | layout.trusted_values
+        digests = np.zeros(len(skipped), dtype=np.int64)
+        for index in np.flatnonzero(~skipped).tolist():
+            digests[index] = hash_json(self._comparable(flat, index))
+        unequal = np.zeros(len(skipped), dtype=np.bool_)
+        unequal[:shared] = self._unequal_in_row(digests[:shared], np.ones(shared, np.bool_), what)
+        asked = np.flatnonzero(unequal).tolist()
+        if asked:
+            ordered = np.array([hash_json(in_order(flat.values[index].value)) for index in asked], np.int64)
+            still = self._unequal_in_row(ordered, np.ones(len(asked), np.bool_), what)
+            same = [index for index, differs in zip(asked, still.tolist(), strict=True) if not differs]
+            layout.unordered.update(same)
+            unequal[same] = False
+        return unequal
+
+    # --- what is said of differences ----------------------------------------------------------------------------------
+
+    def _describe(
+        self, flat: FlatState, new: Sequence[int], last: _Numbers, now: tuple[int, int], what: str
+    ) -> Differences:
+        """The columns that are found to differ, with the ranks and the checkpoints that they concern (collective)."""
+        layout, shared = self.layout, self.layout.shared[0]
+        if not new:
+            return Differences()
+        # A leaf that was alike on all ranks is known to all of them, or its history starts over: the least decides.
+        held = np.zeros(self._width, dtype=np.bool_)
+        held[self._columns[self._columns >= 0]] = True
+        turns = -self._maximum(np.where(held, -self._row(last), _NOTHING), what)
+        leaves = dict(zip(self._columns.tolist(), range(len(last)), strict=True))
+        # What is tied to another leaf may have a longer history than that one: it may have been tied just now.
+        found = set(new)
+        tied = {leaf: each.owner for leaf, each in layout.aliases.items() if leaf < shared and each.owner in found}
+        after = {column: int(turns[column]) for column in (*new, *tied)}
+        after |= {leaf: after[owner] for leaf, owner in tied.items() if after[leaf] == NEVER}
+        intervals = {turn: self.calls.interval(turn, *now) for turn in {*after.values()} - {NEVER}}
+        diverged = sorted(column for column, turn in after.items() if turn != NEVER)
+        paths = {column: readable(flat.arrays[column].path) for column in after if column < shared}
+        groups: dict[int, dict[str, list[int]]] = {}
+        if diverged or len(paths) < len(after):
+            # Of shards, only the ranks that hold them know the paths.
+            mine = [
+                (each, readable(flat.arrays[leaves[each]].path)) for each in new if each >= shared and each in leaves
+            ]
+            digests = [(each, _digest_of(flat.data[leaves[each]])) for each in diverged[:MOST_NAMED] if each in leaves]
+            message = json.dumps([mine, digests]).encode()
+            for rank, text in enumerate(finish(self._comm, self._comm.allgather(message), what, self._timeout)):
+                named, digested = json.loads(text)
+                paths |= dict(named)
+                for column, digest in digested:
+                    groups.setdefault(column, {}).setdefault(digest, []).append(rank)
+        lines = []
+        for column in diverged:
+            ranks = sorted(groups.get(column, {}).values(), key=lambda ranks: (-len(ranks), ranks))
+            if len(ranks) != 1:  # a view of a leaf that differs elsewhere is alike
+                lines.append(Divergence(paths[column], tuple(map(tuple, ranks)), intervals[after[column]]))
+        per_rank = dict.fromkeys(paths[column] for column in new if after[column] == NEVER)
+        return Differences(tuple(per_rank), tuple(lines))
+
+    # --- rows of all sets' leaves -------------------------------------------------------------------------------------
+
+    def _row(self, of_leaves: _Numbers) -> _Numbers:
+        row = np.zeros(self._width, dtype=np.int64)
+        held = self._columns >= 0
+        row[self._columns[held]] = of_leaves[held]
+        return row
+
+    def _of_leaves(self, row: Flags) -> Flags:
+        """For each leaf what a row says of it; False for those that this rank alone holds."""
+        found: Flags = np.append(row, False)[self._columns]
+        return found
+
+    def _unequal(self, of_leaves: _Numbers, what: str) -> Flags:
+        """A row of the leaves of which holders have other numbers (collective)."""
+        held = np.zeros(self._width, dtype=np.bool_)
+        held[self._columns[self._columns >= 0]] = True
+        return self._unequal_in_row(self._row(of_leaves), held, what)
+
+    def _unequal_in_row(self, values: _Numbers, held: Flags, what: str) -> Flags:
+        """The places at which ranks that hold something have brought other values there (collective)."""
+        both = np.concatenate([np.where(held, values, _NOTHING), np.where(held, -values, _NOTHING)])
+        most = self._maximum(both, what)
+        found: Flags = most[: len(values)] != -most[len(values) :]
+        return found
+
+    def _maximum(self, values: _Numbers, what: str) -> _Numbers:
+        return finish(self._comm, self._comm.maximum(values), what, self._timeout)
+
+
+def _encode(leaf: Any) -> Encoded:
+    try:
+        return encode_value(leaf.value, "")
+    except UnsupportedLeafError:
+        return encode_value(leaf.value, readable(leaf.path))  # the error that names the path
+
+
+def _digest_of(data: Any) -> str:
+    return f"{leaf_type(data)} {full_digest(data)}"
+
+
+def _refuse_unequal_types(flat: FlatState, leaves: Sequence[int], what: str) -> None:
+    if leaves:
+        named = [flat.arrays[leaf] for leaf in leaves[:4]]
+        raise LeafMismatchError(
+            f'{what}: replicated="all", but leaves differ between ranks',
+            expected="the same shape, dtype and ties on every rank",
+            found=", ".join(f"{readable(leaf.path)} ({leaf_type(flat.data[leaf.index])} here)" for leaf in named),
+            todo='use replicated="auto"',
+        )

@@ -1,0 +1,285 @@
+"""The table of all metrics, and its forms: sums in a status file, text for Prometheus, scalars for TensorBoard. Pure.
+
+Names are as Prometheus has them (https://prometheus.io/docs/practices/naming/): base units, ``_total`` for what only
+grows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Protocol
+
+from deeppart.model import Report
+from deeppart.pending import DONE, FAILED, SKIPPED
+from deeppart.storage.timestamps import seconds_of
+from deeppart.telemetry.events import CheckpointEnded, Event, LevelEnded, level_ended
+from deeppart.telemetry.status import RankStatus
+
+#: How a file of these metrics begins.
+METRICS_BEGIN = re.compile(rb"# HELP deeppart_info ")
+
+Value = float | Mapping[str, float] | None
+
+
+def _sum(before: float, value: float) -> float:
+    return before + value
+
+
+def _last(before: float, value: float) -> float:
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """A metric that follows from events.
+
+    Attributes:
+        name, about: as Prometheus shows them.
+        event: the kind of record it follows from.
+        value: of an event; None for what is not known, and a mapping for one value by ``label``.
+        combined: the next value, of the one before and that of an event.
+        tag: of TensorBoard's scalar, which is the value of one event; "" for none.
+        label: that tells its values apart.
+    """
+
+    name: str
+    about: str
+    event: type[Event]
+    value: Callable[[Any], Value]
+    combined: Callable[[float, float], float] = _sum
+    tag: str = ""
+    label: str = ""
+
+    def values(self, event: Event) -> Mapping[str, float]:
+        """By label; "" stands for none."""
+        found = self.value(event)
+        if isinstance(found, Mapping):
+            return found
+        return {} if found is None else {event.level if isinstance(event, LevelEnded) else "": found}
+
+
+@dataclass(frozen=True, slots=True)
+class _Gauge:
+    """A metric that is read off the status of a rank."""
+
+    name: str
+    about: str
+    value: Callable[[RankStatus], float | None]
+
+
+def _of_checkpoint(
+    name: str, about: str, field: str, combined: Callable[[float, float], float] = _sum, tag: str = ""
+) -> _Counted:
+    """A number of :class:`deeppart.Report`."""
+    return _Counted(name, about, CheckpointEnded, attrgetter(f"report.{field}"), combined, tag)
+
+
+def _of_level(name: str, about: str, field: str, tag: str = "") -> _Counted:
+    """A number of :class:`deeppart.LevelReport`, or of the event, summed up by level."""
+    return _Counted(f"level_{name}", about, LevelEnded, attrgetter(field), tag=tag, label="level")
+
+
+def _of_last(name: str, about: str, value: Callable[[LevelEnded], Value], tag: str = "") -> _Counted:
+    """Of the last checkpoint that is complete at a level."""
+
+    def if_done(event: LevelEnded) -> Value:
+        return value(event) if event.report.state == DONE else None
+
+    return _Counted(f"level_last_{name}", about, LevelEnded, if_done, _last, tag, "level")
+
+
+def _moment(field: str) -> Callable[[Any], float | None]:
+    def value(record: Any) -> float | None:
+        moment = getattr(record, field)
+        return None if moment is None else seconds_of(moment)
+
+    return value
+
+
+def _scrubbed(name: str, about: str, field: str) -> _Gauge:
+    return _Gauge(name, about, lambda status: None if status.scrubbed is None else getattr(status.scrubbed, field))
+
+
+def _skipped(event: CheckpointEnded) -> bool:
+    return any(level.state == SKIPPED for level in event.report.levels.values())
+
+
+_TABLE: Sequence[_Counted | _Gauge] = (
+    _Gauge("ranks", "Ranks of the job.", attrgetter("world_size")),
+    _Gauge("session_start_time_seconds", "When the session began.", _moment("began")),
+    _Gauge("status_time_seconds", "When these figures were taken.", _moment("written")),
+    _Gauge("session_running", "0 once the session has ended.", lambda status: status.ended is None),
+    _Gauge("session_failed", "1 if an exception ended the session.", attrgetter("failed")),
+    _Counted("checkpoints_total", "Checkpoints that are over.", CheckpointEnded, lambda event: not _skipped(event)),
+    _Counted("checkpoints_skipped_total", "Checkpoints dropped (on_busy).", CheckpointEnded, _skipped),
+    _Gauge("checkpoints_in_flight", "Checkpoints under way.", lambda status: len(status.in_flight)),
+    _of_checkpoint("checkpoint_blocked_seconds_total", "Time in checkpoint().", "blocked_s", tag="blocked_s"),
+    _of_checkpoint("checkpoint_blocked_seconds_max", "The longest of them.", "blocked_s", max),
+    _of_checkpoint("checkpoint_waited_seconds_total", "Of it, waiting for room.", "waited_s", tag="waited_s"),
+    _of_checkpoint("optimizer_held_seconds_total", "Time that steps were held.", "held_s", tag="held_s"),
+    _Counted(
+        "checkpoint_stage_seconds_total", "Time of this rank in a stage.", CheckpointEnded,
+        attrgetter("report.stages_s"), tag="stages/{}_s", label="stage",
+    ),
+    _of_checkpoint("checkpoint_raw_bytes_total", "Shares before encoding.", "raw_bytes", tag="raw_bytes"),
+    _Counted(
+        "checkpoint_encoded_bytes_total", "Shares after encoding.", CheckpointEnded,
+        lambda event: event.report.encoded_bytes or None, tag="encoded_bytes",
+    ),
+    _of_checkpoint("persistent_retries_total", "Persistent parts written again.", "retries", tag="retries"),
+    _Counted(
+        "retire_failures_total", "Refused removals of old steps.", CheckpointEnded,
+        lambda event: event.report.retire_error is not None,
+    ),
+    _of_level("complete_total", "Checkpoints complete at a level.", "done", tag="complete"),
+    _of_level("failed_total", "Checkpoints that failed at a level.", "failed"),
+    _of_level("written_bytes_total", "Bytes written by this rank.", "report.nbytes", tag="written_bytes"),
+    _of_level("unchanged_bytes_total", "Bytes not written again.", "report.referenced_bytes", tag="unchanged_bytes"),
+    _of_level("busy_seconds_total", "Time of this rank's work at a level.", "busy_s"),
+    _of_last("step", "Step of the last complete checkpoint.", attrgetter("step")),
+    _of_last("time_seconds", "When that was complete.", _moment("at")),
+    _of_last("duration_seconds", "After how long it was.", attrgetter("report.seconds"), tag="complete_after_s"),
+    _of_last("written_bytes", "Bytes of it written by this rank.", attrgetter("report.nbytes")),
+    _of_last("busy_seconds", "Time of this rank's work on it.", attrgetter("busy_s")),
+    _Gauge("checkpoint_period_seconds", "Period of every=auto.", attrgetter("period_s")),
+    _Gauge("next_checkpoint_time_seconds", "When the next one is due.", _moment("next_due")),
+    _Gauge("reduced_protection", "1 if less than asked for.", lambda status: bool(status.reduced)),
+    _Gauge("repairing", "1 while redundancy is rebuilt.", attrgetter("repairing")),
+    _scrubbed("scrub_cycles_total", "How often everything was read again.", "cycles"),
+    _scrubbed("scrub_read_bytes_total", "Bytes read again.", "nbytes"),
+    _scrubbed("scrub_damaged_files_total", "Files found damaged.", "damaged"),
+    _scrubbed("scrub_repairs_total", "Times that redundancy was rebuilt.", "repaired"),
+)  # fmt: skip
+_COUNTED = tuple(each for each in _TABLE if isinstance(each, _Counted))
+
+
+class Metrics:
+    """What has been counted since the session began: name -> label, or "", -> value. Used by one thread."""
+
+    def __init__(self, levels: Iterable[str]) -> None:
+        known = {"": ("",), "level": tuple(levels), "stage": ()}
+        self._values: dict[str, dict[str, float]] = {
+            metric.name: {} if metric.combined is _last else dict.fromkeys(known[metric.label], 0)
+            for metric in _COUNTED
+        }
+
+    def count(self, event: Event) -> None:
+        """Something has happened."""
+        for metric in _COUNTED:
+            if isinstance(event, metric.event):
+                values = self._values[metric.name]
+                for label, value in metric.values(event).items():
+                    values[label] = metric.combined(values.get(label, 0), value)
+
+    def snapshot(self) -> dict[str, dict[str, float]]:
+        """A copy."""
+        return {name: dict(values) for name, values in self._values.items()}
+
+
+# --- for Prometheus ---
+
+
+def prometheus_text(statuses: Sequence[RankStatus]) -> str:
+    """The metrics of some ranks in the text format of Prometheus, which node-exporter's textfile collector reads.
+
+    https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format. Every sample has the labels ``rank``
+    and ``node``. Empty for none.
+    """
+    if not statuses:
+        return ""
+    lines = ["# HELP deeppart_info Names of the session; always 1.", "# TYPE deeppart_info gauge"]
+    for status in statuses:
+        names = {"library": status.library, "session": status.session, "job_name": status.job}
+        lines.append(_sample("info", status, names, 1))
+    for metric in _TABLE:
+        samples = [_sample(metric.name, *each) for status in statuses for each in _samples(metric, status)]
+        if samples:
+            kind = "counter" if metric.name.endswith("_total") else "gauge"
+            lines += [
+                f"# HELP deeppart_{metric.name} {metric.about}",
+                f"# TYPE deeppart_{metric.name} {kind}",
+                *samples,
+            ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _samples(metric: _Counted | _Gauge, status: RankStatus) -> Iterator[tuple[RankStatus, Mapping[str, str], float]]:
+    if isinstance(metric, _Gauge):
+        value = metric.value(status)
+        if value is not None:
+            yield status, {}, value
+    else:
+        for label, number in status.metrics.get(metric.name, {}).items():
+            if bool(label) == bool(metric.label):
+                yield status, {metric.label: label} if label else {}, number
+
+
+def _sample(name: str, status: RankStatus, labels: Mapping[str, str], value: float) -> str:
+    named = {"rank": str(status.rank), "node": status.node, **labels}
+    text = ",".join(f'{label}="{_escaped(each)}"' for label, each in named.items())
+    return f"deeppart_{name}{{{text}}} {int(value) if isinstance(value, int) else repr(value)}"
+
+
+def _escaped(text: str) -> str:
+    """A label's value. What is not printed is spelled out: a name from a file is not to steer the terminal.
+
+    So are halves of surrogate pairs, which UTF-8 has no bytes for.
+    """
+    whole = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
+    return whole.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+# --- for TensorBoard ---
+
+
+class ScalarWriter(Protocol):
+    """What ``torch.utils.tensorboard.SummaryWriter`` is, of which nothing else is needed."""
+
+    def add_scalar(self, tag: str, value: float, step: int, /) -> Any:
+        """Add one number."""
+
+
+def to_tensorboard(writer: ScalarWriter, report: Report, step: int | None = None, prefix: str = "deeppart") -> None:
+    """Write the figures of a checkpoint as scalars, in seconds and bytes of this rank.
+
+    ``PREFIX/blocked_s``, ``waited_s``, ``held_s``, ``raw_bytes``, ``encoded_bytes`` (once it is known), ``retries``;
+    ``PREFIX/stages/STAGE_s``; and for each level that has come to its end ``PREFIX/LEVEL/complete`` (1, or 0 if it
+    failed), ``written_bytes``, ``unchanged_bytes`` and, if it is complete, ``complete_after_s``.
+
+    Args:
+        writer: anything with ``add_scalar(tag, value, step)``.
+        report: ``pending.report``; best when ``pending.finished``, or some of it is not known yet.
+        step: of the x axis; None for the step of the checkpoint.
+        prefix: of the tags.
+
+    Example:
+        >>> import deeppart
+        >>> from deeppart.telemetry import to_tensorboard
+        >>> class Printer:
+        ...     def add_scalar(self, tag, value, step):
+        ...         print(tag, value, step)
+        >>> done = deeppart.LevelReport("done", seconds=1.5, nbytes=4000)
+        >>> report = deeppart.Report(100, 4000, 0, 0, 0.25, 0.0, {"capture": 0.25}, {"persistent": done})
+        >>> to_tensorboard(Printer(), report)
+        deeppart/blocked_s 0.25 100
+        deeppart/waited_s 0.0 100
+        deeppart/held_s 0.0 100
+        deeppart/stages/capture_s 0.25 100
+        deeppart/raw_bytes 4000 100
+        deeppart/retries 0 100
+        deeppart/persistent/complete 1 100
+        deeppart/persistent/written_bytes 4000 100
+        deeppart/persistent/unchanged_bytes 0 100
+        deeppart/persistent/complete_after_s 1.5 100
+    """
+    ended = [level_ended(report, name, 0.0) for name, level in report.levels.items() if level.state in (DONE, FAILED)]
+    at = report.step if step is None else step
+    for event in (CheckpointEnded("", report), *ended):
+        for metric in _COUNTED:
+            if metric.tag and isinstance(event, metric.event):
+                for label, value in metric.values(event).items():
+                    tag = f"{label}/{metric.tag}" if metric.label == "level" else metric.tag.format(label)
+                    writer.add_scalar(f"{prefix}/{tag}", int(value) if isinstance(value, bool) else value, at)

@@ -1,0 +1,383 @@
+"""The status of one rank: a record, and a small file of it below the persistent directory, written again and again.
+
+Invariants
+----------
+* A file, ``status-<session>/rank-000003.json``, is written by one rank of one session alone: both are in its path. So
+  nothing that a rank of an older job does when it wakes up late can take the place of what a newer one says
+  (docs/decisions/0010-fencing.md).
+* Only rank 0 of the session that owns the directory removes, and only what it found before it saw that it still does.
+* No checkpoint depends on these files, and no error here is one of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import re
+import stat
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deeppart import access
+from deeppart.access import storage_error
+from deeppart.errors import CorruptFileError, FormatError, NewerFormatError, StorageError
+from deeppart.model import Report
+from deeppart.part import MAX_WORLD_SIZE, is_hex32, parse_json, short
+from deeppart.storage.files import put_file, read_file
+from deeppart.storage.lineage import LINEAGE_NAME, LOCK_NAME
+from deeppart.storage.owner import DirectoryOwner
+from deeppart.storage.steps import is_temporary_name
+from deeppart.storage.timestamps import seconds_of, timestamp
+
+_FORMAT, _VERSION = "deeppart-status", 1
+#: Of texts in a status: lines of one kind, and characters of a line. More are left out, so that the file stays small.
+_MOST_LINES, _MOST_CHARACTERS = 10, 500
+_MOST_NUMBER = 1 << 63
+_FOLDER = "status-"
+_FILE = re.compile(r"rank-([0-9]{6,8})\.json", re.ASCII)
+#: What a job writes is a few kilobytes; texts are bounded when it does.
+_MOST_BYTES = 1 << 20
+#: Files that are read at most: one for each node of the largest machines.
+_MOST_FILES = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStatus:
+    """A checkpoint in flight, or the last that came to its end.
+
+    Attributes:
+        number: which one of the session, from 0; the same on every rank.
+        began: when ``checkpoint()`` returned, UTC, ISO 8601.
+        over: true if nothing more happens to it.
+        report: its report.
+    """
+
+    number: int
+    began: str
+    over: bool
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorStatus:
+    """A level of a checkpoint that failed; or, with the level "", old checkpoints that could not be removed."""
+
+    at: str
+    step: int
+    level: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubStatus:
+    """As :class:`deeppart.ScrubReport`."""
+
+    cycles: int
+    nbytes: int
+    damaged: int
+    repaired: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """What one rank says of itself and of its job.
+
+    Attributes:
+        session: 32 hex digits for this run of the job.
+        job, library, node: names: of the job as the scheduler has it, of library and version, of the rank's node.
+        process, rank, world_size, nodes: of this rank; ranks and nodes of the job.
+        began, written: when the session began, and when this was written, UTC, ISO 8601.
+        every: level -> every how many checkpoints; empty with ``every="auto"``.
+        reduced: lines about protection that was asked for and could not be given.
+        ended: when the session ended; None while it runs.
+        failed: true if it was left by an exception.
+        restored: the step that was restored last, or None.
+        period_s, next_due: with ``every="auto"``, on rank 0: seconds from one checkpoint to the next, and when the next
+            is due, UTC, ISO 8601.
+        repairing: true if redundancy is being rebuilt.
+        scrubbed: the work of scrubbing; None where it is off.
+        metrics: name in :mod:`deeppart.telemetry.metrics` -> label, or "" -> value, of what is counted.
+        checkpoints: the last that is over, if any, and those in flight, oldest first.
+        errors: the last few, oldest first.
+    """
+
+    session: str
+    job: str
+    library: str
+    node: str
+    process: int
+    rank: int
+    world_size: int
+    nodes: int
+    began: str
+    written: str
+    every: Mapping[str, int]
+    reduced: tuple[str, ...]
+    ended: str | None = None
+    failed: bool = False
+    restored: int | None = None
+    period_s: float | None = None
+    next_due: str | None = None
+    repairing: bool = False
+    scrubbed: ScrubStatus | None = None
+    metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    checkpoints: tuple[CheckpointStatus, ...] = ()
+    errors: tuple[ErrorStatus, ...] = ()
+
+    @property
+    def in_flight(self) -> tuple[CheckpointStatus, ...]:
+        """The checkpoints that are not over."""
+        return tuple(each for each in self.checkpoints if not each.over)
+
+    def metric(self, name: str, label: str = "") -> float | None:
+        """One that is counted; None for what is not known yet."""
+        return self.metrics.get(name, {}).get(label)
+
+
+def encode_status(status: RankStatus) -> bytes:
+    """The bytes of a status file."""
+    return json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(status)}).encode() + b"\n"
+
+
+def decode_status(data: bytes, where: str) -> RankStatus:
+    """Inverse of :func:`encode_status`; keys that it does not know are passed over."""
+    try:
+        document = parse_json(data)
+        if type(document) is not dict or document.get("format") != _FORMAT or type(document.get("version")) is not int:
+            raise ValueError("it does not begin as one")
+        if document["version"] > _VERSION:
+            raise NewerFormatError("a status file was written by a newer deeppart", where=where, todo="update deeppart")
+        status: RankStatus = _read(RankStatus, document, "status")
+        _check(status)
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError, OSError) as error:
+        raise CorruptFileError(
+            "this is no sound status file", expected="what a job writes", found=short(str(error)), where=where
+        ) from error
+    return status
+
+
+def _check(status: RankStatus) -> None:
+    """Raise ValueError for what no job writes."""
+    others = [each.began for each in status.checkpoints] + [each.at for each in status.errors]
+    for moment in (status.began, status.written, status.ended, status.next_due, *others):
+        if moment is not None:
+            seconds_of(moment)
+    for at_s in status.metrics.get("level_last_time_seconds", {}).values():
+        timestamp(at_s)
+    if not is_hex32(status.session):
+        raise ValueError(f"session {short(status.session)}")
+    if not 0 <= status.rank < status.world_size <= MAX_WORLD_SIZE or not 0 < status.nodes <= status.world_size:
+        raise ValueError(f"rank {status.rank} of {status.world_size} on {status.nodes} nodes")
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    """A value of a type, made of what JSON has."""
+    arguments = typing.get_args(kind)
+    if isinstance(kind, types.UnionType):
+        return None if value is None else _read(arguments[0], value, where)
+    if typing.get_origin(kind) is tuple and type(value) is list:
+        return tuple(_read(arguments[0], each, where) for each in value)
+    if typing.get_origin(kind) is Mapping and type(value) is dict:
+        return {key: _read(arguments[1], each, where) for key, each in value.items()}
+    if dataclasses.is_dataclass(kind) and type(value) is dict:
+        hints = _hints_of(typing.cast(type, kind))
+        missing = [name for name in hints if name not in value]
+        if missing:
+            raise ValueError(f"{where} has no {missing[0]}")
+        return kind(**{name: _read(hint, value[name], name) for name, hint in hints.items()})  # type: ignore[operator]
+    wanted = (int, float) if kind is float else (kind,)
+    if type(value) not in wanted or (type(value) in (int, float) and abs(value) >= _MOST_NUMBER):
+        raise ValueError(f"{where} is {short(value)}")
+    return value
+
+
+@functools.cache
+def _hints_of(kind: type) -> Mapping[str, Any]:
+    """The types of a record's fields: to evaluate them takes longer than all else, and there are thousands of files."""
+    return typing.get_type_hints(kind)
+
+
+def bounded(value: Any) -> Any:
+    """A record, or a part of one, without more text than a status file has room for."""
+    if isinstance(value, str):
+        return value[:_MOST_CHARACTERS]
+    if isinstance(value, tuple):
+        more = (f"and {len(value) - _MOST_LINES} more",) if len(value) > _MOST_LINES else ()
+        return tuple(bounded(each) for each in value[:_MOST_LINES]) + more
+    if isinstance(value, Mapping):
+        return {key: bounded(each) for key, each in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = (each.name for each in dataclasses.fields(value))
+        return dataclasses.replace(value, **{name: bounded(getattr(value, name)) for name in names})
+    return value
+
+
+# --- files ---
+
+
+def status_folder(root: Path, session: str) -> Path:
+    """Where the ranks of a session write."""
+    return root / f"{_FOLDER}{session}"
+
+
+def _file_name(rank: int) -> str:
+    return f"rank-{rank:06d}.json"
+
+
+class StatusFile:
+    """The status file of one rank, as its writer has it."""
+
+    def __init__(self, root: Path, session: str, rank: int) -> None:
+        self._root, self._folder = root, status_folder(root, session)
+        self._path = self._folder / _file_name(rank)
+        self._made = False
+
+    def write(self, status: RankStatus) -> None:
+        """Put a status in place of the one before; nothing where the folder has been removed since.
+
+        Another session has done that, which took the directory over: the next commit says so.
+        """
+        if not self._made:
+            try:
+                access.lstat(self._root / LINEAGE_NAME)  # or the file system is not mounted
+                access.make_folder(self._folder)
+            except OSError as error:
+                raise storage_error("cannot make the directory of status files", error, self._folder) from error
+            self._made = True
+        try:
+            put_file(self._path, encode_status(status))
+        except StorageError:
+            if not self._is_removed():
+                raise
+
+    def _is_removed(self) -> bool:
+        """True if the folder is gone, and the directory that it was in is there."""
+        try:
+            return not access.exists(self._folder) and access.exists(self._root / LINEAGE_NAME)
+        except OSError:
+            return False
+
+
+def remove_earlier(root: Path, owner: DirectoryOwner) -> None:
+    """Remove the status files of all sessions but that of the owner, as far as the system lets us; raises nothing."""
+    with contextlib.suppress(OSError, StorageError):
+        found = [name for name in access.names_in(root) if _session_of(name) not in (None, owner.session)]
+        if found:
+            owner.check()
+        for name in found:
+            with contextlib.suppress(OSError):
+                _remove_folder(root, name)
+
+
+def _remove_folder(root: Path, name: str) -> None:
+    """Remove a folder and what a job writes into it; anything else stays, and so does the folder then."""
+    with access.open_folder(root) as above:
+        with access.open_folder(root / name) as folder:
+            for each in folder.names():
+                if _FILE.fullmatch(each) or is_temporary_name(each):
+                    folder.remove(each)
+        above.remove_directory(name)
+
+
+def _session_of(name: str) -> str | None:
+    session = name.removeprefix(_FOLDER)
+    return session if session != name and is_hex32(session) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Statuses:
+    """What the ranks of a session have written.
+
+    Attributes:
+        found: by ascending rank.
+        problems: lines about files that are not used.
+    """
+
+    found: tuple[RankStatus, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def sessions_with_status(root: Path) -> tuple[str, ...]:
+    """The sessions that have status files in a directory, in no order."""
+    try:
+        found = map(_session_of, access.names_in(root))
+        return tuple(session for session in found if session is not None)
+    except OSError as error:
+        raise storage_error("cannot list a checkpoint directory", error, root) from error
+
+
+def read_statuses(root: Path, session: str) -> Statuses:
+    """The status files of a session; none if it has written none. What cannot be used is a line among the problems."""
+    folder = status_folder(root, session)
+    try:
+        names = sorted(name for name in access.names_in(folder) if _FILE.fullmatch(name))
+    except FileNotFoundError:
+        return Statuses()
+    except OSError as error:
+        return Statuses(problems=(f"{folder.name} cannot be read: {error.strerror or error}",))
+    found, problems = [], []
+    if len(names) > _MOST_FILES:
+        problems.append(f"{len(names)} status files: only {_MOST_FILES} of them are read")
+    trusted = _Trusted(root)
+    for name in names[:_MOST_FILES]:
+        try:
+            found.append(_read_file(folder / name, session, trusted))
+        except FileNotFoundError:  # another session has taken the directory over
+            continue
+        except (FormatError, StorageError) as error:
+            problems.append(f"{folder.name}/{name}: {': '.join(_texts(error))}")
+        except OSError as error:
+            problems.append(f"{folder.name}/{name}: {error.strerror or error}")
+    return Statuses(tuple(found), tuple(problems))
+
+
+def _texts(error: FormatError | StorageError) -> Iterator[str]:
+    yield error.summary
+    if error.found:
+        yield f"found {error.found}"
+    elif error.expected:
+        yield f"expected {error.expected}"
+
+
+def _read_file(path: Path, session: str, trusted: _Trusted) -> RankStatus:
+    trusted.check(path)
+    status = decode_status(read_file(path, _MOST_BYTES), str(path))
+    if status.session != session or _file_name(status.rank) != path.name:
+        found = f"that of rank {status.rank} of session {status.session[:8]}..."
+        raise CorruptFileError("this is another status file than its name says", found=found, where=str(path))
+    return status
+
+
+class _Trusted:
+    """Whose status files are believed: those of whoever owns the directory's lock file, of root, and of this user.
+
+    A command reads what it is given, of whatever user. But in a directory in which everyone may make files, others than
+    the job could make those that it says nothing with.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._uids = {os.geteuid(), 0}
+        self._gid = -1
+        with contextlib.suppress(OSError):
+            lock = access.lstat(root / LOCK_NAME)
+            self._uids.add(lock.st_uid)
+            if lock.st_mode & stat.S_IWGRP:  # a team's directory: the lock file is of whoever was there first
+                self._gid = lock.st_gid
+
+    def check(self, path: Path) -> None:
+        """Raise CorruptFileError for a file of another user, OSError if that cannot be told."""
+        status = access.lstat(path)
+        if status.st_uid not in self._uids and status.st_gid != self._gid:
+            raise CorruptFileError(
+                "a status file of another user is not used",
+                expected="one of the owner of the lock file",
+                found=f"one of uid {status.st_uid}",
+                where=str(path),
+            )

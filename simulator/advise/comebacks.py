@@ -1,0 +1,112 @@
+"""The ways in which a job comes back after failures, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from deeppart.plan.interval import Cadence, LevelCost, Waste, late_s
+
+from ..campaign.costs import Survival, cadence_of, level_costs, restored_s, survival
+from ..campaign.failures import pieces_s
+from ..campaign.plan import Planned
+from ..machine.record import PIECES, WAYS
+from .choose import Choice
+
+#: What a failure costs beside the pieces of a machine's [restart]; and what checkpoints cost without any.
+RESTORE, REPLAY, WRITING = "restore", "replay", "writing"
+#: Every part of the time that is lost, in the order in which a failure meets them; writing is lost without one.
+PARTS = (*PIECES, RESTORE, REPLAY, WRITING)
+#: Those of one failure.
+PIECES_OF_ONE = (*PIECES, RESTORE)
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """Coming back from one class of failures."""
+
+    failures_per_s: float  # how often
+    pieces: Mapping[str, float]  # piece -> seconds, of those that are paid; with the restore
+    replay_s: float  # work that has to be done again, on average, to first order
+
+    @property
+    def total_s(self) -> float:
+        """From the failure until training goes on."""
+        return sum(self.pieces.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One way to come back."""
+
+    way: str
+    after: Mapping[str, Back]  # class of failures that happens -> coming back from it
+    waste: Waste  # of the time, as the advice has it
+    shares: Mapping[str, float]  # part -> share of all time; they add up to the waste
+    saved: Mapping[str, float]  # part -> share of all time that would be saved if it took half as long
+
+
+def compare(choice: Choice) -> list[Comparison]:
+    """All ways, each with the levels and the cadence of one choice."""
+    planned = Planned(choice.job)
+    restart = choice.job.machine.restart
+    return [_compared(planned.restarting(replace(restart, mode=way)), choice.cadence) for way in WAYS]
+
+
+def _compared(planned: Planned, cadence: Cadence) -> Comparison:
+    restart, found = planned.job.machine.restart, survival(planned)
+    costs = level_costs(planned, found)
+    restores = {cost.name: restored_s(planned, cost.name) for cost in costs}
+    after = {
+        kind: _after(planned, costs, found, kind, cadence, restores)
+        for kind in found.needs
+        if found.rates_per_s[kind] > 0
+    }
+    expected = _waste(costs, cadence)
+    shares = _shares(expected, after)
+
+    def without_half(piece: str) -> float:
+        faster = level_costs(planned.restarting(restart.scaled(piece, 0.5)), found)
+        return expected.total - _waste(faster, cadence).total
+
+    saved = {piece: without_half(piece) if shares[piece] else 0.0 for piece in PIECES}
+    read_faster = [replace(cost, restart_s=cost.restart_s - restores[cost.name] / 2) for cost in costs]
+    saved[RESTORE] = expected.total - _waste(read_faster, cadence).total
+    saved |= {part: shares[part] / 2 for part in (REPLAY, WRITING)}
+    return Comparison(restart.mode, after, expected, shares, saved)
+
+
+def _after(
+    planned: Planned,
+    costs: Sequence[LevelCost],
+    found: Survival,
+    kind: str,
+    cadence: Cadence,
+    restores: Mapping[str, float],
+) -> Back:
+    """The levels that a class needs, each by its share."""
+    needed = {cost.name: found.shares[kind].get(cost.name, 0.0) for cost in costs}
+    pieces = pieces_s(planned.job.machine.restart, planned.job.ranks, {kind})
+    pieces[RESTORE] = sum(share * restores[level] for level, share in needed.items())
+    replay_s, interval_s = 0.0, cadence.interval_s(costs[-1].name)
+    late = late_s(costs, [cadence.every[cost.name] for cost in costs])
+    for cost, waits_s in zip(reversed(costs), reversed(late), strict=True):
+        # A higher level that is written more often serves, too.
+        interval_s = min(interval_s, cadence.interval_s(cost.name))
+        replay_s += needed[cost.name] * (interval_s / 2 + waits_s)
+    return Back(found.rates_per_s[kind], pieces, replay_s)
+
+
+def _waste(costs: Sequence[LevelCost], cadence: Cadence) -> Waste:
+    return cadence_of(costs, cadence.period_s, cadence.every).waste
+
+
+def _shares(expected: Waste, after: Mapping[str, Back]) -> dict[str, float]:
+    """The share of each part: that of coming back is divided as the pieces are, over all classes."""
+    each = {
+        piece: sum(back.failures_per_s * back.pieces.get(piece, 0.0) for back in after.values())
+        for piece in (*PIECES, RESTORE)
+    }
+    whole = sum(each.values())
+    shares = {piece: expected.restart * seconds / whole if whole else 0.0 for piece, seconds in each.items()}
+    return shares | {REPLAY: expected.rework, WRITING: expected.cost}

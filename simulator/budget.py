@@ -1,0 +1,408 @@
+"""What checkpoints cost beside time: node-hours, money and energy; space, and the life of drives.
+
+All nodes of a job are paid for as long as it runs, those that wait for a repair and spare ones too. A node draws
+``[power] busy`` while it trains, also where that training is lost later, and ``waiting`` while it does not.
+
+A level keeps its newest steps (``keep``) while another one is written. The local level also keeps what the redundant
+levels protect: where those are written more rarely, their newest steps are older ones
+(:func:`deeppart_simulator.campaign.background.retire`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from deeppart.model import DEFAULT_KEEP, LEVELS, REDUNDANT_LEVELS, Level, show_bytes, show_seconds, show_share
+from deeppart.plan.interval import MOST_EVERY
+
+from .campaign.outcomes import Summary
+from .campaign.plan import Cadences, Planned, SizedJob
+from .machine.record import DAY_S, Machine
+from .timing.stages import TORCH_SAVE, Job, Protection, Times, by_node, times_of, torch_save_words
+
+HOUR_S = 3600.0
+#: What stands for a month.
+MONTH_DAYS = 30.0
+USEFUL, SPARES = "useful training", "spare nodes"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A line of a bill."""
+
+    what: str  # the time went to
+    node_hours: float  # of all nodes
+    money: float | None  # in the machine's currency; None where it has no price
+    kwh: float | None  # energy; None where the machine file does not say what a node draws
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What a run takes."""
+
+    items: tuple[Item, ...]  # adding up to ``total``; the first is what was useful
+    currency: str  # of the money; "" without a price
+
+    @property
+    def total(self) -> Item:
+        """Of everything."""
+        return _sum("all", self.items)
+
+    @property
+    def lost(self) -> Item:
+        """Of what was no useful training."""
+        nothing = replace(self.total, node_hours=0.0, money=_nothing(self.total.money), kwh=_nothing(self.total.kwh))
+        return _sum("not useful", [nothing, *(item for item in self.items if item.what != USEFUL)])
+
+    def document(self) -> dict[str, Any]:
+        """The bill for JSON; money and energy are null where they are not known."""
+        return {"currency": self.currency, "items": self.items, "not_useful": self.lost, "total": self.total}
+
+    def row(self) -> dict[str, Any]:
+        """What a row of a table has room for."""
+        lost = self.lost
+        row = {"node_hours": self.total.node_hours, "lost_node_hours": lost.node_hours}
+        return row | {"lost_money": lost.money, "lost_kwh": lost.kwh, "currency": self.currency}
+
+
+def item(machine: Machine, what: str, node_hours: float, *, busy: bool) -> Item:
+    """What so many node-hours cost."""
+    power, price = machine.power, machine.price
+    watts = power.busy if busy or math.isinf(power.waiting) else power.waiting
+    kwh = None if math.isinf(watts) else node_hours * watts / 1000
+    return Item(what, node_hours, _money(node_hours, price.node_hour, kwh, price.kwh), kwh)
+
+
+def _money(node_hours: float, per_hour: float, kwh: float | None, per_kwh: float) -> float | None:
+    """Without the price of an hour, energy alone is what is paid; without both there is none."""
+    parts = [] if math.isinf(per_hour) else [node_hours * per_hour]
+    parts += [] if math.isinf(per_kwh) or kwh is None else [kwh * per_kwh]
+    return sum(parts) if parts else None
+
+
+def bill(
+    machine: Machine, nodes: int, seconds: float, shares: Mapping[str, float], busy: Iterable[str] = (), spares: int = 0
+) -> Bill:
+    """The bill of a run."""
+    hours = nodes * seconds / HOUR_S
+    training = {USEFUL, *busy}
+    items = [item(machine, what, share * hours, busy=what in training) for what, share in shares.items()]
+    items += [item(machine, SPARES, spares * seconds / HOUR_S, busy=False)] if spares else []
+    return Bill(tuple(items), machine.price.currency)
+
+
+def _nothing(amount: float | None) -> float | None:
+    """None of what is known, which is not the same as what is not known."""
+    return None if amount is None else 0.0
+
+
+def _sum(what: str, items: Iterable[Item]) -> Item:
+    found = list(items)
+    money = [each.money for each in found if each.money is not None]
+    kwh = [each.kwh for each in found if each.kwh is not None]
+    return Item(what, sum(each.node_hours for each in found), sum(money) if money else None, sum(kwh) if kwh else None)
+
+
+def missing(machine: Machine) -> list[str]:
+    """What is left out of a bill, and the keys of the machine file that would bring it in."""
+    lines = []
+    if math.isinf(min(machine.price.node_hour, machine.price.kwh)):
+        lines.append("no money: [price] node_hour (or kwh) and currency are not in the machine file")
+    elif math.isinf(machine.price.node_hour) and math.isinf(machine.power.busy):
+        lines.append("no money: [price] kwh needs [power] busy, which is not in the machine file")
+    elif math.isinf(machine.power.busy) and not math.isinf(machine.price.kwh):
+        lines.append("money without that for energy: [price] kwh needs [power] busy, which is not in the machine file")
+    if math.isinf(machine.power.busy):
+        lines.append("no energy: [power] busy is not in the machine file")
+    return lines
+
+
+def cells(each: Item, currency: str) -> list[str]:
+    """Node-hours, and money and energy where they are known, for people."""
+    found = [show_hours(each.node_hours)]
+    found += [show_money(each.money, currency)] if each.money is not None else []
+    return found + ([show_energy(each.kwh)] if each.kwh is not None else [])
+
+
+def show_money(amount: float, currency: str) -> str:
+    """Money for people: ``1,234 USD``, ``0.42 USD``."""
+    return f"{amount:,.0f} {currency}" if amount >= 100 else f"{amount:.3g} {currency}"
+
+
+def show_energy(kwh: float) -> str:
+    """Energy for people: ``3.2 MWh``."""
+    for factor, unit in ((1e6, "GWh"), (1e3, "MWh"), (1.0, "kWh")):
+        if kwh >= 0.9995 * factor:
+            return f"{kwh / factor:.3g} {unit}"
+    return f"{kwh * 1000:.3g} Wh"
+
+
+def show_hours(node_hours: float) -> str:
+    """Node-hours for people."""
+    return f"{node_hours:,.0f}" if node_hours >= 100 else f"{node_hours:.3g}"
+
+
+# --- space ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What a job keeps, and what there is for it."""
+
+    steps: Mapping[str, int]  # level -> most steps on it at a time
+    node_bytes: Mapping[str, float]  # level -> bytes of these on the node that has most
+    file_system_bytes: float  # at the persistent level, of all
+    node_capacity: float  # node_capacity, file_system_capacity: bytes; infinity where the machine file does not say
+    file_system_capacity: float
+    quota: bool  # true if a quota is what limits the file system
+
+    @property
+    def on_node(self) -> float:
+        """Bytes on the node that has most, all levels together."""
+        return sum(self.node_bytes.values())
+
+    @property
+    def too_large(self) -> list[str]:
+        """Sentences that say what does not fit; none if all does, or if nobody knows."""
+        found = []
+        if self.on_node > self.node_capacity:
+            parts = ", ".join(f"{self.steps[level]} steps of {level}" for level in self.node_bytes)
+            found.append(
+                f"{show_bytes(self.on_node)} are kept on a node ({parts}), whose storage holds "
+                f"{show_bytes(self.node_capacity)} ([local] capacity)"
+            )
+        if self.file_system_bytes > self.file_system_capacity:
+            key = "quota" if self.quota else "capacity"
+            found.append(
+                f"{show_bytes(self.file_system_bytes)} are kept on the file system ({self.steps[Level.PERSISTENT]} "
+                f"steps), where {show_bytes(self.file_system_capacity)} are to be had ([persistent] {key})"
+            )
+        return found
+
+
+def steps_kept(every: Mapping[str, int]) -> dict[str, int]:
+    """Level -> most steps on it at a time, the one that is being written among them."""
+    on = {level: every[level] for level in LEVELS if 0 < every.get(level, 0) < MOST_EVERY}
+    kept = {level: DEFAULT_KEEP[level] for level in on}
+    found = {level: count + 1 for level, count in kept.items()}
+    if Level.LOCAL in on:
+        # Levels that are written at the same calls keep the same steps.
+        by_calls = {on[level]: 0 for level in on}
+        for level in (Level.LOCAL, *REDUNDANT_LEVELS):
+            if level in on:
+                by_calls[on[level]] = max(by_calls[on[level]], kept[level])
+        found[Level.LOCAL] = sum(by_calls.values()) + 1
+    return found
+
+
+def space_of(world: SizedJob, every: Mapping[str, int]) -> Space:
+    """The space of a job with a cadence."""
+    machine, steps = world.job.machine, steps_kept(every)
+    per_node = by_node(world.times.encoded, world.job.ranks_per_node).sum(axis=1)
+    most = float(per_node.max()) / max(1.0, float(per_node.sum()))
+    on_node = {
+        level: count * world.level_bytes[level] * most for level, count in steps.items() if level != Level.PERSISTENT
+    }
+    drained = steps.get(Level.PERSISTENT, 0) * world.level_bytes[Level.PERSISTENT]
+    storage = machine.persistent
+    limit = min(storage.capacity, storage.quota)
+    return Space(steps, on_node, drained, machine.local.capacity, limit, storage.quota < storage.capacity)
+
+
+def drive_years(machine: Machine, node_daily_bytes: float) -> float:
+    """Years until a node's drives have taken what they are promised to; infinity where that is not said, or never."""
+    most = machine.local.most_written
+    return most / node_daily_bytes / 365.25 if node_daily_bytes and math.isfinite(most) else math.inf
+
+
+def drive_writes(machine: Machine, node_daily_bytes: float) -> float | None:
+    """How often a day all of a node's drives are written; None where their capacity is not said."""
+    return node_daily_bytes / machine.local.capacity if math.isfinite(machine.local.capacity) else None
+
+
+def bandwidth_share(machine: Machine, drained_daily_bytes: float) -> float:
+    """The share of all that the file system can write."""
+    return drained_daily_bytes / (machine.persistent.write * DAY_S)
+
+
+def space_document(
+    machine: Machine, space: Space, node_daily_bytes: float, drained_daily_bytes: float
+) -> dict[str, Any]:
+    """What is kept and written, for JSON; null where the machine file does not say what would be needed."""
+    return {
+        "steps": space.steps,
+        "node_bytes": space.node_bytes,
+        "node_capacity": space.node_capacity,
+        "file_system_bytes": space.file_system_bytes,
+        "file_system_capacity": space.file_system_capacity,
+        "file_system_bandwidth_share": bandwidth_share(machine, drained_daily_bytes),
+        "drive_writes_per_day": drive_writes(machine, node_daily_bytes),
+        "drive_years": drive_years(machine, node_daily_bytes),
+        "too_large": space.too_large,
+    }
+
+
+def space_lines(machine: Machine, space: Space, node_daily_bytes: float, drained_daily_bytes: float) -> Iterator[str]:
+    """What is kept and written, in sentences, with the keys of what the machine file does not say."""
+    if space.node_bytes:
+        line = f"kept on the node with most: {show_bytes(space.on_node)}" + _steps(space, LEVELS[:-1])
+        yield line + _of(space.on_node, space.node_capacity, "its storage", "[local] capacity")
+        yield _wear(machine, node_daily_bytes)
+    if space.file_system_bytes:
+        line = f"kept on the file system: {show_bytes(space.file_system_bytes)}" + _steps(space, (Level.PERSISTENT,))
+        whole = "the quota" if space.quota else "its capacity"
+        line += _of(space.file_system_bytes, space.file_system_capacity, whole, "[persistent] capacity, quota")
+        share = bandwidth_share(machine, drained_daily_bytes)
+        yield f"{line}; {show_share(share)} of all that it can write goes to this job"
+
+
+def _steps(space: Space, levels: tuple[str, ...]) -> str:
+    return f" (steps: {', '.join(f'{space.steps[level]} of {level}' for level in levels if level in space.steps)})"
+
+
+def _of(nbytes: float, capacity: float, what: str, key: str) -> str:
+    if math.isinf(capacity):
+        return f"; how much there is, the machine file does not say ({key})"
+    return f", {show_share(nbytes / capacity)} of {what}, {show_bytes(capacity)}"
+
+
+def _wear(machine: Machine, node_daily_bytes: float) -> str:
+    times = drive_writes(machine, node_daily_bytes)
+    line = f"each node's drives take {show_bytes(node_daily_bytes)} a day"
+    if times is not None:
+        line += f", {times:.2g} times their capacity"
+    years = drive_years(machine, node_daily_bytes)
+    if math.isinf(machine.local.most_written):
+        return f"{line}; how long they last, the machine file does not say ([local] endurance, drive_writes_per_day)"
+    lasts = f"{years:.3g} years" if years >= 1 else show_seconds(years * 365.25 * DAY_S)
+    return f"{line}; they are worn after {lasts} of this"
+
+
+# --- campaigns --------------------------------------------------------------------------------------------------------
+
+
+#: A share of a summary -> its name, wherever it is shown.
+SHARE_WORDS = {
+    "useful": USEFUL,
+    "lost": "training lost",
+    "blocked": "blocked by checkpoints",
+    "waiting": "waiting for room",
+    "slowed": "slowed by the background",
+    "down": "down",
+    "short of nodes": "waiting for nodes",
+    "restoring": "restoring",
+    "leaving": "saving before the end of a turn",
+    "queued": "in the queue",
+}
+_BUSY = (SHARE_WORDS["lost"], SHARE_WORDS["slowed"])
+#: What an elastic job's nodes do that are not there: it trains more slowly while they are repaired.
+FEWER = "training on fewer nodes"
+_ROUNDING = 1e-9
+
+
+def bill_of_run(planned: Planned, cadences: Cadences, summary: Summary) -> Bill:
+    """The mean bill of a campaign's runs; while the job is in a queue it holds no nodes."""
+    shares = {words: summary.shares[name].mean for name, words in SHARE_WORDS.items() if name != "queued"}
+    shares = {words: share for words, share in shares.items() if share or words != SHARE_WORDS["leaving"]}
+    held = 1 - summary.shares["queued"].mean
+    fewer = held - sum(shares.values())
+    shares |= {FEWER: fewer} if fewer > _ROUNDING else {}
+    shares = {words: share / held if held > 0 else 0.0 for words, share in shares.items()}
+    return bill(planned.job.machine, planned.nodes, cadences.wall_s * held, shares, _BUSY, cadences.spares)
+
+
+def space_of_run(planned: Planned, cadences: Cadences) -> Space:
+    """What a campaign keeps at each level."""
+    return space_of(planned.on(planned.nodes), cadences.every)
+
+
+def daily_bytes(planned: Planned, cadences: Cadences, summary: Summary) -> tuple[float, float]:
+    """Bytes written per day: to each node's storage on average, and to the file system."""
+    days = cadences.wall_s / DAY_S
+    written = {level: estimate.mean / days for level, estimate in summary.nbytes.items()}
+    drained = written.pop(Level.PERSISTENT, 0.0)
+    return sum(written.values()) / planned.nodes, drained
+
+
+def spending_lines(planned: Planned, cadences: Cadences, summary: Summary) -> list[str]:
+    """What a campaign keeps and wears, and what its bill leaves out, in sentences."""
+    machine, space = planned.job.machine, space_of_run(planned, cadences)
+    lines = [f"no room: {line}; a job would end there" for line in space.too_large]
+    return [*lines, *space_lines(machine, space, *daily_bytes(planned, cadences, summary)), *missing(machine)]
+
+
+# --- blocked time -----------------------------------------------------------------------------------------------------
+
+
+#: Seconds for which a call blocks, and training between two calls in seconds, of the usual table.
+BLOCKED_S = (0.01, 0.1, 1.0, 10.0, 100.0)
+PERIODS_S = (60.0, 600.0, 3600.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to checkpoint a job, and what the simulator says that it takes."""
+
+    name: str
+    blocked_s: float  # training waits for so long
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What calls that block for some time cost."""
+
+    period_s: float  # of training between two calls
+    blocked_s: float  # of each
+    way: str  # the way that blocks for so long; "" where the time is one that was asked about
+    lost: float  # the share of the time in which training waits
+    cost: Item  # of that, in the time that was asked about
+
+
+def lost_share(blocked_s: float, period_s: float) -> float:
+    """The share of the time in which training waits."""
+    return blocked_s / (period_s + blocked_s)
+
+
+def ways_of(job: Job) -> list[Way]:
+    """What calls block for, by the simulator: this library; whole tensors, as DCP deals them out, straight to the file
+    system, in the background and waited for; and ``torch.save``.
+
+    Whole tensors are written as fast as this library writes: DCP's own serialization is not in it, so that these are
+    lower bounds.
+    """
+    straight = replace(job, protection=Protection(local=False, partner=False), compression="none", capture="eager")
+    own, whole = _times(job), _times(replace(straight, strategy="whole"))
+    saved = _times(replace(straight, strategy=TORCH_SAVE))
+    return [
+        Way("deeppart", own.blocked_s),
+        Way("DCP-like, in the background", whole.blocked_s),
+        Way("DCP-like, waited for", whole.serial_s()),
+        Way(torch_save_words(job.state.layout), saved.blocked_s),
+    ]
+
+
+def _times(job: Job) -> Times:
+    return times_of(job, job.shares())
+
+
+def costs_of_blocking(
+    machine: Machine,
+    nodes: int,
+    periods_s: Sequence[float],
+    blocked_s: Sequence[float],
+    ways: Sequence[Way],
+    days: float,
+) -> list[Row]:
+    """The table: for each period the times that are asked about, and those of the ways among them."""
+    asked = [Way("", seconds) for seconds in blocked_s]
+    found = []
+    for period_s in sorted(set(periods_s)):
+        for way in sorted([*dict.fromkeys(asked), *ways], key=lambda each: each.blocked_s):
+            lost = lost_share(way.blocked_s, period_s)
+            hours = lost * nodes * days * DAY_S / HOUR_S
+            cost = item(machine, way.name, hours, busy=False)
+            found.append(Row(period_s, way.blocked_s, way.name, lost, cost))
+    return found

@@ -1,1 +1,0 @@
-"""What checkpoints cost beside time: node-hours, money, energy, space, and the life of drives."""

@@ -1,0 +1,198 @@
+"""A session that broke is closed, and the next one in the same processes works: with any MPI, or without.
+
+A rank that MPI has lost takes MPI with it; ranks over sockets go on without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.errors import CheckpointError, CommError, DeeppartError
+from tests.mpi.launchers import ROOT
+from tests.ports import free_port
+
+#: Over sockets MPI has no part in it.
+LEVELS = ["multiple", *(pytest.param(each, marks=pytest.mark.of_mpi) for each in ("serialized", "funneled"))]
+TIMEOUT_S = 60.0
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def config(directory: Path, timeout: float = TIMEOUT_S) -> deeppart.Config:
+    local = str(directory / "local" / "{node}")
+    return deeppart.Config(persistent_dir=str(directory / "p"), local_dir=local, node_size=1, timeout=timeout)
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"x": torch.full((300_000,), float(step)), "step": step}
+
+
+def close(checkpointer: deeppart.Checkpointer) -> None:
+    """With what was under way, or without."""
+    with contextlib.suppress(DeeppartError):
+        checkpointer.close()
+
+
+def goes_on(directory: Path) -> tuple[int | None, float]:
+    """The step and the value that a new session restores; it saves the next one."""
+    with deeppart.Checkpointer(config(directory)) as again:
+        live = state(0)
+        step = again.restore(live)
+        again.checkpoint(state((step or 0) + 1), (step or 0) + 1).wait("partner", timeout=TIMEOUT_S)
+    return step, float(live["x"][-1])
+
+
+def late(directory: Path) -> tuple[list[str], tuple[int | None, float]]:
+    """Twice the last rank comes to a checkpoint when the others have given up."""
+    from mpi4py import MPI
+
+    comm, said = MPI.COMM_WORLD, list[str]()
+    warnings.simplefilter("ignore", deeppart.DeeppartWarning)
+    for step in (1, 3):
+        ck = deeppart.Checkpointer(config(directory, timeout=3.0))
+        ck.restore(state(0))
+        ck.checkpoint(state(step), step).wait(timeout=TIMEOUT_S)
+        if comm.rank == comm.size - 1:
+            time.sleep(6.0)
+            with contextlib.suppress(CommError):  # unless MPI has the others' share of that exchange
+                with pytest.raises(CheckpointError):
+                    ck.checkpoint(state(step + 1), step + 1).wait("local", timeout=TIMEOUT_S)
+        with pytest.raises(CommError) as caught:
+            ck.checkpoint(state(step + 2), step + 2)
+        with pytest.raises(CommError, match="can no longer communicate"):
+            ck.checkpoint(state(step + 2), step + 2)
+        close(ck)
+        said.append(caught.value.summary)
+        if step == 1:
+            assert goes_on(directory) == (1, 1.0)
+    return said, goes_on(directory)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_rank_that_was_late_and_those_that_gave_up_go_on(run_ranks: Any, tmp_path: Path, level: str) -> None:
+    found = run_ranks(3, late, tmp_path, env={"MPI4PY_RC_THREAD_LEVEL": level}, timeout=200).values
+    assert [went_on for _, went_on in found] == [(3, 3.0)] * 3
+    assert all("for rank 2" in each for said, _ in found[:2] for each in said), found
+    assert deeppart.load(tmp_path / "p")["step"] == 4
+
+
+def error_on_one(directory: Path) -> tuple[str, tuple[int | None, float]]:
+    from mpi4py import MPI
+
+    said, began = "", 0.0
+    try:
+        with deeppart.Checkpointer(config(directory)) as ck:
+            ck.checkpoint(state(1), 1)
+            if MPI.COMM_WORLD.rank == 1:
+                raise ZeroDivisionError
+            began = time.monotonic()
+            ck.checkpoint(state(2), 2)
+    except ZeroDivisionError:
+        pass
+    except CommError as error:
+        said = error.summary
+        assert time.monotonic() - began < TIMEOUT_S / 2, "long before the timeout"
+    return said, goes_on(directory)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_an_exception_on_one_rank_ends_the_session_of_all(run_ranks: Any, tmp_path: Path, level: str) -> None:
+    found = run_ranks(3, error_on_one, tmp_path, env={"MPI4PY_RC_THREAD_LEVEL": level}, timeout=200).values
+    assert [went_on for _, went_on in found] == [(1, 1.0)] * 3, "what was begun together is complete"
+    for rank, (said, _) in enumerate(found):
+        assert "rank 1" in said or rank == 1, found
+
+
+def opened_and_closed(directory: Path) -> list[tuple[int, int]]:
+    """Threads and open files of this process, after the second and the last session."""
+    usage = []
+    for session in range(20):
+        with deeppart.Checkpointer(config(directory)) as ck:
+            ck.checkpoint(state(session), session).wait(timeout=TIMEOUT_S)
+        if session in (1, 19):
+            threads = sum(thread.name.startswith("deeppart-") for thread in threading.enumerate())
+            end = time.monotonic() + TIMEOUT_S
+            while any(thread.name == "deeppart-term" for thread in threading.enumerate()):
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            usage.append((threads, len(os.listdir("/proc/self/fd"))))
+    return usage
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_any_number_of_sessions(run_ranks: Any, tmp_path: Path, level: str) -> None:
+    for early, last in run_ranks(2, opened_and_closed, tmp_path, env={"MPI4PY_RC_THREAD_LEVEL": level}).values:
+        assert last[1] <= early[1] and last[0] <= early[0] + 2
+    assert deeppart.load(tmp_path / "p")["step"] == 19
+
+
+def without_the_dead(directory: Path, how: str, ports: list[int]) -> None:
+    """One of three ranks: the last is killed, the others make a group of two."""
+    rank, killed = int(os.environ["RANK"]), 2
+    comm = _group(rank, 3, ports[0]) if how == "group" else None
+    ck = deeppart.Checkpointer(config(directory), comm)
+    ck.checkpoint(state(1), 1).wait("partner", timeout=TIMEOUT_S)
+    if rank == killed:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(CommError) as caught:
+        ck.checkpoint(state(2), 2)
+    close(ck)
+    took_s = time.monotonic() - began
+    if how == "group":
+        comm = _group(rank, 2, ports[1])
+    else:
+        os.environ |= {"WORLD_SIZE": "2", "MASTER_PORT": str(ports[1])}
+    with deeppart.Checkpointer(config(directory), comm) as again:
+        live = state(0)
+        step = again.restore(live)
+        again.checkpoint(state(2), 2).wait("partner", timeout=TIMEOUT_S)
+    said = {"said": caught.value.summary, "took_s": took_s, "step": step, "x": float(live["x"][-1])}
+    (directory / f"rank-{rank}").write_text(json.dumps(said))
+
+
+def _group(rank: int, size: int, port: int) -> Any:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    store = dist.TCPStore("127.0.0.1", port, size, is_master=rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    return dist.group.WORLD
+
+
+@pytest.mark.parametrize("how", ["environment", "group"])
+def test_the_ranks_that_are_left_go_on_without_a_dead_one(tmp_path: Path, how: str) -> None:
+    ports = [free_port(), free_port()]
+    name = without_the_dead.__name__
+    program = (
+        f"from pathlib import Path; from {__name__} import {name}; {name}(Path({str(tmp_path)!r}), {how!r}, {ports!r})"
+    )
+    common = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    common |= {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[0])}
+    ranks = [subprocess.Popen([sys.executable, "-c", program], env=common | {"RANK": str(rank)}) for rank in range(3)]
+    try:
+        codes = [rank.wait(240.0) for rank in ranks]
+    finally:
+        for each in ranks:
+            each.kill()
+    assert codes == [0, 0, -signal.SIGKILL]
+    for rank in (0, 1):
+        found = json.loads((tmp_path / f"rank-{rank}").read_text())
+        assert "rank 2" in found["said"] and found["took_s"] < TIMEOUT_S / 2, found
+        assert (found["step"], found["x"]) == (1, 1.0)
+    assert deeppart.load(tmp_path / "p")["step"] == 2

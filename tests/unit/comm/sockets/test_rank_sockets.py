@@ -1,0 +1,234 @@
+"""The sockets of a rank: where they listen."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from deeppart.comm.sockets.channel import SocketComm
+from deeppart.comm.sockets.long_messages import Kind, Outgoing, packed
+from deeppart.comm.sockets.rank_sockets import MESSAGES, PIECES, Authenticator, RankSockets
+from deeppart.errors import CommError
+from tests.unit.comm.worlds import do, on_all, world
+
+
+def listening(port: int) -> set[str]:
+    """Local addresses, as the kernel shows them, on which something listens at a port."""
+    found = set()
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            place, state = line.split()[1], line.split()[3]
+            if state == "0A" and int(place.split(":")[1], 16) == port:
+                found.add(place.split(":")[0])
+    return found
+
+
+@pytest.mark.parametrize("interface", ["127.0.0.1", "lo"])
+def test_only_the_interface_that_is_named_is_bound(interface: str) -> None:
+    rank_sockets = RankSockets(interface, 5.0)
+    for address in (rank_sockets.address.messages, rank_sockets.address.pieces):
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        assert host == "127.0.0.1"
+        assert listening(int(port)) == {"0100007F"}
+    rank_sockets.close(0)
+
+
+def test_ip_version_6() -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("no IPv6 here")
+    rank_sockets = RankSockets("::1", 5.0)
+    assert rank_sockets.address.messages.startswith("tcp://[::1]:")
+    rank_sockets.close(0)
+
+
+@pytest.mark.parametrize("interface", ["no-such-interface", "192.0.2.1", "300.1.1.1"])
+def test_no_such_interface(interface: str) -> None:
+    with pytest.raises(CommError, match="cannot listen") as caught:
+        RankSockets(interface, 5.0)
+    assert interface in str(caught.value) and "GLOO_SOCKET_IFNAME" in str(caught.value)
+
+
+#: What ZeroMQ says to anybody, before it knows who it is: signature, version, mechanism, 64 bytes.
+GREETING_BYTES = 64
+
+
+@pytest.fixture
+def pair() -> Iterator[list[SocketComm]]:
+    with world(2) as comms:
+        yield comms
+
+
+def ports(comm: SocketComm) -> list[int]:
+    address = comm._transport.address
+    return [int(each.rpartition(":")[2]) for each in (address.messages, address.pieces)]
+
+
+def works(pair: list[SocketComm]) -> bool:
+    """Short and long messages, in both directions, with the right bytes."""
+
+    def run(rank: int) -> bool:
+        there, here = np.full(300_000, rank, dtype=np.uint8), np.zeros(300_000, dtype=np.uint8)
+        moves = [pair[rank].receive_into(here, 1 - rank, 0), pair[rank].send(there, 1 - rank, 0)]
+        for each in moves:
+            do(pair[rank], each)
+        return bool((here == 1 - rank).all()) and do(pair[rank], pair[rank].allgather(b"x")) == [b"x", b"x"]
+
+    return on_all(2, run) == [True, True]
+
+
+def scans() -> list[bytes]:
+    """What port scanners and attackers begin with."""
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01"
+    return [
+        b"",
+        b"\r\n\r\n",
+        b"GET / HTTP/1.0\r\n\r\n",
+        bytes(8),
+        *(struct.pack("<q", rank) for rank in range(4)),  # how gloo's ranks name themselves
+        b"\x16\x03\x01\x00\x5f\x01\x00" + os.urandom(88),
+        os.urandom(5000),
+        bytes(100_000),
+        *(greeting + name.ljust(20, b"\0") + bytes(32) for name in (b"NULL", b"PLAIN", b"CURVE", b"GSSAPI")),
+        greeting + b"NULL".ljust(20, b"\0") + bytes(32) + b"\x04\x26\x05READY" + os.urandom(64),
+        greeting + b"PLAIN".ljust(20, b"\0") + bytes(32) + b"\x04\x0c\x05HELLO\x010\x04" + os.urandom(4),
+    ]
+
+
+def test_a_port_scan(pair: list[SocketComm]) -> None:
+    assert works(pair)
+    connections = []
+    for comm in pair:
+        for port in ports(comm):
+            for said in scans():
+                connection = socket.create_connection(("127.0.0.1", port))
+                connection.sendall(said)
+                connections.append(connection)
+    assert works(pair), "while they are connected"
+    for connection in connections:
+        connection.settimeout(0.05)
+        heard = b""
+        try:
+            while len(heard) < 10_000 and (more := connection.recv(4096)):
+                heard += more
+        except (TimeoutError, ConnectionError):
+            pass
+        assert len(heard) <= GREETING_BYTES + 50, f"{heard!r}"
+        connection.close()
+    assert works(pair)
+
+
+@pytest.mark.parametrize("how", ["null", "a key of its own", "the key of a rank", "a guess", "another's"])
+def test_a_stranger_that_speaks_the_protocol(pair: list[SocketComm], how: str) -> None:
+    """It knows everything that can be read at the store, and sends what a rank would send."""
+    assert works(pair)
+    addresses = [comm._transport.address for comm in pair]
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    stranger.set(zmq.LINGER, 0)
+    monitor = stranger.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
+    endpoint = addresses[1].messages
+    if how in ("a key of its own", "the key of a rank"):
+        public, private = zmq.curve_keypair()
+        stranger.set(zmq.CURVE_SERVERKEY, addresses[1].public_key.encode())
+        stranger.set(zmq.CURVE_SECRETKEY, private)
+        stranger.set(zmq.CURVE_PUBLICKEY, public if how == "a key of its own" else addresses[0].public_key.encode())
+    elif how != "null":
+        endpoint = addresses[1].pieces
+        stranger.set(zmq.PLAIN_USERNAME, b"0")
+        mine = pair[0]._transport._sockets.authenticator.password(0)
+        stranger.set(zmq.PLAIN_PASSWORD, {"a guess": b"0" * 64, "another's": mine}[how])
+    stranger.connect(endpoint)
+    header = packed(Kind.SHORT, (1, 0, 1))
+    for _ in range(3):
+        stranger.send_multipart([header + bytes(8)] if endpoint == addresses[1].messages else [header, bytes(8)])
+    assert not monitor.poll(400), "it was let in"
+    here = np.zeros(8, dtype=np.uint8)
+    waiting = pair[1].receive_into(here, 0, 7)
+    next(waiting)
+    assert works(pair) and not here.any()
+    assert not stranger.poll(0), "it was told something"
+    context.destroy(linger=0)
+
+
+def test_who_takes_the_port_of_a_dead_rank_gets_nothing(
+    pair: list[SocketComm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lets in everybody, and takes what comes."""
+    from deeppart.comm.sockets import peer_memory as module
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(module, "read_memory", refuse)
+    assert works(pair), "the sender has a connection for pieces"
+    there, here = np.full(60_000_000, 7, dtype=np.uint8), np.zeros(60_000_000, dtype=np.uint8)
+    sending, receiving = pair[0].send(there, 1, 5), pair[1].receive_into(here, 0, 5)
+    while not here.any():
+        next(sending)
+        next(receiving)
+    port = ports(pair[1])[1]
+    pair[1]._transport._closed = True
+    pair[1]._transport._finalizer()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    stranger = context.socket(zmq.ROUTER)
+    stranger.set(zmq.PLAIN_SERVER, 1)
+    stranger.bind(f"tcp://127.0.0.1:{port}")
+    with pytest.raises(CommError, match="rank 1 of this job: gone"):
+        do(pair[0], sending)
+    again = pair[0]._transport
+    again._peers.gone.clear()
+    before = again._peers._peers[1].pieces
+    assert before is not None
+    before.close(0)
+    again._peers._peers[1].pieces = None  # as at the first long message to it
+    pieces = again._peers.open_pieces(1, b"p" * 64, b"k" * 64)
+    message = Outgoing((1, 0, 9), memoryview(bytes(5_000_000)))
+    pieces.waiting.append(weakref.ref(message))
+    got = b""
+    end = time.monotonic() + 1.0
+    while time.monotonic() < end:
+        pieces.push()
+        if stranger.poll(10):
+            route, _, data = stranger.recv_multipart()
+            got += data
+            stranger.send_multipart([route, packed(Kind.PROOF, (0, 0, 0)), data])
+    assert len(got) <= 32 and not message.sent, "a greeting, and no more"
+    pieces.close(0)
+    again._peers._peers[1].pieces = None
+    context.destroy(linger=0)
+
+
+def test_nobody_comes_in_before_the_ranks_are_known_nor_after_the_end() -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    keeper = Authenticator(context, b"secret")
+    assert keeper.password(0) != keeper.password(1)
+    keeper.allow([b"a" * 32, b"b" * 32])
+
+    def asks(domain: bytes, mechanism: bytes, *credentials: bytes) -> int | None:
+        return keeper._rank([b"1.0", b"1", domain, b"127.0.0.1", b"", mechanism, *credentials])
+
+    assert asks(MESSAGES, b"CURVE", b"b" * 32) == 1
+    assert asks(MESSAGES, b"CURVE", b"c" * 32) is None
+    assert asks(PIECES, b"CURVE", b"b" * 32) is None
+    assert asks(PIECES, b"PLAIN", b"1", keeper.password(1)) == 1
+    for credentials in ((b"1", keeper.password(0)), (b"2", keeper.password(2)), (b"-1", keeper.password(0)), (b"1",)):
+        assert asks(PIECES, b"PLAIN", *credentials) is None
+    assert asks(MESSAGES, b"PLAIN", b"1", keeper.password(1)) is None
+    assert asks(MESSAGES, b"NULL") is None
+    assert keeper._rank([b"1.0"]) is None
+    keeper.allow(())
+    assert asks(MESSAGES, b"CURVE", b"b" * 32) is None
+    assert asks(PIECES, b"PLAIN", b"1", keeper.password(1)) is None
+    context.term()

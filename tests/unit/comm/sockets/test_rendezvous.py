@@ -1,0 +1,354 @@
+"""How ranks find each other: whoever is late, gives up, or was there before."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from deeppart.comm.sockets import rendezvous as module
+from deeppart.comm.sockets.address import Address, host_name, ip_address_towards
+from deeppart.comm.sockets.channel import SocketComm
+from deeppart.comm.sockets.rank_sockets import RankSockets
+from deeppart.comm.sockets.rendezvous import Entry, Rendezvous, Search, meet
+from deeppart.errors import CommError, PeerTimeoutError
+from tests.unit.comm.worlds import LIMIT_S, do, on_all
+
+
+class Shelf:
+    """What is used of a store of torch."""
+
+    def __init__(self) -> None:
+        self.lock, self.values = threading.Lock(), dict[str, str]()
+        self.places: dict[int, Rendezvous] = {}
+
+    def set(self, key: str, value: str) -> None:
+        with self.lock:
+            self.values[key] = value
+
+    def get(self, key: str) -> bytes:
+        with self.lock:
+            return self.values[key].encode()
+
+    def add(self, key: str, amount: int) -> int:
+        with self.lock:
+            self.values[key] = str(int(self.values.get(key, "0")) + amount)
+            return int(self.values[key])
+
+    def check(self, keys: list[str]) -> bool:
+        with self.lock:
+            return all(key in self.values for key in keys)
+
+    def delete_key(self, key: str) -> bool:
+        with self.lock:
+            return self.values.pop(key, None) is not None
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf()
+
+
+def start(
+    shelf: Any, rank: int, size: int, timeout: float = LIMIT_S, secret: bytes | None = None, open_store: Any = None
+) -> SocketComm:
+    """One rank's start. Each rank of the test counts its own starts, as processes do."""
+    with shelf.lock:
+        rendezvous = shelf.places.setdefault(rank, Rendezvous(rank, size, lambda _: shelf, lambda: "127.0.0.1"))
+    rendezvous.open_store = open_store or (lambda _: shelf)
+    return meet(rendezvous, timeout, secret)
+
+
+def use(comm: Any) -> Any:
+    """All ranks talk, and end the session."""
+    if isinstance(comm, Exception):
+        return comm
+    found = do(comm, comm.allgather(str(comm.rank).encode()))
+    do(comm, comm.allgather(b""))
+    comm.release()
+    return found
+
+
+def everyone(n: int) -> list[list[bytes]]:
+    return [[str(rank).encode() for rank in range(n)]] * n
+
+
+@pytest.mark.parametrize("n", [2, 3, 9])
+def test_all_meet_again_and_again(shelf: Shelf, n: int) -> None:
+    for _ in range(3):
+        assert on_all(n, lambda rank: use(start(shelf, rank, n))) == everyone(n)
+    assert not [key for key in shelf.values if key.startswith("rank/")], "what was used is taken away"
+
+
+def test_two_sessions_at_a_time(shelf: Shelf) -> None:
+    def run(rank: int) -> list[Any]:
+        comms = [start(shelf, rank, 3) for _ in range(2)]
+        return [use(comm) for comm in reversed(comms)]
+
+    assert on_all(3, run) == [everyone(3)[:2]] * 3
+
+
+def test_starts_of_two_threads_take_turns(shelf: Shelf) -> None:
+    def run(place: int) -> Any:
+        return use(start(shelf, place % 2, 2))
+
+    assert on_all(4, run) == [everyone(2)[0]] * 4
+
+
+def test_a_rank_that_gave_up_late_does_not_take_its_next_entry_away(shelf: Shelf) -> None:
+    """Its first call of the store takes longer than the start has, and the thread that made it goes on."""
+    slow = threading.Event()
+
+    class Slow(Shelf):
+        def set(self, key: str, value: str) -> None:
+            if key == "rank/1" and not slow.is_set():
+                slow.set()
+                time.sleep(1.6)
+            shelf.set(key, value)
+
+        def __getattribute__(self, name: str) -> Any:
+            return (
+                getattr(shelf, name)
+                if name in ("get", "add", "check", "delete_key", "lock", "places")
+                else super().__getattribute__(name)
+            )
+
+    shelf_of_1 = Slow()
+
+    def run(rank: int) -> Any:
+        mine = shelf_of_1 if rank else shelf
+        with pytest.raises(PeerTimeoutError):
+            start(mine, rank, 2, timeout=0.7)
+        return use(start(mine, rank, 2, timeout=10.0))
+
+    assert on_all(2, run) == everyone(2)
+
+
+def test_a_late_rank_is_waited_for(shelf: Shelf) -> None:
+    for late in (0, 2):
+
+        def run(rank: int, late: int = late) -> Any:
+            time.sleep(0.6 * (rank == late))
+            return use(start(shelf, rank, 3))
+
+        assert on_all(3, run) == everyone(3)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_start_that_was_given_up_does_not_stand_in_the_way(shelf: Shelf, late: int) -> None:
+    """The first start of the late rank is not taken for the second of the others, whatever it was for."""
+    given_up = threading.Event()
+
+    def run(rank: int) -> Any:
+        if rank == late:
+            given_up.wait(LIMIT_S)
+        with pytest.raises(PeerTimeoutError, match="connecting the ranks") as caught:
+            start(shelf, rank, 2, timeout=0.5)
+        given_up.set()
+        return caught.value.summary, use(start(shelf, rank, 2))
+
+    found = on_all(2, run)
+    assert [talk for _, talk in found] == everyone(2), found
+
+
+def test_who_did_not_come_is_named(shelf: Shelf) -> None:
+    def run(rank: int) -> str:
+        if rank == 2:
+            return ""
+        with pytest.raises(PeerTimeoutError) as caught:
+            start(shelf, rank, 4, timeout=1.5)
+        return caught.value.summary
+
+    found = on_all(4, run)
+    assert all("for rank 2" in found[rank] for rank in (0, 1, 3)), found
+    assert not [key for key in shelf.values if key in ("rank/1", "rank/3")], "they do not come any more"
+
+
+def old_entry(start_number: int) -> Entry:
+    """Of a process that has ended."""
+    sockets = RankSockets("127.0.0.1", 5.0)
+    sockets.close(0)
+    return Entry(start_number, sockets.address)
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.02, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("left", ["card", "roster", "both", "given-up", "later"])
+def test_what_a_job_before_has_left_does_no_harm(shelf: Shelf, left: str, late_s: float) -> None:
+    """An elastic job that starts again meets at the same store."""
+    entries = [old_entry(2 if left == "later" else 1) for _ in range(3)]
+    if left in ("card", "both", "later"):
+        shelf.set("rank/2", entries[2].encode().decode())
+        shelf.add("came", 1)
+    if left in ("roster", "both"):
+        for version in (1, 2):
+            shelf.set(f"roster/1/{version}", json.dumps([asdict(each.address) for each in entries]))
+    if left == "given-up":
+        shelf.set(f"given-up/{entries[1].address.public_key}", "")
+        shelf.set("present", "[0, 1, 2]")
+
+    def run(rank: int) -> Any:
+        time.sleep(late_s * (rank == 2))  # what was left of rank 2 is believed meanwhile
+        return use(start(shelf, rank, 3))
+
+    assert on_all(3, run) == everyone(3)
+
+
+def failing(error: Exception) -> Callable[[float], Any]:
+    def open_store(timeout: float) -> Any:
+        raise error
+
+    return open_store
+
+
+def test_no_store(shelf: Shelf) -> None:
+    for rank in (0, 1):
+        with pytest.raises(CommError, match="the ranks cannot meet") as caught:
+            start(shelf, rank, 2, open_store=failing(ConnectionRefusedError("nobody there")))
+        assert "nobody there" in str(caught.value) and "MASTER_ADDR" in str(caught.value)
+
+
+def test_a_store_that_goes_away(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: Any) -> Any:
+        raise ConnectionResetError("gone")
+
+    monkeypatch.setattr(shelf, "check", gone)
+    assert all(isinstance(each, CommError) for each in on_all(2, lambda rank: use(start(shelf, rank, 2))))
+
+
+SECRET, OTHER = b"s" * 32, b"o" * 32
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+@pytest.mark.parametrize("text", ["", "[]", "{}", "[1, 2]", '[{"address": 3}, {}]', "\x00", "[" * 100_000, "#" * 70])
+def test_what_cannot_be_read_in_the_store_is_skipped_and_said(
+    shelf: Shelf, text: str, secret: bytes | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shelf.set("rank/1", text)
+    shelf.add("came", 1)
+    shelf.set("roster/1/1", text)
+    shelf.set("present", text)
+
+    def run(rank: int) -> Any:
+        end = time.monotonic() + LIMIT_S
+        while rank and "skipped rank/1" not in capsys_text():
+            assert time.monotonic() < end, "rank 0 has not looked"
+            time.sleep(0.01)
+        return use(start(shelf, rank, 2, secret=secret))
+
+    said = list[str]()
+
+    def capsys_text() -> str:
+        said.append(capsys.readouterr().err)
+        return "".join(said)
+
+    assert on_all(2, run) == everyone(2)
+    text = capsys_text()
+    reason = "it cannot be read" if secret is None else "it was not made with the secret of this rank"
+    assert f"deeppart: rank 0 has skipped rank/1 in the store where ranks meet: {reason}\n" in text
+    assert text.count("rank/1") == 1
+
+
+def test_an_entry_of_a_stranger_is_none_of_a_rank(shelf: Shelf) -> None:
+    """Well-formed, without a tag, with the tag of another secret, or with that of another rank's entry."""
+    forged_entry = old_entry(1)
+    text = forged_entry.encode()
+
+    def sealed(secret: bytes, key: str) -> str:
+        return Search(threading.Event().wait, 0, 3, forged_entry, secret)._sealed(key, text).decode()  # type: ignore[arg-type]
+
+    for forged in (text.decode(), sealed(OTHER, "rank/1"), sealed(SECRET, "rank/2")):
+        shelf.values.clear()
+        shelf.places.clear()
+        shelf.set("rank/1", forged)
+        shelf.add("came", 1)
+        with pytest.raises(PeerTimeoutError) as caught:
+            start(shelf, 0, 2, timeout=1.0, secret=SECRET)
+        assert "for rank 1" in caught.value.summary and "rank/1" in str(caught.value.found)
+        assert "DEEPPART_SECRET_FILE" in str(caught.value.todo)
+
+
+def test_ranks_with_one_secret_meet_and_others_do_not(shelf: Shelf) -> None:
+    for _ in range(2):
+        assert on_all(3, lambda rank: use(start(shelf, rank, 3, secret=SECRET))) == everyone(3)
+
+    def run(rank: int) -> str:
+        with pytest.raises(PeerTimeoutError, match="connecting the ranks") as caught:
+            start(shelf, rank, 3, timeout=2.0, secret=(SECRET, OTHER, None)[rank])
+        return str(caught.value)
+
+    found = on_all(3, run)
+    assert all("skipped" in text and "give all ranks one DEEPPART_SECRET_FILE" in text for text in found), found
+
+
+def test_a_store_that_hangs_ends_in_a_timeout(shelf: Shelf) -> None:
+    over = threading.Event()
+
+    def hang(timeout: float) -> Any:
+        over.wait(60.0)
+
+    began = time.monotonic()
+    with pytest.raises(PeerTimeoutError):
+        start(shelf, 1, 2, timeout=0.5, open_store=hang)
+    assert time.monotonic() - began < 30.0
+    over.set()
+
+
+def test_addresses_that_other_hosts_cannot_reach(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deeppart.comm.sockets import rank_sockets
+
+    hosts = iter(("one", "other"))
+    monkeypatch.setattr(rank_sockets, "host_name", lambda: next(hosts))
+    for each in on_all(2, lambda rank: use(start(shelf, rank, 2, timeout=5.0))):
+        assert isinstance(each, CommError) and "only their own host can reach them" in str(each)
+        assert "GLOO_SOCKET_IFNAME" in str(each)
+
+
+def test_the_thread_ends_with_the_start(shelf: Shelf) -> None:
+    before = set(threading.enumerate())
+    on_all(3, lambda rank: use(start(shelf, rank, 3)))
+    with pytest.raises(PeerTimeoutError):
+        start(shelf, 0, 2, timeout=0.3)
+    end = time.monotonic() + 10.0
+    while any(thread.name.startswith("deeppart-") for thread in set(threading.enumerate()) - before):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_many_ranks_look_less_often() -> None:
+    for size, most in ((2, 0.1), (4096, 4096 / 20_000)):
+        pauses = list(itertools.islice(module._pauses_s(size), 50))
+        assert pauses == sorted(pauses) and pauses[0] == 2e-3 and pauses[-1] == most
+
+
+CHANGES = (
+    ("tcp://", "foo://"), (":1", ""), (":1", ":0"), (":1", ":65536"), ("k" * 40, "short"), ("k" * 40, "#" * 40),
+    ("77", '"x"'),
+)  # fmt: skip
+
+
+def replace_text(address: Address, old: str, new: str) -> bytes:
+    text = address.encode().decode()
+    assert old in text
+    return text.replace(old, new, 1).encode()
+
+
+def test_an_address_comes_back() -> None:
+    address = Address("tcp://10.0.0.1:1", "tcp://10.0.0.1:2", "k" * 40, host_name(), 77)
+    assert Address.decode(address.encode()) == address
+    assert Entry.decode(Entry(3, address).encode()) == Entry(3, address)
+    changed = [replace_text(address, *pair) for pair in CHANGES]
+    for bad in (b"", b"[]", b'{"messages": 1}', b"\xff", *changed):
+        with pytest.raises((ValueError, TypeError)):
+            Address.decode(bad)
+
+
+def test_the_address_that_reaches_another_one() -> None:
+    assert ip_address_towards("127.0.0.1", 9) == "127.0.0.1"
+    with pytest.raises(OSError, match=r"\w"):
+        ip_address_towards("no-such-host.invalid", 9)

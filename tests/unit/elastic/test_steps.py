@@ -1,0 +1,86 @@
+"""What ranks take of a step; places, and batches that hold from a step on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deeppart.elastic.steps import Batch, Place, from_state, shares, to_state
+from deeppart.errors import ConfigError
+
+OLD, NEW = Batch(10), Batch(25, 1)
+
+
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(0, 5), st.integers(1, 12), st.data())
+def test_a_step_is_divided_without_rest(
+    length: int, size: int, accumulation: int, ranks: int, data: st.DataObject
+) -> None:
+    seen = data.draw(st.integers(0, length - 1))
+    of_ranks = [shares(seen, length, Batch(size, accumulation), rank, ranks) for rank in range(ranks)]
+    whole = min(size, length - seen)
+    places = [place for each in of_ranks for share in each for place in range(share.start, share.start + share.counted)]
+    assert places == list(range(seen, seen + whole))
+    counts = [sum(share.counted for share in each) for each in of_ranks]
+    assert max(counts) - min(counts) <= 1
+    for each in of_ranks:
+        assert [share.ends_step for share in each] == [False] * (len(each) - 1) + [True]
+        assert {share.seen for share in each} == {seen + whole}
+        assert len(each) <= accumulation + 1 and max(s.count for s in each) - min(s.count for s in each) <= 1
+        assert all(share.count for share in each)  # a rank always has something to do
+
+
+@given(st.integers(1, 40), st.integers(0, 4), st.integers(1, 9), st.integers(1, 40))
+def test_the_mean_over_ranks_of_weighted_means_is_the_mean(size: int, accumulation: int, ranks: int, left: int) -> None:
+    """With values that are the places themselves; as DistributedDataParallel does, over ranks that accumulate."""
+    total = 0.0
+    for rank in range(ranks):
+        for share in shares(100 - left, 100, Batch(size, accumulation), rank, ranks):
+            mean = sum(range(share.start, share.start + share.count)) / share.count
+            total += share.weight * mean / ranks
+    had = min(size, left)
+    assert total == pytest.approx(sum(range(100 - left, 100 - left + had)) / had, rel=1e-12)
+
+
+def test_a_rank_without_a_sample_fills_in() -> None:
+    found = [shares(8, 10, Batch(4), rank, 4)[0] for rank in range(4)]
+    assert [(share.start, share.count, share.counted, share.weight) for share in found] == [
+        (8, 1, 1, 2.0), (9, 1, 1, 2.0), (8, 1, 0, 0.0), (8, 1, 0, 0.0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "accumulation"), [(0, 0), (-1, 0), (4, -1), (True, 0), (4.0, 0), (1 << 63, 0)])
+def test_an_impossible_batch_is_refused(size: int, accumulation: int) -> None:
+    with pytest.raises(ConfigError, match="a batch is impossible"):
+        Batch(size, accumulation)
+
+
+OLD, NEW = Batch(10), Batch(25, 1)
+
+
+def test_a_batch_that_was_decided_holds_from_its_step_on() -> None:
+    place = Place(epoch=1, passes=2, seen=20, batch=OLD, later=((40, NEW),))
+    assert [place.batch_at(seen) for seen in (20, 30, 40, 65)] == [OLD, OLD, NEW, NEW]
+    assert place.at(30).later == ((40, NEW),) and place.at(30).batch == OLD
+    assert place.at(40) == Place(1, 2, 40, NEW)
+    assert place.next_pass(3, 0) == Place(3, 0, 0, NEW)
+
+
+def test_what_was_decided_for_an_earlier_step_stays() -> None:
+    place = Place(0, 0, 20, OLD).decided(40, NEW).decided(65, Batch(7))
+    assert [place.batch_at(seen) for seen in (30, 40, 65)] == [OLD, NEW, Batch(7)]
+    assert place.at(40).later == ((65, Batch(7)),) and place.at(70) == Place(0, 0, 70, Batch(7))
+    assert place.decided(40, Batch(8)).later == ((40, Batch(8)),)  # the later one had been decided from there on
+    assert place.next_pass(1, 0).batch == Batch(7)
+
+
+def test_states_are_small_values_and_come_back() -> None:
+    two = Place(1, 2, 20, OLD, ((40, NEW), (65, OLD)))
+    for place in (Place(1, 2, 20, OLD, ((40, NEW),)), two, Place(0, 0, 0, NEW)):
+        state = json.loads(json.dumps(to_state(place, OLD, 7, 100, shuffle=True)))
+        assert from_state(state, OLD, 100, shuffle=True, name="a") == (place, 7)
+        assert from_state(state, Batch(6), 100, shuffle=True, name="a") == (
+            Place(place.epoch, place.passes, place.seen, Batch(6)), 7,
+        )  # fmt: skip

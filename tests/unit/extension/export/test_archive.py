@@ -1,0 +1,119 @@
+"""Archives: what h5py reads from one, knowing nothing of deeppart, is what the checkpoint holds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+import deeppart
+from deeppart.extension.export import export
+from deeppart.extension.export import exporting as exporting_module
+from deeppart.offline.reading import OpenCheckpoint
+from deeppart.testing.states import difference
+from deeppart.testing.strategies import states
+from tests.sampling import examples
+from tests.unit.cli_support import call, call_json, flip, make_state, part_path, save, step_dir, steps_in
+from tests.unit.extension.export.reading import plain, read_back, written
+from tests.unit.save.test_incremental import bases
+from tests.unit.save.test_incremental import config as incremental_config
+from tests.unit.save.test_incremental import save as save_incremental
+
+
+def test_an_archive_holds_the_state(tmp_path: Path) -> None:
+    save(tmp_path / "ckpt", 10, 20)
+    out = tmp_path / "out.h5"
+    printed = call("export", tmp_path / "ckpt", out)
+    assert "step 20: 8 leaves and 7 values" in printed
+    with h5py.File(out) as file:
+        assert difference(plain(make_state(20.0)), read_back(file["state"]), ordered=False) is None
+        assert dict(file.attrs) | {"library": "", "created": ""} == {
+            "deeppart_archive": 1,
+            "step": 20,
+            "world_size": 1,
+            "rank": 0,
+            "library": "",
+            "created": "",
+        }
+        np.testing.assert_array_equal(file["state/model/bias"][:], make_state(20.0)["model"]["bias"].numpy())
+        assert file["state/step"][()] == 12
+    assert sorted(os.listdir(tmp_path)) == ["ckpt", "out.h5"]
+
+
+def test_tied_leaves_are_one_data_set(tmp_path: Path) -> None:
+    base = torch.arange(20.0)
+    written(tmp_path / "ckpt", {"a": base, "b": base, "part": base[5:8], "turned": base.view(4, 5).T, "c": base + 1})
+    out = export(tmp_path / "ckpt", tmp_path / "out.h5")
+    assert (out.leaves, out.values, out.nbytes) == (5, 0, 4 * (20 + 20 + 3 + 20 + 20))
+    with h5py.File(tmp_path / "out.h5") as file:
+        state = file["state"]
+        assert state["a"] == state["b"] and state["a"] != state["c"]
+        assert state["part"].attrs["shares_memory_with"] == "/state/a"
+        np.testing.assert_array_equal(state["part"][:], [5, 6, 7])
+        np.testing.assert_array_equal(state["turned"][:], base.view(4, 5).T.numpy())
+    assert out.file_bytes < 4 * (20 + 3 + 20 + 20) + 20_000
+
+
+@settings(max_examples=examples(80), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(state=states())
+def test_any_state_can_be_exported(checkpointer: deeppart.Checkpointer, state: Any) -> None:
+    root = Path(checkpointer.config.persistent_dir)
+    step = max(steps_in(root), default=0) + 1
+    checkpointer.checkpoint(state, step).wait(timeout=200)
+    export(root, root / "out.h5", step=step, overwrite=True)
+    with h5py.File(root / "out.h5") as file:
+        assert difference(plain(deeppart.load(root, step)), read_back(file["state"]), ordered=False) is None
+
+
+@pytest.fixture(scope="module")
+def checkpointer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[deeppart.Checkpointer]:
+    directory = tmp_path_factory.mktemp("export")
+    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(directory), timeout=30.0)) as ck:
+        yield ck
+
+
+def test_a_few_bytes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "ckpt", 1)
+    monkeypatch.setattr("deeppart.offline.reading.BATCH_BYTES", 300)
+    told: list[tuple[int, int]] = []
+    out = export(tmp_path / "ckpt", tmp_path / "out.h5", progress=lambda done, total: told.append((done, total)))
+    assert len(told) >= 5 and told == sorted(told) and told[-1] == (out.nbytes, out.nbytes)
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert difference(plain(make_state(1.0)), read_back(file["state"]), ordered=False) is None
+
+
+def test_unchanged_chunks_come_from_the_older_files(tmp_path: Path) -> None:
+    with deeppart.Checkpointer(incremental_config(tmp_path)) as ck:
+        save_incremental(ck, 1, 2, 3)
+    base = bases(tmp_path / "ckpt")[0]
+    exported = call_json("export", tmp_path / "ckpt", tmp_path / "out.h5")
+    assert exported["step"] == 3 and exported["nbytes"] > 10 * part_path(tmp_path / "ckpt", 3).stat().st_size
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert difference(deeppart.load(tmp_path / "ckpt"), read_back(file["state"]), ordered=False) is None
+    flip(base, base.stat().st_size // 2)
+    answer = call_json("export", tmp_path / "ckpt", tmp_path / "damaged.h5", code=1)
+    assert answer["error"]["kind"] == "CorruptFileError"
+    assert not list(tmp_path.glob("*damaged.h5*")) and not list(tmp_path.glob(".*damaged*"))
+
+
+def test_the_next_step_is_exported_if_the_newest_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "ckpt", 1)
+
+    def late(*arguments: Any, **settings: Any) -> Any:
+        if 2 not in steps_in(tmp_path / "ckpt"):
+            save(tmp_path / "ckpt", 2)
+            directory = step_dir(tmp_path / "ckpt", 1)
+            for path in directory.iterdir():
+                path.unlink()
+            directory.rmdir()
+        return OpenCheckpoint(*arguments, **settings)
+
+    monkeypatch.setattr(exporting_module, "OpenCheckpoint", late)
+    assert export(tmp_path / "ckpt", tmp_path / "out.h5").step == 2

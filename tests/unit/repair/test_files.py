@@ -1,0 +1,213 @@
+"""Repairs: what is called repaired is sound afterwards, as what its place requires; nothing else is written over."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deeppart.repair import files, mending
+from tests.unit.cli_support import call_json, flip, forge, part_path, save, save_incrementally, step_dir
+
+PART = "part-00000-of-00001.dpp"
+
+
+def base_of(directory: Path) -> Path:
+    (base,) = directory.glob("base-*")
+    return base
+
+
+def repairs(*arguments: object, code: int = 0) -> dict[str, Any]:
+    """By name of the file: where it was repaired from, or why it was not."""
+    found = call_json("verify", *arguments, "--repair", code=code)["repairs"]
+    return {each["path"].rpartition("/")[2]: each["source"] or each["problem"] for each in found}
+
+
+def test_the_part_of_another_step_in_the_place_of_one_that_lacks_its_base(tmp_path: Path) -> None:
+    """With its base beside it, it would be sound; and still not what the place requires."""
+    root, local = tmp_path / "p", tmp_path / "l"
+    save_incrementally(root, local)
+    two, three = step_dir(root, 2), step_dir(root, 3)
+    sound = (three / PART).read_bytes()
+    shutil.copy(two / PART, three / PART)
+    base_of(three).unlink()
+    assert "no sound copy of part 0" in repairs(root, code=1)[PART]
+    assert "persistent" not in repairs(root, "--local", local)[PART]
+    assert (three / PART).read_bytes() == sound and base_of(three).is_file()
+    assert call_json("verify", root, "--all", "--local", local)["good"]
+
+
+def test_a_base_on_a_node_that_is_another_sound_file(tmp_path: Path) -> None:
+    root, local = tmp_path / "p", tmp_path / "l"
+    node = save_incrementally(root, local)
+    base = base_of(step_dir(node, 3))
+    sound = base.read_bytes()
+    base.unlink()
+    shutil.copy(step_dir(node, 2) / PART, base)
+    repairs(root, "--local", local)
+    assert base.read_bytes() == sound and call_json("verify", root, "--local", local)["good"]
+
+
+@pytest.mark.parametrize(
+    ("level", "damage"),
+    [
+        *itertools.product(["persistent", "node"], ["chunk of the part", "chunk of the base", "no base", "other base"]),
+        ("persistent", "other part"),
+    ],
+)
+def test_what_is_still_wrong_afterwards_is_not_called_repaired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str, damage: str
+) -> None:
+    """A repair that writes nothing at all."""
+    root, local = tmp_path / "p", tmp_path / "l"
+    node = save_incrementally(root, local)
+    steps = root if level == "persistent" else node
+    path, base = part_path(steps, 3), base_of(step_dir(steps, 3))
+    if "base" in damage:
+        data = base.read_bytes()
+        base.unlink()
+        base.write_bytes(path.read_bytes() if damage == "other base" else data)
+    if damage == "no base":
+        base.unlink()
+    elif damage == "other part":
+        shutil.copy(part_path(steps, 2), path)
+    elif damage != "other base":
+        flip(base if "base" in damage else path, 4_000_000 if "base" in damage else 5000)
+    for module in (files, mending):
+        monkeypatch.setattr(module, "fill", lambda *_: None)
+    found = call_json("verify", root, "--local", local, "--repair", code=1)["repairs"]
+    assert found and all(each["problem"] for each in found)
+
+
+def test_a_place_tells_the_checkpoint_and_not_what_lies_there(tmp_path: Path) -> None:
+    root, local = tmp_path / "p", tmp_path / "l"
+    save(root, 1, 2, local_dir=local, incremental=False)
+    (node,) = local.iterdir()
+    sound = part_path(root, 2).read_bytes()
+    shutil.copy(part_path(root, 1), part_path(root, 2))
+    assert "local" in repairs(root, "--local", local)[PART]
+    assert part_path(root, 2).read_bytes() == sound
+    shutil.copy(part_path(node, 1), part_path(node, 2))
+    assert call_json("verify", root, "--local", local)["nodes"]["remarks"]
+
+
+def test_a_part_on_a_node_without_its_base_and_without_a_manifest(tmp_path: Path) -> None:
+    """Nothing but its own header tells what it is."""
+    root, local = tmp_path / "p", tmp_path / "l"
+    three = step_dir(save_incrementally(root, local), 3)
+    shutil.rmtree(step_dir(root, 3))
+    base = base_of(three)
+    base.unlink()
+    repairs(root, "--all", "--local", local)
+    assert base.is_file()
+
+
+def test_what_an_interrupted_repair_has_left_goes_with_the_next(tmp_path: Path) -> None:
+    forge(tmp_path, 1, ranks=2)
+    left = step_dir(tmp_path, 1) / ".node-00000-of-00002.dpn.tmp-77-0a1b2c3d"
+    other = step_dir(tmp_path, 1) / "notes.txt"
+    left.write_bytes(b"half of one")
+    other.write_text("mine")
+    assert call_json("verify", tmp_path)["good"] and left.exists(), "verify only reads"
+    assert call_json("verify", tmp_path, "--repair")["good"]
+    assert not left.exists() and other.exists()
+
+
+# --- files that are not what their names say --------------------------------------------------------------------------
+
+
+def exchange(one: Path, other: Path) -> None:
+    aside = one.with_name("aside")
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)
+
+
+def test_two_files_of_a_step_exchanged_are_named_and_left(tmp_path: Path) -> None:
+    """There is no copy of anything."""
+    forge(tmp_path, 1, ranks=4)
+    directory = step_dir(tmp_path, 1)
+    one, other, *_ = sorted(directory.glob("*.dp*"))
+    exchange(one, other)
+    before = one.read_bytes(), other.read_bytes()
+    (step,) = call_json("verify", tmp_path, code=1)["steps"]
+    messages = [each["message"] for each in step["damage"] if each["kind"] == "part"]
+    assert f"by its contents it is part 1 of step 1: `mv {one} {other}`, after moving" in messages[0]
+    found = repairs(tmp_path, code=1)
+    assert all("is not written over" in each and "by its contents it is part" in each for each in found.values())
+    assert (one.read_bytes(), other.read_bytes()) == before
+    exchange(one, other)
+    assert call_json("verify", tmp_path)["good"]
+
+
+def test_one_whose_own_place_is_free(tmp_path: Path) -> None:
+    forge(tmp_path, 1, ranks=2)
+    zero, one = part_path(tmp_path, 1, 0, 2), part_path(tmp_path, 1, 1, 2)
+    one.rename(zero)
+    assert f"by its contents it is part 1 of step 1: `mv {zero} {one}`" in repairs(tmp_path, code=1)[zero.name]
+    zero.rename(one)
+    assert list(repairs(tmp_path, code=1)) == [zero.name]
+
+
+def test_a_copy_of_what_is_sound_in_its_own_place_is_written_over(tmp_path: Path) -> None:
+    root, local = tmp_path / "p", tmp_path / "l"
+    save(root, 1, 2, local_dir=local, incremental=False)
+    shutil.copy(part_path(root, 1), part_path(root, 2))
+    (step,) = call_json("verify", root, code=1)["steps"]
+    assert "if that is sound, --repair writes the right one here" in step["damage"][0]["message"]
+    assert call_json("verify", root, "--local", local, "--repair")["good"]
+    flip(part_path(root, 1), 5000)
+    shutil.copy(part_path(root, 1), part_path(root, 2))
+    found = repairs(root, "--local", local)[PART]
+    assert "local" in found, "the other copy is on the node"
+
+
+def test_a_sound_one_stays_where_its_own_place_is_damaged(tmp_path: Path) -> None:
+    forge(tmp_path, 1, ranks=2)
+    zero, one = part_path(tmp_path, 1, 0, 2), part_path(tmp_path, 1, 1, 2)
+    sound = one.read_bytes()
+    shutil.copy(one, zero)
+    flip(one, 5000)
+    assert f"`mv {zero} {one}`, after moving away what lies there" in repairs(tmp_path, code=1)[zero.name]
+    assert zero.read_bytes() == sound
+
+
+def test_the_only_file_of_another_step_stays_though_there_is_a_copy_of_what_belongs_there(tmp_path: Path) -> None:
+    root, local = tmp_path / "p", tmp_path / "l"
+    save(root, 1, 2, local_dir=local, keep_local=1, incremental=False)
+    one, two = part_path(root, 1), part_path(root, 2)
+    sound = one.read_bytes()
+    os.replace(one, two)
+    assert f"`mv {two} {one}`" in repairs(root, "--local", local, code=1)[PART]
+    assert two.read_bytes() == sound
+    os.replace(two, one)
+    assert call_json("verify", root, "--local", local, "--repair")["good"]
+    assert call_json("verify", root, "--all")["good"]
+
+
+def test_what_no_manifest_names_stays(tmp_path: Path) -> None:
+    root, local = tmp_path / "p", tmp_path / "l"
+    save(root, 1, local_dir=local)
+    forge(tmp_path / "other", 7, ranks=1)
+    shutil.copy(part_path(tmp_path / "other", 7), part_path(root, 1))
+    found = repairs(root, "--local", local, code=1)[PART]
+    assert "part 0 of step 7, which does not belong in this directory: move it out" in found
+    part_path(root, 1).unlink()
+    assert call_json("verify", root, "--local", local, "--repair")["good"]
+
+
+def test_a_base_in_the_place_of_which_there_is_the_only_file_of_another_step(tmp_path: Path) -> None:
+    """On a node: what would be written over is the only one of step 2."""
+    root, local = tmp_path / "p", tmp_path / "l"
+    node = save_incrementally(root, local)
+    base = base_of(step_dir(node, 3))
+    base.unlink()
+    os.replace(part_path(node, 2), base)
+    sound = base.read_bytes()
+    shutil.rmtree(step_dir(root, 2))
+    repairs(root, "--step", 3, "--local", local, code=1)
+    assert base.read_bytes() == sound

@@ -1,0 +1,75 @@
+"""What a session's recorder is given."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import deeppart
+from deeppart.save import Ledger
+from deeppart.session import cadence_for, pipeline_for, retention_for
+from deeppart.session.telemetry import recorder_for, telemetry_files
+
+
+def test_files_are_named_as_directories_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    config = deeppart.Config(metrics_file=f"{tmp_path}/{{node}}-{{rank}}-{{job}}.prom")
+    assert telemetry_files(config, "n1", 3) == {"metrics_file": tmp_path / "n1-3-4711.prom"}
+    with pytest.raises(deeppart.ConfigError, match="not set"):
+        telemetry_files(deeppart.Config(events_file="$NOT_SET_ANYWHERE/e"), "n1", 3)
+
+
+FILES = ("metrics_file", "events_file")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_holds_something_else_is_not_touched(tmp_path: Path, name: str) -> None:
+    """``.bashrc``, ``authorized_keys``: whoever names it has made a mistake, or is somebody else."""
+    precious = tmp_path / "precious"
+    ours = {each: tmp_path / each for each in FILES}
+
+    def session(**files: Path) -> None:
+        settings: dict[str, Any] = {each: str(path) for each, path in files.items()}
+        deeppart.Checkpointer(persistent_dir=str(tmp_path / "ckpt"), **settings).close()
+        end = time.monotonic() + 60.0  # it is closed without waiting long for them
+        while not all(path.exists() and path.stat().st_size for path in files.values()):
+            assert time.monotonic() < end, f"nothing is in {files}"
+            time.sleep(0.01)
+
+    session(**ours)
+    other = next(path for each, path in ours.items() if each != name)
+    for text in (b"alias ls=ls\n", b'{"event": 1}\n', b"\n", other.read_bytes()):
+        precious.write_bytes(text)
+        with pytest.raises(deeppart.ConfigError, match="holds something else") as caught:
+            session(**{name: precious})
+        assert name in str(caught.value) and caught.value.where == str(precious) and caught.value.todo
+        assert precious.read_bytes() == text
+    (tmp_path / "link").symlink_to(ours[name])
+    with pytest.raises(deeppart.StorageError, match=name):
+        session(**{name: tmp_path / "link"})
+    (tmp_path / "empty").touch()
+    for path in (ours[name], tmp_path / "empty", tmp_path / "none"):
+        session(**{name: path})
+
+
+def test_without_anything_to_write_there_is_no_file(opened: Any, tmp_path: Path) -> None:
+    session = opened(status="none")
+    pipeline = pipeline_for(session, retention_for(session), Ledger())
+    recorder_for(session, pipeline, None, None).close(failed=False)
+    assert not list((tmp_path / "ckpt").glob("status-*"))
+    pipeline.close(timeout=10.0)
+
+
+def test_a_variable_that_is_not_set_is_an_error_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(deeppart.ConfigError, match="environment variable that is not set"):
+        deeppart.Checkpointer(persistent_dir=str(tmp_path), metrics_file="$NOT_SET_ANYWHERE/m.prom")
+
+
+def test_a_damaged_history_is_told_and_stops_nobody(opened: Any, tmp_path: Path) -> None:
+    session = opened(every="auto")
+    (tmp_path / "ckpt" / "deeppart-runs.json").write_text("[")
+    with pytest.warns(deeppart.DeeppartWarning, match="does not know earlier runs"):
+        assert cadence_for(session) is not None

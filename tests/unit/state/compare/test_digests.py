@@ -1,0 +1,101 @@
+"""What is compared how: in full, or a slice at a time."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from deeppart.state.compare import digests
+from deeppart.state.compare.digests import LeafDigests, full_digests
+from deeppart.state.compare.optimizers import TrainingWatch
+from deeppart.state.tree.flat import FlatState
+from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.leaves import leaf_type
+from deeppart.state.tree.template import Template
+
+LARGE = 70_000
+
+
+@pytest.fixture
+def watch() -> Iterator[TrainingWatch]:
+    watching = TrainingWatch(1000)
+    yield watching
+    watching.close()
+
+
+def compare(flat: FlatState, *verified: int) -> LeafDigests:
+    return LeafDigests(range(len(flat.data)), flat, [leaf_type(data) for data in flat.data], verified)
+
+
+def seen(watch: TrainingWatch, *parameters: torch.nn.Parameter) -> Any:
+    """What the watch has seen of a step that trains these."""
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return watch.trained()
+
+
+def test_leaves_on_a_device_are_all_read_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way that GPU leaves go, with tensors of the CPU."""
+    monkeypatch.setattr(digests, "_is_on_device", lambda data: isinstance(data, torch.Tensor))
+    data = torch.zeros(LARGE)
+    flat = flatten({"data": data, "x": torch.zeros(LARGE)})
+    compared = compare(flat)
+    before = compared.digest(flat, 0)
+    assert compared.digest(flat, 1) == before
+    data[12_345] = 1
+    assert compared.digest(flat, 2) != before
+
+
+def test_what_is_trained_rotates_unless_it_has_gaps_is_small_or_verified(watch: TrainingWatch) -> None:
+    made: list[Any] = [torch.zeros(LARGE), torch.zeros(LARGE), torch.zeros(300), torch.zeros(2 * LARGE)[::2]]
+    parameters = [torch.nn.Parameter(each) for each in (*made, torch.zeros(300, 300).t(), torch.zeros(LARGE))]
+    flat = flatten(parameters)
+    compared = compare(flat, 1)
+    compared.look(flat, seen(watch, *parameters[:-1]))
+    assert compared.rotating.tolist() == [0, 4] and compared.in_full.tolist() == [1, 2, 3, 5]
+    assert compared.orders[0] != compared.orders[4], "they lie in memory in other orders"
+
+
+def test_what_other_ranks_do_not_see_trained_is_read_in_full_until_the_view_changes(watch: TrainingWatch) -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(LARGE)) for _ in range(2)]
+    flat = flatten(parameters)
+    compared = compare(flat)
+    for alike in ([True, True], [False, True]):
+        compared.look(flat, seen(watch, *parameters))
+        compared.agree_on(torch.tensor(alike).numpy())
+    assert compared.rotating.tolist() == [1]
+    compared.look(flat, seen(watch, *parameters))
+    assert compared.rotating.tolist() == [1], "the same view as before"
+    compared.look(flat, seen(watch, parameters[0]))
+    assert compared.rotating.tolist() == [0], "another one, which other ranks learn of by the digest"
+
+
+def test_a_leaf_that_is_larger_than_the_parameter_at_its_address_is_read_in_full(watch: TrainingWatch) -> None:
+    memory = torch.zeros(3, LARGE)
+    parameter = torch.nn.Parameter(memory[0])
+    flat = flatten({"all": memory, "row": [parameter]})
+    compared = compare(flat)
+    compared.look(flat, seen(watch, parameter))
+    assert compared.in_full.tolist() == [0] and compared.rotating.tolist() == [1]
+
+
+def test_nothing_is_kept_alive_and_nothing_is_marked() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(LARGE), requires_grad=False)
+    template = Template()
+    flat = template.flatten({"p": parameter, "transposed": torch.zeros(300, 300).t()})
+    compared = compare(flat)
+    compared.digest(flat, 0)
+    full_digests(flat, [0, 1])
+    assert all(data.untyped_storage().resizable() for data in flat.data), "numpy has seen none of them"
+    watch = weakref.ref(parameter)
+    template.clear()
+    del parameter, flat
+    gc.collect()
+    assert watch() is None
