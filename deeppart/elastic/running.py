@@ -16,11 +16,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
+from deeppart._threads import start_thread
 from deeppart.errors import ConfigError, LaunchError
 from deeppart.extension import Step
 
@@ -119,19 +121,15 @@ class ElasticRun:
     def _watching(self, wanted: int) -> Iterator[None]:
         """Meanwhile a thread looks whether another number of ranks is wanted, and tells them."""
         over = threading.Event()
-        thread = threading.Thread(target=self._watch_or_tell, args=(over, wanted), name="elastic-run", daemon=True)
-        thread.start()
+        thread = start_thread(partial(self._watch, over, wanted), "elastic-run", self._tell_unwatched)
         try:
             yield
         finally:
             over.set()
             thread.join()  # bounded: it ends at its next look
 
-    def _watch_or_tell(self, over: threading.Event, wanted: int) -> None:
-        try:
-            self._watch(over, wanted)
-        except Exception as error:
-            self._events.tell("note", text=f"another number of ranks is not looked for until the next start: {error!r}")
+    def _tell_unwatched(self, error: BaseException) -> None:
+        self._events.tell("note", text=f"another number of ranks is not looked for until the next start: {error!r}")
 
     def _watch(self, over: threading.Event, wanted: int) -> None:
         until_s: float | None = None
@@ -292,7 +290,7 @@ class Events:
             self._say(f"{passed_s:.1f} s: {event} {_words(known)}".rstrip())
         line = json.dumps(
             {
-                "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
                 "passed_s": round(passed_s, 3),
                 "event": event,
                 **known,

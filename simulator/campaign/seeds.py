@@ -48,11 +48,12 @@ def run_seeds(
             # What is begun meanwhile never gets an interrupt: this process ends it.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
             try:
-                results = pool.map(_one, seeds)
+                # Not map: it cancels what is left when it is interrupted, and the pool's thread fails on that.
+                results = [pool.submit(_one, seed) for seed in seeds]
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for result in results:
-                found.append(result)
+                found.append(result.result())
                 progress(len(found))
         except BrokenProcessPool as error:
             raise DeeppartError(

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deeppart.model import show_seconds
-from tests.simulator.commands import sim, sim_json
+from tests.simulator.commands import sim
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "simulator.md"
 COMMAND = re.compile(r"^    deeppart-sim (?P<command>\S[^#]*?)\s*(#.*)?$")
@@ -85,18 +84,6 @@ def test_what_is_documented_is_what_is_printed(
         code, printed, err = sim(capsys, *shlex.split(example.command))
         assert code == 0, err
         assert not stale(example, printed, CHECKED[start]), printed
-
-
-def test_the_table_of_files_of_nodes(capsys: pytest.CaptureFixture[str]) -> None:
-    (example,) = (each for each in examples(DOCUMENT.read_text()) if "--files node" in each.command)
-    arguments = shlex.split(example.command.replace("--json", "").replace("--files node", ""))
-    found: dict[int, list[str]] = {}
-    for files in ("rank", "node"):
-        for row in sim_json(capsys, *arguments, "--files", files)["points"]:
-            assert row["strategy"] == "deeppart"
-            found.setdefault(row["ranks"], []).append(f"{row['files']:,} {show_seconds(row['stages']['persistent'])}")
-    documented = [cells(line, "|") for line in example.lines if re.match(r"\| [\d,]+ \|", line)]
-    assert {int(ranks.replace(",", "")): [f"{a} {c}", f"{b} {d}"] for ranks, a, b, c, d in documented} == found
 
 
 def test_figures_that_are_not_printed_are_found() -> None:

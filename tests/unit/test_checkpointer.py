@@ -18,7 +18,7 @@ from deeppart.errors import (
     LevelNotRunError,
     RestoreError,
 )
-from deeppart.offline import load
+from deeppart.offline import step_files
 from deeppart.part import FileSource
 from deeppart.session import process_sessions
 from deeppart.state.capture.staging import Staging
@@ -188,21 +188,20 @@ def test_nothing_is_removed_before_its_successor_is_committed(memory: Path) -> N
 def test_load_goes_on_to_the_next_step_if_a_running_job_removes_the_one_it_reads(
     memory: Path, monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
-    name = "read_manifest" if gone == "manifest" else "_open_part"
-    module = manifests if gone == "manifest" else load
-    real = getattr(module, name)
+    owner, name = (manifests, "read_manifest") if gone == "manifest" else (step_files, "FileSource")
+    real = getattr(owner, name)
     with deeppart.Checkpointer(config(memory, keep={"persistent": 1})) as ck:
         ck.checkpoint(state(1), 1).wait(timeout=200)
 
         def train_on(*arguments: Any) -> Any:
-            monkeypatch.setattr(module, name, real)
+            monkeypatch.setattr(owner, name, real)
             ck.checkpoint(state(2), 2).wait(timeout=200)
             ck._pipeline.wait_until_idle(30)
             return real(*arguments)
 
-        monkeypatch.setattr(module, name, train_on)
+        monkeypatch.setattr(owner, name, train_on)
         assert deeppart.load(memory / "p")["step"] == 2
-        monkeypatch.setattr(load, "_open_part", lambda *arguments: FileSource(memory / "p" / "nothing"))
+        monkeypatch.setattr(step_files, "FileSource", lambda path: FileSource(memory / "p" / "nothing"))
         with pytest.raises(deeppart.StorageError, match="No such file"):
             deeppart.load(memory / "p")
 

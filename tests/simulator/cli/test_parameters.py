@@ -28,7 +28,6 @@ JOB: dict[str, Any] = OUTPUTS | {
     "--partner": (("--partner",), ("--no-partner",)),
     "--parity": ("2/1", "4/2"),
     "--local": (("--local",), ("--no-local",)),
-    "--files": ("rank", "node"),
     "--flush-bandwidth": ("1 GB/s", "2 MB/s"),
     "--flush-share": ("0.5", "1e-6"),
 }
@@ -244,7 +243,6 @@ def test_every_option_changes_something_or_is_refused(
         (("advise", "--mtbf-factor", "nan"), "finite"),
         (("advise", "--flush-share", "nan"), "finite"),
         (("scale", "--compression", "tensr"), "Did you mean 'tensor'?"),
-        (("scale", "--files", "nodes"), "Did you mean 'node'?"),
         (("scale", "--capture", "zzz"), "'eager', 'lazy'"),
         (("scale", "--csv", "nowhere/a.csv"), "there is no directory 'nowhere'"),
         (("campaign", "--report", "nowhere/a.html"), "there is no directory 'nowhere'"),

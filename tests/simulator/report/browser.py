@@ -57,7 +57,6 @@ function look(frame) {
   });
   return {texts, small, cut, crossed, wide: page.scrollingElement.scrollWidth - view.innerWidth,
     headings: [...page.querySelectorAll('h2')].map(each => each.textContent),
-    rects: page.querySelectorAll('rect').length,
     columns: [...page.querySelectorAll('.panels, .charts')].map(each => new Set(
       [...each.querySelectorAll('figure')].map(one => Math.round(one.getBoundingClientRect().left))).size)};
 }
@@ -79,7 +78,6 @@ class Seen:
         crossed: pairs of texts in one drawing that lie over each other.
         wide: pixels by which the page is wider than its window.
         headings: of its sections.
-        rects: how many rectangles are drawn.
         columns: in how many columns the drawings of each chart are.
     """
 
@@ -89,7 +87,6 @@ class Seen:
     crossed: Sequence[Any]
     wide: float
     headings: Sequence[str]
-    rects: int
     columns: Sequence[int]
 
 
