@@ -98,7 +98,11 @@ class Root:
             with _named(path):
                 if known.is_still(path, self.rules, above=self.rules.node and not names):
                     return known
-        found = _enter(self._open(names[:-1]).fd, path, self.rules) if names else _walk(self._absolute, self.rules)
+        if names:
+            around = self._open(names[:-1])  # by name: it is closed when nobody has it any more
+            found = _enter(around.fd, path, self.rules)
+        else:
+            found = _walk(self._absolute, self.rules)
         held = {each: opened for each, opened in self._opened.items() if each != names} if names else {}
         if len(held) > _MOST_HELD:
             del held[next(each for each in held if each)]

@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 import stat
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -498,3 +499,31 @@ def test_nothing_but_files_is_opened_and_no_fifo_is_waited_for(tmp_path: Path) -
             access.open_foreign(path)
     with pytest.raises(FileNotFoundError):
         access.open_foreign(tmp_path / "none")
+
+
+def test_a_directory_stays_open_while_a_thread_goes_on_from_it(tmp_path: Path) -> None:
+    """More directories than are held open: what one thread lets go of, another is entering the next one from."""
+    for number in range(12):
+        (tmp_path / f"{number}" / "inner").mkdir(parents=True)
+    root, failed = Root(tmp_path, NODE), list[OSError]()
+
+    def make_and_remove(worker: int) -> None:
+        try:
+            for turn in range(500):
+                path = root.path / f"{(7 * turn + worker) % 12}" / "inner" / f"{worker}"
+                os.close(access.create(path))
+                access.remove(path)
+        except OSError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=make_and_remove, args=(worker,)) for worker in range(6)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(before)
+    assert failed == []
