@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -120,8 +120,8 @@ class _Restoring:
         places = find_places(saved, flat, self._ranks, self._what, replication.in_parts)
 
         def matched() -> tuple[Matched, OldLeaves]:
-            found = match(saved, flat, places, self._ways, comm.rank, cast=request.cast)
-            return replace(found, choice=choice), memory_for_old_leaves(found)
+            found = match(saved, flat, places, self._ways, comm.rank, choice, cast=request.cast)
+            return found, memory_for_old_leaves(found)
 
         found, old = self._together(matched, _MATCHING)
         raise_together(comm, refused_ties(found, comm, self._what, self._timeout), self._what, self._timeout)
@@ -373,8 +373,8 @@ def report_of(matched: Matched, loaded_bytes: int, saved_bytes: int) -> RestoreR
     names = {node.index: readable(path) for path, node in placed if isinstance(node, SavedArray)}
     live = {index: leaf_type(data).dtype for index, data in target.casts.items()}
     live |= {index: target.sharded[index].kind.dtype for index in target.cast_shards}
-    told = () if choice is None else (choice.missing, choice.unexpected, choice.beside, choice.unwrapped)
-    missing, unexpected, beside, unwrapped = ([readable(path) for path in paths] for paths in told or ([], [], [], []))
+    told = choice.missing, choice.unexpected, choice.beside, choice.unwrapped
+    missing, unexpected, beside, unwrapped = ([readable(path) for path in paths] for paths in told)
     return RestoreReport(
         matched.saved.attempt.step,
         leaves=len(names.keys() - target.dropped),
@@ -385,7 +385,7 @@ def report_of(matched: Matched, loaded_bytes: int, saved_bytes: int) -> RestoreR
         unexpected=tuple(unexpected),
         left_out=tuple(beside),
         cast={names[index]: (target.types[index].dtype, dtype) for index, dtype in sorted(live.items())},
-        renamed={} if choice is None else {readable(old): readable(new) for old, new in choice.renamed},
+        renamed={readable(old): readable(new) for old, new in choice.renamed},
         unwrapped=tuple(unwrapped),
     )
 

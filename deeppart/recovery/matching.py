@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,18 @@ from deeppart.errors import (
 from deeppart.model import Box
 from deeppart.recovery.saved import OwnWays, SavedStep, check_spans
 from deeppart.recovery.tables import PartIndexView, Ranks
-from deeppart.state.document.structure import SavedArray, SavedValue, array_numbers, units_of, walk_tree
+from deeppart.state.document.structure import (
+    SavedApart,
+    SavedArray,
+    SavedNode,
+    SavedValue,
+    array_numbers,
+    units_of,
+    walk_tree,
+    with_items_at,
+)
 from deeppart.state.document.ties import alias_digests
+from deeppart.state.restore.absent import Absent, LeafNumbers, absent_items, has_shards
 from deeppart.state.restore.advice import (
     advice,
     choice_notices,
@@ -37,13 +47,12 @@ from deeppart.state.restore.advice import (
     unreached_optimizers,
 )
 from deeppart.state.restore.choosing import Choice
-from deeppart.state.restore.elsewhere import LeafNumbers, PartRules, lacking_leaves, without_leaves, without_unplaced
 from deeppart.state.restore.leaf_matching import create_sharded, find_targets
 from deeppart.state.restore.target import DROPPED, Target, decode_values
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.globs import DROP, RANK0, Ways, dropped_notice, strict_error
 from deeppart.state.tree.leaves import overlaps_itself
-from deeppart.state.tree.paths import Path, readable, some_names
+from deeppart.state.tree.paths import ExactPath, Path, exact, readable, some_names
 from deeppart.state.tree.sharded import read_shards
 
 
@@ -57,15 +66,15 @@ class Matched:
         target: the leaves to fill, and from which saved leaf.
         own: what becomes of per-rank leaves on another world size.
         rank: this rank.
-        choice: what was chosen of the step; None for all of it.
+        choice: what was chosen of the step.
     """
 
     saved: SavedStep
     flat: FlatState
     target: Target
     own: OwnWays
-    rank: int = 0
-    choice: Choice | None = None
+    rank: int
+    choice: Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +82,12 @@ class Places:
     """Which leaves of a step have a place in the live states of the ranks.
 
     Attributes:
-        elsewhere: the leaves and values that have none here, but on another rank.
-        rules: what a live state may lack.
+        left_to_others: what this one lacks and other ranks have.
+        left_out: what this one lacks, and nobody knows how to split.
     """
 
-    elsewhere: LeafNumbers = field(default_factory=LeafNumbers)
-    rules: PartRules = field(default_factory=PartRules)
+    left_to_others: tuple[Absent, ...] = ()
+    left_out: tuple[Absent, ...] = ()
 
 
 def find_places(
@@ -89,20 +98,23 @@ def find_places(
     arrays = _in_common(len(shared.types), saved.first_whole, len(saved.wholes.tensors))
     values = _in_common(len(shared.values), saved.first_value, len(saved.wholes.values))
     rules = saved.part_rules(declared)
-    here = lacking_leaves(saved.structure.tree, flat.root, rules)
-    # Beside sharded tensors, what is in a container that is not restored here may have a place elsewhere.
-    unplaced = without_unplaced(saved.structure.tree, flat.root, frozenset(saved.tensors()))[1]
-    here.arrays.update((saved.left_out | unplaced) - saved.all_own_leaves())
+    absent = list(absent_items(saved.structure.tree, flat.root))
+    # Where the live state has no sharded tensor at all, whole ones can be made.
+    sharded = frozenset(saved.tensors()) if has_shards(flat.root) else frozenset()
+    here = LeafNumbers(set(saved.left_out - saved.all_own_leaves()))
+    for item in absent:
+        if rules.gives_to_others(item):
+            here.add(item.leaves)
+        # Beside sharded tensors, what is in a container that is not restored here may have a place elsewhere.
+        elif item.is_left_out(sharded):
+            here.arrays.update(item.leaves.arrays - saved.all_own_leaves())
     lacking = np.concatenate([np.isin(arrays, list(here.arrays)), np.isin(values, list(here.values))])
     placed = (~lacking).astype(np.int64)
-    elsewhere = lacking & ranks.finish(ranks.comm.maximum(placed), what).astype(np.bool_)
-    return Places(
-        LeafNumbers(
-            set(arrays[elsewhere[: len(arrays)]].tolist()),
-            set(values[elsewhere[len(arrays) :]].tolist()),
-        ),
-        rules,
-    )
+    found = lacking & ranks.finish(ranks.comm.maximum(placed), what).astype(np.bool_)
+    numbers = arrays[found[: len(arrays)]].tolist(), values[found[len(arrays) :]].tolist()
+    elsewhere = LeafNumbers(*map(set, numbers))
+    others = tuple(item for item in absent if rules.gives_to_others(item, elsewhere))
+    return Places(others, tuple(item for item in absent if item not in others and item.is_left_out(sharded)))
 
 
 def _in_common(shared: int, first: int, added: int) -> npt.NDArray[np.int64]:
@@ -117,21 +129,26 @@ def check_step(saved: SavedStep, indexes: Sequence[PartIndexView], ways: Ways, s
     check_spans(saved, indexes)
 
 
-def match(saved: SavedStep, flat: FlatState, places: Places, ways: Ways, rank: int, *, cast: bool = False) -> Matched:
+def match(
+    saved: SavedStep, flat: FlatState, places: Places, ways: Ways, rank: int, choice: Choice, *, cast: bool
+) -> Matched:
     """Match the live state of a rank with a step that was checked; touches nothing."""
     own = saved.own_ways(ways)
-    matched = Matched(saved, flat, _target(saved, own, rank), own, rank)
+    matched = Matched(saved, flat, _target(saved, own, rank), own, rank, choice)
     target, sharded = matched.target, frozenset(saved.tensors())
     target.may_cast, target.is_chosen = cast, saved.tree_as_saved is not None
     if saved.left_out:
         target.dropped |= saved.left_out
         matched = _untie_from(matched, saved.left_out)
-    if places.elsewhere.any() or places.rules.part_paths:
-        tree, gone = without_leaves(target.structure.tree, flat.root, places.rules, places.elsewhere)
-        target.structure, target.dropped = replace(target.structure, tree=tree), target.dropped | gone.arrays
-        matched = _untie_from(matched, gone.arrays)
-    tree, left, target.unplaced = without_unplaced(target.structure.tree, flat.root, sharded)
-    target.structure, target.dropped = replace(target.structure, tree=tree), target.dropped | left
+    if places.left_to_others or places.left_out:
+        marks: dict[ExactPath, SavedNode | None] = {exact(item.path): None for item in places.left_to_others}
+        marks |= {exact(item.path): SavedApart() if item.is_none else None for item in places.left_out}
+        target.structure = replace(target.structure, tree=with_items_at(target.structure.tree, marks))
+        gone = {number for item in places.left_to_others for number in item.leaves.arrays}
+        target.dropped |= gone
+        matched = _untie_from(matched, gone)
+        target.dropped |= {number for item in places.left_out for number in item.leaves.arrays}
+        target.unplaced = tuple(item.path for item in places.left_out)
     if sharded:
         target.dropped |= sharded - array_numbers(target.structure.tree)  # in what is another rank's own
     try:
@@ -293,8 +310,7 @@ def notices(matched: Matched, size: int) -> list[DeeppartWarning]:
     if target.unplaced:
         names = some_names([readable(path) for path in target.unplaced])
         found.append(DeeppartWarning(f"restored step {attempt.step}: {unplaced_notice(names, target.unplaced)}"))
-    if matched.choice is not None:
-        found += [DeeppartWarning(f"restored step {attempt.step}: {text}") for text in choice_notices(matched.choice)]
+    found += [DeeppartWarning(f"restored step {attempt.step}: {text}") for text in choice_notices(matched.choice)]
     if target.removed:
         names = some_names(list(map(readable, target.removed)))
         found.append(DeeppartWarning(f"restored step {attempt.step}: {removed_notice(names)}"))

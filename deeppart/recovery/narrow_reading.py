@@ -7,11 +7,11 @@ matched, :mod:`deeppart.recovery.apply` tells, and then the step is read whole.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from deeppart._gc import collection_paused
 from deeppart.comm import Comm
@@ -20,17 +20,12 @@ from deeppart.part import PartReader
 from deeppart.recovery.inventory import Run
 from deeppart.recovery.parts import Chosen
 from deeppart.state.document.part_document import decode_meta, saved_outermost
-from deeppart.state.document.structure import (
-    DICTS,
-    SavedArray,
-    SavedBranch,
-    SavedNode,
-    SavedSharded,
-    Structure,
-)
-from deeppart.state.restore.request import Request, counterparts
-from deeppart.state.tree.flat import Branch, Node
-from deeppart.state.tree.paths import IdKey, Key, Path, id_key, id_keys
+from deeppart.state.document.structure import SavedArray, SavedSharded, Structure, walk_tree
+from deeppart.state.restore.choosing import choose
+from deeppart.state.restore.request import Request
+from deeppart.state.restore.target import decode_values
+from deeppart.state.tree.flat import Node
+from deeppart.state.tree.paths import IdKey, id_keys
 
 #: Keys of the outermost dict of live states; None where everything is asked for.
 Outermost = Collection[IdKey] | None
@@ -39,8 +34,10 @@ Outermost = Collection[IdKey] | None
 class NarrowReading:
     """What of a step is asked for, as one rank sees it before anything is read."""
 
-    def __init__(self, live: Node, request: Request, outermost: Outermost, *, alike: bool = False) -> None:
-        self._live, self._request, self._outermost, self._alike = live, request, outermost, alike
+    def __init__(self, live: Node, request: Request, outermost: Outermost) -> None:
+        # What a function of the caller leaves out is asked once, when the live state is matched.
+        self._request = replace(request, strict=request.strict if isinstance(request.strict, bool) else True)
+        self._live, self._outermost = live, outermost
 
     @property
     def may_choose(self) -> bool:
@@ -82,11 +79,12 @@ class NarrowReading:
             return {}
         alike = not (shared.per_rank.any() or shared.has_apart)
         found: dict[int, Chosen] = {}
-        asked = self._asked(shared, same_world) if alike else None
+        asked = self._asked(shared, same_world, "part 0") if alike else None
         for part, reader in readers.items():
             if asked is None:
-                document = decode_meta(reader.meta, f"part {part}", with_structure=False) if part else first
-                mine = self._asked(document.complete(shared, f"part {part}"), same_world)
+                where = f"part {part}"
+                document = decode_meta(reader.meta, where, with_structure=False) if part else first
+                mine = self._asked(document.complete(shared, where), same_world, where)
             else:
                 mine = asked
             chosen = chunks_of(reader, mine)
@@ -94,13 +92,15 @@ class NarrowReading:
                 found[part] = chosen
         return found
 
-    def _asked(self, structure: Structure, same_world: bool) -> npt.NDArray[np.bool_]:
+    def _asked(self, structure: Structure, same_world: bool, where: str) -> npt.NDArray[np.bool_]:
         """By number, whether a leaf of one rank is asked for."""
         asked = np.zeros(len(structure.types), dtype=np.bool_)
-        for node in self._leaves(structure.tree, self._live, (), self._request.keys is None, whole=False):
+        values = decode_values(structure, where)
+        chosen = choose(structure.tree, self._live, values, self._request, self._outermost)
+        for _, node in walk_tree(chosen.tree, ()):
             if isinstance(node, SavedArray):
                 asked[node.index] = True
-            else:
+            elif isinstance(node, SavedSharded):
                 asked[[shard.leaf for shard in structure.shards.get(node.index, ())]] = True
         if not same_world:  # what each old rank had for itself is brought as a whole, to be mapped
             own = np.array(structure.per_rank, dtype=np.bool_)
@@ -109,50 +109,6 @@ class NarrowReading:
         owners = [alias.owner for index, alias in structure.aliases.items() if asked[index]]
         asked[owners] = True
         return asked
-
-    def _leaves(
-        self, saved: SavedNode, live: Node | None, path: Path, is_asked: bool, *, whole: bool
-    ) -> Iterator[SavedArray | SavedSharded]:
-        """The leaves that are asked for below a place."""
-        request = self._request
-        if path and request.excludes(path):
-            return
-        if len(path) == 1 and self._outermost is not None and id_key(path[0]) not in self._outermost:
-            return
-        is_asked = is_asked or request.covers(path)
-        if not is_asked and not request.may_choose_below(path):
-            return
-        if isinstance(saved, (SavedArray, SavedSharded)):
-            if is_asked:
-                yield saved
-            return
-        if not isinstance(saved, SavedBranch):
-            return
-        if isinstance(live, Branch) and live.kind == "object":
-            whole = whole or not isinstance(live.container, torch.nn.Module)
-            live = live.children[0]
-        if saved.kind == "object":
-            yield from self._leaves(saved.children[0], live, path, is_asked, whole=whole)
-            return
-        mine = dict(zip(id_keys(live.keys), live.children, strict=True)) if isinstance(live, Branch) else {}
-        may_lack = self._alike and not whole and request.strict is False and bool(mine) and saved.kind in DICTS
-        for key, child in zip(self._names(saved, live, path), saved.children, strict=True):
-            found = mine.get(id_key(key))
-            if found is not None or not may_lack:
-                yield from self._leaves(child, found, (*path, key), is_asked, whole=whole)
-
-    def _names(self, saved: SavedBranch, live: Node | None, path: Path) -> list[Key]:
-        """What the keys of a container are called here."""
-        if saved.kind not in DICTS:
-            return list(saved.keys)
-        names = [self._request.renamed(path, key)[0] for key in saved.keys] if self._request.rules else [*saved.keys]
-        if not isinstance(live, Branch) or live.kind not in DICTS:
-            return names
-        known = set(id_keys(live.keys))
-        if all(id_key(name) in known for name in names):
-            return names
-        others = counterparts(names, list(live.keys))
-        return [name if id_key(name) in known else other for name, other in zip(names, others, strict=True)]
 
 
 def chunks_of(reader: PartReader, asked: npt.NDArray[np.bool_]) -> Chosen:

@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 
 from deeppart._gc import collection_paused
-from deeppart.comm import Comm, finish, together, unequal
+from deeppart.comm import Comm, finish, together
 from deeppart.errors import CorruptFileError, DeeppartError, StateError, UnsupportedLeafError
 from deeppart.recovery.narrow_reading import Outermost
 from deeppart.recovery.saved import SavedStep
 from deeppart.state.document.structure import DICTS, SavedValue, array_numbers, walk_tree
-from deeppart.state.restore.choosing import Choice, choose, needs_choice, unmet_globs
+from deeppart.state.restore.choosing import Choice, choose, unmet_globs
 from deeppart.state.restore.request import Request, counterpart
 from deeppart.state.restore.target import decode_values
 from deeppart.state.tree.flat import ApartRules, Branch, FlatState, Node
@@ -37,13 +36,11 @@ class LiveState:
         flat: the state, taken apart.
         request: what of a step; the same on all ranks.
         outermost: keys of the outermost dict of any rank's live state, as of :func:`outermost_keys`.
-        alike: the live states of all ranks have the same leaves; not found out where everything is asked for.
     """
 
     flat: FlatState
     request: Request
     outermost: Outermost = None
-    alike: bool = False
 
 
 def look_at_live(state: Any, request: Request, comm: Comm, timeout: float, *, is_filled: bool = True) -> LiveState:
@@ -51,16 +48,7 @@ def look_at_live(state: Any, request: Request, comm: Comm, timeout: float, *, is
     excluded = request.settings
     what = "looking at the live state failed", ("restore", timeout)
     flat = together(comm, lambda: flatten_live(state, excluded, is_filled=is_filled), *what)
-    outermost = outermost_keys(flat, request, comm, "restore", timeout)
-    return LiveState(flat, request, outermost, not request.is_default and _are_alike(flat, comm, timeout))
-
-
-def _are_alike(flat: FlatState, comm: Comm, timeout: float) -> bool:
-    """True if the leaves of all ranks' live states have the same paths (collective)."""
-    paths = [leaf.path for leaf in flat.arrays] + [leaf.path for leaf in flat.sharded]
-    paths += [leaf.path for leaf in flat.unmade]
-    digest = xxhash.xxh3_64_intdigest("\n".join(map(readable, paths)).encode(errors="backslashreplace")) >> 1
-    return not unequal(comm, np.array([digest], dtype=np.int64), "restore", timeout).any()
+    return LiveState(flat, request, outermost_keys(flat, request, comm, "restore", timeout))
 
 
 def outermost_keys(flat: FlatState, request: Request, comm: Comm, what: str, timeout: float) -> Outermost:
@@ -80,18 +68,16 @@ def outermost_keys(flat: FlatState, request: Request, comm: Comm, what: str, tim
     return {key for keys in told for key in keys} or None
 
 
-def narrowed(
-    saved: SavedStep, flat: FlatState, request: Request, outermost: Outermost
-) -> tuple[SavedStep, Choice | None]:
-    """A step less what is not asked for, with the names of the live state; and what was chosen, unless it is all.
+def narrowed(saved: SavedStep, flat: FlatState, request: Request, outermost: Outermost) -> tuple[SavedStep, Choice]:
+    """A step less what is not asked for, with the names of the live state; and what was chosen.
 
     Of what each rank has saved for itself, this is what has a place here: see :func:`with_own_of_all`.
     """
     tree = saved.structure.tree
-    if not needs_choice(tree, flat.root, request, outermost):
-        return saved, None
     values = decode_values(saved.structure, f"step {saved.attempt.step}")
     choice = choose(tree, flat.root, values, request, outermost)
+    if choice.tree is tree and request.is_default:
+        return saved, choice
     choice.unmet = unmet_globs(request, tree, flat.root, [each.path for each in saved.apart])
     before, after = array_numbers(tree), array_numbers(choice.tree)
     if not after <= before:

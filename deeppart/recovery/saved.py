@@ -25,7 +25,7 @@ from deeppart.state.document.whole import (
     values_in,
     with_wholes,
 )
-from deeppart.state.restore.elsewhere import LeafNumbers, PartRules
+from deeppart.state.restore.absent import LeafNumbers, PartRules
 from deeppart.state.restore.merge import build, tie
 from deeppart.state.restore.scatter import OwnSpans, check_bytes, check_cover, check_places
 from deeppart.state.restore.target import Target

@@ -84,7 +84,7 @@ def restore_step(
     inventory = which.inventory if isinstance(which, RestorePreview) else take_stock(session, timeout)
     is_filled = known is not None or bool(survey(inventory, step).candidates)
     live = look_at_live(state, request, comm, timeout, is_filled=is_filled)
-    narrow = NarrowReading(live.flat.root, request, live.outermost, alike=live.alike)
+    narrow = NarrowReading(live.flat.root, request, live.outermost)
     ranks = Ranks(comm, session.topology.node_of, timeout, session.processors.waiting, session.roots.at)
     reading = _reading(session, *memory)
     explanation: tuple[str, ...] = ()

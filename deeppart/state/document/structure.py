@@ -194,6 +194,31 @@ def walk_tree(node: SavedNode, path: Path) -> Iterator[tuple[Path, SavedLeaf]]:
         yield from walk_tree(child, path if node.kind == "object" else (*path, key))
 
 
+def with_items_at(root: SavedNode, items: Mapping[ExactPath, SavedNode | None]) -> SavedNode:
+    """A tree with other items at some paths; None for nothing."""
+    around = {path[:end] for path in items for end in range(len(path))}
+    return _with_items_at(root, (), items, around) if items else root
+
+
+def _with_items_at(
+    node: SavedNode, path: Path, items: Mapping[ExactPath, SavedNode | None], around: set[ExactPath]
+) -> SavedNode:
+    if not isinstance(node, SavedBranch):
+        return node
+    if node.kind == "object":
+        return replace(node, children=(_with_items_at(node.children[0], path, items, around),))
+    kept: list[tuple[Key, SavedNode]] = []
+    for key, child in zip(node.keys, node.children, strict=True):
+        inner = (*path, key)
+        place = exact(inner)
+        found = items.get(place, child)
+        if place in around and found is child:
+            found = _with_items_at(child, inner, items, around)
+        if found is not None:
+            kept.append((key, found))
+    return node.with_items(kept)
+
+
 # --- containers that are restored as a whole --------------------------------------------------------------------------
 
 

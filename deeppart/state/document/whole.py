@@ -30,6 +30,7 @@ from deeppart.state.document.structure import (
     SavedValue,
     Structure,
     walk_tree,
+    with_items_at,
 )
 from deeppart.state.document.ties import contiguous_strides
 from deeppart.state.tree.leaves import LeafType
@@ -376,9 +377,9 @@ def _differ(contents: Mapping[int, Any]) -> bool:
 
 def with_parts(root: SavedNode, parts: Sequence[tuple[int, OwnTree]]) -> SavedNode:
     """A tree with all parts of the state, in an order that is the same for every rank; one walk for all of them."""
-    paths = {exact(tree.path) for _, tree in parts}
+    shared = with_items_at(root, {exact(tree.path): None for _, tree in parts})
     # What this rank has of them, too, so that dicts have the same order on all ranks.
-    return _with_others(_without(root, (), paths) if paths else root, [(tree.path, rank, tree) for rank, tree in parts])
+    return _with_others(shared, [(tree.path, rank, tree) for rank, tree in parts])
 
 
 def joined(trees: Sequence[OwnTree]) -> list[OwnTree]:
@@ -389,18 +390,6 @@ def joined(trees: Sequence[OwnTree]) -> list[OwnTree]:
         if first is not each:
             found[exact(each.path)] = replace(first, node=_joined(first.node, each.node))
     return list(found.values())
-
-
-def _without(node: SavedNode, path: tuple[Any, ...], paths: set[ExactPath]) -> SavedNode:
-    """A tree without what stands at some paths."""
-    if not isinstance(node, SavedBranch):
-        return node
-    kept = []
-    for key, child in zip(node.keys, node.children, strict=True):
-        inner = path if node.kind == "object" else (*path, key)
-        if node.kind == "object" or exact(inner) not in paths:
-            kept.append((key, _without(child, inner, paths)))
-    return node.with_items(kept)
 
 
 def _joined(one: SavedNode, other: SavedNode) -> SavedNode:

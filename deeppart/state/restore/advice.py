@@ -8,7 +8,7 @@ down to the first such place.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -169,28 +169,28 @@ def _shape(node: SavedNode | Node, types: Sequence[LeafType], data: Sequence[Arr
     return (node.kind.dtype, list(node.kind.shape)) if isinstance(node, (ShardedLeaf, UnmadeLeaf)) else None
 
 
-def unreached_optimizers(saved: SavedNode, live: Node, values: Sequence[Any], path: Path = ()) -> list[Path]:
+def unreached_optimizers(saved: SavedNode, live: Node, values: Sequence[Any]) -> list[Path]:
     """Paths at which the live state has the result of an optimizer's ``state_dict()``, and more comes back than
     reaches it.
 
     The dict is not the optimizer's. If that has stepped, their tensors are the same; what is created in the dict stays
     there, and so do settings such as the learning rate.
     """
-    theirs, mine = inside(saved), live
-    if not isinstance(theirs, SavedBranch) or not isinstance(mine, Branch) or mine.kind == "object":
-        return []
-    if set(mine.keys) == KEYS and (others := children(theirs)).keys() == set(mine.keys):
-        ours = children(mine)
+    found = []
+    for path, theirs, mine in _pairs(saved, live):
+        theirs = inside(theirs)
+        if mine.kind == "object" or not isinstance(theirs, SavedBranch) or set(mine.keys) != KEYS:
+            continue
+        ours, others = children(mine), children(theirs)
+        if others.keys() != ours.keys():
+            continue
         before, after = (_as_dict(each[id_key("state")]) for each in (ours, others))
         if before is None or after is None or not after.keys or all(type(key) is str for key in after.keys):
-            return []  # by names: of get_optimizer_state_dict, whose caller gives it to set_optimizer_state_dict
+            continue  # by names: of get_optimizer_state_dict, whose caller gives it to set_optimizer_state_dict
         groups = id_key("param_groups")
-        return [path] if not before.keys or _values_differ(others[groups], ours[groups], values) else []
-    return [
-        found
-        for key, other, each in _inner_pairs(theirs, mine)
-        for found in unreached_optimizers(other, each, values, (*path, key))
-    ]
+        if not before.keys or _values_differ(others[groups], ours[groups], values):
+            found.append(path)
+    return found
 
 
 def _values_differ(saved: SavedNode, live: Node, values: Sequence[Any]) -> bool:
@@ -202,22 +202,22 @@ def _values_differ(saved: SavedNode, live: Node, values: Sequence[Any]) -> bool:
     return False
 
 
-def placeless_objects(saved: SavedNode, live: Node, path: Path = ()) -> list[str]:
+def placeless_objects(saved: SavedNode, live: Node) -> list[str]:
     """Objects whose state a checkpoint has, and that a dict of the live state lacks: ``scheduler (LambdaLR)``.
 
     Their states are put there as dicts, and no object knows of it.
     """
-    theirs, mine = inside(saved), inside(live)
-    if not isinstance(theirs, SavedBranch) or not isinstance(mine, Branch) or theirs.kind not in DICTS:
-        return []
-    if isinstance(live, Branch) and live.kind == "object":
-        return []  # whose own state it is
-    ours, found = children(mine), list[str]()
-    for key, name, child in zip(theirs.keys, id_keys(theirs.keys), theirs.children, strict=True):
-        if name in ours:
-            found += placeless_objects(child, ours[name], (*path, key))
-        elif isinstance(child, SavedBranch) and child.kind == "object" and child.form is None:
-            found.append(f"{readable((*path, key))} ({child.name.rpartition('.')[2]})")
+    found = list[str]()
+    for path, other, mine in _pairs(saved, live):
+        theirs = inside(other)
+        if not isinstance(theirs, SavedBranch) or theirs.kind not in DICTS or mine.kind == "object":
+            continue  # an object's own state has no objects in it
+        ours = children(mine)
+        found += [
+            f"{readable((*path, key))} ({child.name.rpartition('.')[2]})"
+            for key, name, child in zip(theirs.keys, id_keys(theirs.keys), theirs.children, strict=True)
+            if name not in ours and isinstance(child, SavedBranch) and child.kind == "object" and child.form is None
+        ]
     return found
 
 
@@ -281,21 +281,17 @@ def unreached_notice(paths: list[Path]) -> str:
     )
 
 
-def exchanged_optimizers(saved: SavedNode, live: Node, path: Path = ()) -> list[str]:
+def exchanged_optimizers(saved: SavedNode, live: Node) -> list[str]:
     """``opt: Adam in the checkpoint, AdamW here``: optimizers of a class by another name than those that were saved.
 
     Their ``load_state_dict`` may take what is not theirs, settings such as the weight decay included.
     """
-    if not isinstance(saved, SavedBranch) or not isinstance(live, Branch) or saved.kind != live.kind:
-        return []
-    if live.kind == "object":
-        theirs, mine = saved.name.rpartition(".")[2], type(live.container).__name__
-        is_another = is_optimizer(live.container) and theirs not in _goes_by(live.container)
-        return [f"{readable(path)}: {theirs} in the checkpoint, {mine} here"] if is_another else []
     return [
-        line
-        for key, other, each in _inner_pairs(saved, live)
-        for line in exchanged_optimizers(other, each, (*path, key))
+        f"{readable(path)}: {theirs.name.rpartition('.')[2]} in the checkpoint, {type(mine.container).__name__} here"
+        for path, theirs, mine in _pairs(saved, live)
+        if theirs.kind == mine.kind == "object"
+        and is_optimizer(mine.container)
+        and theirs.name.rpartition(".")[2] not in _goes_by(mine.container)
     ]
 
 
@@ -378,14 +374,18 @@ def _as_dict(node: Any) -> _Inner | None:
     return node if isinstance(node, (SavedBranch, Branch)) and node.kind in DICTS else None
 
 
-def _inner_pairs(saved: SavedBranch, live: Branch) -> list[tuple[Key, SavedNode, Node]]:
-    """The branches that stand at a key of both, and that key."""
-    others = children(saved)
-    return [
-        (key, others[name], child)
-        for key, name, child in zip(live.keys, id_keys(live.keys), live.children, strict=True)
-        if isinstance(child, Branch) and name in others
-    ]
+def _pairs(saved: SavedNode, live: Node, path: Path = ()) -> Iterator[tuple[Path, SavedBranch, Branch]]:
+    """The containers and objects that stand at one place of both, outermost first; none of an object's own state."""
+    if not isinstance(saved, SavedBranch) or not isinstance(live, Branch):
+        return
+    yield path, saved, live
+    theirs = inside(saved)
+    if live.kind == "object" or not isinstance(theirs, SavedBranch):
+        return
+    others = children(theirs)
+    for key, name, child in zip(live.keys, id_keys(live.keys), live.children, strict=True):
+        if name in others:
+            yield from _pairs(others[name], child, (*path, key))
 
 
 def _names(node: _Inner) -> set[str]:
@@ -409,19 +409,16 @@ def _call(node: _Inner, inside: Key | None) -> str:
 # --- optimizers that number their parameters, and those that name them ------------------------------------------------
 
 
-def optimizer_advice(saved: SavedNode, live: Node, path: Path = ()) -> str | None:
+def optimizer_advice(saved: SavedNode, live: Node) -> str | None:
     """What to give to ``restore`` where an optimizer is not as it was saved; None where none is."""
-    theirs, mine = inside(saved), inside(live)
-    if not isinstance(theirs, SavedBranch) or not isinstance(mine, Branch):
-        return None
-    if set(theirs.keys) == set(mine.keys) == KEYS:
-        return _state_advice(_state(theirs), _state(mine), readable(path) if path else "the whole state")
-    if theirs.kind not in DICTS or mine.kind not in DICTS:
-        return None
-    others = children(theirs)
-    for key, name, child in zip(mine.keys, id_keys(mine.keys), mine.children, strict=True):
-        if name in others and (found := optimizer_advice(others[name], child, (*path, key))) is not None:
-            return found
+    for path, other, each in _pairs(saved, live):
+        theirs, mine = inside(other), inside(each)
+        if not isinstance(theirs, SavedBranch) or not isinstance(mine, Branch) or set(theirs.keys) != KEYS:
+            continue
+        if set(mine.keys) == KEYS:
+            name = readable(path) if path else "the whole state"
+            if (found := _state_advice(_state(theirs), _state(mine), name)) is not None:
+                return found
     return None
 
 

@@ -17,11 +17,19 @@ from typing import Any
 import torch
 
 from deeppart.errors import StructureMismatchError
-from deeppart.state.document.structure import DICTS, SavedApart, SavedBranch, SavedNode, SavedValue, walk_tree
+from deeppart.state.document.structure import (
+    DICTS,
+    SavedApart,
+    SavedArray,
+    SavedBranch,
+    SavedNode,
+    SavedValue,
+    walk_tree,
+)
 from deeppart.state.restore.composites import is_composite
 from deeppart.state.restore.request import MISSING, UNEXPECTED, Request, aligned, bare_name, matched
 from deeppart.state.restore.target import is_cut, meet
-from deeppart.state.tree.flat import Branch, Node, ValueLeaf
+from deeppart.state.tree.flat import ArrayLeaf, Branch, Node, ValueLeaf
 from deeppart.state.tree.globs import covers, nearest_globs
 from deeppart.state.tree.objects import DEQUE
 from deeppart.state.tree.paths import IdKey, Key, Path, id_key, id_keys, readable, some_names
@@ -55,34 +63,6 @@ class Choice:
     renamed: list[tuple[Path, Path]] = field(default_factory=list)
     unwrapped: list[Path] = field(default_factory=list)
     unmet: list[str] = field(default_factory=list)
-
-
-def needs_choice(saved: SavedNode, live: Node, request: Request, outermost: Collection[IdKey] | None) -> bool:
-    """True unless all that was saved goes where it was, as nearly always: then there is no need to :func:`choose`."""
-    if not request.is_default:
-        return True
-    if outermost is not None and isinstance(saved, SavedBranch):
-        items = zip(id_keys(saved.keys), saved.children, strict=True)
-        if any(name not in outermost and not _is_small(child) for name, child in items):
-            return True
-    return _has_other_names(saved, live)
-
-
-def _has_other_names(saved: SavedNode, live: Node) -> bool:
-    """True if two dicts anywhere have names that differ by wrappers."""
-    live = live.children[0] if isinstance(live, Branch) and live.kind == "object" else live
-    if isinstance(saved, SavedBranch) and saved.kind == "object":
-        return _has_other_names(saved.children[0], live)
-    if not isinstance(saved, SavedBranch) or not isinstance(live, Branch) or not _are_alike(saved, live):
-        return False
-    if saved.kind in DICTS and aligned(saved.keys, live.keys, whole=True):
-        return True
-    inner = [(key, child) for key, child in zip(saved.keys, saved.children, strict=True) if type(child) is SavedBranch]
-    if not inner:
-        return False
-    mine = dict(zip(id_keys(live.keys), live.children, strict=True))
-    found = ((child, mine.get(id_key(key))) for key, child in inner)
-    return any(other is not None and _has_other_names(child, other) for child, other in found)
 
 
 def choose(
@@ -176,8 +156,13 @@ class _Choosing:
         kept: list[tuple[Key, SavedNode]] = []
         names = self._names(saved, live, path, at)
         mine = dict(zip(id_keys(live.keys), live.children, strict=True))
+        takes_all = at.asked and not self._request.exclude
         for old, key, child in zip(saved.keys, names, saved.children, strict=True):
-            name, inner = id_key(key), (*path, key)
+            name = id_key(key)
+            if takes_all and type(child) is SavedArray and type(mine.get(name)) is ArrayLeaf:
+                kept.append((key, child))  # as nearly all are
+                continue
+            inner = (*path, key)
             below = _At((*at.saved_path, old), at.asked, at.whole or saved.kind == "counter")
             if name in mine:
                 kept.append((key, self.node(child, mine[name], inner, below)))

@@ -22,6 +22,7 @@ from deeppart.state.capture.staging import Staging
 from deeppart.state.document.part_document import Own, PartDocument, decode_meta, encode_own
 from deeppart.state.document.structure_json import encode_tree
 from deeppart.state.document.ties import find_aliases
+from deeppart.state.restore.choosing import Choice
 from deeppart.state.tree.flat import ApartRules
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.globs import PerRank, Ways
@@ -67,7 +68,8 @@ class Opened:
         saved, ways = self.saved(), Ways(per_rank)
         check_step(saved, self.indexes, ways, self.ranks.comm.size)
         flat = flatten_live(state)
-        return match(saved, flat, find_places(saved, flat, self.ranks, "matching"), ways, self.ranks.rank)
+        places = find_places(saved, flat, self.ranks, "matching")
+        return match(saved, flat, places, ways, self.ranks.rank, Choice(saved.structure.tree), cast=False)
 
 
 def open_step(root: Path, comm: Comm | None = None, *, on_nodes: bool = False) -> Opened:

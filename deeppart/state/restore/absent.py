@@ -1,0 +1,153 @@
+"""What was saved and a live dict lacks: made anew, left to the other ranks that have it, or left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from deeppart.state.document.structure import DICTS, SavedArray, SavedBranch, SavedNode, SavedValue, walk_tree
+from deeppart.state.tree.flat import Branch, Node, ShardedLeaf, ValueLeaf
+from deeppart.state.tree.objects import is_optimizer
+from deeppart.state.tree.paths import ExactPath, Path, exact, id_keys
+
+
+@dataclass(frozen=True, slots=True)
+class LeafNumbers:
+    """Some leaves of a step.
+
+    Attributes:
+        arrays, values: numbers of those with bytes, and of small values.
+    """
+
+    arrays: set[int] = field(default_factory=set)
+    values: set[int] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, node: SavedNode) -> LeafNumbers:
+        """Those of a tree."""
+        leaves = [leaf for _, leaf in walk_tree(node, ())]
+        arrays = {leaf.index for leaf in leaves if isinstance(leaf, SavedArray)}
+        return cls(arrays, {leaf.index for leaf in leaves if isinstance(leaf, SavedValue)})
+
+    def any(self) -> bool:
+        """True if there is anything."""
+        return bool(self.arrays or self.values)
+
+    def covers(self, other: LeafNumbers) -> bool:
+        """True if it has all that another one has."""
+        return self.arrays.issuperset(other.arrays) and self.values.issuperset(other.values)
+
+    def meets(self, other: LeafNumbers) -> bool:
+        """True if it has anything that another one has."""
+        return not (self.arrays.isdisjoint(other.arrays) and self.values.isdisjoint(other.values))
+
+    def add(self, other: LeafNumbers) -> None:
+        """Take in another one."""
+        self.arrays.update(other.arrays)
+        self.values.update(other.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """An item of a saved dict whose key the live dict lacks, or for which it has None.
+
+    Attributes:
+        path: its path.
+        leaves: what is in it.
+        around: the live dict.
+        is_none: the live dict has None there.
+        in_module: the dict is a module's.
+    """
+
+    path: Path
+    leaves: LeafNumbers
+    around: Branch
+    is_none: bool
+    in_module: bool
+
+    def is_left_out(self, sharded: frozenset[int]) -> bool:
+        """True if there are sharded tensors in it, which nothing says how to split.
+
+        The state of an optimizer is not among the absent: it is split as its parameters are. What a module lacks, or a
+        dict of other sharded tensors, is an error, as it is without shards.
+        """
+        is_of_shards = any(isinstance(child, ShardedLeaf) for child in self.around.children)
+        return not (self.in_module or is_of_shards or self.leaves.arrays.isdisjoint(sharded))
+
+
+def absent_items(saved: SavedNode, live: Node, path: Path = (), *, in_module: bool = False) -> Iterator[Absent]:
+    """All of them, but those of optimizers, which make what they lack."""
+    if not isinstance(saved, SavedBranch):
+        return
+    if isinstance(live, Branch) and live.kind == "object":
+        if is_optimizer(live.container):
+            return
+        in_module = in_module or isinstance(live.container, torch.nn.Module)
+        live = live.children[0]
+    if saved.kind == "object":
+        yield from absent_items(saved.children[0], live, path, in_module=in_module)
+        return
+    if not isinstance(live, Branch):
+        return
+    mine = dict(zip(id_keys(live.keys), live.children, strict=True))
+    for key, name, child in zip(saved.keys, id_keys(saved.keys), saved.children, strict=True):
+        inner, here = mine.get(name), (*path, key)
+        is_none = isinstance(inner, ValueLeaf) and inner.value is None
+        if (inner is None or is_none) and saved.kind in DICTS:
+            yield Absent(here, LeafNumbers.of(child), live, is_none, in_module)
+        elif isinstance(child, SavedBranch) and inner is not None:
+            yield from absent_items(child, inner, here, in_module=in_module)
+
+
+@dataclass(frozen=True, slots=True)
+class PartRules:
+    """Where a live dict may lack items because other ranks have them, and not because they are still to be made.
+
+    So it is with what was saved as a part of one state, with dicts that have sharded tensors in them, and where the
+    user says so; the same as when states are saved. What is rank 0's all ranks get, and what is each rank's own is
+    nobody else's.
+
+    Attributes:
+        parts: what was saved as a part of one state.
+        part_paths: the paths of these items.
+        own: what is each rank's own.
+        rank0: paths of what is rank 0's.
+        around_own: paths of what stands apart on some rank, and of the containers around it.
+        declared: true for a path at which ``replicated`` says "parts".
+    """
+
+    parts: LeafNumbers = field(default_factory=LeafNumbers)
+    part_paths: frozenset[ExactPath] = frozenset()
+    own: LeafNumbers = field(default_factory=LeafNumbers)
+    rank0: frozenset[ExactPath] = frozenset()
+    around_own: frozenset[ExactPath] = frozenset()
+    declared: Callable[[Path], bool] = lambda path: False
+
+    def gives_to_others(self, item: Absent, elsewhere: LeafNumbers | None = None) -> bool:
+        """True if an absent item has its place on other ranks.
+
+        Args:
+            item: whose key the live dict lacks.
+            elsewhere: the leaves that have a place on another rank; None for every leaf.
+        """
+        place, leaves = exact(item.path), item.leaves
+        if item.is_none:
+            return False
+        if not leaves.any():
+            return place in self.part_paths
+        if elsewhere is not None and not elsewhere.covers(leaves):
+            return False
+        if any(place[:end] in self.rank0 for end in range(1, len(place) + 1)):
+            return False
+        if place in self.around_own or self.own.meets(leaves):
+            return False
+        return self.parts.covers(leaves) or has_shards(item.around) or self.declared(item.path)
+
+
+def has_shards(live: Node) -> bool:
+    """True if there is a sharded tensor in it."""
+    if isinstance(live, Branch):
+        return any(map(has_shards, live.children))
+    return isinstance(live, ShardedLeaf)
