@@ -44,8 +44,8 @@ from deeppart.state.document.part_document import Own, PartDocument, decode_meta
 from deeppart.state.document.structure_json import encode_tree
 from deeppart.state.document.whole import gather_wholes
 from deeppart.state.restore.scatter import LiveBox, OwnSpans, Scatter, Wanted, check_bytes, wanted_of
-from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.leaves import leaf_type
+from deeppart.state.tensors.leaves import leaf_type
+from deeppart.state.tree.flattening import flatten
 
 _ROWS, _COLUMNS = 4, 16
 

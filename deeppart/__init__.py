@@ -70,10 +70,10 @@ if TYPE_CHECKING:
     from deeppart.offline import load
     from deeppart.part import KeyFiles
     from deeppart.repair import ScrubReport
-    from deeppart.state.restore.request import RestoreArguments
-    from deeppart.state.tree.globs import PerRank, PerRankFunction
-    from deeppart.state.tree.objects import SavedRecord, register
-    from deeppart.state.tree.values import SavedMember
+    from deeppart.state.objects import SavedRecord, register
+    from deeppart.state.paths import PerRank, PerRankFunction
+    from deeppart.state.restore import RestoreArguments
+    from deeppart.state.values import SavedMember
 
 __all__ = [
     "BackgroundFailureWarning",
@@ -140,14 +140,14 @@ _LATER = {
     "CadenceReport": "deeppart.cadence",
     "Checkpointer": "deeppart.checkpointer",
     "KeyFiles": "deeppart.part",
-    "PerRank": "deeppart.state.tree.globs",
-    "PerRankFunction": "deeppart.state.tree.globs",
+    "PerRank": "deeppart.state.paths.globs",
+    "PerRankFunction": "deeppart.state.paths.globs",
     "RestoreArguments": "deeppart.state.restore.request",
-    "SavedMember": "deeppart.state.tree.values",
-    "SavedRecord": "deeppart.state.tree.objects",
+    "SavedMember": "deeppart.state.values",
+    "SavedRecord": "deeppart.state.objects",
     "ScrubReport": "deeppart.repair.scrub",
     "load": "deeppart.offline",
-    "register": "deeppart.state.tree.objects",
+    "register": "deeppart.state.objects",
 }
 
 #: The rank that prints an error in full has so long to do it.

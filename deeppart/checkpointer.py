@@ -48,9 +48,9 @@ from deeppart.session import (
     tell_suspects,
     warn_unsaved,
 )
-from deeppart.state.capture.staging import Staging
-from deeppart.state.restore.request import Globs, Request, Strict, request_or_refusal
-from deeppart.state.tree.globs import PerRank, Ways, ways_or_refusal
+from deeppart.state.capture import Staging
+from deeppart.state.paths import PerRank, Ways, ways_or_refusal
+from deeppart.state.restore import Globs, Request, Strict, request_or_refusal
 
 #: A start waits for what this process has left before; shorter than the other ranks wait for this one.
 _SETTLE_SHARE = 0.8

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
-from deeppart.state.tree.composites import take_apart
+from deeppart.state.tensors.composites import take_apart
 from deeppart.testing.states import array_bytes, value_bits
 
 #: A NaN with a payload, whose bits arithmetic would not keep.

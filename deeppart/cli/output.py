@@ -230,8 +230,8 @@ def json_value(value: Any) -> Any:
 
     A dict is a list of its entries, [key, value].
     """
-    from deeppart.state.tree.runs import run_kind
-    from deeppart.state.tree.values import describe_value
+    from deeppart.state.tree import run_kind
+    from deeppart.state.values import describe_value
 
     if run_kind(value) is not None:
         if isinstance(value, (list, tuple)):
@@ -246,7 +246,7 @@ def _scalar(value: Any) -> Any:
 
 def value_text(value: Any, form: str | None = None) -> str:
     """A small value on one line, at most so long as people read."""
-    from deeppart.state.tree.runs import describe_leaf_value, run_kind
+    from deeppart.state.tree import describe_leaf_value, run_kind
 
     if run_kind(value) is not None:
         return cut(describe_leaf_value(value, _RUN_CHARACTERS, what=f"a {form}" if form else ""), most=_UNLIMITED)
@@ -255,7 +255,7 @@ def value_text(value: Any, form: str | None = None) -> str:
 
 def long_text(value: Any, form: str | None = None) -> str:
     """The same of a value that stands alone: a few lines of a terminal, and what is left out said at the end."""
-    from deeppart.state.tree.runs import describe_leaf_value, run_kind
+    from deeppart.state.tree import describe_leaf_value, run_kind
 
     if run_kind(value) is not None:
         what = f"a {form}" if form else ""
@@ -265,7 +265,7 @@ def long_text(value: Any, form: str | None = None) -> str:
 
 
 def _as_text(value: Any) -> str:
-    from deeppart.state.tree.values import describe_value
+    from deeppart.state.values import describe_value
 
     if type(value) is int and value.bit_length() >= _MOST_BITS:
         return hex(value)

@@ -58,7 +58,7 @@ def _tree_lines(contents: offline.Contents) -> Iterator[Any]:
 
 
 def _grow(tree: Tree, node: offline.Container | offline.Leaf | offline.Value, key: str | None = None) -> None:
-    from deeppart.state.tree.paths import KIND_NAMES
+    from deeppart.state.paths import KIND_NAMES
 
     if not isinstance(node, offline.Container):
         tree.add(Text.assemble((printable(key or node.path), "bold"), "  ", *_description(node)))

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from deeppart.extension.steps import Step
     from deeppart.extension.stop_request import StopRequest
     from deeppart.model import Box
-    from deeppart.state.tree.leaves import LeafType
-    from deeppart.state.tree.leaves import flat_bytes as leaf_bytes
-    from deeppart.state.tree.paths import readable
-    from deeppart.state.tree.values import decode_value as decode
-    from deeppart.state.tree.values import encode_value as encode
+    from deeppart.state.paths import readable
+    from deeppart.state.tensors import LeafType
+    from deeppart.state.tensors import flat_bytes as leaf_bytes
+    from deeppart.state.values import decode_value as decode
+    from deeppart.state.values import encode_value as encode
     from deeppart.storage.files import write_file
 
 __all__ = [
@@ -49,15 +49,15 @@ _LATER = {
     "Content": ("deeppart.extension.export", "Content"),
     "ForeignFile": ("deeppart.extension.foreign", "ForeignFile"),
     "JobRanks": ("deeppart.extension.ranks", "JobRanks"),
-    "LeafType": ("deeppart.state.tree.leaves", "LeafType"),
+    "LeafType": ("deeppart.state.tensors.leaves", "LeafType"),
     "Step": ("deeppart.extension.steps", "Step"),
     "StopRequest": ("deeppart.extension.stop_request", "StopRequest"),
     "choose": ("deeppart.extension.nested", "choose"),
     "codec": ("deeppart.extension.codecs", "codec"),
-    "decode": ("deeppart.state.tree.values", "decode_value"),
-    "encode": ("deeppart.state.tree.values", "encode_value"),
-    "leaf_bytes": ("deeppart.state.tree.leaves", "flat_bytes"),
-    "readable": ("deeppart.state.tree.paths", "readable"),
+    "decode": ("deeppart.state.values", "decode_value"),
+    "encode": ("deeppart.state.values", "encode_value"),
+    "leaf_bytes": ("deeppart.state.tensors.leaves", "flat_bytes"),
+    "readable": ("deeppart.state.paths.keys", "readable"),
     "write_file": ("deeppart.storage.files", "write_file"),
     "write_step": ("deeppart.extension.importing", "write_step"),
 }

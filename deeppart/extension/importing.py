@@ -26,12 +26,11 @@ from deeppart.offline import BATCH_BYTES
 from deeppart.part import KeyFiles, PartSummary, encode_manifest
 from deeppart.save import Agreed, Call, Chunk, Encoders, Encoding, Saver, Workers, WriteBehind, read_ahead, write_chunks
 from deeppart.session import Session, StepHistory, open_session
-from deeppart.state.capture.layout import ShareLayout
-from deeppart.state.capture.staging import Staging
-from deeppart.state.document.part_document import PartDocument
-from deeppart.state.tree.flat import FlatState
-from deeppart.state.tree.leaves import Array, Bytes, LeafType, flat_bytes, is_flat, leaf_type, new_array
-from deeppart.state.tree.paths import readable
+from deeppart.state.capture import ShareLayout, Staging
+from deeppart.state.document import PartDocument
+from deeppart.state.paths import readable
+from deeppart.state.tensors import Array, Bytes, LeafType, flat_bytes, is_flat, leaf_type, new_array
+from deeppart.state.tree import FlatState
 
 Progress = Callable[[int, int], None]
 

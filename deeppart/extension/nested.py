@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from deeppart.errors import StructureMismatchError, UnsupportedLeafError, short
-from deeppart.state.tree.flatten import DEEPEST_NESTING
-from deeppart.state.tree.globs import covers, nearest_globs
-from deeppart.state.tree.paths import readable
+from deeppart.state.paths import covers, nearest_globs, readable
+from deeppart.state.tree import DEEPEST_NESTING
 
 #: Items of all containers, each counted wherever it stands: so many, and some times as many as there are.
 _MOST_PLACES = 1 << 20

@@ -18,7 +18,7 @@ from deeppart.model import Box
 from deeppart.offline import Chosen, OpenCheckpoint, find_step, target_of, with_checkpoint
 from deeppart.part import KeyFiles, read_key_files
 from deeppart.recovery import SavedStep
-from deeppart.state.document.structure import (
+from deeppart.state.document import (
     DICTS,
     SavedApart,
     SavedArray,
@@ -27,15 +27,10 @@ from deeppart.state.document.structure import (
     SavedSharded,
     SavedValue,
     array_numbers,
+    with_wholes,
 )
-from deeppart.state.document.whole import with_wholes
-from deeppart.state.restore.classes import resolve_registered
-from deeppart.state.restore.composites import is_composite
-from deeppart.state.restore.merge import build
-from deeppart.state.restore.scatter import LiveBox
-from deeppart.state.restore.target import DROPPED, Target
-from deeppart.state.tree.composites import SUBCLASS
-from deeppart.state.tree.leaves import is_plain
+from deeppart.state.restore import DROPPED, LiveBox, Target, build, is_composite, resolve_registered
+from deeppart.state.tensors import SUBCLASS, is_plain
 from deeppart.storage.manifests import committed_steps
 
 

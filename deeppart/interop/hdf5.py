@@ -30,9 +30,9 @@ from deeppart.errors import CorruptFileError, DeeppartError, UnsupportedLeafErro
 from deeppart.extension import ForeignFile, LeafType, decode, leaf_bytes, readable
 from deeppart.extension.export.hdf5 import stored_type
 from deeppart.interop.opened import FileSpan, Opened, Source, address_of, damage_named
-from deeppart.state.tree.composites import COMPOSITES, assemble
-from deeppart.state.tree.objects import ABOUT, DEQUE, Form, make
-from deeppart.state.tree.values import TABLE_MAKERS
+from deeppart.state.objects import ABOUT, DEQUE, Form, make
+from deeppart.state.tensors import COMPOSITES, assemble
+from deeppart.state.values import TABLE_MAKERS
 
 KeyPath = tuple[Any, ...]
 #: Links of a file, one object may be under many names: what is nested in many ways would have no end.

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from deeppart.errors import UnsupportedLeafError
-from deeppart.state.tree.leaves import TORCH_DTYPES, Array, Bytes, LeafType, flat_bytes
+from deeppart.state.tensors import TORCH_DTYPES, Array, Bytes, LeafType, flat_bytes
 
 #: Elements that are looked at together: what is computed of them takes little memory.
 PIECE_ELEMENTS = 1 << 18

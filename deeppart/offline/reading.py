@@ -20,33 +20,40 @@ from deeppart.model import Box, Manifest
 from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.step_files import StepFiles
 from deeppart.part import SHARED_TABLE, FileSource, KeyFiles, PartReader, Signing, read_key_files
-from deeppart.state.document.part_document import OwnDocument
-from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue, Structure
-from deeppart.state.document.ties import assign
-from deeppart.state.document.whole import ShardSource, gather_wholes, with_wholes
-from deeppart.state.restore.classes import resolve_registered
-from deeppart.state.restore.merge import build, tie
-from deeppart.state.restore.scatter import (
+from deeppart.state.document import (
+    OwnDocument,
+    SavedArray,
+    SavedBranch,
+    SavedNode,
+    SavedValue,
+    ShardSource,
+    Structure,
+    gather_wholes,
+    with_wholes,
+)
+from deeppart.state.objects import REGISTERED
+from deeppart.state.paths import ROOT, covers, may_match_below, nearest_globs, readable
+from deeppart.state.restore import (
     ANY_PART,
     LeafPiece,
     LiveBox,
     OwnSpans,
     Scatter,
+    Target,
     Wanted,
+    build,
     check_bytes,
     check_cover,
     check_places,
     chunk_pieces,
+    decode_values,
+    resolve_registered,
+    tie,
     wanted_of,
 )
-from deeppart.state.restore.target import Target, decode_values
-from deeppart.state.tree.composites import COMPOSITES
-from deeppart.state.tree.globs import covers, may_match_below, nearest_globs
-from deeppart.state.tree.leaves import Array, Bytes
-from deeppart.state.tree.objects import REGISTERED
-from deeppart.state.tree.paths import ROOT, readable
-from deeppart.state.tree.runs import make_run, run_items, run_kind
-from deeppart.state.tree.values import CONTAINERS
+from deeppart.state.tensors import COMPOSITES, Array, Bytes
+from deeppart.state.tree import assign, make_run, run_items, run_kind
+from deeppart.state.values import CONTAINERS
 from deeppart.storage.mapped import LockedFile, bring_pages, lies_in_memory, pin
 from deeppart.storage.steps import step_is_retired
 

@@ -15,13 +15,12 @@ from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.inspect.listing import require_directory
 from deeppart.offline.reading import BATCH_BYTES, OpenCheckpoint
 from deeppart.part import Signing
-from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue
-from deeppart.state.tree.globs import covers, nearest_globs
-from deeppart.state.tree.leaves import Array, LeafType
-from deeppart.state.tree.paths import Path as KeyPath
-from deeppart.state.tree.paths import readable, some_names
-from deeppart.state.tree.runs import run_items, run_kind
-from deeppart.state.tree.values import CONTAINERS
+from deeppart.state.document import SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.paths import Path as KeyPath
+from deeppart.state.paths import covers, nearest_globs, readable, some_names
+from deeppart.state.tensors import Array, LeafType
+from deeppart.state.tree import run_items, run_kind
+from deeppart.state.values import CONTAINERS
 
 
 @dataclass(frozen=True, slots=True)

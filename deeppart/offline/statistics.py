@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from deeppart.offline.elements import Numbers, numbers, octets_of, pieces
-from deeppart.state.tree.leaves import Array, LeafType
+from deeppart.state.tensors import Array, LeafType
 
 #: Beyond it, or this near to zero, the square of a float64 is no number: such pieces take a longer type.
 _MOST_EXPONENT = 500

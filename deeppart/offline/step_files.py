@@ -13,9 +13,7 @@ import numpy.typing as npt
 from deeppart.errors import CorruptFileError
 from deeppart.model import Manifest, PartRecord
 from deeppart.part import OWN_TABLE, FileSource, PartReader, Signing
-from deeppart.state.document.part_document import OwnDocument, decode_meta
-from deeppart.state.document.structure import Structure
-from deeppart.state.document.structure_json import decode_structure
+from deeppart.state.document import OwnDocument, Structure, decode_meta, decode_structure
 
 
 @dataclass(frozen=True, slots=True)

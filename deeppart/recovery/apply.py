@@ -34,16 +34,22 @@ from deeppart.recovery.narrowing import LiveState, narrowed, with_own_of_all
 from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map_old_leaves, memory_for_old_leaves
 from deeppart.recovery.saved import SavedStep, saved_step, share_documents
 from deeppart.recovery.tables import Ranks, Tables, share_tables
-from deeppart.state.document.structure import SavedArray, SavedValue, walk_tree
-from deeppart.state.document.ties import address, assign, conflicting, overlapping
-from deeppart.state.document.whole import ShardSource
-from deeppart.state.restore.composites import leaves_to_check
-from deeppart.state.restore.merge import cast_into, check_composites, put, tie
-from deeppart.state.restore.scatter import ANY_PART, LiveBox, Scatter, Wanted, wanted_of
-from deeppart.state.tree.globs import Replication, Ways
-from deeppart.state.tree.leaves import Array, leaf_type, new_array
-from deeppart.state.tree.paths import readable
-from deeppart.state.tree.sharded import read_shards
+from deeppart.state.document import SavedArray, SavedValue, ShardSource, walk_tree
+from deeppart.state.paths import Replication, Ways, readable
+from deeppart.state.restore import (
+    ANY_PART,
+    LiveBox,
+    Scatter,
+    Wanted,
+    cast_into,
+    check_composites,
+    leaves_to_check,
+    put,
+    tie,
+    wanted_of,
+)
+from deeppart.state.tensors import Array, leaf_type, new_array, read_shards
+from deeppart.state.tree import address, assign, conflicting, overlapping
 
 T = TypeVar("T")
 _MATCHING = "matching the live state with the checkpoint failed"

@@ -31,7 +31,7 @@ from deeppart.plan.restart import (
 from deeppart.recovery.inventory import Run, no_more_files
 from deeppart.recovery.narrow_reading import NarrowReading
 from deeppart.recovery.parts import LEAST_THREADS, Chosen, LoadedPart, OpenedPart, load_part
-from deeppart.state.capture.staging import Staging, staging_bytes
+from deeppart.state.capture import Staging, staging_bytes
 from deeppart.storage.node import one_line
 
 #: Lines of an error about a step that cannot be recovered.

@@ -28,7 +28,7 @@ from deeppart.plan.restart import Hop, Routes
 from deeppart.recovery.candidates import Recovered
 from deeppart.recovery.parts import LoadedPart
 from deeppart.recovery.tables import UNREAD, Holding, PartIndexView, Ranks, Tables
-from deeppart.state.restore.scatter import LeafPiece, Scatter, Want, cut_patch
+from deeppart.state.restore import LeafPiece, Scatter, Want, cut_patch
 from deeppart.storage.mapped import bring_pages
 
 T = TypeVar("T")

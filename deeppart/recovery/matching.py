@@ -19,21 +19,8 @@ from deeppart.errors import (
     StructureMismatchError,
 )
 from deeppart.model import Box
-from deeppart.recovery.saved import OwnWays, SavedStep, check_spans
-from deeppart.recovery.tables import PartIndexView, Ranks
-from deeppart.state.document.structure import (
-    SavedApart,
-    SavedArray,
-    SavedNode,
-    SavedValue,
-    array_numbers,
-    units_of,
-    walk_tree,
-    with_items_at,
-)
-from deeppart.state.document.ties import alias_digests
-from deeppart.state.restore.absent import Absent, LeafNumbers, absent_items, has_shards
-from deeppart.state.restore.advice import (
+from deeppart.recovery.absent import Absent, LeafNumbers, absent_items, has_shards
+from deeppart.recovery.advice import (
     advice,
     choice_notices,
     exchanged_notice,
@@ -46,14 +33,33 @@ from deeppart.state.restore.advice import (
     unreached_notice,
     unreached_optimizers,
 )
-from deeppart.state.restore.choosing import Choice
-from deeppart.state.restore.leaf_matching import create_sharded, find_targets
-from deeppart.state.restore.target import DROPPED, Target, decode_values
-from deeppart.state.tree.flat import FlatState
-from deeppart.state.tree.globs import DROP, RANK0, Ways, dropped_notice, strict_error
-from deeppart.state.tree.leaves import overlaps_itself
-from deeppart.state.tree.paths import ExactPath, Path, exact, readable, some_names
-from deeppart.state.tree.sharded import read_shards
+from deeppart.recovery.saved import OwnWays, SavedStep, check_spans
+from deeppart.recovery.tables import PartIndexView, Ranks
+from deeppart.state.document import (
+    SavedApart,
+    SavedArray,
+    SavedNode,
+    SavedValue,
+    array_numbers,
+    units_of,
+    walk_tree,
+    with_items_at,
+)
+from deeppart.state.paths import (
+    DROP,
+    RANK0,
+    ExactPath,
+    Path,
+    Ways,
+    dropped_notice,
+    exact,
+    readable,
+    some_names,
+    strict_error,
+)
+from deeppart.state.restore import DROPPED, Choice, Target, create_sharded, decode_values, find_targets
+from deeppart.state.tensors import overlaps_itself, read_shards
+from deeppart.state.tree import FlatState, alias_digests
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,10 @@ from deeppart.model import Attempt
 from deeppart.part import PartReader
 from deeppart.recovery.inventory import Run
 from deeppart.recovery.parts import Chosen
-from deeppart.state.document.part_document import decode_meta, saved_outermost
-from deeppart.state.document.structure import SavedArray, SavedSharded, Structure, walk_tree
-from deeppart.state.restore.choosing import choose
-from deeppart.state.restore.request import Request
-from deeppart.state.restore.target import decode_values
-from deeppart.state.tree.flat import Node
-from deeppart.state.tree.paths import IdKey, id_keys
+from deeppart.state.document import SavedArray, SavedSharded, Structure, decode_meta, saved_outermost, walk_tree
+from deeppart.state.paths import IdKey, id_keys
+from deeppart.state.restore import Request, choose, decode_values
+from deeppart.state.tree import Node
 
 #: Keys of the outermost dict of live states; None where everything is asked for.
 Outermost = Collection[IdKey] | None

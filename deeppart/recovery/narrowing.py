@@ -15,17 +15,13 @@ from deeppart.comm import Comm, finish, together
 from deeppart.errors import CorruptFileError, DeeppartError, StateError, UnsupportedLeafError
 from deeppart.recovery.narrow_reading import Outermost
 from deeppart.recovery.saved import SavedStep
-from deeppart.state.document.structure import DICTS, SavedValue, array_numbers, walk_tree
-from deeppart.state.restore.choosing import Choice, choose, unmet_globs
-from deeppart.state.restore.request import Request, counterpart
-from deeppart.state.restore.target import decode_values
-from deeppart.state.tree.flat import ApartRules, Branch, FlatState, Node
-from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.globs import Excluded
-from deeppart.state.tree.leaves import check_tensor
-from deeppart.state.tree.objects import is_optimizer
-from deeppart.state.tree.paths import ExactPath, Path, exact, id_key, id_keys, readable
-from deeppart.state.tree.values import encode_value
+from deeppart.state.document import DICTS, SavedValue, array_numbers, walk_tree
+from deeppart.state.objects import is_optimizer
+from deeppart.state.paths import ExactPath, Excluded, Path, exact, id_key, id_keys, readable
+from deeppart.state.restore import Choice, Request, choose, counterpart, decode_values, unmet_globs
+from deeppart.state.tensors import check_tensor
+from deeppart.state.tree import ApartRules, Branch, FlatState, Node, flatten
+from deeppart.state.values import encode_value
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,17 +12,24 @@ from deeppart.errors import DeeppartError, LeafMismatchError, StateError, Struct
 from deeppart.recovery.distribute import Delivery, Failure
 from deeppart.recovery.matching import Matched
 from deeppart.recovery.saved import OwnWays, content_at
-from deeppart.state.document.part_document import OwnDocument, OwnTree, insert
-from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue, array_numbers
-from deeppart.state.document.structure_json import check_aliases, decode_tree, encode_tree
-from deeppart.state.restore.filling import detached
-from deeppart.state.restore.leaf_matching import find_targets
-from deeppart.state.restore.scatter import Scatter, whole_leaves
-from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.globs import RANK0, Way
-from deeppart.state.tree.leaves import Array, leaf_type, new_array
-from deeppart.state.tree.objects import DATACLASS, Form, data_of, form_of, make
-from deeppart.state.tree.paths import Path, exact, readable
+from deeppart.state.document import (
+    OwnDocument,
+    OwnTree,
+    SavedArray,
+    SavedBranch,
+    SavedNode,
+    SavedValue,
+    array_numbers,
+    check_aliases,
+    decode_tree,
+    encode_tree,
+    insert,
+)
+from deeppart.state.objects import DATACLASS, Form, data_of, form_of, make
+from deeppart.state.paths import RANK0, Path, Way, exact, readable
+from deeppart.state.restore import Scatter, detached, find_targets, whole_leaves
+from deeppart.state.tensors import Array, leaf_type, new_array
+from deeppart.state.tree import flatten
 
 #: Per old rank, its per-rank leaves by number.
 OldLeaves = list[dict[int, Array]]

@@ -13,25 +13,29 @@ from deeppart.comm import together
 from deeppart.errors import CorruptFileError
 from deeppart.model import Attempt
 from deeppart.part import SHARED_TABLE
+from deeppart.recovery.absent import LeafNumbers, PartRules
 from deeppart.recovery.candidates import Recovered
 from deeppart.recovery.tables import PartIndexView, Ranks
-from deeppart.state.document.part_document import OwnDocument, OwnTree, decode_meta, without_apart
-from deeppart.state.document.structure import SavedNode, SavedValue, Structure, units_of, walk_tree
-from deeppart.state.document.whole import (
+from deeppart.state.document import (
+    OwnDocument,
+    OwnTree,
     PartValue,
+    SavedNode,
+    SavedValue,
+    Structure,
     Wholes,
     WholeTensor,
+    decode_meta,
     gather_wholes,
+    units_of,
     values_in,
+    walk_tree,
     with_wholes,
+    without_apart,
 )
-from deeppart.state.restore.absent import LeafNumbers, PartRules
-from deeppart.state.restore.merge import build, tie
-from deeppart.state.restore.scatter import OwnSpans, check_bytes, check_cover, check_places
-from deeppart.state.restore.target import Target
-from deeppart.state.tree.globs import DROP, RANK0, STRICT, Way, Ways
-from deeppart.state.tree.leaves import Array
-from deeppart.state.tree.paths import ExactPath, Path, exact, readable
+from deeppart.state.paths import DROP, RANK0, STRICT, ExactPath, Path, Way, Ways, exact, readable
+from deeppart.state.restore import OwnSpans, Target, build, check_bytes, check_cover, check_places, tie
+from deeppart.state.tensors import Array
 
 
 @dataclass(frozen=True, slots=True)

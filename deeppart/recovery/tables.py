@@ -27,7 +27,7 @@ from deeppart.part import CHUNK_DTYPE, FLAG_PER_RANK, SPAN_DTYPE, FileSource, ch
 from deeppart.plan.restart import Read
 from deeppart.recovery.candidates import Recovered
 from deeppart.recovery.parts import Chosen, FilePlace, LoadedPart, Problem, problem_of
-from deeppart.state.restore.scatter import LeafPiece, chunk_pieces
+from deeppart.state.restore import LeafPiece, chunk_pieces
 from deeppart.storage.mapped import bring_pages, running_kernel
 
 T = TypeVar("T")

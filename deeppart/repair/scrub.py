@@ -26,7 +26,7 @@ from deeppart.recovery import Reading, read_candidate, take_inventory
 from deeppart.repair.heal import Healer, heal_recovered, healing_for
 from deeppart.repair.mending import outcome
 from deeppart.save import Pipeline
-from deeppart.state.capture.staging import Staging
+from deeppart.state.capture import Staging
 from deeppart.storage.node import NodeLevel, file_problem, take_stock
 from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.rate import RateLimit

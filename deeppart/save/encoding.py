@@ -15,7 +15,7 @@ import xxhash
 from deeppart.codec import ROOM_BYTES, AutoCompression, Chooser, EncodedChunk, RawCodec
 from deeppart.part import ChunkPlace, Signing, strong_digest
 from deeppart.save.workers import Workers
-from deeppart.state.capture.layout import ShareLayout
+from deeppart.state.capture import ShareLayout
 
 #: Told of every chunk that was encoded: dtype tag, raw bytes, encoded bytes, seconds.
 Watch = Callable[[str, int, int, float], None]

@@ -21,7 +21,7 @@ from deeppart.codec import EncodedChunk
 from deeppart.model import Attempt, BaseRecord, Level
 from deeppart.part import ChunkPlace, PartSummary, base_file_name, part_file_name
 from deeppart.save.job import Staged, Unchanged
-from deeppart.state.capture.layout import ChunkPlan, ShareLayout
+from deeppart.state.capture import ChunkPlan, ShareLayout
 from deeppart.storage.exclusive import link
 
 #: A base must hold at least this share of bytes that are still needed.

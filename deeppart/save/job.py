@@ -24,9 +24,8 @@ from deeppart.part import ChunkPlace, PartSummary
 from deeppart.pending import DONE, Pending
 from deeppart.save.encoding import Encoding
 from deeppart.save.relay import Relay
-from deeppart.state.capture.layout import ShareLayout
-from deeppart.state.capture.lazy import DeferredCopy
-from deeppart.state.document.part_document import PartDocument
+from deeppart.state.capture import DeferredCopy, ShareLayout
+from deeppart.state.document import PartDocument
 from deeppart.storage.files import DurableFile
 
 T = TypeVar("T")

@@ -27,18 +27,12 @@ from deeppart.model import LEVELS
 from deeppart.save.job import Staged
 from deeppart.save.share_planning import Holders, find_holders, plan_share
 from deeppart.save.warnings import Warnings
-from deeppart.state.capture.copying import CapturePlan
-from deeppart.state.capture.layout import ShareLayout
-from deeppart.state.capture.lazy import LazyCapture
-from deeppart.state.capture.staging import Staging, staging_bytes
+from deeppart.state.capture import CapturePlan, LazyCapture, ShareLayout, Staging, staging_bytes
 from deeppart.state.compare import DIGESTS, Divergence, Replicas, StateLayout, reconcile
-from deeppart.state.document.part_document import Own, PartDocument, encode_own, own_shards
-from deeppart.state.document.structure_json import encode_path
-from deeppart.state.tree.fingerprint import hash_json
-from deeppart.state.tree.flat import ApartRules, FlatState
-from deeppart.state.tree.globs import Excluded, Ways
-from deeppart.state.tree.paths import ExactPath
-from deeppart.state.tree.template import Template
+from deeppart.state.document import Own, PartDocument, encode_own, encode_path, own_shards
+from deeppart.state.fingerprint import hash_json
+from deeppart.state.paths import ExactPath, Excluded, Ways
+from deeppart.state.tree import ApartRules, FlatState, Template
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,14 +23,13 @@ from deeppart.errors import StructureMismatchError
 from deeppart.model import Box, LeafSpec
 from deeppart.partition import usual_kappa
 from deeppart.plan.shards import Claim, Verdict, in_order, judge, share_set
-from deeppart.state.capture.layout import ShareLayout, lay_out
+from deeppart.state.capture import ShareLayout, lay_out
 from deeppart.state.compare import StateLayout, trained_leaves
-from deeppart.state.document.structure_json import encode_path
-from deeppart.state.document.ties import overlapping
-from deeppart.state.tree.fingerprint import hash63
-from deeppart.state.tree.flat import FlatState, ShardedLeaf
-from deeppart.state.tree.leaves import LeafType
-from deeppart.state.tree.paths import readable, some_names
+from deeppart.state.document import encode_path
+from deeppart.state.fingerprint import hash63
+from deeppart.state.paths import readable, some_names
+from deeppart.state.tensors import LeafType
+from deeppart.state.tree import FlatState, ShardedLeaf, overlapping
 
 #: (leaf, first byte, bytes)
 _Span = tuple[int, int, int]

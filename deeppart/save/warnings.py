@@ -25,9 +25,9 @@ from deeppart.errors import (
 from deeppart.model import Attempt, SuspectLeaf, Suspicion
 from deeppart.save.retention import Ledger
 from deeppart.state.compare import Differences, Divergence
-from deeppart.state.tree.flat import Branch, Node
-from deeppart.state.tree.objects import is_generator
-from deeppart.state.tree.paths import Naming, Path, readable, some_names
+from deeppart.state.objects import is_generator
+from deeppart.state.paths import Naming, Path, readable, some_names
+from deeppart.state.tree import Branch, Node
 from deeppart.storage.records import write_suspicion
 
 #: The names of an optimizer's parameters: pipeline stages have other ones.

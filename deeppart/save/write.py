@@ -28,8 +28,8 @@ from deeppart.save.job import Job, LocalPart, Opened, Staged, Unchanged, Written
 from deeppart.save.relay import Relay, SourceLostError
 from deeppart.save.retention import Removals
 from deeppart.save.workers import Workers, WriteBehind
-from deeppart.state.capture.layout import ShareLayout
-from deeppart.state.document.part_document import PartDocument
+from deeppart.state.capture import ShareLayout
+from deeppart.state.document import PartDocument
 from deeppart.storage.exclusive import remove_links
 from deeppart.storage.files import DurableFile
 from deeppart.storage.node import NodeLevel

@@ -14,7 +14,7 @@ from deeppart.model import Level
 from deeppart.part import base_file_name, part_file_name
 from deeppart.save import ShareSize, lower_priority
 from deeppart.session.record import Session
-from deeppart.state.capture.staging import Staging
+from deeppart.state.capture import Staging
 
 #: What a part file has besides the share, at most as a rule; and for each leaf of the state.
 _INDEX_BYTES, _INDEX_BYTES_PER_LEAF = 256 << 10, 200

@@ -41,10 +41,9 @@ from deeppart.recovery import (
 from deeppart.repair import Healer, heal_recovered, healing_for
 from deeppart.save import Pipeline, Reader, Repair, Retention, StagingLease
 from deeppart.session.record import Session
-from deeppart.state.capture.staging import Staging
-from deeppart.state.restore.request import Request
-from deeppart.state.tree.globs import Excluded, Ways
-from deeppart.state.tree.paths import Path
+from deeppart.state.capture import Staging
+from deeppart.state.paths import Excluded, Path, Ways
+from deeppart.state.restore import Request
 from deeppart.storage.mistaken_paths import meant_todo
 
 

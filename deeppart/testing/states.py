@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from deeppart.state.tree.composites import SUBCLASS, Parts, assemble, take_apart
-from deeppart.state.tree.paths import readable
-from deeppart.state.tree.sharded import is_sharded
+from deeppart.state.paths import readable
+from deeppart.state.tensors import SUBCLASS, Parts, assemble, is_sharded, take_apart
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 _DICTS = (dict, OrderedDict, Counter, defaultdict)

@@ -11,8 +11,8 @@ import hypothesis.strategies as st
 import numpy as np
 import torch
 
-from deeppart.state.tree.leaves import TORCH_DTYPES
-from deeppart.state.tree.runs import LEAST_ENTRIES, LEAST_ITEMS, LEAST_ROWS
+from deeppart.state.tensors import TORCH_DTYPES
+from deeppart.state.tree import LEAST_ENTRIES, LEAST_ITEMS, LEAST_ROWS
 from deeppart.testing.states import Box
 
 _NUMBERS = ("?", "i1", "<i2", ">i4", "<u8", ">u2", "f2", "<f4", ">f8", "g", "<c8", ">c16", "<M8[ns]", ">m8[s]")

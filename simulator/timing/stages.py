@@ -195,7 +195,7 @@ COMPRESSIONS = ("none", "tensor", "auto")
 #: The strategy that stands for ``torch.save`` on the lowest rank that holds a tensor, while all ranks wait.
 TORCH_SAVE = "rank0"
 #: A lazy capture copies tensors of so many bytes at once, and others are not compared with these:
-#: deeppart/state/tree/fingerprint.py.
+#: deeppart/state/fingerprint.py.
 SMALL_LEAF_BYTES = 64 << 10
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from deeppart.errors import CorruptFileError
 from deeppart.state.document.structure_json import decode_structure
-from deeppart.state.tree.leaves import LeafType
-from deeppart.state.tree.values import decode_value
+from deeppart.state.tensors.leaves import LeafType
+from deeppart.state.values import decode_value
 from tests.fuzz.odd_values import RUNS
 
 SOUND = {"tree": ["d", ["w"], [["a", 0]], None], "leaves": [["torch", "float32", [3], 0]], "values": []}
@@ -138,7 +138,7 @@ def test_memory_of_nested_values(levels: int, kind: str) -> None:
 
 
 def test_nothing_is_imported_that_a_file_names() -> None:
-    code = "import sys; from deeppart.state.tree.values import decode_value\n"
+    code = "import sys; from deeppart.state.values import decode_value\n"
     code += "try: decode_value(['dtype', '_inductor'], 'here')\nexcept Exception: pass\n"
     code += "print('torch._inductor' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

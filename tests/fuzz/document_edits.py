@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from deeppart.state.tree.composites import COMPOSITES, KEYS
+from deeppart.state.tensors.composites import COMPOSITES, KEYS
 from tests.fuzz.images import TWICE, ManifestImage
 from tests.fuzz.odd_values import NUMBERS, TAGGED, TEXTS, odd_value
 

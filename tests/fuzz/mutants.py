@@ -9,7 +9,7 @@ import deeppart.part.format as fmt
 from deeppart.part import PartReader, Signing, parity, reader
 from deeppart.state.document import part_document as document
 from deeppart.state.document import structure_json as structure_decoding
-from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tensors.leaves import LeafType
 
 
 def _nothing(*arguments: Any, **named: Any) -> None:

@@ -30,7 +30,7 @@ from deeppart.offline.inspect.node_files import verify_nodes
 from deeppart.offline.inspect.ownership import read_owner
 from deeppart.part import FileSource, PartReader, decode_manifest
 from deeppart.plan.restart import Inventory, survey
-from deeppart.state.tree.composites import take_apart
+from deeppart.state.tensors.composites import take_apart
 from deeppart.storage.lineage import read_lineage
 
 PACKAGE = Path(deeppart.__file__).parent

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from deeppart.model import Box
-from deeppart.state.tree import objects as registry
-from deeppart.state.tree.objects import register
-from deeppart.state.tree.values import encode_value
+from deeppart.state import objects as registry
+from deeppart.state.objects import register
+from deeppart.state.values import encode_value
 from tests.features.script_values import Phase, state
 from tests.unit.sharded_states import piece, rows
 

@@ -39,8 +39,8 @@ def training_state(rank: int, steps: int) -> dict[str, Any]:
 
 
 def flat_bytes(state: Any) -> dict[str, Any]:
-    from deeppart.state.tree.flatten import flatten
-    from deeppart.state.tree.paths import readable
+    from deeppart.state.paths.keys import readable
+    from deeppart.state.tree.flattening import flatten
 
     flat = flatten(state)
     leaves = {readable(leaf.path): flat.data[leaf.index].detach().clone() for leaf in flat.arrays}

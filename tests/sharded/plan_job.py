@@ -17,7 +17,7 @@ from deeppart.model import Box
 from deeppart.save import saver
 from deeppart.save.share_planning import plan_share
 from deeppart.state.capture.layout import ShareLayout
-from deeppart.state.tree.paths import readable
+from deeppart.state.paths.keys import readable
 from tests.sharded.layouts import build, end_job, fill, mesh_of
 
 KAPPAS = {"usual": None, "64": 64}

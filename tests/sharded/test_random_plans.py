@@ -20,8 +20,8 @@ from deeppart.model import Box
 from deeppart.save.share_planning import Holders, plan_share
 from deeppart.state.capture.layout import ShareLayout
 from deeppart.state.compare import derive
-from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.globs import Replication
+from deeppart.state.paths.globs import Replication
+from deeppart.state.tree.flattening import flatten
 from tests.sampling import examples
 from tests.sharded.random_states import states
 

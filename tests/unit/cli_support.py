@@ -22,9 +22,9 @@ from deeppart.save.write import write_part
 from deeppart.state.capture.layout import lay_out
 from deeppart.state.document.part_document import PartDocument
 from deeppart.state.document.structure_json import encode_tree
-from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.leaves import flat_bytes, leaf_type
-from deeppart.state.tree.values import encode_value
+from deeppart.state.tensors.leaves import flat_bytes, leaf_type
+from deeppart.state.tree.flattening import flatten
+from deeppart.state.values import encode_value
 from deeppart.storage.files import DurableFile
 from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.steps import list_steps, step_directory

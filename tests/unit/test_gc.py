@@ -13,7 +13,7 @@ import pytest
 from deeppart import _gc
 from deeppart._gc import collection_paused
 from deeppart.state.document.part_document import PartDocument
-from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tensors.leaves import LeafType
 
 LEAVES = 20_000
 

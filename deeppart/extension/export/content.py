@@ -13,12 +13,11 @@ import torch
 from deeppart.errors import StructureMismatchError
 from deeppart.extension.export.beside import BesideFile, BesideFolder, Stream
 from deeppart.offline import BATCH_BYTES, OpenCheckpoint
-from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue, array_numbers
-from deeppart.state.document.ties import contiguous_strides
-from deeppart.state.restore.merge import build
-from deeppart.state.tree.composites import COMPOSITES, SUBCLASS
-from deeppart.state.tree.leaves import Array, LeafType, flat_bytes
-from deeppart.state.tree.paths import Path, readable
+from deeppart.state.document import SavedArray, SavedBranch, SavedNode, SavedValue, array_numbers
+from deeppart.state.paths import Path, readable
+from deeppart.state.restore import build
+from deeppart.state.tensors import COMPOSITES, SUBCLASS, Array, LeafType, flat_bytes
+from deeppart.state.tree import contiguous_strides
 
 #: From this length on a leaf has chunks of its own, which it can be read by.
 _LARGE_BYTES = 1 << 20

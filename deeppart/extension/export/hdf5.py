@@ -21,11 +21,11 @@ from deeppart.access import storage_error
 from deeppart.extension.export.beside import BesideFile
 from deeppart.extension.export.content import Content, Totals
 from deeppart.model import VERSION
-from deeppart.state.document.structure import SavedApart, SavedArray, SavedNode, SavedSharded, SavedValue
-from deeppart.state.tree.leaves import Array, LeafType, flat_bytes
-from deeppart.state.tree.paths import component
-from deeppart.state.tree.runs import run_kind
-from deeppart.state.tree.values import encode_key, encode_value
+from deeppart.state.document import SavedApart, SavedArray, SavedNode, SavedSharded, SavedValue
+from deeppart.state.paths import component
+from deeppart.state.tensors import Array, LeafType, flat_bytes
+from deeppart.state.tree import run_kind
+from deeppart.state.values import encode_key, encode_value
 
 ARCHIVE_VERSION = 1
 

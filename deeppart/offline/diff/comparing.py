@@ -19,11 +19,11 @@ from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.inspect.listing import require_directory
 from deeppart.offline.reading import BATCH_BYTES, OpenCheckpoint
 from deeppart.part import Signing
-from deeppart.state.document.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
-from deeppart.state.tree.leaves import Array, LeafType
-from deeppart.state.tree.paths import KIND_NAMES, ExactPath, exact, id_key, readable
-from deeppart.state.tree.paths import Path as KeyPath
-from deeppart.state.tree.runs import describe_leaf_value, run_items, run_kind
+from deeppart.state.document import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.paths import KIND_NAMES, ExactPath, exact, id_key, readable
+from deeppart.state.paths import Path as KeyPath
+from deeppart.state.tensors import Array, LeafType
+from deeppart.state.tree import describe_leaf_value, run_items, run_kind
 from deeppart.storage.node import one_line
 
 Progress = Callable[[int, int], None]

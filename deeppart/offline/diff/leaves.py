@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from deeppart.offline.diff.records import ElementDifference, Items, Tolerance
 from deeppart.offline.elements import Numbers, bits, count_of, numbers, octets_of, pieces
-from deeppart.state.tree.leaves import Array, Bytes, LeafType
-from deeppart.state.tree.paths import id_key, readable
-from deeppart.state.tree.runs import describe_leaf_value, run_items, run_kind
-from deeppart.state.tree.values import same_value
+from deeppart.state.paths import id_key, readable
+from deeppart.state.tensors import Array, Bytes, LeafType
+from deeppart.state.tree import describe_leaf_value, run_items, run_kind
+from deeppart.state.values import same_value
 
 _Mask = npt.NDArray[np.bool_]
 

@@ -24,9 +24,10 @@ from deeppart.offline.reading import OpenCheckpoint
 from deeppart.offline.statistics import Gathering, Stats, has_statistics
 from deeppart.offline.step_files import StepFiles
 from deeppart.part import OWN_TABLE, Signing
-from deeppart.state.document.part_document import OwnDocument, OwnTree
-from deeppart.state.document.structure import (
+from deeppart.state.document import (
     DICTS,
+    OwnDocument,
+    OwnTree,
     SavedApart,
     SavedArray,
     SavedBranch,
@@ -34,14 +35,15 @@ from deeppart.state.document.structure import (
     SavedSharded,
     SavedValue,
     Structure,
+    Wholes,
+    gather_wholes,
+    joined,
 )
-from deeppart.state.document.whole import Wholes, gather_wholes, joined
-from deeppart.state.tree.globs import covers, may_match_below
-from deeppart.state.tree.leaves import LeafType
-from deeppart.state.tree.paths import ROOT, ExactPath, exact, readable
-from deeppart.state.tree.paths import Path as KeyPath
-from deeppart.state.tree.runs import paths_inside, run_kind
-from deeppart.state.tree.values import decode_value
+from deeppart.state.paths import ROOT, ExactPath, covers, exact, may_match_below, readable
+from deeppart.state.paths import Path as KeyPath
+from deeppart.state.tensors import LeafType
+from deeppart.state.tree import paths_inside, run_kind
+from deeppart.state.values import decode_value
 from deeppart.storage.node import one_line
 from deeppart.storage.records import read_suspicions
 from deeppart.storage.steps import step_is_retired

@@ -11,11 +11,10 @@ import numpy.typing as npt
 from deeppart.errors import CorruptFileError, FormatError
 from deeppart.offline.step_files import OpenPart, own_spans
 from deeppart.part import SPAN_DTYPE
-from deeppart.state.document.part_document import OwnDocument
-from deeppart.state.document.structure import Alias, SavedApart, SavedValue, Structure
-from deeppart.state.document.whole import Wholes, gather_wholes
-from deeppart.state.restore.scatter import OwnSpans, check_bytes
-from deeppart.state.tree.paths import readable
+from deeppart.state.document import OwnDocument, SavedApart, SavedValue, Structure, Wholes, gather_wholes
+from deeppart.state.paths import readable
+from deeppart.state.restore import OwnSpans, check_bytes
+from deeppart.state.tree import Alias
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from deeppart.offline.inspect.ownership import Owner, hold_directory, read_owner
 from deeppart.offline.step_files import OpenPart, StepFiles, own_spans, shared_spans
 from deeppart.part import HEADER_BYTES, Signing, parse_base_file_name, parse_json
 from deeppart.repair import Repaired, advice, misnamed, repair_files
-from deeppart.state.restore.scatter import check_places
+from deeppart.state.restore import check_places
 from deeppart.storage.manifests import UNFINISHED, committed_steps, read_manifest
 from deeppart.storage.records import Suspicions, read_suspicions
 from deeppart.storage.steps import MANIFEST_NAME, MOST_LOOKS, is_gone, list_steps, step_directory, step_is_retired

@@ -1,1 +1,17 @@
-"""The copy of a share into staging memory, at once or later."""
+"""The copy of a share into staging memory: what lies where in it, the copy itself, and copies that may wait."""
+
+from deeppart.state.capture.copying import CapturePlan
+from deeppart.state.capture.layout import ChunkPlan, ShareLayout, lay_out
+from deeppart.state.capture.lazy import DeferredCopy, LazyCapture
+from deeppart.state.capture.staging import Staging, staging_bytes
+
+__all__ = [
+    "CapturePlan",
+    "ChunkPlan",
+    "DeferredCopy",
+    "LazyCapture",
+    "ShareLayout",
+    "Staging",
+    "lay_out",
+    "staging_bytes",
+]

@@ -19,12 +19,11 @@ import torch
 
 from deeppart.errors import FreedMemoryError
 from deeppart.state.capture.layout import ShareLayout
-from deeppart.state.memory.copies import memmove
-from deeppart.state.memory.held import HeldMemory, storage_address
-from deeppart.state.tree.fingerprint import copy_tensors
-from deeppart.state.tree.flat import FlatState
-from deeppart.state.tree.leaves import Bytes, LeafType, is_flat, lies_flat_on_host, rectangles
-from deeppart.state.tree.paths import readable
+from deeppart.state.fingerprint import copy_tensors
+from deeppart.state.memory import HeldMemory, memmove, storage_address
+from deeppart.state.paths import readable
+from deeppart.state.tensors import Bytes, LeafType, is_flat, lies_flat_on_host, rectangles
+from deeppart.state.tree import FlatState
 
 #: Device-to-host copies are issued in pieces of this size, so that other copies can get in between.
 DEVICE_PIECE_BYTES = 64 << 20

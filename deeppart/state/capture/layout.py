@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.part import SPAN_DTYPE
-from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tensors import LeafType
 
 #: Raw bytes per chunk, at most. Small enough to stay in cache between hashing and writing, large enough for one
 #: system call per chunk not to matter.

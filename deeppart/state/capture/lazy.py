@@ -31,12 +31,11 @@ from deeppart.errors import CheckpointError, LazyCaptureNotice, warn_caller
 from deeppart.state.capture.copying import CallCopy, HostCopy
 from deeppart.state.capture.layout import ShareLayout
 from deeppart.state.compare import OwnedTensors
-from deeppart.state.memory.copies import copy_memory, gather_memory
-from deeppart.state.memory.held import Holder, place_of, without_memory
-from deeppart.state.tree.fingerprint import SMALL_LEAF_BYTES, fraction, sample_digest
-from deeppart.state.tree.flat import FlatState
-from deeppart.state.tree.leaves import LeafType, lies_flat_on_host
-from deeppart.state.tree.paths import Path, readable, some_names
+from deeppart.state.fingerprint import SMALL_LEAF_BYTES, fraction, sample_digest
+from deeppart.state.memory import Holder, copy_memory, gather_memory, place_of, without_memory
+from deeppart.state.paths import Path, readable, some_names
+from deeppart.state.tensors import LeafType, lies_flat_on_host
+from deeppart.state.tree import FlatState
 
 #: A notice is given where more than this much that is large belongs to no optimizer.
 NOTICED_BYTES = 64 << 20

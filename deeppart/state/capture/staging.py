@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from deeppart._pages import fresh_pages
-from deeppart.state.tree.leaves import Bytes
+from deeppart.state.tensors import Bytes
 
 #: Pages are touched in pieces of this size, between which the thread that does it can be stopped.
 TOUCH_BYTES = 32 << 20

@@ -19,9 +19,9 @@ import torch
 
 from deeppart.state.compare.optimizers import Trained
 from deeppart.state.compare.slices import RotatingSlices, memory_order
-from deeppart.state.tree.fingerprint import SMALL_LEAF_BYTES, SmallLeaves, device_digests, full_digest, hash63
-from deeppart.state.tree.flat import FlatState
-from deeppart.state.tree.leaves import LeafType
+from deeppart.state.fingerprint import SMALL_LEAF_BYTES, SmallLeaves, device_digests, full_digest, hash63
+from deeppart.state.tensors import LeafType
+from deeppart.state.tree import FlatState
 
 Digests = npt.NDArray[np.int64]
 

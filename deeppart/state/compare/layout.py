@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.state.compare.history import ComparedRecord
-from deeppart.state.document.structure import Alias
-from deeppart.state.document.structure_json import encode_path, encode_tree
-from deeppart.state.document.ties import find_aliases, memory_groups
-from deeppart.state.tree.fingerprint import hash63, hash_json
-from deeppart.state.tree.flat import (
+from deeppart.state.document import encode_path, encode_tree
+from deeppart.state.fingerprint import hash63, hash_json
+from deeppart.state.paths import ALL, AUTO, NONE, RANK0, VERIFY, Replication
+from deeppart.state.tensors import LeafType, leaf_type
+from deeppart.state.tree import (
     APART,
     ARRAY,
     COMPOSITE,
@@ -23,13 +23,14 @@ from deeppart.state.tree.flat import (
     OBJECT,
     SHARDED,
     VALUE,
+    Alias,
     ArrayLeaf,
     FlatState,
     ValueLeaf,
+    find_aliases,
+    memory_groups,
 )
-from deeppart.state.tree.globs import ALL, AUTO, NONE, RANK0, VERIFY, Replication
-from deeppart.state.tree.leaves import LeafType, leaf_type
-from deeppart.state.tree.values import Encoded, encode_key
+from deeppart.state.values import Encoded, encode_key
 
 Flags = npt.NDArray[np.bool_]
 #: Modes of leaves in the structure that all ranks share, in which what is rank 0's is not; the later, the stricter.
@@ -46,7 +47,7 @@ class StateLayout:
         types: type of each leaf.
         own_aliases: leaves that are saved as views of others, going by this rank alone.
         own_groups: for each leaf the lowest number of those whose memory reaches into each other's on this rank, as of
-            :func:`~deeppart.state.document.ties.memory_groups`; each by itself where all leaves are treated alike.
+            :func:`~deeppart.state.tree.ties.memory_groups`; each by itself where all leaves are treated alike.
         aliases: of ``own_aliases`` those that all ranks have, once they have compared.
         structure_digest: fingerprint of containers and keys, equal on all ranks of a sound job.
         differing: leaves of which the ranks that hold them were found, or are said, to have other bytes.

@@ -25,11 +25,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from deeppart.errors import DeeppartError
-from deeppart.state.tree.fingerprint import memory_over
-from deeppart.state.tree.flat import FlatState
-from deeppart.state.tree.leaves import PLAIN_TENSORS
-from deeppart.state.tree.objects import is_optimizer
-from deeppart.state.tree.sharded import is_sharded, local_tensors
+from deeppart.state.fingerprint import memory_over
+from deeppart.state.objects import is_optimizer
+from deeppart.state.tensors import PLAIN_TENSORS, is_sharded, local_tensors
+from deeppart.state.tree import FlatState
 
 #: As ``torch.compiler.disable``, which would bring in all of the compiler at once: two seconds of processor time for
 #: each rank that starts. torch's own, which it decorates its optimizers with, does so when it is first called.

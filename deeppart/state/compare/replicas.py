@@ -27,14 +27,11 @@ from deeppart.state.compare.digests import LeafDigests, full_digests
 from deeppart.state.compare.history import NEVER, Calls, Divergence, compared_earlier
 from deeppart.state.compare.layout import Flags, StateLayout, derive
 from deeppart.state.compare.optimizers import Trained, TrainingWatch
-from deeppart.state.document.ties import alias_digests
-from deeppart.state.tree.fingerprint import SMALL_LEAF_BYTES, full_digest, hash63, hash_json
-from deeppart.state.tree.flat import FlatState
-from deeppart.state.tree.globs import ALL, NONE, VERIFY, Replication
-from deeppart.state.tree.leaves import leaf_type
-from deeppart.state.tree.paths import readable
-from deeppart.state.tree.runs import in_order
-from deeppart.state.tree.values import Encoded, encode_value
+from deeppart.state.fingerprint import SMALL_LEAF_BYTES, full_digest, hash63, hash_json
+from deeppart.state.paths import ALL, NONE, VERIFY, Replication, readable
+from deeppart.state.tensors import leaf_type
+from deeppart.state.tree import FlatState, alias_digests, in_order
+from deeppart.state.values import Encoded, encode_value
 
 _SCALARS = frozenset({int, float, bool, str, type(None)})
 #: Names of the digests that a rank brings into the reduction of a checkpoint.

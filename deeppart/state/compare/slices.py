@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 import xxhash
 
-from deeppart.state.tree.fingerprint import fraction, hash63, memory_over
-from deeppart.state.tree.leaves import LeafType
+from deeppart.state.fingerprint import fraction, hash63, memory_over
+from deeppart.state.tensors import LeafType
 
 Digests = npt.NDArray[np.int64]
 #: Turns within which all of a leaf is compared.

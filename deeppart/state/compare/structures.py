@@ -13,14 +13,23 @@ from typing import Any
 
 from deeppart.comm import Comm, finish
 from deeppart.errors import StructureMismatchError, on_ranks
-from deeppart.state.document.structure import DICTS
-from deeppart.state.document.structure_json import decode_path, encode_path
-from deeppart.state.tree.composites import COMPOSITES, branch_name
-from deeppart.state.tree.flat import Apart, ArrayLeaf, Branch, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
-from deeppart.state.tree.globs import ALL, NONE, RANK0, Replication
-from deeppart.state.tree.paths import ExactPath, Path, exact, id_key, name_kind, readable, some_names
-from deeppart.state.tree.runs import run_kind
-from deeppart.state.tree.values import encode_key
+from deeppart.state.document import DICTS, decode_path, encode_path
+from deeppart.state.paths import (
+    ALL,
+    NONE,
+    RANK0,
+    ExactPath,
+    Path,
+    Replication,
+    exact,
+    id_key,
+    name_kind,
+    readable,
+    some_names,
+)
+from deeppart.state.tensors import COMPOSITES, branch_name
+from deeppart.state.tree import Apart, ArrayLeaf, Branch, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf, run_kind
+from deeppart.state.values import encode_key
 
 #: Kinds of what is described for other ranks, besides those of containers: [kind, items].
 _ARRAY, _VALUE, _NONE, _APART = "array", "value", "none", "apart"

@@ -26,7 +26,6 @@ from deeppart.model import Box, ComparedEarlier
 from deeppart.part import OWN_TABLE, parse_json, short
 from deeppart.state.document.structure import (
     DICTS,
-    Alias,
     SavedApart,
     SavedArray,
     SavedBranch,
@@ -51,10 +50,10 @@ from deeppart.state.document.structure_json import (
     encode_tree,
     encode_type,
 )
-from deeppart.state.tree.flat import FlatState
-from deeppart.state.tree.leaves import LeafType
-from deeppart.state.tree.paths import Key, Path, id_key, readable
-from deeppart.state.tree.values import Encoded, decode_key, decode_value
+from deeppart.state.paths import Key, Path, id_key, readable
+from deeppart.state.tensors import LeafType
+from deeppart.state.tree import Alias, FlatState
+from deeppart.state.values import Encoded, decode_key, decode_value
 
 _DICT_CODES = frozenset(CODES[kind] for kind in DICTS)
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)

@@ -3,7 +3,7 @@
 The document is written once per checkpoint, into rank 0's part and into the manifest, and described in docs/format.md
 (:mod:`deeppart.state.document.structure_json` writes and reads it).
 
-Invariants: leaf and value numbers follow the canonical order of :mod:`deeppart.state.tree.flatten`, so they are the
+Invariants: leaf and value numbers follow the canonical order of :mod:`deeppart.state.tree.flattening`, so they are the
 same on every rank; the document keeps the insertion order of rank 0's dicts for ``load``.
 """
 
@@ -17,33 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.model import Box
-from deeppart.state.tree.composites import COMPOSITES
-from deeppart.state.tree.flat import DICT_KINDS
-from deeppart.state.tree.leaves import LeafType
-from deeppart.state.tree.objects import REGISTERED, Form
-from deeppart.state.tree.paths import ExactPath, Key, Path, exact
-from deeppart.state.tree.values import Encoded
+from deeppart.state.objects import REGISTERED, Form
+from deeppart.state.paths import ExactPath, Key, Path, exact
+from deeppart.state.tensors import COMPOSITES, LeafType
+from deeppart.state.tree import DICT_KINDS, Alias
+from deeppart.state.values import Encoded
 
 #: Kinds of branches that are dicts.
 DICTS = frozenset(DICT_KINDS.values())
 _TUPLES = ("tuple", "namedtuple")
 #: numpy/random/bit_generator.pyx: what every bit generator's state has.
 _GENERATOR_KEY = "bit_generator"
-
-
-@dataclass(frozen=True, slots=True)
-class Alias:
-    """A leaf that shares memory with another: its elements lie inside the owner's bytes.
-
-    Attributes:
-        owner: leaf number that holds the bytes.
-        offset: first byte within the owner.
-        strides: elements between neighbours per dimension.
-    """
-
-    owner: int
-    offset: int
-    strides: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from deeppart.errors import CorruptFileError
 from deeppart.part import MAX_LEAF_BYTES, short
 from deeppart.state.document.structure import (
     DICTS,
-    Alias,
     SavedApart,
     SavedArray,
     SavedBranch,
@@ -31,14 +30,21 @@ from deeppart.state.document.structure import (
     SavedValue,
     Structure,
 )
-from deeppart.state.tree.composites import COMPOSITES, CONTEXT, JAGGED, KEYS, SUBCLASS, VALUES, branch_name
-from deeppart.state.tree.flat import Apart, ArrayLeaf, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
-from deeppart.state.tree.flatten import DEEPEST_NESTING
-from deeppart.state.tree.leaves import LeafType
-from deeppart.state.tree.objects import ABOUT, DATACLASS, DEQUE, Form
-from deeppart.state.tree.paths import Path, component, exact, id_key
-from deeppart.state.tree.runs import LEAST_ITEMS
-from deeppart.state.tree.values import Encoded, decode_key, decode_value, encode_key, encode_value, is_unicode
+from deeppart.state.objects import ABOUT, DATACLASS, DEQUE, Form
+from deeppart.state.paths import Path, component, exact, id_key
+from deeppart.state.tensors import COMPOSITES, CONTEXT, JAGGED, KEYS, SUBCLASS, VALUES, LeafType, branch_name
+from deeppart.state.tree import (
+    DEEPEST_NESTING,
+    LEAST_ITEMS,
+    Alias,
+    Apart,
+    ArrayLeaf,
+    Node,
+    ShardedLeaf,
+    UnmadeLeaf,
+    ValueLeaf,
+)
+from deeppart.state.values import Encoded, decode_key, decode_value, encode_key, encode_value, is_unicode
 
 #: Code of a tensor that is made of others.
 COMPOSITE_CODE = "x"

@@ -21,7 +21,6 @@ from deeppart.model import Box
 from deeppart.state.document.part_document import OwnTree
 from deeppart.state.document.structure import (
     DICTS,
-    Alias,
     SavedArray,
     SavedBranch,
     SavedNode,
@@ -32,10 +31,10 @@ from deeppart.state.document.structure import (
     walk_tree,
     with_items_at,
 )
-from deeppart.state.document.ties import contiguous_strides
-from deeppart.state.tree.leaves import LeafType
-from deeppart.state.tree.paths import ExactPath, IdKey, Path, exact, id_key, id_keys, readable
-from deeppart.state.tree.values import same_value
+from deeppart.state.paths import ExactPath, IdKey, Path, exact, id_key, id_keys, readable
+from deeppart.state.tensors import LeafType
+from deeppart.state.tree import Alias, contiguous_strides
+from deeppart.state.values import same_value
 
 #: What stands apart on each rank, and its own values by number.
 OwnItems = Sequence[tuple[Sequence[OwnTree], Mapping[int, Any]]]

@@ -1,1 +1,27 @@
-"""Memory of tensors: held, addressed and copied in ways that bear its being gone."""
+"""Memory that is held while it is copied: the storages behind tensors and arrays, and copies that survive them."""
+
+from deeppart.state.memory.copies import copy_memory, gather_memory, memmove
+from deeppart.state.memory.held import (
+    Extents,
+    HeldMemory,
+    Holder,
+    array_lacks_memory,
+    freed_memory,
+    place_of,
+    storage_address,
+    without_memory,
+)
+
+__all__ = [
+    "Extents",
+    "HeldMemory",
+    "Holder",
+    "array_lacks_memory",
+    "copy_memory",
+    "freed_memory",
+    "gather_memory",
+    "memmove",
+    "place_of",
+    "storage_address",
+    "without_memory",
+]

@@ -1,1 +1,80 @@
-"""From saved leaves into the live state."""
+"""A saved structure and a live state brought together: what is asked for, what goes where, and the filling.
+
+In this order: :func:`choose` what of the step is wanted, :func:`find_targets` for it without changing anything,
+:class:`Scatter` bytes into the targets, and :func:`put` containers and objects back. :func:`build` makes a state out of
+nothing, for ``load``.
+"""
+
+from deeppart.state.restore.choosing import Choice, choose, unmet_globs
+from deeppart.state.restore.classes import resolve_registered
+from deeppart.state.restore.composites import is_composite, leaves_to_check
+from deeppart.state.restore.filling import detached
+from deeppart.state.restore.leaf_matching import create_sharded, find_targets
+from deeppart.state.restore.merge import build, cast_into, check_composites, put, tie
+from deeppart.state.restore.request import (
+    Globs,
+    Request,
+    RestoreArguments,
+    Strict,
+    aligned,
+    counterpart,
+    request_or_refusal,
+)
+from deeppart.state.restore.scatter import (
+    ANY_PART,
+    LeafPiece,
+    LiveBox,
+    OwnSpans,
+    Scatter,
+    Want,
+    Wanted,
+    check_bytes,
+    check_cover,
+    check_places,
+    chunk_pieces,
+    cut_patch,
+    wanted_of,
+    whole_leaves,
+)
+from deeppart.state.restore.target import DROPPED, Target, decode_values
+
+__all__ = [
+    "ANY_PART",
+    "DROPPED",
+    "Choice",
+    "Globs",
+    "LeafPiece",
+    "LiveBox",
+    "OwnSpans",
+    "Request",
+    "RestoreArguments",
+    "Scatter",
+    "Strict",
+    "Target",
+    "Want",
+    "Wanted",
+    "aligned",
+    "build",
+    "cast_into",
+    "check_bytes",
+    "check_composites",
+    "check_cover",
+    "check_places",
+    "choose",
+    "chunk_pieces",
+    "counterpart",
+    "create_sharded",
+    "cut_patch",
+    "decode_values",
+    "detached",
+    "find_targets",
+    "is_composite",
+    "leaves_to_check",
+    "put",
+    "request_or_refusal",
+    "resolve_registered",
+    "tie",
+    "unmet_globs",
+    "wanted_of",
+    "whole_leaves",
+]

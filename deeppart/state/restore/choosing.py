@@ -17,23 +17,13 @@ from typing import Any
 import torch
 
 from deeppart.errors import StructureMismatchError
-from deeppart.state.document.structure import (
-    DICTS,
-    SavedApart,
-    SavedArray,
-    SavedBranch,
-    SavedNode,
-    SavedValue,
-    walk_tree,
-)
+from deeppart.state.document import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue, walk_tree
+from deeppart.state.objects import DEQUE
+from deeppart.state.paths import IdKey, Key, Path, covers, id_key, id_keys, nearest_globs, readable, some_names
 from deeppart.state.restore.composites import is_composite
 from deeppart.state.restore.request import MISSING, UNEXPECTED, Request, aligned, bare_name, matched
 from deeppart.state.restore.target import is_cut, meet
-from deeppart.state.tree.flat import ArrayLeaf, Branch, Node, ValueLeaf
-from deeppart.state.tree.globs import covers, nearest_globs
-from deeppart.state.tree.objects import DEQUE
-from deeppart.state.tree.paths import IdKey, Key, Path, id_key, id_keys, readable, some_names
-from deeppart.state.tree.runs import run_items, run_kind
+from deeppart.state.tree import ArrayLeaf, Branch, Node, ValueLeaf, run_items, run_kind
 
 _STAYS = SavedApart()
 _BOTH_KINDS = (

@@ -15,10 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from deeppart.errors import LeafMismatchError, StructureMismatchError, UnsupportedLeafError
-from deeppart.state.document.structure import SavedBranch, SavedNode, SavedValue
-from deeppart.state.restore.target import Target
-from deeppart.state.tree.flat import Branch, FlatState, Node, ValueLeaf
-from deeppart.state.tree.objects import (
+from deeppart.state.document import SavedBranch, SavedNode, SavedValue
+from deeppart.state.objects import (
     DATACLASS,
     REGISTERED,
     Form,
@@ -28,9 +26,10 @@ from deeppart.state.tree.objects import (
     registered_as,
     takes,
 )
-from deeppart.state.tree.paths import Path, readable, some_names
-from deeppart.state.tree.runs import make_run, run_items, run_kind
-from deeppart.state.tree.values import CONTAINERS, SavedMember, encode_key
+from deeppart.state.paths import Path, readable, some_names
+from deeppart.state.restore.target import Target
+from deeppart.state.tree import Branch, FlatState, Node, ValueLeaf, make_run, run_items, run_kind
+from deeppart.state.values import CONTAINERS, SavedMember, encode_key
 
 _GROUPS = frozenset({set, frozenset})
 #: What may have members of enums in it.

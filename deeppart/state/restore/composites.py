@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from deeppart.errors import LeafMismatchError, StructureMismatchError
-from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.document import SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.paths import Path, readable
 from deeppart.state.restore.target import DROPPED, Target
-from deeppart.state.tree.composites import (
+from deeppart.state.tensors import (
     CHANNELS,
     COMPOSITES,
     CONTEXT,
@@ -24,14 +25,15 @@ from deeppart.state.tree.composites import (
     KEYS,
     QUANTIZED,
     SUBCLASS,
+    Array,
+    LeafType,
     assemble,
+    leaf_type,
+    overlaps_itself,
     take_apart,
 )
-from deeppart.state.tree.flat import ArrayLeaf, Branch, FlatState, UnmadeLeaf, ValueLeaf
-from deeppart.state.tree.leaves import Array, LeafType, leaf_type, overlaps_itself
-from deeppart.state.tree.paths import Path, readable
-from deeppart.state.tree.runs import describe_leaf_value
-from deeppart.state.tree.values import same_value
+from deeppart.state.tree import ArrayLeaf, Branch, FlatState, UnmadeLeaf, ValueLeaf, describe_leaf_value
+from deeppart.state.values import same_value
 
 #: Values that a live tensor must have, whatever it holds.
 _FIXED = ("shape", "dtype", "axis", "ragged_dim", CONTEXT)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from deeppart.state.tree.runs import holds_containers, make_run
-from deeppart.state.tree.values import CONTAINERS, MUTABLE, SEQUENCES, TABLES, fresh, put_in, same_value
+from deeppart.state.tree import holds_containers, make_run
+from deeppart.state.values import CONTAINERS, MUTABLE, SEQUENCES, TABLES, fresh, put_in, same_value
 
 
 def fill(live: Any, saved: Any) -> Any:

@@ -17,17 +17,9 @@ import torch
 
 from deeppart._gc import collection_paused
 from deeppart.errors import LeafMismatchError, StateError, StructureMismatchError
-from deeppart.state.document.structure import (
-    DICTS,
-    Alias,
-    SavedApart,
-    SavedArray,
-    SavedBranch,
-    SavedNode,
-    SavedValue,
-    walk_tree,
-)
-from deeppart.state.document.ties import contiguous_strides, find_aliases
+from deeppart.state.document import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue, walk_tree
+from deeppart.state.objects import is_optimizer, replaces
+from deeppart.state.paths import Path, exact, id_keys, name_kind, readable, some_names
 from deeppart.state.restore.classes import resolve
 from deeppart.state.restore.composites import (
     check_created,
@@ -51,14 +43,34 @@ from deeppart.state.restore.target import (
     same_form,
     same_mutable,
 )
-from deeppart.state.tree.composites import SUBCLASS, branch_name
-from deeppart.state.tree.flat import ArrayLeaf, Branch, FlatState, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
-from deeppart.state.tree.leaves import TORCH_DTYPES, Array, LeafType, has_type, leaf_type, new_array
-from deeppart.state.tree.objects import is_optimizer, replaces
-from deeppart.state.tree.paths import Path, exact, id_keys, name_kind, readable, some_names
-from deeppart.state.tree.runs import RUN_KINDS, describe_leaf_value, make_run, run_kind
-from deeppart.state.tree.sharded import is_sharded
-from deeppart.state.tree.values import MUTABLE, same_value
+from deeppart.state.tensors import (
+    SUBCLASS,
+    TORCH_DTYPES,
+    Array,
+    LeafType,
+    branch_name,
+    has_type,
+    is_sharded,
+    leaf_type,
+    new_array,
+)
+from deeppart.state.tree import (
+    RUN_KINDS,
+    Alias,
+    ArrayLeaf,
+    Branch,
+    FlatState,
+    Node,
+    ShardedLeaf,
+    UnmadeLeaf,
+    ValueLeaf,
+    contiguous_strides,
+    describe_leaf_value,
+    find_aliases,
+    make_run,
+    run_kind,
+)
+from deeppart.state.values import MUTABLE, same_value
 
 _SHAPED_IN_TRAINING = (
     "; where a module gives its buffers their shapes in training, train a step before restore, or give what "

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from deeppart.errors import StateError
-from deeppart.state.document.structure import (
+from deeppart.state.document import (
     DICTS,
     SavedApart,
     SavedArray,
@@ -22,16 +22,15 @@ from deeppart.state.document.structure import (
     SavedValue,
     walk_tree,
 )
+from deeppart.state.objects import DATACLASS, is_optimizer, load_state_dict_of, make, remade
+from deeppart.state.objects import put as put_data
+from deeppart.state.paths import Path, exact, id_keys, readable, some_names
 from deeppart.state.restore.composites import are_own, composites_of, is_composite, is_dropped, rebuilt, settle
 from deeppart.state.restore.filling import fill
 from deeppart.state.restore.target import DROPPED, Target, both_plain, is_lacking, meet
-from deeppart.state.tree.composites import SUBCLASS
-from deeppart.state.tree.flat import Apart, ArrayLeaf, Branch, FlatState, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
-from deeppart.state.tree.leaves import Array, LeafType, in_a_row
-from deeppart.state.tree.objects import DATACLASS, is_optimizer, load_state_dict_of, make, remade
-from deeppart.state.tree.objects import put as put_data
-from deeppart.state.tree.paths import Path, exact, id_keys, readable, some_names
-from deeppart.state.tree.values import TABLE_MAKERS
+from deeppart.state.tensors import SUBCLASS, Array, LeafType, in_a_row
+from deeppart.state.tree import Apart, ArrayLeaf, Branch, FlatState, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
+from deeppart.state.values import TABLE_MAKERS
 
 #: What a module's class must not define, and a module not have of its own, where loading is to change nothing.
 _LOADING = ("load_state_dict", "_load_from_state_dict", "state_dict", "_save_to_state_dict", "get_extra_state")

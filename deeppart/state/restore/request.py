@@ -16,8 +16,7 @@ from typing import Any, TypedDict
 import xxhash
 
 from deeppart.errors import ConfigError, DeeppartError, StateError
-from deeppart.state.tree.globs import covers, may_match_below
-from deeppart.state.tree.paths import Key, Path, component, readable
+from deeppart.state.paths import Key, Path, component, covers, may_match_below, readable
 
 #: How a live state may differ: it has what the checkpoint lacks, or lacks what the checkpoint has.
 MISSING, UNEXPECTED = "missing", "unexpected"

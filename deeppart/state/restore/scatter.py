@@ -16,11 +16,9 @@ import torch
 from deeppart.errors import CorruptFileError, FreedMemoryError
 from deeppart.model import Box
 from deeppart.part import OWN_TABLE, SPAN_DTYPE
-from deeppart.state.document.structure import Structure
-from deeppart.state.document.whole import ShardSource, WholeTensor
-from deeppart.state.memory.copies import memmove
-from deeppart.state.memory.held import HeldMemory
-from deeppart.state.tree.leaves import Array, Bytes, LeafType, flat_bytes, lies_flat_on_host, rectangles
+from deeppart.state.document import ShardSource, Structure, WholeTensor
+from deeppart.state.memory import HeldMemory, memmove
+from deeppart.state.tensors import Array, Bytes, LeafType, flat_bytes, lies_flat_on_host, rectangles
 
 #: Pieces from this length on are copied while other threads run.
 _LONG_BYTES = 256 << 10

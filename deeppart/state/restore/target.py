@@ -11,22 +11,23 @@ import torch
 
 from deeppart._gc import collection_paused
 from deeppart.errors import StructureMismatchError
-from deeppart.state.document.structure import (
-    DICTS,
+from deeppart.state.document import DICTS, SavedArray, SavedBranch, SavedNode, SavedValue, Structure, walk_tree
+from deeppart.state.paths import ExactPath, Path, readable
+from deeppart.state.tensors import Array, LeafType, new_array
+from deeppart.state.tree import (
+    RUN_KINDS,
     Alias,
-    SavedArray,
-    SavedBranch,
-    SavedNode,
-    SavedValue,
-    Structure,
-    walk_tree,
+    Branch,
+    Node,
+    ShardedLeaf,
+    UnmadeLeaf,
+    ValueLeaf,
+    contiguous_strides,
+    holds_containers,
+    run_items,
+    run_kind,
 )
-from deeppart.state.document.ties import contiguous_strides
-from deeppart.state.tree.flat import Branch, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
-from deeppart.state.tree.leaves import Array, LeafType, new_array
-from deeppart.state.tree.paths import ExactPath, Path, readable
-from deeppart.state.tree.runs import RUN_KINDS, holds_containers, run_items, run_kind
-from deeppart.state.tree.values import MUTABLE, decode_value
+from deeppart.state.values import MUTABLE, decode_value
 
 _NUMBERS = frozenset({int, float, bool, complex})
 _PLAIN = frozenset({int, float, str, bool, type(None)})

@@ -1,1 +1,94 @@
-"""The nested state and its leaves: paths, values, runs; taken apart in canonical order."""
+"""A live state taken apart: containers as a tree, leaves and small values numbered in an order that all ranks share.
+
+:func:`flatten` makes a :class:`FlatState`; :class:`Template` makes the next one of the same state at a fraction of the
+cost. Leaves that share memory are found in ``ties.py``, lists and dicts of nothing but small values in ``runs.py``.
+"""
+
+from deeppart.state.tree.flat import (
+    APART,
+    ARRAY,
+    COMPOSITE,
+    DICT_KINDS,
+    FORM,
+    OBJECT,
+    SHARDED,
+    VALUE,
+    Apart,
+    ApartRules,
+    ArrayLeaf,
+    Branch,
+    FlatState,
+    Node,
+    ShardedLeaf,
+    UnmadeLeaf,
+    ValueLeaf,
+)
+from deeppart.state.tree.flattening import DEEPEST_NESTING, flatten
+from deeppart.state.tree.runs import (
+    LEAST_ENTRIES,
+    LEAST_ITEMS,
+    LEAST_ROWS,
+    RUN_KINDS,
+    describe_leaf_value,
+    holds_containers,
+    in_order,
+    make_run,
+    paths_inside,
+    run_items,
+    run_kind,
+)
+from deeppart.state.tree.template import Template
+from deeppart.state.tree.ties import (
+    Alias,
+    address,
+    alias_digests,
+    assign,
+    conflicting,
+    contiguous_strides,
+    find_aliases,
+    memory_groups,
+    overlapping,
+)
+
+__all__ = [
+    "APART",
+    "ARRAY",
+    "COMPOSITE",
+    "DEEPEST_NESTING",
+    "DICT_KINDS",
+    "FORM",
+    "LEAST_ENTRIES",
+    "LEAST_ITEMS",
+    "LEAST_ROWS",
+    "OBJECT",
+    "RUN_KINDS",
+    "SHARDED",
+    "VALUE",
+    "Alias",
+    "Apart",
+    "ApartRules",
+    "ArrayLeaf",
+    "Branch",
+    "FlatState",
+    "Node",
+    "ShardedLeaf",
+    "Template",
+    "UnmadeLeaf",
+    "ValueLeaf",
+    "address",
+    "alias_digests",
+    "assign",
+    "conflicting",
+    "contiguous_strides",
+    "describe_leaf_value",
+    "find_aliases",
+    "flatten",
+    "holds_containers",
+    "in_order",
+    "make_run",
+    "memory_groups",
+    "overlapping",
+    "paths_inside",
+    "run_items",
+    "run_kind",
+]

@@ -1,4 +1,4 @@
-"""The records of a state taken apart: what :func:`deeppart.state.tree.flatten.flatten` returns."""
+"""The records of a state taken apart: what :func:`deeppart.state.tree.flattening.flatten` returns."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from deeppart.model import Box
-from deeppart.state.memory.held import Extents, HeldMemory
-from deeppart.state.tree.globs import Excluded
-from deeppart.state.tree.leaves import LeafType
-from deeppart.state.tree.objects import Form
-from deeppart.state.tree.paths import ExactPath, Key, Path
+from deeppart.state.memory import Extents, HeldMemory
+from deeppart.state.objects import Form
+from deeppart.state.paths import ExactPath, Excluded, Key, Path
+from deeppart.state.tensors import LeafType
 
 # Markers among the tokens; tuples, so that no string key can equal one.
 ARRAY, VALUE, OBJECT, APART, NUMPY = ("array",), ("value",), ("object",), ("apart",), ("numpy",)
@@ -71,7 +70,7 @@ class ShardedLeaf:
         item: the live tensor; a plain one where other ranks have nothing.
         boxes: of this rank's shards.
         first: number of the first of their arrays; the others follow.
-        layout: as of :class:`~deeppart.state.tree.sharded.Shards`.
+        layout: as of :class:`~deeppart.state.tensors.sharded.Shards`.
     """
 
     path: Path
@@ -94,7 +93,7 @@ class Branch:
 
     Attributes:
         kind: "dict", "odict", "counter", "defaultdict", "list", "tuple", "namedtuple", "object", or that of a tensor
-            that is made of others (:mod:`deeppart.state.tree.composites`).
+            that is made of others (:mod:`deeppart.state.tensors.composites`).
         container: the live container; for "object" the live object, or the live tensor.
         keys: dict keys in canonical order, field names of a namedtuple, names of components, otherwise indices; () for
             an object.

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
-from deeppart.state.tree.paths import canonical_order, name_kind
-from deeppart.state.tree.values import (
+from deeppart.state.paths import canonical_order, name_kind
+from deeppart.state.values import (
     CONTAINERS,
     MOST_LEVELS,
     MUTABLE,

@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from deeppart.state.memory.held import HeldMemory
-from deeppart.state.tree.composites import COMPOSITES, branch_name, take_apart
+from deeppart.state.memory import HeldMemory
+from deeppart.state.objects import object_form, object_state
+from deeppart.state.paths import readable
+from deeppart.state.tensors import COMPOSITES, PLAIN_TENSORS, branch_name, shards_again, take_apart
 from deeppart.state.tree.flat import (
     DICT_KINDS,
     NUMPY,
@@ -31,13 +33,9 @@ from deeppart.state.tree.flat import (
     UnmadeLeaf,
     ValueLeaf,
 )
-from deeppart.state.tree.flatten import flatten, hold_memory
-from deeppart.state.tree.leaves import PLAIN_TENSORS
-from deeppart.state.tree.objects import object_form, object_state
-from deeppart.state.tree.paths import readable
+from deeppart.state.tree.flattening import flatten, hold_memory
 from deeppart.state.tree.runs import LEAST_ROWS, RUN_KINDS, run_levels
-from deeppart.state.tree.sharded import shards_again
-from deeppart.state.tree.values import is_value
+from deeppart.state.values import is_value
 
 #: Puts an item into its place; False if it does not fit.
 _Filler = Callable[[Any], bool]
@@ -59,7 +57,7 @@ class Template:
         self.cuts: ApartRules | None = None
 
     def flatten(self, state: Any) -> FlatState:
-        """Like :func:`deeppart.state.tree.flatten.flatten`; its result is valid until the next call or :meth:`clear`.
+        """Like :func:`.flatten`; its result is valid until the next call or :meth:`clear`.
 
         When the structure is that of the last call, ``tokens``, ``types`` and ``orders`` are the same objects as then.
         """

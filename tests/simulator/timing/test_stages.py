@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from deeppart.errors import ConfigError
 from deeppart.plan.redundancy import Stripes
-from deeppart.state.tree import fingerprint
+from deeppart.state import fingerprint
 from tests.simulator.timing.jobs import MACHINE, STATE, job
 
 # --- one checkpoint ---------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from deeppart.cli.commands import printable, printable_lines
 from deeppart.cli.output import PlainConsole, cut, json_value, long_text, value_text
 from deeppart.cli.show import _description
 from deeppart.offline.inspect.contents import Leaf
-from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tensors.leaves import LeafType
 from tests.unit.cli_support import call, part_path, save
 from tests.unit.one_damage import one_damage
 

@@ -31,7 +31,7 @@ from deeppart.codec.tensor import (
 )
 from deeppart.errors import CorruptFileError
 from deeppart.part import FileSource, PartReader
-from deeppart.state.tree.leaves import TORCH_DTYPES, LeafType
+from deeppart.state.tensors.leaves import TORCH_DTYPES, LeafType
 from tests.golden import make
 from tests.sampling import examples
 

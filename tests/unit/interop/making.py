@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import deeppart
-from deeppart.state.tree.leaves import TORCH_DTYPES
+from deeppart.state.tensors.leaves import TORCH_DTYPES
 from tests.tensor_kinds import NAN
 
 

@@ -23,7 +23,7 @@ from deeppart.extension.export import export
 from deeppart.extension.export.hdf5 import Filter, Hdf5Writer
 from deeppart.interop.hdf5 import _MOST_CHUNK_BYTES, load, open_hdf5
 from deeppart.interop.importing import import_checkpoint
-from deeppart.state.tree.leaves import TORCH_DTYPES
+from deeppart.state.tensors.leaves import TORCH_DTYPES
 from deeppart.testing.states import difference
 from tests.features import script_values
 from tests.features.script_files import bits

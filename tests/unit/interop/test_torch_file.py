@@ -38,7 +38,7 @@ from deeppart.extension.export import content as reading_module
 from deeppart.extension.export import export
 from deeppart.interop.dcp.writing import DcpWriter
 from deeppart.interop.torch_file import PICKLE, Archive, TorchWriter, load
-from deeppart.state.tree.leaves import TORCH_DTYPES
+from deeppart.state.tensors.leaves import TORCH_DTYPES
 from deeppart.testing.states import difference
 from deeppart.testing.strategies import states
 from tests.sampling import examples

@@ -10,7 +10,7 @@ import torch
 
 from deeppart.errors import UnsupportedLeafError
 from deeppart.offline.elements import PIECE_ELEMENTS, as_numpy, bits, count_of, in_numpy, numbers, octets_of, pieces
-from deeppart.state.tree.leaves import TORCH_DTYPES, leaf_type
+from deeppart.state.tensors.leaves import TORCH_DTYPES, leaf_type
 
 FLOATS = [name for name, dtype in TORCH_DTYPES.items() if dtype.is_floating_point and dtype.itemsize <= 2]
 HALVES = "float4_e2m1fn_x2"

@@ -16,11 +16,11 @@ from deeppart.errors import StructureMismatchError
 from deeppart.offline.reading import select
 from deeppart.state.document.structure import SavedApart, SavedBranch, SavedNode, Structure, walk_tree
 from deeppart.state.document.structure_json import decode_structure, encode_structure, encode_tree
-from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.leaves import leaf_type
-from deeppart.state.tree.paths import readable
+from deeppart.state.paths.keys import readable
+from deeppart.state.tensors.leaves import leaf_type
+from deeppart.state.tree.flattening import flatten
 from deeppart.state.tree.runs import LEAST_ENTRIES, LEAST_ROWS
-from deeppart.state.tree.values import encode_value
+from deeppart.state.values import encode_value
 from deeppart.testing.states import Box, difference
 
 Point = namedtuple("Point", "x y")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from deeppart.offline import elements
 from deeppart.offline.statistics import Gathering, Stats, has_statistics
-from deeppart.state.tree.leaves import leaf_type
+from deeppart.state.tensors.leaves import leaf_type
 from tests.sampling import examples
 
 NAN, INF = float("nan"), float("inf")

@@ -21,15 +21,15 @@ from deeppart.recovery.tables import PartIndexView, Tables, share_tables
 from deeppart.state.capture.staging import Staging
 from deeppart.state.document.part_document import Own, PartDocument, decode_meta, encode_own
 from deeppart.state.document.structure_json import encode_tree
-from deeppart.state.document.ties import find_aliases
+from deeppart.state.paths.globs import PerRank, Ways
+from deeppart.state.paths.keys import Path as Keys
+from deeppart.state.paths.keys import exact
 from deeppart.state.restore.choosing import Choice
+from deeppart.state.tensors.leaves import leaf_type
 from deeppart.state.tree.flat import ApartRules
-from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.globs import PerRank, Ways
-from deeppart.state.tree.leaves import leaf_type
-from deeppart.state.tree.paths import Path as Keys
-from deeppart.state.tree.paths import exact
-from deeppart.state.tree.values import encode_value
+from deeppart.state.tree.flattening import flatten
+from deeppart.state.tree.ties import find_aliases
+from deeppart.state.values import encode_value
 from deeppart.storage.persistent import PersistentLevel
 from tests.fuzz.images import ManifestImage, PartImage
 

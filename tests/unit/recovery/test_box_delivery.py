@@ -12,8 +12,8 @@ import torch
 from deeppart.comm import Comm
 from deeppart.errors import FreedMemoryError
 from deeppart.model import Box
+from deeppart.state.paths.keys import exact
 from deeppart.state.restore.scatter import LiveBox, Scatter, wanted_of
-from deeppart.state.tree.paths import exact
 from tests.unit.comm.worlds import on_all, world
 from tests.unit.recovery.opened import open_step
 from tests.unit.sharded_states import piece, restore, rows, save

@@ -12,8 +12,8 @@ import torch
 from deeppart.errors import CorruptFileError
 from deeppart.recovery.saved import apart_paths, content_at
 from deeppart.state.document.whole import Wholes
-from deeppart.state.tree.leaves import Array
-from deeppart.state.tree.paths import Path as Keys
+from deeppart.state.paths.keys import Path as Keys
+from deeppart.state.tensors.leaves import Array
 from deeppart.testing.states import difference
 from tests.fuzz.images import PartImage
 from tests.unit.cli_support import forge

@@ -15,7 +15,7 @@ from deeppart.comm import Comm
 from deeppart.errors import DeeppartError, PerRankError
 from deeppart.model import Box
 from deeppart.recovery.old_ranks import bring_old_leaves, map_old_leaves, memory_for_old_leaves
-from deeppart.state.tree.paths import readable
+from deeppart.state.paths.keys import readable
 from tests.unit.recovery.opened import open_step
 from tests.unit.sharded_states import on_ranks, piece, restore, save
 

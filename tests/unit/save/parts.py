@@ -16,7 +16,7 @@ from deeppart.save.relay import Relay
 from deeppart.save.write import recode_part
 from deeppart.state.capture.layout import lay_out
 from deeppart.state.document.part_document import PartDocument
-from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tensors.leaves import LeafType
 
 RANDOM = np.random.default_rng(3)
 

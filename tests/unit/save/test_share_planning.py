@@ -17,10 +17,10 @@ from deeppart.save import share_planning
 from deeppart.save.share_planning import Holders, find_holders, plan_share
 from deeppart.state.capture.layout import OWN, SHARED, ShareLayout
 from deeppart.state.compare import derive
+from deeppart.state.paths.globs import Replication
+from deeppart.state.paths.keys import readable
 from deeppart.state.tree.flat import FlatState
-from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.globs import Replication
-from deeppart.state.tree.paths import readable
+from deeppart.state.tree.flattening import flatten
 from tests.unit.comm.worlds import on_all, world
 from tests.unit.plan.shard_partitions import halves
 from tests.unit.sharded_states import piece, rows

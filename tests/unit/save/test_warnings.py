@@ -16,9 +16,9 @@ from deeppart.errors import DeeppartWarning, PerRankNotice, ReplicaDivergenceWar
 from deeppart.interop.training_state import rng_state
 from deeppart.save.warnings import Warnings
 from deeppart.state.compare import Differences, Divergence, Interval
-from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.globs import Replication
-from deeppart.state.tree.paths import readable
+from deeppart.state.paths.globs import Replication
+from deeppart.state.paths.keys import readable
+from deeppart.state.tree.flattening import flatten
 from tests.unit.sharded_states import checkpointer, on_ranks
 
 WHAT = "checkpoint(step=9)"

@@ -20,7 +20,7 @@ from deeppart.plan.restart import Committed, Inventory
 from deeppart.session import Session, tell_restored, tell_suspects, warn_unsaved
 from deeppart.session.restoring import nothing_to_restore, say_nothing_restored
 from deeppart.state.capture import layout
-from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tensors.leaves import LeafType
 from deeppart.storage.records import write_suspicion
 from deeppart.testing import StorageFaults
 from tests.unit.commits import commit

@@ -10,13 +10,13 @@ import numpy as np
 
 from deeppart.state.document.structure import Structure
 from deeppart.state.document.structure_json import decode_structure, encode_structure, encode_tree
-from deeppart.state.document.ties import find_aliases
+from deeppart.state.paths.keys import readable
 from deeppart.state.restore.target import Target, decode_values
+from deeppart.state.tensors.leaves import leaf_type
 from deeppart.state.tree.flat import FlatState
-from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.leaves import leaf_type
-from deeppart.state.tree.paths import readable
-from deeppart.state.tree.values import encode_value
+from deeppart.state.tree.flattening import flatten
+from deeppart.state.tree.ties import find_aliases
+from deeppart.state.values import encode_value
 
 
 def document_of(flat: FlatState, own: Collection[str] = ()) -> dict[str, Any]:

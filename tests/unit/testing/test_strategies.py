@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.leaves import TORCH_DTYPES
+from deeppart.state.tensors.leaves import TORCH_DTYPES
+from deeppart.state.tree.flattening import flatten
 from deeppart.state.tree.runs import is_run
 from deeppart.testing import strategies
 from deeppart.testing.states import Box, arrays

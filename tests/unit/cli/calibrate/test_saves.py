@@ -16,7 +16,7 @@ from deeppart.cli.calibrate.saves import MEASURED, measure_save
 from deeppart.cli.calibrate.tasks import RESTORE, SaveTask, Tasks, read_tasks, tasks_json
 from deeppart.comm import SingleComm
 from deeppart.errors import LazyCaptureNotice
-from deeppart.state.tree.sharded import read_shards
+from deeppart.state.tensors.sharded import read_shards
 
 
 @pytest.mark.parametrize("local", [True, False])

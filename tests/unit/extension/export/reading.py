@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 import deeppart
-from deeppart.state.tree.leaves import TORCH_DTYPES
-from deeppart.state.tree.values import decode_value
+from deeppart.state.tensors.leaves import TORCH_DTYPES
+from deeppart.state.values import decode_value
 
 
 def written(directory: Path, state: Any, step: int = 1) -> Path:

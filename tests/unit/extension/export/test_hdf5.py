@@ -12,7 +12,7 @@ import torch
 
 from deeppart.extension.export import export
 from deeppart.extension.export.hdf5 import Filter, Hdf5Writer
-from deeppart.state.tree.leaves import TORCH_DTYPES
+from deeppart.state.tensors.leaves import TORCH_DTYPES
 from deeppart.testing.states import difference
 from tests.unit.extension.export.reading import plain, read_back, written
 

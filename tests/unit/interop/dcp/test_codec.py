@@ -21,7 +21,7 @@ from torch.distributed.checkpoint import CheckpointException, FileSystemReader, 
 from deeppart.errors import CorruptFileError, DeeppartError, FormatError, NewerFormatError
 from deeppart.interop.dcp import BalancedSavePlanner, TensorCodecExtension, extension_registry, load
 from deeppart.interop.dcp.codec_stream import DecodingStream, EncodingStream, decoded
-from deeppart.state.tree.leaves import TORCH_DTYPES
+from deeppart.state.tensors.leaves import TORCH_DTYPES
 from tests.unit.sharded_states import same
 
 _MOST = 1 << 30

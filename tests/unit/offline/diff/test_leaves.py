@@ -12,7 +12,7 @@ import torch
 from deeppart.offline.diff.leaves import compare_arrays, compare_runs, same_small
 from deeppart.offline.diff.records import ElementDifference, Tolerance
 from deeppart.offline.elements import PIECE_ELEMENTS
-from deeppart.state.tree.leaves import TORCH_DTYPES, leaf_type
+from deeppart.state.tensors.leaves import TORCH_DTYPES, leaf_type
 
 NAN, INF = float("nan"), float("inf")
 SAME_NUMBER = Tolerance(0.0, 0.0)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from deeppart.state.capture.layout import ALONE_BYTES, CHUNK_BYTES, OWN, SHARED, ShareLayout, lay_out
-from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tensors.leaves import LeafType
 
 
 def kind(dtype: str, *shape: int) -> LeafType:

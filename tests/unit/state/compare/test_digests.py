@@ -13,9 +13,9 @@ import torch
 from deeppart.state.compare import digests
 from deeppart.state.compare.digests import LeafDigests, full_digests
 from deeppart.state.compare.optimizers import TrainingWatch
+from deeppart.state.tensors.leaves import leaf_type
 from deeppart.state.tree.flat import FlatState
-from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.leaves import leaf_type
+from deeppart.state.tree.flattening import flatten
 from deeppart.state.tree.template import Template
 
 LARGE = 70_000

@@ -11,8 +11,8 @@ import torch
 
 from deeppart.state.compare import optimizers as owners
 from deeppart.state.compare.optimizers import OwnedTensors, TrainingWatch
-from deeppart.state.tree.fingerprint import SMALL_LEAF_BYTES
-from deeppart.state.tree.flatten import flatten
+from deeppart.state.fingerprint import SMALL_LEAF_BYTES
+from deeppart.state.tree.flattening import flatten
 
 
 @pytest.fixture

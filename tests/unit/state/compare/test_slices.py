@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from deeppart.state.compare.slices import SLICES, RotatingSlices, memory_order, slice_of
-from deeppart.state.document.ties import address
-from deeppart.state.tree.leaves import LeafType, leaf_type
+from deeppart.state.tensors.leaves import LeafType, leaf_type
+from deeppart.state.tree.ties import address
 
 
 def seen(data: Any, turns: range) -> np.ndarray[Any, Any]:

@@ -13,9 +13,9 @@ import torch
 import deeppart
 from deeppart.errors import CorruptFileError
 from deeppart.offline.inspect.verifying import choose_steps, verify
+from deeppart.state import objects as registry
 from deeppart.state.document.structure_json import decode_structure
-from deeppart.state.tree import objects as registry
-from deeppart.state.tree.values import SavedMember
+from deeppart.state.values import SavedMember
 from tests.features.script_files import bits
 from tests.features.script_values import Phase, state
 from tests.golden.make import FILES

@@ -19,9 +19,9 @@ from deeppart.model import Box
 from deeppart.state.document.part_document import PartDocument, decode_meta
 from deeppart.state.document.structure_json import encode_tree
 from deeppart.state.document.whole import gather_wholes, with_wholes
-from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.leaves import leaf_type
-from deeppart.state.tree.values import encode_value
+from deeppart.state.tensors.leaves import leaf_type
+from deeppart.state.tree.flattening import flatten
+from deeppart.state.values import encode_value
 from tests.sampling import examples
 from tests.unit.part_documents import decoded, read_metas
 from tests.unit.sharded_states import piece, rows, save

@@ -16,7 +16,7 @@ import torch
 
 import deeppart
 from deeppart.errors import CorruptFileError
-from deeppart.state.document.structure import Alias, SavedArray, SavedBranch, SavedNode, Unit, units_of
+from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, Unit, units_of
 from deeppart.state.document.structure_json import (
     check_aliases,
     check_nesting,
@@ -25,9 +25,10 @@ from deeppart.state.document.structure_json import (
     encode_tree,
 )
 from deeppart.state.restore.merge import build
+from deeppart.state.tensors.leaves import LeafType
 from deeppart.state.tree.flat import ApartRules
-from deeppart.state.tree.flatten import DEEPEST_NESTING, flatten
-from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tree.flattening import DEEPEST_NESTING, flatten
+from deeppart.state.tree.ties import Alias
 from deeppart.testing.states import Box, difference
 from tests.unit.round_trip import both_ways, config, restore, save, wrapped
 from tests.unit.state.saved_states import document_of, structure_of, target_of

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.state.document.ties import conflicting, overlapping
+from deeppart.state.tree.ties import conflicting, overlapping
 
 BUFFER = torch.zeros(8, 4)
 PAIRS: dict[str, Callable[[], tuple[Any, Any]]] = {

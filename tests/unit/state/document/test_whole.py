@@ -18,9 +18,10 @@ import deeppart
 from deeppart.errors import CorruptFileError, DeeppartError, PerRankError, StructureMismatchError
 from deeppart.model import Box
 from deeppart.offline.inspect.contents import Value, read_contents
-from deeppart.state.document.structure import Alias, SavedShard, Structure
+from deeppart.state.document.structure import SavedShard, Structure
 from deeppart.state.document.whole import Wholes, gather_wholes, with_wholes
-from deeppart.state.tree.paths import exact, readable
+from deeppart.state.paths.keys import exact, readable
+from deeppart.state.tree.ties import Alias
 from tests.unit.part_documents import decoded, read_metas
 from tests.unit.sharded_states import restore, rows, same, save
 

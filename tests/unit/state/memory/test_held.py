@@ -21,9 +21,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import deeppart
 from deeppart.errors import CheckpointError, FreedMemoryError
 from deeppart.state.capture import lazy as deferred
-from deeppart.state.tree.fingerprint import full_digest
-from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.leaves import flat_bytes
+from deeppart.state.fingerprint import full_digest
+from deeppart.state.tensors.leaves import flat_bytes
+from deeppart.state.tree.flattening import flatten
 from deeppart.state.tree.template import Template
 from tests.sampling import sampled
 from tests.unit.memory_ways import WAYS, Slow

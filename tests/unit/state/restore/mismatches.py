@@ -16,7 +16,7 @@ import torch
 
 import deeppart
 from deeppart.errors import StateError
-from deeppart.state.document.ties import address
+from deeppart.state.tree.ties import address
 from deeppart.testing.states import array_bytes, arrays, difference
 
 #: What was saved, what is live, the error, the path that it names, and texts that must be in its message.

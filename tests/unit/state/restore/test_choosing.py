@@ -16,9 +16,9 @@ import torch
 
 import deeppart
 from deeppart.errors import DeeppartError, DeeppartWarning, LeafMismatchError, StateError, StructureMismatchError
-from deeppart.state.tree import objects as registry
-from deeppart.state.tree.globs import covers
-from deeppart.state.tree.paths import readable
+from deeppart.state import objects as registry
+from deeppart.state.paths.globs import covers
+from deeppart.state.paths.keys import readable
 from tests.unit.sharded_states import restore, save
 
 pytestmark = pytest.mark.usefixtures("working_directory")

@@ -12,8 +12,8 @@ from deeppart.errors import LeafMismatchError, StructureMismatchError
 from deeppart.state.document.structure import SavedBranch, SavedValue, Structure
 from deeppart.state.restore.classes import resolve, resolve_registered
 from deeppart.state.restore.target import Target
-from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.values import SavedMember
+from deeppart.state.tree.flattening import flatten
+from deeppart.state.values import SavedMember
 from tests.features.script_values import Level, Phase, Rights
 
 HERE = Phase.__module__

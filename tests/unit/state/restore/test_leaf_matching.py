@@ -19,7 +19,7 @@ import deeppart
 from deeppart.errors import LeafMismatchError, StateError, StructureMismatchError
 from deeppart.state.restore.leaf_matching import can_cast
 from deeppart.state.restore.merge import cast_into
-from deeppart.state.tree.leaves import TORCH_DTYPES, LeafType, leaf_type
+from deeppart.state.tensors.leaves import TORCH_DTYPES, LeafType, leaf_type
 from deeppart.testing.states import Box, arrays, difference
 from tests.unit.sharded_groups import one_rank
 from tests.unit.state.restore.mismatches import Case, check_brought_back, check_refused, config, ones, zeros

@@ -34,7 +34,7 @@ from deeppart.state.restore.scatter import (
     wanted_of,
     whole_leaves,
 )
-from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tensors.leaves import LeafType
 from tests.unit.state.restore.mismatches import check_brought_back, config, zeros
 
 COUNTING = np.arange(24, dtype=np.uint8)

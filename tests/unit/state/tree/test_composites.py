@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
-from deeppart.state.tree.composites import assemble, take_apart
+from deeppart.state.tensors.composites import assemble, take_apart
 from tests.tensor_kinds import KINDS, Described, batched_bsr, by_channels, coo, csr, jagged, quantized, two, with_holes
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:DeprecationWarning")

@@ -8,14 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.state.tree import fingerprint
-from deeppart.state.tree.fingerprint import (
-    SAMPLES_PER_LEAF,
-    device_digests,
-    full_digest,
-    sample_digest,
-    sampled_digests,
-)
+from deeppart.state import fingerprint
+from deeppart.state.fingerprint import SAMPLES_PER_LEAF, device_digests, full_digest, sample_digest, sampled_digests
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 23 * 16, 587 * 3, 4099, 4800])

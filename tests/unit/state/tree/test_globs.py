@@ -13,7 +13,7 @@ from torch import nn
 
 import deeppart
 from deeppart.errors import ConfigError, DeeppartWarning, PerRankError, RestoreError, StateError, UnsupportedLeafError
-from deeppart.state.tree.globs import (
+from deeppart.state.paths.globs import (
     Replication,
     Ways,
     covers,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.state.tree.leaves import TORCH_DTYPES
+from deeppart.state.tensors.leaves import TORCH_DTYPES
 from deeppart.testing.states import array_bytes, difference
 from tests.unit.round_trip import both_ways, restore, save, wrapped
 

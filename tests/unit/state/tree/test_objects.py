@@ -16,20 +16,9 @@ import torch
 
 import deeppart
 from deeppart.errors import ConfigError, CorruptFileError, StateError, StructureMismatchError, UnsupportedLeafError
-from deeppart.state.tree import objects as registry
-from deeppart.state.tree.objects import (
-    ABOUT,
-    Form,
-    SavedRecord,
-    data_of,
-    form_of,
-    make,
-    make_record,
-    put,
-    replaces,
-    takes,
-)
-from deeppart.state.tree.values import SavedMember
+from deeppart.state import objects as registry
+from deeppart.state.objects import ABOUT, Form, SavedRecord, data_of, form_of, make, make_record, put, replaces, takes
+from deeppart.state.values import SavedMember
 from deeppart.testing.states import Box
 from tests.features.script_values import Plan, Settings
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.state.tree.paths import ROOT, Naming, canonical_order, exact, id_key, readable, some_names
-from deeppart.state.tree.values import decode_value, encode_key
+from deeppart.state.paths.keys import ROOT, Naming, canonical_order, exact, id_key, readable, some_names
+from deeppart.state.values import decode_value, encode_key
 
 HUGE = 7**20000  # 16,903 digits; str() of an int refuses beyond 4,300
 NAMES: list[tuple[tuple[Any, ...], str]] = [

@@ -20,10 +20,10 @@ import deeppart
 from deeppart.cli.output import json_value
 from deeppart.errors import CorruptFileError, StructureMismatchError, UnsupportedLeafError
 from deeppart.offline.inspect.contents import read_contents
+from deeppart.state.paths.globs import Replication
+from deeppart.state.paths.keys import readable
 from deeppart.state.tree.flat import ApartRules
-from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.globs import Replication
-from deeppart.state.tree.paths import readable
+from deeppart.state.tree.flattening import flatten
 from deeppart.state.tree.runs import (
     LEAST_ENTRIES,
     LEAST_ITEMS,
@@ -34,7 +34,7 @@ from deeppart.state.tree.runs import (
     run_levels,
 )
 from deeppart.state.tree.template import Template
-from deeppart.state.tree.values import MOST_LEVELS, decode_value, encode_value, same_value
+from deeppart.state.values import MOST_LEVELS, decode_value, encode_value, same_value
 from deeppart.testing.states import difference
 from deeppart.testing.strategies import keys, values
 from tests.golden.make import FILES

@@ -16,11 +16,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from deeppart.errors import UnsupportedLeafError
 from deeppart.model import Box
-from deeppart.state.tree.sharded import (
-    layout_of,
-    read_shards,
-    shards_again,
-)
+from deeppart.state.tensors.sharded import layout_of, read_shards, shards_again
 from tests.unit.sharded_groups import one_rank, pretended, split, split_as
 
 WHOLE = torch.arange(7 * 5 * 3).view(7, 5, 3)

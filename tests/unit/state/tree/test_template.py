@@ -16,10 +16,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import deeppart
+from deeppart.state.paths.keys import exact
 from deeppart.state.tree import template as template_module
 from deeppart.state.tree.flat import ApartRules, FlatState
-from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.paths import exact
+from deeppart.state.tree.flattening import flatten
 from deeppart.state.tree.template import Template
 from deeppart.testing.states import Box, array_bytes, difference
 from tests.unit.round_trip import wrapped

@@ -34,17 +34,9 @@ from torch.masked import masked_tensor
 
 import deeppart
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
-from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.paths import canonical_order, component, id_key
-from deeppart.state.tree.values import (
-    SavedMember,
-    conversion,
-    decode_value,
-    encode_key,
-    encode_value,
-    put_in,
-    same_value,
-)
+from deeppart.state.paths.keys import canonical_order, component, id_key
+from deeppart.state.tree.flattening import flatten
+from deeppart.state.values import SavedMember, conversion, decode_value, encode_key, encode_value, put_in, same_value
 from tests.features.script_files import bits
 from tests.features.script_values import Phase, Rights, values
 from tests.unit.round_trip import restore, save
@@ -138,7 +130,7 @@ def test_a_member_without_a_value_of_its_own_is_known_by_its_name() -> None:
 MIXED: set[Any] = {"b", "a", "c", 1, ("x", None), frozenset({"p", "q", "r", "s"})}
 IN_ORDER = """
 import json
-from deeppart.state.tree.values import encode_value
+from deeppart.state.values import encode_value
 print(json.dumps(encode_value(%s, "")))
 """
 

@@ -18,7 +18,7 @@ from itertools import accumulate
 from typing import Any
 
 from deeppart.errors import ConfigError, PerRankError, UnsupportedLeafError
-from deeppart.state.tree.paths import Naming, Path, readable, some_names
+from deeppart.state.paths.keys import Naming, Path, readable, some_names
 
 _WILDCARD = re.compile(r"[*?\[]")
 #: Of more than so many the nearest would take seconds to find.

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 import xxhash
 
-from deeppart.state.tree.leaves import (
+from deeppart.state.tensors import (
     Bytes,
     HostMemory,
     LeafType,

@@ -10,6 +10,7 @@ other.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -17,13 +18,27 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deeppart.state.document.structure import Alias
-from deeppart.state.tree.fingerprint import full_digest, hash63
+from deeppart.state.fingerprint import full_digest, hash63
+from deeppart.state.tensors import Array, LeafType, is_flat
 from deeppart.state.tree.flat import FlatState
-from deeppart.state.tree.leaves import Array, LeafType, is_flat
 
 #: How long numpy may look for a byte that two arrays share; undecided counts as shared.
 _MOST_WORK = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A leaf that shares memory with another: its elements lie inside the owner's bytes.
+
+    Attributes:
+        owner: leaf number that holds the bytes.
+        offset: first byte within the owner.
+        strides: elements between neighbours per dimension.
+    """
+
+    owner: int
+    offset: int
+    strides: tuple[int, ...]
 
 
 def find_aliases(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:

@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 
-from deeppart.state.document.structure import DICTS, SavedArray, SavedBranch, SavedNode, SavedValue
-from deeppart.state.restore.choosing import Choice
-from deeppart.state.restore.request import Request, aligned
-from deeppart.state.tree.flat import ArrayLeaf, Branch, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
-from deeppart.state.tree.leaves import Array, LeafType, leaf_type
-from deeppart.state.tree.objects import is_optimizer
-from deeppart.state.tree.paths import IdKey, Key, Path, id_key, id_keys, readable, some_names
+from deeppart.state.document import DICTS, SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.objects import is_optimizer
+from deeppart.state.paths import IdKey, Key, Path, id_key, id_keys, readable, some_names
+from deeppart.state.restore import Choice, Request, aligned
+from deeppart.state.tensors import Array, LeafType, leaf_type
+from deeppart.state.tree import ArrayLeaf, Branch, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
 
 #: Prefix -> (what puts it before every name, how to get at the module inside).
 _WRAPPERS = {

@@ -17,7 +17,7 @@ import torch
 from deeppart.errors import CorruptFileError, RestoreError, UnsupportedLeafError
 from deeppart.model import Box
 from deeppart.part import MAX_CHUNK_BYTES, MAX_LEAF_BYTES, short
-from deeppart.state.tree.values import known_conversion, plain_dtype
+from deeppart.state.values import known_conversion, plain_dtype
 
 Bytes = npt.NDArray[np.uint8]
 Array = torch.Tensor | npt.NDArray[Any]

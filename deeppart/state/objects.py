@@ -37,8 +37,8 @@ import torch
 from torch.optim.swa_utils import SWALR
 
 from deeppart.errors import ConfigError, CorruptFileError, DeeppartError, StateError, UnsupportedLeafError
-from deeppart.state.tree.paths import Path, readable
-from deeppart.state.tree.values import CONTAINERS, class_names, is_value_type
+from deeppart.state.paths import Path, readable
+from deeppart.state.values import CONTAINERS, class_names, is_value_type
 
 T = TypeVar("T")
 To = Callable[[Any], Any]

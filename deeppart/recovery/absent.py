@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from deeppart.state.document.structure import DICTS, SavedArray, SavedBranch, SavedNode, SavedValue, walk_tree
-from deeppart.state.tree.flat import Branch, Node, ShardedLeaf, ValueLeaf
-from deeppart.state.tree.objects import is_optimizer
-from deeppart.state.tree.paths import ExactPath, Path, exact, id_keys
+from deeppart.state.document import DICTS, SavedArray, SavedBranch, SavedNode, SavedValue, walk_tree
+from deeppart.state.objects import is_optimizer
+from deeppart.state.paths import ExactPath, Path, exact, id_keys
+from deeppart.state.tree import Branch, Node, ShardedLeaf, ValueLeaf
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from deeppart.state.tree.values import SavedMember, encode_key
+from deeppart.state.values import SavedMember, encode_key
 
 #: The path of the state itself, for people.
 ROOT = "(root)"

@@ -18,8 +18,22 @@ import torch
 
 from deeppart.errors import UnsupportedLeafError
 from deeppart.model import Box
-from deeppart.state.memory.held import Extents, HeldMemory, array_lacks_memory, freed_memory
-from deeppart.state.tree.composites import Parts, take_apart
+from deeppart.state.memory import Extents, HeldMemory, array_lacks_memory, freed_memory
+from deeppart.state.objects import is_object, object_form, object_state, registered
+from deeppart.state.paths import Key, Path, canonical_order, exact, readable
+from deeppart.state.tensors import (
+    PLAIN_TENSORS,
+    LeafType,
+    Parts,
+    Shards,
+    check_array,
+    check_tensor,
+    dtype_name,
+    is_plain,
+    is_sharded,
+    read_shards,
+    take_apart,
+)
 from deeppart.state.tree.flat import (
     APART,
     ARRAY,
@@ -40,19 +54,8 @@ from deeppart.state.tree.flat import (
     UnmadeLeaf,
     ValueLeaf,
 )
-from deeppart.state.tree.leaves import (
-    PLAIN_TENSORS,
-    LeafType,
-    check_array,
-    check_tensor,
-    dtype_name,
-    is_plain,
-)
-from deeppart.state.tree.objects import is_object, object_form, object_state, registered
-from deeppart.state.tree.paths import Key, Path, canonical_order, exact, readable
 from deeppart.state.tree.runs import run_levels
-from deeppart.state.tree.sharded import Shards, is_sharded, read_shards
-from deeppart.state.tree.values import encode_key, encode_value, is_value
+from deeppart.state.values import encode_key, encode_value, is_value
 
 #: Containers inside each other, at most: readers of JSON stop a little above twice that.
 DEEPEST_NESTING = 200

@@ -30,8 +30,8 @@ import torch
 
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
 from deeppart.part import short
-from deeppart.state.tree.leaves import leaf_type
-from deeppart.state.tree.values import MOST_LEVELS, is_value
+from deeppart.state.tensors.leaves import leaf_type
+from deeppart.state.values import MOST_LEVELS, is_value
 
 COO, QUANTIZED, CHANNELS, JAGGED, SUBCLASS = "sparse_coo", "quantized", "quantized_channels", "jagged", "subclass"
 COMPRESSED: dict[str, torch.layout] = {
