@@ -94,7 +94,7 @@ CONTENTS: dict[str, list[tuple[str, list[str]]]] = {
             ],
         ),
         ("Reference", ["docs/api/README", "docs/format"]),
-        ("Inside", ["docs/architecture", "docs/benchmarks", "Decisions </docs/README>"]),
+        ("Inside", ["docs/design", "docs/architecture", "docs/benchmarks", "Decisions </docs/README>"]),
         ("Project", ["CHANGELOG", "CONTRIBUTING", "SECURITY"]),
     ],
     "docs/README": [("", sorted(f"docs/decisions/{path.stem}" for path in ROOT.glob("docs/decisions/*.md")))],
